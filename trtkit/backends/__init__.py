@@ -1,0 +1,15 @@
+"""The only importer of TensorRT: full `tensorrt` or `tensorrt_rtx`, as a value that is passed along."""
+
+from trtkit.backends.backend import BACKENDS, Backend, Features, choose_backend, load_backend
+from trtkit.backends.gpu import Gpu, driver_version, list_gpus
+
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "Features",
+    "Gpu",
+    "choose_backend",
+    "driver_version",
+    "list_gpus",
+    "load_backend",
+]

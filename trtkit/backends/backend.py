@@ -1,0 +1,114 @@
+"""Load a TensorRT library as a `Backend` value."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from trtkit.backends.gpu import list_gpus
+from trtkit.errors import BackendError
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a TensorRT library can do. Code asks these, never the library's name.
+
+    needs_gpu: building needs the GPU that will run the engine.
+    plugins: plugin layers can be added and parsed.
+    compute_capabilities: SM numbers an engine can be built for by name; empty where it is the GPU present.
+    nms, non_zero, moe: the layer has a runner in this library.
+    """
+
+    needs_gpu: bool
+    plugins: bool
+    compute_capabilities: tuple[int, ...]
+    nms: bool
+    non_zero: bool
+    moe: bool
+
+
+@dataclass(frozen=True)
+class _Library:
+    """How one library is found and what it offers."""
+
+    module: str
+    extra: str
+    features: Features
+
+
+BACKENDS = {
+    "tensorrt": _Library("tensorrt", "tensorrt", Features(True, True, (), True, True, True)),
+    "tensorrt_rtx": _Library(
+        "tensorrt_rtx", "rtx", Features(False, False, (75, 80, 86, 89, 120, 121), False, False, False)
+    ),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Backend:
+    """A loaded TensorRT library. `trt` is its Python module."""
+
+    name: str
+    version: str
+    features: Features
+    trt: Any
+
+    def logger(self, severity: str = "WARNING") -> Any:
+        """Return the library's own logger, which writes lines of `severity` and worse to stderr.
+
+        TensorRT keeps the first logger of a process for its global messages, so hold on to it.
+        """
+        return self.trt.Logger(getattr(self.trt.Logger, severity))
+
+    def typed(self, layer: Any) -> Any:
+        """Return `layer` with the class of its own type, so that its parameters can be read."""
+        layer_class = self._layer_classes.get(layer.type)
+        if layer_class is not None:
+            layer.__class__ = layer_class
+        return layer
+
+    @cached_property
+    def _layer_classes(self) -> dict[Any, Any]:
+        """Map each LayerType to its interface class, by name: MATRIX_MULTIPLY to IMatrixMultiplyLayer."""
+        by_name = {name.lower(): getattr(self.trt, name) for name in dir(self.trt) if name.startswith("I")}
+        classes = {}
+        for name, layer_type in self.trt.LayerType.__members__.items():
+            key = f"i{_INTERFACE_NAMES.get(name, name).replace('_', '').lower()}layer"
+            if key in by_name:
+                classes[layer_type] = by_name[key]
+        return classes
+
+
+# Layer types whose interface class is not their own name in camel case.
+_INTERFACE_NAMES = {
+    "CONDITIONAL_INPUT": "IF_CONDITIONAL_INPUT",
+    "CONDITIONAL_OUTPUT": "IF_CONDITIONAL_OUTPUT",
+}
+
+
+def load_backend(name: str) -> Backend:
+    """Import the TensorRT library called `name` ("tensorrt" or "tensorrt_rtx").
+
+    Raises BackendError where the name is unknown or the library is missing or does not load.
+    """
+    if name not in BACKENDS:
+        raise BackendError(f"unknown backend `{name}`", fix=f"use one of auto, {', '.join(BACKENDS)}")
+    library = BACKENDS[name]
+    try:
+        trt = importlib.import_module(library.module)
+    except ImportError as error:
+        raise BackendError(
+            f"the `{name}` backend does not load: {error}", fix=f"pip install 'trtkit[{library.extra}]'"
+        ) from error
+    return Backend(name, trt.__version__, library.features, trt)
+
+
+def choose_backend(name: str = "auto") -> str:
+    """Resolve `auto`: "tensorrt" when it is installed and a GPU is present, else "tensorrt_rtx"."""
+    if name != "auto":
+        return name
+    has_tensorrt = importlib.util.find_spec("tensorrt") is not None
+    return "tensorrt" if has_tensorrt and list_gpus() else "tensorrt_rtx"

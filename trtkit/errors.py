@@ -1,0 +1,93 @@
+"""Errors that say what is wrong, where, and how to fix it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class TrtkitError(Exception):
+    """A user's mistake or a limit met; shown without a traceback.
+
+    what: the fault with the offending value and the allowed ones, lower case, names in backticks.
+    where: file, `file:line`, node or layer it was found at; empty where there is none.
+    fix: what to do about it; empty where nothing is known.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, where: str = "", fix: str = "") -> None:
+        super().__init__(what)
+        self.what, self.where, self.fix = what, where, fix
+
+    def __str__(self) -> str:
+        line = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{line}\nfix: {self.fix}" if self.fix else line
+
+    def to_json(self) -> dict[str, str]:
+        """Return the error as a JSON object."""
+        return {"error": type(self).__name__, "what": self.what, "where": self.where, "fix": self.fix}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One fault among several found in the same input."""
+
+    what: str
+    where: str = ""
+    fix: str = ""
+
+
+class TrtkitErrors(TrtkitError):
+    """Several problems found in one pass, shown all at once."""
+
+    def __init__(self, summary: str, problems: list[Problem], fix: str = "") -> None:
+        super().__init__(summary, "", fix)
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        for problem in self.problems:
+            lines.append(f"  {problem.where}: {problem.what}" if problem.where else f"  {problem.what}")
+            if problem.fix:
+                lines.append(f"    fix: {problem.fix}")
+        if self.fix:
+            lines.append(f"fix: {self.fix}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, object]:  # type: ignore[override]
+        """Return the summary and each problem as a JSON object."""
+        return {**super().to_json(), "problems": [vars(problem) for problem in self.problems]}
+
+
+class ConfigError(TrtkitErrors):
+    """A config that is not valid: unknown keys, wrong types, contradictions."""
+
+    exit_code = 2
+
+
+class BackendError(TrtkitError):
+    """A TensorRT library that is missing or cannot do what is asked."""
+
+
+class SourceError(TrtkitError):
+    """A model file or factory that cannot be read."""
+
+
+class UnsupportedOperatorsError(TrtkitErrors):
+    """Operators that TensorRT's parser refuses, all at once."""
+
+
+class NetworkError(TrtkitError):
+    """A network that TensorRT could not be made to hold."""
+
+
+class BuildError(TrtkitError):
+    """A build that failed inside TensorRT."""
+
+
+class BundleError(TrtkitError):
+    """A bundle folder that cannot be written, read or trusted."""
+
+
+class ExecutionError(TrtkitError):
+    """A network that the reference executor cannot run as asked."""
