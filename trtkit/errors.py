@@ -37,7 +37,7 @@ class Problem:
     fix: str = ""
 
 
-class TrtkitErrors(TrtkitError):
+class ProblemsError(TrtkitError):
     """Several problems found in one pass, shown all at once."""
 
     def __init__(self, summary: str, problems: list[Problem], fix: str = "") -> None:
@@ -59,7 +59,7 @@ class TrtkitErrors(TrtkitError):
         return {**super().to_json(), "problems": [vars(problem) for problem in self.problems]}
 
 
-class ConfigError(TrtkitErrors):
+class ConfigError(ProblemsError):
     """A config that is not valid: unknown keys, wrong types, contradictions."""
 
     exit_code = 2
@@ -73,7 +73,7 @@ class SourceError(TrtkitError):
     """A model file or factory that cannot be read."""
 
 
-class UnsupportedOperatorsError(TrtkitErrors):
+class UnsupportedOperatorsError(ProblemsError):
     """Operators that TensorRT's parser refuses, all at once."""
 
 
