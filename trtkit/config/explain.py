@@ -1,0 +1,86 @@
+"""Say pydantic's validation errors in the words of a config's user."""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from trtkit.errors import Problem
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
+    from trtkit.config.yaml_file import KeyPath
+
+Where = Callable[["KeyPath"], str]
+
+
+def explain(error: ValidationError, model: type[BaseModel], where: Where) -> list[Problem]:
+    """Turn each fault into a Problem that names key, line, allowed values and the nearest known key."""
+    problems = []
+    for detail in error.errors(include_url=False):
+        key_path = tuple(part for part in detail["loc"] if not _is_union_tag(part))
+        what, fix = _message(detail, model, key_path)
+        problems.append(Problem(what, where(key_path), fix))
+    return list(dict.fromkeys(problems))
+
+
+def _is_union_tag(part: str | int) -> bool:
+    """Whether pydantic put the name of a union's member into the path."""
+    return isinstance(part, str) and ("[" in part or part in {"DimRange", "ShapeRange", "int", "str"})
+
+
+def _message(detail: ErrorDetails, model: type[BaseModel], key_path: KeyPath) -> tuple[str, str]:
+    """Return what is wrong and how to fix it."""
+    key = ".".join(str(part) for part in key_path)
+    kind = detail["type"]
+    if kind == "extra_forbidden":
+        return _unknown_key(model, key_path)
+    if kind == "missing":
+        return f"key `{key}` is missing", f"add `{key}:`"
+    if kind == "literal_error":
+        return f"{key}: {detail['input']!r} is not allowed", f"use one of {detail['ctx']['expected']}"
+    message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("tuple", "list")
+    message = message[0].lower() + message[1:]
+    if kind == "value_error":
+        return f"{key}: {message}" if key else message, ""
+    return f"{key}: {detail['input']!r} {message}", ""
+
+
+def _unknown_key(model: type[BaseModel], key_path: KeyPath) -> tuple[str, str]:
+    """Name the unknown key, its nearest known neighbour and all known ones."""
+    parent = _model_at(model, key_path[:-1])
+    known = sorted(parent.model_fields) if parent else []
+    key = str(key_path[-1])
+    at = ".".join(str(part) for part in key_path[:-1])
+    what = f"unknown key `{key}`" + (f" in `{at}`" if at else "")
+    near = difflib.get_close_matches(key, known, n=1)
+    fix = f"did you mean `{near[0]}`? " if near else ""
+    return what, f"{fix}known keys: {', '.join(known)}" if known else fix
+
+
+def _model_at(model: type[BaseModel], key_path: KeyPath) -> type[BaseModel] | None:
+    """Return the model class found at `key_path` below `model`."""
+    current: Any = model
+    for part in key_path:
+        models = [member for member in _members(current) if isinstance(member, type) and issubclass(member, BaseModel)]
+        fields = {name: field.annotation for each in models for name, field in each.model_fields.items()}
+        if part in fields:
+            current = fields[str(part)]
+        else:
+            arguments = [arg for member in _members(current) for arg in typing.get_args(member)]
+            current = arguments[-1] if arguments else None
+    found = [member for member in _members(current) if isinstance(member, type) and issubclass(member, BaseModel)]
+    return found[0] if found else None
+
+
+def _members(annotation: Any) -> list[Any]:
+    """Return the members of a union, or the annotation alone."""
+    if typing.get_origin(annotation) is typing.Union or type(annotation).__name__ == "UnionType":
+        return [member for member in typing.get_args(annotation) if member is not type(None)]
+    return [annotation]

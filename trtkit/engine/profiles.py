@@ -1,0 +1,163 @@
+"""Optimization profiles: what the config says, checked against the model and made complete."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+from trtkit.config.schema import DimRange, ShapeRange
+from trtkit.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trtkit.config.schema import Profile
+    from trtkit.network.onnx_io import TensorSpec
+
+# Dimension 0 of an input, which is nearly always the batch, may be left out of a config.
+DEFAULT_BATCH = DimRange(min=1, opt=1, max=8)
+
+ResolvedProfile = dict[str, ShapeRange]
+
+
+def resolve_profiles(inputs: Sequence[TensorSpec], profiles: Sequence[Profile]) -> tuple[list[ResolvedProfile], str]:
+    """Return the shapes of every dynamic input in every profile, and what was assumed, in words.
+
+    Raises ConfigError with every fault: unknown names, static dimensions, wrong ranks, dimensions without a range.
+    """
+    problems: list[Problem] = []
+    assumed: dict[str, DimRange] = {}
+    resolved = [
+        _resolve(inputs, profile, f"profiles.{index}", problems, assumed)
+        for index, profile in enumerate(profiles or [{}])
+    ]
+    if problems:
+        raise ConfigError("the profiles do not fit the model", list(dict.fromkeys(problems)), _describe(inputs))
+    if not any(spec.is_dynamic for spec in inputs):
+        return [], "static shapes, no profile needed"
+    notes = [f"{name} not given: [{r.min}, {r.opt}, {r.max}] assumed" for name, r in assumed.items()]
+    return resolved, "; ".join([f"{len(resolved)} profile{'s'[: len(resolved) != 1]}", *notes])
+
+
+def opt_dims(profiles: Sequence[Profile]) -> dict[str, int]:
+    """Return typical sizes of the symbolic dimensions that the first profile names."""
+    first = profiles[0] if profiles else {}
+    return {name: value.opt for name, value in first.items() if isinstance(value, DimRange)}
+
+
+def opt_shapes(inputs: Sequence[TensorSpec], profiles: Sequence[ResolvedProfile]) -> dict[str, tuple[int, ...]]:
+    """Return the `opt` shape of every input in the first profile; static inputs have their own."""
+    first = profiles[0] if profiles else {}
+    return {
+        spec.name: first[spec.name].opt if spec.name in first else tuple(int(dim) for dim in spec.shape)
+        for spec in inputs
+    }
+
+
+def _resolve(
+    inputs: Sequence[TensorSpec],
+    profile: Profile,
+    where: str,
+    problems: list[Problem],
+    assumed: dict[str, DimRange],
+) -> ResolvedProfile:
+    """Complete one profile; faults are appended to `problems`."""
+    by_name = {spec.name: spec for spec in inputs}
+    symbols = {dim for spec in inputs for dim in spec.shape if isinstance(dim, str)}
+    axes = {f"{spec.name}.{axis}": dim for spec in inputs for axis, dim in enumerate(spec.shape)}
+    problems += [
+        problem
+        for key, value in profile.items()
+        if (problem := _key_fault(key, value, by_name, symbols, axes, f"{where}.{key}"))
+    ]
+    ranges = {symbol: _dim_range(symbol, axes, profile) for symbol in symbols}
+    result = {}
+    for spec in inputs:
+        given = profile.get(spec.name)
+        if isinstance(given, ShapeRange):
+            result[spec.name] = given
+        elif spec.is_dynamic:
+            result[spec.name] = _by_dims(spec, ranges, where, problems, assumed)
+    return result
+
+
+def _key_fault(
+    key: str,
+    value: DimRange | ShapeRange,
+    inputs: Mapping[str, TensorSpec],
+    symbols: set[str],
+    axes: Mapping[str, int | str],
+    where: str,
+) -> Problem | None:
+    """Return what is wrong with one key of a profile, None where it fits."""
+    if isinstance(value, ShapeRange) and key in inputs:
+        return _shape_fault(inputs[key], value, where)
+    if isinstance(value, ShapeRange):
+        return Problem(f"unknown input `{key}`", where, _near(key, list(inputs)))
+    if key in symbols or isinstance(axes.get(key), str):
+        return None
+    if key in axes:
+        return Problem(f"`{key}` is static: its size is {axes[key]}", where, "remove it, or export the model dynamic")
+    if key in inputs:
+        return Problem(f"`{key}` is an input; its range has three shapes, not three sizes", where)
+    return Problem(f"unknown input or dimension `{key}`", where, _near(key, [*sorted(symbols), *inputs]))
+
+
+def _shape_fault(spec: TensorSpec, value: ShapeRange, where: str) -> Problem | None:
+    """Return where the shapes contradict the input's own rank or static sizes."""
+    if len(value.min) != len(spec.shape):
+        return Problem(f"`{spec.name}` has rank {len(spec.shape)}, the shapes have rank {len(value.min)}", where)
+    for axis, dim in enumerate(spec.shape):
+        if isinstance(dim, int) and not value.min[axis] == value.max[axis] == dim:
+            return Problem(
+                f"dimension {axis} of `{spec.name}` is static: its size is {dim}, "
+                f"the profile says {value.min[axis]}..{value.max[axis]}",
+                where,
+                f"write {dim} in all three shapes, or export the model dynamic",
+            )
+    return None
+
+
+def _dim_range(symbol: str, axes: Mapping[str, int | str], profile: Profile) -> DimRange | None:
+    """Return the range that the profile gives a symbol, by its name or by one of its axes."""
+    keys = [symbol, *(axis for axis, dim in axes.items() if dim == symbol)]
+    ranges = (profile.get(key) for key in keys)
+    return next((value for value in ranges if isinstance(value, DimRange)), None)
+
+
+def _by_dims(
+    spec: TensorSpec,
+    ranges: Mapping[str, DimRange | None],
+    where: str,
+    problems: list[Problem],
+    assumed: dict[str, DimRange],
+) -> ShapeRange:
+    """Compose the shapes of one input from the ranges of its dimensions."""
+    dims = []
+    for axis, dim in enumerate(spec.shape):
+        if isinstance(dim, int):
+            dims.append(DimRange(min=dim, opt=dim, max=dim))
+            continue
+        found = ranges[dim]
+        if found is None and axis == 0:
+            found = assumed.setdefault(dim, DEFAULT_BATCH)
+        if found is None:
+            fix = f"add `{dim}: [min, opt, max]`"
+            problems.append(Problem(f"dimension `{dim}` (axis {axis} of `{spec.name}`) has no range", where, fix))
+            found = DEFAULT_BATCH
+        dims.append(found)
+    return ShapeRange(
+        min=tuple(dim.min for dim in dims), opt=tuple(dim.opt for dim in dims), max=tuple(dim.max for dim in dims)
+    )
+
+
+def _near(key: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean `{near[0]}`? " if near else ""
+    return f"{hint}known: {', '.join(known)}"
+
+
+def _describe(inputs: Sequence[TensorSpec]) -> str:
+    """Return the model's inputs as one line."""
+    shapes = (f"{spec.name} [{', '.join(str(dim) for dim in spec.shape)}]" for spec in inputs)
+    return f"the model's inputs are {'; '.join(shapes)}"

@@ -1,0 +1,1 @@
+"""From models to `INetworkDefinition`: ONNX care and parsing, description, cost."""

@@ -1,0 +1,159 @@
+"""Steps that make a foreign ONNX model fit for TensorRT's parser; each returns what it did in words."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from typing import TYPE_CHECKING
+
+from trtkit.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import onnx
+
+# The parser reads opset 9 onwards without gaps; older models are lifted to this one.
+_OLDEST_OPSET, _LIFT_TO = 9, 13
+
+
+def check(model: onnx.ModelProto, where: str) -> str:
+    """Run ONNX's own checker. Raises SourceError with its words."""
+    import onnx
+
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as error:
+        first = str(error).strip().splitlines()[0]
+        raise SourceError(f"ONNX's checker refuses the model: {first}", where, "export it again") from None
+    except ValueError:
+        return "skipped: over 2 GiB"
+    return f"{len(model.graph.node)} nodes, opset {opset_of(model)}"
+
+
+def name_nodes(model: onnx.ModelProto) -> str:
+    """Give every node a name of its own: layers are known by it later."""
+    seen: set[str] = set()
+    changed = 0
+    for index, node in enumerate(model.graph.node):
+        if not node.name or node.name in seen:
+            node.name = f"{node.name or node.op_type}_{index}"
+            changed += 1
+        seen.add(node.name)
+    return f"{changed} nodes named" if changed else "all named"
+
+
+def name_dimensions(model: onnx.ModelProto) -> str:
+    """Name unnamed dimensions `<input>.<axis>`.
+
+    TensorRT takes equal names for equal sizes, so a placeholder such as Paddle's `?`, used for several dimensions,
+    would tie them together.
+    """
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    renamed = []
+    for value in model.graph.input:
+        if value.name in initializers:
+            continue
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            if _is_unnamed(dim):
+                dim.Clear()
+                dim.dim_param = f"{value.name}.{axis}"
+                renamed.append(dim.dim_param)
+    for value in (*model.graph.output, *model.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if _is_unnamed(dim):
+                dim.Clear()
+    return f"named {', '.join(renamed)}" if renamed else "all named"
+
+
+def lift_opset(model: onnx.ModelProto, where: str) -> tuple[onnx.ModelProto, str]:
+    """Convert a model older than the parser reads."""
+    import onnx
+
+    opset = opset_of(model)
+    if opset >= _OLDEST_OPSET:
+        return model, f"opset {opset} kept"
+    try:
+        lifted = onnx.version_converter.convert_version(model, _LIFT_TO)
+    except Exception as error:
+        raise SourceError(
+            f"opset {opset} is too old and does not convert: {error}", where, f"export with opset {_LIFT_TO} or newer"
+        ) from error
+    return lifted, f"opset {opset} lifted to {_LIFT_TO}"
+
+
+def infer_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
+    """Annotate tensors with types and shapes, as far as ONNX can tell."""
+    import onnx
+
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except ValueError:
+        return model, "skipped: over 2 GiB"
+    except onnx.shape_inference.InferenceError as error:
+        return model, f"skipped: {str(error).strip().splitlines()[0]}"
+    return inferred, f"{len(inferred.graph.value_info)} tensors known"
+
+
+def fold_constants(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
+    """Fold constants and remove what has no effect, by onnxslim. A model it cannot take is kept as it is."""
+    import onnxslim
+
+    before = [value.name for value in (*_fed(model), *model.graph.output)]
+    copy = type(model)()
+    copy.CopyFrom(model)
+    try:
+        with _quiet():
+            slim = onnxslim.slim(copy)
+    except Exception as error:
+        return model, f"skipped: onnxslim failed with {type(error).__name__}: {error}"
+    after = [value.name for value in (*_fed(slim), *slim.graph.output)]
+    if before != after:
+        return model, "skipped: onnxslim would have changed the model's inputs or outputs"
+    return slim, f"{len(model.graph.node)} -> {len(slim.graph.node)} nodes"
+
+
+def grid_sample_modes(model: onnx.ModelProto) -> list[tuple[str, str]]:
+    """Return (node name, `linear`, `nearest` or `cubic`) of every GridSample node, in graph order."""
+    spelled = {"bilinear": "linear", "bicubic": "cubic"}
+    modes = []
+    for node in all_nodes(model.graph):
+        if node.op_type == "GridSample" and node.domain in {"", "ai.onnx"}:
+            mode = next((a.s.decode() for a in node.attribute if a.name == "mode"), "linear")
+            modes.append((node.name, spelled.get(mode, mode)))
+    return modes
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """Return the version of the standard operator set."""
+    return next((entry.version for entry in model.opset_import if entry.domain in {"", "ai.onnx"}), 0)
+
+
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes of `graph` and of the graphs inside its control flow."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from all_nodes(attribute.g)
+            for inner in attribute.graphs:
+                yield from all_nodes(inner)
+
+
+def _fed(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    return [value for value in model.graph.input if value.name not in initializers]
+
+
+def _is_unnamed(dim: onnx.TensorShapeProto.Dimension) -> bool:
+    """Whether a dimension has neither a size nor a name that tells it from others."""
+    if dim.HasField("dim_value"):
+        return dim.dim_value < 0
+    return dim.dim_param.strip() in {"", "?", "-1", "None", "none", "unk"}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Swallow what a library prints."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield

@@ -1,0 +1,142 @@
+"""Write precision into an ONNX model: TensorRT 11 and RTX take the network's types as they stand."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.dtypes import dtype_of
+from trtkit.errors import BackendError, ConfigError, Problem
+from trtkit.network.onnx_care import all_nodes
+from trtkit.network.onnx_io import graph_inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import onnx
+
+Shapes = dict[str, tuple[int, ...]]
+_FLOATS = ("fp32", "fp16", "bf16")
+
+
+def keep_fp32_nodes(model: onnx.ModelProto, patterns: Sequence[str]) -> list[str]:
+    """Return the names of nodes that `patterns` select: globs of names, or `op:Type`.
+
+    Raises ConfigError for every pattern that selects none.
+    """
+    names = [node.name for node in model.graph.node]
+    selected: dict[str, None] = {}
+    problems = []
+    for pattern in patterns:
+        matched = [node.name for node in model.graph.node if _matches(node, pattern)]
+        selected.update(dict.fromkeys(matched))
+        if not matched:
+            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3)
+            problems.append(Problem(f"`{pattern}` matches no node", "keep_fp32", f"near: {', '.join(near)}"))
+    if problems:
+        raise ConfigError("invalid config", problems, fix="`trtkit inspect MODEL --layers` lists the names")
+    return list(selected)
+
+
+def cast_to(
+    model: onnx.ModelProto, precision: str, keep: Sequence[str], shapes: Shapes, folder: Path
+) -> onnx.ModelProto:
+    """Return `model` computing in `precision` (fp16 or bf16), inputs and outputs unchanged, by ModelOpt AutoCast.
+
+    keep: names of nodes left in fp32. shapes: typical input shapes, for the run that measures value ranges.
+    """
+    import onnx
+
+    try:
+        from modelopt.onnx.autocast import convert_to_mixed_precision
+    except ImportError as error:
+        raise BackendError(
+            f"precision {precision} needs ModelOpt: {error}", "precision", "pip install 'trtkit[quantize]'"
+        ) from error
+    source, data = folder / "before-cast.onnx", folder / "calibration.npz"
+    onnx.save(model, str(source))
+    np.savez(data, allow_pickle=False, **random_inputs(model, shapes))
+    return convert_to_mixed_precision(  # type: ignore[no-any-return]
+        str(source),
+        low_precision_type=precision,
+        nodes_to_exclude=[f"^{re.escape(name)}$" for name in keep],
+        keep_io_types=True,
+        calibration_data=str(data),
+    )
+
+
+def cast_io(model: onnx.ModelProto, io_type: str) -> str:
+    """Give floating-point inputs and outputs the type `io_type`, by casts just inside the graph."""
+    if io_type == "model":
+        return "kept"
+    from onnx import TensorProto
+
+    wanted = TensorProto.DataType.Value(dtype_of(io_type).onnx)
+    floats = {TensorProto.DataType.Value(dtype_of(name).onnx) for name in _FLOATS} - {wanted}
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    inputs = [v for v in model.graph.input if v.name not in initializers and v.type.tensor_type.elem_type in floats]
+    outputs = [v for v in model.graph.output if v.type.tensor_type.elem_type in floats]
+    for value in inputs:
+        _cast_input(model, value, wanted)
+    for value in outputs:
+        _cast_output(model, value, wanted)
+    return f"{len(inputs)} inputs, {len(outputs)} outputs to {io_type}"
+
+
+def random_inputs(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Return seeded inputs of the given shapes: normal floats, small integers."""
+    generator = np.random.default_rng(0)
+    arrays = {}
+    for spec in graph_inputs(model):
+        dtype, shape = dtype_of(spec.dtype), shapes[spec.name]
+        values = generator.standard_normal(shape) if dtype.is_float else generator.integers(0, 2, shape)
+        arrays[spec.name] = values.astype(dtype.numpy)
+    return arrays
+
+
+def _matches(node: onnx.NodeProto, pattern: str) -> bool:
+    if pattern.startswith("op:"):
+        return node.op_type == pattern.removeprefix("op:")
+    return fnmatch.fnmatchcase(node.name, pattern)
+
+
+def _cast_input(model: onnx.ModelProto, value: onnx.ValueInfoProto, wanted: int) -> None:
+    """Insert a cast from `wanted` back to the input's own type, under a new inner name."""
+    from onnx import helper
+
+    inner = f"{value.name}/cast"
+    _rename(model, value.name, inner)
+    own = value.type.tensor_type.elem_type
+    cast = helper.make_node("Cast", [value.name], [inner], name=f"{value.name}/cast_input", to=own)
+    model.graph.node.insert(0, cast)
+    value.type.tensor_type.elem_type = wanted
+
+
+def _cast_output(model: onnx.ModelProto, value: onnx.ValueInfoProto, wanted: int) -> None:
+    """Rename the tensor behind an output and cast it to `wanted` under the output's name."""
+    from onnx import helper
+
+    inner = f"{value.name}/uncast"
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            for index, name in enumerate(names):
+                if name == value.name:
+                    names[index] = inner
+    model.graph.node.append(
+        helper.make_node("Cast", [inner], [value.name], name=f"{value.name}/cast_output", to=wanted)
+    )
+    value.type.tensor_type.elem_type = wanted
+
+
+def _rename(model: onnx.ModelProto, name: str, new: str) -> None:
+    """Rename a tensor wherever a node makes or uses it."""
+    for node in all_nodes(model.graph):
+        for names in (node.input, node.output):
+            for index, current in enumerate(names):
+                if current == name:
+                    names[index] = new

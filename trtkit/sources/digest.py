@@ -1,0 +1,58 @@
+"""Fingerprint the files that a source reads, so that a build can be known again."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtkit.sources import onnx_file, package_file
+
+if TYPE_CHECKING:
+    from trtkit.config.schema import Source
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file that the model is made from."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+def digest_source(source: Source) -> list[SourceFile]:
+    """Return every file that `source` reads, with its SHA-256."""
+    return [_digest(path) for path in source_files(source)]
+
+
+def source_files(source: Source) -> list[Path]:
+    """Return the files of `source`: model and external data, checkpoint and factory module, or a folder's files."""
+    if source.onnx is not None:
+        path = package_file.resolve(source.onnx, source.requires)
+        return [path, *onnx_file.external_files(onnx_file.read_graph(path), path)]
+    if source.hf is not None:
+        folder = package_file.resolve(source.hf)
+        return sorted(path for path in folder.glob("*") if path.suffix in {".json", ".safetensors"})
+    assert source.torch is not None
+    files = [_module_file(source.torch.factory)]
+    if source.torch.checkpoint is not None:
+        files.append(package_file.resolve(source.torch.checkpoint, source.requires))
+    return [file for file in files if file is not None]
+
+
+def _module_file(factory: str) -> Path | None:
+    """Return the Python file that `package.module:callable` is read from, None where it cannot be found."""
+    try:
+        spec = importlib.util.find_spec(factory.partition(":")[0])
+    except ImportError:
+        return None
+    return Path(spec.origin) if spec and spec.origin else None
+
+
+def _digest(path: Path) -> SourceFile:
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    return SourceFile(str(path), path.stat().st_size, sha256)

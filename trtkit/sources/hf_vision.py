@@ -1,0 +1,101 @@
+"""Vision models of Hugging Face transformers, from a local folder or, for tests and examples, with random weights."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from trtkit.config.schema import InputSpec, TorchSource
+from trtkit.errors import SourceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+
+def folder_source(folder: Path) -> TorchSource:
+    """Return the torch source that a Hugging Face folder stands for: `pixel_values [batch, 3, H, W]`."""
+    config = _read_json(folder / "config.json")
+    height, width = _image_size(folder, config)
+    return TorchSource(
+        factory="trtkit.sources.hf_vision:from_folder",
+        kwargs={"folder": str(folder)},
+        inputs={"pixel_values": InputSpec(shape=("batch", config.get("num_channels", 3), height, width))},
+        outputs=("logits" if _is_classifier(config) else "last_hidden_state",),
+    )
+
+
+def from_folder(folder: str) -> torch.nn.Module:
+    """Load the model in `folder` from its safetensors."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    auto = transformers.AutoModelForImageClassification if _is_classifier(config.to_dict()) else transformers.AutoModel
+    try:
+        model = auto.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype="float32")
+    except (OSError, ValueError) as error:
+        raise SourceError(f"transformers cannot load the folder: {error}", folder) from error
+    return _first_output(model)
+
+
+def from_config(model_type: str, seed: int = 0, **kwargs: Any) -> torch.nn.Module:
+    """Return an image classifier of `model_type` with random weights: right in structure, without knowledge."""
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    config = transformers.AutoConfig.for_model(model_type, **kwargs)
+    return _first_output(transformers.AutoModelForImageClassification.from_config(config))
+
+
+def _first_output(model: torch.nn.Module) -> torch.nn.Module:
+    """Wrap `model` so that it takes pixels and returns one tensor: logits or the last hidden state."""
+    import torch
+
+    class FirstOutput(torch.nn.Module):
+        """The model's first output as a plain tensor."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+            """Return logits [B, classes] or hidden states [B, tokens, D]."""
+            first: torch.Tensor = self.model(pixel_values=pixel_values, return_dict=False)[0]
+            return first
+
+    return FirstOutput()
+
+
+def _is_classifier(config: dict[str, Any]) -> bool:
+    """Whether the saved architecture has an image classification head."""
+    return any("ImageClassification" in name for name in config.get("architectures") or ())
+
+
+def _image_size(folder: Path, config: dict[str, Any]) -> tuple[int, int]:
+    """Return (height, width) from the model's config, else from its image processor."""
+    size: Any = config.get("image_size")
+    if size is None and (folder / "preprocessor_config.json").is_file():
+        processor = _read_json(folder / "preprocessor_config.json")
+        size = processor.get("crop_size") or processor.get("size")
+    if isinstance(size, dict):
+        edge = size.get("shortest_edge")
+        size = (size.get("height", edge), size.get("width", edge))
+    elif isinstance(size, int):
+        size = (size, size)
+    if not size or None in size:
+        raise SourceError("the input size is in neither `config.json` nor `preprocessor_config.json`", str(folder))
+    return int(size[0]), int(size[1])
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SourceError(
+            f"`{path.name}` is missing", str(path.parent), "give a folder that transformers saved"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise SourceError(f"not valid JSON: {error}", str(path)) from None
+    return data

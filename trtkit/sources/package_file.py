@@ -1,0 +1,36 @@
+"""Files inside installed packages: `package://module/path/in/package`."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from trtkit.errors import SourceError
+
+SCHEME = "package://"
+
+
+def resolve(path: str, requires: str | None = None) -> Path:
+    """Return the file that `path` names, without importing its package.
+
+    requires: what pip installs to provide it, named in the error. Raises SourceError where there is no such file.
+    """
+    if not path.startswith(SCHEME):
+        return _existing(Path(path))
+    module, _, inner = path.removeprefix(SCHEME).partition("/")
+    if not module.isidentifier() or not inner or ".." in Path(inner).parts:
+        raise SourceError(f"`{path}` is not of the form `package://module/path`", fix="name a module and a file in it")
+    spec = importlib.util.find_spec(module)
+    if spec is None or not spec.submodule_search_locations:
+        install = f"pip install --no-deps {requires}" if requires else f"install the package that has `{module}`"
+        raise SourceError(f"package `{module}` is not installed", path, install)
+    return _existing(Path(next(iter(spec.submodule_search_locations))) / inner)
+
+
+def _existing(path: Path) -> Path:
+    """Return `path`. Raises SourceError where it is no readable file or folder."""
+    if not path.exists():
+        nearby = sorted(entry.name for entry in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else []
+        fix = f"files there: {', '.join(nearby[:8])}" if nearby else "check the path"
+        raise SourceError("no such file", str(path), fix)
+    return path

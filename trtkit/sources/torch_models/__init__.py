@@ -1,0 +1,1 @@
+"""PyTorch modules whose public checkpoints ship without code: factories for `source.torch`."""
