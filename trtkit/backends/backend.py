@@ -65,10 +65,17 @@ class Backend:
 
     def typed(self, layer: Any) -> Any:
         """Return `layer` with the class of its own type, so that its parameters can be read."""
-        layer_class = self._layer_classes.get(layer.type)
+        layer_class = self._layer_classes.get(self._layer_type(layer))
         if layer_class is not None:
             layer.__class__ = layer_class
         return layer
+
+    def layer_type(self, layer: Any) -> str:
+        """Return the LayerType's name. A typed layer's own `type` may be another: an activation's is its kind."""
+        return str(self._layer_type(layer).name)
+
+    def _layer_type(self, layer: Any) -> Any:
+        return self.trt.ILayer.type.__get__(layer)
 
     @cached_property
     def _layer_classes(self) -> dict[Any, Any]:

@@ -27,10 +27,10 @@ def resolve_profiles(inputs: Sequence[TensorSpec], profiles: Sequence[Profile]) 
     """
     problems: list[Problem] = []
     assumed: dict[str, DimRange] = {}
-    resolved = [
-        _resolve(inputs, profile, f"profiles.{index}", problems, assumed)
-        for index, profile in enumerate(profiles or [{}])
-    ]
+    resolved = []
+    for index, profile in enumerate(profiles or [{}]):
+        problems += _faults(inputs, profile, f"profiles.{index}")
+        resolved.append(_complete(inputs, profile, f"profiles.{index}", problems, assumed))
     if problems:
         raise ConfigError("the profiles do not fit the model", list(dict.fromkeys(problems)), _describe(inputs))
     if not any(spec.is_dynamic for spec in inputs):
@@ -54,22 +54,16 @@ def opt_shapes(inputs: Sequence[TensorSpec], profiles: Sequence[ResolvedProfile]
     }
 
 
-def _resolve(
+def _complete(
     inputs: Sequence[TensorSpec],
     profile: Profile,
     where: str,
     problems: list[Problem],
     assumed: dict[str, DimRange],
 ) -> ResolvedProfile:
-    """Complete one profile; faults are appended to `problems`."""
-    by_name = {spec.name: spec for spec in inputs}
-    symbols = {dim for spec in inputs for dim in spec.shape if isinstance(dim, str)}
-    axes = {f"{spec.name}.{axis}": dim for spec in inputs for axis, dim in enumerate(spec.shape)}
-    problems += [
-        problem
-        for key, value in profile.items()
-        if (problem := _key_fault(key, value, by_name, symbols, axes, f"{where}.{key}"))
-    ]
+    """Return the shapes of every dynamic input; dimensions without a range are appended to `problems`."""
+    axes = _axes(inputs)
+    symbols = {dim for dim in axes.values() if isinstance(dim, str)}
     ranges = {symbol: _dim_range(symbol, axes, profile) for symbol in symbols}
     result = {}
     for spec in inputs:
@@ -81,26 +75,33 @@ def _resolve(
     return result
 
 
-def _key_fault(
-    key: str,
-    value: DimRange | ShapeRange,
-    inputs: Mapping[str, TensorSpec],
-    symbols: set[str],
-    axes: Mapping[str, int | str],
-    where: str,
-) -> Problem | None:
+def _axes(inputs: Sequence[TensorSpec]) -> dict[str, int | str]:
+    """Map `<input>.<axis>` to the size or symbol there."""
+    return {f"{spec.name}.{axis}": dim for spec in inputs for axis, dim in enumerate(spec.shape)}
+
+
+def _faults(inputs: Sequence[TensorSpec], profile: Profile, where: str) -> list[Problem]:
+    """Return what is wrong with the keys of one profile."""
+    found = (_key_fault(key, value, inputs, f"{where}.{key}") for key, value in profile.items())
+    return [problem for problem in found if problem is not None]
+
+
+def _key_fault(key: str, value: DimRange | ShapeRange, inputs: Sequence[TensorSpec], where: str) -> Problem | None:
     """Return what is wrong with one key of a profile, None where it fits."""
-    if isinstance(value, ShapeRange) and key in inputs:
-        return _shape_fault(inputs[key], value, where)
+    by_name = {spec.name: spec for spec in inputs}
     if isinstance(value, ShapeRange):
-        return Problem(f"unknown input `{key}`", where, _near(key, list(inputs)))
-    if key in symbols or isinstance(axes.get(key), str):
-        return None
-    if key in axes:
-        return Problem(f"`{key}` is static: its size is {axes[key]}", where, "remove it, or export the model dynamic")
-    if key in inputs:
+        if key in by_name:
+            return _shape_fault(by_name[key], value, where)
+        return Problem(f"unknown input `{key}`", where, _near(key, list(by_name)))
+    if key in by_name:
         return Problem(f"`{key}` is an input; its range has three shapes, not three sizes", where)
-    return Problem(f"unknown input or dimension `{key}`", where, _near(key, [*sorted(symbols), *inputs]))
+    axes = _axes(inputs)
+    symbols = sorted({dim for dim in axes.values() if isinstance(dim, str)})
+    if isinstance(axes.get(key), int):
+        return Problem(f"`{key}` is static: its size is {axes[key]}", where, "remove it, or export the model dynamic")
+    if key not in symbols and key not in axes:
+        return Problem(f"unknown input or dimension `{key}`", where, _near(key, [*symbols, *by_name]))
+    return None
 
 
 def _shape_fault(spec: TensorSpec, value: ShapeRange, where: str) -> Problem | None:

@@ -1,0 +1,138 @@
+"""Describe a network as data: inputs, outputs, and every layer with shapes, weights, FLOPs and bytes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtkit.dtypes import DTYPES, from_tensorrt
+from trtkit.network.cost import layer_flops
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from trtkit.backends import Backend
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """A tensor of the network; unknown sizes are -1."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole tensor, 0 where a size is unknown."""
+        return 0 if min(self.shape, default=0) < 0 else DTYPES[self.dtype].size_bytes(math.prod(self.shape))
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """One layer at the described shapes. weight_bytes: by type name."""
+
+    name: str
+    type: str
+    inputs: tuple[TensorRecord, ...]
+    outputs: tuple[TensorRecord, ...]
+    weight_bytes: dict[str, int]
+    flops: int
+    bytes_moved: int
+
+
+@dataclass(frozen=True)
+class NetworkRecord:
+    """A whole network. shapes: the input shapes at which sizes, FLOPs and bytes were counted."""
+
+    inputs: tuple[TensorRecord, ...]
+    outputs: tuple[TensorRecord, ...]
+    shapes: dict[str, tuple[int, ...]]
+    layers: tuple[LayerRecord, ...]
+
+    def to_json(self) -> Json:
+        """Return the record with its totals as JSON data."""
+        return {**asdict(self), "totals": self.totals()}
+
+    def totals(self) -> Json:
+        """Return counts and sums over all layers."""
+        weights: Counter[str] = Counter()
+        for layer in self.layers:
+            weights.update(layer.weight_bytes)
+        return {
+            "layers": len(self.layers),
+            "layers_by_type": dict(Counter(layer.type for layer in self.layers).most_common()),
+            "weight_bytes": dict(weights),
+            "flops": sum(layer.flops for layer in self.layers),
+            "bytes_moved": sum(layer.bytes_moved for layer in self.layers),
+        }
+
+
+def describe(backend: Backend, network: Any, shapes: Mapping[str, tuple[int, ...]]) -> NetworkRecord:
+    """Return the record of `network` at the input `shapes`; its own, possibly dynamic, shapes are put back after.
+
+    TensorRT works out every tensor's shape itself: for the time of reading, the inputs are made static.
+    """
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    declared = {tensor.name: tuple(tensor.shape) for tensor in inputs}
+    names = {tensor.name: [tensor.get_dimension_name(axis) for axis in range(len(tensor.shape))] for tensor in inputs}
+    dynamic_inputs = tuple(_tensor(tensor) for tensor in inputs)
+    dynamic_outputs = tuple(_tensor(network.get_output(index)) for index in range(network.num_outputs))
+    for tensor in inputs:
+        if tensor.name in shapes and -1 in declared[tensor.name]:
+            tensor.shape = shapes[tensor.name]
+    try:
+        layers = tuple(_layer(backend, network.get_layer(index)) for index in range(network.num_layers))
+    finally:
+        for tensor in inputs:
+            tensor.shape = declared[tensor.name]
+            for axis, name in enumerate(names[tensor.name]):
+                if name:
+                    tensor.set_dimension_name(axis, name)
+    return NetworkRecord(dynamic_inputs, dynamic_outputs, dict(shapes), layers)
+
+
+def _tensor(tensor: Any) -> TensorRecord:
+    """Read one ITensor. A shape that TensorRT cannot infer, which raises, is empty."""
+    try:
+        shape = tuple(tensor.shape)
+    except ValueError:
+        shape = (-1,)
+    return TensorRecord(tensor.name, from_tensorrt(tensor.dtype.name).name, shape)
+
+
+def _layer(backend: Backend, untyped: Any) -> LayerRecord:
+    layer, kind = backend.typed(untyped), backend.layer_type(untyped)
+    inputs = tuple(_tensor(t) for t in (layer.get_input(i) for i in range(layer.num_inputs)) if t is not None)
+    outputs = tuple(_tensor(layer.get_output(index)) for index in range(layer.num_outputs))
+    weights = dict(_weights(layer, kind, outputs))
+    known = all(min(tensor.shape, default=0) >= 0 for tensor in (*inputs, *outputs))
+    flops = layer_flops(kind, layer, [t.shape for t in inputs], [t.shape for t in outputs]) if known else 0
+    moved = (
+        0 if kind == "CONSTANT" else sum(tensor.size_bytes for tensor in (*inputs, *outputs)) + sum(weights.values())
+    )
+    return LayerRecord(layer.name, kind, inputs, outputs, weights, flops, moved)
+
+
+def _weights(layer: Any, kind: str, outputs: tuple[TensorRecord, ...]) -> Iterator[tuple[str, int]]:
+    """Yield (type, bytes) of the weights that `layer` holds itself."""
+    if kind == "CONSTANT":
+        yield outputs[0].dtype, outputs[0].size_bytes
+        return
+    sizes: Counter[str] = Counter()
+    for attribute in ("kernel", "bias", "scale", "shift", "power"):
+        values = getattr(layer, attribute, None)
+        if values is not None and getattr(values, "size", 0) > 0:
+            dtype = from_tensorrt(values.dtype.name) if hasattr(values.dtype, "__members__") else _numpy_type(values)
+            sizes[dtype.name] += dtype.size_bytes(int(values.size))
+    yield from sizes.items()
+
+
+def _numpy_type(values: Any) -> Any:
+    """Return the type of a NumPy view or of opaque `trt.Weights`."""
+    name = getattr(values.dtype, "name", str(values.dtype))
+    return next((d for d in DTYPES.values() if name in {d.numpy, d.tensorrt}), DTYPES["fp32"])

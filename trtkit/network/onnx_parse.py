@@ -1,0 +1,73 @@
+"""Parse an ONNX file into an `INetworkDefinition`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtkit.errors import NetworkError, Problem, UnsupportedOperatorsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from trtkit.backends import Backend
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A network with all that must live as long as it: TensorRT frees nothing that is still named here."""
+
+    definition: Any
+    builder: Any
+    parser: Any
+    logger: Any
+
+
+class ParseError(UnsupportedOperatorsError):
+    """A model that TensorRT's parser refuses, in its own words."""
+
+
+def parse_onnx(backend: Backend, path: Path, severity: str = "WARNING") -> Network:
+    """Parse `path` into a new, strongly typed network.
+
+    Raises ParseError with every fault that the parser reports in one pass.
+    """
+    logger = backend.logger(severity)
+    builder = backend.trt.Builder(logger)
+    definition = builder.create_network(_flags(backend))
+    parser = backend.trt.OnnxParser(definition, logger)
+    if not parser.parse_from_file(str(path)):
+        faults = [_problem(parser.get_error(index)) for index in range(parser.num_errors)]
+        raise ParseError("TensorRT cannot parse the model", faults or [Problem("no reason given")])
+    return Network(definition, builder, parser, logger)
+
+
+def check_grid_samples(backend: Backend, network: Network, expected: Sequence[tuple[str, str]]) -> None:
+    """Compare the interpolation mode of every grid-sample layer with its ONNX node.
+
+    Parsers have read opset 20's `linear` as nearest (onnx-tensorrt pull request 1060). Raises NetworkError.
+    """
+    layers = [network.definition.get_layer(index) for index in range(network.definition.num_layers)]
+    samples = [backend.typed(layer) for layer in layers if backend.layer_type(layer) == "GRID_SAMPLE"]
+    if len(samples) != len(expected):
+        return  # nodes folded away or repeated by a loop: nothing to pair them by
+    for layer, (node, mode) in zip(samples, expected, strict=True):
+        parsed = layer.interpolation_mode.name.lower()
+        if parsed != mode:
+            raise NetworkError(
+                f"TensorRT parsed mode `{mode}` as `{parsed}`", f"GridSample `{node}`", "export with opset 16 to 19"
+            )
+
+
+def _flags(backend: Backend) -> int:
+    """Return the network creation flags: strongly typed, where that is still a choice."""
+    flag = getattr(backend.trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
+    return 0 if flag is None else 1 << int(flag)
+
+
+def _problem(error: Any) -> Problem:
+    """Put one parser error into words: node, operator, reason."""
+    reason = error.desc().removeprefix("Assertion failed: ").strip()
+    name = error.node_name() or f"node {error.node()}"
+    return Problem(reason, f"{error.node_operator() or 'model'} `{name}`")
