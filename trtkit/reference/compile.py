@@ -1,0 +1,231 @@
+"""Compile a network's layers into a program of torch closures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trtkit.dtypes import BOOL, INT32, INT64
+from trtkit.errors import ExecutionError
+from trtkit.reference.control_flow import Construct, live_nodes, outermost
+from trtkit.reference.flow import conditional_op, loop_op
+from trtkit.reference.graph import MISSING, Graph, Node
+from trtkit.reference.layer import Layer, Lowered, Op, Settings, TensorSpec
+from trtkit.reference.layers import LOWERINGS, OWNING
+from trtkit.reference.program import Program, Step, failed
+
+if TYPE_CHECKING:
+    from trtkit.reference.precision import Precision
+
+FOLD_LIMIT_BYTES = 1 << 20
+"""Constants larger than this are computed from constants in every run instead, unless they only change form."""
+
+_CHANGES_FORM = ("CONSTANT", "SHUFFLE", "DEQUANTIZE", "CAST", "IDENTITY", "SQUEEZE", "UNSQUEEZE")
+_NEVER_FOLDED = ("FILL", "ASSERTION", "KV_CACHE_UPDATE", "DIST_COLLECTIVE")
+
+
+@dataclass(eq=False)
+class _Unit:
+    """What runs as one step: a layer, or a whole loop or conditional."""
+
+    nodes: list[Node]
+    construct: Construct | None
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    order: int
+
+
+class Compiler:
+    """Turns blocks of nodes into programs; the blocks of one network share tensors and known values."""
+
+    def __init__(self, graph: Graph, settings: Settings) -> None:
+        self.graph, self.settings = graph, settings
+        self.alias = _aliases(graph, settings.precision)
+        self.known: dict[int, torch.Tensor] = {}
+        self.nodes = [self._renamed(node) for node in graph.nodes if node.outputs not in self._alias_outputs()]
+        self.owned: set[int] = set()
+
+    def slot(self, slot: int) -> int:
+        """Return the slot that holds the value of `slot`."""
+        while slot in self.alias:
+            slot = self.alias[slot]
+        return slot
+
+    def network(self) -> Program:
+        """Compile the whole network."""
+        outputs = tuple(self.slot(slot) for slot in self.graph.outputs)
+        return self.block(live_nodes(self.nodes, outputs), outputs)
+
+    def block(self, nodes: list[Node], outputs: tuple[int, ...]) -> Program:
+        """Compile nodes, all of whose other inputs come from outside, into a program that yields `outputs`."""
+        units = _sorted_units(_units(nodes, set(outputs)))
+        read_by = _count_readers(units, outputs)
+        drafts = [step for unit in units if (step := self._step(unit, read_by)) is not None]
+        steps = _with_frees(drafts, outputs)
+        initial: list[Any] = [None] * len(self.graph.specs)
+        for slot in {slot for step in steps for slot in step.inputs}.union(outputs):
+            initial[slot] = self.known.get(slot)
+        return Program(tuple(steps), initial, outputs)
+
+    def _alias_outputs(self) -> set[tuple[int, ...]]:
+        return {(slot,) for slot in self.alias}
+
+    def _renamed(self, node: Node) -> Node:
+        """Return the node with its inputs' aliases resolved."""
+        return replace(node, inputs=tuple(self.slot(slot) for slot in node.inputs))
+
+    def _step(self, unit: _Unit, read_by: dict[int, int]) -> Step | None:
+        """Return the unit's step, None where its value is known now."""
+        if unit.construct is not None:
+            make = loop_op if unit.construct.is_loop else conditional_op
+            run = make(self, unit.construct, unit.inputs, unit.outputs)
+            boundary = unit.construct.boundary[0]
+            return Step(run, run, unit.inputs, unit.outputs, (), boundary.kind, boundary.name)
+        node = unit.nodes[0]
+        lowered = self._lower(node)
+        step = Step(lowered.run, lowered.run, node.inputs, node.outputs, (), node.kind, node.name)
+        if self._fold(step):
+            return None
+        if node.kind in OWNING and not lowered.is_view:
+            self.owned.update(node.outputs)
+        if lowered.overwrite and node.inputs[0] in self.owned and read_by[node.inputs[0]] == 1:
+            step = replace(step, fast=lowered.overwrite)
+        return step
+
+    def _lower(self, node: Node) -> Lowered:
+        """Return the node as torch code."""
+        lowering = LOWERINGS.get(node.kind)
+        if lowering is None:
+            raise ExecutionError(
+                f"layer type {node.kind} is not known to the reference executor", node.name or "unnamed layer"
+            )
+        found = lowering(self.layer(node))
+        lowered = found if isinstance(found, Lowered) else Lowered(found)
+        return lowered if self.settings.precision.device.type == "cpu" else self._on_device(node, lowered.run)
+
+    def layer(self, node: Node) -> Layer:
+        """Return the view of the node that lowerings read."""
+        specs = self.graph.specs
+        return Layer(
+            node.trt,
+            node.kind,
+            node.name,
+            tuple(specs[slot] for slot in node.inputs),
+            tuple(_spec(specs[slot]) for slot in node.outputs),
+            tuple(self.known.get(slot) for slot in node.inputs),
+            self.settings,
+        )
+
+    def _on_device(self, node: Node, run: Op) -> Lowered:
+        """Return `run` with its inputs moved to where its output belongs: shape arithmetic stays on the host."""
+        specs = [_spec(self.graph.specs[slot]) for slot in node.outputs]
+        is_host = bool(specs) and all(spec.is_shape and spec.dtype in (BOOL, INT32, INT64) for spec in specs)
+        target = torch.device("cpu") if is_host or node.kind == "SHAPE" else self.settings.precision.device
+
+        def on_device(*inputs: Any) -> Any:
+            return run(*[item if item is None else item.to(target) for item in inputs])
+
+        return Lowered(run if node.kind == "SHAPE" else on_device)
+
+    def _fold(self, step: Step) -> bool:
+        """Compute a step whose inputs are all known; return whether its value is known now."""
+        if step.kind == "SHAPE" and step.inputs[0] not in self.known:
+            shape = self._static_shape(step)
+            if shape is not None:
+                self.known[step.outputs[0]] = torch.tensor(shape, dtype=torch.int64)
+            return shape is not None
+        if step.kind in _NEVER_FOLDED or not all(slot == MISSING or slot in self.known for slot in step.inputs):
+            return False
+        values = [self.known.get(slot) for slot in step.inputs]
+        size = sum(value.nbytes for value in values if value is not None)
+        if size > FOLD_LIMIT_BYTES and step.kind not in _CHANGES_FORM:
+            return False
+        try:
+            result = step.run(*values)
+        except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError) as error:
+            raise failed(replace(step, inputs=tuple(range(len(values)))), values, error) from error
+        self.known.update(zip(step.outputs, result if len(step.outputs) > 1 else (result,), strict=False))
+        return True
+
+    def _static_shape(self, step: Step) -> tuple[int, ...] | None:
+        """Return the shape that a SHAPE layer yields where it is the same in every run."""
+        node = next(node for node in self.nodes if node.outputs == step.outputs)
+        shape = tuple(node.trt.get_input(0).shape)
+        return shape if shape and min(shape) >= 0 else None
+
+
+def _spec(spec: TensorSpec | None) -> TensorSpec:
+    """Return a spec that cannot be missing."""
+    assert spec is not None
+    return spec
+
+
+def _aliases(graph: Graph, precision: Precision) -> dict[int, int]:
+    """Map the output of each layer that changes nothing to its input."""
+    alias = {}
+    for node in graph.nodes:
+        if node.kind in ("CAST", "IDENTITY"):
+            before, after = (_spec(graph.specs[slot]).dtype for slot in (node.inputs[0], node.outputs[0]))
+            if before == after or (before.is_float and precision.storage(before) == precision.storage(after)):
+                alias[node.outputs[0]] = node.inputs[0]
+    return alias
+
+
+def _units(nodes: list[Node], kept: set[int]) -> list[_Unit]:
+    """Group the nodes of each outermost loop or conditional."""
+    index = {node: position for position, node in enumerate(nodes)}
+    units, inside = [], set()
+    for construct in outermost(nodes, kept):
+        members = sorted(construct.members, key=index.__getitem__)
+        inside.update(members)
+        made = {slot for node in members for slot in node.outputs}
+        ends = [node for node in construct.boundary if node.kind in ("LOOP_OUTPUT", "CONDITIONAL_OUTPUT")]
+        reads = {slot for node in members for slot in node.inputs if slot not in made and slot != MISSING}
+        outputs = tuple(slot for node in ends for slot in node.outputs)
+        units.append(_Unit(members, construct, tuple(sorted(reads)), outputs, index[members[0]]))
+    units += [_Unit([node], None, node.inputs, node.outputs, index[node]) for node in nodes if node not in inside]
+    return units
+
+
+def _sorted_units(units: list[_Unit]) -> list[_Unit]:
+    """Order units so that each comes after what it reads, otherwise as in the network."""
+    producer = {slot: unit for unit in units for slot in unit.outputs}
+    done: set[int] = set()
+    ordered = []
+    for first in sorted(units, key=lambda unit: unit.order):
+        stack = [first]
+        while stack:
+            unit = stack[-1]
+            if id(unit) in done:
+                stack.pop()
+                continue
+            waiting = [producer[slot] for slot in unit.inputs if slot in producer and id(producer[slot]) not in done]
+            waiting = [other for other in waiting if other is not unit and other not in stack]
+            if waiting:
+                stack += waiting
+                continue
+            done.add(id(unit))
+            ordered.append(stack.pop())
+    return ordered
+
+
+def _count_readers(units: list[_Unit], outputs: tuple[int, ...]) -> dict[int, int]:
+    """Count how often each slot is read; a block's output counts as read once more."""
+    count: dict[int, int] = {}
+    for slots in [*(unit.inputs for unit in units), outputs]:
+        for slot in slots:
+            count[slot] = count.get(slot, 0) + 1
+    return count
+
+
+def _with_frees(steps: list[Step], outputs: tuple[int, ...]) -> list[Step]:
+    """Return the steps, each freeing what none after it reads."""
+    needed = set(outputs)
+    finished = []
+    for step in reversed(steps):
+        touched = {*step.inputs, *step.outputs} - needed - {MISSING}
+        needed.update(touched)
+        finished.append(replace(step, frees=tuple(sorted(touched))))
+    return finished[::-1]

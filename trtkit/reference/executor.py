@@ -1,0 +1,162 @@
+"""Run a TensorRT network with torch, layer by layer: the correctness oracle where no GPU is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trtkit.errors import ExecutionError
+from trtkit.reference.arrays import to_tensor
+from trtkit.reference.compile import Compiler
+from trtkit.reference.graph import read_graph
+from trtkit.reference.layer import Settings, Tensor
+from trtkit.reference.precision import Precision
+from trtkit.reference.program import execute, observe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from trtkit.backends import Backend
+    from trtkit.dtypes import DType
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to compute.
+
+    constants: values of weights that the TensorRT API cannot read back, by layer name (constants) or
+        `<layer>/kernel`, `<layer>/bias`; torch tensors or arrays, four-bit data unpacked or as packed bytes.
+    widen: None for the network's own precision; "fp32" or "fp64" computes its fp16, bf16 and fp32 tensors in that type.
+    device: a torch device.
+    in_place_caches: KV-cache updates write into the cache given as input instead of a copy of it.
+    """
+
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    widen: str | None = None
+    device: str = "cpu"
+    in_place_caches: bool = False
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """A network input. shape: -1 where the size is dynamic."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+
+
+class Executor:
+    """A network compiled to torch. It holds the network, whose weights it shares.
+
+    Raises ExecutionError for a layer it does not know.
+    """
+
+    def __init__(self, backend: Backend, network: Any, options: Options | None = None) -> None:
+        options = options or Options()
+        self._network = network
+        self._graph = read_graph(backend, network)
+        self._precision = Precision(options.widen, torch.device(options.device))
+        settings = Settings(self._precision, options.constants, options.in_place_caches)
+        compiler = Compiler(self._graph, settings)
+        with torch.inference_mode():
+            self._program = compiler.network()
+        self._slots = {spec.name: compiler.slot(spec.index) for spec in self._graph.specs if spec is not None}
+        self._known = compiler.known
+        self.inputs = tuple(self._input_spec(slot) for slot in self._graph.inputs)
+        self.output_names = tuple(self._name(slot) for slot in self._graph.outputs)
+
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        keep: Iterable[str] | None = None,
+        on_tensor: Callable[[str, Tensor], None] | None = None,
+    ) -> dict[str, Tensor]:
+        """Return the outputs by name for arrays or tensors by input name.
+
+        keep: names of further tensors to return, or "all"; those inside loops and branches are not seen.
+        on_tensor: told each tensor's name and value as it is computed; the value is valid during the call.
+        Raises ExecutionError for inputs that the network does not take and for layers that fail.
+        """
+        values = list(self._program.initial)
+        for slot, value in zip(self._graph.inputs, self._checked(inputs), strict=True):
+            values[slot] = value
+        wanted = self._wanted(keep)
+        kept: dict[int, Tensor] = {slot: values[slot] for slot in wanted.values() if values[slot] is not None}
+        with torch.inference_mode():
+            if wanted or on_tensor is not None:
+                observe(self._program, values, self._observer(set(wanted.values()), kept, on_tensor))
+            else:
+                execute(self._program, values)
+        found = {name: self._known.get(slot) if kept.get(slot) is None else kept[slot] for name, slot in wanted.items()}
+        outputs = {name: values[slot] for name, slot in zip(self.output_names, self._program.outputs, strict=True)}
+        return {name: value for name, value in found.items() if value is not None} | outputs
+
+    def _observer(
+        self, wanted: set[int], kept: dict[int, Tensor], on_tensor: Callable[[str, Tensor], None] | None
+    ) -> Callable[[int, Any], None]:
+        """Return what the program tells of each tensor."""
+
+        def observer(slot: int, value: Any) -> None:
+            if slot in wanted:
+                kept[slot] = value
+            if on_tensor is not None:
+                on_tensor(self._name(slot), value)
+
+        return observer
+
+    def _wanted(self, keep: Iterable[str] | None) -> dict[str, int]:
+        """Return the slots of the tensors to keep, by name."""
+        if keep is None:
+            return {}
+        if keep == "all":
+            return self._slots
+        names = list(keep)
+        for name in names:
+            if name not in self._slots:
+                raise ExecutionError(f"there is no tensor `{name}` in the network", fix='keep="all" returns all')
+        return {name: self._slots[name] for name in names}
+
+    def _checked(self, inputs: Mapping[str, Any]) -> list[Tensor]:
+        """Return the inputs in the network's order as tensors of the right type on the device."""
+        names = [spec.name for spec in self.inputs]
+        unknown = sorted(set(inputs) - set(names))
+        missing = sorted(set(names) - set(inputs))
+        if unknown or missing:
+            what = [f"missing input `{name}`" for name in missing] + [f"unknown input `{name}`" for name in unknown]
+            raise ExecutionError(", ".join(what), fix=f"the network's inputs are {', '.join(names)}")
+        return [self._checked_input(spec, inputs[spec.name]) for spec in self.inputs]
+
+    def _checked_input(self, spec: InputSpec, value: Any) -> Tensor:
+        """Return one input as a tensor. Raises ExecutionError where its type or shape does not fit."""
+        tensor = to_tensor(value, spec.name)
+        where = f"input `{spec.name}`"
+        own, storage = Precision().storage(spec.dtype), self._precision.storage(spec.dtype)
+        if tensor.dtype not in (own, storage):
+            given = str(tensor.dtype).removeprefix("torch.")
+            raise ExecutionError(f"type {given} given, {spec.dtype} wanted", where, f"convert it to {spec.dtype.numpy}")
+        fits = len(tensor.shape) == len(spec.shape) and all(
+            want in (-1, have) for want, have in zip(spec.shape, tensor.shape, strict=True)
+        )
+        if not fits:
+            want = list(spec.shape)
+            raise ExecutionError(
+                f"shape {list(tensor.shape)} given, {want} wanted",
+                where,
+                "-1 stands for any size",
+            )
+        return tensor.to(device=self._precision.device, dtype=storage)
+
+    def _input_spec(self, slot: int) -> InputSpec:
+        """Return what the network says of an input."""
+        spec = self._graph.specs[slot]
+        assert spec is not None
+        return InputSpec(spec.name, spec.dtype, self._graph.shapes[slot])
+
+    def _name(self, slot: int) -> str:
+        """Return a tensor's name."""
+        spec = self._graph.specs[slot]
+        assert spec is not None
+        return spec.name

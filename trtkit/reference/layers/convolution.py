@@ -1,0 +1,164 @@
+"""Convolution and deconvolution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.reference.layer import Layer, Op, Tensor
+
+_CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_DECONVOLVE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+
+
+@dataclass(frozen=True)
+class Window:
+    """A sliding window: size, stride, dilation and padding per spatial axis.
+
+    mode: TensorRT's PaddingMode. SAME_* derive the padding from the input's size.
+    """
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    mode: str
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether torch's own padding argument can express it."""
+        return self.mode == "EXPLICIT_ROUND_DOWN" and self.before == self.after
+
+    def padding(self, spatial: tuple[int, ...]) -> tuple[list[int], list[int]]:
+        """Return the padding before and after each axis that gives TensorRT's output size.
+
+        EXPLICIT_ROUND_UP rounds the output size up, so the last window hangs over the padded end.
+        Source: `nvinfer1::PaddingMode` in NvInfer.h.
+        """
+        before, after = list(self.before), list(self.after)
+        for axis, length in enumerate(spatial):
+            reach = (self.size[axis] - 1) * self.dilation[axis] + 1
+            step = self.stride[axis]
+            if self.mode.startswith("SAME"):
+                total = max((-(-length // step) - 1) * step + reach - length, 0)
+                small, large = total // 2, total - total // 2
+                before[axis], after[axis] = (small, large) if self.mode == "SAME_UPPER" else (large, small)
+            elif self.mode == "EXPLICIT_ROUND_UP":
+                spare = length + before[axis] + after[axis] - reach
+                after[axis] += -(-spare // step) * step - spare
+        return before, after
+
+
+def window_of(layer: Layer, size: str) -> Window:
+    """Read the window parameters of a convolution or pooling layer."""
+    trt = layer.trt
+    shape = layer.ints(size)
+    assert shape is not None
+    dilation = layer.ints("dilation_nd") if hasattr(trt, "dilation_nd") else None
+    return Window(
+        shape,
+        layer.ints("stride_nd") or (1,) * len(shape),
+        dilation or (1,) * len(shape),
+        tuple(trt.pre_padding),
+        tuple(trt.post_padding),
+        layer.option("padding_mode"),
+    )
+
+
+def pad_sizes(before: list[int], after: list[int]) -> list[int]:
+    """Return padding in the order of `F.pad`: last axis first."""
+    return [size for pair in zip(reversed(before), reversed(after), strict=True) for size in pair]
+
+
+def convolution(layer: Layer) -> Op:
+    """Correlate [N, C, ...] with a kernel [K, C / groups, ...] given as weights or as input 1; bias likewise."""
+    window = window_of(layer, "kernel_size_nd")
+    groups, maps = int(layer.trt.num_groups), int(layer.trt.num_output_maps)
+    convolve = _CONVOLVE[len(window.size)]
+    kernel, bias = _parameters(layer, (maps, -1, *window.size))
+
+    def apply(x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+        if window.is_symmetric:
+            return convolve(x, kernel, bias, window.stride, window.before, window.dilation, groups)
+        padded = F.pad(x, pad_sizes(*window.padding(tuple(x.shape[2:]))))
+        return convolve(padded, kernel, bias, window.stride, 0, window.dilation, groups)
+
+    return _with_parameters(layer, apply, kernel, bias)
+
+
+def deconvolution(layer: Layer) -> Op:
+    """Transpose-convolve [N, C, ...] with a kernel [C, K / groups, ...]; padding crops the result.
+
+    Output size: (input - 1) * stride + dilated kernel - padding, input * stride in the SAME modes. A negative
+    padding extends the result. Source: IDeconvolutionLayer in NvInfer.h.
+    """
+    window = window_of(layer, "kernel_size_nd")
+    groups = int(layer.trt.num_groups)
+    deconvolve = _DECONVOLVE[len(window.size)]
+    kernel, bias = _parameters(layer, (-1, int(layer.trt.num_output_maps) // groups, *window.size))
+
+    def apply(x: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+        if window.is_symmetric and min(window.before) >= 0:
+            stride, dilation = window.stride, window.dilation
+            return deconvolve(x, kernel, bias, stride, window.before, 0, groups, dilation)
+        full = deconvolve(x, kernel, None, window.stride, 0, 0, groups, window.dilation)
+        before, after = _crop(window, tuple(x.shape[2:]))
+        cropped = F.pad(full, pad_sizes([-size for size in before], [-size for size in after]))
+        return cropped if bias is None else cropped + bias.reshape(-1, *[1] * len(window.size))
+
+    return _with_parameters(layer, apply, kernel, bias)
+
+
+def _crop(window: Window, spatial: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Return what a deconvolution cuts off before and after each axis."""
+    if not window.mode.startswith("SAME"):
+        return list(window.before), list(window.after)
+    before, after = [], []
+    for axis, length in enumerate(spatial):
+        reach = (window.size[axis] - 1) * window.dilation[axis] + 1
+        total = (length - 1) * window.stride[axis] + reach - length * window.stride[axis]
+        small, large = total // 2, total - total // 2
+        before.append(small if window.mode == "SAME_UPPER" else large)
+        after.append(large if window.mode == "SAME_UPPER" else small)
+    return before, after
+
+
+def _parameters(layer: Layer, shape: tuple[int, ...]) -> tuple[Tensor | None, Tensor | None]:
+    """Return kernel and bias where they are weights, in the type that products are summed in."""
+    compute = layer.precision.accumulation(layer.input_dtype())
+    kernel = None if layer.has_input(1) else layer.weights("kernel")
+    bias = None if layer.has_input(2) else layer.weights("bias")
+    groups = int(layer.trt.num_groups)
+    if kernel is not None and shape[0] == -1 and groups > 1:
+        channels = kernel.numel() // max(1, int(torch.tensor(shape[1:]).prod()))
+        kernel = kernel.reshape(channels, *shape[1:])
+    return (
+        None if kernel is None else kernel.reshape(shape).to(compute),
+        None if bias is None else bias.to(compute),
+    )
+
+
+def _with_parameters(
+    layer: Layer, apply: Callable[[Tensor, Tensor, Tensor | None], Tensor], kernel: Tensor | None, bias: Tensor | None
+) -> Op:
+    """Return code that adds the parameters, converting only where the sums run in another type."""
+    dtype = layer.input_dtype()
+    compute = layer.precision.accumulation(dtype)
+    if kernel is not None and dtype == compute:
+        return lambda x, *_: apply(x, kernel, bias)
+
+    def run(x: Tensor, given_kernel: Tensor | None = None, given_bias: Tensor | None = None) -> Tensor:
+        used = kernel if kernel is not None else given_kernel
+        added = bias if bias is not None else given_bias
+        assert used is not None
+        added = None if added is None else added.to(compute)
+        return apply(x.to(compute), used.to(compute), added).to(dtype)
+
+    return run

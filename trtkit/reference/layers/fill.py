@@ -1,0 +1,46 @@
+"""Tensors made from numbers: ramps and random values."""
+
+from __future__ import annotations
+
+import torch
+
+from trtkit.reference.layer import Layer, Op, Tensor, sizes
+
+
+def fill(layer: Layer) -> Op:
+    """Return a tensor of the layer's shape or that of input 0.
+
+    LINSPACE: alpha + beta[i] * position along each axis i. RANDOM_UNIFORM: from alpha to beta. RANDOM_NORMAL: mean
+    alpha, deviation beta. Random values come from torch's generator, so `torch.manual_seed` repeats them; no two
+    libraries give the same ones. Source: IFillLayer in NvInfer.h.
+    """
+    operation, dtype = layer.option("operation"), layer.output_dtype()
+    stated = None if layer.has_input(0) else layer.ints("shape")
+    device = layer.precision.device
+    constants = (layer.trt.alpha, layer.trt.beta)
+
+    def run(shape: Tensor | None = None, alpha: Tensor | None = None, beta: Tensor | None = None) -> Tensor:
+        wanted = list(stated) if stated is not None else sizes(shape)  # type: ignore[arg-type]
+        first = constants[0] if alpha is None else alpha.item()
+        if operation == "LINSPACE":
+            deltas = [constants[1]] if beta is None else beta.reshape(-1).tolist()
+            home = torch.device("cpu") if dtype in (torch.int32, torch.int64) and shape is not None else device
+            return _ramp(wanted, first, deltas, torch.empty(0, dtype=dtype, device=home))
+        second = constants[1] if beta is None else beta.item()
+        wide = torch.empty(wanted, dtype=torch.float32, device=device)
+        made = wide.uniform_(first, second) if operation == "RANDOM_UNIFORM" else wide.normal_(first, second)
+        return made.to(dtype)
+
+    return run
+
+
+def _ramp(shape: list[int], first: float, deltas: list[float], like: Tensor) -> Tensor:
+    """Return first + the sum over axes of position times delta, in the type and place of `like`."""
+    is_float = like.dtype.is_floating_point
+    total = torch.full(shape, first if is_float else int(first), dtype=like.dtype, device=like.device)
+    if len(deltas) < len(shape):
+        deltas = deltas * len(shape)
+    for axis, (size, delta) in enumerate(zip(shape, deltas, strict=False)):
+        steps = torch.arange(size, dtype=like.dtype, device=like.device) * (delta if is_float else int(delta))
+        total = total + steps.reshape(-1, *[1] * (len(shape) - axis - 1))
+    return total

@@ -1,0 +1,54 @@
+"""Which torch type holds a TensorRT tensor, and which type its arithmetic runs in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from trtkit.dtypes import DType
+
+# Four-bit values are held one per element: int4 in int8, fp4 as the numbers themselves in fp16.
+_STORAGE = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp8": torch.float8_e4m3fn,
+    "e8m0": torch.float8_e8m0fnu,
+    "fp4": torch.float16,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+    "int4": torch.int8,
+    "bool": torch.bool,
+}
+_WIDENED = {"fp32": torch.float32, "fp64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The types a network is computed in.
+
+    widen: None for the network's own types; "fp32" or "fp64" holds and computes fp16, bf16 and fp32 tensors in it.
+    """
+
+    widen: str | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def storage(self, dtype: DType) -> torch.dtype:
+        """Return the torch type that holds tensors of `dtype`."""
+        if self.widen and dtype.name in ("fp32", "fp16", "bf16"):
+            wide = _WIDENED[self.widen]
+            return wide if wide.itemsize > _STORAGE[dtype.name].itemsize else _STORAGE["fp32"]
+        return _STORAGE[dtype.name]
+
+    def accumulation(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the type that products of `dtype` are summed in.
+
+        TensorRT's kernels accumulate fp16 and bf16 in fp32. torch's CPU kernels do so for bf16; for fp16 they are
+        up to 30 times slower than converting to fp32, so that is what is done.
+        """
+        return torch.float32 if dtype == torch.float16 and self.device.type == "cpu" else dtype

@@ -1,0 +1,96 @@
+"""A compiled network: steps over numbered values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtkit.errors import ExecutionError
+
+if TYPE_CHECKING:
+    from trtkit.reference.layer import Op
+
+Observer = Callable[[int, Any], None]
+"""Told each tensor's slot and value as it is computed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One layer ready to run.
+
+    run: leaves its inputs as they are. fast: may reuse the memory of an input that nothing else needs.
+    frees: slots that no later step reads.
+    """
+
+    run: Op
+    fast: Op
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    frees: tuple[int, ...]
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Steps in the order to run them.
+
+    initial: a value per slot, constants filled in. outputs: the slots of the results.
+    """
+
+    steps: tuple[Step, ...]
+    initial: list[Any]
+    outputs: tuple[int, ...]
+
+
+def execute(program: Program, values: list[Any]) -> None:
+    """Run every step on `values`, forgetting each value after its last use."""
+    step = None
+    try:
+        for step in program.steps:
+            result = step.fast(*[values[slot] for slot in step.inputs])
+            if len(step.outputs) == 1:
+                values[step.outputs[0]] = result
+            else:
+                for slot, item in zip(step.outputs, result, strict=True):
+                    values[slot] = item
+            for slot in step.frees:
+                values[slot] = None
+    except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, OverflowError) as error:
+        assert step is not None
+        raise failed(step, values, error) from error
+
+
+def observe(program: Program, values: list[Any], observer: Observer) -> None:
+    """Run every step, telling `observer` each result; no memory is reused."""
+    for step in program.steps:
+        try:
+            result = step.run(*[values[slot] for slot in step.inputs])
+        except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, OverflowError) as error:
+            raise failed(step, values, error) from error
+        for slot, item in zip(step.outputs, result if len(step.outputs) > 1 else (result,), strict=False):
+            values[slot] = item
+            observer(slot, item)
+        for slot in step.frees:
+            values[slot] = None
+
+
+def failed(step: Step, values: list[Any], error: Exception) -> ExecutionError:
+    """Return the error for a layer that torch could not compute."""
+    if isinstance(error, ExecutionError):
+        return error
+    given = ", ".join(_describe(values[slot]) for slot in step.inputs)
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return ExecutionError(
+        f"the {step.kind} layer cannot be computed from {given or 'no inputs'}: {reason}",
+        step.name,
+        "check the shapes and values that the network's inputs give this layer",
+    )
+
+
+def _describe(value: Any) -> str:
+    """Return `fp32[1, 3]` for a tensor."""
+    if value is None:
+        return "none"
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
