@@ -2,5 +2,6 @@
 
 from trtkit.reference.arrays import to_array, to_tensor
 from trtkit.reference.executor import Executor, InputSpec, Options
+from trtkit.reference.ranks import Group, run_ranks
 
-__all__ = ["Executor", "InputSpec", "Options", "to_array", "to_tensor"]
+__all__ = ["Executor", "Group", "InputSpec", "Options", "run_ranks", "to_array", "to_tensor"]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from trtkit.backends import Backend
     from trtkit.dtypes import DType
+    from trtkit.reference.ranks import Rank
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,14 @@ class Options:
     widen: None for the network's own precision; "fp32" or "fp64" computes its fp16, bf16 and fp32 tensors in that type.
     device: a torch device.
     in_place_caches: KV-cache updates write into the cache given as input instead of a copy of it.
+    ranks: this rank's place in a `Group`, for a network with collectives; see `run_ranks`.
     """
 
     constants: Mapping[str, Any] = field(default_factory=dict)
     widen: str | None = None
     device: str = "cpu"
     in_place_caches: bool = False
+    ranks: Rank | None = None
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,10 @@ class Executor:
     def __init__(self, backend: Backend, network: Any, options: Options | None = None) -> None:
         options = options or Options()
         self._network = network
+        self._ranks = options.ranks
         self._graph = read_graph(backend, network)
         self._precision = Precision(options.widen, torch.device(options.device))
-        settings = Settings(self._precision, options.constants, options.in_place_caches)
+        settings = Settings(self._precision, options.constants, options.in_place_caches, options.ranks)
         compiler = Compiler(self._graph, settings)
         with torch.inference_mode():
             self._program = compiler.network()
@@ -93,6 +97,11 @@ class Executor:
         found = {name: self._known.get(slot) if kept.get(slot) is None else kept[slot] for name, slot in wanted.items()}
         outputs = {name: values[slot] for name, slot in zip(self.output_names, self._program.outputs, strict=True)}
         return {name: value for name, value in found.items() if value is not None} | outputs
+
+    def leave_group(self) -> None:
+        """Let the other ranks fail instead of waiting for this one."""
+        if self._ranks is not None:
+            self._ranks.group.barrier.abort()
 
     def _observer(
         self, wanted: set[int], kept: dict[int, Tensor], on_tensor: Callable[[str, Tensor], None] | None

@@ -14,6 +14,7 @@ from trtkit.reference.weights import read_weights
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
     from trtkit.reference.precision import Precision
+    from trtkit.reference.ranks import Rank
 
 Tensor = torch.Tensor
 Op = Callable[..., Any]
@@ -36,11 +37,15 @@ class Lowered:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to compile. constants: the side table. in_place_caches: KV caches are updated where they are."""
+    """How to compile. constants: the side table. in_place_caches: KV caches are updated where they are.
+
+    ranks: the other ranks of a multi-device network, None for a single one.
+    """
 
     precision: Precision
     constants: Mapping[str, Any] = field(default_factory=dict)
     in_place_caches: bool = False
+    ranks: Rank | None = None
 
 
 @dataclass(frozen=True, eq=False)

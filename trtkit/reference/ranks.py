@@ -1,0 +1,66 @@
+"""Run the ranks of a multi-device network as threads of one process."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Barrier
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from trtkit.reference.executor import Executor
+
+
+@dataclass
+class Group:
+    """Ranks that exchange tensors. count: how many."""
+
+    count: int
+    posted: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.barrier = Barrier(self.count)
+
+    def member(self, rank: int) -> Rank:
+        """Return the group as rank `rank` sees it."""
+        return Rank(self, rank)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank of a group."""
+
+    group: Group
+    rank: int
+
+    @property
+    def count(self) -> int:
+        """How many ranks there are."""
+        return self.group.count
+
+    def exchange(self, key: str, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return what every rank brought to the layer `key`, by rank. Waits for all of them."""
+        self.group.posted[key, self.rank] = tensor
+        self.group.barrier.wait()
+        parts = [self.group.posted[key, rank] for rank in range(self.count)]
+        self.group.barrier.wait()
+        return parts
+
+
+def run_ranks(executors: list[Executor], inputs: list[Mapping[str, Any]]) -> list[dict[str, torch.Tensor]]:
+    """Run one executor per rank at once and return their outputs. The first rank's error is raised."""
+
+    def run(executor: Executor, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        try:
+            return executor.run(given)
+        except Exception:
+            executor.leave_group()
+            raise
+
+    with ThreadPoolExecutor(len(executors)) as pool:
+        futures = [pool.submit(run, *pair) for pair in zip(executors, inputs, strict=True)]
+        return [future.result() for future in futures]
