@@ -53,7 +53,11 @@ def load_config(name: str, overrides: Sequence[str] = (), target: str | None = N
 
     Raises ConfigError with every fault found.
     """
-    file = read_yaml(find_config(name))
+    return _finish(read_yaml(find_config(name)), overrides, target)
+
+
+def _finish(file: YamlFile, overrides: Sequence[str], target: str | None) -> ModelConfig:
+    """Lay `overrides` and `target` over the file's data and check the whole."""
     data = _anchor_paths(copy.deepcopy(file.data), file.path.parent)
     origins: dict[KeyPath, str] = {}
     for text in overrides:
@@ -69,9 +73,10 @@ def load_config(name: str, overrides: Sequence[str] = (), target: str | None = N
     return _validate(data, file, origins)
 
 
-def config_for_onnx(path: Path) -> ModelConfig:
-    """Return the config that a bare ONNX file stands for: all defaults."""
-    return ModelConfig.model_validate({"name": _safe_name(path.stem), "source": {"onnx": str(path.resolve())}})
+def config_for_onnx(path: Path, overrides: Sequence[str] = (), target: str | None = None) -> ModelConfig:
+    """Return the config that a bare ONNX file stands for: all defaults but the `overrides`."""
+    data = {"name": _safe_name(path.stem), "source": {"onnx": str(path.resolve())}}
+    return _finish(YamlFile(path, data, {}), overrides, target)
 
 
 def _validate(data: dict[str, Any], file: YamlFile, origins: dict[KeyPath, str]) -> ModelConfig:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # The parser reads opset 9 onwards without gaps; older models are lifted to this one.
 _OLDEST_OPSET, _LIFT_TO = 9, 13
+# Before IR version 4, initializers had to be listed as inputs too.
+_IR_VERSION = 8
 
 
 def check(model: onnx.ModelProto, where: str) -> str:
@@ -29,6 +31,16 @@ def check(model: onnx.ModelProto, where: str) -> str:
     except ValueError:
         return "skipped: over 2 GiB"
     return f"{len(model.graph.node)} nodes, opset {opset_of(model)}"
+
+
+def free_initializers(model: onnx.ModelProto) -> str:
+    """Make weights constants: old models list them as inputs that a caller could feed."""
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    listed = [value for value in model.graph.input if value.name in initializers]
+    for value in listed:
+        model.graph.input.remove(value)
+    model.ir_version = max(model.ir_version, _IR_VERSION)
+    return f"{len(listed)} taken off the inputs" if listed else "none among the inputs"
 
 
 def name_nodes(model: onnx.ModelProto) -> str:

@@ -24,14 +24,10 @@ class Network:
     logger: Any
 
 
-class ParseError(UnsupportedOperatorsError):
-    """A model that TensorRT's parser refuses, in its own words."""
-
-
 def parse_onnx(backend: Backend, path: Path, severity: str = "WARNING") -> Network:
     """Parse `path` into a new, strongly typed network.
 
-    Raises ParseError with every fault that the parser reports in one pass.
+    Raises UnsupportedOperatorsError with every fault that the parser reports in one pass.
     """
     logger = backend.logger(severity)
     builder = backend.trt.Builder(logger)
@@ -39,7 +35,7 @@ def parse_onnx(backend: Backend, path: Path, severity: str = "WARNING") -> Netwo
     parser = backend.trt.OnnxParser(definition, logger)
     if not parser.parse_from_file(str(path)):
         faults = [_problem(parser.get_error(index)) for index in range(parser.num_errors)]
-        raise ParseError("TensorRT cannot parse the model", faults or [Problem("no reason given")])
+        raise UnsupportedOperatorsError("TensorRT cannot parse the model", faults or [Problem("no reason given")])
     return Network(definition, builder, parser, logger)
 
 

@@ -1,0 +1,5 @@
+"""The command line: `trtkit`."""
+
+from trtkit.cli.main import main
+
+__all__ = ["main"]

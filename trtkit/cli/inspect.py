@@ -1,0 +1,92 @@
+"""`trtkit inspect`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtkit.cli.options import json_option, quiet_option, set_option, target_option
+from trtkit.errors import SourceError
+
+if TYPE_CHECKING:
+    from trtkit.config.schema import ModelConfig
+
+EPILOG = """\b
+Examples:
+  trtkit inspect model.onnx
+  trtkit inspect ppocr-rec --set precision=fp16
+  trtkit inspect bundles/efficientnet-lite0 --layers"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("path")
+@target_option
+@set_option
+@click.option("--layers", is_flag=True, help="List every layer.")
+@json_option
+@quiet_option
+def command(
+    path: str, target: str | None, overrides: tuple[str, ...], layers: bool, as_json: bool, quiet: bool
+) -> None:
+    """Show an ONNX file, a config's network before building, or a bundle.
+
+    PATH is an .onnx file, a YAML file, the name of a shipped config, or a bundle's folder. FLOPs, bytes and sizes are
+    counted at the `opt` shapes.
+    """
+    found = _bundle(path) or _network(_config(path, overrides, target), quiet=quiet or as_json)
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    from trtkit.cli.tables import console, inspect_tables
+
+    for table in inspect_tables(found, every_layer=layers):
+        console().print(table)
+
+
+def _config(path: str, overrides: tuple[str, ...], target: str | None) -> ModelConfig:
+    """Return the config at `path`, or the one that a bare ONNX file stands for."""
+    from trtkit.config import load_config
+    from trtkit.config.load import config_for_onnx
+
+    if path.endswith(".onnx"):
+        if not Path(path).exists():
+            raise SourceError("no such file", path, "check the path")
+        return config_for_onnx(Path(path), overrides, target)
+    return load_config(path, overrides, target)
+
+
+def _bundle(path: str) -> dict[str, Any] | None:
+    """Return what a bundle says of itself, None where `path` is none."""
+    from trtkit.engine.bundle import is_bundle, open_bundle
+
+    folder = Path(path)
+    if not folder.is_dir():
+        return None
+    if not is_bundle(folder) and (folder.with_suffix(".yaml").is_file()):
+        return None
+    bundle = open_bundle(folder)
+    bundle.check_files()
+    return {"kind": "bundle", "manifest": bundle.manifest.model_dump(mode="json"), "network": bundle.network_record()}
+
+
+def _network(config: ModelConfig, *, quiet: bool) -> dict[str, Any]:
+    """Prepare and parse the config's model in a temporary folder."""
+    import tempfile
+
+    from trtkit.cli.progress import show_progress
+    from trtkit.engine.build import describe_network, plan_build
+
+    with tempfile.TemporaryDirectory(prefix="trtkit-") as folder, show_progress(quiet=quiet) as on_event:
+        plan = plan_build(config, on_event)
+        prepared, network = describe_network(plan, Path(folder), on_event)
+    return {
+        "kind": "network",
+        "config": config.model_dump(mode="json"),
+        "backend": plan.backend,
+        "steps": prepared["steps"],
+        "profiles": prepared["profiles"],
+        "network": network,
+    }

@@ -1,0 +1,89 @@
+"""The `trtkit` group: commands are imported when they are run, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from trtkit import __version__
+from trtkit.errors import TrtkitError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Command name to its one-line help. Each lives in trtkit/cli/<name>.py as `command`.
+COMMANDS = {
+    "build": "Build an engine bundle from a config.",
+    "inspect": "Show an ONNX file, a config's network or a bundle.",
+    "doctor": "Check what this machine can do and what is missing.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' names and help without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of work."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"trtkit.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+EPILOG = """\b
+Examples:
+  trtkit build --config efficientnet-lite0
+  trtkit build --config my.yaml --set precision=fp16 --target sm89
+  trtkit inspect bundles/efficientnet-lite0
+  trtkit doctor
+
+\b
+Exit codes: 0 done, 1 failed, 2 wrong usage or config, 130 cancelled."""
+
+
+@click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="trtkit")
+def cli() -> None:
+    """Turn models into TensorRT engines, prove them right without a GPU, measure and deploy them."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; users' mistakes end in a message, not in a traceback."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        cli.main(args=words, prog_name="trtkit", standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("cancelled: nothing was written", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+    except TrtkitError as error:
+        _show(error, as_json="--json" in words)
+        sys.exit(error.exit_code)
+
+
+def _show(error: TrtkitError, *, as_json: bool) -> None:
+    """Print an error for a person on stderr, or for a program on stdout."""
+    if as_json:
+        import json
+
+        click.echo(json.dumps(error.to_json()))
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True)

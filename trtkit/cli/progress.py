@@ -1,0 +1,62 @@
+"""Show a job's events while it runs: a live bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Json = dict[str, Any]
+
+
+@contextlib.contextmanager
+def show_progress(*, quiet: bool = False) -> Iterator[Callable[[Json], None]]:
+    """Yield the function that takes events; everything goes to stderr."""
+    console = Console(stderr=True, quiet=quiet)
+    if not console.is_terminal:
+        yield _Lines(console)
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(30), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield _Bar(progress, progress.add_task("start", total=None))
+
+
+class _Lines:
+    """Print each step as a line."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._started = time.monotonic()
+
+    def __call__(self, event: Json) -> None:
+        if event["event"] == "phase":
+            self._console.print(
+                f"[{time.monotonic() - self._started:6.1f} s] {event['name']}", markup=False, highlight=False
+            )
+        elif event["event"] == "step":
+            self._console.print(_step(event), markup=False, highlight=False, soft_wrap=True)
+
+
+class _Bar:
+    """Keep one bar at the bottom and print steps above it."""
+
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress, self._task = progress, task
+
+    def __call__(self, event: Json) -> None:
+        if event["event"] == "phase":
+            self._progress.update(self._task, description=event["name"], completed=0, total=None)
+        elif event["event"] == "progress":
+            self._progress.update(self._task, description=event["name"], completed=event["done"], total=event["total"])
+        elif event["event"] == "step":
+            self._progress.console.print(_step(event), markup=False, highlight=False)
+
+
+def _step(event: Json) -> str:
+    return f"  {event['name']:<13} {event['detail']} ({event['seconds']:.1f} s)"

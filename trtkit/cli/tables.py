@@ -1,0 +1,182 @@
+"""Tables for people: 80 columns, no colour where there is no terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trtkit.engine.bundle import Bundle
+
+Json = dict[str, Any]
+
+# How many of the costliest layers and largest tensors are listed.
+_TOP = 8
+
+
+def console() -> Console:
+    """Return a console on stdout; tables of a pipe are as wide as they need."""
+    plain = Console()
+    return plain if plain.is_terminal else Console(width=100)
+
+
+def bundle_summary(bundle: Bundle) -> Table:
+    """Return the table that ends a build."""
+    manifest = bundle.manifest
+    metrics, totals = manifest.metrics, manifest.totals
+    table = _pairs()
+    table.add_row("backend", f"{manifest.backend.name} {manifest.backend.version}, target {manifest.target.name}")
+    for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):
+        for tensor in tensors:
+            table.add_row(kind, f"{tensor.name} {tensor.dtype} {shape_text(tensor.shape)}")
+    table.add_row("profiles", profiles_text([dict(p) for p in manifest.model_dump(mode="json")["profiles"]]))
+    table.add_row("engine", f"{size_text(manifest.engines[0].size_bytes)}, {totals['layers']} layers")
+    table.add_row("weights", weights_text(totals["weight_bytes"]))
+    table.add_row("work", f"{count_text(totals['flops'])}FLOP, {size_text(totals['bytes_moved'])} moved (opt shapes)")
+    seconds = f"prepare {metrics.prepare_s:.1f} s, parse {metrics.parse_s:.2f} s, build {metrics.build_s:.1f} s"
+    table.add_row("took", f"{seconds}, {metrics.peak_memory_mib:.0f} MiB at most")
+    for warning in manifest.warnings:
+        table.add_row("warning", warning)
+    return table
+
+
+def inspect_tables(found: Json, *, every_layer: bool) -> Iterator[RenderableType]:
+    """Yield the tables of `trtkit inspect`."""
+    network = found["network"]
+    yield _overview(found)
+    yield _steps(found["manifest"]["steps"] if "manifest" in found else found["steps"])
+    yield _types(network)
+    if every_layer:
+        yield _layers(network["layers"], "layers in order")
+    else:
+        costly = sorted(network["layers"], key=lambda layer: layer["flops"], reverse=True)[:_TOP]
+        yield _layers(costly, f"the {len(costly)} layers with most FLOPs")
+        yield _tensors(network["layers"])
+
+
+def _overview(found: Json) -> Table:
+    """Summarize config, inputs, outputs, profiles and totals."""
+    source = found.get("manifest", found)
+    config, network, totals = source["config"], found["network"], found["network"]["totals"]
+    table = _pairs(found["kind"])
+    table.add_row("name", config["name"])
+    kind, origin = next((kind, value) for kind, value in config["source"].items() if value is not None)
+    table.add_row("source", f"{kind}: {origin if isinstance(origin, str) else origin['factory']}")
+    kept = f", fp32 kept in {', '.join(config['keep_fp32'])}" if config["keep_fp32"] else ""
+    table.add_row("precision", f"{config['precision']}{kept}; I/O types: {config['io_types']}")
+    table.add_row("target", config["target"])
+    for kind in ("inputs", "outputs"):
+        for tensor in network[kind]:
+            table.add_row(kind[:-1], f"{tensor['name']} {tensor['dtype']} {shape_text(tensor['shape'])}")
+    table.add_row("profiles", profiles_text(source["profiles"]))
+    if "manifest" in found:
+        table.add_row("engine", size_text(source["engines"][0]["size_bytes"]))
+        table.add_row("backend", f"{source['backend']['name']} {source['backend']['version']}")
+    table.add_row("weights", weights_text(totals["weight_bytes"]))
+    table.add_row("work", f"{count_text(totals['flops'])}FLOP, {size_text(totals['bytes_moved'])} moved")
+    return table
+
+
+def _steps(steps: list[Json]) -> Table:
+    table = _pairs("what was done to the model")
+    for step in steps:
+        table.add_row(step["name"], step["detail"])
+    return table
+
+
+def _types(network: Json) -> Table:
+    """Count layers, FLOPs and bytes by layer type."""
+    table = _table("layers by type", "type", "layers", "FLOP", "bytes moved")
+    by_type: dict[str, list[Json]] = {}
+    for layer in network["layers"]:
+        by_type.setdefault(layer["type"], []).append(layer)
+    for kind, layers in sorted(by_type.items(), key=lambda item: -len(item[1])):
+        flops, moved = sum(layer["flops"] for layer in layers), sum(layer["bytes_moved"] for layer in layers)
+        table.add_row(kind.lower(), str(len(layers)), count_text(flops), size_text(moved))
+    return table
+
+
+def _layers(layers: list[Json], title: str) -> Table:
+    table = _table(title, "name", "type", "output", "FLOP", "moved")
+    for layer in layers:
+        output = layer["outputs"][0] if layer["outputs"] else {"dtype": "", "shape": ()}
+        shape = f"{output['dtype']} {shape_text(output['shape'])}"
+        kind, flops, moved = layer["type"].lower(), count_text(layer["flops"]), size_text(layer["bytes_moved"])
+        table.add_row(layer["name"], kind, shape, flops, moved)
+    return table
+
+
+def _tensors(layers: list[Json]) -> Table:
+    """List the largest tensors that layers compute."""
+    from trtkit.network.describe import TensorRecord
+
+    table = _table("the largest tensors", "name", "type", "shape", "size")
+    made = [
+        TensorRecord(t["name"], t["dtype"], tuple(t["shape"]))
+        for layer in layers
+        if layer["type"] != "CONSTANT"
+        for t in layer["outputs"]
+    ]
+    for tensor in sorted(made, key=lambda tensor: -tensor.size_bytes)[:_TOP]:
+        table.add_row(tensor.name, tensor.dtype, shape_text(tensor.shape), size_text(tensor.size_bytes))
+    return table
+
+
+def shape_text(shape: Any) -> str:
+    """Return `[1, 3, ?, ?]`."""
+    return f"[{', '.join('?' if dim == -1 else str(dim) for dim in shape)}]".replace("[", "\\[", 1)
+
+
+def profiles_text(profiles: list[Json]) -> str:
+    """Return one line an input and profile: `x: 1x3x48x32 | 1x3x48x320 | 8x3x48x960`."""
+    lines = []
+    for profile in profiles:
+        for name, shapes in profile.items():
+            triple = " | ".join("x".join(str(dim) for dim in shapes[kind]) for kind in ("min", "opt", "max"))
+            lines.append(f"{name}: {triple}")
+    return "\n".join(lines) or "static shapes"
+
+
+def weights_text(by_type: Json) -> str:
+    """Return sizes by type, largest first."""
+    ordered = sorted(by_type.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {size_text(size)}" for name, size in ordered) or "none"
+
+
+def size_text(size: float) -> str:
+    """Return bytes with a binary prefix."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError
+
+
+def count_text(count: float) -> str:
+    """Return a count with a decimal prefix, such as `8.2 G`."""
+    for prefix in ("", "K", "M", "G", "T"):
+        if count < 1000 or prefix == "T":
+            return f"{count:.0f} " if prefix == "" else f"{count:.1f} {prefix}"
+        count /= 1000
+    raise AssertionError
+
+
+def _pairs(title: str | None = None) -> Table:
+    """Return a table of names and values."""
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    """Return a table whose first column is text and whose last ones are numbers."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="cyan")
+    for column in columns:
+        is_number = column in {"layers", "FLOP", "bytes moved", "moved", "size"}
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+    return table

@@ -1,0 +1,101 @@
+"""A bundle: a folder that holds an engine and all that is needed to know, check and rebuild it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from trtkit.engine.manifest import SCHEMA_VERSION, Manifest
+from trtkit.errors import BundleError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trtkit.engine.manifest import FileRecord
+
+MANIFEST, NETWORK = "manifest.json", "network.json"
+_REBUILD = "build the bundle again"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle folder with its manifest read."""
+
+    path: Path
+    manifest: Manifest
+
+    def engine_path(self, index: int = 0) -> Path:
+        """Return the plan file, without checking it."""
+        return self.path / self.manifest.engines[index].path
+
+    @property
+    def onnx_path(self) -> Path:
+        """The ONNX file that TensorRT parsed."""
+        return self.path / self.manifest.network.path
+
+    def network_record(self) -> dict[str, Any]:
+        """Return the layers as `describe` recorded them."""
+        record: dict[str, Any] = json.loads((self.path / NETWORK).read_text(encoding="utf-8"))
+        return record
+
+    def check_files(self) -> None:
+        """Compare every file with its digest: a plan is code. Raises BundleError."""
+        for record in (self.manifest.network, *self.manifest.engines):
+            check_file(self.path, record)
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether `path` is a folder with a manifest."""
+    return (path / MANIFEST).is_file()
+
+
+def open_bundle(path: Path) -> Bundle:
+    """Read the bundle at `path`. Raises BundleError where it is none or its manifest does not hold."""
+    file = path / MANIFEST
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BundleError(
+            f"no bundle here: `{MANIFEST}` is missing", str(path), "give a folder that `trtkit build` made"
+        ) from None
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BundleError(f"the manifest cannot be read: {error}", str(file), _REBUILD) from None
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SCHEMA_VERSION:
+        what = f"manifest schema version {version!r} is not {SCHEMA_VERSION}"
+        raise BundleError(what, str(file), "build the bundle again with this trtkit")
+    try:
+        return Bundle(path, Manifest.model_validate(data))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise BundleError(
+            f"the manifest is damaged: {key}: {first['msg']}", str(file), "build the bundle again"
+        ) from None
+
+
+def check_file(folder: Path, record: FileRecord) -> None:
+    """Compare one file with its record. Raises BundleError where it is missing, outside or changed."""
+    path = folder / record.path
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise BundleError("the manifest names a file outside the bundle", str(path))
+    try:
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise BundleError(f"cannot be read: {error.strerror}", str(path), _REBUILD) from None
+    if sha256 != record.sha256:
+        raise BundleError(
+            "the file is not the one that was built: its SHA-256 differs", str(path), "build the bundle again"
+        )
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write `data` so that readers see the old file or the new one, never half of it."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)

@@ -1,0 +1,119 @@
+"""Bundles kept by what they were built from, so that the same build is not done twice."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit import __version__
+from trtkit.engine.bundle import MANIFEST, is_bundle, open_bundle
+from trtkit.errors import BundleError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trtkit.config.schema import ModelConfig
+    from trtkit.config.targets import Target
+    from trtkit.engine.manifest import FileRecord
+
+# Packages whose version changes what is built.
+_TOOLS = (
+    "tensorrt-rtx-cu13", "tensorrt-cu13", "tensorrt", "onnx", "onnxslim", "onnxscript", "nvidia-modelopt", "torch",
+    "transformers",
+)  # fmt: skip
+# Bundles beyond this are dropped, least recently used first.
+CACHE_LIMIT_GIB = 20.0
+
+
+def tool_versions() -> dict[str, str]:
+    """Return the versions of Python, trtkit and the packages that take part in a build."""
+    versions = {"python": platform.python_version(), "trtkit": __version__}
+    for package in _TOOLS:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def build_key(
+    config: ModelConfig, target: Target, backend: str, sources: Sequence[FileRecord], tools: Mapping[str, str]
+) -> str:
+    """Return the SHA-256 of everything the plan follows from; descriptions and paths are no part of it."""
+    asked = config.model_dump(mode="json", exclude={"description", "target"})
+    digests = [source.sha256 for source in sources]
+    asked["source"] = {kind: value if kind == "torch" else None for kind, value in asked["source"].items()}
+    where = {"backend": backend, "compute_capabilities": target.compute_capabilities}
+    text = json.dumps([asked, digests, where, dict(tools)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def cache_folder() -> Path:
+    """Return the cache: $TRTKIT_CACHE_DIR, else `trtkit` in the user's cache folder."""
+    chosen = os.environ.get("TRTKIT_CACHE_DIR")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtkit"
+
+
+def restore(key: str, into: Path) -> bool:
+    """Fill the folder `into` with the cached bundle of `key`; False where there is none that is whole."""
+    cached = cache_folder() / "bundles" / key
+    if not is_bundle(cached):
+        return False
+    try:
+        open_bundle(cached).check_files()
+    except BundleError:
+        shutil.rmtree(cached, ignore_errors=True)
+        return False
+    os.utime(cached)
+    _link_tree(cached, into)
+    return True
+
+
+def store(key: str, bundle: Path) -> None:
+    """Keep `bundle` under `key`; a full or read-only cache is no fault of the build and passes."""
+    folder = cache_folder() / "bundles"
+    partial = folder / f".{key}.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _link_tree(bundle, partial)
+        partial.rename(folder / key)
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)
+    _prune(folder)
+
+
+def _prune(folder: Path) -> None:
+    """Drop the least recently used bundles beyond the limit."""
+    kept = 0.0
+    for bundle in sorted(folder.glob("[0-9a-f]*"), key=lambda path: path.stat().st_mtime, reverse=True):
+        kept += _size_gib(bundle)
+        if kept > CACHE_LIMIT_GIB:
+            shutil.rmtree(bundle, ignore_errors=True)
+
+
+def _size_gib(folder: Path) -> float:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**30
+
+
+def _link_tree(source: Path, destination: Path) -> None:
+    """Copy a folder by hard links, by content where the file systems differ."""
+
+    def link(origin: str, target: str) -> Any:
+        try:
+            os.link(origin, target)
+        except OSError:
+            shutil.copy2(origin, target)
+
+    shutil.copytree(source, destination, copy_function=link, dirs_exist_ok=True)
+    # The manifest is replaced, never written in place, but a copy costs nothing and keeps the cache's own.
+    manifest = destination / MANIFEST
+    manifest.unlink()
+    shutil.copy2(source / MANIFEST, manifest)

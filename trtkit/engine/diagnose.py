@@ -1,0 +1,105 @@
+"""A job that finds every operator of a model that TensorRT refuses, not only the first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit.backends import Backend, load_backend
+from trtkit.engine.advice import advice_for
+from trtkit.errors import Problem, UnsupportedOperatorsError
+from trtkit.network.onnx_care import all_nodes, opset_of
+from trtkit.sources import onnx_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import onnx
+
+Json = dict[str, Any]
+
+# Each round removes one refused node and parses again.
+_MOST_ROUNDS = 40
+
+
+def diagnose(arguments: Json, report: Callable[[Json], None]) -> Json:
+    """Raise UnsupportedOperatorsError with every node of `onnx` that the parser refuses.
+
+    The parser stops at the first node it cannot import. So that node is cut out, what it made becomes an input, and
+    the rest is parsed again.
+    """
+    report({"event": "phase", "name": "find unsupported operators"})
+    backend = load_backend(arguments["backend"])
+    model = onnx_file.read_model(Path(arguments["onnx"]))
+    opset = opset_of(model)
+    faults: dict[str, Problem] = {}
+    for _ in range(_MOST_ROUNDS):
+        fault = _first_fault(backend, model)
+        if fault is None:
+            break
+        node, reason = fault
+        if node is None:
+            faults.setdefault("", Problem(reason, "model"))
+            break
+        for refused in [node, *_same_operator(backend, model, node)]:
+            domain = refused.domain or "ai.onnx"
+            where = f"{refused.op_type} `{refused.name}` ({domain})"
+            faults.setdefault(refused.name, Problem(reason, where, advice_for(refused, opset)))
+            _cut(model, refused)
+    count = len(faults)
+    raise UnsupportedOperatorsError(
+        f"TensorRT refuses {count} node{'s' * (count != 1)} of the model", list(faults.values())
+    )
+
+
+def _first_fault(backend: Backend, model: onnx.ModelProto) -> tuple[onnx.NodeProto | None, str] | None:
+    """Parse and return the refused node with TensorRT's words, None where all is well."""
+    logger = backend.logger("INTERNAL_ERROR")
+    network = (builder := backend.trt.Builder(logger)).create_network(0)
+    parser = backend.trt.OnnxParser(network, logger)
+    if parser.parse(model.SerializeToString()):
+        return None
+    error = parser.get_error(0) if parser.num_errors else None
+    reason = error.desc().removeprefix("Assertion failed: ").strip() if error else "no reason given"
+    if reason == "false":
+        reason = "TensorRT's parser has no importer for it"
+    name = error.node_name() if error else ""
+    node = next((node for node in model.graph.node if node.name == name), None)
+    del parser, network, builder
+    return node, reason
+
+
+def _same_operator(backend: Backend, model: onnx.ModelProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return the other nodes of an operator that the parser does not know at all."""
+    logger = backend.logger("INTERNAL_ERROR")
+    network = (builder := backend.trt.Builder(logger)).create_network(0)
+    is_known = backend.trt.OnnxParser(network, logger).supports_operator(node.op_type)
+    del network, builder
+    if is_known:
+        return []
+    return [
+        other
+        for other in model.graph.node
+        if other.op_type == node.op_type and other.domain == node.domain and other.name != node.name
+    ]
+
+
+def _cut(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
+    """Remove `node`; tensors it made that are still used become inputs of the type they are known to have."""
+    import onnx
+
+    known = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
+    made = [name for name in node.output if name]
+    model.graph.node.remove(node)
+    used = {name for other in all_nodes(model.graph) for name in other.input}
+    used |= {value.name for value in model.graph.output}
+    for name in made:
+        if name not in used:
+            continue
+        value = known.get(name)
+        typed = value is not None and value.type.tensor_type.elem_type
+        model.graph.input.append(
+            value
+            if typed and value is not None
+            else onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["?"])
+        )

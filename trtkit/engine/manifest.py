@@ -1,0 +1,87 @@
+"""A bundle's `manifest.json`: what was asked, what it was made with, what came out."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from trtkit.config.schema import ModelConfig, ShapeRange, StrictModel
+from trtkit.config.targets import Target
+
+SCHEMA_VERSION = 1
+
+
+class FileRecord(StrictModel):
+    """A file by content. path: relative to the bundle, or absolute for a source outside it."""
+
+    path: str
+    size_bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class StepRecord(StrictModel):
+    """One step of ONNX care: what was done, in words."""
+
+    name: str
+    detail: str
+    seconds: float
+
+
+class IoRecord(StrictModel):
+    """A network input or output; -1 is a dynamic size."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class BackendRecord(StrictModel):
+    """The TensorRT library that built the plan; only the same one can load it."""
+
+    name: Literal["tensorrt", "tensorrt_rtx"]
+    version: str
+
+
+class BuildMetrics(StrictModel):
+    """What the build took. peak_memory_mib: of the process that parsed and built."""
+
+    prepare_s: float
+    parse_s: float
+    build_s: float
+    peak_memory_mib: float
+
+
+class Manifest(StrictModel):
+    """The whole of `manifest.json`.
+
+    build_key: SHA-256 over everything the plan follows from. verify: the last verification's summary, None before.
+    """
+
+    schema_version: Literal[1] = 1
+    name: str
+    created_at: str = Field(description="UTC, ISO 8601.")
+    build_key: str = Field(pattern=r"^[0-9a-f]{64}$")
+    config: ModelConfig
+    target: Target
+    backend: BackendRecord
+    tools: dict[str, str] = Field(description="Versions of Python and of the packages that took part.")
+    sources: tuple[FileRecord, ...]
+    steps: tuple[StepRecord, ...]
+    inputs: tuple[IoRecord, ...]
+    outputs: tuple[IoRecord, ...]
+    profiles: tuple[dict[str, ShapeRange], ...]
+    network: FileRecord = Field(description="The ONNX file that TensorRT parsed.")
+    totals: dict[str, Any] = Field(description="Layers, weight bytes, FLOPs and bytes moved at the opt shapes.")
+    engines: tuple[FileRecord, ...] = Field(min_length=1)
+    warnings: tuple[str, ...] = ()
+    metrics: BuildMetrics
+    verify: dict[str, Any] | None = None
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of `manifest.json`, published as `docs/manifest.schema.json`."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Manifest.model_json_schema(mode="serialization"),
+    }

@@ -1,0 +1,131 @@
+"""Jobs that turn a config's source into the ONNX file TensorRT will parse."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit.config.schema import ModelConfig
+from trtkit.engine.profiles import opt_dims, opt_shapes, resolve_profiles
+from trtkit.network import onnx_care, onnx_precision
+from trtkit.network.onnx_io import graph_inputs, graph_outputs
+from trtkit.sources import hf_vision, onnx_file, package_file, torch_export
+from trtkit.sources.digest import digest_source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import onnx
+
+Json = dict[str, Any]
+Report = "Callable[[Json], None]"
+
+# protobuf cannot hold more in one file.
+_LARGEST_INLINE_BYTES = 2**31 - 2**20
+
+
+@dataclass
+class Steps:
+    """What was done to a model, in order; each step is reported as it ends."""
+
+    report: Callable[[Json], None]
+    done: list[Json] = field(default_factory=list)
+    _started: float = field(default_factory=time.perf_counter)
+
+    def add(self, name: str, detail: str) -> None:
+        """Record the step that just ended."""
+        now = time.perf_counter()
+        step = {"name": name, "detail": detail, "seconds": round(now - self._started, 3)}
+        self._started = now
+        self.done.append(step)
+        self.report({"event": "step", **step})
+
+
+def digest(arguments: Json, report: Callable[[Json], None]) -> Json:
+    """Return the files that the source of `config` reads, with their SHA-256."""
+    config = ModelConfig.model_validate(arguments["config"])
+    report({"event": "phase", "name": "read source"})
+    return {"files": [asdict(file) for file in digest_source(config.source)]}
+
+
+def prepare(arguments: Json, report: Callable[[Json], None]) -> Json:
+    """Write the model of `config` to `folder`/model.onnx, fit for TensorRT and in its precision.
+
+    Returns steps, inputs, outputs, resolved profiles and what the parser is to be checked against.
+    """
+    config, folder = ModelConfig.model_validate(arguments["config"]), Path(arguments["folder"])
+    report({"event": "phase", "name": "prepare"})
+    steps = Steps(report)
+    path = _source_onnx(config, folder, steps)
+    model = _care(onnx_file.read_model(path), config, str(path), steps)
+    profiles, detail = resolve_profiles(graph_inputs(model), config.profiles)
+    steps.add("profiles", detail)
+    shapes = opt_shapes(graph_inputs(model), profiles)
+    if config.precision != "fp32":
+        keep = onnx_precision.keep_fp32_nodes(model, config.keep_fp32)
+        model = onnx_precision.cast_to(model, config.precision, keep, shapes, folder)
+        steps.add("precision", f"{config.precision} by AutoCast, {len(keep)} nodes kept in fp32")
+    steps.add("I/O types", onnx_precision.cast_io(model, config.io_types))
+    _save(model, folder / "model.onnx")
+    _remove_intermediates(folder)
+    return {
+        "steps": steps.done,
+        "inputs": [asdict(spec) for spec in graph_inputs(model)],
+        "outputs": [asdict(spec) for spec in graph_outputs(model)],
+        "profiles": [{name: shape.model_dump() for name, shape in profile.items()} for profile in profiles],
+        "opt_shapes": shapes,
+        "grid_samples": onnx_care.grid_sample_modes(model),
+    }
+
+
+def _source_onnx(config: ModelConfig, folder: Path, steps: Steps) -> Path:
+    """Return the ONNX file of the source, exported into `folder` where it is not one already."""
+    source = config.source
+    if source.onnx is not None:
+        path = package_file.resolve(source.onnx, source.requires)
+        steps.add("source", f"{path.name}, {path.stat().st_size / 2**20:.1f} MiB")
+        return path
+    torch_source = hf_vision.folder_source(Path(source.hf)) if source.hf is not None else source.torch
+    assert torch_source is not None
+    module = torch_export.make_module(torch_source, source.requires)
+    steps.add("source", f"{torch_source.factory}, {sum(p.numel() for p in module.parameters()) / 1e6:.1f} M parameters")
+    path = folder / "exported.onnx"
+    torch_export.export_module(module, torch_source, opt_dims(config.profiles), path)
+    steps.add("export", f"torch.export to opset {torch_source.opset}")
+    return path
+
+
+def _care(model: onnx.ModelProto, config: ModelConfig, where: str, steps: Steps) -> onnx.ModelProto:
+    """Run the steps of ONNX care in order."""
+    steps.add("check", onnx_care.check(model, where))
+    model, detail = onnx_care.lift_opset(model, where)
+    steps.add("opset", detail)
+    steps.add("initializers", onnx_care.free_initializers(model))
+    steps.add("dimensions", onnx_care.name_dimensions(model))
+    if config.fold_constants:
+        model, detail = onnx_care.fold_constants(model)
+        steps.add("fold", detail)
+    steps.add("node names", onnx_care.name_nodes(model))
+    model, detail = onnx_care.infer_shapes(model)
+    steps.add("shapes", detail)
+    return model
+
+
+def _save(model: onnx.ModelProto, path: Path) -> None:
+    """Write `model`, with its weights beside it where one file cannot hold them."""
+    import onnx
+
+    large = model.ByteSize() > _LARGEST_INLINE_BYTES
+    onnx.save(model, str(path), save_as_external_data=large, location=f"{path.name}.data" if large else None)
+
+
+def _remove_intermediates(folder: Path) -> None:
+    for path in _intermediates(folder):
+        path.unlink()
+
+
+def _intermediates(folder: Path) -> Iterator[Path]:
+    """Yield what steps left in `folder` beside the model."""
+    return (path for path in folder.iterdir() if not path.name.startswith("model.onnx"))

@@ -1,0 +1,39 @@
+"""Read the lines that TensorRT's logger writes."""
+
+from __future__ import annotations
+
+import re
+
+# `[11/21/2026-07:44:25] [TRT] [E] text`
+_LINE = re.compile(r"^\[[^\]]*\] \[TRT\] \[(?P<severity>[A-Z])\] (?P<text>.*)$")
+_PARSING = re.compile(r"Parsing node: (?P<name>\S*) \[(?P<op>\w+)\]")
+# What a machine without a GPU always logs; it is not the fault.
+_NOISE = ("cudaError", "CUDA initialization failure with error: 35", "Cuda failure: 35", "no CUDA-capable device")
+
+
+def error_lines(log: str) -> list[str]:
+    """Return the texts of error lines, without the noise of a missing GPU, each once."""
+    texts = []
+    for line in log.splitlines():
+        match = _LINE.match(line)
+        if match and match["severity"] in "EF" and not any(noise in match["text"] for noise in _NOISE):
+            texts.append(match["text"].strip())
+    return list(dict.fromkeys(texts))
+
+
+def warning_lines(log: str) -> list[str]:
+    """Return the texts of warning lines, each once."""
+    matches = (_LINE.match(line) for line in log.splitlines())
+    return list(dict.fromkeys(m["text"].strip() for m in matches if m and m["severity"] == "W"))
+
+
+def last_parsed_node(log: str) -> str:
+    """Return "Op `name`" of the last node that a verbose log says was parsed, empty where there is none."""
+    matches = list(_PARSING.finditer(log))
+    return f"{matches[-1]['op']} `{matches[-1]['name']}`" if matches else ""
+
+
+def last_lines(log: str, count: int = 6) -> str:
+    """Return the last lines that say something."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    return "\n".join(lines[-count:])

@@ -1,0 +1,77 @@
+"""The child's side of a job: read arguments from stdin, report events as JSON lines, answer once.
+
+Run as `python -m trtkit.engine.worker JOB FD`; `run_job` is its only caller.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit.errors import BundleError, TrtkitError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Json = dict[str, Any]
+
+# Job name to the function that does it: (arguments, report) -> result.
+JOBS = {
+    "digest": "trtkit.engine.prepare:digest",
+    "prepare": "trtkit.engine.prepare:prepare",
+    "describe": "trtkit.engine.compile:describe_only",
+    "compile": "trtkit.engine.compile:compile_engine",
+    "diagnose": "trtkit.engine.diagnose:diagnose",
+}
+
+
+def main(job: str, events: int) -> None:
+    """Do `job` and answer on the file descriptor `events`."""
+    arguments = json.loads(sys.stdin.readline())
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+    def send(event: Json) -> None:
+        os.write(events, json.dumps(event).encode() + b"\n")
+
+    send(_answer(job, arguments, send))
+
+
+def _answer(job: str, arguments: Json, send: Callable[[Json], None]) -> Json:
+    """Return the job's result, or its error as data."""
+    try:
+        module, _, function = JOBS[job].partition(":")
+        result = getattr(importlib.import_module(module), function)(arguments, send)
+    except TrtkitError as error:
+        return {"event": "error", **error.to_json()}
+    except OSError as error:
+        path = str(error.filename or "")
+        return {"event": "error", **BundleError(f"cannot write or read: {error.strerror or error}", path).to_json()}
+    except Exception as error:
+        traceback.print_exc()
+        sys.stderr.flush()
+        log = Path(arguments["log_path"]).read_text(errors="replace")
+        return {
+            "event": "error",
+            "error": "internal",
+            "what": repr(error),
+            "where": f"job {job}",
+            "fix": "",
+            "log": log,
+        }
+    return {"event": "result", "result": result}
+
+
+def _exit_with_parent() -> None:
+    """Wait for the end of stdin, which comes when the parent is gone, then leave at once."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
