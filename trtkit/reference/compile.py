@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -163,12 +164,14 @@ def _spec(spec: TensorSpec | None) -> TensorSpec:
 
 
 def _aliases(graph: Graph, precision: Precision) -> dict[int, int]:
-    """Map the output of each layer that changes nothing to its input."""
+    """Map the output of each layer that hands on its input to that input."""
     alias = {}
     for node in graph.nodes:
-        if node.kind in ("CAST", "IDENTITY"):
+        if node.kind == "CONDITIONAL_INPUT":
+            alias[node.outputs[0]] = node.inputs[0]
+        elif node.kind in ("CAST", "IDENTITY"):
             before, after = (_spec(graph.specs[slot]).dtype for slot in (node.inputs[0], node.outputs[0]))
-            if before == after or (before.is_float and precision.storage(before) == precision.storage(after)):
+            if before == after or precision.are_alike(before, after):
                 alias[node.outputs[0]] = node.inputs[0]
     return alias
 
@@ -192,22 +195,21 @@ def _units(nodes: list[Node], kept: set[int]) -> list[_Unit]:
 def _sorted_units(units: list[_Unit]) -> list[_Unit]:
     """Order units so that each comes after what it reads, otherwise as in the network."""
     producer = {slot: unit for unit in units for slot in unit.outputs}
-    done: set[int] = set()
+    waits_for = {id(unit): {id(producer[slot]) for slot in unit.inputs if slot in producer} for unit in units}
+    readers: dict[int, list[_Unit]] = {}
+    for unit in units:
+        for before in waits_for[id(unit)]:
+            readers.setdefault(before, []).append(unit)
+    ready = [(unit.order, index, unit) for index, unit in enumerate(units) if not waits_for[id(unit)]]
+    heapify(ready)
     ordered = []
-    for first in sorted(units, key=lambda unit: unit.order):
-        stack = [first]
-        while stack:
-            unit = stack[-1]
-            if id(unit) in done:
-                stack.pop()
-                continue
-            waiting = [producer[slot] for slot in unit.inputs if slot in producer and id(producer[slot]) not in done]
-            waiting = [other for other in waiting if other is not unit and other not in stack]
-            if waiting:
-                stack += waiting
-                continue
-            done.add(id(unit))
-            ordered.append(stack.pop())
+    while ready:
+        unit = heappop(ready)[2]
+        ordered.append(unit)
+        for reader in readers.get(id(unit), ()):
+            waits_for[id(reader)].discard(id(unit))
+            if not waits_for[id(reader)]:
+                heappush(ready, (reader.order, len(units) + len(ordered), reader))
     return ordered
 
 

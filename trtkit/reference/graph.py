@@ -19,7 +19,7 @@ MISSING = 0
 class Node:
     """One layer and the slots of its tensors, `MISSING` for inputs left out.
 
-    trt: the layer with its own class.
+    trt: the layer with its own class, or the IAttention that an attention's boundary layers belong to.
     owner: the ILoop or IIfConditional that a boundary layer belongs to.
     """
 
@@ -90,26 +90,27 @@ def _read_node(backend: Backend, untyped: Any, slots: _Slots) -> Node:
     """Read one layer. Activation and pooling layers hide the layer's type behind a `type` of their own."""
     kind = backend.trt.ILayer.type.fget(untyped).name
     layer = backend.typed(untyped)
+    if kind.startswith("ATTENTION"):
+        layer = layer.attention
     owner = next((getattr(layer, name) for name in ("loop", "conditional") if hasattr(layer, name)), None)
     return Node(
         layer,
         kind,
-        layer.name,
-        tuple(slots.of(layer.get_input(index)) for index in range(layer.num_inputs)),
-        tuple(slots.of(layer.get_output(index)) for index in range(layer.num_outputs)),
+        untyped.name,
+        tuple(slots.of(untyped.get_input(index)) for index in range(untyped.num_inputs)),
+        tuple(slots.of(untyped.get_output(index)) for index in range(untyped.num_outputs)),
         owner,
     )
 
 
 def _join_attention(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """Make one node of the two layers of each attention: its inputs come from the first, its output from the second."""
-    starts = {id(node.trt.attention): node for node in nodes if node.kind == "ATTENTION_INPUT"}
+    starts = {id(node.trt): node for node in nodes if node.kind == "ATTENTION_INPUT"}
     joined = []
     for node in nodes:
         if node.kind == "ATTENTION_OUTPUT":
-            attention = node.trt.attention
-            start = starts[id(attention)]
-            joined.append(Node(attention, "ATTENTION", attention.name, start.inputs, node.outputs))
+            inputs = starts[id(node.trt)].inputs
+            joined.append(Node(node.trt, "ATTENTION", node.trt.name, inputs, node.outputs))
         elif node.kind != "ATTENTION_INPUT":
             joined.append(node)
     return tuple(joined)

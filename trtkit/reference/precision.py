@@ -45,6 +45,11 @@ class Precision:
             return wide if wide.itemsize > _STORAGE[dtype.name].itemsize else _STORAGE["fp32"]
         return _STORAGE[dtype.name]
 
+    def are_alike(self, first: DType, second: DType) -> bool:
+        """Whether casting between two types changes nothing because both are widened to one."""
+        floats = ("fp32", "fp16", "bf16")
+        return first.name in floats and second.name in floats and self.storage(first) == self.storage(second)
+
     def accumulation(self, dtype: torch.dtype) -> torch.dtype:
         """Return the type that products of `dtype` are summed in.
 

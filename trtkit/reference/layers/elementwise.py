@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from trtkit.reference.layer import Layer, Lowered, Op, Tensor
+from trtkit.reference.layers.quantization import FP8_MAX, round_fp4
 
 Binary = Callable[[Tensor, Tensor], Tensor]
 Unary = Callable[[Tensor], Tensor]
@@ -100,19 +101,24 @@ def select(_layer: Layer) -> Op:
     return torch.where
 
 
-_EXACT_LIMITS = {torch.int32: (-2147483648, 2147483647), torch.int8: (-128, 127), torch.uint8: (0, 255)}
+_LIMITS = {"int32": (-2147483648, 2147483647), "int8": (-128, 127), "uint8": (0, 255), "int4": (-8, 7)}
 
 
 def cast(layer: Layer) -> Lowered:
     """Convert to the output's type.
 
     Floats become whole numbers by dropping the fraction; those out of range become the nearest limit and NaN
-    becomes 0, as NVIDIA GPUs convert (PTX ISA, `cvt`), where C++ and torch leave it undefined.
+    becomes 0, as NVIDIA GPUs convert (PTX ISA, `cvt`), where C++ and torch leave it undefined. fp8 and fp4 saturate.
     """
     source, target = layer.input_dtype(), layer.output_dtype()
+    name = layer.outputs[0].dtype.name
+    if name == "fp4":
+        return Lowered(lambda x: round_fp4(x.float()).to(target))
+    if name == "fp8" and source.is_floating_point:
+        return Lowered(lambda x: x.clamp(-FP8_MAX, FP8_MAX).to(target))
     if not source.is_floating_point or target.is_floating_point or target == torch.bool:
         return Lowered(lambda x: x.to(target), is_view=True)
-    if target not in _EXACT_LIMITS:
+    if name not in _LIMITS:
         return Lowered(lambda x: x.nan_to_num(0.0, 2.0**62, -(2.0**62)).to(target))
-    low, high = _EXACT_LIMITS[target]
+    low, high = _LIMITS[name]
     return Lowered(lambda x: x.double().nan_to_num(0.0).clamp_(low, high).to(target))

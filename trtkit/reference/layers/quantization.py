@@ -29,7 +29,8 @@ def quantize(layer: Layer) -> Op:
         wide = x if x.dtype == torch.float64 else x.float()
         ratio = wide / spread_scale(scale, x.shape, axis)
         if zero_point is not None:
-            ratio = torch.round(ratio) + spread_scale(zero_point, x.shape, axis)
+            whole = ratio if target.is_floating_point else torch.round(ratio)
+            ratio = whole + spread_scale(zero_point, x.shape, axis)
         return rounding(ratio).to(target)
 
     return run
@@ -67,7 +68,11 @@ def spread_scale(scale: Tensor, shape: torch.Size, axis: int) -> Tensor:
 
 
 def round_fp4(x: Tensor) -> Tensor:
-    """Return the nearest e2m1 values: multiples of 0.5 up to 2, of 1 up to 4, of 2 up to 6; ties to even."""
+    """Return the nearest e2m1 values: multiples of 0.5 up to 2, of 1 up to 4, of 2 up to 6; ties to even.
+
+    NaN, which e2m1 lacks, becomes 6 (PTX ISA, `cvt` to e2m1x2).
+    """
+    x = x.nan_to_num(FP4_MAX, FP4_MAX, -FP4_MAX)
     size = x.abs()
     step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0)).to(x.dtype)
     return (torch.round(size / step) * step).clamp(max=FP4_MAX).copysign(x)

@@ -1,0 +1,165 @@
+"""Take one ONNX node case through parse, build, execute and compare."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+
+from trtkit.errors import TrtkitError
+from trtkit.reference import Executor, to_array, to_tensor
+
+from .known import known_cause
+
+if TYPE_CHECKING:
+    from trtkit.backends import Backend
+
+RANDOM_OPS = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
+NOISE = ("cudaError 35", "CUDA initialization failure", "CUDA driver version")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far a case came. cause: why it did not come further, empty where it matched."""
+
+    name: str
+    op: str
+    parsed: bool = False
+    built: bool = False
+    executed: bool = False
+    matched: bool = False
+    cause: str = ""
+
+
+def run_case(backend: Backend, case: Any) -> Outcome:
+    """Parse, build and execute a case, and compare with its expected outputs at its own tolerance."""
+    op = case.model.graph.node[-1].op_type
+    log = _log_of(backend)
+    trt = backend.trt
+    builder = trt.Builder(log)
+    network = builder.create_network(0)
+    parser = trt.OnnxParser(network, log)
+    if not parser.parse(case.model.SerializeToString()):
+        error = parser.get_error(0) if parser.num_errors else None
+        return Outcome(case.name, op, cause=_short(error.desc() if error else "parse failed"))
+    log.errors.clear()
+    inputs = _inputs(case, network)
+    extra = [name for name in _input_names(network) if name not in inputs]
+    if extra:
+        return Outcome(case.name, op, True, cause=known_cause(case.name) or f"unexpected inputs {extra}")
+    refused = _build(backend, builder, (network, log), inputs)
+    try:
+        outputs = Executor(backend, network).run(inputs)
+    except TrtkitError as error:
+        return Outcome(case.name, op, True, not refused, cause=_short(error.what))
+    cause = _mismatch(case, list(outputs.values()))
+    if cause:
+        cause = "random values" if _is_random(case) else known_cause(case.name) or cause
+    return Outcome(case.name, op, True, not refused, True, not cause, cause or refused)
+
+
+def _is_random(case: Any) -> bool:
+    """Whether the case draws random values."""
+    return any(node.op_type in RANDOM_OPS for node in case.model.graph.node)
+
+
+def _log_of(backend: Backend) -> Any:
+    """Return a TensorRT logger that keeps error lines."""
+
+    class Log(backend.trt.ILogger):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.errors: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity <= backend.trt.ILogger.ERROR and not any(part in message for part in NOISE):
+                self.errors.append(message)
+
+    return Log()
+
+
+def _input_names(network: Any) -> list[str]:
+    """Return the network's input names."""
+    return [network.get_input(index).name for index in range(network.num_inputs)]
+
+
+def _inputs(case: Any, network: Any) -> dict[str, Any]:
+    """Return the case's inputs by name."""
+    names = [item.name for item in case.model.graph.input]
+    values = dict(zip(names, case.data_sets[0][0], strict=False))
+    tensors = [network.get_input(index) for index in range(network.num_inputs)]
+    return {item.name: _as_parsed(_array(values[item.name]), item) for item in tensors if item.name in values}
+
+
+def _as_parsed(value: Any, tensor: Any) -> Any:
+    """Return a value in the input's type: the parser makes fp32 of float64."""
+    is_double = isinstance(value, np.ndarray) and value.dtype == np.float64
+    return value.astype(np.float32) if is_double and tensor.dtype.name == "FLOAT" else value
+
+
+def _array(value: Any) -> Any:
+    """Return a case's value as an array."""
+    return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
+
+
+def _build(backend: Backend, builder: Any, parsed: tuple[Any, Any], inputs: dict[str, Any]) -> str:
+    """Build the network for exactly these inputs; return why it was refused, empty where it was not."""
+    network, log = parsed
+    config = builder.create_builder_config()
+    profile = builder.create_optimization_profile()
+    has_profile = False
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        value = np.asarray(inputs[tensor.name])
+        if tensor.is_shape_tensor:
+            profile.set_shape_input(tensor.name, *[value.reshape(-1).tolist()] * 3)
+            has_profile = True
+        if -1 in tuple(tensor.shape):
+            profile.set_shape(tensor.name, *[value.shape] * 3)
+            has_profile = True
+    if has_profile:
+        config.add_optimization_profile(profile)
+    for index in range(network.num_layers):
+        layer = backend.typed(network.get_layer(index))
+        if hasattr(layer, "attention"):
+            layer.attention.decomposable = True
+    plan = builder.build_serialized_network(network, config)
+    return "" if plan is not None else _short(log.errors[0] if log.errors else "build failed without a message")
+
+
+def _mismatch(case: Any, outputs: list[Any]) -> str:
+    """Return how the outputs differ from the expected ones, empty where they agree."""
+    for index, (value, want) in enumerate(zip(outputs, case.data_sets[0][1], strict=False)):
+        got, wanted = to_array(value), to_array(to_tensor(_array(want), "expected"))
+        if got.shape != wanted.shape:
+            return f"output {index}: shape {list(got.shape)}, expected {list(wanted.shape)}"
+        got, wanted = got.astype(np.float64), wanted.astype(np.float64)
+        if not np.allclose(got, wanted, rtol=case.rtol, atol=case.atol, equal_nan=True):
+            steps = _rounding_steps(got, wanted, str(value.dtype))
+            if steps <= 2:
+                return (
+                    f"differs by {steps} rounding steps of the output's 16-bit type; the case's tolerance allows none"
+                )
+            return f"output {index}: differs by {np.nanmax(np.abs(got - wanted)):.3g}"
+    return ""
+
+
+def _rounding_steps(got: Any, wanted: Any, dtype: str) -> float:
+    """Return the largest difference in steps between neighbouring numbers of a 16-bit type; infinite for others."""
+    bits = {"torch.float16": 10, "torch.bfloat16": 7}.get(dtype)
+    if bits is None:
+        return float("inf")
+    step = np.exp2(np.floor(np.log2(np.maximum(np.abs(wanted), 2.0**-14))) - bits)
+    return float(np.max(np.abs(got - wanted) / step))
+
+
+def _short(message: str) -> str:
+    """Return the part of a message that says why, without addresses and generated names."""
+    line = " ".join(message.split())
+    line = re.sub(r"^.*?Error Code \d+: ", "", line)
+    line = re.sub(r" In \w+ at /\S+:\d+\)?", "", line)
+    line = re.sub(r"node_of_\S+", "node", line)
+    return line[:200]

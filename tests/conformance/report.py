@@ -1,0 +1,90 @@
+"""Write what the conformance run found, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from .case import Outcome
+
+
+def counts(outcomes: list[Outcome]) -> dict[str, int]:
+    """Count the stages that cases reached."""
+    return {
+        "cases": len(outcomes),
+        "parsed": sum(outcome.parsed for outcome in outcomes),
+        "built": sum(outcome.built for outcome in outcomes),
+        "executed": sum(outcome.executed for outcome in outcomes),
+        "matched": sum(outcome.matched for outcome in outcomes),
+        "built_and_matched": sum(outcome.built and outcome.matched for outcome in outcomes),
+        "parsed_not_built_but_matched": sum(outcome.matched and not outcome.built for outcome in outcomes),
+    }
+
+
+def write_json(path: Path, outcomes: list[Outcome], provenance: dict[str, Any]) -> None:
+    """Write counts, provenance and every case that did not match or did not build."""
+    shown = [asdict(outcome) for outcome in outcomes if not (outcome.matched and outcome.built)]
+    document = {"provenance": provenance, "counts": counts(outcomes), "not_built_or_not_matched": shown}
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def write_markdown(path: Path, outcomes: list[Outcome], provenance: dict[str, Any]) -> None:
+    """Write the same as a page."""
+    found = counts(outcomes)
+    versions = ", ".join(f"{name} {version}" for name, version in provenance["versions"].items())
+    lines = [
+        "# Conformance with the ONNX node tests",
+        "",
+        f"Every ONNX node case of the onnx wheel ({versions}), parsed and built by TensorRT-RTX and executed by the",
+        "reference executor; outputs are compared with the case's own at its own tolerance.",
+        "`make conformance` repeats it.",
+        "",
+        "| stage | cases |",
+        "| --- | --- |",
+        *(f"| {name.replace('_', ' ')} | {count} |" for name, count in found.items()),
+        "",
+    ]
+    sections = {
+        "Built, not matched": [item for item in outcomes if item.built and not item.matched],
+        "Parsed, not built, not matched": [item for item in outcomes if item.parsed and not item.built | item.matched],
+        "Matched, though TensorRT-RTX does not build it": [
+            item for item in outcomes if item.matched and not item.built
+        ],
+        "Refused by the parser": [item for item in outcomes if not item.parsed],
+    }
+    for title, members in sections.items():
+        lines += _section(title, members)
+    path.write_text("\n".join(lines).rstrip() + "\n")
+
+
+def _section(title: str, outcomes: list[Outcome]) -> list[str]:
+    """Return a table of causes with the cases of each."""
+    groups = _grouped(outcomes, lambda outcome: _generic(outcome.cause))
+    lines = [f"## {title}: {len(outcomes)}", ""]
+    if groups:
+        lines += ["| cause | cases | names |", "| --- | --- | --- |"]
+    for cause, members in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
+        names = ", ".join(outcome.name.removeprefix("test_") for outcome in members)
+        lines.append(f"| {cause.replace('|', '/')} | {len(members)} | {names} |")
+    return [*lines, ""]
+
+
+def _grouped(outcomes: list[Outcome], key: Callable[[Outcome], str]) -> dict[str, list[Outcome]]:
+    """Group outcomes."""
+    groups: dict[str, list[Outcome]] = defaultdict(list)
+    for outcome in outcomes:
+        groups[key(outcome)].append(outcome)
+    return groups
+
+
+def _generic(cause: str) -> str:
+    """Return a cause without what differs between cases of one kind."""
+    cause = re.sub(r"\(Unnamed Layer\*? ?\d*\) ?(\[\w+\])?", "a layer", cause)
+    return cause if "`" in cause or "output" in cause else re.sub(r"\b\d+\b", "N", cause)
