@@ -43,7 +43,7 @@ def command(
     from trtkit.cli.tables import console, inspect_tables
 
     for table in inspect_tables(found, every_layer=layers):
-        console().print(table)
+        console().print(table, "")
 
 
 def _config(path: str, overrides: tuple[str, ...], target: str | None) -> ModelConfig:

@@ -28,7 +28,7 @@ def bundle_summary(bundle: Bundle) -> Table:
     """Return the table that ends a build."""
     manifest = bundle.manifest
     metrics, totals = manifest.metrics, manifest.totals
-    table = _pairs()
+    table = pairs()
     table.add_row("backend", f"{manifest.backend.name} {manifest.backend.version}, target {manifest.target.name}")
     for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):
         for tensor in tensors:
@@ -62,13 +62,15 @@ def _overview(found: Json) -> Table:
     """Summarize config, inputs, outputs, profiles and totals."""
     source = found.get("manifest", found)
     config, network, totals = source["config"], found["network"], found["network"]["totals"]
-    table = _pairs(found["kind"])
+    table = pairs(found["kind"])
     table.add_row("name", config["name"])
     kind, origin = next((kind, value) for kind, value in config["source"].items() if value is not None)
     table.add_row("source", f"{kind}: {origin if isinstance(origin, str) else origin['factory']}")
     kept = f", fp32 kept in {', '.join(config['keep_fp32'])}" if config["keep_fp32"] else ""
     table.add_row("precision", f"{config['precision']}{kept}; I/O types: {config['io_types']}")
     table.add_row("target", config["target"])
+    options = ", ".join(f"{name} {value}" for name, value in config["build"].items() if value is not None)
+    table.add_row("build", f"{options}, fold_constants {str(config['fold_constants']).lower()}")
     for kind in ("inputs", "outputs"):
         for tensor in network[kind]:
             table.add_row(kind[:-1], f"{tensor['name']} {tensor['dtype']} {shape_text(tensor['shape'])}")
@@ -82,7 +84,7 @@ def _overview(found: Json) -> Table:
 
 
 def _steps(steps: list[Json]) -> Table:
-    table = _pairs("what was done to the model")
+    table = pairs("what was done to the model")
     for step in steps:
         table.add_row(step["name"], step["detail"])
     return table
@@ -165,7 +167,7 @@ def count_text(count: float) -> str:
     raise AssertionError
 
 
-def _pairs(title: str | None = None) -> Table:
+def pairs(title: str | None = None) -> Table:
     """Return a table of names and values."""
     table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None, pad_edge=False)
     table.add_column(style="cyan", no_wrap=True)

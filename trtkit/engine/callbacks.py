@@ -46,23 +46,38 @@ def progress_monitor(backend: Backend, report: Callable[[Json], None]) -> Any:
     return Monitor()
 
 
-def plan_writer(backend: Backend, file: BinaryIO) -> Any:
-    """Return a stream writer that hashes as it writes; TensorRT swallows exceptions, so it keeps the first."""
+class FileWriter:
+    """Write a plan to `file` and hash it on the way."""
 
-    class Writer(backend.trt.IStreamWriter):  # type: ignore[misc, name-defined]
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.sha256, self.size_bytes = hashlib.sha256(), 0
+
+    def write(self, data: bytes) -> int:
+        """Take the next part; returns its size. Raises OSError where the disk does not."""
+        part = memoryview(data)
+        try:
+            self._file.write(part)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._file.name) from None
+        self.sha256.update(part)
+        self.size_bytes += part.nbytes
+        return part.nbytes
+
+
+def plan_writer(backend: Backend, writer: FileWriter) -> Any:
+    """Return TensorRT's stream writer over `writer`; TensorRT swallows exceptions, so it keeps the first as `fault`."""
+
+    class StreamWriter(backend.trt.IStreamWriter):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.sha256, self.size_bytes = hashlib.sha256(), 0
             self.fault: OSError | None = None
 
         def write(self, data: bytes) -> int:
             try:
-                file.write(data)
+                return writer.write(data)
             except OSError as error:
-                self.fault = self.fault or OSError(error.errno, error.strerror, file.name)
+                self.fault = self.fault or error
                 return 0
-            self.sha256.update(data)
-            self.size_bytes += len(data)
-            return len(data)
 
-    return Writer()
+    return StreamWriter()

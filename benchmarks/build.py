@@ -1,0 +1,99 @@
+"""`trtkit --help` beside importing click, and a bundle's parse + build beside a bare script on the same ONNX."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import interleaved, process, ratio, summary, write
+from trtkit.config import load_config
+from trtkit.engine.build import plan_build, prepare_network
+from trtkit.engine.child import run_job
+
+MODELS = ("efficientnet-lite0", "ppocr-det", "ppocr-rec", "vit")
+REPEATS = 7
+
+
+def help_figures() -> dict[str, Any]:
+    """Time whole processes."""
+    trtkit = str(Path(sys.executable).with_name("trtkit"))
+    samples = interleaved(
+        {
+            "trtkit --help": lambda: process([trtkit, "--help"])["wall_s"],
+            "import click": lambda: process([sys.executable, "-c", "import click"])["wall_s"],
+        },
+        repeats=21,
+    )
+    return {
+        "seconds": {name: summary(values) for name, values in samples.items()},
+        "ratio": ratio(samples["trtkit --help"], samples["import click"]),
+    }
+
+
+def build_figures(name: str) -> dict[str, Any]:
+    """Build one model both ways, from the same prepared ONNX file."""
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        plan = plan_build(load_config(name), _ignore)
+        prepared, arguments = prepare_network(plan, folder, _ignore)
+        arguments |= {
+            "profiles": prepared["profiles"],
+            "target": plan.target.model_dump(mode="json"),
+            "options": plan.config.build.model_dump(mode="json"),
+            "plan": str(folder / "trtkit.plan"),
+        }
+        bare = [sys.executable, "benchmarks/bare_build.py", arguments["onnx"], str(folder / "bare.plan")]
+        samples = interleaved(
+            {
+                "trtkit": lambda: run_job("compile", arguments, _ignore)["metrics"],
+                "bare": lambda: _run_bare([*bare, json.dumps(prepared["profiles"])]),
+            },
+            REPEATS,
+        )
+    return _compare(samples)
+
+
+def _run_bare(command: list[str]) -> Any:
+    """Run the bare script; its figures are the last line, after TensorRT's log."""
+    answer = subprocess.run(command, capture_output=True, check=True, text=True)
+    return json.loads(answer.stdout.splitlines()[-1])
+
+
+def _ignore(_event: dict[str, Any]) -> None:
+    """Take progress events and show nothing."""
+
+
+def _compare(samples: dict[str, list[Any]]) -> dict[str, Any]:
+    """parse + build as the bundle's manifest states them; work is all between the first parse and the written plan."""
+    ours, bare = samples["trtkit"], samples["bare"]
+    parse_build = [run["parse_s"] + run["build_s"] for run in ours]
+    work = [run["parse_s"] + run["describe_s"] + run["build_s"] for run in ours]
+    bare_work = [run["work_s"] for run in bare]
+    memory, bare_memory = ([run["peak_memory_mib"] for run in runs] for runs in (ours, bare))
+    return {
+        "parse_and_build_s": {"trtkit": summary(parse_build), "bare": summary(bare_work)},
+        "parse_and_build_ratio": ratio(parse_build, bare_work),
+        "with_description_s": summary(work),
+        "with_description_ratio": ratio(work, bare_work),
+        "peak_memory_mib": {"trtkit": summary(memory), "bare": summary(bare_memory)},
+        "peak_memory_ratio": ratio(memory, bare_memory),
+    }
+
+
+def main() -> None:
+    """Measure and write the results."""
+    figures = {"help": help_figures(), "build": {name: build_figures(name) for name in MODELS}}
+    print(write("build", figures))
+    print(f"--help: {figures['help']['ratio']}x of importing click")
+    for name, result in figures["build"].items():
+        time_ratio, with_description = result["parse_and_build_ratio"], result["with_description_ratio"]
+        print(f"{name}: parse + build {time_ratio}x of a bare script, {with_description}x with description,", end=" ")
+        print(f"peak memory {result['peak_memory_ratio']}x")
+
+
+if __name__ == "__main__":
+    main()

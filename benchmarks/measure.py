@@ -1,0 +1,90 @@
+"""Shared measuring: interleaved repeats, medians, provenance."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit.engine.cache import tool_versions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def interleaved(variants: Mapping[str, Callable[[], Any]], repeats: int, warmups: int = 1) -> dict[str, list[Any]]:
+    """Call every variant in turn, `repeats` times over, after `warmups` uncounted rounds."""
+    samples: dict[str, list[Any]] = {name: [] for name in variants}
+    for round_index in range(warmups + repeats):
+        for name, run in variants.items():
+            value = run()
+            if round_index >= warmups:
+                samples[name].append(value)
+    return samples
+
+
+def seconds(run: Callable[[], Any]) -> float:
+    """Return the wall time of one call."""
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def process(command: Sequence[str], environment: Mapping[str, str] | None = None) -> dict[str, float]:
+    """Run a command to its end; return wall seconds and its peak memory in MiB. Raises where it fails."""
+    started = time.perf_counter()
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    _, status, usage = os.wait4(child.pid, 0)
+    if status:
+        raise RuntimeError(f"{command} failed with status {status}")
+    return {"wall_s": time.perf_counter() - started, "peak_memory_mib": usage.ru_maxrss / 1024}
+
+
+def summary(samples: Sequence[float]) -> dict[str, float]:
+    """Return minimum, median, maximum and count."""
+    return {
+        "min": round(min(samples), 5),
+        "median": round(statistics.median(samples), 5),
+        "max": round(max(samples), 5),
+        "repeats": len(samples),
+    }
+
+
+def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
+    """Return the ratio of medians."""
+    return round(statistics.median(numerator) / statistics.median(denominator), 3)
+
+
+def own_peak_memory_mib() -> float:
+    """Return this process's peak memory."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def write(name: str, figures: dict[str, Any]) -> Path:
+    """Write benchmarks/results/NAME.json with what it was measured on."""
+    provenance = {
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": f"python -m benchmarks.{name}",
+        "machine": {"processor": _processor(), "cores": os.cpu_count(), "system": platform.system()},
+        "versions": tool_versions(),
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"provenance": provenance, **figures}, indent=1) + "\n")
+    return path
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
