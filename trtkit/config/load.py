@@ -38,7 +38,7 @@ def find_config(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    shipped = configs_folder() / path.with_suffix(".yaml").name
+    shipped = configs_folder() / f"{name.removesuffix('.yaml')}.yaml"
     if path.parent == Path() and shipped.is_file():
         return shipped
     raise ConfigError(
@@ -69,13 +69,13 @@ def _finish(file: YamlFile, overrides: Sequence[str], target: str | None) -> Mod
     if target is not None:
         data["target"] = target
         origins[("target",)] = f"--target {target}"
-    data.setdefault("name", file.path.stem)
+    data.setdefault("name", _safe_name(file.path.stem))
     return _validate(data, file, origins)
 
 
 def config_for_onnx(path: Path, overrides: Sequence[str] = (), target: str | None = None) -> ModelConfig:
     """Return the config that a bare ONNX file stands for: all defaults but the `overrides`."""
-    data = {"name": _safe_name(path.stem), "source": {"onnx": str(path.resolve())}}
+    data = {"source": {"onnx": str(path.resolve())}}
     return _finish(YamlFile(path, data, {}), overrides, target)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, model_validator
 
 Precision = Literal["fp32", "fp16", "bf16"]
 IoType = Literal["model", "fp32", "fp16", "bf16"]
-SymbolicShape = tuple[int | str, ...]
+SymbolicShape = tuple[StrictInt | str, ...]
 
 
 class StrictModel(BaseModel):
@@ -20,9 +20,9 @@ class StrictModel(BaseModel):
 class DimRange(StrictModel):
     """`min/opt/max` of one symbolic dimension; written `[1, 8, 32]` or, where fixed, `8`."""
 
-    min: int = Field(ge=0)
-    opt: int = Field(ge=0)
-    max: int = Field(ge=0)
+    min: StrictInt = Field(ge=0)
+    opt: StrictInt = Field(ge=0)
+    max: StrictInt = Field(ge=0)
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -34,9 +34,9 @@ class DimRange(StrictModel):
 class ShapeRange(StrictModel):
     """`min/opt/max` shapes of one input; written as a mapping or as a list of three shapes."""
 
-    min: tuple[int, ...]
-    opt: tuple[int, ...]
-    max: tuple[int, ...]
+    min: tuple[StrictInt, ...]
+    opt: tuple[StrictInt, ...]
+    max: tuple[StrictInt, ...]
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -83,7 +83,7 @@ class TorchSource(StrictModel):
     checkpoint: str | None = Field(None, description="safetensors, or a .pt/.pth state dict read with weights_only.")
     inputs: dict[str, InputSpec] = Field(min_length=1)
     outputs: tuple[str, ...] = ()
-    opset: int = Field(20, ge=18, le=23)
+    opset: StrictInt = Field(20, ge=18, le=23)
 
 
 class Source(StrictModel):
@@ -107,8 +107,8 @@ class BuildOptions(StrictModel):
     """How TensorRT builds."""
 
     workspace_gib: float | None = Field(None, gt=0, description="Scratch memory limit; all of the GPU's when unset.")
-    optimization_level: int = Field(3, ge=0, le=5)
-    max_threads: int = Field(1, ge=1)
+    optimization_level: StrictInt = Field(3, ge=0, le=5)
+    max_threads: StrictInt = Field(1, ge=1)
 
 
 class ModelConfig(StrictModel):
@@ -120,7 +120,7 @@ class ModelConfig(StrictModel):
     precision: Precision = "fp32"
     keep_fp32: tuple[str, ...] = Field((), description="Globs of node names, or `op:Type`, that stay in fp32.")
     io_types: IoType = Field("model", description="Type of floating-point inputs and outputs; `model` keeps them.")
-    fold_constants: bool = True
+    fold_constants: StrictBool = True
     profiles: tuple[Profile, ...] = ()
     target: str = "any"
     build: BuildOptions = BuildOptions()

@@ -42,7 +42,10 @@ def read_yaml(path: Path) -> YamlFile:
     if not isinstance(node, yaml.MappingNode):
         raise _config_error(path, "a config is a mapping of keys, such as `source:`")
     lines: dict[KeyPath, int] = {}
-    data = _construct(node, (), lines, path)
+    try:
+        data = _construct(node, (), lines, path)
+    except RecursionError:
+        raise _config_error(path, "an alias contains itself") from None
     return YamlFile(path, data, lines)
 
 
@@ -64,7 +67,11 @@ def _construct(node: yaml.Node, at: KeyPath, lines: dict[KeyPath, int], path: Pa
             lines[(*at, index)] = item.start_mark.line + 1
             items.append(_construct(item, (*at, index), lines, path))
         return items
-    return parse_scalar(node)
+    try:
+        return parse_scalar(node)
+    except (yaml.YAMLError, ValueError) as error:
+        what = getattr(error, "problem", None) or str(error)
+        raise _config_error(path, f"not valid YAML: {what}", node.start_mark.line + 1) from None
 
 
 def parse_scalar(node: yaml.Node) -> Any:

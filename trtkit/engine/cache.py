@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -48,10 +49,16 @@ def build_key(
     """Return the SHA-256 of everything the plan follows from; descriptions and paths are no part of it."""
     asked = config.model_dump(mode="json", exclude={"description", "target"})
     digests = [source.sha256 for source in sources]
-    asked["source"] = {kind: value if kind == "torch" else None for kind, value in asked["source"].items()}
+    asked["source"] = _without_paths(asked["source"])
     where = {"backend": backend, "compute_capabilities": target.compute_capabilities}
     text = json.dumps([asked, digests, where, dict(tools)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _without_paths(source: dict[str, Any]) -> dict[str, Any]:
+    """Return what `source` asks for but where its files lie: their digests stand for them."""
+    torch = source["torch"] and {**source["torch"], "checkpoint": None}
+    return {"kind": next(kind for kind, value in source.items() if value is not None), "torch": torch}
 
 
 def cache_folder() -> Path:
@@ -72,7 +79,8 @@ def restore(key: str, into: Path) -> bool:
     except BundleError:
         shutil.rmtree(cached, ignore_errors=True)
         return False
-    os.utime(cached)
+    with contextlib.suppress(OSError):  # a cache that others share may be read-only
+        os.utime(cached)
     _link_tree(cached, into)
     return True
 
@@ -87,7 +95,8 @@ def store(key: str, bundle: Path) -> None:
         partial.rename(folder / key)
     except OSError:
         shutil.rmtree(partial, ignore_errors=True)
-    _prune(folder)
+    with contextlib.suppress(OSError):  # another process prunes too
+        _prune(folder)
 
 
 def _prune(folder: Path) -> None:

@@ -46,6 +46,8 @@ def diagnose(arguments: Json, report: Callable[[Json], None]) -> Json:
             where = f"{refused.op_type} `{refused.name}` ({domain})"
             faults.setdefault(refused.name, Problem(reason, where, advice_for(refused, opset)))
             _cut(model, refused)
+    if not faults:
+        return {}  # what the parser refused was the file, not a node
     count = len(faults)
     raise UnsupportedOperatorsError(
         f"TensorRT refuses {count} node{'s' * (count != 1)} of the model", list(faults.values())

@@ -61,6 +61,7 @@ def _check_replaceable(path: Path, marker: str) -> None:
 def _locked(path: Path) -> Iterator[None]:
     """Hold `path`'s lock file; the system frees it when the process dies."""
     lock = path.parent / f".{path.name}.lock"
+    made = [parent for parent in path.parents if not parent.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _acquire(lock)
@@ -75,6 +76,7 @@ def _locked(path: Path) -> Iterator[None]:
     finally:
         lock.unlink(missing_ok=True)
         os.close(descriptor)
+        _remove_empty(made)
 
 
 def _acquire(lock: Path) -> int:
@@ -89,6 +91,13 @@ def _acquire(lock: Path) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Remove the folders, innermost first, that nothing was put into."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def _cannot_write(path: Path, error: OSError) -> BundleError:

@@ -63,8 +63,7 @@ def _complete(
 ) -> ResolvedProfile:
     """Return the shapes of every dynamic input; dimensions without a range are appended to `problems`."""
     axes = _axes(inputs)
-    symbols = {dim for dim in axes.values() if isinstance(dim, str)}
-    ranges = {symbol: _dim_range(symbol, axes, profile) for symbol in symbols}
+    ranges = {symbol: next(iter(_given_ranges(symbol, axes, profile).values()), None) for symbol in _symbols(inputs)}
     result = {}
     for spec in inputs:
         given = profile.get(spec.name)
@@ -80,10 +79,25 @@ def _axes(inputs: Sequence[TensorSpec]) -> dict[str, int | str]:
     return {f"{spec.name}.{axis}": dim for spec in inputs for axis, dim in enumerate(spec.shape)}
 
 
+def _symbols(inputs: Sequence[TensorSpec]) -> list[str]:
+    """Return the symbolic dimensions of all inputs."""
+    return sorted({dim for spec in inputs for dim in spec.shape if isinstance(dim, str)})
+
+
 def _faults(inputs: Sequence[TensorSpec], profile: Profile, where: str) -> list[Problem]:
     """Return what is wrong with the keys of one profile."""
-    found = (_key_fault(key, value, inputs, f"{where}.{key}") for key, value in profile.items())
+    found = [_key_fault(key, value, inputs, f"{where}.{key}") for key, value in profile.items()]
+    found += [_conflict(symbol, _axes(inputs), profile, where) for symbol in _symbols(inputs)]
     return [problem for problem in found if problem is not None]
+
+
+def _conflict(symbol: str, axes: Mapping[str, int | str], profile: Profile, where: str) -> Problem | None:
+    """Return which ranges of one symbol differ, None where they agree."""
+    given = _given_ranges(symbol, axes, profile)
+    if len(set(given.values())) < 2:
+        return None
+    ranges = ", ".join(f"`{key}` [{r.min}, {r.opt}, {r.max}]" for key, r in given.items())
+    return Problem(f"dimension `{symbol}` has different ranges: {ranges}", where, "give it one range")
 
 
 def _key_fault(key: str, value: DimRange | ShapeRange, inputs: Sequence[TensorSpec], where: str) -> Problem | None:
@@ -95,8 +109,7 @@ def _key_fault(key: str, value: DimRange | ShapeRange, inputs: Sequence[TensorSp
         return Problem(f"unknown input `{key}`", where, _near(key, list(by_name)))
     if key in by_name:
         return Problem(f"`{key}` is an input; its range has three shapes, not three sizes", where)
-    axes = _axes(inputs)
-    symbols = sorted({dim for dim in axes.values() if isinstance(dim, str)})
+    axes, symbols = _axes(inputs), _symbols(inputs)
     if isinstance(axes.get(key), int):
         return Problem(f"`{key}` is static: its size is {axes[key]}", where, "remove it, or export the model dynamic")
     if key not in symbols and key not in axes:
@@ -119,11 +132,11 @@ def _shape_fault(spec: TensorSpec, value: ShapeRange, where: str) -> Problem | N
     return None
 
 
-def _dim_range(symbol: str, axes: Mapping[str, int | str], profile: Profile) -> DimRange | None:
-    """Return the range that the profile gives a symbol, by its name or by one of its axes."""
+def _given_ranges(symbol: str, axes: Mapping[str, int | str], profile: Profile) -> dict[str, DimRange]:
+    """Return the ranges that the profile gives a symbol, by its name or by one of its axes."""
     keys = [symbol, *(axis for axis, dim in axes.items() if dim == symbol)]
-    ranges = (profile.get(key) for key in keys)
-    return next((value for value in ranges if isinstance(value, DimRange)), None)
+    ranges = ((key, profile.get(key)) for key in keys)
+    return {key: value for key, value in ranges if isinstance(value, DimRange)}
 
 
 def _by_dims(

@@ -70,7 +70,7 @@ def _answer(job: str, arguments: Json, send: Callable[[Json], None]) -> Json:
 def _exit_with_parent() -> None:
     """Wait for the end of stdin, which comes when the parent is gone, then leave at once.
 
-    Reads the descriptor itself: a thread inside `sys.stdin` holds its lock, for which Python waits at exit, then aborts.
+    Reads the descriptor itself: a thread inside `sys.stdin` holds a lock that Python waits for at exit, then aborts.
     """
     while os.read(0, 1):
         pass

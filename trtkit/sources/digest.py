@@ -37,19 +37,25 @@ def source_files(source: Source) -> list[Path]:
         folder = package_file.resolve(source.hf)
         return sorted(path for path in folder.glob("*") if path.suffix in {".json", ".safetensors"})
     assert source.torch is not None
-    files = [_module_file(source.torch.factory)]
+    files = _module_files(source.torch.factory)
     if source.torch.checkpoint is not None:
         files.append(package_file.resolve(source.torch.checkpoint, source.requires))
-    return [file for file in files if file is not None]
+    return files
 
 
-def _module_file(factory: str) -> Path | None:
-    """Return the Python file that `package.module:callable` is read from, None where it cannot be found."""
+def _module_files(factory: str) -> list[Path]:
+    """Return the Python files of the package that holds `package.module:callable`, none where it cannot be found.
+
+    A module outside any package stands alone.
+    """
     try:
         spec = importlib.util.find_spec(factory.partition(":")[0])
-    except ImportError:
-        return None
-    return Path(spec.origin) if spec and spec.origin else None
+    except (ImportError, ValueError):
+        return []
+    if spec is None or spec.origin is None:
+        return []
+    file = Path(spec.origin)
+    return sorted(file.parent.rglob("*.py")) if (file.parent / "__init__.py").is_file() else [file]
 
 
 def _digest(path: Path) -> SourceFile:

@@ -30,9 +30,10 @@ def from_folder(folder: str) -> torch.nn.Module:
     """Load the model in `folder` from its safetensors."""
     import transformers
 
-    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    auto = transformers.AutoModelForImageClassification if _is_classifier(config.to_dict()) else transformers.AutoModel
     try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        is_classifier = _is_classifier(config.to_dict())
+        auto = transformers.AutoModelForImageClassification if is_classifier else transformers.AutoModel
         model = auto.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype="float32")
     except (OSError, ValueError) as error:
         raise SourceError(f"transformers cannot load the folder: {error}", folder) from error

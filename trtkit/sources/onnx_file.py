@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtkit.dtypes import from_onnx
 from trtkit.errors import SourceError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import onnx
 
 
@@ -19,13 +24,13 @@ def read_graph(path: Path) -> onnx.ModelProto:
     if path.is_dir():
         raise SourceError("this is a folder, not an ONNX file", str(path), "give the .onnx file in it")
     try:
-        model = onnx.load(str(path), load_external_data=False)
+        model = onnx.load(str(path), format="protobuf", load_external_data=False)
     except DecodeError as error:
         raise SourceError(
             f"not an ONNX model, or a truncated one: {error}", str(path), "export or copy it again"
         ) from None
     except OSError as error:
-        raise SourceError(f"cannot be read: {error.strerror}", str(path)) from None
+        raise SourceError(f"cannot be read: {error.strerror or error}", str(path)) from None
     if not model.HasField("graph") or not (model.graph.node or model.graph.output) or not model.opset_import:
         raise SourceError("not an ONNX model: it holds no graph", str(path), "export or copy it again")
     return model
@@ -33,11 +38,15 @@ def read_graph(path: Path) -> onnx.ModelProto:
 
 def read_model(path: Path) -> onnx.ModelProto:
     """Parse `path` with its external data, once every location is known to be safe and complete."""
-    import onnx
+    from onnx import TensorProto
 
     model = read_graph(path)
-    external_files(model, path)
-    onnx.load_external_data_for_model(model, str(path.parent))
+    for tensor, data in list(_external_data(model, path)):
+        with data.file.open("rb") as file:
+            file.seek(data.offset)
+            tensor.raw_data = file.read(data.size_bytes)
+        tensor.data_location = TensorProto.DEFAULT
+        del tensor.external_data[:]
     return model
 
 
@@ -46,21 +55,44 @@ def external_files(model: onnx.ModelProto, path: Path) -> list[Path]:
 
     Raises SourceError for a location outside the model's folder, a missing file, or one too short for its tensor.
     """
+    return sorted({data.file for _, data in _external_data(model, path)})
+
+
+@dataclass(frozen=True)
+class _ExternalData:
+    """Where the bytes of one tensor lie."""
+
+    file: Path
+    offset: int
+    size_bytes: int
+
+
+def _external_data(model: onnx.ModelProto, path: Path) -> Iterator[tuple[onnx.TensorProto, _ExternalData]]:
+    """Yield every tensor kept outside the model file, its place checked."""
     from onnx.external_data_helper import ExternalDataInfo, _get_all_tensors, uses_external_data
 
-    files: dict[str, Path] = {}
     for tensor in _get_all_tensors(model):
         if not uses_external_data(tensor):
             continue
-        info = ExternalDataInfo(tensor)
         where = f"{path}: tensor `{tensor.name}`"
-        if info.location not in files:
-            files[info.location] = _inside(path.parent, info.location, where)
-        end = (info.offset or 0) + (info.length or 0)
-        size = files[info.location].stat().st_size
-        if end > size:
-            raise SourceError(f"external data `{info.location}` is truncated: {size} bytes, {end} needed", where)
-    return sorted(set(files.values()))
+        try:
+            info = ExternalDataInfo(tensor)
+        except ValueError as error:
+            raise SourceError(f"the place of the external data is invalid: {error}", where) from None
+        file = _inside(path.parent, info.location, where)
+        data = _ExternalData(file, info.offset or 0, info.length or _tensor_bytes(tensor))
+        size, needed = file.stat().st_size, data.offset + data.size_bytes
+        if needed > size:
+            raise SourceError(f"external data `{info.location}` is truncated: {size} bytes, {needed} needed", where)
+        yield tensor, data
+
+
+def _tensor_bytes(tensor: onnx.TensorProto) -> int:
+    """Return the bytes that `tensor`'s shape and type ask for, 0 for a type that TensorRT has not."""
+    from onnx import TensorProto
+
+    dtype = from_onnx(TensorProto.DataType.Name(tensor.data_type))
+    return dtype.size_bytes(math.prod(tensor.dims)) if dtype else 0
 
 
 def _inside(folder: Path, location: str, where: str) -> Path:
