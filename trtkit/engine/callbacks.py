@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
@@ -47,22 +48,28 @@ def progress_monitor(backend: Backend, report: Callable[[Json], None]) -> Any:
 
 
 class FileWriter:
-    """Write a plan to `file` and hash it on the way."""
+    """Write a plan to `file` and hash it beside that, in a thread: hashing releases the interpreter."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self.sha256, self.size_bytes = hashlib.sha256(), 0
+        self._hashing = ThreadPoolExecutor(max_workers=1)
+        self._sha256, self.size_bytes = hashlib.sha256(), 0
 
     def write(self, data: bytes) -> int:
         """Take the next part; returns its size. Raises OSError where the disk does not."""
         part = memoryview(data)
+        self._hashing.submit(self._sha256.update, part)
         try:
             self._file.write(part)
         except OSError as error:
             raise OSError(error.errno, error.strerror, self._file.name) from None
-        self.sha256.update(part)
         self.size_bytes += part.nbytes
         return part.nbytes
+
+    def sha256(self) -> str:
+        """Return the digest of all that was written; nothing can be written after."""
+        self._hashing.shutdown()
+        return self._sha256.hexdigest()
 
 
 def plan_writer(backend: Backend, writer: FileWriter) -> Any:

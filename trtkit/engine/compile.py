@@ -83,7 +83,7 @@ def compile_engine(arguments: Json, report: Callable[[Json], None]) -> Json:
     return {
         "network": record.to_json(),
         "backend_version": backend.version,
-        "plan": {"size_bytes": writer.size_bytes, "sha256": writer.sha256.hexdigest()},
+        "plan": {"size_bytes": writer.size_bytes, "sha256": writer.sha256()},
         "warnings": warning_lines(log),
         "metrics": {**times, "build_s": round(build_s, 3), "peak_memory_mib": round(_peak_memory_mib(), 1)},
     }
