@@ -63,7 +63,9 @@ class Compiler:
         """Compile nodes, all of whose other inputs come from outside, into a program that yields `outputs`."""
         units = _sorted_units(_units(nodes, set(outputs)))
         read_by = _count_readers(units, outputs)
-        drafts = [step for unit in units if (step := self._step(unit, read_by)) is not None]
+        made = {slot for unit in units for slot in unit.outputs}
+        once = {slot for slot in made if read_by.get(slot) == 1}
+        drafts = [step for unit in units if (step := self._step(unit, once)) is not None]
         steps = _with_frees(drafts, outputs)
         initial: list[Any] = [None] * len(self.graph.specs)
         for slot in {slot for step in steps for slot in step.inputs}.union(outputs):
@@ -77,8 +79,8 @@ class Compiler:
         """Return the node with its inputs' aliases resolved."""
         return replace(node, inputs=tuple(self.slot(slot) for slot in node.inputs))
 
-    def _step(self, unit: _Unit, read_by: dict[int, int]) -> Step | None:
-        """Return the unit's step, None where its value is known now."""
+    def _step(self, unit: _Unit, once: set[int]) -> Step | None:
+        """Return the unit's step, None where its value is known now. once: slots made in this block and read once."""
         if unit.construct is not None:
             make = loop_op if unit.construct.is_loop else conditional_op
             run = make(self, unit.construct, unit.inputs, unit.outputs)
@@ -91,7 +93,7 @@ class Compiler:
             return None
         if node.kind in OWNING and not lowered.is_view:
             self.owned.update(node.outputs)
-        if lowered.overwrite and node.inputs[0] in self.owned and read_by[node.inputs[0]] == 1:
+        if lowered.overwrite and node.inputs[0] in self.owned & once:
             step = replace(step, fast=lowered.overwrite)
         return step
 

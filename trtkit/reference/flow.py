@@ -98,7 +98,8 @@ def _compile_loop(compiler: BlockCompiler, construct: Construct, outputs: tuple[
     condition = limits.get("WHILE")
     nodes = _in_order(construct, construct.branches[0])
     tested = live_nodes([node for node in nodes if node.kind != "ASSERTION"], [condition] if condition else [])
-    test = compiler.block(tested, tuple({slot for node in tested for slot in node.outputs}))
+    touched = {slot for node in tested for slot in (*node.inputs, *node.outputs) if slot != MISSING}
+    test = compiler.block(tested, tuple(touched))  # frees nothing: the body reads the same values
     wanted = {*(node.inputs[1] for node in recurrences), *(node.inputs[0] for node, _, _ in ends)}
     body = compiler.block([node for node in nodes if node not in tested], tuple(wanted))
     outer = {slot for node in boundary for slot in node.inputs if slot != MISSING}

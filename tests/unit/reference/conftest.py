@@ -1,0 +1,103 @@
+"""Small TensorRT networks, computed by the reference executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from trtkit.backends import Backend, load_backend
+from trtkit.reference import Executor, Options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import onnx
+
+torch.set_num_threads(1)
+
+
+@dataclass
+class Net:
+    """A network under construction. feed: values of the inputs made with `given`."""
+
+    backend: Backend
+    network: Any
+    builder: Any
+    feed: dict[str, Any] = field(default_factory=dict)
+    held: list[Any] = field(default_factory=list)
+
+    @property
+    def trt(self) -> Any:
+        return self.backend.trt
+
+    def given(self, value: Any, shape: tuple[int, ...] | None = None) -> Any:
+        """Return an input tensor fed with an array or tensor; shape: -1 for dynamic sizes."""
+        name = f"input{len(self.feed)}"
+        self.feed[name] = value
+        names = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16"}
+        dtype = str(value.dtype).removeprefix("torch.")
+        trt_type = getattr(self.trt.DataType, names.get(dtype, dtype.upper()))
+        return self.network.add_input(name, trt_type, shape or tuple(value.shape))
+
+    def constant(self, value: Any) -> Any:
+        """Return a constant tensor."""
+        array = np.ascontiguousarray(value).reshape(np.shape(value))
+        self.held.append(array)
+        return self.network.add_constant(array.shape, self.trt.Weights(array)).get_output(0)
+
+    def opaque(self, raw: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+        """Return a constant of a type that NumPy lacks, from raw bytes."""
+        self.held.append(raw)
+        weights = self.trt.Weights(getattr(self.trt.DataType, dtype), raw.ctypes.data, int(np.prod(shape)))
+        return self.network.add_constant(shape, weights).get_output(0)
+
+    def executor(self, *outputs: Any, **options: Any) -> Executor:
+        """Mark outputs and compile."""
+        for tensor in outputs:
+            self.network.mark_output(tensor)
+        return Executor(self.backend, self.network, Options(**options))
+
+    def run(self, *outputs: Any, **options: Any) -> Any:
+        """Compute outputs; one tensor, or a list of several."""
+        found = list(self.executor(*outputs, **options).run(self.feed).values())
+        return found[0] if len(found) == 1 else found
+
+
+@pytest.fixture(scope="session")
+def backend() -> Backend:
+    return load_backend("tensorrt_rtx")
+
+
+@pytest.fixture(scope="session")
+def logger(backend: Backend) -> Any:
+    return backend.logger("ERROR")
+
+
+@pytest.fixture
+def net(backend: Backend, logger: Any) -> Net:
+    builder = backend.trt.Builder(logger)
+    return Net(backend, builder.create_network(0), builder)
+
+
+@pytest.fixture
+def parse(backend: Backend, logger: Any) -> Callable[[onnx.ModelProto], Any]:
+    """Parse an ONNX model into a network."""
+
+    def parse(model: onnx.ModelProto) -> Any:
+        network = backend.trt.Builder(logger).create_network(0)
+        parser = backend.trt.OnnxParser(network, logger)
+        assert parser.parse(model.SerializeToString()), parser.get_error(0).desc()
+        return network
+
+    return parse
+
+
+@pytest.fixture
+def random() -> Callable[..., torch.Tensor]:
+    """Return seeded normal values of a shape and type."""
+    generator = torch.Generator().manual_seed(0)
+    return lambda *shape, dtype=torch.float32: torch.randn(shape, generator=generator).to(dtype)
