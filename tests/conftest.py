@@ -1,0 +1,112 @@
+"""Fixtures of all tests: a cache of their own, a working folder, the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from trtkit.cli.main import main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+TRTKIT = [sys.executable, "-c", "from trtkit.cli import main; main()"]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command left: its exit code and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the user's own cache out of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRTKIT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give the test an empty cache that no other test fills; a sibling of `workspace`."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("TRTKIT_CACHE_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def trtkit(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Run the command line in this process."""
+
+    def run(*words: object) -> Ran:
+        capsys.readouterr()
+        code = 0
+        try:
+            main([str(word) for word in words])
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        return Ran(code, out, err)
+
+    return run
+
+
+@pytest.fixture
+def refuses(trtkit: Callable[..., Ran], workspace: Path) -> Callable[..., str]:
+    """Run a command that must fail with `code`, say `error:` on stderr, and leave the workspace as it was."""
+
+    def run(*words: object, code: int = 1) -> str:
+        before = tree(workspace)
+        ran = trtkit(*words)
+        assert (ran.code, ran.out) == (code, "")
+        assert tree(workspace) == before
+        _, marker, message = ran.err.partition("error: ")
+        assert marker
+        return message.rstrip()
+
+    return run
+
+
+@pytest.fixture
+def start_trtkit() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start the command line as a process of its own, which ends with the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*words: object) -> subprocess.Popen[str]:
+        command = [*TRTKIT, *(str(word) for word in words)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def tree(folder: Path) -> list[str]:
+    """Return every path below `folder`, hidden ones too."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))

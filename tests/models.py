@@ -1,0 +1,187 @@
+"""Tiny ONNX models, one function each: what the tests of the spine feed it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+Dim = int | str
+
+
+def tensor(name: str, *shape: Dim, dtype: str = "FLOAT") -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.DataType.Value(dtype), shape)
+
+
+def constant(name: str, values: object, dtype: str = "float32") -> onnx.TensorProto:
+    return numpy_helper.from_array(np.asarray(values, dtype=dtype), name)
+
+
+def weights(name: str, *shape: int, seed: int = 0) -> onnx.TensorProto:
+    return constant(name, np.random.default_rng(seed).standard_normal(shape))
+
+
+def model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    initializers: Sequence[onnx.TensorProto] = (),
+    opset: int = 17,
+    domains: Sequence[str] = (),
+) -> onnx.ModelProto:
+    graph = helper.make_graph(list(nodes), "tiny", list(inputs), list(outputs), list(initializers))
+    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def classifier(batch: Dim = "batch", size: Dim = 16, seed: int = 0) -> onnx.ModelProto:
+    """images [batch, 3, size, size] -> conv 3x3 of 8 -> relu -> mean -> gemm -> logits [batch, 5]."""
+    nodes = [
+        helper.make_node("Conv", ["images", "stem.weight"], ["stem"], name="stem/conv", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["stem"], ["active"], name="stem/relu"),
+        helper.make_node("GlobalAveragePool", ["active"], ["pooled"], name="pool"),
+        helper.make_node("Flatten", ["pooled"], ["features"], name="flatten"),
+        helper.make_node("Gemm", ["features", "head.weight", "head.bias"], ["logits"], name="head/gemm", transB=1),
+    ]
+    initializers = [
+        weights("stem.weight", 8, 3, 3, 3, seed=seed),
+        weights("head.weight", 5, 8, seed=1),
+        weights("head.bias", 5),
+    ]
+    return model(nodes, [tensor("images", batch, 3, size, size)], [tensor("logits", batch, 5)], initializers)
+
+
+def matmul(batch: Dim = "batch") -> onnx.ModelProto:
+    """x [batch, 3] @ w [3, 4] -> y [batch, 4], w = 1..12."""
+    return model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], name="matmul")],
+        [tensor("x", batch, 3)],
+        [tensor("y", batch, 4)],
+        [constant("w", np.arange(1, 13).reshape(3, 4))],
+    )
+
+
+def question_marks() -> onnx.ModelProto:
+    """x [?, 3, ?, ?] with one placeholder for three sizes, as Paddle exports."""
+    return model(
+        [helper.make_node("Relu", ["x"], ["y"], name="relu")],
+        [tensor("x", "?", 3, "?", "?")],
+        [tensor("y", "?", 3, "?", "?")],
+    )
+
+
+def two_inputs(opset: int = 17) -> onnx.ModelProto:
+    """ids [batch, tokens] int64 and mask [batch, tokens] -> y [batch, tokens]."""
+    nodes = [
+        helper.make_node("Cast", ["ids"], ["values"], name="cast", to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["values", "mask"], ["y"], name="mul"),
+    ]
+    inputs = [tensor("ids", "batch", "tokens", dtype="INT64"), tensor("mask", "batch", "tokens")]
+    return model(nodes, inputs, [tensor("y", "batch", "tokens")], opset=opset)
+
+
+def chain(length: int) -> onnx.ModelProto:
+    """`length` activations one after the other."""
+    names = ["x", *(f"t{index}" for index in range(1, length)), "y"]
+    nodes = [
+        helper.make_node("Relu" if index % 2 else "Sin", [names[index]], [names[index + 1]], name=f"n{index}")
+        for index in range(length)
+    ]
+    return model(nodes, [tensor("x", 4)], [tensor("y", 4)])
+
+
+def old_opset() -> onnx.ModelProto:
+    """Opset 7 and IR 3, as of 2017: weights are listed among the inputs, BatchNormalization has 5 outputs at most."""
+    old = model(
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+            helper.make_node("BatchNormalization", ["c", "s", "s", "s", "s"], ["y"], name="norm"),
+        ],
+        [tensor("x", 1, 3, 8, 8), tensor("w", 4, 3, 3, 3), tensor("s", 4)],
+        [tensor("y", 1, 4, 8, 8)],
+        [weights("w", 4, 3, 3, 3), constant("s", np.ones(4))],
+        opset=7,
+    )
+    old.ir_version = 3
+    return old
+
+
+def grid_sample(mode: str = "bilinear", opset: int = 16) -> onnx.ModelProto:
+    node = helper.make_node("GridSample", ["x", "grid"], ["y"], name="sample", mode=mode, align_corners=1)
+    inputs = [tensor("x", 1, 2, 4, 5), tensor("grid", 1, 3, 7, 2)]
+    return model([node], inputs, [tensor("y", 1, 2, 3, 7)], opset=opset)
+
+
+def fp8() -> onnx.ModelProto:
+    """x [1, 32] through FP8 quantize and dequantize, times dequantized FP8 weights."""
+    zero = helper.make_tensor("zero", TensorProto.FLOAT8E4M3FN, [], [0.0])
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["xq"], name="quantize"),
+        helper.make_node("DequantizeLinear", ["xq", "scale", "zero"], ["xd"], name="dequantize"),
+        helper.make_node("QuantizeLinear", ["w", "scale", "zero"], ["wq"], name="w/quantize"),
+        helper.make_node("DequantizeLinear", ["wq", "scale", "zero"], ["wd"], name="w/dequantize"),
+        helper.make_node("MatMul", ["xd", "wd"], ["y"], name="matmul"),
+    ]
+    initializers = [constant("scale", 0.05), zero, weights("w", 32, 16)]
+    return model(nodes, [tensor("x", 1, 32)], [tensor("y", 1, 16)], initializers, opset=19)
+
+
+def unsupported() -> onnx.ModelProto:
+    """Three nodes that TensorRT refuses, of three kinds, between ones that it takes."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], name="first/relu"),
+        helper.make_node("Det", ["a"], ["b"], name="det_of_a"),
+        helper.make_node("Fancy", ["x"], ["c"], name="fancy", domain="acme"),
+        helper.make_node("Sigmoid", ["c"], ["d"], name="sigmoid"),
+        helper.make_node("Bernoulli", ["x"], ["e"], name="dice"),
+    ]
+    outputs = [tensor("b", 2), tensor("d", 2, 3, 3), tensor("e", 2, 3, 3)]
+    named = model(nodes, [tensor("x", 2, 3, 3)], outputs, domains=["acme"])
+    named.graph.value_info.append(tensor("c", 2, 3, 3))
+    return named
+
+
+def dies_while_parsing() -> onnx.ModelProto:
+    """TensorRT-RTX's parser divides by the block size: SIGFPE."""
+    node = helper.make_node("DepthToSpace", ["a"], ["y"], name="upscale", blocksize=0)
+    before = helper.make_node("Relu", ["x"], ["a"], name="relu")
+    return model([before, node], [tensor("x", 1, 4, 8, 8)], [tensor("y", 1, None, None, None)])
+
+
+def dies_while_building() -> onnx.ModelProto:
+    """TensorRT-RTX's builder folds 256 / 0: SIGFPE."""
+    nodes = [
+        helper.make_node("Div", ["a", "b"], ["d"], name="ratio"),
+        helper.make_node("Add", ["d", "x"], ["y"], name="shift"),
+    ]
+    inputs, outputs = [tensor("x", 1, dtype="INT64")], [tensor("y", 1, dtype="INT64")]
+    return model(nodes, inputs, outputs, [constant("a", [256], "int64"), constant("b", [0], "int64")])
+
+
+def save(onnx_model: onnx.ModelProto, path: Path) -> Path:
+    onnx.save(onnx_model, str(path))
+    return path
+
+
+def save_external(onnx_model: onnx.ModelProto, path: Path) -> Path:
+    """Save with every weight in `<name>.data` beside the model."""
+    onnx.save(onnx_model, str(path), save_as_external_data=True, location=f"{path.name}.data", size_threshold=0)
+    return path
+
+
+def set_external(path: Path, **entries: str) -> None:
+    """Change where the first external tensor of the model at `path` says that its data lies."""
+    changed = onnx.load(str(path), load_external_data=False)
+    data = changed.graph.initializer[0].external_data
+    kept = {entry.key: entry.value for entry in data} | entries
+    del data[:]
+    for key, value in kept.items():
+        if value:
+            data.add(key=key, value=value)
+    onnx.save(changed, str(path))

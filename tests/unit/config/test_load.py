@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trtkit.config import load_config, load_target, shipped_configs, shipped_targets
+from trtkit.config.load import config_for_onnx
+from trtkit.config.schema import DimRange, ShapeRange
+from trtkit.errors import ConfigError
+
+TWO_LINES = "source:\n  onnx: model.onnx\n"
+
+
+def write(folder: Path, text: str, name: str = "my.yaml") -> str:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return str(path)
+
+
+def test_two_lines_are_a_whole_config(workspace: Path) -> None:
+    config = load_config(write(workspace, TWO_LINES))
+    assert config.name == "my"
+    assert config.source.onnx == str(workspace / "model.onnx")
+    assert (config.precision, config.io_types, config.target) == ("fp32", "model", "any")
+    assert (config.profiles, config.keep_fp32, config.fold_constants) == ((), (), True)
+    assert config.build.model_dump() == {"workspace_gib": None, "optimization_level": 3, "max_threads": 1}
+
+
+def test_paths_in_a_file_are_relative_to_the_file_and_in_set_to_the_current_folder(workspace: Path) -> None:
+    path = write(workspace, TWO_LINES, "deep/my.yaml")
+    assert load_config(path).source.onnx == str(workspace / "deep/model.onnx")
+    assert load_config(path, ["source.onnx=other.onnx"]).source.onnx == str(workspace / "other.onnx")
+
+
+def test_home_and_package_paths_keep_their_meaning(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    path = write(workspace, "source: {onnx: ~/m.onnx}\n")
+    assert load_config(path).source.onnx == "/home/ada/m.onnx"
+    assert load_config(path, ["source.onnx=package://onnx/m.onnx"]).source.onnx == "package://onnx/m.onnx"
+
+
+def test_ranges_have_short_and_long_forms(workspace: Path) -> None:
+    text = """\
+        profiles:
+          - batch: [1, 8, 32]
+            x.2: 48
+            height: {min: 32, opt: 64, max: 96}
+            images: [[1, 3], [2, 3], [4, 3]]
+            masks: {min: [1], opt: [2], max: [4]}
+        """
+    profile = load_config(write(workspace, TWO_LINES + text.replace(" " * 8, ""))).profiles[0]
+    assert profile == {
+        "batch": DimRange(min=1, opt=8, max=32),
+        "x.2": DimRange(min=48, opt=48, max=48),
+        "height": DimRange(min=32, opt=64, max=96),
+        "images": ShapeRange(min=(1, 3), opt=(2, 3), max=(4, 3)),
+        "masks": ShapeRange(min=(1,), opt=(2,), max=(4,)),
+    }
+
+
+def test_a_files_stem_becomes_a_name_that_a_folder_may_have(workspace: Path) -> None:
+    assert load_config(write(workspace, TWO_LINES, "my model (2).yaml")).name == "my-model--2-"
+    assert config_for_onnx(Path("my model.onnx")).name == "my-model"
+
+
+def test_target_option_wins_over_the_file(workspace: Path) -> None:
+    path = write(workspace, TWO_LINES + "target: sm80\n")
+    assert load_config(path).target == "sm80"
+    assert load_config(path, target="sm89").target == "sm89"
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_shipped_config_validates_with_and_without_its_suffix(name: str, workspace: Path) -> None:
+    config = load_config(name)
+    assert config.name == name
+    assert config == load_config(f"{name}.yaml")
+    assert config.description
+    load_target(config.target)
+
+
+def test_shipped_configs_are_the_ones_promised() -> None:
+    promised = {"efficientnet-lite0", "mobilenet-v2", "ppocr-det", "ppocr-rec", "ppocr-cls", "resnet50", "vit"}
+    assert promised <= set(shipped_configs())
+
+
+def test_a_file_here_wins_over_a_shipped_config(workspace: Path) -> None:
+    write(workspace, TWO_LINES, "resnet50.yaml")
+    assert load_config("resnet50.yaml").source.onnx == str(workspace / "model.onnx")
+
+
+@pytest.mark.parametrize("name", ["nowhere", "no/where.yaml", "", ".", "/", "resnet50.yml"])
+def test_unknown_config_lists_the_shipped_ones(name: str, workspace: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(name)
+    assert str(caught.value) == (
+        f"config `{name}` not found\n"
+        f"  neither a file nor a shipped config ({', '.join(shipped_configs())})\n"
+        "fix: give the path of a YAML file or one of the names above"
+    )
+
+
+@pytest.mark.parametrize("name", shipped_targets())
+def test_shipped_target_names_its_compute_capability(name: str) -> None:
+    target = load_target(name)
+    expected = (int(name.removeprefix("sm")),) if name.startswith("sm") else ()
+    assert (target.name, target.compute_capabilities) == (name, expected)
+    assert target.description
+
+
+def test_unknown_target_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_target("../any")
+    assert str(caught.value) == (
+        f"unknown target `../any`\n  known targets: {', '.join(shipped_targets())}\nfix: use one of them"
+    )
