@@ -59,6 +59,8 @@ SAMPLE = [
     "maxpool_3d_dilations",
     "mod_mixed_sign_int32",
     "nllloss_NC_expanded",
+    "nonmaxsuppression_center_point_box_format",
+    "nonmaxsuppression_limit_output_size",
     "nonzero_example",
     "onehot_with_axis",
     "pow_types_float32_int32",

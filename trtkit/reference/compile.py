@@ -45,7 +45,8 @@ class Compiler:
         self.graph, self.settings = graph, settings
         self.alias = _aliases(graph, settings.precision)
         self.known: dict[int, torch.Tensor] = {}
-        self.nodes = [self._renamed(node) for node in graph.nodes if node.outputs not in self._alias_outputs()]
+        self.nodes = [self._renamed(node) for node in graph.nodes if not self.alias.keys() & node.outputs]
+        self.shape_sources = {node.outputs[0]: node.trt for node in self.nodes if node.kind == "SHAPE"}
         self.owned: set[int] = set()
 
     def slot(self, slot: int) -> int:
@@ -71,9 +72,6 @@ class Compiler:
         for slot in {slot for step in steps for slot in step.inputs}.union(outputs):
             initial[slot] = self.known.get(slot)
         return Program(tuple(steps), initial, outputs)
-
-    def _alias_outputs(self) -> set[tuple[int, ...]]:
-        return {(slot,) for slot in self.alias}
 
     def _renamed(self, node: Node) -> Node:
         """Return the node with its inputs' aliases resolved."""
@@ -154,8 +152,7 @@ class Compiler:
 
     def _static_shape(self, step: Step) -> tuple[int, ...] | None:
         """Return the shape that a SHAPE layer yields where it is the same in every run."""
-        node = next(node for node in self.nodes if node.outputs == step.outputs)
-        shape = tuple(node.trt.get_input(0).shape)
+        shape = tuple(self.shape_sources[step.outputs[0]].get_input(0).shape)
         return shape if shape and min(shape) >= 0 else None
 
 

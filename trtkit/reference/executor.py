@@ -23,12 +23,15 @@ if TYPE_CHECKING:
     from trtkit.reference.ranks import Rank
 
 
+WIDENINGS = (None, "fp32", "fp64")
+
+
 @dataclass(frozen=True)
 class Options:
     """How to compute.
 
-    constants: values of weights that the TensorRT API cannot read back, by layer name (constants) or
-        `<layer>/kernel`, `<layer>/bias`; torch tensors or arrays, four-bit data unpacked or as packed bytes.
+    constants: values of weights, by layer name (constants) or `<layer>/kernel`, `<layer>/bias`; torch tensors or
+        arrays, four-bit data unpacked or as packed bytes. They come before what the network holds.
     widen: None for the network's own precision; "fp32" or "fp64" computes its fp16, bf16 and fp32 tensors in that type.
     device: a torch device.
     in_place_caches: KV-cache updates write into the cache given as input instead of a copy of it.
@@ -59,6 +62,8 @@ class Executor:
 
     def __init__(self, backend: Backend, network: Any, options: Options | None = None) -> None:
         options = options or Options()
+        if options.widen not in WIDENINGS:
+            raise ExecutionError(f"unknown widening `{options.widen}`", fix="use one of none, fp32, fp64")
         self._network = network
         self._ranks = options.ranks
         self._graph = read_graph(backend, network)

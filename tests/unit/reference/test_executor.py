@@ -78,6 +78,11 @@ def test_widening_computes_the_same_network_without_fp16_rounding(net: Any, wide
     assert_close(wide, torch.tensor([60000 * 2 / 3], dtype=torch.float64).to(dtype))
 
 
+def test_an_unknown_widening_is_an_error(net: Any) -> None:
+    with pytest.raises(ExecutionError, match="unknown widening `fp16`"):
+        net.executor(_double_relu(net), widen="fp16")
+
+
 def test_every_tensor_has_the_networks_own_type(net: Any, random: Any) -> None:
     x = net.given(random(2, 8, dtype=torch.bfloat16))
     softmax = net.network.add_softmax(x).get_output(0)

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -14,7 +15,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch.testing import assert_close
 
-from trtkit.reference import Executor, to_array
+from trtkit.errors import ExecutionError
+from trtkit.reference import Executor, Options, constants_from_onnx, to_array
 from trtkit.reference.polygraphy_runner import ReferenceRunner
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -140,3 +142,53 @@ def test_polygraphys_comparator_runs_the_reference_beside_onnx_runtime(backend: 
     runners = [ReferenceRunner(backend, parse(model)), OnnxrtRunner(SessionFromOnnx(model.SerializeToString()))]
     results = Comparator.run(runners, data_loader=[{"x": random(1, 2, 5, 7).numpy()}])
     assert bool(Comparator.compare_accuracy(results))
+
+
+def _bf16_model() -> Any:
+    generator = np.random.default_rng(0)
+    shapes = {"kernel": (4, 3, 3, 3), "bias": (4,), "matrix": (8, 5)}
+    table = [
+        numpy_helper.from_array(generator.normal(size=shape).astype(ml_dtypes.bfloat16), name)
+        for name, shape in shapes.items()
+    ]
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.BFLOAT16, shape)
+        for name, shape in (("x", [1, 3, 10, 10]), ("y", [1, 4, 8, 5]))
+    )
+    nodes = [
+        helper.make_node("Conv", ["x", "kernel", "bias"], ["middle"]),
+        helper.make_node("MatMul", ["middle", "matrix"], ["y"]),
+    ]
+    graph = helper.make_graph(nodes, "bf16", [x], [y], table)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)])
+    model.ir_version = 10
+    return model
+
+
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_bf16_weights_come_from_the_network_or_from_the_onnx_file(
+    backend: Any, parse: Any, random: Any, monkeypatch: pytest.MonkeyPatch, is_readable: bool
+) -> None:
+    if not is_readable:
+        monkeypatch.setattr("trtkit.reference.weights._layout_is_known", lambda _: False)
+    model = _bf16_model()
+    options = Options(constants={} if is_readable else constants_from_onnx(model))
+    x = random(1, 3, 10, 10, dtype=torch.bfloat16)
+    (got,) = Executor(backend, parse(model), options).run({"x": x}).values()
+    kernel, bias, matrix = (
+        torch.from_numpy(numpy_helper.to_array(item).astype(np.float32)) for item in model.graph.initializer
+    )
+    middle = torch.nn.functional.conv2d(x.float(), kernel, bias).bfloat16()
+    assert_close(got, (middle.float() @ matrix).bfloat16(), rtol=2**-7, atol=2**-7)
+
+
+def test_weights_that_cannot_be_read_are_an_error_that_says_what_to_pass(
+    backend: Any, parse: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtkit.reference.weights._layout_is_known", lambda _: False)
+    with pytest.raises(ExecutionError) as error:
+        Executor(backend, parse(_bf16_model()))
+    assert str(error.value) == (
+        "node_of_middle/kernel: TensorRT does not let bf16 weights be read back\n"
+        "fix: pass them as constants[`node_of_middle/kernel`]"
+    )
