@@ -53,6 +53,7 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # factories are imported from here
     return folder
 
 

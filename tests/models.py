@@ -32,6 +32,7 @@ def model(
     inputs: Sequence[onnx.ValueInfoProto],
     outputs: Sequence[onnx.ValueInfoProto],
     initializers: Sequence[onnx.TensorProto] = (),
+    *,
     opset: int = 17,
     domains: Sequence[str] = (),
 ) -> onnx.ModelProto:

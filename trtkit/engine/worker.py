@@ -5,6 +5,7 @@ Run as `python -m trtkit.engine.worker JOB FD`; `run_job` is its only caller.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Json = dict[str, Any]
+
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 # Job name to the function that does it: (arguments, report) -> result.
 JOBS = {
@@ -50,8 +53,12 @@ def _answer(job: str, arguments: Json, send: Callable[[Json], None]) -> Json:
     except TrtkitError as error:
         return {"event": "error", **error.to_json()}
     except OSError as error:
-        path = str(error.filename or "")
-        return {"event": "error", **BundleError(f"cannot write or read: {error.strerror or error}", path).to_json()}
+        what = f"cannot write or read: {(error.strerror or str(error)).lower()}"
+        fix = "free some space, or choose another `--out`" if error.errno in _NO_SPACE else ""
+        return {
+            "event": "error",
+            **BundleError(what, str(error.filename or arguments.get("folder", "")), fix).to_json(),
+        }
     except Exception as error:
         traceback.print_exc()
         sys.stderr.flush()

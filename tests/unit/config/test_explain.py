@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from trtkit.config import load_config
+from trtkit.config import ModelConfig, load_config
 from trtkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-TOP_KEYS = "build, description, fold_constants, io_types, keep_fp32, name, precision, profiles, source, target"
+TOP_KEYS = ", ".join(sorted(ModelConfig.model_fields))
 
 
 def problems(folder: Path, text: str, *overrides: str) -> list[str]:
@@ -99,14 +99,14 @@ def test_faulty_range_says_what_a_range_is(text: str, expected: str, tmp_path: P
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("source: {}", "my.yaml:1: source: give exactly one of `onnx`, `torch`, `hf`; got none"),
-        ("source: {onnx: a, hf: b}", "my.yaml:1: source: give exactly one of `onnx`, `torch`, `hf`; got `onnx` and `hf`"),
-        ("target: any", "my.yaml:1: key `source` is missing | add `source:`"),
-        ("source: {torch: {factory: a:b}}", "my.yaml:1: key `source.torch.inputs` is missing | add `source.torch.inputs:`"),
+        ("source: {}", "source: give exactly one of `onnx`, `torch`, `hf`; got none"),
+        ("source: {onnx: a, hf: b}", "source: give exactly one of `onnx`, `torch`, `hf`; got `onnx` and `hf`"),
+        ("target: any", "key `source` is missing | add `source:`"),
+        ("source: {torch: {factory: a:b}}", "key `source.torch.inputs` is missing | add `source.torch.inputs:`"),
     ],
-)  # fmt: skip
+)
 def test_source_is_exactly_one(text: str, expected: str, tmp_path: Path) -> None:
-    assert problems(tmp_path, text) == [expected]
+    assert problems(tmp_path, text) == [f"my.yaml:1: {expected}"]
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,15 @@ def test_source_is_exactly_one(text: str, expected: str, tmp_path: Path) -> None
         ("- source", "my.yaml:1: a config is a mapping of keys, such as `source:`"),
         ("", "my.yaml:1: a config is a mapping of keys, such as `source:`"),
         ("target: any\ntarget: sm80", "my.yaml:2: key `target` is given twice"),
-        ("source: {onnx: m}\nname: !!python/name:os.system", "my.yaml:2: not valid YAML: could not determine a constructor "
-         "for the tag 'tag:yaml.org,2002:python/name:os.system'"),
+        (
+            "source: {onnx: m}\nname: !!python/name:os.system",
+            "my.yaml:2: not valid YAML: "
+            "could not determine a constructor for the tag 'tag:yaml.org,2002:python/name:os.system'",
+        ),
         ("name: !!int many", "my.yaml:1: not valid YAML: invalid literal for int() with base 10: 'many'"),
         ("source: &a {b: *a}", "my.yaml:1: an alias contains itself"),
     ],
-)  # fmt: skip
+)
 def test_faulty_yaml_is_named_with_its_line(text: str, expected: str, tmp_path: Path) -> None:
     assert problems(tmp_path, text) == [expected]
 

@@ -1,0 +1,107 @@
+"""TensorRT refuses a model, or dies on it: the command line lives and names the node."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import models
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NARROW_DOWN = "\nfix: replace that part of the model; `trtkit inspect` on parts of it narrows it down"
+
+
+@pytest.fixture
+def config(workspace: Path) -> Path:
+    path = workspace / "m.yaml"
+    path.write_text("source:\n  onnx: m.onnx\n")
+    return path
+
+
+@pytest.mark.parametrize("command", ["build --config", "inspect"])
+def test_unsupported_operators_are_reported_all_at_once_with_advice(
+    command: str, workspace: Path, config: Path, refuses: Callable[..., str]
+) -> None:
+    models.save(models.unsupported(), workspace / "m.onnx")
+    message = refuses(*command.split(), config)
+    assert message.startswith("TensorRT refuses 3 nodes of the model\n")
+    lines = message.splitlines()[1:]
+    assert len(lines) == 6
+    found = dict(zip(lines[::2], lines[1::2], strict=True))
+    assert {line.split(": ", 1)[0].strip() for line in found} == {
+        "Det `det_of_a` (ai.onnx)",
+        "Fancy `fancy` (acme)",
+        "Bernoulli `dice` (ai.onnx)",
+    }
+    fixes = {line.split(" `")[0].strip(): fix.strip() for line, fix in found.items()}
+    assert fixes == {
+        "Det": "fix: rewrite this part of the model with operators from TensorRT's support matrix",
+        "Fancy": "fix: `acme` is no standard domain: give the model a local function (FunctionProto) of standard "
+        "operators for it, or export without it",
+        "Bernoulli": "fix: random sampling belongs outside the engine: make it an input",
+    }
+    assert all(len(line.split(": ", 1)[1]) > 10 for line in found), "TensorRT's own reason is missing"
+
+
+def test_death_while_parsing_names_signal_and_node(workspace: Path, config: Path, refuses: Callable[..., str]) -> None:
+    models.save(models.dies_while_parsing(), workspace / "m.onnx")
+    message = refuses("build", "--config", config)
+    assert message.startswith("TensorRT died with SIGFPE while parsing DepthToSpace `upscale`; last log line: ")
+    assert message.endswith(NARROW_DOWN)
+
+
+def test_death_while_inspecting_is_told_too(workspace: Path, refuses: Callable[..., str]) -> None:
+    path = models.save(models.dies_while_parsing(), workspace / "m.onnx")
+    message = refuses("inspect", path)
+    assert message.startswith("TensorRT died with SIGFPE while parsing DepthToSpace `upscale`; ")
+
+
+def test_death_while_building_names_signal_and_last_node(
+    workspace: Path, config: Path, refuses: Callable[..., str]
+) -> None:
+    models.save(models.dies_while_building(), workspace / "m.onnx")
+    message = refuses("build", "--config", config)
+    assert message.startswith(
+        "TensorRT died with SIGFPE while building, the last node parsed was Add `shift`; last log"
+    )
+    assert message.endswith(NARROW_DOWN)
+
+
+@pytest.mark.slow
+def test_stack_overflow_in_the_builder_is_told(workspace: Path, config: Path, refuses: Callable[..., str]) -> None:
+    models.save(models.chain(4000), workspace / "m.onnx")
+    message = refuses("build", "--config", config, "--set", "fold_constants=false")
+    assert message.startswith("TensorRT died with SIGSEGV while building, the last node parsed was Relu `n3999`; ")
+
+
+@pytest.mark.parametrize(
+    ("death", "cause"),
+    [
+        ("os.abort()", "reading the model died with SIGABRT: last words"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "reading the model died with SIGSEGV: last words"),
+        ("sys.exit(3)", "reading the model died with exit code 3: last words"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "the process of job `prepare` was killed, as the system does when"),
+    ],
+)
+def test_factory_that_kills_its_process_is_an_error(
+    death: str, cause: str, workspace: Path, refuses: Callable[..., str]
+) -> None:
+    factory = f"""\
+        import os, signal, sys
+
+        def make():
+            print("last words", flush=True)
+            {death}
+    """
+    (workspace / "killer.py").write_text(textwrap.dedent(factory))
+    source = "{torch: {factory: 'killer:make', inputs: {x: {shape: [1]}}}}"
+    (workspace / "m.yaml").write_text(f"source: {source}\n")
+    message = refuses("build", "--config", "m.yaml")
+    assert cause in message
+    assert not os.path.lexists("bundles")
