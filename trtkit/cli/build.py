@@ -60,6 +60,8 @@ def _manifest(result: BuildResult) -> dict[str, object]:
 
 def _render(result: BuildResult) -> None:
     """Say what was built, in one table, or that there was nothing to do."""
+    from rich.text import Text
+
     from trtkit.cli.tables import bundle_summary, console
 
     words = {
@@ -67,5 +69,6 @@ def _render(result: BuildResult) -> None:
         "restored": "cache hit: restored, nothing was built",
         "unchanged": "cache hit: already up to date, nothing was done",
     }
-    console().print(f"[bold green]{words[result.origin]}[/] {result.bundle.path}", soft_wrap=True)
+    said = Text.assemble((words[result.origin], "bold green"), f" {result.bundle.path}")
+    console().print(said, soft_wrap=True)
     console().print(bundle_summary(result.bundle))

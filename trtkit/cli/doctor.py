@@ -143,10 +143,11 @@ def _render(checks: list[Check], *, is_ready: bool) -> None:
         if check.found:
             found.add_row(check.name, check.found)
         else:
-            missing.add_row(check.name, f"{check.cost}; {check.fix}".replace("[", "\\["))
+            missing.add_row(check.name, f"{check.cost}; {check.fix}")
     out.print(found)
     if missing.row_count:
         out.print()
         out.print(missing)
     out.print()
-    out.print("[green]the default path works[/]" if is_ready else "[red]the default path does not work yet[/]")
+    said = "the default path works" if is_ready else "the default path does not work yet"
+    out.print(said, style="green" if is_ready else "red")

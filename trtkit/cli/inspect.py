@@ -65,7 +65,7 @@ def _bundle(path: str) -> dict[str, Any] | None:
     folder = Path(path)
     if not folder.is_dir():
         return None
-    if not is_bundle(folder) and (folder.with_suffix(".yaml").is_file()):
+    if not is_bundle(folder) and Path(f"{folder}.yaml").is_file():
         return None
     bundle = open_bundle(folder)
     bundle.check_files()

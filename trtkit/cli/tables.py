@@ -19,9 +19,9 @@ _TOP = 8
 
 
 def console() -> Console:
-    """Return a console on stdout; tables of a pipe are as wide as they need."""
-    plain = Console()
-    return plain if plain.is_terminal else Console(width=100)
+    """Return a console on stdout, 100 columns wide in a pipe. Names and paths may hold brackets: no markup."""
+    plain = Console(markup=False)
+    return plain if plain.is_terminal else Console(width=100, markup=False)
 
 
 def bundle_summary(bundle: Bundle) -> Table:
@@ -130,7 +130,7 @@ def _tensors(layers: list[Json]) -> Table:
 
 def shape_text(shape: Any) -> str:
     """Return `[1, 3, ?, ?]`."""
-    return f"[{', '.join('?' if dim == -1 else str(dim) for dim in shape)}]".replace("[", "\\[", 1)
+    return f"[{', '.join('?' if dim == -1 else str(dim) for dim in shape)}]"
 
 
 def profiles_text(profiles: list[Json]) -> str:

@@ -1,0 +1,197 @@
+"""`trtkit build`: what it writes, and when it does not have to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+
+from tests import models
+from tests.conftest import tree
+from trtkit import __version__
+from trtkit.backends import load_backend
+from trtkit.engine.manifest import json_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.conftest import Ran
+
+
+@pytest.fixture
+def config(workspace: Path, own_cache: Path) -> Path:
+    models.save(models.classifier(), workspace / "m.onnx")
+    path = workspace / "m.yaml"
+    path.write_text("source:\n  onnx: m.onnx\n")
+    return path
+
+
+@pytest.fixture
+def build(config: Path, trtkit: Callable[..., Ran]) -> Callable[..., Any]:
+    """Build the classifier with `--json` and return the answer."""
+
+    def run(*words: object) -> Any:
+        ran = trtkit("build", "--config", config, "--json", *words)
+        assert ran.code == 0, ran.err
+        return ran.json()
+
+    return run
+
+
+def test_two_lines_make_a_whole_bundle(workspace: Path, build: Callable[..., Any]) -> None:
+    answer = build()
+    assert (answer["origin"], answer["path"]) == ("built", "bundles/m")
+    assert tree(workspace / "bundles") == [
+        "m",
+        "m/engines",
+        "m/engines/m.plan",
+        "m/manifest.json",
+        "m/network",
+        "m/network.json",
+        "m/network/model.onnx",
+    ]
+    manifest = answer["manifest"]
+    assert manifest == json.loads((workspace / "bundles/m/manifest.json").read_text())
+    assert (manifest["name"], manifest["schema_version"]) == ("m", 1)
+    assert manifest["backend"] == {"name": "tensorrt_rtx", "version": load_backend("tensorrt_rtx").version}
+    assert manifest["tools"]["trtkit"] == __version__
+    assert manifest["inputs"] == [{"name": "images", "dtype": "fp32", "shape": [-1, 3, 16, 16]}]
+    assert manifest["outputs"] == [{"name": "logits", "dtype": "fp32", "shape": [-1, 5]}]
+    shapes = {"min": [1, 3, 16, 16], "opt": [1, 3, 16, 16], "max": [8, 3, 16, 16]}
+    assert manifest["profiles"] == [{"images": shapes}]
+    assert manifest["totals"]["weight_bytes"]["fp32"] == 4 * (8 * 3 * 9 + 5 * 8 + 5)
+
+
+def test_manifest_holds_the_digest_of_every_file(workspace: Path, build: Callable[..., Any]) -> None:
+    manifest = build()["manifest"]
+    bundle = workspace / "bundles/m"
+    for record, path in (
+        (manifest["engines"][0], bundle / "engines/m.plan"),
+        (manifest["network"], bundle / "network/model.onnx"),
+        (manifest["sources"][0], workspace / "m.onnx"),
+    ):
+        assert record["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+        assert record["size_bytes"] == path.stat().st_size
+
+
+def test_manifest_fits_its_published_schema(build: Callable[..., Any]) -> None:
+    jsonschema.Draft202012Validator(json_schema()).validate(build()["manifest"])
+
+
+def test_plan_is_one_that_tensorrt_made(workspace: Path, build: Callable[..., Any]) -> None:
+    build("--target", "sm89")
+    plan = (workspace / "bundles/m/engines/m.plan").read_bytes()
+    assert plan[:4] == b"vtrt"
+    assert plan[32] == 0x08, "the header's target mask is not that of SM89"
+
+
+def test_progress_goes_to_stderr_and_the_result_to_stdout(config: Path, trtkit: Callable[..., Ran]) -> None:
+    ran = trtkit("build", "--config", config)
+    assert [line.split("] ")[1] for line in ran.err.splitlines() if line.startswith("[")] == [
+        "read source",
+        "prepare",
+        "parse",
+        "build",
+    ]
+    assert "  fold          " in ran.err
+    assert "batch not given: [1, 1, 8] assumed" in ran.err
+    assert ran.out.startswith("built bundles/m\n")
+    assert "images fp32 [?, 3, 16, 16]" in ran.out
+    assert trtkit("build", "--config", config, "--no-cache", "--quiet").err == ""
+
+
+def test_json_is_one_object_and_nothing_else(config: Path, trtkit: Callable[..., Ran]) -> None:
+    ran = trtkit("build", "--config", config, "--json")
+    assert (ran.err, ran.out.count("\n")) == ("", 1)
+    assert set(ran.json()) == {"origin", "path", "manifest"}
+
+
+def test_same_build_again_does_nothing_and_says_so(
+    workspace: Path, config: Path, build: Callable[..., Any], trtkit: Callable[..., Ran]
+) -> None:
+    built = build()
+    stamp = (workspace / "bundles/m/engines/m.plan").stat().st_mtime_ns
+    assert build() == {**built, "origin": "unchanged"}
+    assert (workspace / "bundles/m/engines/m.plan").stat().st_mtime_ns == stamp
+    ran = trtkit("build", "--config", config)
+    assert ran.out.startswith("cache hit: already up to date, nothing was done bundles/m\n")
+
+
+def test_deleted_bundle_comes_back_from_the_cache(
+    workspace: Path, config: Path, build: Callable[..., Any], trtkit: Callable[..., Ran]
+) -> None:
+    built = build()
+    plan = (workspace / "bundles/m/engines/m.plan").read_bytes()
+    shutil.rmtree(workspace / "bundles")
+    assert build() == {**built, "origin": "restored"}
+    assert (workspace / "bundles/m/engines/m.plan").read_bytes() == plan
+    ran = trtkit("build", "--config", config, "--out", "elsewhere")
+    assert ran.out.startswith("cache hit: restored, nothing was built elsewhere\n")
+
+
+def test_no_cache_builds_again_and_keeps_nothing(own_cache: Path, build: Callable[..., Any]) -> None:
+    assert build("--no-cache")["origin"] == "built"
+    assert not own_cache.exists()
+    assert build()["origin"] == "unchanged"
+    assert build("--no-cache")["origin"] == "built"
+
+
+def test_changed_plan_is_noticed_and_built_again(workspace: Path, own_cache: Path, build: Callable[..., Any]) -> None:
+    build()
+    plan = workspace / "bundles/m/engines/m.plan"
+    with plan.open("r+b") as file:  # in place: the cache's hard link changes with it
+        file.seek(1000)
+        file.write(b"changed")
+    assert build()["origin"] == "built"
+    assert b"changed" not in plan.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ["--set", "io_types=fp16"],
+        ["--target", "sm86"],
+        ["--set", "profiles.0.batch=[1, 2, 4]"],
+        ["--set", "build.optimization_level=1"],
+        ["--set", "fold_constants=false"],
+    ],
+)
+def test_another_wish_is_another_build(change: list[str], build: Callable[..., Any]) -> None:
+    first = build()
+    second = build(*change)
+    assert second["origin"] == "built"
+    assert second["manifest"]["build_key"] != first["manifest"]["build_key"]
+
+
+def test_another_weight_is_another_build(workspace: Path, build: Callable[..., Any]) -> None:
+    first = build()
+    models.save(models.classifier(seed=7), workspace / "m.onnx")
+    second = build()
+    assert second["origin"] == "built"
+    assert second["manifest"]["build_key"] != first["manifest"]["build_key"]
+
+
+def test_moved_model_is_the_same_build(workspace: Path, build: Callable[..., Any]) -> None:
+    first = build()
+    (workspace / "m.onnx").rename(workspace / "moved.onnx")
+    os.utime(workspace / "moved.onnx", (0, 0))
+    second = build("--set", "source.onnx=moved.onnx", "--set", "description=the same")
+    assert (second["origin"], second["manifest"]["build_key"]) == ("unchanged", first["manifest"]["build_key"])
+
+
+def test_path_with_brackets_is_shown_as_it_is(config: Path, trtkit: Callable[..., Ran]) -> None:
+    ran = trtkit("build", "--config", config, "--out", "run[bold]1")
+    assert ran.out.startswith("built run[bold]1\n")
+
+
+def test_one_bundle_replaces_another(workspace: Path, build: Callable[..., Any]) -> None:
+    build("--out", "out", "--set", "name=first")
+    build("--out", "out", "--set", "name=second")
+    assert [path for path in tree(workspace / "out") if "plan" in path] == ["engines/second.plan"]
+    assert [path for path in tree(workspace) if path.startswith(".")] == []
