@@ -12,7 +12,7 @@ from trtkit.reference.graph import MISSING, Node
 from trtkit.reference.program import Program, execute
 
 if TYPE_CHECKING:
-    from trtkit.reference.layer import Op
+    from trtkit.reference.layer import Layer, Op
 
 Values = list[Any]
 
@@ -22,6 +22,10 @@ class BlockCompiler(Protocol):
 
     def block(self, nodes: list[Node], outputs: tuple[int, ...]) -> Program:
         """Compile nodes into a program that yields `outputs`."""
+        ...
+
+    def layer(self, node: Node) -> Layer:
+        """Return the view of the node that lowerings read."""
         ...
 
 
@@ -50,6 +54,23 @@ def conditional_op(
 
 
 @dataclass(frozen=True, eq=False)
+class _End:
+    """A loop's output. shape: of one iteration's value, 0 where it is dynamic."""
+
+    node: Node
+    kind: str
+    axis: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _end(node: Node, dtype: torch.dtype) -> _End:
+    """Read a loop output layer."""
+    shape = tuple(max(int(size), 0) for size in node.trt.get_input(0).shape)
+    return _End(node, node.trt.kind.name, int(node.trt.axis), shape, dtype)
+
+
+@dataclass(frozen=True, eq=False)
 class _Loop:
     """A loop ready to run.
 
@@ -60,7 +81,7 @@ class _Loop:
     condition: int | None
     iterators: tuple[tuple[Node, int, bool], ...]
     recurrences: tuple[Node, ...]
-    ends: tuple[tuple[Node, str, int], ...]
+    ends: tuple[_End, ...]
     test: Program
     body: Program
     initial: Values
@@ -79,7 +100,7 @@ def loop_op(compiler: BlockCompiler, construct: Construct, inputs: tuple[int, ..
         for node in loop.recurrences:
             values[node.outputs[0]] = values[node.inputs[0]]
         limit = None if loop.count is None else int(values[loop.count])
-        collected: dict[int, list[Any]] = {node.outputs[0]: [] for node, _, _ in loop.ends}
+        collected: dict[int, list[Any]] = {end.node.outputs[0]: [] for end in loop.ends}
         iteration = 0
         while (limit is None or iteration < limit) and _iterate(loop, values, (iteration, limit), collected):
             iteration += 1
@@ -94,13 +115,13 @@ def _compile_loop(compiler: BlockCompiler, construct: Construct, outputs: tuple[
     limits = {node.trt.kind.name: node.inputs[0] for node in boundary if node.kind == "TRIP_LIMIT"}
     recurrences = tuple(node for node in boundary if node.kind == "RECURRENCE")
     by_output = {node.outputs[0]: node for node in boundary if node.kind == "LOOP_OUTPUT"}
-    ends = tuple((by_output[slot], by_output[slot].trt.kind.name, int(by_output[slot].trt.axis)) for slot in outputs)
+    ends = tuple(_end(by_output[slot], compiler.layer(by_output[slot]).output_dtype()) for slot in outputs)
     condition = limits.get("WHILE")
     nodes = _in_order(construct, construct.branches[0])
     tested = live_nodes([node for node in nodes if node.kind != "ASSERTION"], [condition] if condition else [])
     touched = {slot for node in tested for slot in (*node.inputs, *node.outputs) if slot != MISSING}
     test = compiler.block(tested, tuple(touched))  # frees nothing: the body reads the same values
-    wanted = {*(node.inputs[1] for node in recurrences), *(node.inputs[0] for node, _, _ in ends)}
+    wanted = {*(node.inputs[1] for node in recurrences), *(end.node.inputs[0] for end in ends)}
     body = compiler.block([node for node in nodes if node not in tested], tuple(wanted))
     outer = {slot for node in boundary for slot in node.inputs if slot != MISSING}
     rest = compiler.block([], tuple(outer))
@@ -126,32 +147,28 @@ def _iterate(loop: _Loop, values: Values, at: tuple[int, int | None], collected:
         return False
     execute(loop.body, local)
     states = {node.outputs[0] for node in loop.recurrences}
-    for node, kind, _ in loop.ends:
-        if kind != "LAST_VALUE":
-            collected[node.outputs[0]].append(local[node.inputs[0]])
-        elif node.inputs[0] not in states:
-            values[node.inputs[0]] = local[node.inputs[0]]
+    for end in loop.ends:
+        source = end.node.inputs[0]
+        if end.kind != "LAST_VALUE":
+            collected[end.node.outputs[0]].append(local[source])
+        elif source not in states:
+            values[source] = local[source]
     after = [local[node.inputs[1]] for node in loop.recurrences]
     for node, value in zip(loop.recurrences, after, strict=True):
         values[node.outputs[0]] = value
     return True
 
 
-def _loop_output(end: tuple[Node, str, int], values: Values, collected: dict[int, list[Any]]) -> Any:
-    """Return the value of one loop output after the loop."""
-    node, kind, axis = end
-    if kind == "LAST_VALUE":
-        return values[node.inputs[0]]
-    items = collected[node.outputs[0]]
-    length = int(values[node.inputs[1]])
+def _loop_output(end: _End, values: Values, collected: dict[int, list[Any]]) -> Any:
+    """Return the value of one loop output after the loop; what no iteration wrote is zero."""
+    if end.kind == "LAST_VALUE":
+        return values[end.node.inputs[0]]
+    items = collected[end.node.outputs[0]]
+    length = int(values[end.node.inputs[1]])
     if not items:
-        shape = [max(int(size), 0) for size in node.trt.get_input(0).shape]
-        like = values[node.inputs[0]]
-        dtype = like.dtype if like is not None else torch.float32
-        return torch.zeros([*shape[:axis], length, *shape[axis:]], dtype=dtype)
-    items = items[::-1] if kind == "REVERSE" else items
-    items += [torch.zeros_like(items[0])] * (length - len(items))
-    return torch.stack(items, axis)
+        return torch.zeros([*end.shape[: end.axis], length, *end.shape[end.axis :]], dtype=end.dtype)
+    items = items[::-1] if end.kind == "REVERSE" else items
+    return torch.stack(items + [torch.zeros_like(items[0])] * (length - len(items)), end.axis)
 
 
 def _in_order(construct: Construct, branch: set[Node]) -> list[Node]:

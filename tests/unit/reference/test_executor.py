@@ -160,8 +160,10 @@ def test_a_loop_does_not_overwrite_what_it_reads_in_every_iteration(net: Any) ->
 
 
 def test_a_loop_of_no_iterations_gives_the_initial_state(net: Any) -> None:
-    last, _ = _counting_loop(net, net.given(torch.tensor(0, dtype=torch.int32)), "COUNT")
-    assert net.run(last).tolist() == [0]
+    last, every = net.run(*_counting_loop(net, net.given(torch.tensor(0, dtype=torch.int32)), "COUNT"))
+    assert last.tolist() == [0]
+    assert every.dtype == torch.int32
+    assert every.tolist() == [[0]] * 5
 
 
 @pytest.mark.parametrize(("choice", "want"), [(True, [2.0, 4.0]), (False, [1.0, 1.0])])
@@ -192,3 +194,18 @@ def test_ranks_exchange_tensors_in_one_process(backend: Any, logger: Any) -> Non
     executors = [Executor(backend, network, Options(ranks=group.member(rank))) for rank, network in enumerate(networks)]
     found = run_ranks(executors, [{"x": torch.tensor([1.0, 2.0])}, {"x": torch.tensor([10.0, 20.0])}])
     assert [next(iter(item.values())).tolist() for item in found] == [[11.0, 22.0], [11.0, 22.0]]
+
+
+def test_every_tensor_has_the_shape_and_type_that_the_network_states(net: Any, random: Any) -> None:
+    last, every = _counting_loop(net, net.given(torch.tensor(5, dtype=torch.int32)), "COUNT")
+    total = net.network.add_reduce(every, net.trt.ReduceOperation.SUM, 1, True).get_output(0)
+    flat = net.network.add_shuffle(total)
+    flat.reshape_dims = (-1,)
+    joined = net.network.add_concatenation([last, flat.get_output(0)]).get_output(0)
+    executor = net.executor(net.network.add_cast(joined, net.trt.float16).get_output(0))
+    found = executor.run(net.feed, keep="all")
+    outputs = [net.network.get_layer(index).get_output(0) for index in range(net.network.num_layers)]
+    seen = {item.name: item for item in outputs if item is not None and item.name in found}
+    assert len(seen) > 4
+    for name, tensor in seen.items():
+        assert tuple(found[name].shape) == tuple(tensor.shape), name
