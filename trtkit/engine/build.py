@@ -50,7 +50,7 @@ def plan_build(config: ModelConfig, on_event: Callable[[Json], None]) -> Plan:
     """Resolve target and backend and fingerprint the source."""
     target = load_target(config.target)
     backend = choose_backend(target.backend)
-    files = _run("digest", {"config": config.model_dump(mode="json")}, on_event)["files"]
+    files = run("digest", {"config": config.model_dump(mode="json")}, on_event)["files"]
     sources = tuple(FileRecord(**file) for file in files)
     tools = cache.tool_versions()
     return Plan(config, target, backend, sources, tools, cache.build_key(config, target, backend, sources, tools))
@@ -81,7 +81,7 @@ def prepare_network(plan: Plan, folder: Path, on_event: Callable[[Json], None]) 
     network_folder = folder / "network"
     network_folder.mkdir()
     arguments = {"config": plan.config.model_dump(mode="json"), "folder": str(network_folder)}
-    prepared = _run("prepare", arguments, on_event)
+    prepared = run("prepare", arguments, on_event)
     parse_arguments = {
         "backend": plan.backend,
         "onnx": str(network_folder / "model.onnx"),
@@ -117,16 +117,17 @@ def _fill(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> None:
 def _parse_job(job: str, arguments: Json, on_event: Callable[[Json], None]) -> Json:
     """Run a job that parses; a refused model is asked for all of its faults, a crash for where it was."""
     try:
-        return _run(job, arguments, on_event)
+        return run(job, arguments, on_event)
     except UnsupportedOperatorsError as first:
         try:
-            _run("diagnose", arguments, on_event)
+            run("diagnose", arguments, on_event)
         except ChildCrashError:
             raise first from None
         raise
 
 
-def _run(job: str, arguments: Json, on_event: Callable[[Json], None]) -> Json:
+def run(job: str, arguments: Json, on_event: Callable[[Json], None]) -> Json:
+    """Do a job in a child process; a crash becomes an error that says where it was."""
     try:
         return run_job(job, arguments, on_event)
     except ChildCrashError as crash:

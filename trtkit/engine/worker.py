@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
-# Job name to the function that does it: (arguments, report) -> result.
+# Job name to the function that does it: (arguments, report) -> result. Layers above name theirs `module:function`.
 JOBS = {
     "digest": "trtkit.engine.prepare:digest",
     "prepare": "trtkit.engine.prepare:prepare",
@@ -48,7 +48,7 @@ def main(job: str, events: int) -> None:
 def _answer(job: str, arguments: Json, send: Callable[[Json], None]) -> Json:
     """Return the job's result, or its error as data."""
     try:
-        module, _, function = JOBS[job].partition(":")
+        module, _, function = JOBS.get(job, job).partition(":")
         result = getattr(importlib.import_module(module), function)(arguments, send)
     except TrtkitError as error:
         return {"event": "error", **error.to_json()}

@@ -1,0 +1,1 @@
+"""What runs around a network: images in, answers out."""

@@ -1,0 +1,73 @@
+"""Turn images into inputs, as a config's `preprocess` says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from trtkit.errors import SourceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trtkit.config.task import Preprocess, Resize
+
+Array = np.ndarray[Any, Any]
+
+_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+
+
+def read_image(path: Path) -> Image.Image:
+    """Return the image at `path` as RGB. Raises SourceError where it is none."""
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except (UnidentifiedImageError, OSError) as error:
+        raise SourceError(f"not a readable image: {error}", str(path), "give a PNG or JPEG file") from None
+
+
+def image_input(image: Image.Image, preprocess: Preprocess) -> Array:
+    """Return `image` as an fp32 input [1, 3, H, W]."""
+    scaled = image.resize(_scaled_size(image, preprocess), _FILTERS[preprocess.filter])
+    if preprocess.crop is not None:
+        scaled = _centre_crop(scaled, *preprocess.crop)
+    pixels = np.asarray(scaled, dtype=np.float32)
+    if preprocess.channels == "bgr":
+        pixels = pixels[:, :, ::-1]
+    mean, std = (np.asarray(values, dtype=np.float32) for values in (preprocess.mean, preprocess.std))
+    normal = (pixels * np.float32(preprocess.scale) - mean) / std
+    return np.ascontiguousarray(normal.transpose(2, 0, 1)[None])
+
+
+def _scaled_size(image: Image.Image, preprocess: Preprocess) -> tuple[int, int]:
+    """Return (width, height) after resizing and rounding to multiples."""
+    width, height = _resized(image.size, preprocess.resize)
+    if preprocess.crop is None and preprocess.multiple_of > 1:
+        unit = preprocess.multiple_of
+        width, height = (max(unit, round(length / unit) * unit) for length in (width, height))
+    return round(width), round(height)
+
+
+def _resized(size: tuple[int, int], resize: Resize | None) -> tuple[float, float]:
+    """Return (width, height) with the aspect kept, but for `exact`."""
+    width, height = size
+    if resize is None:
+        return width, height
+    if resize.exact is not None:
+        return resize.exact[1], resize.exact[0]
+    if resize.shortest_edge is not None:
+        factor = resize.shortest_edge / min(size)
+    elif resize.longest_edge is not None:
+        factor = resize.longest_edge / max(size)
+    else:
+        assert resize.height is not None
+        factor = resize.height / height
+    return width * factor, height * factor
+
+
+def _centre_crop(image: Image.Image, height: int, width: int) -> Image.Image:
+    """Cut (height, width) out of the middle; what lies outside the image is black."""
+    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+    return image.crop((left, top, left + width, top + height))

@@ -1,0 +1,42 @@
+"""Read a model's outputs as answers: classes or text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+Array = np.ndarray[Any, Any]
+
+
+def top_classes(logits: Array, count: int = 5) -> list[list[int]]:
+    """Return the indices of the `count` largest logits [N, classes] of each item, largest first."""
+    order = np.argsort(-logits.astype(np.float64), axis=-1, kind="stable")
+    return [[int(index) for index in row[:count]] for row in order]
+
+
+def ctc_text(probabilities: Array, characters: Sequence[str]) -> list[str]:
+    """Decode [N, steps, characters] greedily: repeats merge, index 0 is the blank (Graves et al., 2006)."""
+    best = probabilities.argmax(axis=-1)
+    texts = []
+    for row in best:
+        kept = [int(now) for before, now in zip([0, *row], row, strict=False) if now and now != before]
+        texts.append("".join(characters[index] for index in kept))
+    return texts
+
+
+def ctc_characters(path: Path) -> list[str]:
+    """Return the alphabet of a PaddleOCR recognizer: blank, the `character` list of its metadata, space."""
+    import onnx
+
+    model = onnx.load(str(path), load_external_data=False)
+    found = next((entry.value for entry in model.metadata_props if entry.key == "character"), None)
+    if found is None:
+        raise SourceError("the model's metadata has no `character` list", str(path), "remove `task:` from the config")
+    return ["", *found.splitlines(), " "]

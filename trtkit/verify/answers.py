@@ -1,0 +1,68 @@
+"""How often a model's answers equal the reference's: top-1 and top-5, or text."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.runtime.tasks import ctc_characters, ctc_text, top_classes
+from trtkit.sources import package_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.config.schema import ModelConfig
+    from trtkit.config.task import Task
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How answers agree. measure: `top-1`, `text`, or empty where the config names no task.
+
+    agreement: share of equal answers. answers: ours and the reference's, one pair an item.
+    """
+
+    measure: str = ""
+    agreement: float = 1.0
+    required: float = 0.0
+    top_5: float | None = None
+    answers: tuple[tuple[Any, Any], ...] = field(default=())
+
+    @property
+    def passed(self) -> bool:
+        """Whether enough answers agree."""
+        return self.agreement >= self.required
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON data."""
+        return asdict(self)
+
+
+def agreement(task: Task | None, config: ModelConfig, pairs: Sequence[tuple[Arrays, Arrays]]) -> Agreement:
+    """Compare the answers in the first output of every (ours, reference) pair."""
+    if task is None:
+        return Agreement()
+    outputs = [(next(iter(ours.values())), next(iter(theirs.values()))) for ours, theirs in pairs]
+    if task.kind == "classification":
+        return _classes(outputs, task.min_agreement)
+    assert config.source.onnx is not None
+    characters = ctc_characters(package_file.resolve(config.source.onnx, config.source.requires))
+    answers = [
+        pair
+        for ours, theirs in outputs
+        for pair in zip(*(ctc_text(o, characters) for o in (ours, theirs)), strict=True)
+    ]
+    share = sum(a == b for a, b in answers) / len(answers)
+    return Agreement("text", share, task.min_agreement, None, tuple(answers))
+
+
+def _classes(outputs: Sequence[tuple[Any, Any]], required: float) -> Agreement:
+    """Compare top-1 exactly and top-5 as sets."""
+    pairs = [pair for ours, theirs in outputs for pair in zip(top_classes(ours), top_classes(theirs), strict=True)]
+    top_1 = sum(a[0] == b[0] for a, b in pairs) / len(pairs)
+    top_5 = sum(len(set(a) & set(b)) / len(b) for a, b in pairs) / len(pairs)
+    return Agreement("top-1", top_1, required, top_5, tuple((a[0], b[0]) for a, b in pairs))

@@ -1,0 +1,157 @@
+"""The job that verifies: reference executor on the very network that TensorRT builds, against a reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.backends import load_backend
+from trtkit.config.schema import ModelConfig, ShapeRange
+from trtkit.dtypes import dtype_of
+from trtkit.errors import ExecutionError
+from trtkit.network.onnx_io import graph_inputs
+from trtkit.network.onnx_parse import parse_onnx
+from trtkit.reference import Executor, Options, constants_from_onnx, to_array
+from trtkit.sources import onnx_file
+from trtkit.verify.answers import Agreement, agreement
+from trtkit.verify.compare import Comparison, compare, worst
+from trtkit.verify.corners import corner_shapes
+from trtkit.verify.intermediates import onnx_runtime_tensors
+from trtkit.verify.layers import layer_errors
+from trtkit.verify.references import Reference, choose_reference
+from trtkit.verify.samples import Sample, check_profiles, random_sample, read_samples
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Json = dict[str, Any]
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+# End to end, errors of many layers add up: ten times what one op may have.
+_END_TO_END = 10
+
+
+class Verifier:
+    """A parsed network with its executor, reference and tolerance."""
+
+    def __init__(self, arguments: Json, report: Callable[[Json], None]) -> None:
+        self.config = ModelConfig.model_validate(arguments["config"])
+        self.onnx = Path(arguments["onnx"])
+        self.backend = load_backend(arguments["backend"])
+        self.profiles = [
+            {name: ShapeRange.model_validate(shape) for name, shape in profile.items()}
+            for profile in arguments["profiles"]
+        ]
+        report({"event": "phase", "name": "parse"})
+        self.inputs = graph_inputs(onnx_file.read_graph(self.onnx))
+        self.network = parse_onnx(self.backend, self.onnx)
+        self.constants = constants_from_onnx(self.onnx)
+        options = Options(constants=self.constants)
+        self.executor = Executor(self.backend, self.network.definition, options)
+        report({"event": "phase", "name": "load reference"})
+        outputs = self.executor.output_names
+        self.reference: Reference = choose_reference(self.config, arguments.get("against"), self.onnx, outputs)
+        self.tolerance = tolerance_of(self.config)
+
+    def samples(self, paths: list[str]) -> list[Sample]:
+        """Return the inputs to compare on: those asked for, else the config's, else random ones at opt."""
+        named = paths or list(self.config.verify.inputs)
+        if named:
+            samples = read_samples(named, self.config, self.inputs)
+        else:
+            samples = [random_sample("random", self._opt_shapes(), self.config, self.inputs)]
+        for sample in samples:
+            check_profiles(sample, self.profiles)
+        return samples
+
+    def run(self, sample: Sample) -> tuple[Arrays, Arrays]:
+        """Return our outputs and the reference's."""
+        ours = {name: to_array(value) for name, value in self.executor.run(sample.inputs).items()}
+        theirs = self.reference.run(sample.inputs)
+        return ours, {name: theirs[name] for name in ours}
+
+    def _opt_shapes(self) -> dict[str, tuple[int, ...]]:
+        static = {spec.name: tuple(dim for dim in spec.shape if isinstance(dim, int)) for spec in self.inputs}
+        return {**static, **({name: shape.opt for name, shape in self.profiles[0].items()} if self.profiles else {})}
+
+
+def tolerance_of(config: ModelConfig) -> float:
+    """Return the relative RMS error that outputs may have, end to end."""
+    return config.verify.max_relative_rms_error or _END_TO_END * dtype_of(config.precision).tolerance
+
+
+def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
+    """Compare outputs on samples and profile corners, and where asked every layer; return the report's data."""
+    verifier = Verifier(arguments, report)
+    samples = verifier.samples(arguments["inputs"])
+    outputs, agreed = _compare_samples(verifier, samples, report)
+    corners = _corners(verifier, report) if arguments["corners"] else []
+    within = [item.relative_rms_error <= verifier.tolerance for item in outputs.values()]
+    passed = all(within) and all(corner["passed"] for corner in corners) and agreed.passed
+    layers = _layers(verifier, samples[0], report) if arguments["layers"] or not passed else []
+    return {
+        "passed": passed,
+        "precision": verifier.config.precision,
+        "reference": verifier.reference.description,
+        "executor": f"trtkit reference executor on the {verifier.backend.name} {verifier.backend.version} network",
+        "tolerance": verifier.tolerance,
+        "samples": [sample.name for sample in samples],
+        "outputs": {name: item.to_json() for name, item in outputs.items()},
+        "task": agreed.to_json(),
+        "corners": corners,
+        "layers": layers,
+    }
+
+
+def _compare_samples(
+    verifier: Verifier, samples: list[Sample], report: Callable[[Json], None]
+) -> tuple[dict[str, Comparison], Agreement]:
+    """Run every sample both ways; return the worst comparison of each output and how answers agree."""
+    report({"event": "phase", "name": "compare outputs"})
+    comparisons: dict[str, list[Comparison]] = {}
+    pairs = []
+    for index, sample in enumerate(samples):
+        ours, theirs = verifier.run(sample)
+        for name, value in ours.items():
+            comparisons.setdefault(name, []).append(compare(value, theirs[name]))
+        pairs.append((ours, theirs))
+        report({"event": "progress", "name": "compare outputs", "done": index + 1, "total": len(samples)})
+    agreed = agreement(verifier.config.task, verifier.config, pairs)
+    return {name: worst(items) for name, items in comparisons.items()}, agreed
+
+
+def _corners(verifier: Verifier, report: Callable[[Json], None]) -> list[Json]:
+    """Run the corners of every profile on random data."""
+    options = verifier.config.verify
+    shapes = list(corner_shapes(verifier.inputs, verifier.profiles, verifier.config.profiles, options.random_shapes))
+    results = []
+    for index, (name, inputs) in enumerate(shapes):
+        report({"event": "progress", "name": "profile corners", "done": index, "total": len(shapes)})
+        results.append({"name": name, "shapes": inputs, **_corner(verifier, name, inputs)})
+    return results
+
+
+def _corner(verifier: Verifier, name: str, shapes: dict[str, tuple[int, ...]]) -> Json:
+    """Run one corner; a network that cannot compute it is a finding, not a fault of ours."""
+    sample = random_sample(name, shapes, verifier.config, verifier.inputs)
+    try:
+        ours, theirs = verifier.run(sample)
+    except ExecutionError as error:
+        return {"passed": False, "relative_rms_error": None, "problem": str(error)}
+    except Exception as error:  # ONNX Runtime and torch raise their own kinds
+        reason = str(error).strip().splitlines()[0]
+        return {"passed": False, "relative_rms_error": None, "problem": f"the reference cannot run it: {reason}"}
+    found = worst([compare(value, theirs[key]) for key, value in ours.items()])
+    passed = found.relative_rms_error <= verifier.tolerance
+    return {"passed": passed, **{key: found.to_json()[key] for key in ("relative_rms_error", "problem")}}
+
+
+def _layers(verifier: Verifier, sample: Sample, report: Callable[[Json], None]) -> list[Json]:
+    """Measure every tensor on the first sample."""
+    report({"event": "phase", "name": "compare layers"})
+    inputs = sample.inputs
+    tensors = onnx_runtime_tensors(verifier.onnx, inputs)
+    errors = layer_errors(verifier.backend, verifier.network.definition, inputs, verifier.constants, tensors)
+    return [error.to_json() for error in errors]

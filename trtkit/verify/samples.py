@@ -1,0 +1,172 @@
+"""The inputs that a network is verified on: images, arrays, Polygraphy data files, or seeded random data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.dtypes import dtype_of
+from trtkit.errors import SourceError
+from trtkit.runtime.images import image_input, read_image
+from trtkit.sources import package_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from trtkit.config.schema import ModelConfig, ShapeRange
+    from trtkit.network.onnx_io import TensorSpec
+
+Array = np.ndarray[Any, Any]
+Arrays = dict[str, Array]
+
+_IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"}
+_SUFFIXES = {*_IMAGES, ".npz", ".json"}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run's inputs and what they are called in the report."""
+
+    name: str
+    inputs: Arrays
+
+
+def read_samples(paths: Sequence[str], config: ModelConfig, inputs: Sequence[TensorSpec]) -> list[Sample]:
+    """Read files and folders of images, .npz arrays or Polygraphy JSON data.
+
+    Raises SourceError for what cannot be read, does not fit the inputs or is not finite.
+    """
+    samples = [sample for path in paths for sample in _read(path, config, inputs)]
+    for sample in samples:
+        _check(sample, inputs)
+    return samples
+
+
+def random_sample(
+    name: str, shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, inputs: Sequence[TensorSpec]
+) -> Sample:
+    """Return seeded random inputs of the given shapes: normal floats and 0..1 integers, or the config's ranges."""
+    generator = np.random.default_rng(0)
+    arrays = {}
+    for spec in inputs:
+        is_float, shape = dtype_of(spec.dtype).is_float, shapes[spec.name]
+        low, high = config.verify.ranges.get(spec.name, (0, 2))
+        drawn = np.asarray(generator.uniform(low, high, shape))
+        if is_float and spec.name not in config.verify.ranges:
+            drawn = generator.standard_normal(shape)
+        arrays[spec.name] = as_dtype(drawn if is_float else np.floor(drawn), spec.dtype)
+    return Sample(name, arrays)
+
+
+def check_profiles(sample: Sample, profiles: Sequence[Mapping[str, ShapeRange]]) -> None:
+    """Refuse shapes that no optimization profile covers. Raises SourceError naming the nearest bounds."""
+    if not profiles or any(_covers(profile, sample) for profile in profiles):
+        return
+    for name, shape in profiles[0].items():
+        actual = sample.inputs[name].shape
+        for axis, (low, size, high) in enumerate(zip(shape.min, actual, shape.max, strict=True)):
+            if not low <= size <= high:
+                what = f"dimension {axis} of `{name}` is {size}; the profile allows {low} to {high}"
+                raise SourceError(what, sample.name, "give other inputs, or widen the profile and build again")
+    raise SourceError("no single profile covers the shapes of all inputs", sample.name, "add a profile that does")
+
+
+def as_dtype(values: Array, dtype: str) -> Array:
+    """Return `values` in trtkit's type `dtype`; bf16 through ml_dtypes."""
+    name = dtype_of(dtype).numpy
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return values.astype(ml_dtypes.bfloat16)
+    return values.astype(name)
+
+
+def _read(text: str, config: ModelConfig, inputs: Sequence[TensorSpec]) -> list[Sample]:
+    """Read one path: a folder's files in order, or one file."""
+    path = package_file.resolve(text, config.verify.requires)
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() in _SUFFIXES)
+        if not files:
+            kinds = ", ".join(sorted(_SUFFIXES))
+            raise SourceError("the folder holds no inputs", str(path), f"put files in it that end in {kinds}")
+        return [sample for file in files for sample in _read(str(file), config, inputs)]
+    if path.suffix.lower() in _IMAGES:
+        return [_image_sample(path, config, inputs)]
+    if path.suffix == ".npz":
+        return [Sample(path.name, _read_npz(path))]
+    if path.suffix == ".json":
+        return _polygraphy_samples(path)
+    raise SourceError(f"unknown kind of input `{path.suffix}`", str(path), f"use {', '.join(sorted(_SUFFIXES))}")
+
+
+def _image_sample(path: Path, config: ModelConfig, inputs: Sequence[TensorSpec]) -> Sample:
+    """Preprocess an image into the model's only input."""
+    if config.preprocess is None:
+        raise SourceError("images need `preprocess:` in the config", str(path), "add it, or give .npz arrays")
+    if len(inputs) != 1:
+        raise SourceError(f"an image is one input; the model has {len(inputs)}", str(path), "give .npz arrays")
+    array = image_input(read_image(path), config.preprocess)
+    return Sample(path.name, {inputs[0].name: as_dtype(array, inputs[0].dtype)})
+
+
+def _read_npz(path: Path) -> Arrays:
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            return {name: data[name] for name in data.files}
+    except (ValueError, OSError, EOFError) as error:
+        raise SourceError(f"not a readable .npz file: {error}", str(path), "save it with numpy.savez") from None
+
+
+def _polygraphy_samples(path: Path) -> list[Sample]:
+    """Read a Polygraphy data file (`--save-inputs`): one or several feed dictionaries."""
+    try:
+        from polygraphy.json import load_json
+    except ImportError as error:
+        raise SourceError(
+            f"Polygraphy data needs polygraphy: {error}", str(path), "pip install 'trtkit[verify]'"
+        ) from None
+    try:
+        data = load_json(str(path))
+    except Exception as error:
+        raise SourceError(f"not a Polygraphy data file: {error}", str(path), "make it with `--save-inputs`") from None
+    feeds = data if isinstance(data, list) else [data]
+    return [
+        Sample(f"{path.name}#{index}", {name: np.asarray(value) for name, value in feed.items()})
+        for index, feed in enumerate(feeds)
+    ]
+
+
+def _check(sample: Sample, inputs: Sequence[TensorSpec]) -> None:
+    """Refuse names, types, shapes and values that the network does not take."""
+    known = [spec.name for spec in inputs]
+    wrong = [f"unknown input `{name}`" for name in sample.inputs if name not in known]
+    wrong += [f"missing input `{name}`" for name in known if name not in sample.inputs]
+    if wrong:
+        raise SourceError(", ".join(wrong), sample.name, f"the network's inputs are {', '.join(known)}")
+    for spec in inputs:
+        _check_array(sample.inputs[spec.name], spec, sample.name)
+
+
+def _check_array(array: Array, spec: TensorSpec, where: str) -> None:
+    expected = dtype_of(spec.dtype).numpy
+    if array.dtype.name != expected:
+        raise SourceError(f"`{spec.name}` has type {array.dtype.name}, {expected} is needed", where, "convert it")
+    fits = len(array.shape) == len(spec.shape) and all(
+        isinstance(dim, str) or dim == size for dim, size in zip(spec.shape, array.shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join(str(dim) for dim in spec.shape)
+        raise SourceError(f"`{spec.name}` has shape {list(array.shape)}, [{wanted}] is needed", where)
+    if dtype_of(spec.dtype).is_float and not np.isfinite(array.astype(np.float32)).all():
+        raise SourceError(f"`{spec.name}` holds NaN or infinite values", where, "give finite inputs")
+
+
+def _covers(profile: Mapping[str, ShapeRange], sample: Sample) -> bool:
+    return all(
+        low <= size <= high
+        for name, shape in profile.items()
+        for low, size, high in zip(shape.min, sample.inputs[name].shape, shape.max, strict=True)
+    )
