@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -150,39 +149,6 @@ def test_changed_plan_is_noticed_and_built_again(workspace: Path, own_cache: Pat
         file.write(b"changed")
     assert build()["origin"] == "built"
     assert b"changed" not in plan.read_bytes()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        ["--set", "io_types=fp16"],
-        ["--target", "sm86"],
-        ["--set", "profiles.0.batch=[1, 2, 4]"],
-        ["--set", "build.optimization_level=1"],
-        ["--set", "fold_constants=false"],
-    ],
-)
-def test_another_wish_is_another_build(change: list[str], build: Callable[..., Any]) -> None:
-    first = build()
-    second = build(*change)
-    assert second["origin"] == "built"
-    assert second["manifest"]["build_key"] != first["manifest"]["build_key"]
-
-
-def test_another_weight_is_another_build(workspace: Path, build: Callable[..., Any]) -> None:
-    first = build()
-    models.save(models.classifier(seed=7), workspace / "m.onnx")
-    second = build()
-    assert second["origin"] == "built"
-    assert second["manifest"]["build_key"] != first["manifest"]["build_key"]
-
-
-def test_moved_model_is_the_same_build(workspace: Path, build: Callable[..., Any]) -> None:
-    first = build()
-    (workspace / "m.onnx").rename(workspace / "moved.onnx")
-    os.utime(workspace / "moved.onnx", (0, 0))
-    second = build("--set", "source.onnx=moved.onnx", "--set", "description=the same")
-    assert (second["origin"], second["manifest"]["build_key"]) == ("unchanged", first["manifest"]["build_key"])
 
 
 def test_path_with_brackets_is_shown_as_it_is(config: Path, trtkit: Callable[..., Ran]) -> None:

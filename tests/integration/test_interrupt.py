@@ -27,21 +27,16 @@ SLEEPER = """\
     import time
     from pathlib import Path
 
-    import torch
-
     def make():
-        if Path("slow").exists():
-            Path("waiting").touch()
-            time.sleep(60)
-        return torch.nn.ReLU()
+        Path("waiting").touch()
+        time.sleep(60)
 """
 
 
 @pytest.fixture
 def sleeper(workspace: Path) -> Path:
-    """A config whose factory waits, as long as the file `slow` is there."""
+    """A config whose factory waits, once it has made the file `waiting`."""
     (workspace / "sleeper.py").write_text(textwrap.dedent(SLEEPER))
-    (workspace / "slow").touch()
     path = workspace / "m.yaml"
     path.write_text("source: {torch: {factory: 'sleeper:make', inputs: {x: {shape: [2, 3]}}}}\n")
     return path
@@ -125,8 +120,8 @@ def test_killed_build_leaves_no_process_and_the_next_one_cleans_up(
     assert (workspace / ".out.partial").is_dir()
     assert not (workspace / "out").exists()
     (workspace / ".out.partial/stale").touch()
-    (workspace / "slow").unlink()
-    ran = trtkit("build", "--config", sleeper, "--out", "out", "--json")
+    models.save(models.matmul(), workspace / "m.onnx")
+    ran = trtkit("build", "--config", sleeper, "--set", "source.onnx=m.onnx", "--out", "out", "--json")
     assert (ran.code, ran.json()["origin"]) == (0, "built")
     assert [path for path in tree(workspace) if path.startswith(".") or "stale" in path] == []
 
