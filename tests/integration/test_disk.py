@@ -137,7 +137,7 @@ def test_out_that_is_no_bundle_is_not_touched(
 
 def test_current_folder_is_not_replaced(workspace: Path, config: Path, refuses: Callable[..., str]) -> None:
     message = refuses("build", "--config", config, "--out", ".")
-    assert message == ".: is there already and is no bundle\nfix: choose another `--out`, or remove it"
+    assert message == f"{workspace}: is there already and is no bundle\nfix: choose another `--out`, or remove it"
 
 
 def test_empty_folder_is_filled(workspace: Path, config: Path, trtkit: Callable[..., Ran]) -> None:

@@ -22,6 +22,8 @@ def atomic_folder(path: Path, *, replaces: str) -> Iterator[Path]:
     replaces: the file that a folder must hold to be replaced. Raises BundleError where `path` is in use by another
     build, holds something else, or its parent cannot be written.
     """
+    if path.is_dir() and (path.is_symlink() or not path.name):
+        path = path.resolve()  # a link to a bundle stays a link; `.` has no name to put a neighbour's after
     with _locked(path):
         _check_replaceable(path, replaces)
         partial = path.parent / f".{path.name}.partial"
