@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtkit.cli.options import json_option, quiet_option, set_option, target_option
-from trtkit.errors import SourceError
 
 if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
@@ -36,7 +35,9 @@ def command(
     PATH is an .onnx file, a YAML file, the name of a shipped config, or a bundle's folder. FLOPs, bytes and sizes are
     counted at the `opt` shapes.
     """
-    found = _bundle(path) or _network(_config(path, overrides, target), quiet=quiet or as_json)
+    from trtkit.cli.models import model_config
+
+    found = _bundle(path) or _network(model_config(path, overrides, target), quiet=quiet or as_json)
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -46,28 +47,14 @@ def command(
         console().print(table, "")
 
 
-def _config(path: str, overrides: tuple[str, ...], target: str | None) -> ModelConfig:
-    """Return the config at `path`, or the one that a bare ONNX file stands for."""
-    from trtkit.config import load_config
-    from trtkit.config.load import config_for_onnx
-
-    if path.endswith(".onnx"):
-        if not Path(path).exists():
-            raise SourceError("no such file", path, "check the path")
-        return config_for_onnx(Path(path), overrides, target)
-    return load_config(path, overrides, target)
-
-
 def _bundle(path: str) -> dict[str, Any] | None:
     """Return what a bundle says of itself, None where `path` is none."""
-    from trtkit.engine.bundle import is_bundle, open_bundle
+    from trtkit.cli.models import is_bundle_folder
+    from trtkit.engine.bundle import open_bundle
 
-    folder = Path(path)
-    if not folder.is_dir():
+    if not is_bundle_folder(path):
         return None
-    if not is_bundle(folder) and Path(f"{folder}.yaml").is_file():
-        return None
-    bundle = open_bundle(folder)
+    bundle = open_bundle(Path(path))
     bundle.check_files()
     return {"kind": "bundle", "manifest": bundle.manifest.model_dump(mode="json"), "network": bundle.network_record()}
 

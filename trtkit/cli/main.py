@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "build": "Build an engine bundle from a config.",
     "inspect": "Show an ONNX file, a config's network or a bundle.",
+    "verify": "Know that a network is right before any GPU is rented.",
     "doctor": "Check what this machine can do and what is missing.",
 }
 
@@ -47,10 +48,12 @@ Examples:
   trtkit build --config efficientnet-lite0
   trtkit build --config my.yaml --set precision=fp16 --target sm89
   trtkit inspect bundles/efficientnet-lite0
+  trtkit verify bundles/efficientnet-lite0 --html report.html
   trtkit doctor
 
 \b
-Exit codes: 0 done, 1 failed, 2 wrong usage or config, 130 cancelled."""
+Exit codes: 0 done, 1 failed, 2 wrong usage or config,
+3 out of tolerance, 130 cancelled."""
 
 
 @click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})

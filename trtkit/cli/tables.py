@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
+# Columns that are set to the right.
+_NUMBERS = {
+    "layers", "FLOP", "bytes moved", "moved", "size", "relative RMS error", "max abs error", "cosine", "largest",
+    "fp16", "bf16", "fp8", "flushed in fp16",
+}  # fmt: skip
 # How many of the costliest layers and largest tensors are listed.
 _TOP = 8
 
@@ -92,7 +97,7 @@ def _steps(steps: list[Json]) -> Table:
 
 def _types(network: Json) -> Table:
     """Count layers, FLOPs and bytes by layer type."""
-    table = _table("layers by type", "type", "layers", "FLOP", "bytes moved")
+    table = listing("layers by type", "type", "layers", "FLOP", "bytes moved")
     by_type: dict[str, list[Json]] = {}
     for layer in network["layers"]:
         by_type.setdefault(layer["type"], []).append(layer)
@@ -103,7 +108,7 @@ def _types(network: Json) -> Table:
 
 
 def _layers(layers: list[Json], title: str) -> Table:
-    table = _table(title, "name", "type", "output", "FLOP", "moved")
+    table = listing(title, "name", "type", "output", "FLOP", "moved")
     for layer in layers:
         output = layer["outputs"][0] if layer["outputs"] else {"dtype": "", "shape": ()}
         shape = f"{output['dtype']} {shape_text(output['shape'])}"
@@ -116,7 +121,7 @@ def _tensors(layers: list[Json]) -> Table:
     """List the largest tensors that layers compute."""
     from trtkit.network.describe import TensorRecord
 
-    table = _table("the largest tensors", "name", "type", "shape", "size")
+    table = listing("the largest tensors", "name", "type", "shape", "size")
     made = [
         TensorRecord(t["name"], t["dtype"], tuple(t["shape"]))
         for layer in layers
@@ -175,10 +180,10 @@ def pairs(title: str | None = None) -> Table:
     return table
 
 
-def _table(title: str, *columns: str) -> Table:
+def listing(title: str, *columns: str) -> Table:
     """Return a table whose first column is text and whose last ones are numbers."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="cyan")
     for column in columns:
-        is_number = column in {"layers", "FLOP", "bytes moved", "moved", "size"}
+        is_number = column in _NUMBERS
         table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
     return table

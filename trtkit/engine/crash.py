@@ -25,7 +25,8 @@ def explain_crash(crash: ChildCrashError, arguments: Mapping[str, Any]) -> Trtki
             fix="free memory, or build on a machine with more",
         )
     if crash.job not in {"compile", "describe"}:
-        return SourceError(f"reading the model died with {crash.cause}: {last_lines(crash.log, 3)}", f"job {crash.job}")
+        doing = "reading the model" if crash.job in {"digest", "prepare"} else "the work"
+        return SourceError(f"{doing} died with {crash.cause}: {last_lines(crash.log, 3)}", f"job {crash.job}")
     phase = {"name": "parse"}
     log = _rerun_verbosely(crash, arguments, phase)
     node = last_parsed_node(log)

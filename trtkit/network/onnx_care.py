@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 # The parser reads opset 9 onwards without gaps; older models are lifted to this one.
 _OLDEST_OPSET, _LIFT_TO = 9, 13
 # Before IR version 4, initializers had to be listed as inputs too.
-_IR_VERSION = 8
+_OLDEST_IR_VERSION = 8
+# ONNX Runtime 1.31 reads no newer one.
+NEWEST_IR_VERSION = 13
 
 
 def check(model: onnx.ModelProto, where: str) -> str:
@@ -39,7 +41,7 @@ def free_initializers(model: onnx.ModelProto) -> str:
     listed = [value for value in model.graph.input if value.name in initializers]
     for value in listed:
         model.graph.input.remove(value)
-    model.ir_version = max(model.ir_version, _IR_VERSION)
+    model.ir_version = min(max(model.ir_version, _OLDEST_IR_VERSION), NEWEST_IR_VERSION)
     return f"{len(listed)} taken off the inputs" if listed else "none among the inputs"
 
 

@@ -63,12 +63,9 @@ def suspects(layers: list[Json], config: ModelConfig) -> list[str]:
     return _nodes(ranked, config)[:_NODES_A_ROUND]
 
 
-def write_config(source: Path, config: ModelConfig, out: Path) -> None:
-    """Write a copy of the YAML at `source` with `config`'s keep_fp32 and precision."""
-    data = yaml.safe_load(source.read_text(encoding="utf-8"))
-    data["precision"] = config.precision
-    data["keep_fp32"] = list(config.keep_fp32)
-    data["source"] = config.source.model_dump(exclude_defaults=True, mode="json")
+def write_config(config: ModelConfig, out: Path) -> None:
+    """Write `config` as YAML: what differs from the defaults."""
+    data = config.model_dump(mode="json", exclude_defaults=True)
     out.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
 
 

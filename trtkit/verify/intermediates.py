@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.sources import onnx_file
+from trtkit.verify.references import onnx_runtime_session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +22,6 @@ _LARGEST_BYTES = 1 << 30
 def onnx_runtime_tensors(path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Run `path` with every float tensor as an output; empty where ONNX Runtime cannot."""
     import onnx
-    import onnxruntime
 
     if path.stat().st_size > _LARGEST_BYTES:
         return {}
@@ -29,11 +29,8 @@ def onnx_runtime_tensors(path: Path, inputs: Mapping[str, Array]) -> dict[str, A
     known = {value.name for value in model.graph.output}
     names = [name for node in model.graph.node for name in node.output if name and name not in known]
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = onnx_runtime_session(path, model, optimize=False)
         values = session.run(None, dict(inputs))
     except Exception:  # ONNX Runtime raises a class of its own for each refusal; this look inside is optional
         return {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.backends import load_backend
+from trtkit.backends import list_gpus, load_backend
 from trtkit.config.schema import ModelConfig, ShapeRange
 from trtkit.dtypes import dtype_of
 from trtkit.errors import ExecutionError
@@ -89,7 +89,9 @@ def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
     outputs, agreed = _compare_samples(verifier, samples, report)
     corners = _corners(verifier, report) if arguments["corners"] else []
     within = [item.relative_rms_error <= verifier.tolerance for item in outputs.values()]
-    passed = all(within) and all(corner["passed"] for corner in corners) and agreed.passed
+    engine = _engine(verifier, arguments.get("plan"), samples)
+    runs_right = engine is None or engine["passed"]
+    passed = all(within) and all(corner["passed"] for corner in corners) and agreed.passed and runs_right
     layers = _layers(verifier, samples[0], report) if arguments["layers"] or not passed else []
     return {
         "passed": passed,
@@ -102,7 +104,27 @@ def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
         "task": agreed.to_json(),
         "corners": corners,
         "layers": layers,
+        "engine": engine,
     }
+
+
+def _engine(verifier: Verifier, plan: str | None, samples: list[Sample]) -> Json | None:
+    """Where there is a GPU, run the engine itself and compare it with the reference executor; None elsewhere."""
+    import torch
+
+    if plan is None or not list_gpus() or not torch.cuda.is_available():
+        return None
+    from trtkit.runtime.engine_execution import EngineExecution
+
+    engine = EngineExecution(verifier.backend, Path(plan))
+    comparisons: dict[str, list[Comparison]] = {}
+    for sample in samples:
+        ours = verifier.executor.run(sample.inputs)
+        for name, value in engine.run(sample.inputs).items():
+            comparisons.setdefault(name, []).append(compare(to_array(value), to_array(ours[name])))
+    found = {name: worst(items) for name, items in comparisons.items()}
+    passed = all(item.relative_rms_error <= verifier.tolerance for item in found.values())
+    return {"passed": passed, "outputs": {name: item.to_json() for name, item in found.items()}}
 
 
 def _compare_samples(

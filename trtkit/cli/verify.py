@@ -1,0 +1,140 @@
+"""`trtkit verify`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtkit.cli.options import json_option, quiet_option, set_option, target_option
+from trtkit.errors import TrtkitError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.verify.verify import Request
+
+EPILOG = """\b
+Examples:
+  trtkit verify bundles/efficientnet-lite0
+  trtkit verify my.yaml --set precision=fp16 --layers --html report.html
+  trtkit verify my.yaml --set precision=fp16 --fix my-fixed.yaml
+  trtkit verify ppocr-det --inputs photos/ --no-corners --json
+
+\b
+Exit codes: 0 right, 1 failed to run, 2 wrong usage or config, 3 out of tolerance."""
+
+OUT_OF_TOLERANCE = 3
+
+
+@click.command(epilog=EPILOG)
+@click.argument("path")
+@click.option(
+    "--inputs",
+    multiple=True,
+    metavar="PATH",
+    help="Images, .npz, Polygraphy data, or a folder.  [default: the config's]",
+)
+@click.option(
+    "--against", type=click.Choice(["onnxruntime", "torch"]), help="Reference.  [default: what the source runs in]"
+)
+@click.option("--layers", is_flag=True, help="Compare every layer with the network widened, and show its range.")
+@click.option("--corners/--no-corners", default=True, help="Run every profile's min, opt, max and random shapes.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a report with plots.")
+@click.option(
+    "--fix",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where fp16 or bf16 fails, find the nodes to keep in fp32 and write a repaired copy of the config.",
+)
+@target_option
+@set_option
+@json_option
+@quiet_option
+def command(
+    path: str,
+    inputs: tuple[str, ...],
+    against: str | None,
+    layers: bool,
+    corners: bool,
+    html: Path | None,
+    fix: Path | None,
+    target: str | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Know that a network is right before any GPU is rented.
+
+    PATH is a bundle, a config or an .onnx file. The reference executor computes the very network that TensorRT
+    builds; the outputs are compared with ONNX Runtime or PyTorch on the source model.
+    """
+    from trtkit.cli.progress import show_progress
+    from trtkit.verify.verify import Request
+
+    request = Request(inputs, against, layers or html is not None or fix is not None, corners)
+    with show_progress(quiet=quiet or as_json) as on_event:
+        found = _verify(path, request, overrides, target, on_event)
+        if fix is not None and not found["passed"]:
+            found = _fix(path, fix, found, request, overrides, target, on_event)
+    _report(found, html, as_json=as_json)
+    sys.exit(0 if found["passed"] else OUT_OF_TOLERANCE)
+
+
+def _verify(
+    path: str,
+    request: Request,
+    overrides: tuple[str, ...],
+    target: str | None,
+    on_event: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
+    """Verify a bundle as it stands, or the network of a config."""
+    from trtkit.cli.models import is_bundle_folder, model_config
+    from trtkit.engine.bundle import open_bundle
+    from trtkit.verify.verify import verify_bundle, verify_config
+
+    if not is_bundle_folder(path):
+        return verify_config(model_config(path, overrides, target), request, on_event)
+    if overrides or target:
+        raise click.UsageError("a bundle is verified as it was built: --set and --target need a config")
+    return verify_bundle(open_bundle(Path(path)), request, on_event)
+
+
+def _fix(
+    path: str,
+    out: Path,
+    found: dict[str, Any],
+    request: Request,
+    overrides: tuple[str, ...],
+    target: str | None,
+    on_event: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
+    """Repair the config at `path` and write the copy to `out`."""
+    from trtkit.cli.models import is_bundle_folder, model_config
+    from trtkit.verify.fix import repair, write_config
+
+    if is_bundle_folder(path):
+        raise TrtkitError("a bundle cannot be repaired", "--fix", "verify its config with --fix, then build again")
+    config, found = repair(model_config(path, overrides, target), found, request, on_event)
+    write_config(config, out)
+    return {**found, "fixed": {"config": str(out), "keep_fp32": list(config.keep_fp32)}}
+
+
+def _report(found: dict[str, Any], html: Path | None, *, as_json: bool) -> None:
+    """Write the HTML report and print the result."""
+    if html is not None:
+        from trtkit.verify.html import html_report
+
+        html.write_text(html_report(found), encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    from trtkit.cli.tables import console
+    from trtkit.cli.verify_tables import verify_tables
+
+    for table in verify_tables(found):
+        console().print(table, "")
+    if html is not None:
+        click.echo(f"report: {html}", err=True)

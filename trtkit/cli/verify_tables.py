@@ -1,0 +1,122 @@
+"""Tables of `trtkit verify`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+from rich.text import Text
+
+from trtkit.cli.tables import listing, pairs, shape_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+    from rich.table import Table
+
+Json = dict[str, Any]
+
+# Layers listed: the first out of tolerance and those with the largest errors.
+_TOP = 10
+
+
+def verify_tables(found: Json) -> Iterator[RenderableType]:
+    """Yield the report's tables, the verdict last."""
+    yield _overview(found)
+    yield _outputs(found["outputs"], "outputs")
+    if found["engine"]:
+        yield _outputs(found["engine"]["outputs"], "the engine on this GPU against the reference executor")
+    if found["task"]["measure"]:
+        yield _answers(found["task"])
+    if found["corners"]:
+        yield _corners(found["corners"])
+    if found["layers"]:
+        yield _layers(found["layers"])
+        yield _ranges(found["layers"])
+    if "fixed" in found:
+        kept = ", ".join(found["fixed"]["keep_fp32"])
+        yield Text.assemble(("repaired: ", "green"), f"{found['fixed']['config']} keeps in fp32: {kept}")
+    verdict = ("right", "bold green") if found["passed"] else ("out of tolerance", "bold red")
+    yield Text.assemble(verdict, f": {found['name']} in {found['precision']}, tolerance {found['tolerance']:g}")
+
+
+def first_out_of_tolerance(layers: list[Json], tolerance: float) -> Json | None:
+    """Return the first layer whose error exceeds `tolerance` or that is not finite."""
+    return next((layer for layer in layers if _error(layer) > tolerance or not layer["is_finite"]), None)
+
+
+def error_text(value: float | None) -> str:
+    """Return an error; None stands for infinite."""
+    return "inf" if value is None else f"{value:.2e}"
+
+
+def _overview(found: Json) -> Table:
+    rows = pairs(f"verify {escape(found['name'])}")
+    rows.add_row("network", escape(found["executor"]))
+    rows.add_row("reference", escape(found["reference"]))
+    rows.add_row("inputs", escape(", ".join(found["samples"])))
+    return rows
+
+
+def _outputs(outputs: Json, title: str) -> Table:
+    rows = listing(title, "name", "relative RMS error", "max abs error", "cosine")
+    for name, item in outputs.items():
+        rms, largest = error_text(item["relative_rms_error"]), error_text(item["max_abs_error"])
+        rows.add_row(escape(name), rms, largest, f"{item['cosine']:.8f}")
+        if item["problem"]:
+            rows.add_row(f"  {escape(item['problem'])}")
+    return rows
+
+
+def _answers(task: Json) -> Table:
+    rows = pairs("answers")
+    top_5 = "" if task["top_5"] is None else f", top-5 {task['top_5']:.1%}"
+    rows.add_row(task["measure"], f"{task['agreement']:.1%} equal the reference's{top_5}")
+    rows.add_row("ours", escape(", ".join(str(ours) for ours, _ in task["answers"][:_TOP])))
+    rows.add_row("reference", escape(", ".join(str(theirs) for _, theirs in task["answers"][:_TOP])))
+    return rows
+
+
+def _corners(corners: list[Json]) -> Table:
+    rows = listing("profile corners", "corner", "shapes", "relative RMS error", "")
+    for corner in corners:
+        shapes = "; ".join(f"{escape(name)} {shape_text(shape)}" for name, shape in corner["shapes"].items())
+        error = "" if corner["relative_rms_error"] is None else error_text(corner["relative_rms_error"])
+        verdict = "right" if corner["passed"] else f"[red]{escape(corner['problem'] or 'out of tolerance')}[/]"
+        rows.add_row(corner["name"], shapes, error, verdict)
+    return rows
+
+
+def _layers(layers: list[Json]) -> Table:
+    """List the layers with the largest errors in the order they run."""
+    worst = sorted(layers, key=_error, reverse=True)[:_TOP]
+    rows = listing(
+        "layers with the largest error against the widened network", "layer", "type", "relative RMS error", ""
+    )
+    for layer in (layer for layer in layers if layer in worst):
+        note = "" if layer["is_finite"] else "[red]not finite[/]"
+        rows.add_row(
+            escape(layer["layer"]), f"{layer['kind']} {layer['dtype']}", error_text(layer["relative_rms_error"]), note
+        )
+    return rows
+
+
+def _ranges(layers: list[Json]) -> Table:
+    """List the layers nearest to overflow in fp16, with what other types would do."""
+    nearest = sorted(layers, key=lambda layer: layer["headroom_bits"]["fp16"])[:_TOP]
+    rows = listing(
+        "layers with the least headroom (bits)", "layer", "largest", "fp16", "bf16", "fp8", "flushed in fp16"
+    )
+    for layer in nearest:
+        bits = layer["headroom_bits"]
+        texts = [
+            f"[red]{bits[kind]:.1f}[/]" if bits[kind] < 0 else f"{bits[kind]:.1f}" for kind in ("fp16", "bf16", "fp8")
+        ]
+        rows.add_row(escape(layer["layer"]), f"{layer['largest']:.3g}", *texts, f"{layer['flushed']['fp16']:.1%}")
+    return rows
+
+
+def _error(layer: Json) -> float:
+    error = layer["relative_rms_error"]
+    return float("inf") if error is None else float(error)
