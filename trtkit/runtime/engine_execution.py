@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +12,7 @@ from trtkit.reference import to_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from trtkit.backends import Backend
 
@@ -32,7 +32,7 @@ class EngineExecution:
             fix = "build it for this GPU (`--target`), with the TensorRT that is installed here"
             raise BackendError(f"{backend.name} {backend.version} does not load the plan here", str(plan), fix)
         self._context = self._engine.create_execution_context()
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         names = [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
         inputs = backend.trt.TensorIOMode.INPUT
         self.input_names = tuple(name for name in names if self._engine.get_tensor_mode(name) == inputs)
