@@ -98,15 +98,15 @@ def chain(length: int) -> onnx.ModelProto:
 
 
 def old_opset() -> onnx.ModelProto:
-    """Opset 7 and IR 3, as of 2017: weights are listed among the inputs, BatchNormalization has 5 outputs at most."""
+    """Opset 7 and IR 3, as of 2017: weights are listed among the inputs, Softmax runs over all axes from the first."""
     old = model(
         [
-            helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
-            helper.make_node("BatchNormalization", ["c", "s", "s", "s", "s"], ["y"], name="norm"),
+            helper.make_node("Conv", ["x", "w", "b"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+            helper.make_node("Softmax", ["c"], ["y"], name="softmax", axis=1),
         ],
-        [tensor("x", 1, 3, 8, 8), tensor("w", 4, 3, 3, 3), tensor("s", 4)],
+        [tensor("x", 1, 3, 8, 8), tensor("w", 4, 3, 3, 3), tensor("b", 4)],
         [tensor("y", 1, 4, 8, 8)],
-        [weights("w", 4, 3, 3, 3), constant("s", np.ones(4))],
+        [weights("w", 4, 3, 3, 3), weights("b", 4)],
         opset=7,
     )
     old.ir_version = 3
