@@ -21,7 +21,7 @@ from trtkit.verify.corners import corner_shapes
 from trtkit.verify.intermediates import onnx_runtime_tensors
 from trtkit.verify.layers import layer_errors
 from trtkit.verify.references import Reference, choose_reference
-from trtkit.verify.samples import Sample, check_profiles, random_sample, read_samples
+from trtkit.verify.samples import Sample, check_profiles, random_sample, read_samples, wrapped_sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +66,10 @@ class Verifier:
             check_profiles(sample, self.profiles)
         return samples
 
+    def has_real_data(self, paths: list[str]) -> bool:
+        """Whether `samples` reads files."""
+        return bool(paths or self.config.verify.inputs)
+
     def run(self, sample: Sample) -> tuple[Arrays, Arrays]:
         """Return our outputs and the reference's."""
         ours = {name: to_array(value) for name, value in self.executor.run(sample.inputs).items()}
@@ -87,7 +91,8 @@ def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
     verifier = Verifier(arguments, report)
     samples = verifier.samples(arguments["inputs"])
     outputs, agreed = _compare_samples(verifier, samples, report)
-    corners = _corners(verifier, report) if arguments["corners"] else []
+    real = samples[0] if verifier.has_real_data(arguments["inputs"]) else None
+    corners = _corners(verifier, real, report) if arguments["corners"] else []
     within = [item.relative_rms_error <= verifier.tolerance for item in outputs.values()]
     engine = _engine(verifier, arguments.get("plan"), samples)
     runs_right = engine is None or engine["passed"]
@@ -144,20 +149,23 @@ def _compare_samples(
     return {name: worst(items) for name, items in comparisons.items()}, agreed
 
 
-def _corners(verifier: Verifier, report: Callable[[Json], None]) -> list[Json]:
-    """Run the corners of every profile on random data."""
+def _corners(verifier: Verifier, real: Sample | None, report: Callable[[Json], None]) -> list[Json]:
+    """Run the corners of every profile, on the sample where it is real data, else on random data."""
     options = verifier.config.verify
     shapes = list(corner_shapes(verifier.inputs, verifier.profiles, verifier.config.profiles, options.random_shapes))
     results = []
     for index, (name, inputs) in enumerate(shapes):
         report({"event": "progress", "name": "profile corners", "done": index, "total": len(shapes)})
-        results.append({"name": name, "shapes": inputs, **_corner(verifier, name, inputs)})
+        if real is None:
+            sample = random_sample(name, inputs, verifier.config, verifier.inputs)
+        else:
+            sample = wrapped_sample(name, inputs, real)
+        results.append({"name": name, "shapes": inputs, **_corner(verifier, sample)})
     return results
 
 
-def _corner(verifier: Verifier, name: str, shapes: dict[str, tuple[int, ...]]) -> Json:
+def _corner(verifier: Verifier, sample: Sample) -> Json:
     """Run one corner; a network that cannot compute it is a finding, not a fault of ours."""
-    sample = random_sample(name, shapes, verifier.config, verifier.inputs)
     try:
         ours, theirs = verifier.run(sample)
     except ExecutionError as error:

@@ -61,6 +61,16 @@ def random_sample(
     return Sample(name, arrays)
 
 
+def wrapped_sample(name: str, shapes: Mapping[str, tuple[int, ...]], sample: Sample) -> Sample:
+    """Return `sample` cut or repeated along every axis to the given shapes: real data in any size."""
+    arrays = {}
+    for key, array in sample.inputs.items():
+        for axis, size in enumerate(shapes[key]):
+            array = np.take(array, np.arange(size), axis=axis, mode="wrap")
+        arrays[key] = array
+    return Sample(name, arrays)
+
+
 def check_profiles(sample: Sample, profiles: Sequence[Mapping[str, ShapeRange]]) -> None:
     """Refuse shapes that no optimization profile covers. Raises SourceError naming the nearest bounds."""
     if not profiles or any(_covers(profile, sample) for profile in profiles):
