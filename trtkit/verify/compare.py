@@ -15,7 +15,8 @@ Array = np.ndarray[Any, Any]
 class Comparison:
     """How far a result is from its reference.
 
-    relative_rms_error: `||a-b|| / ||b||`; infinite where either is not finite where the other is, or shapes differ.
+    relative_rms_error: `||a-b|| / ||b||`, where b is all zeros the RMS of a; infinite where one is finite and the
+        other is not, or shapes differ.
     max_rel_error: largest `|a-b| / |b|` where b is not 0. cosine: cosine similarity.
     """
 
@@ -46,7 +47,7 @@ def compare(result: Array, reference: Array) -> Comparison:
     rms = float(np.linalg.norm(error))
     nonzero = b != 0
     return Comparison(
-        rms / norm if norm else (0.0 if rms == 0 else math.inf),
+        rms / norm if norm else rms / math.sqrt(b.size),
         float(error.max()),
         float((error[nonzero] / np.abs(b[nonzero])).max()) if nonzero.any() else 0.0,
         float(a @ b / (norm * own_norm)) if norm and own_norm else float(norm == own_norm),

@@ -142,7 +142,7 @@ def _measure(name: LayerName, tensor: str, value: torch.Tensor, wide: torch.Tens
 
 
 def _relative_rms(value: torch.Tensor, reference: torch.Tensor) -> float:
-    """Return `||a-b|| / ||b||` in fp64; infinite where `a` is not finite and `b` is, or shapes differ."""
+    """Return `||a-b|| / ||b||` in fp64, as `compare` does; infinite where `a` is not finite and `b` is."""
     if value.shape != reference.shape:
         return math.inf
     a, b = value.detach().to(torch.float64).flatten(), reference.detach().to(torch.float64).flatten()
@@ -151,7 +151,7 @@ def _relative_rms(value: torch.Tensor, reference: torch.Tensor) -> float:
     if torch.isnan(error):
         return math.inf
     norm = float(torch.linalg.vector_norm(b[finite]))
-    return float(error) / norm if norm else (0.0 if float(error) == 0 else math.inf)
+    return float(error) / (norm or math.sqrt(max(1, b.numel())))
 
 
 def _headroom_bits(limit: float, largest: float) -> float:

@@ -65,9 +65,8 @@ def wrapped_sample(name: str, shapes: Mapping[str, tuple[int, ...]], sample: Sam
     """Return `sample` cut or repeated along every axis to the given shapes: real data in any size."""
     arrays = {}
     for key, array in sample.inputs.items():
-        for axis, size in enumerate(shapes[key]):
-            array = np.take(array, np.arange(size), axis=axis, mode="wrap")
-        arrays[key] = array
+        indices = [np.arange(size) % have for size, have in zip(shapes[key], array.shape, strict=True)]
+        arrays[key] = array[np.ix_(*indices)]
     return Sample(name, arrays)
 
 
