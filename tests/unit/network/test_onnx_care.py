@@ -60,7 +60,7 @@ def test_old_opset_is_lifted_and_computes_the_same() -> None:
     assert onnx_care.opset_of(lifted) == 13
     onnx.checker.check_model(lifted)
     x = np.random.default_rng(0).standard_normal((1, 3, 8, 8)).astype(np.float32)
-    weight, bias = (torch.from_numpy(onnx.numpy_helper.to_array(tensor)) for tensor in old.graph.initializer)
+    weight, bias = (torch.tensor(onnx.numpy_helper.to_array(tensor)) for tensor in old.graph.initializer)
     conv = torch.nn.functional.conv2d(torch.from_numpy(x), weight, bias, padding=1)
     expected = conv.flatten(1).softmax(1).reshape(conv.shape)  # opset 7: over C, H and W at once
     got = onnx.reference.ReferenceEvaluator(lifted).run(None, {"x": x})[0]

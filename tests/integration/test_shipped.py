@@ -1,0 +1,29 @@
+"""Every shipped config builds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from trtkit.config import shipped_configs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.conftest import Ran
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", shipped_configs())
+def test_shipped_config_builds(name: str, workspace: Path, trtkit: Callable[..., Ran]) -> None:
+    ran = trtkit("build", "--config", name, "--json")
+    if "is not installed" in ran.err or "does not import" in ran.err:
+        pytest.skip(ran.err.strip())
+    assert ran.code == 0, ran.err
+    manifest = ran.json()["manifest"]
+    plan = workspace / "bundles" / name / manifest["engines"][0]["path"]
+    weights = sum(manifest["totals"]["weight_bytes"].values())
+    assert plan.stat().st_size > 0.9 * weights, "the plan does not hold the weights"
+    assert manifest["totals"]["flops"] > 1e7
