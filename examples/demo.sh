@@ -3,6 +3,7 @@ set -e
 say() { printf '\n\033[1m$ %s\033[0m\n' "$*"; "$@"; }
 
 say trtkit doctor
-say trtkit build --config ppocr-rec --out bundles/ppocr-rec
-say trtkit inspect bundles/ppocr-rec
-say trtkit build --config ppocr-rec --out bundles/ppocr-rec
+say trtkit build --config efficientnet-lite0 --set precision=fp16
+say trtkit build --config efficientnet-lite0 --set precision=fp16
+say trtkit inspect bundles/efficientnet-lite0
+say trtkit verify bundles/efficientnet-lite0 --no-corners --html bundles/report.html
