@@ -91,9 +91,7 @@ def _corners(corners: list[Json]) -> Table:
 def _layers(layers: list[Json]) -> Table:
     """List the layers with the largest errors in the order they run."""
     worst = sorted(layers, key=_error, reverse=True)[:_TOP]
-    rows = listing(
-        "layers with the largest error against the widened network", "layer", "type", "relative RMS error", ""
-    )
+    rows = listing("largest errors against the widened network", "layer", "type", "relative RMS error", "")
     for layer in (layer for layer in layers if layer in worst):
         note = "" if layer["is_finite"] else "[red]not finite[/]"
         rows.add_row(
@@ -105,9 +103,7 @@ def _layers(layers: list[Json]) -> Table:
 def _ranges(layers: list[Json]) -> Table:
     """List the layers nearest to overflow in fp16, with what other types would do."""
     nearest = sorted(layers, key=lambda layer: layer["headroom_bits"]["fp16"])[:_TOP]
-    rows = listing(
-        "layers with the least headroom (bits)", "layer", "largest", "fp16", "bf16", "fp8", "flushed in fp16"
-    )
+    rows = listing("least headroom (bits)", "layer", "largest", "fp16", "bf16", "fp8", "flushed in fp16")
     for layer in nearest:
         bits = layer["headroom_bits"]
         texts = [
