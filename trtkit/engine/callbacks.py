@@ -1,4 +1,4 @@
-"""Objects that TensorRT calls during a build: progress and the stream that takes the plan."""
+"""Objects that TensorRT calls: progress of a build, the stream that takes the plan, the log of a parse."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import hashlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO
+
+from trtkit.engine.trt_log import parsed_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +47,20 @@ def progress_monitor(backend: Backend, report: Callable[[Json], None]) -> Any:
                 report({"event": "progress", "name": name, "done": done, "total": self._totals.get(name, 0)})
 
     return Monitor()
+
+
+def parse_recorder(backend: Backend) -> Any:
+    """Return a logger that prints nothing and keeps, as `last_node`, the name of the node that a parser came to."""
+
+    class Recorder(backend.trt.ILogger):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.last_node = ""
+
+        def log(self, _severity: Any, text: str) -> None:
+            self.last_node = parsed_node(text) or self.last_node
+
+    return Recorder()
 
 
 class FileWriter:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import Backend, load_backend
 from trtkit.engine.advice import advice_for
+from trtkit.engine.callbacks import parse_recorder
 from trtkit.errors import Problem, UnsupportedOperatorsError
 from trtkit.network.onnx_care import all_nodes, opset_of
 from trtkit.sources import onnx_file
@@ -33,15 +34,16 @@ def diagnose(arguments: Json, report: Callable[[Json], None]) -> Json:
     model = onnx_file.read_model(Path(arguments["onnx"]))
     opset = opset_of(model)
     faults: dict[str, Problem] = {}
+    logger = parse_recorder(backend)
     for _ in range(_MOST_ROUNDS):
-        fault = _first_fault(backend, model)
+        fault = _first_fault(backend, model, logger)
         if fault is None:
             break
         node, reason = fault
         if node is None:
             faults.setdefault("", Problem(reason, "model"))
             break
-        for refused in [node, *_same_operator(backend, model, node)]:
+        for refused in [node, *_same_operator(backend, model, node, logger)]:
             domain = refused.domain or "ai.onnx"
             where = f"{refused.op_type} `{refused.name}` ({domain})"
             faults.setdefault(refused.name, Problem(reason, where, advice_for(refused, opset)))
@@ -54,9 +56,11 @@ def diagnose(arguments: Json, report: Callable[[Json], None]) -> Json:
     )
 
 
-def _first_fault(backend: Backend, model: onnx.ModelProto) -> tuple[onnx.NodeProto | None, str] | None:
-    """Parse and return the refused node with TensorRT's words, None where all is well."""
-    logger = backend.logger("INTERNAL_ERROR")
+def _first_fault(backend: Backend, model: onnx.ModelProto, logger: Any) -> tuple[onnx.NodeProto | None, str] | None:
+    """Parse and return the refused node with TensorRT's words, None where all is well.
+
+    Some importers fail without naming the node: it is then the last one that the log saw.
+    """
     network = (builder := backend.trt.Builder(logger)).create_network(0)
     parser = backend.trt.OnnxParser(network, logger)
     if parser.parse(model.SerializeToString()):
@@ -65,15 +69,14 @@ def _first_fault(backend: Backend, model: onnx.ModelProto) -> tuple[onnx.NodePro
     reason = error.desc().removeprefix("Assertion failed: ").strip() if error else "no reason given"
     if reason == "false":
         reason = "TensorRT's parser has no importer for it"
-    name = error.node_name() if error else ""
+    name = (error.node_name() if error else "") or logger.last_node
     node = next((node for node in model.graph.node if node.name == name), None)
     del parser, network, builder
     return node, reason
 
 
-def _same_operator(backend: Backend, model: onnx.ModelProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+def _same_operator(backend: Backend, model: onnx.ModelProto, node: onnx.NodeProto, logger: Any) -> list[onnx.NodeProto]:
     """Return the other nodes of an operator that the parser does not know at all."""
-    logger = backend.logger("INTERNAL_ERROR")
     network = (builder := backend.trt.Builder(logger)).create_network(0)
     is_known = backend.trt.OnnxParser(network, logger).supports_operator(node.op_type)
     del network, builder

@@ -6,7 +6,7 @@ import re
 
 # `[11/21/2026-07:44:25] [TRT] [E] text`
 _LINE = re.compile(r"^\[[^\]]*\] \[TRT\] \[(?P<severity>[A-Z])\] (?P<text>.*)$")
-_PARSING = re.compile(r"Parsing node: (?P<name>\S*) \[(?P<op>\w+)\]")
+_PARSING = re.compile(r"Parsing node: (?P<name>.*) \[(?P<op>\w+)\]")
 # What a machine without a GPU always logs; it is not the fault.
 _NOISE = ("cudaError", "CUDA initialization failure with error: 35", "Cuda failure: 35", "no CUDA-capable device")
 
@@ -25,6 +25,12 @@ def warning_lines(log: str) -> list[str]:
     """Return the texts of warning lines, each once."""
     matches = (_LINE.match(line) for line in log.splitlines())
     return list(dict.fromkeys(m["text"].strip() for m in matches if m and m["severity"] == "W"))
+
+
+def parsed_node(text: str) -> str | None:
+    """Return the name of the node that a log text says the parser came to, None where it says something else."""
+    match = _PARSING.match(text)
+    return match["name"] if match else None
 
 
 def last_parsed_node(log: str) -> str:
