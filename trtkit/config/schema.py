@@ -71,7 +71,7 @@ Profile = dict[str, Range]
 class InputSpec(StrictModel):
     """An input of a PyTorch module: sizes and names of dynamic dimensions, such as `[batch, 3, 224, 224]`."""
 
-    shape: SymbolicShape
+    shape: SymbolicShape = Field(description="Sizes, and names for dynamic dimensions.")
     dtype: Literal["fp32", "fp16", "int32", "int64", "bool"] = "fp32"
 
 
@@ -79,18 +79,18 @@ class TorchSource(StrictModel):
     """A PyTorch module, exported to ONNX by `torch.export`."""
 
     factory: str = Field(pattern=r"^[\w.]+:[\w.]+$", description="`package.module:callable` that returns the module.")
-    kwargs: dict[str, Any] = Field(default_factory=dict)
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="What the factory is called with.")
     checkpoint: str | None = Field(None, description="safetensors, or a .pt/.pth state dict read with weights_only.")
-    inputs: dict[str, InputSpec] = Field(min_length=1)
-    outputs: tuple[str, ...] = ()
-    opset: StrictInt = Field(20, ge=18, le=23)
+    inputs: dict[str, InputSpec] = Field(min_length=1, description="In the order of the module's arguments.")
+    outputs: tuple[str, ...] = Field((), description="Names of the outputs, in order.")
+    opset: StrictInt = Field(20, ge=18, le=23, description="ONNX opset to export to.")
 
 
 class Source(StrictModel):
     """Where the model comes from: exactly one of `onnx`, `torch`, `hf`."""
 
     onnx: str | None = Field(None, description="ONNX file: a path, or `package://module/path` of an installed package.")
-    torch: TorchSource | None = None
+    torch: TorchSource | None = Field(None, description="A PyTorch module.")
     hf: str | None = Field(None, description="Folder of a Hugging Face vision model.")
     requires: str | None = Field(None, description="What pip installs (--no-deps) to provide `package://` files.")
 
@@ -107,23 +107,25 @@ class BuildOptions(StrictModel):
     """How TensorRT builds."""
 
     workspace_gib: float | None = Field(None, gt=0, description="Scratch memory limit; all of the GPU's when unset.")
-    optimization_level: StrictInt = Field(3, ge=0, le=5)
-    max_threads: StrictInt = Field(1, ge=1)
+    optimization_level: StrictInt = Field(3, ge=0, le=5, description="How hard TensorRT searches.")
+    max_threads: StrictInt = Field(1, ge=1, description="Threads that TensorRT may build with.")
 
 
 class ModelConfig(StrictModel):
     """One model and how to make an engine of it."""
 
     name: str = Field("", pattern=r"^[\w.-]*$", description="Bundle name; the file's stem when unset.")
-    description: str = ""
-    source: Source
-    precision: Precision = "fp32"
+    description: str = Field("", description="One line for people.")
+    source: Source = Field(description="Where the model comes from.")
+    precision: Precision = Field("fp32", description="Type that the network computes in.")
     keep_fp32: tuple[str, ...] = Field((), description="Globs of node names, or `op:Type`, that stay in fp32.")
     io_types: IoType = Field("model", description="Type of floating-point inputs and outputs; `model` keeps them.")
-    fold_constants: StrictBool = True
-    profiles: tuple[Profile, ...] = ()
-    target: str = "any"
-    build: BuildOptions = BuildOptions()
+    fold_constants: StrictBool = Field(True, description="Fold constants and drop what has no effect (onnxslim).")
+    profiles: tuple[Profile, ...] = Field(
+        (), description="Ranges by dimension, `input.axis` or input; several allowed."
+    )
+    target: str = Field("any", description="Hardware to build for: a file in configs/targets/.")
+    build: BuildOptions = Field(BuildOptions(), description="How TensorRT builds.")
     preprocess: Preprocess | None = Field(None, description="How an image becomes an input.")
-    task: Task | None = None
-    verify: VerifyOptions = VerifyOptions()
+    task: Task | None = Field(None, description="How outputs are read; adds its measure to verify.")
+    verify: VerifyOptions = Field(VerifyOptions(), description="What verify runs on and allows.")

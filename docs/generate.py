@@ -1,0 +1,98 @@
+"""Write the parts of the docs that follow from the code: `python docs/generate.py`."""
+
+from __future__ import annotations
+
+import json
+import typing
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from trtkit.config.schema import BuildOptions, DimRange, InputSpec, ModelConfig, ShapeRange, Source, TorchSource
+from trtkit.config.targets import Target
+from trtkit.config.task import Preprocess, Resize, Task, VerifyOptions
+from trtkit.engine.manifest import json_schema
+
+DOCS = Path(__file__).parent
+
+# Each config model under the key it stands at.
+_SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
+    ("top level", ModelConfig),
+    ("source", Source),
+    ("source.torch", TorchSource),
+    ("source.torch.inputs.NAME", InputSpec),
+    ("profiles: range of a dimension", DimRange),
+    ("profiles: range of an input", ShapeRange),
+    ("build", BuildOptions),
+    ("preprocess", Preprocess),
+    ("preprocess.resize", Resize),
+    ("task", Task),
+    ("verify", VerifyOptions),
+    ("a file in configs/targets/", Target),
+)
+
+_INTRO = """\
+# Config reference
+
+Written by `python docs/generate.py` from `trtkit/config/`. Unknown keys are errors, with their line and the nearest
+known key. Relative paths are relative to the config's folder, those given by `--set` to the current one.
+`package://module/path` is a file inside an installed package.
+"""
+
+
+def config_reference() -> str:
+    """Return docs/config.md."""
+    return "\n".join([_INTRO, *(_section(title, model) for title, model in _SECTIONS)])
+
+
+def manifest_schema() -> str:
+    """Return docs/manifest.schema.json."""
+    return json.dumps(json_schema(), indent=2) + "\n"
+
+
+def _section(title: str, model: type[BaseModel]) -> str:
+    """Return one table of keys."""
+    doc = " ".join((model.__doc__ or "").split())
+    rows = [f"## {title}", "", doc, "", "| key | type | default | meaning |", "| --- | --- | --- | --- |"]
+    for name, field in model.model_fields.items():
+        default = "required" if field.is_required() else f"`{_default(field)}`"
+        meaning = (field.description or "").replace("|", "\\|")
+        rows.append(f"| `{name}` | {_type(field.annotation)} | {default} | {meaning} |")
+    return "\n".join([*rows, ""])
+
+
+def _default(field: Any) -> str:
+    value = field.default_factory() if field.default is PydanticUndefined else field.default
+    if isinstance(value, BaseModel):
+        return "{}"
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def _type(annotation: Any) -> str:
+    """Return a type in a user's words."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin is typing.Annotated:
+        return _type(arguments[0])
+    if origin is tuple:
+        return f"list of {_type(arguments[0])}"
+    if origin is dict:
+        return f"mapping to {_type(arguments[1])}"
+    if arguments:
+        return " or ".join(_type(member) for member in arguments if member is not type(None))
+    plain = {"str": "text", "int": "integer", "float": "number", "bool": "true, false", "Any": "any"}
+    nested = {"DimRange": "range of a dimension", "ShapeRange": "range of an input"}
+    return plain.get(annotation.__name__) or nested.get(annotation.__name__, "mapping, below")
+
+
+def main() -> None:
+    """Write both files."""
+    (DOCS / "config.md").write_text(config_reference(), encoding="utf-8")
+    (DOCS / "manifest.schema.json").write_text(manifest_schema(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""The generated parts of the docs say what the code does."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize(
+    ("file", "function"), [("config.md", "config_reference"), ("manifest.schema.json", "manifest_schema")]
+)
+def test_generated_docs_are_those_that_the_code_gives(file: str, function: str) -> None:
+    generate = runpy.run_path(str(DOCS / "generate.py"))
+    assert (DOCS / file).read_text(encoding="utf-8") == generate[function](), "run `python docs/generate.py`"
+
+
+def test_config_reference_lists_every_key_of_the_top_level() -> None:
+    from trtkit.config import ModelConfig
+
+    text = (DOCS / "config.md").read_text(encoding="utf-8")
+    assert [key for key in ModelConfig.model_fields if f"| `{key}` |" not in text] == []
