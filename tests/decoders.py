@@ -1,0 +1,132 @@
+"""Run decoders by transformers and by the reference executor on the same random weights."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from trtkit.backends import Backend, load_backend
+from trtkit.dtypes import FP32, DType
+from trtkit.models.registry import decoder_spec
+from trtkit.models.weights import find_weights
+from trtkit.network.decoder import DecoderOptions, build_decoder
+from trtkit.network.graph import Graph
+from trtkit.reference import Executor, Options
+
+if TYPE_CHECKING:
+    from tests.decoder_cases import Case
+    from trtkit.models.spec import DecoderSpec
+
+T = 32
+"""Length of the caches."""
+transformers_logging.disable_progress_bar()
+torch.set_num_threads(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A model of transformers, its config.json and its checkpoint as they are on disk."""
+
+    hf: Any
+    config: dict[str, Any]
+    checkpoint: dict[str, torch.Tensor]
+
+    @property
+    def spec(self) -> DecoderSpec:
+        return decoder_spec(self.config)
+
+    def logits(self, ids: torch.Tensor, dtype: DType = FP32) -> torch.Tensor:
+        """Return fp32 logits [B, S, V] of weights that were rounded to `dtype`."""
+        rounded = {name: value.to(getattr(torch, dtype.torch)).float() for name, value in self.hf.state_dict().items()}
+        with torch.inference_mode():
+            return torch.func.functional_call(self.hf, rounded, (ids.long(),), tie_weights=False).logits
+
+
+@cache
+def model_of(case: Case) -> Model:
+    """Return the case's model with every weight random, norms and biases too."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(case.model_type, **case.config)
+    hf = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    for name, weight in hf.named_parameters():
+        is_matrix = weight.dim() > 1
+        deviation = 1.5 * weight.shape[-1] ** -0.5 if is_matrix else 0.3
+        center = 1.0 if "norm" in name.lower() or "ln_" in name or ".ln" in name else 0.0
+        torch.nn.init.normal_(weight, 0.0 if is_matrix or name.endswith("bias") else center, deviation)
+    with TemporaryDirectory() as folder:
+        hf.save_pretrained(folder)
+        checkpoint = {name: value.clone() for name, value in load_file(f"{folder}/model.safetensors").items()}
+        saved = json.loads(Path(f"{folder}/config.json").read_text())
+    return Model(hf, saved, checkpoint)
+
+
+@cache
+def rtx() -> Backend:
+    return load_backend("tensorrt_rtx")
+
+
+def graph_of(model: Model, options: DecoderOptions) -> Graph:
+    """Return the model's network."""
+    graph = Graph(rtx())
+    build_decoder(graph, model.spec, find_weights(model.spec, model.checkpoint), options)
+    return graph
+
+
+@cache
+def executor_of(case: Case, dtype: DType) -> Runner:
+    """Return the case's network, ready to run with all logits."""
+    model = model_of(case)
+    graph = graph_of(model, DecoderOptions(dtype, T, has_all_logits=True))
+    return Runner(model.spec, graph, dtype)
+
+
+class Runner:
+    """A network with caches for some slots."""
+
+    def __init__(self, spec: DecoderSpec, graph: Graph, dtype: DType) -> None:
+        self._spec, self._graph = spec, graph
+        self._dtype = getattr(torch, dtype.torch)
+        self._executor = Executor(graph.backend, graph.network, Options(constants=graph.constants))
+        self.reset(1)
+
+    def reset(self, slots: int) -> None:
+        """Empty the caches. What a slot does not hold yet is large, so that reading it shows."""
+        attention = self._spec.attention
+        shape = (slots, attention.num_key_value_heads, T, attention.head_dim)
+        names = [f"{kind}_{layer}" for layer in range(len(self._spec.layers)) for kind in ("key", "value")]
+        self._cache = {name: torch.full(shape, 100.0, dtype=self._dtype) for name in names}
+        self.lengths = [0] * slots
+
+    def step(self, ids: torch.Tensor, counts: list[int] | None = None, **more: Any) -> dict[str, torch.Tensor]:
+        """Give ids [B, S] to the slots; counts: how many of a slot's ids are tokens, the rest is padding."""
+        size = ids.shape[1]
+        first = torch.tensor(self.lengths, dtype=torch.int32)
+        self.lengths = [old + new for old, new in zip(self.lengths, counts or [size] * len(ids), strict=True)]
+        feed = {
+            "input_ids": ids.to(torch.int32),
+            "position_ids": first[:, None] + torch.arange(size, dtype=torch.int32),
+            "write_indices": first,
+            "kv_lengths": torch.tensor(self.lengths, dtype=torch.int32),
+            **{f"past_{name}": value for name, value in self._cache.items()},
+            **more,
+        }
+        feed = {name: value for name, value in feed.items() if name in {spec.name for spec in self._executor.inputs}}
+        outputs = self._executor.run(feed)
+        self._cache = {name: outputs[f"present_{name}"] for name in self._cache}
+        return outputs
+
+
+def relative_rms(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Return ||got - want|| / ||want||; infinite where anything is not a number."""
+    error = (torch.linalg.norm((got - want).double()) / torch.linalg.norm(want.double())).item()
+    return float("inf") if math.isnan(error) else error

@@ -1,0 +1,1 @@
+"""Model families as data: what a decoder computes and what its weights are called."""

@@ -1,0 +1,1 @@
+"""One file per family of decoder-only language models."""

@@ -1,0 +1,22 @@
+"""Llama 2 and 3, and what shares its config (SmolLM 1 and 2, TinyLlama, Yi). HF: `LlamaForCausalLM`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.models.names import llama_names
+from trtkit.models.parts import attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
+from trtkit.models.rope import rope_spec
+
+if TYPE_CHECKING:
+    from trtkit.models.hf_config import HfConfig
+    from trtkit.models.spec import DecoderSpec
+
+
+def spec(config: HfConfig) -> DecoderSpec:
+    """Return the model that a config describes."""
+    has_bias = bool(config.get("attention_bias", False))
+    attention = attention_part(config, has_qkv_bias=has_bias, has_output_bias=has_bias)
+    mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
+    layers = layers_part(config, mlp, rope_spec(config, attention.head_dim))
+    return decoder_part(config, attention, layers, rms_norm_part(config), llama_names())

@@ -1,0 +1,78 @@
+"""Read a Hugging Face `config.json`, and notice every field that nobody read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trtkit.errors import Problem, ProblemsError, SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+# Fields that do not change what a trained model computes: names, training, generation, caching.
+_IMMATERIAL = """
+    architectures auto_map torch_dtype dtype transformers_version model_type name_or_path use_cache
+    initializer_range
+    initializer_factor bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id begin_suppress_tokens
+    attention_dropout hidden_dropout hidden_dropout_prob resid_pdrop embd_pdrop attn_pdrop resid_dropout embd_dropout
+    embedding_dropout residual_dropout dropout activation_dropout layerdrop classifier_dropout router_jitter_noise
+    router_aux_loss_coef output_router_logits pretraining_tp slow_but_exact task_specific_params id2label label2id
+    problem_type return_dict output_attentions output_hidden_states chunk_size_feed_forward is_encoder_decoder
+    is_decoder tokenizer_class prefix finetuning_task gradient_checkpointing summary_type summary_use_proj
+    summary_activation summary_proj_to_labels summary_first_dropout n_ctx reorder_and_upcast_attn
+    attention_softmax_in_fp32 scale_attention_softmax_in_fp32 use_bfloat16 language seq_length
+    attn_implementation attn_softmax_bf16 inference_runner pre_allocate_kv_cache cache_implementation
+    validate_runner_input max_batch_size max_sequence_length init_device activation_sparsity eos_token
+    remove_invalid_values temperature top_k top_p do_sample max_length"""
+
+
+class HfConfig:
+    """A config dict that remembers which of its fields were read. Errors name the field and its file."""
+
+    def __init__(self, fields: Mapping[str, Any], where: str = "config.json") -> None:
+        self._fields = dict(fields)
+        self._read: set[str] = set()
+        self.where = where
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a field, or the default where it is missing or null."""
+        self._read.add(name)
+        value = self._fields.get(name)
+        return default if value is None else value
+
+    def need(self, name: str) -> Any:
+        """Return a field that must be there. Raises SourceError."""
+        value = self.get(name)
+        if value is None:
+            raise SourceError(f"field `{name}` is missing", self.where, "take config.json from the model's own folder")
+        return value
+
+    def refuse(self, name: str, *supported: Any) -> None:
+        """Raise SourceError unless a field is missing, null or one of `supported`."""
+        value = self.get(name)
+        if value is not None and value not in supported:
+            allowed = " or ".join(f"`{item}`" for item in supported)
+            raise SourceError(f"`{name}` is `{value}`, only {allowed} is supported", self.where)
+
+    def unsupported(self, name: str, value: Any, known: Iterable[str]) -> SourceError:
+        """Return the error for a field's value that trtkit does not know."""
+        return SourceError(f"`{name}` is `{value}`, which is not known", self.where, f"known are {', '.join(known)}")
+
+    def check_all_read(self) -> None:
+        """Raise ProblemsError naming each field that is set and was not read: it may change what is computed."""
+        immaterial = set(_IMMATERIAL.split())
+        unread = [
+            name
+            for name, value in self._fields.items()
+            if name not in self._read and name not in immaterial and not name.startswith("_") and not _is_unset(value)
+        ]
+        if unread:
+            problems = [Problem(f"`{name}` is `{self._fields[name]}`", self.where) for name in sorted(unread)]
+            raise ProblemsError(
+                "fields that this model family does not have", problems, "remove those that change nothing"
+            )
+
+
+def _is_unset(value: Any) -> bool:
+    """Whether a value switches nothing on."""
+    return value is None or value is False or value in (0, "", [], {})

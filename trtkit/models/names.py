@@ -1,0 +1,34 @@
+"""Checkpoint names that several families share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def names(layer: str, outside: Mapping[str, str], inside: Mapping[str, str]) -> dict[str, str]:
+    """Return a name table. layer: the checkpoint's prefix of a layer, with `{i}`; inside: names within a layer."""
+    return {**outside, **{f"layers.{{i}}.{path}": layer + name for path, name in inside.items()}}
+
+
+_LLAMA_OUTSIDE = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "lm_head": "lm_head"}
+_LLAMA_INSIDE = {
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    "attention.q": "self_attn.q_proj",
+    "attention.k": "self_attn.k_proj",
+    "attention.v": "self_attn.v_proj",
+    "attention.o": "self_attn.o_proj",
+    "attention.q_norm": "self_attn.q_norm",
+    "attention.k_norm": "self_attn.k_norm",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
+}
+
+
+def llama_names(outside: Mapping[str, str] | None = None, inside: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return Llama's names, which most families use, with changes outside and inside of layers."""
+    return names("model.layers.{i}.", {**_LLAMA_OUTSIDE, **(outside or {})}, {**_LLAMA_INSIDE, **(inside or {})})

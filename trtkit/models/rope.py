@@ -1,0 +1,89 @@
+"""Rotary embeddings as configs state them: `rope_parameters` of today, `rope_theta` and `rope_scaling` of before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, get_args
+
+from trtkit.errors import SourceError
+from trtkit.models.spec import RopeSpec, Scaling
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trtkit.models.hf_config import HfConfig
+
+# What each scaling method needs, and what it may be given besides.
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor", "original_max_position_embeddings"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
+}
+_OPTIONAL: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": (),
+    "dynamic": ("original_max_position_embeddings",),
+    "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+    "llama3": (),
+    "longrope": ("factor", "attention_factor"),
+}
+_OLD_NAMES = {"su": "longrope"}
+
+
+def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
+    """Return the rotary embedding that a config states.
+
+    fixed: `theta` and `partial` to use where the config states none, `is_interleaved`, and `layer_type`, whose own
+    parameters are taken where the config has some for each layer type.
+    Raises SourceError for a method or a parameter that is not known.
+    """
+    stated = _stated(config, fixed.get("layer_type"))
+    theta = float(stated.pop("rope_theta", fixed.get("theta", 10000.0)))
+    partial = float(stated.pop("partial_rotary_factor", fixed.get("partial", 1.0)))
+    kind = str(stated.pop("rope_type", stated.pop("type", "default")))
+    stated.pop("type", None)
+    kind = _OLD_NAMES.get(kind, kind)
+    if kind not in get_args(Scaling):
+        raise config.unsupported("rope_type", kind, get_args(Scaling))
+    limit = int(config.need("max_position_embeddings"))
+    parameters = _parameters(config, kind, stated, limit)
+    dim = int(head_dim * partial)
+    for name in ("short_factor", "long_factor"):
+        if name in parameters and len(parameters[name]) != dim // 2:  # type: ignore[arg-type]
+            raise SourceError(f"`{name}` needs {dim // 2} numbers, half of the rotated size {dim}", config.where)
+    return RopeSpec(theta, dim, bool(fixed.get("is_interleaved")), limit, kind, parameters)  # type: ignore[arg-type]
+
+
+def _stated(config: HfConfig, layer_type: str | None) -> dict[str, Any]:
+    """Return all that a config says about rotary embeddings, old fields under their new names."""
+    new = dict(config.get("rope_parameters", {}))
+    if layer_type is not None and layer_type in new:
+        new = dict(new[layer_type])
+    old = dict(config.get("rope_scaling", {})) if not new else {}
+    for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
+        value = config.get(name)
+        if value is not None:
+            old.setdefault(name, value)
+    return {**old, **new}
+
+
+def _parameters(
+    config: HfConfig, kind: str, stated: Mapping[str, Any], limit: int
+) -> dict[str, float | tuple[float, ...]]:
+    """Return the method's own numbers. Raises SourceError for those that are missing or not its own."""
+    given = {name: value for name, value in stated.items() if value is not None}
+    if kind in ("yarn", "llama3", "longrope"):
+        given.setdefault("original_max_position_embeddings", limit)
+    if kind == "longrope":
+        given.setdefault("factor", limit / float(given["original_max_position_embeddings"]))
+    known = {*_NEEDED[kind], *_OPTIONAL[kind]}
+    if "original_max_position_embeddings" not in known:
+        given.pop("original_max_position_embeddings", None)
+    missing, unknown = sorted(set(_NEEDED[kind]) - set(given)), sorted(set(given) - known)
+    if missing:
+        raise SourceError(f"rope type `{kind}` needs `{missing[0]}`", config.where)
+    if unknown:
+        raise SourceError(f"rope type `{kind}` has no parameter `{unknown[0]}`", config.where)
+    return {name: tuple(value) if isinstance(value, list) else float(value) for name, value in given.items()}

@@ -1,0 +1,169 @@
+"""What a decoder-only language model computes, as data. The builder in `trtkit.network.decoder` reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Scaling = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """A norm over the last axis. weight_offset: added to the stored weight (Gemma: 1)."""
+
+    kind: Literal["rms", "layer"]
+    eps: float
+    weight_offset: float = 0.0
+    has_weight: bool = True
+    has_bias: bool = False
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary position embedding of the first `dim` elements of each head.
+
+    is_interleaved: pairs are neighbours; otherwise element i of the two halves.
+    max_position_embeddings: the model's own context length, which dynamic NTK scaling starts from.
+    scaling, parameters: the method and its numbers under Hugging Face's names (`factor`, `beta_fast`, ...).
+    """
+
+    theta: float
+    dim: int
+    is_interleaved: bool = False
+    max_position_embeddings: int = 0
+    scaling: Scaling = "default"
+    parameters: Mapping[str, float | tuple[float, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LearnedPositions:
+    """A table of position vectors, added to the embedding. offset: rows before position 0 (OPT: 2)."""
+
+    count: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Self-attention, shared by all layers.
+
+    scale: factor of the scores, usually head_dim ** -0.5.
+    qkv: how the projections are stored: three matrices; one, `[q | k | v]`; or one in which each key/value head
+        follows its query heads (`grouped`).
+    qk_norm: over each head, with one weight for all ("head") or one for each ("each_head"), or over all heads ("all").
+    softcap: scores become softcap * tanh(scores / softcap). has_sinks: one learned score per head joins the softmax.
+    has_alibi: scores fall linearly with distance.
+    """
+
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    scale: float
+    qkv: Literal["separate", "concatenated", "grouped"] = "separate"
+    has_qkv_bias: bool = False
+    has_output_bias: bool = False
+    norm: NormSpec | None = None
+    qk_norm: Literal["none", "head", "each_head", "all"] = "none"
+    softcap: float | None = None
+    has_sinks: bool = False
+    has_alibi: bool = False
+
+
+@dataclass(frozen=True)
+class MlpSpec:
+    """A feed-forward block: `down(act(gate(x)) * up(x))`, or `down(act(up(x)))` where not gated.
+
+    is_fused: gate and up are one matrix, gate first.
+    """
+
+    intermediate_size: int
+    activation: str
+    is_gated: bool = True
+    is_fused: bool = False
+    has_bias: bool = False
+
+
+@dataclass(frozen=True)
+class MoeSpec:
+    """A mixture of experts: each token's `top_k` by router softmax; norm_topk_prob: their scores sum to 1.
+
+    shared: an expert that all tokens take, weighted by a sigmoid of its own router.
+    """
+
+    num_experts: int
+    top_k: int
+    expert: MlpSpec
+    norm_topk_prob: bool
+    shared: MlpSpec | None = None
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """What differs between layers. sliding_window: tokens seen, itself included; None for all of them."""
+
+    feed_forward: MlpSpec | MoeSpec
+    rope: RopeSpec | None = None
+    sliding_window: int | None = None
+
+
+@dataclass(frozen=True)
+class BlockSpec:
+    """How a layer joins its parts.
+
+    norms: those of attention_norm, mlp_norm (before a part), post_attention_norm, post_mlp_norm (on what a part gives)
+        that exist. A parallel layer without mlp_norm feeds attention_norm's result to both parts.
+    is_parallel: attention and feed-forward read the same input; otherwise one after the other.
+    is_post_norm: attention_norm and mlp_norm come after their residual sum.
+    """
+
+    norm: NormSpec
+    norms: tuple[str, ...] = ("attention_norm", "mlp_norm")
+    is_parallel: bool = False
+    is_post_norm: bool = False
+    residual_multiplier: float = 1.0
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """From the last hidden state to logits: norm, projection, factor, soft cap."""
+
+    norm: NormSpec | None
+    is_tied: bool
+    has_bias: bool = False
+    logit_scale: float = 1.0
+    softcap: float | None = None
+
+
+@dataclass(frozen=True)
+class EmbeddingSpec:
+    """From ids to the first hidden state."""
+
+    scale: float = 1.0
+    positions: LearnedPositions | None = None
+    norm: NormSpec | None = None
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """A whole model. names: checkpoint names by module path (see `trtkit.models.weights`).
+
+    is_in_out: matrices inside layers are stored [in, out] (GPT-2's Conv1D).
+    prefix: what a checkpoint of the bare model leaves off all names; empty where nothing is.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    max_position_embeddings: int
+    attention: AttentionSpec
+    layers: tuple[LayerSpec, ...]
+    block: BlockSpec
+    head: HeadSpec
+    names: Mapping[str, str]
+    embedding: EmbeddingSpec = EmbeddingSpec()
+    is_in_out: bool = False
+    prefix: str = ""

@@ -1,0 +1,174 @@
+"""Which weights a model has: their paths here, their names in the checkpoint, their shapes.
+
+Paths are those of network layers with dots: `layers.7.attention.q.weight`. A family's name table maps the module
+(`layers.{i}.attention.q`) to the checkpoint's; `.weight` and `.bias` follow by themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trtkit.errors import Problem, ProblemsError
+from trtkit.models.spec import AttentionSpec, DecoderSpec, MlpSpec, MoeSpec, NormSpec
+
+Shape = tuple[int, ...]
+_Part = tuple[str, Shape]
+"""A path below some module, and a shape."""
+
+# Buffers and copies that checkpoints carry although they can be computed.
+_NOT_WEIGHTS = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight of a model. name: in the checkpoint."""
+
+    path: str
+    name: str
+    shape: Shape
+
+
+def model_weights(spec: DecoderSpec) -> tuple[Weight, ...]:
+    """Return every weight that the model has."""
+    return tuple(Weight(path, _checkpoint_name(spec, path), shape) for path, shape in _model(spec))
+
+
+class WeightArrays(Mapping[str, Any]):
+    """Weights by path, each read from the source when asked for."""
+
+    def __init__(self, names: Mapping[str, str], source: Mapping[str, Any]) -> None:
+        self._names, self._source = names, source
+
+    def __getitem__(self, path: str) -> Any:
+        return self._source[self._names[path]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def find_weights(spec: DecoderSpec, source: Mapping[str, Any], where: str = "weights") -> WeightArrays:
+    """Return a model's weights out of a checkpoint, arrays by name, after checking all names and shapes.
+
+    Raises ProblemsError with every weight that is missing, of another shape, or not the model's.
+    """
+    is_bare = bool(spec.prefix) and not any(name.startswith(spec.prefix) for name in source)
+    names = {
+        weight.path: weight.name.removeprefix(spec.prefix) if is_bare else weight.name for weight in model_weights(spec)
+    }
+    problems = [*_missing(spec, names, source), *_extra(spec, set(names.values()), source)]
+    if problems:
+        shown = problems[:20]
+        rest = [Problem(f"and {len(problems) - 20} more")] if len(problems) > 20 else []
+        summary = f"the weights do not fit a `{spec.model_type}` of this config"
+        raise ProblemsError(summary, [Problem(p.what, where) for p in [*shown, *rest]])
+    return WeightArrays(names, source)
+
+
+def _missing(spec: DecoderSpec, names: Mapping[str, str], source: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield weights that are missing or have another shape."""
+    for weight in model_weights(spec):
+        name = names[weight.path]
+        if name not in source:
+            yield Problem(f"`{name}` is missing, of shape {list(weight.shape)}")
+        elif tuple(source[name].shape) != weight.shape:
+            yield Problem(f"`{name}` has shape {list(source[name].shape)}, wanted is {list(weight.shape)}")
+
+
+def _extra(spec: DecoderSpec, known: set[str], source: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield weights that the model does not have."""
+    tied = f"{spec.names['lm_head']}.weight" if spec.head.is_tied else ""
+    for name in source:
+        if name not in known and name != tied and not _NOT_WEIGHTS.search(name):
+            yield Problem(f"`{name}` is not a weight of this model")
+
+
+def _checkpoint_name(spec: DecoderSpec, path: str) -> str:
+    """Return the checkpoint's name of a path."""
+    numbers = re.findall(r"\.(\d+)\.", path)
+    for letter, number in zip("ie", numbers, strict=False):
+        path = path.replace(f".{number}.", f".{{{letter}}}.", 1)
+    module, _, suffix = path.rpartition(".")
+    found = spec.names[module] + f".{suffix}" if suffix in ("weight", "bias") else spec.names[path]
+    return found.format(**dict(zip("ie", numbers, strict=False)))
+
+
+def _model(spec: DecoderSpec) -> Iterator[_Part]:
+    """Yield every path of the model with its shape."""
+    D, V = spec.hidden_size, spec.vocab_size
+    yield "embedding.weight", (V, D)
+    if spec.embedding.positions is not None:
+        yield "position_embedding.weight", (spec.embedding.positions.count + spec.embedding.positions.offset, D)
+    yield from _norm("embedding_norm", spec.embedding.norm, D)
+    for index, layer in enumerate(spec.layers):
+        inside = f"layers.{index}"
+        for name in spec.block.norms:
+            yield from _norm(f"{inside}.{name}", spec.block.norm, D)
+        yield from _attention(f"{inside}.attention", spec)
+        if isinstance(layer.feed_forward, MoeSpec):
+            yield from _moe(f"{inside}.moe", layer.feed_forward, spec)
+        else:
+            yield from _mlp(f"{inside}.mlp", layer.feed_forward, spec)
+    yield from _norm("final_norm", spec.head.norm, D)
+    if not spec.head.is_tied:
+        yield "lm_head.weight", (V, D)
+    if spec.head.has_bias:
+        yield "lm_head.bias", (V,)
+
+
+def _norm(path: str, norm: NormSpec | None, *shape: int) -> Iterator[_Part]:
+    if norm is not None and norm.has_weight:
+        yield f"{path}.weight", shape
+    if norm is not None and norm.has_bias:
+        yield f"{path}.bias", shape
+
+
+def _linear(path: str, spec: DecoderSpec, shape: tuple[int, int], has_bias: bool) -> Iterator[_Part]:
+    """Yield a matrix of shape [out, in] and its bias."""
+    yield f"{path}.weight", shape[::-1] if spec.is_in_out else shape
+    if has_bias:
+        yield f"{path}.bias", shape[:1]
+
+
+def _attention(path: str, spec: DecoderSpec) -> Iterator[_Part]:
+    attention, D = spec.attention, spec.hidden_size
+    N, K, H = attention.num_attention_heads, attention.num_key_value_heads, attention.head_dim
+    if attention.qkv == "separate":
+        for name, heads in (("q", N), ("k", K), ("v", K)):
+            yield from _linear(f"{path}.{name}", spec, (heads * H, D), attention.has_qkv_bias)
+    else:
+        yield from _linear(f"{path}.qkv", spec, ((N + 2 * K) * H, D), attention.has_qkv_bias)
+    yield from _linear(f"{path}.o", spec, (D, N * H), attention.has_output_bias)
+    for name, heads in (("q_norm", N), ("k_norm", K)):
+        yield from _norm(f"{path}.{name}", attention.norm, *_qk_norm_shape(attention, heads))
+    if attention.has_sinks:
+        yield f"{path}.sinks", (N,)
+
+
+def _qk_norm_shape(attention: AttentionSpec, heads: int) -> Shape:
+    H = attention.head_dim
+    return {"none": (), "head": (H,), "each_head": (heads, H), "all": (heads * H,)}[attention.qk_norm]
+
+
+def _mlp(path: str, mlp: MlpSpec, spec: DecoderSpec) -> Iterator[_Part]:
+    D, F = spec.hidden_size, mlp.intermediate_size
+    if mlp.is_fused:
+        yield from _linear(f"{path}.gate_up", spec, (2 * F, D), mlp.has_bias)
+    else:
+        for name in ("gate", "up") if mlp.is_gated else ("up",):
+            yield from _linear(f"{path}.{name}", spec, (F, D), mlp.has_bias)
+    yield from _linear(f"{path}.down", spec, (D, F), mlp.has_bias)
+
+
+def _moe(path: str, moe: MoeSpec, spec: DecoderSpec) -> Iterator[_Part]:
+    yield from _linear(f"{path}.router", spec, (moe.num_experts, spec.hidden_size), has_bias=False)
+    for index in range(moe.num_experts):
+        yield from _mlp(f"{path}.experts.{index}", moe.expert, spec)
+    if moe.shared is not None:
+        yield from _mlp(f"{path}.shared", moe.shared, spec)
+        yield from _linear(f"{path}.shared_router", spec, (1, spec.hidden_size), has_bias=False)

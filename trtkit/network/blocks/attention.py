@@ -1,0 +1,109 @@
+"""Self-attention over a KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.network.blocks.norm import norm_block
+from trtkit.network.ops.attention import attention, attention_from_primitives, scale_query
+from trtkit.network.ops.kv_cache import update_cache
+from trtkit.network.ops.rotary import rotary_embedding
+from trtkit.network.ops.shape import merge_heads, reshape, split, split_heads, take, transpose
+
+if TYPE_CHECKING:
+    from trtkit.models.spec import AttentionSpec, RopeSpec
+    from trtkit.network.blocks.weights import Weights
+    from trtkit.network.graph import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Past:
+    """A layer's cached keys and values [B, K, T, H], and where each sequence's new ones go [B]."""
+
+    keys: Tensor
+    values: Tensor
+    write_indices: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """Where tokens are. mask: as `ops.attention` wants it.
+
+    rope, tables: the layer's rotary embedding with its cosines and sines; None where it has none.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    rope: RopeSpec | None = None
+    tables: tuple[Tensor, Tensor] | None = None
+
+
+def attention_block(
+    weights: Weights, x: Tensor, spec: AttentionSpec, positions: Positions, past: Past
+) -> tuple[Tensor, Past]:
+    """Attend from x [B, S, D] to the cache and to itself; return [B, S, D] and the cache with the new tokens."""
+    with x.graph.scope("attention"):
+        q, k, v = _project(weights, x, spec)
+        if spec.qk_norm in ("head", "each_head") and spec.norm is not None:
+            q, k = _norm_heads(weights, "q_norm", q, spec), _norm_heads(weights, "k_norm", k, spec)
+        q, k = _rotate("rope_q", q, positions), _rotate("rope_k", k, positions)
+        with x.graph.scope("past_key"):
+            keys = update_cache(past.keys, k, past.write_indices)
+        with x.graph.scope("past_value"):
+            values = update_cache(past.values, v, past.write_indices)
+        attended = _attend(weights, (scale_query(q, spec.scale), keys, values), positions.mask, spec)
+        y = weights.linear("o", merge_heads(attended), has_bias=spec.has_output_bias)
+        return y, Past(keys, values, past.write_indices)
+
+
+def _project(weights: Weights, x: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries [B, N, S, H], keys and values [B, K, S, H]."""
+    N, K, H = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+    if spec.qkv == "separate":
+        q, k, v = (weights.linear(name, x, has_bias=spec.has_qkv_bias) for name in "qkv")
+    else:
+        qkv = weights.linear("qkv", x, has_bias=spec.has_qkv_bias)
+        if spec.qkv == "grouped":
+            return _split_groups(qkv, spec)
+        q, k, v = split(qkv, -1, (N * H, K * H, K * H))
+    if spec.qk_norm == "all" and spec.norm is not None:
+        q, k = norm_block(weights, "q_norm", q, spec.norm), norm_block(weights, "k_norm", k, spec.norm)
+    return split_heads(q, N), split_heads(k, K), split_heads(v, K)
+
+
+def _split_groups(qkv: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut [B, S, K * (G + 2) * H], in which each key/value head follows its G query heads."""
+    N, K, H = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+    group = N // K
+    groups = reshape(qkv, (0, 0, K, group + 2, H))
+    q = reshape(take(groups, 3, 0, group), (0, 0, N, H))
+    k, v = (reshape(take(groups, 3, group + index, 1), (0, 0, K, H)) for index in (0, 1))
+    q, k, v = (transpose(x, (0, 2, 1, 3)) for x in (q, k, v))
+    return q, k, v
+
+
+def _norm_heads(weights: Weights, name: str, x: Tensor, spec: AttentionSpec) -> Tensor:
+    """Norm each head of x [B, heads, S, H]; `each_head` has a weight [heads, H]."""
+    assert spec.norm is not None
+    if spec.qk_norm == "head":
+        return norm_block(weights, name, x, spec.norm)
+    by_token = norm_block(weights, name, transpose(x, (0, 2, 1, 3)), spec.norm)  # [B, S, heads, H]
+    return transpose(by_token, (0, 2, 1, 3))
+
+
+def _rotate(name: str, x: Tensor, positions: Positions) -> Tensor:
+    """Turn x [B, heads, S, H] by its positions, where the layer does."""
+    rope, tables = positions.rope, positions.tables
+    if rope is None or tables is None:
+        return x
+    with x.graph.scope(name):
+        return rotary_embedding(x, tables, positions.ids, rope.dim, is_interleaved=rope.is_interleaved)
+
+
+def _attend(weights: Weights, qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor, spec: AttentionSpec) -> Tensor:
+    """Return softmax(q k^T) v [B, N, S, H], on the native layer where that can do all that is asked."""
+    if spec.softcap is None and not spec.has_sinks:
+        return attention(qkv, mask)
+    sinks = weights.get("sinks") if spec.has_sinks else None
+    return attention_from_primitives(qkv, mask, spec.softcap, sinks)

@@ -1,0 +1,67 @@
+"""Feed-forward blocks: gated and plain MLPs, mixtures of experts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.models.spec import MlpSpec, MoeSpec
+from trtkit.network.ops.activation import activation, sigmoid
+from trtkit.network.ops.linear import linear
+from trtkit.network.ops.moe import combine_experts, routing_weights
+from trtkit.network.ops.shape import concat, split, unsqueeze
+
+if TYPE_CHECKING:
+    from trtkit.network.blocks.weights import Weights
+    from trtkit.network.graph import Tensor
+
+
+def feed_forward_block(weights: Weights, x: Tensor, spec: MlpSpec | MoeSpec) -> Tensor:
+    """Apply a layer's feed-forward part to x [B, S, D]."""
+    if isinstance(spec, MoeSpec):
+        return moe_block(weights, x, spec)
+    return mlp_block(weights, "mlp", x, spec)
+
+
+def mlp_block(weights: Weights, name: str, x: Tensor, spec: MlpSpec) -> Tensor:
+    """Compute down(act(gate(x)) * up(x)), or down(act(up(x))) where not gated; x [B, S, D]."""
+    with x.graph.scope(name):
+        if spec.is_fused:
+            both = weights.linear("gate_up", x, has_bias=spec.has_bias)
+            gate, up = split(both, -1, (spec.intermediate_size, spec.intermediate_size))
+            inner = activation(gate, spec.activation) * up
+        elif spec.is_gated:
+            gate = weights.linear("gate", x, has_bias=spec.has_bias)
+            inner = activation(gate, spec.activation) * weights.linear("up", x, has_bias=spec.has_bias)
+        else:
+            inner = activation(weights.linear("up", x, has_bias=spec.has_bias), spec.activation)
+        return weights.linear("down", inner, has_bias=spec.has_bias)
+
+
+def moe_block(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
+    """Give each token to its top-k experts, and to the shared one where there is one; x [B, S, D]."""
+    with x.graph.scope("moe"):
+        routing = routing_weights(weights.linear("router", x), spec.top_k, is_normalized=spec.norm_topk_prob)
+        y = combine_experts(_all_experts(weights, unsqueeze(x, 1), spec), routing)
+        if spec.shared is None:
+            return y
+        share = sigmoid(weights.linear("shared_router", x))
+        return y + share * mlp_block(weights, "shared", x, spec.shared)
+
+
+def _all_experts(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
+    """Compute every expert's gated MLP: x [B, 1, S, D] -> [B, E, S, D]."""
+    gate, up, down = (_stacked(weights, name, spec.num_experts) for name in ("gate", "up", "down"))
+    with x.graph.scope("experts"):
+        inner = activation(linear(x, gate), spec.expert.activation) * linear(x, up)
+        return linear(inner, down)
+
+
+def _stacked(weights: Weights, name: str, count: int) -> Tensor:
+    """Return the experts' matrices `name` as one tensor [1, E, out, in], joined by TensorRT rather than in memory."""
+    graph = weights.graph
+    parts = []
+    for index in range(count):
+        with graph.scope(f"experts/{index}/{name}"):
+            parts.append(weights.get("weight", 4))
+    with graph.scope(f"experts/{name}"):
+        return concat(parts, axis=1)

@@ -1,0 +1,49 @@
+"""Weights as tensors of a network, found by the scope that asks for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.errors import NetworkError
+from trtkit.network.ops.linear import linear
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trtkit.dtypes import DType
+    from trtkit.network.graph import Graph, Tensor
+    from trtkit.network.host_array import Array
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Arrays by path, put into a graph in one type.
+
+    arrays: `layers.7.attention.q.weight` is what scope `layers.7/attention/q` calls `weight`.
+    is_in_out: matrices inside layers are stored [in, out].
+    """
+
+    graph: Graph
+    arrays: Mapping[str, Array]
+    dtype: DType
+    is_in_out: bool = False
+
+    def get(self, role: str, rank: int = 0) -> Tensor:
+        """Return weight `role` of the current scope as a tensor, with leading axes of size 1 up to `rank`.
+
+        Raises NetworkError where there is none.
+        """
+        path = self.graph.path(role)
+        array = self.arrays.get(path.replace("/", "."))
+        if array is None:
+            raise NetworkError("there is no such weight", path)
+        shape = tuple(array.shape)
+        missing = max(rank - len(shape), 0)
+        return self.graph.constant(array.reshape((1,) * missing + shape), role, self.dtype)
+
+    def linear(self, name: str, x: Tensor, *, has_bias: bool = False) -> Tensor:
+        """Apply the linear layer `name` of the current scope to x [..., in] -> [..., out]."""
+        with self.graph.scope(name):
+            bias = self.get("bias", x.rank) if has_bias else None
+            return linear(x, self.get("weight", x.rank), bias, is_in_out=self.is_in_out)

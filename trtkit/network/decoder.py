@@ -1,0 +1,192 @@
+"""Build a decoder-only language model from its spec: one builder for all families."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.dtypes import FP16, FP32, INT32, DType
+from trtkit.errors import NetworkError
+from trtkit.network.blocks.attention import Past, Positions
+from trtkit.network.blocks.layer import decoder_layer
+from trtkit.network.blocks.norm import norm_block
+from trtkit.network.blocks.weights import Weights
+from trtkit.network.host_array import COMPUTE_TYPES
+from trtkit.network.ops.activation import tanh
+from trtkit.network.ops.arithmetic import cast
+from trtkit.network.ops.gather import embedding, token_at
+from trtkit.network.ops.linear import linear
+from trtkit.network.ops.mask import alibi_mask, alibi_slopes, causal_mask
+from trtkit.network.rope_tables import rope_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trtkit.models.spec import DecoderSpec, LayerSpec, RopeSpec
+    from trtkit.network.graph import Graph, Tensor
+    from trtkit.network.host_array import Array
+
+
+@dataclass(frozen=True)
+class DecoderOptions:
+    """How a model becomes a network.
+
+    dtype: type of weights, caches and arithmetic: fp32, fp16 or bf16.
+    max_sequence_length: T, the length of each slot's cache.
+    has_all_logits: `logits` [B, S, V] of every token; otherwise [B, V] of the token that `last_token_index` [B] names.
+    has_embeds_input: `inputs_embeds` [B, S, D], as the embedding table would give them, in place of `input_ids`.
+    has_hidden_states: also give `hidden_states` [B, S, D], after the final norm.
+    """
+
+    dtype: DType = FP16
+    max_sequence_length: int = 2048
+    ids_dtype: DType = INT32
+    has_all_logits: bool = False
+    has_embeds_input: bool = False
+    has_hidden_states: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class _Inputs:
+    """The network's inputs but tokens and caches."""
+
+    position_ids: Tensor
+    write_indices: Tensor
+    kv_lengths: Tensor
+
+
+def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], options: DecoderOptions) -> None:
+    """Add a decoder-only language model to an empty graph, with its inputs and outputs.
+
+    Inputs: `input_ids` [B, S], `position_ids` [B, S], `write_indices` [B], `kv_lengths` [B] (cached tokens with the
+    new ones), `last_token_index` [B], and for each layer `past_key_<i>`, `past_value_<i>` [B, K, T, H].
+    Outputs: `logits` in fp32, and for each layer `present_key_<i>`, `present_value_<i>`, in the inputs' memory.
+    Every sequence is a slot with lengths of its own; new tokens behind a slot's `kv_lengths` are padding.
+
+    arrays: weights by path, as `trtkit.models.weights.find_weights` returns them. Raises NetworkError.
+    """
+    _check(spec, options)
+    weights = Weights(graph, arrays, options.dtype, spec.is_in_out)
+    x, table, inputs = _embed(weights, spec, options)
+    positions = _Rows(graph, spec, options, inputs)
+    for index, layer in enumerate(spec.layers):
+        past = _past(graph, spec, options, index, inputs.write_indices)
+        with graph.scope(f"layers.{index}"):
+            x, present = decoder_layer(weights, x, (spec, layer), positions.of(layer), past)
+        graph.output(present.keys, f"present_key_{index}")
+        graph.output(present.values, f"present_value_{index}")
+    _head(weights, spec, options, (x, table))
+
+
+def _check(spec: DecoderSpec, options: DecoderOptions) -> None:
+    """Raise NetworkError for options that the model cannot be built with."""
+    if options.dtype not in COMPUTE_TYPES:
+        names = ", ".join(str(dtype) for dtype in COMPUTE_TYPES)
+        raise NetworkError(f"a network cannot be written in {options.dtype}", spec.model_type, f"use one of {names}")
+    positions = spec.embedding.positions
+    if positions is not None and options.max_sequence_length > positions.count:
+        raise NetworkError(
+            f"max_sequence_length {options.max_sequence_length} is above the model's {positions.count} positions",
+            spec.model_type,
+            f"lower it to {positions.count}",
+        )
+
+
+def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> tuple[Tensor, Tensor | None, _Inputs]:
+    """Add the inputs; return the first hidden state [B, S, D], the embedding table, and the other inputs."""
+    graph, ids, D = weights.graph, options.ids_dtype, spec.hidden_size
+    table = None
+    if options.has_embeds_input:
+        x = graph.input("inputs_embeds", options.dtype, (-1, -1, D))
+    else:
+        tokens = graph.input("input_ids", ids, (-1, -1))
+    inputs = _Inputs(
+        graph.input("position_ids", ids, (-1, -1)),
+        graph.input("write_indices", INT32, (-1,)),
+        graph.input("kv_lengths", INT32, (-1,)),
+    )
+    with graph.scope("embedding"):
+        if not options.has_embeds_input or spec.head.is_tied:
+            table = weights.get("weight")
+        if not options.has_embeds_input and table is not None:
+            x = embedding(tokens, table)
+        if spec.embedding.scale != 1:
+            x = x * spec.embedding.scale
+    return _position(weights, x, spec, inputs), table, inputs
+
+
+def _position(weights: Weights, x: Tensor, spec: DecoderSpec, inputs: _Inputs) -> Tensor:
+    """Add learned positions and norm the embedding, where the model does."""
+    learned = spec.embedding.positions
+    if learned is not None:
+        with x.graph.scope("position_embedding"):
+            at = inputs.position_ids + learned.offset if learned.offset else inputs.position_ids
+            x = x + embedding(at, weights.get("weight"))
+    return norm_block(weights, "embedding_norm", x, spec.embedding.norm) if spec.embedding.norm is not None else x
+
+
+def _past(graph: Graph, spec: DecoderSpec, options: DecoderOptions, index: int, write_indices: Tensor) -> Past:
+    """Add the inputs for one layer's cache."""
+    shape = (-1, spec.attention.num_key_value_heads, options.max_sequence_length, spec.attention.head_dim)
+    keys, values = (graph.input(f"past_{name}_{index}", options.dtype, shape) for name in ("key", "value"))
+    return Past(keys, values, write_indices)
+
+
+class _Rows:
+    """Masks and rotary tables, one for all layers that share them."""
+
+    def __init__(self, graph: Graph, spec: DecoderSpec, options: DecoderOptions, inputs: _Inputs) -> None:
+        self._graph, self._spec, self._options, self._inputs = graph, spec, options, inputs
+        self._masks: dict[int | None, Tensor] = {}
+        self._tables: list[tuple[RopeSpec, tuple[Tensor, Tensor]]] = []
+
+    def of(self, layer: LayerSpec) -> Positions:
+        """Return what a layer needs."""
+        tables = None if layer.rope is None else self._rope(layer.rope)
+        return Positions(self._inputs.position_ids, self._mask(layer.sliding_window), layer.rope, tables)
+
+    def _mask(self, window: int | None) -> Tensor:
+        length = self._options.max_sequence_length
+        window = None if window is None or window >= length else window
+        if window not in self._masks:
+            ids = cast(self._inputs.position_ids, INT32)
+            mask = causal_mask(ids, self._inputs.kv_lengths, length, window)
+            attention = self._spec.attention
+            if attention.has_alibi:
+                mask = alibi_mask(mask, ids, alibi_slopes(attention.num_attention_heads), self._options.dtype)
+            self._masks[window] = mask
+        return self._masks[window]
+
+    def _rope(self, rope: RopeSpec) -> tuple[Tensor, Tensor]:
+        for known, tables in self._tables:
+            if known == rope:
+                return tables
+        arrays = rope_tables(rope, self._options.max_sequence_length)
+        with self._graph.scope("rope"):
+            cos, sin = (
+                self._graph.constant(array, role, self._options.dtype)
+                for array, role in zip(arrays, ("cos", "sin"), strict=True)
+            )
+        self._tables.append((rope, (cos, sin)))
+        return cos, sin
+
+
+def _head(weights: Weights, spec: DecoderSpec, options: DecoderOptions, ends: tuple[Tensor, Tensor | None]) -> None:
+    """Add final norm, projection and outputs. ends: the last hidden state and, where tied, the embedding table."""
+    graph, head, (x, table) = weights.graph, spec.head, ends
+    if options.has_hidden_states:
+        x = norm_block(weights, "final_norm", x, head.norm) if head.norm is not None else x
+        graph.output(graph.add(graph.network.add_identity(x.trt), "hidden_states"), "hidden_states")
+    if not options.has_all_logits:
+        x = token_at(x, graph.input("last_token_index", INT32, (-1,)))
+    if head.norm is not None and not options.has_hidden_states:
+        x = norm_block(weights, "final_norm", x, head.norm)
+    with graph.scope("lm_head"):
+        bias = weights.get("bias", x.rank) if head.has_bias else None
+        weight = table if head.is_tied and table is not None else weights.get("weight", x.rank)
+        logits = cast(linear(x, weight, bias), FP32)
+        if head.logit_scale != 1:
+            logits = logits * head.logit_scale
+        if head.softcap is not None:
+            logits = tanh(logits / head.softcap) * head.softcap
+        graph.output(graph.add(graph.network.add_identity(logits.trt), "logits"), "logits")

@@ -1,0 +1,76 @@
+"""Weights in host memory: NumPy arrays or torch tensors, handed to TensorRT without a copy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trtkit.dtypes import BF16, DTYPES, FP16, FP32, DType
+from trtkit.errors import NetworkError
+
+Array = Any
+"""A NumPy array (bf16 through ml_dtypes) or a torch tensor on the CPU."""
+
+
+@dataclass(frozen=True, eq=False)
+class HostArray:
+    """Contiguous memory of a known type and shape. owner: what keeps the memory alive."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    address: int
+    owner: Array
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def raw_bytes(self) -> np.ndarray[Any, Any]:
+        """Return the memory as a view of bytes."""
+        if isinstance(self.owner, np.ndarray):
+            return self.owner.reshape(-1).view(np.uint8)
+        import torch
+
+        view: np.ndarray[Any, Any] = self.owner.reshape(-1).view(torch.uint8).numpy()
+        return view
+
+
+def array_dtype(array: Array) -> DType:
+    """Return the type of an array's elements. Raises NetworkError where TensorRT has no such type."""
+    name = str(array.dtype).removeprefix("torch.")
+    for dtype in DTYPES.values():
+        if name == dtype.numpy:
+            return dtype
+    raise NetworkError(f"arrays of type {name} have no counterpart in TensorRT", fix="convert it to float32")
+
+
+def host_array(array: Array, dtype: DType | None = None) -> HostArray:
+    """Return an array's memory as it is, or converted where it is not contiguous or not of type `dtype`."""
+    have = array_dtype(array)
+    want = dtype or have
+    if isinstance(array, np.ndarray):
+        converted = _numpy_to(array, want) if have != want else array
+        array = np.ascontiguousarray(converted).reshape(array.shape)
+        return HostArray(want, array.shape, array.ctypes.data, array)
+    import torch
+
+    array = array.detach().to("cpu", getattr(torch, want.torch)).contiguous()
+    return HostArray(want, tuple(array.shape), array.data_ptr(), array)
+
+
+def _numpy_to(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+    """Return an array converted to another type; bf16 as its 16 bits, which NumPy has no name for."""
+    if dtype != BF16:
+        return array.astype(dtype.numpy)
+    bits = array.astype(np.float32).view(np.uint32)
+    to_nearest_even = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    rounded = ((bits + to_nearest_even) >> np.uint32(16)).astype(np.uint16)
+    return np.where(np.isnan(array), np.uint16(0x7FC0), rounded)
+
+
+COMPUTE_TYPES = (FP32, FP16, BF16)
+"""Types that a network can be written in."""

@@ -1,0 +1,79 @@
+"""Scaled dot-product attention, on the native layer or from primitives."""
+
+from __future__ import annotations
+
+import math
+
+from trtkit.dtypes import BOOL, FP32
+from trtkit.errors import NetworkError
+from trtkit.network.graph import Tensor
+from trtkit.network.ops.activation import tanh
+from trtkit.network.ops.arithmetic import cast, select, softmax
+from trtkit.network.ops.linear import matmul
+from trtkit.network.ops.mask import lowest
+from trtkit.network.ops.shape import concat, reshape, take
+
+QKV = tuple[Tensor, Tensor, Tensor]
+
+
+def scale_query(q: Tensor, scale: float) -> Tensor:
+    """Multiply queries by the scale of scores; in fp32 unless it is a power of two, which loses nothing."""
+    if math.frexp(scale)[0] == 0.5:
+        return q * scale if scale != 1 else q
+    return cast(cast(q, FP32) * scale, q.dtype)
+
+
+def attention(qkv: QKV, mask: Tensor) -> Tensor:
+    """Compute softmax(q k^T + mask) v on TensorRT's attention layer: q [B, N, S, H], k and v [B, K, T, H].
+
+    mask: [B, 1 or N, S, T], bool (true: may attend) or added in q's type. q is scaled already.
+    fp32 and unusual head sizes have no kernel of their own and are decomposed.
+    Source: https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/transformers-fused-attention.html
+    """
+    q, k, v = qkv
+    graph, trt = q.graph, q.graph.backend.trt
+    kinds = (trt.AttentionNormalizationOp.SOFTMAX, trt.CausalMaskKind.NONE)
+    layer = graph.network.add_attention_v2(q.trt, k.trt, v.trt, *kinds)
+    if layer is None:
+        raise graph.error("TensorRT refused the attention")
+    layer.mask = mask.trt
+    if layer.mask is None:
+        raise NetworkError("TensorRT did not take the mask", graph.path())
+    layer.decomposable = q.dtype == FP32 or q.shape[-1] not in _FUSED_HEAD_DIMS
+    return graph.add(layer, "attention")
+
+
+def attention_from_primitives(
+    qkv: QKV, mask: Tensor, softcap: float | None = None, sinks: Tensor | None = None
+) -> Tensor:
+    """Compute attention as `attention` does, for what its layer lacks; scores in fp32.
+
+    softcap: scores become softcap * tanh(scores / softcap) before the mask. sinks: [N], a score of each head that
+    takes part in the softmax and gives nothing (https://arxiv.org/abs/2309.17453).
+    """
+    q, k, v = qkv
+    heads, kv_heads, size = q.shape[1], k.shape[1], q.shape[-1]
+    grouped = reshape(q, (0, kv_heads, heads // kv_heads, -1, size))  # [B, K, G, S, H]
+    k, v, mask = (_with_group(x) for x in (k, v, mask))
+    scores = cast(matmul(grouped, k, transpose_b=True), FP32)
+    if softcap is not None:
+        scores = tanh(scores / softcap) * softcap
+    scores = select(mask, scores, lowest(FP32)) if mask.dtype == BOOL else scores + cast(mask, FP32)
+    weights = softmax(scores) if sinks is None else _softmax_with_sinks(scores, sinks, heads // kv_heads)
+    return reshape(matmul(cast(weights, q.dtype), v), (0, heads, -1, size))
+
+
+def _softmax_with_sinks(scores: Tensor, sinks: Tensor, group: int) -> Tensor:
+    """Return the softmax over scores [B, K, G, S, T] and one sink per head, without the sink's share."""
+    column = take(scores, -1, 0, 1) * 0.0 + reshape(cast(sinks, FP32), (1, -1, group, 1, 1))
+    length = scores.shape[-1]
+    return take(softmax(concat([scores, column], axis=-1)), -1, 0, length)
+
+
+def _with_group(x: Tensor) -> Tensor:
+    """Return [B, K, 1, ...] of [B, K, ...]; the last axis is static."""
+    return reshape(x, (0, 0, 1, -1, x.shape[-1]))
+
+
+# Measured with TensorRT-RTX 1.7.1: head sizes with fused kernels in fp16 and bf16.
+_FUSED_HEAD_DIMS = (16, 32, 33, 40, 48, 64, 72, 80, 96, 112, 128, 160, 192, 256)

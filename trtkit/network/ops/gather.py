@@ -1,0 +1,23 @@
+"""Pick elements by index."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.network.ops.shape import unsqueeze
+
+if TYPE_CHECKING:
+    from trtkit.network.graph import Tensor
+
+
+def embedding(ids: Tensor, table: Tensor) -> Tensor:
+    """Look up rows: ids [B, S], table [V, D] -> [B, S, D]."""
+    return ids.graph.add(ids.graph.network.add_gather(table.trt, ids.trt, 0), "gather")
+
+
+def token_at(x: Tensor, index: Tensor) -> Tensor:
+    """Pick one token of each sequence: x [B, S, D], index [B] -> [B, D]."""
+    graph = x.graph
+    layer = graph.network.add_gather_v2(x.trt, unsqueeze(index, 1).trt, graph.backend.trt.GatherMode.ND)
+    layer.num_elementwise_dims = 1
+    return graph.add(layer, "gather")

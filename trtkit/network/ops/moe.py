@@ -1,0 +1,48 @@
+"""Mixture of experts from primitives: every expert computes every token, and routing weights choose.
+
+TensorRT-RTX 1.7.1 cannot lower the native MoE layer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.dtypes import FP32
+from trtkit.network.ops.arithmetic import cast, equal, softmax, sum_over
+from trtkit.network.ops.shape import transpose, unsqueeze
+
+if TYPE_CHECKING:
+    from trtkit.network.graph import Tensor
+
+
+def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest of the last axis, and where they are in int32, both [..., k]."""
+    graph = x.graph
+    layer = graph.network.add_topk(x.trt, graph.backend.trt.TopKOperation.MAX, k, 1 << (x.rank - 1))
+    values = graph.add(layer, "top_k")
+    places = layer.get_output(1)
+    places.name = f"{values.name}/indices"
+    return values, graph.tensor(places)
+
+
+def routing_weights(logits: Tensor, k: int, *, is_normalized: bool) -> Tensor:
+    """Return each token's weight for each expert: logits [B, S, E] -> fp32 [B, S, E], zero for all but k of them.
+
+    is_normalized: the k weights sum to 1. Source: https://arxiv.org/abs/2101.03961, HF `MixtralTopKRouter`.
+    """
+    graph = logits.graph
+    with graph.scope("routing"):
+        scores, chosen = top_k(softmax(cast(logits, FP32)), k)
+        if is_normalized:
+            scores = scores / unsqueeze(sum_over(scores, -1), -1)
+        experts = graph.constant(np.arange(logits.shape[-1], dtype=np.int32).reshape(1, 1, 1, -1), "experts")
+        is_chosen = equal(unsqueeze(chosen, 3), experts)  # [B, S, k, E]
+        return sum_over(cast(is_chosen, FP32) * unsqueeze(scores, 3), 2)
+
+
+def combine_experts(outputs: Tensor, weights: Tensor) -> Tensor:
+    """Sum the experts' outputs [B, E, S, D] by weights [B, S, E] -> [B, S, D]; in fp32."""
+    by_expert = unsqueeze(transpose(weights, (0, 2, 1)), 3)  # [B, E, S, 1]
+    return cast(sum_over(cast(outputs, FP32) * by_expert, 1), outputs.dtype)

@@ -1,0 +1,24 @@
+"""Rotary position embedding on the native layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trtkit.network.graph import Tensor
+
+
+def rotary_embedding(
+    x: Tensor, tables: tuple[Tensor, Tensor], position_ids: Tensor, dim: int, *, is_interleaved: bool = False
+) -> Tensor:
+    """Rotate the first `dim` elements of each head of x [B, N, S, H] by the angles of its position.
+
+    tables: cosines and sines [positions, dim / 2] in x's type. position_ids: [B, S].
+    Source: https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/_static/operators/RotaryEmbedding.html
+    """
+    graph = x.graph
+    size = 0 if dim == x.shape[-1] else dim
+    layer = graph.network.add_rotary_embedding(x.trt, tables[0].trt, tables[1].trt, is_interleaved, size)
+    if layer is not None:
+        layer.set_input(3, position_ids.trt)
+    return graph.add(layer, "rotary_embedding")

@@ -1,0 +1,111 @@
+"""Cosines and sines of rotary embeddings for every scaling method."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.models.spec import RopeSpec
+
+Table = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def rope_tables(rope: RopeSpec, length: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return cosines and sines [length, dim / 2] in fp32 for positions from 0.
+
+    Methods that depend on the sequence's length (dynamic, longrope) take `length`, the longest that the engine
+    serves: keys in a cache cannot be turned again when a sequence grows.
+    """
+    frequencies, factor = _METHODS[rope.scaling](rope, length)
+    angles = np.arange(length, dtype=np.float64)[:, None] * frequencies
+    return (np.cos(angles) * factor).astype(np.float32), (np.sin(angles) * factor).astype(np.float32)
+
+
+def _number(rope: RopeSpec, name: str, default: float) -> float:
+    value = rope.parameters.get(name, default)
+    assert isinstance(value, int | float)
+    return float(value)
+
+
+def _plain(rope: RopeSpec, theta: float | None = None) -> Table:
+    """Return theta ** (-2 i / dim). Source: https://arxiv.org/abs/2104.09864."""
+    frequencies: Table = (theta or rope.theta) ** (-np.arange(0, rope.dim, 2, dtype=np.float64) / rope.dim)
+    return frequencies
+
+
+def _default(rope: RopeSpec, _length: int) -> tuple[Table, float]:
+    return _plain(rope), 1.0
+
+
+def _linear(rope: RopeSpec, _length: int) -> tuple[Table, float]:
+    """Divide all positions by a factor. Source: https://arxiv.org/abs/2306.15595."""
+    return _plain(rope) / _number(rope, "factor", 1.0), 1.0
+
+
+def _dynamic(rope: RopeSpec, length: int) -> tuple[Table, float]:
+    """Raise theta for lengths above the model's own (NTK). HF: `_compute_dynamic_ntk_parameters`."""
+    factor, limit = _number(rope, "factor", 1.0), rope.max_position_embeddings
+    stretch = factor * max(length, limit) / limit - (factor - 1)
+    return _plain(rope, rope.theta * stretch ** (rope.dim / (rope.dim - 2))), 1.0
+
+
+def _llama3(rope: RopeSpec, _length: int) -> tuple[Table, float]:
+    """Divide low frequencies by a factor, keep high ones, blend between. HF: `_compute_llama3_parameters`."""
+    plain = _plain(rope)
+    low, high = _number(rope, "low_freq_factor", 1.0), _number(rope, "high_freq_factor", 4.0)
+    turns = _number(rope, "original_max_position_embeddings", 8192) * plain / (2 * math.pi)
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return kept * plain + (1 - kept) * plain / _number(rope, "factor", 1.0), 1.0
+
+
+def _yarn(rope: RopeSpec, _length: int) -> tuple[Table, float]:
+    """Interpolate the pairs that turn seldom within the original context. Source: https://arxiv.org/abs/2309.00071."""
+    factor = _number(rope, "factor", 1.0)
+    original = _number(rope, "original_max_position_embeddings", rope.max_position_embeddings)
+
+    def pair_that_turns(times: float) -> float:
+        return rope.dim * math.log(original / (times * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    first, last = (pair_that_turns(_number(rope, *given)) for given in (("beta_fast", 32.0), ("beta_slow", 1.0)))
+    if _number(rope, "truncate", 1.0):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, rope.dim - 1)
+    last = last + 0.001 if first == last else last
+    interpolated = np.clip((np.arange(rope.dim // 2) - first) / (last - first), 0, 1)
+    plain = _plain(rope)
+    return plain * (1 - interpolated) + plain / factor * interpolated, _yarn_factor(rope, factor)
+
+
+def _yarn_factor(rope: RopeSpec, factor: float) -> float:
+    """Return the factor of cosines and sines that keeps attention's temperature."""
+
+    def grown(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    mscale, mscale_all_dim = _number(rope, "mscale", 0.0), _number(rope, "mscale_all_dim", 0.0)
+    inferred = grown(mscale) / grown(mscale_all_dim) if mscale and mscale_all_dim else grown(1.0)
+    return _number(rope, "attention_factor", inferred)
+
+
+def _longrope(rope: RopeSpec, length: int) -> tuple[Table, float]:
+    """Divide each pair's frequency by a searched factor. Source: https://arxiv.org/abs/2402.13753."""
+    original = _number(rope, "original_max_position_embeddings", rope.max_position_embeddings)
+    divisors = rope.parameters["long_factor" if length > original else "short_factor"]
+    factor = _number(rope, "factor", 1.0)
+    inferred = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return _plain(rope) / np.array(divisors, dtype=np.float64), _number(rope, "attention_factor", inferred)
+
+
+_METHODS: dict[str, Callable[[RopeSpec, int], tuple[Table, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
