@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.runtime.tasks import ctc_characters, ctc_text, top_classes
-from trtkit.sources import package_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-    from trtkit.config.schema import ModelConfig
     from trtkit.config.task import Task
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -42,15 +41,17 @@ class Agreement:
         return asdict(self)
 
 
-def agreement(task: Task | None, config: ModelConfig, pairs: Sequence[tuple[Arrays, Arrays]]) -> Agreement:
-    """Compare the answers in the first output of every (ours, reference) pair."""
+def agreement(task: Task | None, onnx: Path, pairs: Sequence[tuple[Arrays, Arrays]]) -> Agreement:
+    """Compare the answers in the first output of every (ours, reference) pair. onnx: has the alphabet of a text task.
+
+    Raises SourceError where it does not.
+    """
     if task is None:
         return Agreement()
     outputs = [(next(iter(ours.values())), next(iter(theirs.values()))) for ours, theirs in pairs]
     if task.kind == "classification":
         return _classes(outputs, task.min_agreement)
-    assert config.source.onnx is not None
-    characters = ctc_characters(package_file.resolve(config.source.onnx, config.source.requires))
+    characters = ctc_characters(onnx)
     answers = [
         pair
         for ours, theirs in outputs

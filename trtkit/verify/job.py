@@ -145,7 +145,7 @@ def _compare_samples(
             comparisons.setdefault(name, []).append(compare(value, theirs[name]))
         pairs.append((ours, theirs))
         report({"event": "progress", "name": "compare outputs", "done": index + 1, "total": len(samples)})
-    agreed = agreement(verifier.config.task, verifier.config, pairs)
+    agreed = agreement(verifier.config.task, verifier.onnx, pairs)
     return {name: worst(items) for name, items in comparisons.items()}, agreed
 
 

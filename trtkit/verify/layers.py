@@ -33,7 +33,8 @@ class LayerError:
     reads: the tensors that the layer reads.
     relative_rms_error: against the widened network; None where the tensor is not a float.
     reference_error: of the widened network against ONNX Runtime's tensor of that name, None where there is none.
-    headroom_bits: by type, how often the largest value could double before it overflows; negative is an overflow.
+    headroom_bits: by type, how often the largest value could double before it overflows; negative is an overflow. For a
+        tensor of zeros, how often the type's smallest value could.
     flushed: by type, the share of nonzero values that would become zero.
     """
 
@@ -134,7 +135,7 @@ def _measure(name: LayerName, tensor: str, value: torch.Tensor, wide: torch.Tens
         is_finite=bool(torch.isfinite(value).all() or not torch.isfinite(wide).all()),
         largest=largest,
         smallest=float(nonzero.min()) if nonzero.numel() else 0.0,
-        headroom_bits={kind: _headroom_bits(high, largest) for kind, (high, _, _) in LIMITS.items()},
+        headroom_bits={kind: _headroom_bits(high, max(largest, tiny)) for kind, (high, _, tiny) in LIMITS.items()},
         flushed={kind: _share_below(nonzero, tiny / 2) for kind, (_, _, tiny) in LIMITS.items()},
         reads=name.reads,
         reference_error=None if reference is None else _relative_rms(wide, torch.from_numpy(reference)),
@@ -156,7 +157,7 @@ def _relative_rms(value: torch.Tensor, reference: torch.Tensor) -> float:
 
 def _headroom_bits(limit: float, largest: float) -> float:
     """Return how often `largest` can double within `limit`."""
-    return round(math.log2(limit / largest), 2) if largest else 0.0
+    return round(math.log2(limit / largest), 2)
 
 
 def _share_below(values: torch.Tensor, bound: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -104,9 +105,9 @@ def _read(text: str, config: ModelConfig, inputs: Sequence[TensorSpec]) -> list[
         return [sample for file in files for sample in _read(str(file), config, inputs)]
     if path.suffix.lower() in _IMAGES:
         return [_image_sample(path, config, inputs)]
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         return [Sample(path.name, _read_npz(path))]
-    if path.suffix == ".json":
+    if path.suffix.lower() == ".json":
         return _polygraphy_samples(path)
     raise SourceError(f"unknown kind of input `{path.suffix}`", str(path), f"use {', '.join(sorted(_SUFFIXES))}")
 
@@ -123,9 +124,11 @@ def _image_sample(path: Path, config: ModelConfig, inputs: Sequence[TensorSpec])
 
 def _read_npz(path: Path) -> Arrays:
     try:
+        with zipfile.ZipFile(path):
+            pass  # NumPy takes any other file for pickled data and says so
         with np.load(path, allow_pickle=False) as data:
-            return {name: data[name] for name in data.files}
-    except (ValueError, OSError, EOFError) as error:
+            return {name: np.asarray(data[name]) for name in data.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise SourceError(f"not a readable .npz file: {error}", str(path), "save it with numpy.savez") from None
 
 
