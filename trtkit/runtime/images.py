@@ -24,7 +24,7 @@ def read_image(path: Path) -> Image.Image:
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
-    except (UnidentifiedImageError, OSError) as error:
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         raise SourceError(f"not a readable image: {error}", str(path), "give a PNG or JPEG file") from None
 
 
@@ -58,8 +58,9 @@ def _resized(size: tuple[int, int], resize: Resize | None) -> tuple[float, float
     if resize.exact is not None:
         return resize.exact[1], resize.exact[0]
     if resize.shortest_edge is not None:
-        factor = resize.shortest_edge / min(size)
-    elif resize.longest_edge is not None:
+        edge, short = resize.shortest_edge, min(size)
+        return edge * width // short, edge * height // short  # cut off, as torchvision and transformers do
+    if resize.longest_edge is not None:
         factor = resize.longest_edge / max(size)
     else:
         assert resize.height is not None
