@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trtkit.runtime.onnx_runtime import onnx_runtime_session
 from trtkit.sources import onnx_file
-from trtkit.verify.references import onnx_runtime_session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from trtkit.errors import SourceError, TrtkitError
-from trtkit.network.onnx_care import NEWEST_IR_VERSION
-from trtkit.sources import hf_vision, onnx_file, package_file, torch_export
+from trtkit.runtime.onnx_runtime import onnx_runtime_session
+from trtkit.sources import hf_vision, package_file, torch_export
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    import onnx
 
     from trtkit.config.schema import ModelConfig
 
@@ -69,29 +67,6 @@ class TorchReference:
             outputs = self.module(*tensors)
         outputs = outputs if isinstance(outputs, tuple | list) else (outputs,)
         return {name: output.numpy() for name, output in zip(self.output_names, outputs, strict=True)}
-
-
-def onnx_runtime_session(path: Path, model: onnx.ModelProto | None = None, *, optimize: bool = True) -> Any:
-    """Return a CPU session on `path`, or on `model` read from it.
-
-    A model of a newer IR version than ONNX Runtime knows is given to it as the newest one that it does: the versions
-    differ in fields that such a model does not use. Raises SourceError where ONNX Runtime refuses.
-    """
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    if not optimize:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    if model is None and onnx_file.read_graph(path).ir_version > NEWEST_IR_VERSION:
-        model = onnx_file.read_model(path)
-    if model is not None:
-        model.ir_version = min(model.ir_version, NEWEST_IR_VERSION)
-    try:
-        source = str(path) if model is None else model.SerializeToString()
-        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        raise SourceError(f"ONNX Runtime cannot load the model: {error}", str(path)) from None
 
 
 def choose_reference(config: ModelConfig, against: str | None, onnx: Path, outputs: Sequence[str]) -> Reference:

@@ -1,0 +1,80 @@
+"""A bundle's network as a function of arrays, on machines without a GPU too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from trtkit.backends import load_backend
+from trtkit.engine.bundle import check_file, open_bundle
+from trtkit.errors import ExecutionError
+from trtkit.network.onnx_parse import parse_onnx
+from trtkit.reference import Executor, Options, constants_from_onnx, to_array
+from trtkit.runtime.onnx_runtime import onnx_runtime_session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from trtkit.engine.bundle import Bundle
+    from trtkit.network.onnx_parse import Network
+
+Array = np.ndarray[Any, Any]
+Arrays = dict[str, Array]
+RuntimeName = Literal["reference", "onnxruntime"]
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A bundle that is ready to run. Its config says how inputs are made and outputs read: `bundle.manifest.config`."""
+
+    bundle: Bundle
+    run: Callable[[Mapping[str, Array]], Arrays]
+    """Takes every input by name; returns every output by name."""
+
+    def __call__(self, x: Array) -> Array:
+        """Return the first output for the only input. Raises ExecutionError where the model has several inputs."""
+        names = [tensor.name for tensor in self.bundle.manifest.inputs]
+        if len(names) != 1:
+            raise ExecutionError(f"the model has {len(names)} inputs: {', '.join(names)}", fix="pass them to `run`")
+        return next(iter(self.run({names[0]: x}).values()))
+
+
+def open_model(path: Path | str, runtime: RuntimeName = "reference") -> Model:
+    """Open the bundle at `path` to run it on the CPU.
+
+    runtime: `reference` computes the very network that the engine was built from, `onnxruntime` the ONNX file that
+    TensorRT parsed. Raises BundleError where the file is not the one that was built, BackendError where the
+    TensorRT library is missing.
+    """
+    bundle = open_bundle(Path(path))
+    check_file(bundle.path, bundle.manifest.network)
+    return Model(bundle, _onnx_runtime(bundle) if runtime == "onnxruntime" else _reference(bundle))
+
+
+@dataclass(frozen=True, eq=False)
+class _Reference:
+    """The reference executor with the network that its weights lie in."""
+
+    network: Network
+    executor: Executor
+
+    def __call__(self, inputs: Mapping[str, Array]) -> Arrays:
+        return {name: to_array(value) for name, value in self.executor.run(inputs).items()}
+
+
+def _reference(bundle: Bundle) -> _Reference:
+    """Return the reference executor on the parsed network."""
+    backend = load_backend(bundle.manifest.backend.name)
+    network = parse_onnx(backend, bundle.onnx_path, "ERROR")
+    options = Options(constants=constants_from_onnx(bundle.onnx_path))
+    return _Reference(network, Executor(backend, network.definition, options))
+
+
+def _onnx_runtime(bundle: Bundle) -> Callable[[Mapping[str, Array]], Arrays]:
+    """Return ONNX Runtime on the bundle's ONNX file."""
+    session = onnx_runtime_session(bundle.onnx_path)
+    names = [item.name for item in session.get_outputs()]
+    return lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True))
