@@ -1,6 +1,6 @@
 """Run every benchmark: `python -m benchmarks`."""
 
-from benchmarks import build
+from benchmarks import build, reference
 
-for module in (build,):
+for module in (build, reference):
     module.main()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import time
@@ -65,8 +64,9 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
 
 
 def own_peak_memory_mib() -> float:
-    """Return this process's peak memory."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    """Return this process's peak memory. `getrusage` would count the parent's, which a child inherits at its fork."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 
 
 def write(name: str, figures: dict[str, Any]) -> Path:

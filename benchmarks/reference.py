@@ -1,0 +1,103 @@
+"""The reference executor beside torch eager and ONNX Runtime on CPU: wall time of a run and peak memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import interleaved, ratio, summary, write
+from benchmarks.reference_run import THREADS
+from trtkit.config import load_config
+from trtkit.config.schema import ModelConfig
+from trtkit.engine.build import plan_build, prepare_network
+
+ROUNDS = 5
+
+_RESNET50 = {
+    "name": "resnet50",
+    "source": {
+        "torch": {
+            "factory": "benchmarks.resnet50:resnet50",
+            "inputs": {"images": {"shape": ["batch", 3, 224, 224]}},
+            "outputs": ["logits"],
+        }
+    },
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, the input shape it runs on, and whether torch can run it too: PP-OCR has no PyTorch module."""
+
+    config: ModelConfig
+    shape: tuple[int, ...]
+
+    @property
+    def runtimes(self) -> tuple[str, ...]:
+        return ("trtkit", "onnxruntime", *(["torch"] if self.config.source.torch else []))
+
+
+def cases() -> list[Case]:
+    return [
+        Case(ModelConfig.model_validate(_RESNET50), (8, 3, 224, 224)),
+        Case(load_config("efficientnet-lite0"), (8, 3, 224, 224)),
+        Case(load_config("ppocr-det"), (1, 3, 736, 736)),
+    ]
+
+
+def figures_of(case: Case) -> dict[str, Any]:
+    """Run every runtime in turn, each time in a new process, on the ONNX file that TensorRT parses."""
+    with tempfile.TemporaryDirectory() as folder:
+        plan = plan_build(case.config, _ignore)
+        _, arguments = prepare_network(plan, Path(folder), _ignore)
+        source = case.config.source.torch
+        described = json.dumps(source.model_dump(mode="json") if source else None)
+        words = [arguments["onnx"], json.dumps(case.shape), described]
+        samples = interleaved({name: partial(_run, name, words) for name in case.runtimes}, ROUNDS, warmups=0)
+    return {"input": list(case.shape), **_compare(samples)}
+
+
+def _ignore(_event: dict[str, Any]) -> None:
+    """Take progress events and show nothing."""
+
+
+def _run(runtime: str, words: list[str]) -> Any:
+    """Run one process; its figures are the last line, after TensorRT's log."""
+    command = [sys.executable, "-m", "benchmarks.reference_run", runtime, *words]
+    answer = subprocess.run(command, capture_output=True, check=True, text=True)
+    return json.loads(answer.stdout.splitlines()[-1])
+
+
+def _compare(samples: dict[str, list[Any]]) -> dict[str, Any]:
+    """Return each runtime's figures and the reference executor's ratios to the others."""
+    run_s, loaded, peak = (
+        {name: [run[key] for run in runs] for name, runs in samples.items()}
+        for key in ("run_s", "loaded_mib", "peak_memory_mib")
+    )
+    others = [name for name in samples if name != "trtkit"]
+    return {
+        "run_s": {name: summary(values) for name, values in run_s.items()},
+        "loaded_mib": {name: summary(values) for name, values in loaded.items()},
+        "peak_memory_mib": {name: summary(values) for name, values in peak.items()},
+        "time_ratio": {name: ratio(run_s["trtkit"], run_s[name]) for name in others},
+        "peak_memory_ratio": {name: ratio(peak["trtkit"], peak[name]) for name in others},
+    }
+
+
+def main() -> None:
+    """Measure and write the results."""
+    figures = {case.config.name: figures_of(case) for case in cases()}
+    print(write("reference", {"threads": THREADS, "models": figures}))
+    for name, result in figures.items():
+        for other, time_ratio in result["time_ratio"].items():
+            print(f"{name}: {time_ratio}x the time and {result['peak_memory_ratio'][other]}x the memory of {other}")
+
+
+if __name__ == "__main__":
+    main()
