@@ -121,7 +121,7 @@ def test_killed_build_leaves_no_process_and_the_next_one_cleans_up(
     assert not (workspace / "out").exists()
     (workspace / ".out.partial/stale").touch()
     models.save(models.matmul(), workspace / "m.onnx")
-    ran = trtkit("build", "--config", sleeper, "--set", "source.onnx=m.onnx", "--out", "out", "--json")
+    ran = trtkit("build", "--config", sleeper, "--set", "source.onnx=m.onnx", "--out", "out", "--no-cache", "--json")
     assert (ran.code, ran.json()["origin"]) == (0, "built")
     assert [path for path in tree(workspace) if path.startswith(".") or "stale" in path] == []
 
