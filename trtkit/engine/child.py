@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 Json = dict[str, Any]
-OnEvent = "Callable[[Json], None]"
 
 # How long a child may take to die on SIGTERM before it is killed.
 _TERMINATE_TIMEOUT_S = 3.0

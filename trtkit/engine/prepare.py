@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import onnx
 
 Json = dict[str, Any]
-Report = "Callable[[Json], None]"
 
 # protobuf cannot hold more in one file.
 _LARGEST_INLINE_BYTES = 2**31 - 2**20
