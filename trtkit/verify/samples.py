@@ -53,12 +53,13 @@ def random_sample(
     generator = np.random.default_rng(0)
     arrays = {}
     for spec in inputs:
-        is_float, shape = dtype_of(spec.dtype).is_float, shapes[spec.name]
-        low, high = config.verify.ranges.get(spec.name, (0, 2))
-        drawn = np.asarray(generator.uniform(low, high, shape))
-        if is_float and spec.name not in config.verify.ranges:
-            drawn = generator.standard_normal(shape)
-        arrays[spec.name] = as_dtype(drawn if is_float else np.floor(drawn), spec.dtype)
+        shape, limits = shapes[spec.name], config.verify.ranges.get(spec.name)
+        if not dtype_of(spec.dtype).is_float:
+            low, high = limits or (0, 1)
+            drawn = np.floor(generator.uniform(low, high + 1, shape))
+        else:
+            drawn = generator.uniform(*limits, shape) if limits else generator.standard_normal(shape)
+        arrays[spec.name] = as_dtype(np.asarray(drawn), spec.dtype)
     return Sample(name, arrays)
 
 
@@ -145,6 +146,9 @@ def _polygraphy_samples(path: Path) -> list[Sample]:
     except Exception as error:
         raise SourceError(f"not a Polygraphy data file: {error}", str(path), "make it with `--save-inputs`") from None
     feeds = data if isinstance(data, list) else [data]
+    if not all(isinstance(feed, dict) for feed in feeds):
+        what = "not a Polygraphy data file: it holds no arrays by input name"
+        raise SourceError(what, str(path), "make it with `--save-inputs`")
     return [
         Sample(f"{path.name}#{index}", {name: np.asarray(value) for name, value in feed.items()})
         for index, feed in enumerate(feeds)
