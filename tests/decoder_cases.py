@@ -47,8 +47,102 @@ def case(name: str, model_type: str, *without: str, **changes: Any) -> Case:
     return Case(name, model_type, {**kept, **changes})
 
 
+YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "beta_fast": 2.0,
+    "beta_slow": 0.1,
+    "original_max_position_embeddings": 16,
+}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.5, 2.0],
+    "long_factor": [1.0, 3.0, 6.0],
+    "original_max_position_embeddings": 48,
+}
+EXPERTS = {"moe_intermediate_size": 36, "num_experts": 5, "num_experts_per_tok": 2}
+GPT2_SIZES = {"vocab_size": 67, "n_positions": 64, "n_embd": 48, "n_layer": 2, "n_head": 6, "bos_token_id": 1}
+NO_HEAD_DIM = ("head_dim",)
+NO_GROUPS = ("head_dim", "num_key_value_heads")
+NO_SIZE = (*NO_GROUPS, "intermediate_size")
+
 CASES = [
     case("llama", "llama"),
     case("llama-3", "llama", tie_word_embeddings=True, rope_parameters=LLAMA3_ROPE),
     case("llama-biases", "llama", attention_bias=True, mlp_bias=True, num_key_value_heads=6),
+    case("mistral", "mistral", sliding_window=7),
+    case("mixtral", "mixtral", num_local_experts=5, num_experts_per_tok=2, sliding_window=None),
+    case("qwen2", "qwen2", *NO_HEAD_DIM, hidden_size=48),
+    case(
+        "qwen2-sliding",
+        "qwen2",
+        *NO_HEAD_DIM,
+        hidden_size=48,
+        use_sliding_window=True,
+        sliding_window=7,
+        max_window_layers=1,
+        rope_parameters=YARN_ROPE,
+    ),
+    case(
+        "qwen2_moe",
+        "qwen2_moe",
+        *NO_HEAD_DIM,
+        hidden_size=48,
+        num_hidden_layers=3,
+        **EXPERTS,
+        shared_expert_intermediate_size=52,
+        mlp_only_layers=[1],
+    ),
+    case("qwen3", "qwen3", tie_word_embeddings=True),
+    case("qwen3_moe", "qwen3_moe", **EXPERTS, norm_topk_prob=True),
+    case("gemma", "gemma"),
+    case("gemma2", "gemma2", query_pre_attn_scalar=12, sliding_window=7, attn_logit_softcapping=5.0),
+    case(
+        "gemma3",
+        "gemma3_text",
+        query_pre_attn_scalar=12,
+        sliding_window=7,
+        num_hidden_layers=3,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    case("phi", "phi", *NO_HEAD_DIM, hidden_size=48, qk_layernorm=True),
+    case("phi3", "phi3", *NO_HEAD_DIM, hidden_size=72, sliding_window=7, rope_parameters=LONG_ROPE),
+    Case("gpt2", "gpt2", GPT2_SIZES),
+    case("gpt_neox", "gpt_neox", *NO_GROUPS, hidden_size=48),
+    case("gpt_neox-sequential", "gpt_neox", *NO_GROUPS, hidden_size=48, use_parallel_residual=False),
+    case("opt", "opt", *NO_SIZE, hidden_size=48, ffn_dim=76, word_embed_proj_dim=48),
+    case(
+        "opt-post-norm",
+        "opt",
+        *NO_SIZE,
+        hidden_size=48,
+        ffn_dim=76,
+        word_embed_proj_dim=48,
+        do_layer_norm_before=False,
+    ),
+    Case("bloom", "bloom", {"vocab_size": 67, "hidden_size": 48, "n_layer": 2, "n_head": 6}),
+    case("falcon-7b", "falcon", *NO_SIZE, hidden_size=48),
+    case("falcon-40b", "falcon", *NO_SIZE, hidden_size=48, new_decoder_architecture=True, num_kv_heads=2),
+    case("falcon-sequential", "falcon", *NO_SIZE, hidden_size=48, multi_query=False, parallel_attn=False, bias=True),
+    case("starcoder2", "starcoder2", *NO_HEAD_DIM, hidden_size=48, sliding_window=7),
+    case("olmo2", "olmo2", *NO_HEAD_DIM, hidden_size=48),
+    case(
+        "granite",
+        "granite",
+        *NO_HEAD_DIM,
+        hidden_size=48,
+        embedding_multiplier=3.0,
+        logits_scaling=2.5,
+        residual_multiplier=0.3,
+        attention_multiplier=0.2,
+    ),
+    case("cohere", "cohere", *NO_HEAD_DIM, hidden_size=48, use_qk_norm=True, logit_scale=0.3),
+    case("stablelm", "stablelm", *NO_HEAD_DIM, hidden_size=96, use_qkv_bias=True),
+    case("stablelm-parallel", "stablelm", *NO_HEAD_DIM, hidden_size=96, use_parallel_residual=True),
+    case("smollm3", "smollm3", *NO_HEAD_DIM, hidden_size=48, no_rope_layers=[1, 0]),
+    Case("gpt_bigcode", "gpt_bigcode", GPT2_SIZES),
+    Case("gpt_bigcode-multi-head", "gpt_bigcode", {**GPT2_SIZES, "multi_query": False}),
 ]

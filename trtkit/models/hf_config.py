@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 # Fields that do not change what a trained model computes: names, training, generation, caching.
 _IMMATERIAL = """
     architectures auto_map torch_dtype dtype transformers_version model_type name_or_path use_cache
-    initializer_range
+    initializer_range init_std
     initializer_factor bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id begin_suppress_tokens
     attention_dropout hidden_dropout hidden_dropout_prob resid_pdrop embd_pdrop attn_pdrop resid_dropout embd_dropout
     embedding_dropout residual_dropout dropout activation_dropout layerdrop classifier_dropout router_jitter_noise
@@ -27,18 +27,30 @@ _IMMATERIAL = """
 
 
 class HfConfig:
-    """A config dict that remembers which of its fields were read. Errors name the field and its file."""
+    """A config dict that remembers which of its fields were read. Errors name the field and its file.
 
-    def __init__(self, fields: Mapping[str, Any], where: str = "config.json") -> None:
-        self._fields = dict(fields)
+    aliases: a family's own names of fields, by the usual name. defaults: for fields that older files leave out.
+    """
+
+    def __init__(
+        self,
+        fields: Mapping[str, Any],
+        where: str = "config.json",
+        aliases: Mapping[str, str] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._fields, self._aliases, self._defaults = dict(fields), aliases or {}, defaults or {}
         self._read: set[str] = set()
         self.where = where
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a field, or the default where it is missing or null."""
-        self._read.add(name)
-        value = self._fields.get(name)
-        return default if value is None else value
+        """Return a field. Where it is null: `default`; where it is missing: the family's default, else `default`."""
+        for own in (name, self._aliases.get(name)):
+            if own is not None and own in self._fields:
+                self._read.update((name, own))
+                value = self._fields[own]
+                return default if value is None else value
+        return self._defaults.get(name, default)
 
     def need(self, name: str) -> Any:
         """Return a field that must be there. Raises SourceError."""

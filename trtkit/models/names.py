@@ -29,6 +29,15 @@ _LLAMA_INSIDE = {
 }
 
 
+SANDWICH_NORMS = {
+    "attention_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "post_mlp_norm": "post_feedforward_layernorm",
+}
+"""Norms before and after each part (Gemma 2 and 3)."""
+
+
 def llama_names(outside: Mapping[str, str] | None = None, inside: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return Llama's names, which most families use, with changes outside and inside of layers."""
     return names("model.layers.{i}.", {**_LLAMA_OUTSIDE, **(outside or {})}, {**_LLAMA_INSIDE, **(inside or {})})

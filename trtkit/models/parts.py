@@ -34,6 +34,12 @@ def attention_part(config: HfConfig, *, has_qkv_bias: bool = False, has_output_b
     return replace(spec, has_qkv_bias=has_qkv_bias, has_output_bias=has_output_bias)
 
 
+def biased_attention_part(config: HfConfig) -> AttentionSpec:
+    """Return `attention_part` with biases on all four projections where `attention_bias` is set."""
+    has_bias = bool(config.get("attention_bias", False))
+    return attention_part(config, has_qkv_bias=has_bias, has_output_bias=has_bias)
+
+
 def mlp_part(config: HfConfig, *, has_bias: bool = False, size: str = "intermediate_size") -> MlpSpec:
     """Return a gated MLP with `hidden_act`."""
     return MlpSpec(int(config.need(size)), str(config.get("hidden_act", "silu")), has_bias=has_bias)
@@ -42,6 +48,44 @@ def mlp_part(config: HfConfig, *, has_bias: bool = False, size: str = "intermedi
 def rms_norm_part(config: HfConfig) -> NormSpec:
     """Return an RMS norm with `rms_norm_eps`."""
     return NormSpec("rms", float(config.get("rms_norm_eps", 1e-6)))
+
+
+def layer_norm_part(config: HfConfig, *, has_bias: bool = True) -> NormSpec:
+    """Return a layer norm with `layer_norm_eps`."""
+    return NormSpec("layer", float(config.get("layer_norm_eps", 1e-5)), has_bias=has_bias)
+
+
+def plain_mlp_part(config: HfConfig, *, has_bias: bool = True) -> MlpSpec:
+    """Return an MLP that is not gated; four times as wide as the model where no `intermediate_size` is stated."""
+    size = int(config.get("intermediate_size", 4 * int(config.need("hidden_size"))))
+    return MlpSpec(size, str(config.get("hidden_act", "gelu")), is_gated=False, has_bias=has_bias)
+
+
+def optional_windows(config: HfConfig, default_types: Sequence[str] | None = None) -> list[Window]:
+    """Return `sliding_windows` where `use_sliding_window` is set, else none."""
+    windows = sliding_windows(config, default_types)
+    return windows if config.get("use_sliding_window", False) else [None] * len(windows)
+
+
+def late_windows(config: HfConfig) -> list[Window]:
+    """Return `optional_windows`; where no `layer_types` are listed, layers from `max_window_layers` on slide."""
+    first, count = int(config.get("max_window_layers", 28)), int(config.need("num_hidden_layers"))
+    return optional_windows(config, ["full_attention" if i < first else "sliding_attention" for i in range(count)])
+
+
+def with_dense_layers(config: HfConfig, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+    """Return layers of experts with MLPs in those that `decoder_sparse_step` and `mlp_only_layers` name."""
+    step, dense, mlp = int(config.get("decoder_sparse_step", 1)), config.get("mlp_only_layers", []), mlp_part(config)
+    return tuple(
+        replace(layer, feed_forward=mlp) if index in dense or (index + 1) % step else layer
+        for index, layer in enumerate(layers)
+    )
+
+
+def gemma_norm_part(config: HfConfig) -> NormSpec:
+    """Return an RMS norm whose weights are stored less 1. Raises SourceError for a model that looks ahead."""
+    config.refuse("use_bidirectional_attention", False)
+    return replace(rms_norm_part(config), weight_offset=1.0)
 
 
 def sliding_windows(config: HfConfig, default_types: Sequence[str] | None = None) -> list[Window]:
@@ -79,7 +123,7 @@ def decoder_part(
         model_type=str(config.get("model_type", "")),
         vocab_size=int(config.need("vocab_size")),
         hidden_size=int(config.need("hidden_size")),
-        max_position_embeddings=int(config.need("max_position_embeddings")),
+        max_position_embeddings=int(config.get("max_position_embeddings", 0)),
         attention=attention,
         layers=layers,
         block=BlockSpec(norm),

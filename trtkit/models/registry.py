@@ -16,7 +16,30 @@ if TYPE_CHECKING:
 
 # `model_type` -> module in `trtkit.models.decoders`.
 FAMILIES = {
+    "bloom": "bloom",
+    "cohere": "cohere",
+    "falcon": "falcon",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "gpt2": "gpt2",
+    "gpt_bigcode": "gpt_bigcode",
+    "gpt_neox": "gpt_neox",
+    "granite": "granite",
     "llama": "llama",
+    "mistral": "mistral",
+    "mixtral": "mixtral",
+    "olmo2": "olmo2",
+    "opt": "opt",
+    "phi": "phi",
+    "phi3": "phi3",
+    "qwen2": "qwen2",
+    "qwen2_moe": "qwen2_moe",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3_moe",
+    "smollm3": "smollm3",
+    "stablelm": "stablelm",
+    "starcoder2": "starcoder2",
 }
 
 
@@ -25,15 +48,15 @@ def decoder_spec(fields: Mapping[str, Any], where: str = "config.json") -> Decod
 
     Raises SourceError for an unknown `model_type`, and for fields that are missing, unknown or not supported.
     """
-    config = HfConfig(fields, where)
-    model_type = str(config.need("model_type"))
+    model_type = str(HfConfig(fields, where).need("model_type"))
     if model_type not in FAMILIES:
         near = difflib.get_close_matches(model_type, FAMILIES, n=3)
         known = "did you mean " + " or ".join(f"`{name}`" for name in near) if near else "known are " + _listed()
         raise SourceError(f"unknown `model_type` `{model_type}`", where, known)
+    family = importlib.import_module(f"trtkit.models.decoders.{FAMILIES[model_type]}")
+    config = HfConfig(fields, where, getattr(family, "ALIASES", None), getattr(family, "DEFAULTS", None))
     config.refuse("quantization_config")
-    module = importlib.import_module(f"trtkit.models.decoders.{FAMILIES[model_type]}")
-    spec: DecoderSpec = module.spec(config)
+    spec: DecoderSpec = family.spec(config)
     config.check_all_read()
     return spec
 

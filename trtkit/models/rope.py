@@ -57,15 +57,21 @@ def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
 
 
 def _stated(config: HfConfig, layer_type: str | None) -> dict[str, Any]:
-    """Return all that a config says about rotary embeddings, old fields under their new names."""
+    """Return all that a config says about rotary embeddings, old fields under their new names.
+
+    Where sliding layers have their own base, scaling is for the others only (Gemma 3).
+    """
     new = dict(config.get("rope_parameters", {}))
-    if layer_type is not None and layer_type in new:
-        new = dict(new[layer_type])
+    if layer_type is not None:
+        new = dict(new.get(layer_type, {}))
     old = dict(config.get("rope_scaling", {})) if not new else {}
     for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
         value = config.get(name)
         if value is not None:
             old.setdefault(name, value)
+    local_theta = config.get("rope_local_base_freq")
+    if layer_type == "sliding_attention" and local_theta is not None:
+        old = {"rope_theta": local_theta}
     return {**old, **new}
 
 

@@ -151,6 +151,7 @@ class EmbeddingSpec:
 class DecoderSpec:
     """A whole model. names: checkpoint names by module path (see `trtkit.models.weights`).
 
+    max_position_embeddings: the longest sequence that the model was made for; 0 where there is no such limit.
     is_in_out: matrices inside layers are stored [in, out] (GPT-2's Conv1D).
     prefix: what a checkpoint of the bare model leaves off all names; empty where nothing is.
     """

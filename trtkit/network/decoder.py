@@ -34,7 +34,7 @@ class DecoderOptions:
     dtype: type of weights, caches and arithmetic: fp32, fp16 or bf16.
     max_sequence_length: T, the length of each slot's cache.
     has_all_logits: `logits` [B, S, V] of every token; otherwise [B, V] of the token that `last_token_index` [B] names.
-    has_embeds_input: `inputs_embeds` [B, S, D], as the embedding table would give them, in place of `input_ids`.
+    has_embeds_input: `inputs_embeds` [B, S, D], scaled as embeddings are, in place of `input_ids`.
     has_hidden_states: also give `hidden_states` [B, S, D], after the final norm.
     """
 
@@ -110,8 +110,7 @@ def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> tupl
             table = weights.get("weight")
         if not options.has_embeds_input and table is not None:
             x = embedding(tokens, table)
-        if spec.embedding.scale != 1:
-            x = x * spec.embedding.scale
+            x = x * spec.embedding.scale if spec.embedding.scale != 1 else x
     return _position(weights, x, spec, inputs), table, inputs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtkit.models.names import llama_names
-from trtkit.models.parts import attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
+from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
 
 if TYPE_CHECKING:
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
-    has_bias = bool(config.get("attention_bias", False))
-    attention = attention_part(config, has_qkv_bias=has_bias, has_output_bias=has_bias)
+    attention = biased_attention_part(config)
     mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
     layers = layers_part(config, mlp, rope_spec(config, attention.head_dim))
     return decoder_part(config, attention, layers, rms_norm_part(config), llama_names())

@@ -1,0 +1,54 @@
+"""Gemma 2: soft-capped scores and logits, every other layer slides. HF: `Gemma2ForCausalLM`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trtkit.models.names import SANDWICH_NORMS, llama_names
+from trtkit.models.parts import (
+    biased_attention_part,
+    decoder_part,
+    gemma_norm_part,
+    layers_part,
+    mlp_part,
+    sliding_windows,
+)
+from trtkit.models.rope import rope_spec
+from trtkit.models.spec import BlockSpec, EmbeddingSpec
+
+if TYPE_CHECKING:
+    from trtkit.models.hf_config import HfConfig
+    from trtkit.models.spec import DecoderSpec
+
+ALIASES = {"hidden_act": "hidden_activation"}
+DEFAULTS = {
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+
+
+def spec(config: HfConfig) -> DecoderSpec:
+    """Return the model that a config describes."""
+    norm = gemma_norm_part(config)
+    attention = replace(
+        biased_attention_part(config),
+        scale=float(config.need("query_pre_attn_scalar")) ** -0.5,
+        softcap=config.get("attn_logit_softcapping"),
+    )
+    count = int(config.need("num_hidden_layers"))
+    types = ["full_attention" if index % 2 else "sliding_attention" for index in range(count)]
+    rope, windows = rope_spec(config, attention.head_dim), sliding_windows(config, types)
+    layers = layers_part(config, mlp_part(config), rope, windows)
+    model = decoder_part(config, attention, layers, norm, llama_names({}, SANDWICH_NORMS))
+    return replace(
+        model,
+        block=BlockSpec(norm, tuple(SANDWICH_NORMS)),
+        head=replace(model.head, softcap=config.get("final_logit_softcapping")),
+        embedding=EmbeddingSpec(scale=model.hidden_size**0.5),
+    )

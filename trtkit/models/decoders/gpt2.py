@@ -1,0 +1,56 @@
+"""GPT-2. HF: `GPT2LMHeadModel`, whose matrices are stored [in, out]."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trtkit.models.names import names
+from trtkit.models.parts import attention_part, decoder_part, layer_norm_part, layers_part, plain_mlp_part
+from trtkit.models.spec import EmbeddingSpec, LearnedPositions
+
+if TYPE_CHECKING:
+    from trtkit.models.hf_config import HfConfig
+    from trtkit.models.spec import DecoderSpec
+
+ALIASES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "hidden_act": "activation_function",
+    "layer_norm_eps": "layer_norm_epsilon",
+}
+DEFAULTS = {"hidden_act": "gelu_new", "tie_word_embeddings": True}
+NAMES = names(
+    "transformer.h.{i}.",
+    {
+        "embedding": "transformer.wte",
+        "position_embedding": "transformer.wpe",
+        "final_norm": "transformer.ln_f",
+        "lm_head": "lm_head",
+    },
+    {
+        "attention_norm": "ln_1",
+        "attention.qkv": "attn.c_attn",
+        "attention.o": "attn.c_proj",
+        "mlp_norm": "ln_2",
+        "mlp.up": "mlp.c_fc",
+        "mlp.down": "mlp.c_proj",
+    },
+)
+
+
+def spec(config: HfConfig) -> DecoderSpec:
+    """Return the model that a config describes."""
+    config.refuse("scale_attn_by_inverse_layer_idx", False)
+    config.refuse("add_cross_attention", False)
+    attention = attention_part(config, has_qkv_bias=True, has_output_bias=True)
+    attention = replace(attention, qkv="concatenated")
+    if not config.get("scale_attn_weights", True):
+        attention = replace(attention, scale=1.0)
+    layers = layers_part(config, plain_mlp_part(config), None)
+    model = decoder_part(config, attention, layers, layer_norm_part(config), NAMES)
+    positions = EmbeddingSpec(positions=LearnedPositions(model.max_position_embeddings))
+    return replace(model, embedding=positions, is_in_out=True, prefix="transformer.")

@@ -1,0 +1,40 @@
+"""GPT-NeoX and Pythia: attention and MLP side by side on two norms. HF: `GPTNeoXForCausalLM`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trtkit.models.names import names
+from trtkit.models.parts import attention_part, decoder_part, layer_norm_part, layers_part, plain_mlp_part
+from trtkit.models.rope import rope_spec
+from trtkit.models.spec import BlockSpec
+
+if TYPE_CHECKING:
+    from trtkit.models.hf_config import HfConfig
+    from trtkit.models.spec import DecoderSpec
+
+ALIASES = {"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"}
+NAMES = names(
+    "gpt_neox.layers.{i}.",
+    {"embedding": "gpt_neox.embed_in", "final_norm": "gpt_neox.final_layer_norm", "lm_head": "embed_out"},
+    {
+        "attention_norm": "input_layernorm",
+        "mlp_norm": "post_attention_layernorm",
+        "attention.qkv": "attention.query_key_value",
+        "attention.o": "attention.dense",
+        "mlp.up": "mlp.dense_h_to_4h",
+        "mlp.down": "mlp.dense_4h_to_h",
+    },
+)
+
+
+def spec(config: HfConfig) -> DecoderSpec:
+    """Return the model that a config describes."""
+    has_bias, norm = bool(config.get("attention_bias", True)), layer_norm_part(config)
+    attention = attention_part(config, has_qkv_bias=has_bias, has_output_bias=has_bias)
+    attention = replace(attention, qkv="grouped")
+    layers = layers_part(config, plain_mlp_part(config), rope_spec(config, attention.head_dim, partial=0.25))
+    model = decoder_part(config, attention, layers, norm, NAMES)
+    block = BlockSpec(norm, is_parallel=bool(config.get("use_parallel_residual", True)))
+    return replace(model, block=block, prefix="gpt_neox.")

@@ -1,0 +1,31 @@
+"""Granite 3: Llama with factors on embeddings, scores, sums and logits. HF: `GraniteForCausalLM`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trtkit.models.names import llama_names
+from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
+from trtkit.models.rope import rope_spec
+from trtkit.models.spec import BlockSpec, EmbeddingSpec
+
+if TYPE_CHECKING:
+    from trtkit.models.hf_config import HfConfig
+    from trtkit.models.spec import DecoderSpec
+
+
+def spec(config: HfConfig) -> DecoderSpec:
+    """Return the model that a config describes."""
+    norm = rms_norm_part(config)
+    attention = biased_attention_part(config)
+    attention = replace(attention, scale=float(config.get("attention_multiplier", 1.0)))
+    mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
+    layers = layers_part(config, mlp, rope_spec(config, attention.head_dim))
+    model = decoder_part(config, attention, layers, norm, llama_names())
+    return replace(
+        model,
+        embedding=EmbeddingSpec(scale=float(config.get("embedding_multiplier", 1.0))),
+        block=BlockSpec(norm, residual_multiplier=float(config.get("residual_multiplier", 1.0))),
+        head=replace(model.head, logit_scale=1 / float(config.get("logits_scaling", 1.0))),
+    )

@@ -1,0 +1,23 @@
+"""Mistral 7B and what shares its config. HF: `MistralForCausalLM`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.models.names import llama_names
+from trtkit.models.parts import attention_part, decoder_part, layers_part, mlp_part, rms_norm_part, sliding_windows
+from trtkit.models.rope import rope_spec
+
+if TYPE_CHECKING:
+    from trtkit.models.hf_config import HfConfig
+    from trtkit.models.spec import DecoderSpec
+
+DEFAULTS = {"sliding_window": 4096, "num_key_value_heads": 8}
+
+
+def spec(config: HfConfig) -> DecoderSpec:
+    """Return the model that a config describes."""
+    attention = attention_part(config)
+    rope = rope_spec(config, attention.head_dim)
+    layers = layers_part(config, mlp_part(config), rope, sliding_windows(config))
+    return decoder_part(config, attention, layers, rms_norm_part(config), llama_names())

@@ -1,0 +1,28 @@
+"""OLMo 2: norms on what attention and MLP give, and on all queries and keys. HF: `Olmo2ForCausalLM`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trtkit.models.names import llama_names
+from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
+from trtkit.models.rope import rope_spec
+from trtkit.models.spec import BlockSpec
+
+if TYPE_CHECKING:
+    from trtkit.models.hf_config import HfConfig
+    from trtkit.models.spec import DecoderSpec
+
+DEFAULTS = {"rms_norm_eps": 1e-5}
+INSIDE = {"post_attention_norm": "post_attention_layernorm", "post_mlp_norm": "post_feedforward_layernorm"}
+
+
+def spec(config: HfConfig) -> DecoderSpec:
+    """Return the model that a config describes."""
+    norm = rms_norm_part(config)
+    attention = biased_attention_part(config)
+    attention = replace(attention, norm=norm, qk_norm="all")
+    layers = layers_part(config, mlp_part(config), rope_spec(config, attention.head_dim))
+    model = decoder_part(config, attention, layers, norm, llama_names({}, INSIDE))
+    return replace(model, block=BlockSpec(norm, ("post_attention_norm", "post_mlp_norm")))

@@ -1,0 +1,45 @@
+"""OPT: learned positions from row 2 on; 350m norms after its sums. HF: `OPTForCausalLM`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trtkit.models.names import names
+from trtkit.models.parts import attention_part, decoder_part, layers_part, plain_mlp_part
+from trtkit.models.spec import BlockSpec, EmbeddingSpec, LearnedPositions, NormSpec
+
+if TYPE_CHECKING:
+    from trtkit.models.hf_config import HfConfig
+    from trtkit.models.spec import DecoderSpec
+
+ALIASES = {"intermediate_size": "ffn_dim", "hidden_act": "activation_function"}
+DEFAULTS = {"hidden_act": "relu", "tie_word_embeddings": True}
+_AT = "model.decoder."
+_OUTSIDE = {
+    "embedding": _AT + "embed_tokens",
+    "position_embedding": _AT + "embed_positions",
+    "final_norm": _AT + "final_layer_norm",
+    "lm_head": "lm_head",
+}
+_ATTENTION = {f"attention.{name}": f"self_attn.{name}_proj" for name in "qkv"} | {"attention.o": "self_attn.out_proj"}
+_NORMS = {"attention_norm": "self_attn_layer_norm", "mlp_norm": "final_layer_norm"}
+NAMES = names(_AT + "layers.{i}.", _OUTSIDE, {**_ATTENTION, **_NORMS, "mlp.up": "fc1", "mlp.down": "fc2"})
+
+
+def spec(config: HfConfig) -> DecoderSpec:
+    """Return the model that a config describes."""
+    config.refuse("word_embed_proj_dim", config.need("hidden_size"))
+    config.refuse("_remove_final_layer_norm", False)
+    has_bias, is_affine = bool(config.get("enable_bias", True)), bool(config.get("layer_norm_elementwise_affine", True))
+    is_post_norm = not config.get("do_layer_norm_before", True)
+    norm = NormSpec("layer", 1e-5, has_weight=is_affine, has_bias=is_affine)
+    attention = attention_part(config, has_qkv_bias=has_bias, has_output_bias=has_bias)
+    layers = layers_part(config, plain_mlp_part(config, has_bias=has_bias), None)
+    model = decoder_part(config, attention, layers, norm, NAMES)
+    return replace(
+        model,
+        embedding=EmbeddingSpec(positions=LearnedPositions(model.max_position_embeddings, offset=2)),
+        block=BlockSpec(norm, is_post_norm=is_post_norm),
+        head=replace(model.head, norm=None if is_post_norm else norm),
+    )

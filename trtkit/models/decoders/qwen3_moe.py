@@ -1,0 +1,49 @@
+"""Qwen 3 mixtures of experts. HF: `Qwen3MoeForCausalLM`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trtkit.models.names import llama_names
+from trtkit.models.parts import (
+    biased_attention_part,
+    decoder_part,
+    layers_part,
+    mlp_part,
+    optional_windows,
+    rms_norm_part,
+    with_dense_layers,
+)
+from trtkit.models.rope import rope_spec
+from trtkit.models.spec import MoeSpec
+
+if TYPE_CHECKING:
+    from trtkit.models.hf_config import HfConfig
+    from trtkit.models.spec import DecoderSpec
+
+ALIASES = {"num_experts": "num_local_experts"}
+DEFAULTS = {"num_key_value_heads": 4, "sliding_window": 4096}
+INSIDE = {
+    "moe.router": "mlp.gate",
+    "moe.experts.{e}.gate": "mlp.experts.{e}.gate_proj",
+    "moe.experts.{e}.up": "mlp.experts.{e}.up_proj",
+    "moe.experts.{e}.down": "mlp.experts.{e}.down_proj",
+}
+
+
+def spec(config: HfConfig) -> DecoderSpec:
+    """Return the model that a config describes."""
+    norm = rms_norm_part(config)
+    attention = biased_attention_part(config)
+    attention = replace(attention, norm=norm, qk_norm="head")
+    moe = MoeSpec(
+        int(config.get("num_experts", 128)),
+        int(config.get("num_experts_per_tok", 8)),
+        mlp_part(config, size="moe_intermediate_size"),
+        bool(config.get("norm_topk_prob", False)),
+    )
+    config.get("max_window_layers")  # this family slides in all layers or in none
+    layers = layers_part(config, moe, rope_spec(config, attention.head_dim), optional_windows(config))
+    layers = with_dense_layers(config, layers)
+    return decoder_part(config, attention, layers, norm, llama_names({}, INSIDE))

@@ -1,0 +1,33 @@
+"""StarCoder 2: grouped heads, layer norms, plain MLPs. HF: `Starcoder2ForCausalLM`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.models.names import llama_names
+from trtkit.models.parts import (
+    attention_part,
+    decoder_part,
+    layer_norm_part,
+    layers_part,
+    plain_mlp_part,
+    sliding_windows,
+)
+from trtkit.models.rope import rope_spec
+
+if TYPE_CHECKING:
+    from trtkit.models.hf_config import HfConfig
+    from trtkit.models.spec import DecoderSpec
+
+ALIASES = {"layer_norm_eps": "norm_epsilon"}
+DEFAULTS = {"hidden_act": "gelu_pytorch_tanh", "num_key_value_heads": 2, "tie_word_embeddings": True}
+INSIDE = {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}
+
+
+def spec(config: HfConfig) -> DecoderSpec:
+    """Return the model that a config describes."""
+    has_bias = bool(config.get("use_bias", True))
+    attention = attention_part(config, has_qkv_bias=has_bias, has_output_bias=has_bias)
+    mlp, rope = plain_mlp_part(config, has_bias=has_bias), rope_spec(config, attention.head_dim)
+    layers = layers_part(config, mlp, rope, sliding_windows(config))
+    return decoder_part(config, attention, layers, layer_norm_part(config), llama_names({}, INSIDE))
