@@ -1,0 +1,140 @@
+"""Preprocessing against transformers' image processors and against arithmetic by hand."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers.models.mobilenet_v2 import MobileNetV2ImageProcessorPil
+from transformers.models.vit import ViTImageProcessorPil
+
+from trtkit.config.task import Preprocess
+from trtkit.errors import SourceError
+from trtkit.runtime.images import image_input, read_image
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def noise(width: int, height: int) -> Image.Image:
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def photograph() -> Image.Image:
+    spec = find_spec("skimage")
+    if spec is None or not spec.submodule_search_locations:
+        return noise(451, 300)
+    return read_image(Path(next(iter(spec.submodule_search_locations))) / "data" / "chelsea.png")
+
+
+def processed(processor: Any, image: Image.Image) -> Any:
+    return processor(image, return_tensors="np")["pixel_values"]
+
+
+@pytest.mark.parametrize("size", [(451, 300), (300, 451), (257, 256), (100, 50)])
+def test_shortest_edge_and_crop_match_transformers(size: tuple[int, int]) -> None:
+    """451 x 300 scales to 384.85 x 256: the longer edge is cut off to 384."""
+    ours = Preprocess.model_validate({"resize": {"shortest_edge": 256}, "crop": [224, 224], "mean": MEAN, "std": STD})
+    theirs = MobileNetV2ImageProcessorPil(
+        size={"shortest_edge": 256},
+        crop_size={"height": 224, "width": 224},
+        resample=Image.Resampling.BILINEAR,
+        image_mean=MEAN,
+        image_std=STD,
+    )
+    for image in (noise(*size), photograph()):
+        np.testing.assert_allclose(image_input(image, ours), processed(theirs, image), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bilinear", "bicubic"])
+def test_exact_sizes_and_filters_match_transformers(name: str) -> None:
+    ours = Preprocess.model_validate(
+        {"resize": {"exact": [60, 90]}, "filter": name, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    )
+    theirs = ViTImageProcessorPil(
+        size={"height": 60, "width": 90},
+        resample=getattr(Image.Resampling, name.upper()),
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+    )
+    image = photograph()
+    np.testing.assert_allclose(image_input(image, ours), processed(theirs, image), atol=1e-6)
+
+
+def test_channels_scale_mean_and_std_are_applied_in_order() -> None:
+    image = Image.new("RGB", (2, 1), (10, 20, 30))
+    options = {"channels": "bgr", "scale": 0.5, "mean": (1, 2, 3), "std": (2, 4, 8)}
+    got = image_input(image, Preprocess.model_validate(options))
+    assert got.shape == (1, 3, 1, 2)
+    assert got.dtype == np.float32
+    assert got[0, :, 0, 0].tolist() == [(30 * 0.5 - 1) / 2, (20 * 0.5 - 2) / 4, (10 * 0.5 - 3) / 8]
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "shape"),
+    [
+        ({"resize": {"longest_edge": 736}, "multiple_of": 32}, (384, 191), (352, 736)),
+        ({"resize": {"height": 48}}, (300, 30), (48, 480)),
+        ({"resize": {"height": 48}}, (7, 48), (48, 7)),
+        ({"multiple_of": 32}, (5, 100), (96, 32)),
+        ({}, (5, 100), (100, 5)),
+    ],
+)
+def test_sizes_keep_the_aspect_and_the_multiple(
+    options: dict[str, Any], size: tuple[int, int], shape: tuple[int, int]
+) -> None:
+    got = image_input(noise(*size), Preprocess.model_validate(options))
+    assert got.shape[2:] == shape
+
+
+def test_an_image_smaller_than_the_crop_is_padded_with_black() -> None:
+    got = image_input(Image.new("RGB", (2, 2), (255, 255, 255)), Preprocess.model_validate({"crop": [4, 6]}))
+    want = np.zeros((4, 6), np.float32)
+    want[1:3, 2:4] = 1
+    assert got[0, 1].tolist() == want.tolist()
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK"])
+def test_every_kind_of_image_is_read_as_rgb(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "image.tif"
+    Image.new("RGB", (3, 2), (153, 153, 153)).convert(mode).save(path)
+    image = read_image(path)
+    assert (image.mode, image.size) == ("RGB", (3, 2))
+    assert np.abs(np.asarray(image).astype(int) - 153).max() <= 1
+
+
+def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(b"no image")
+    with pytest.raises(SourceError) as error:
+        read_image(path)
+    assert str(error.value) == (
+        f"{path}: not a readable image: cannot identify image file '{path}'\nfix: give a PNG or JPEG file"
+    )
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "TIFF"])
+def test_a_damaged_image_is_read_or_refused_but_never_fails_otherwise(tmp_path: Path, kind: str) -> None:
+    buffer, path = BytesIO(), tmp_path / "image"
+    noise(20, 20).save(buffer, kind)
+    generator = random.Random(0)
+    refusals = 0
+    for _ in range(200):
+        data = bytearray(buffer.getvalue())
+        for _ in range(generator.choice((1, 3, 10))):
+            data[generator.randrange(min(len(data), 200))] = generator.randrange(256)
+        path.write_bytes(bytes(data[: generator.randrange(len(data))] if generator.random() < 0.3 else data))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                read_image(path)
+            except SourceError:
+                refusals += 1
+    assert refusals > 20
