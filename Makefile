@@ -28,8 +28,11 @@ install: $(STAMPS)/dev ## Create .venv with everything the tests need.
 demo: $(STAMPS)/demo ## Build a real fp16 engine from a PyTorch checkpoint and verify it, without a GPU.
 	@PATH=$(BIN):$$PATH sh examples/demo.sh
 
-test: $(STAMPS)/dev ## Run the tests.
-	$(BIN)/pytest -n 2 --dist loadgroup
+test: $(STAMPS)/dev ## Run the tests, but for the slow ones.
+	$(BIN)/pytest -n 2 -m "not slow and not conformance"
+
+slow: $(STAMPS)/dev ## Run the slow tests: every shipped config is built.
+	$(BIN)/pytest -n 2 -m "slow and not conformance"
 
 conformance: $(STAMPS)/dev ## Run ONNX's whole node test suite through parser, builder and executor.
 	$(BIN)/python -m tests.conformance
@@ -44,7 +47,7 @@ types: $(STAMPS)/dev ## Check types.
 layers: $(STAMPS)/dev ## Check that imports go down only.
 	$(BIN)/lint-imports --no-cache
 
-check: lint types layers test ## All checks: what CI runs.
+check: lint types layers test slow ## All checks: what CI runs.
 
 format: $(STAMPS)/dev ## Format the code.
 	$(BIN)/ruff check --fix .
@@ -56,4 +59,4 @@ bench: $(STAMPS)/dev ## Run the benchmarks and write benchmarks/results/.
 clean: ## Remove the environment and what was built.
 	rm -rf $(VENV) bundles build dist
 
-.PHONY: help install demo test conformance lint types layers check format bench clean
+.PHONY: help install demo test slow conformance lint types layers check format bench clean

@@ -61,19 +61,23 @@ def workers_in(folder: Path) -> list[int]:
     return found
 
 
-def test_ctrl_c_while_preparing_ends_the_child_and_leaves_nothing(
-    workspace: Path, sleeper: Path, start_trtkit: Start
+@pytest.mark.parametrize(
+    ("sent", "code", "words"),
+    [(signal.SIGINT, 130, "cancelled"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_ctrl_c_or_terminate_while_preparing_ends_the_child_and_leaves_nothing(
+    workspace: Path, sleeper: Path, start_trtkit: Start, sent: signal.Signals, code: int, words: str
 ) -> None:
     before = tree(workspace)
     build = start_trtkit("build", "--config", sleeper, "--out", "deep/out")
     wait_for((workspace / "waiting").exists)
     assert len(workers_in(workspace)) == 1
     assert (workspace / "deep/.out.partial").is_dir()
-    build.send_signal(signal.SIGINT)
+    build.send_signal(sent)
     out, err = build.communicate(timeout=20)
     (workspace / "waiting").unlink()
-    assert (build.returncode, out) == (130, "")
-    assert err.endswith("cancelled: nothing was written\n")
+    assert (build.returncode, out) == (code, "")
+    assert err.endswith(f"{words}: nothing was written\n")
     assert "Traceback" not in err
     assert workers_in(workspace) == []
     assert tree(workspace) == before

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
+# Beside the ONNX file, where it is too large to be one file.
+NETWORK_DATA = "network/model.onnx.data"
+
 
 @dataclass(frozen=True)
 class BuildResult:
@@ -167,6 +170,7 @@ def _manifest(plan: Plan, prepared: Json, compiled: Json, engine: FileRecord, fo
         outputs=tuple(IoRecord(**tensor) for tensor in network["outputs"]),
         profiles=tuple(prepared["profiles"]),
         network=_record(folder, "network/model.onnx"),
+        network_data=_record(folder, NETWORK_DATA) if (folder / NETWORK_DATA).exists() else None,
         totals=network["totals"],
         engines=(engine,),
         warnings=tuple(compiled["warnings"]),

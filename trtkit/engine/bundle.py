@@ -44,8 +44,15 @@ class Bundle:
 
     def check_files(self) -> None:
         """Compare every file with its digest: a plan is code. Raises BundleError."""
-        for record in (self.manifest.network, *self.manifest.engines):
+        self.check_network()
+        for record in self.manifest.engines:
             check_file(self.path, record)
+
+    def check_network(self) -> None:
+        """Compare the ONNX file and its weights with their digests. Raises BundleError."""
+        for record in (self.manifest.network, self.manifest.network_data):
+            if record is not None:
+                check_file(self.path, record)
 
 
 def is_bundle(path: Path) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit import __version__
-from trtkit.engine.bundle import MANIFEST, is_bundle, open_bundle
+from trtkit.engine.bundle import is_bundle, open_bundle
 from trtkit.errors import BundleError
 
 if TYPE_CHECKING:
@@ -113,16 +113,17 @@ def _size_gib(folder: Path) -> float:
 
 
 def _link_tree(source: Path, destination: Path) -> None:
-    """Copy a folder by hard links, by content where the file systems differ."""
+    """Copy a folder, its large files by hard links where the file systems allow.
 
-    def link(origin: str, target: str) -> Any:
-        try:
-            os.link(origin, target)
-        except OSError:
-            shutil.copy2(origin, target)
+    Small files are copied: a manifest is rewritten later. So is external data, which ONNX refuses to read from a file
+    with several names.
+    """
 
-    shutil.copytree(source, destination, copy_function=link, dirs_exist_ok=True)
-    # The manifest is replaced, never written in place, but a copy costs nothing and keeps the cache's own.
-    manifest = destination / MANIFEST
-    manifest.unlink()
-    shutil.copy2(source / MANIFEST, manifest)
+    def copy(origin: str, target: str) -> None:
+        if not origin.endswith((".json", ".data")):
+            with contextlib.suppress(OSError):
+                os.link(origin, target)
+                return
+        shutil.copy2(origin, target)
+
+    shutil.copytree(source, destination, copy_function=copy, dirs_exist_ok=True)

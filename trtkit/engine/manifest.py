@@ -74,6 +74,7 @@ class Manifest(StrictModel):
     outputs: tuple[IoRecord, ...]
     profiles: tuple[dict[str, ShapeRange], ...]
     network: FileRecord = Field(description="The ONNX file that TensorRT parsed.")
+    network_data: FileRecord | None = Field(None, description="Its weights, where one file cannot hold them.")
     totals: dict[str, Any] = Field(description="Layers, weight bytes, FLOPs and bytes moved at the opt shapes.")
     engines: tuple[FileRecord, ...] = Field(min_length=1)
     warnings: tuple[str, ...] = ()

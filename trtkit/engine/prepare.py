@@ -107,6 +107,7 @@ def _care(model: onnx.ModelProto, config: ModelConfig, where: str, steps: Steps)
         model, detail = onnx_care.fold_constants(model)
         steps.add("fold", detail)
     steps.add("node names", onnx_care.name_nodes(model))
+    steps.add("custom ops", onnx_care.custom_ops(model))
     model, detail = onnx_care.infer_shapes(model)
     steps.add("shapes", detail)
     return model

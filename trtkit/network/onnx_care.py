@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
@@ -125,6 +126,14 @@ def fold_constants(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
     if before != after:
         return model, "skipped: onnxslim would have changed the model's inputs or outputs"
     return slim, f"{len(model.graph.node)} -> {len(slim.graph.node)} nodes"
+
+
+def custom_ops(model: onnx.ModelProto) -> str:
+    """Count the operators that are not ONNX's own, and say which the model defines itself."""
+    names = [f"{node.domain}::{node.op_type}" for node in all_nodes(model.graph) if node.domain not in {"", "ai.onnx"}]
+    defined = {f"{function.domain}::{function.name}" for function in model.functions}
+    counts = Counter(names).most_common()
+    return ", ".join(f"{count} {name}{' (defined here)' * (name in defined)}" for name, count in counts) or "none"
 
 
 def grid_sample_modes(model: onnx.ModelProto) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from trtkit.backends import load_backend
-from trtkit.engine.bundle import check_file, open_bundle
+from trtkit.engine.bundle import open_bundle
 from trtkit.errors import ExecutionError
 from trtkit.network.onnx_parse import parse_onnx
 from trtkit.reference import Executor, Options, constants_from_onnx, to_array
@@ -50,7 +50,7 @@ def open_model(path: Path | str, runtime: RuntimeName = "reference") -> Model:
     TensorRT library is missing.
     """
     bundle = open_bundle(Path(path))
-    check_file(bundle.path, bundle.manifest.network)
+    bundle.check_network()
     return Model(bundle, _onnx_runtime(bundle) if runtime == "onnxruntime" else _reference(bundle))
 
 
