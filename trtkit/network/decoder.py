@@ -36,6 +36,7 @@ class DecoderOptions:
     has_all_logits: `logits` [B, S, V] of every token; otherwise [B, V] of the token that `last_token_index` [B] names.
     has_embeds_input: `inputs_embeds` [B, S, D], scaled as embeddings are, in place of `input_ids`.
     has_hidden_states: also give `hidden_states` [B, S, D], after the final norm.
+    has_native_lengths: tell the attention layer `kv_lengths` besides masking by them, so that it may skip the rest.
     """
 
     dtype: DType = FP16
@@ -44,6 +45,7 @@ class DecoderOptions:
     has_all_logits: bool = False
     has_embeds_input: bool = False
     has_hidden_states: bool = False
+    has_native_lengths: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +63,8 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     Inputs: `input_ids` [B, S], `position_ids` [B, S], `write_indices` [B], `kv_lengths` [B] (cached tokens with the
     new ones), `last_token_index` [B], and for each layer `past_key_<i>`, `past_value_<i>` [B, K, T, H].
     Outputs: `logits` in fp32, and for each layer `present_key_<i>`, `present_value_<i>`, in the inputs' memory.
-    Every sequence is a slot with lengths of its own; new tokens behind a slot's `kv_lengths` are padding.
+    Every sequence is a slot with lengths of its own; new tokens behind a slot's `kv_lengths` are padding. An idle slot
+    has a `kv_lengths` of 1: with nothing to attend to, a softmax is not a number.
 
     arrays: weights by path, as `trtkit.models.weights.find_weights` returns them. Raises NetworkError.
     """
@@ -142,7 +145,8 @@ class _Rows:
     def of(self, layer: LayerSpec) -> Positions:
         """Return what a layer needs."""
         tables = None if layer.rope is None else self._rope(layer.rope)
-        return Positions(self._inputs.position_ids, self._mask(layer.sliding_window), layer.rope, tables)
+        lengths = self._inputs.kv_lengths if self._options.has_native_lengths else None
+        return Positions(self._inputs.position_ids, self._mask(layer.sliding_window), layer.rope, tables, lengths)
 
     def _mask(self, window: int | None) -> Tensor:
         length = self._options.max_sequence_length
@@ -175,7 +179,7 @@ def _head(weights: Weights, spec: DecoderSpec, options: DecoderOptions, ends: tu
     graph, head, (x, table) = weights.graph, spec.head, ends
     if options.has_hidden_states:
         x = norm_block(weights, "final_norm", x, head.norm) if head.norm is not None else x
-        graph.output(graph.add(graph.network.add_identity(x.trt), "hidden_states"), "hidden_states")
+        graph.output(x, "hidden_states")
     if not options.has_all_logits:
         x = token_at(x, graph.input("last_token_index", INT32, (-1,)))
     if head.norm is not None and not options.has_hidden_states:
@@ -188,4 +192,4 @@ def _head(weights: Weights, spec: DecoderSpec, options: DecoderOptions, ends: tu
             logits = logits * head.logit_scale
         if head.softcap is not None:
             logits = tanh(logits / head.softcap) * head.softcap
-        graph.output(graph.add(graph.network.add_identity(logits.trt), "logits"), "logits")
+        graph.output(logits, "logits")

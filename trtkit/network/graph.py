@@ -125,7 +125,9 @@ class Graph:
         return self.tensor(tensor)
 
     def output(self, tensor: Tensor, name: str) -> None:
-        """Mark a tensor as the network's output `name`; its shape must be known to TensorRT."""
+        """Mark a tensor as the network's output `name`. An input, or another output, is handed on by an identity."""
+        if tensor.trt.is_network_input or tensor.trt.is_network_output:
+            tensor = self.add(self.network.add_identity(tensor.trt), "identity")
         tensor.trt.name = name
         self.network.mark_output(tensor.trt)
 

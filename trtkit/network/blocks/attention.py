@@ -28,7 +28,7 @@ class Past:
 
 @dataclass(frozen=True, eq=False)
 class Positions:
-    """Where tokens are. mask: as `ops.attention` wants it.
+    """Where tokens are. mask: as `ops.attention` wants it. kv_lengths: given where that layer is to know them.
 
     rope, tables: the layer's rotary embedding with its cosines and sines; None where it has none.
     """
@@ -37,6 +37,7 @@ class Positions:
     mask: Tensor
     rope: RopeSpec | None = None
     tables: tuple[Tensor, Tensor] | None = None
+    kv_lengths: Tensor | None = None
 
 
 def attention_block(
@@ -52,7 +53,7 @@ def attention_block(
             keys = update_cache(past.keys, k, past.write_indices)
         with x.graph.scope("past_value"):
             values = update_cache(past.values, v, past.write_indices)
-        attended = _attend(weights, (scale_query(q, spec.scale), keys, values), positions.mask, spec)
+        attended = _attend(weights, (scale_query(q, spec.scale), keys, values), positions, spec)
         y = weights.linear("o", merge_heads(attended), has_bias=spec.has_output_bias)
         return y, Past(keys, values, past.write_indices)
 
@@ -101,9 +102,9 @@ def _rotate(name: str, x: Tensor, positions: Positions) -> Tensor:
         return rotary_embedding(x, tables, positions.ids, rope.dim, is_interleaved=rope.is_interleaved)
 
 
-def _attend(weights: Weights, qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor, spec: AttentionSpec) -> Tensor:
+def _attend(weights: Weights, qkv: tuple[Tensor, Tensor, Tensor], positions: Positions, spec: AttentionSpec) -> Tensor:
     """Return softmax(q k^T) v [B, N, S, H], on the native layer where that can do all that is asked."""
     if spec.softcap is None and not spec.has_sinks:
-        return attention(qkv, mask)
+        return attention(qkv, positions.mask, positions.kv_lengths)
     sinks = weights.get("sinks") if spec.has_sinks else None
-    return attention_from_primitives(qkv, mask, spec.softcap, sinks)
+    return attention_from_primitives(qkv, positions.mask, spec.softcap, sinks)
