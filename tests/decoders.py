@@ -94,7 +94,8 @@ class Runner:
     """A network with caches for some slots."""
 
     def __init__(self, spec: DecoderSpec, graph: Graph, dtype: DType) -> None:
-        self._spec, self._graph = spec, graph
+        self._spec, self.backend = spec, graph.backend
+        self._graph = graph  # keeps the weights alive
         self._dtype = getattr(torch, dtype.torch)
         self._executor = Executor(graph.backend, graph.network, Options(constants=graph.constants))
         self.reset(1)

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtkit.errors import ProblemsError, SourceError
+from trtkit.models import decoders
+from trtkit.models.registry import FAMILIES, decoder_spec
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 67,
+    "hidden_size": 48,
+    "intermediate_size": 76,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rope_theta": 500000.0,
+    "transformers_version": "4.40.0",
+    "torch_dtype": "bfloat16",
+}
+
+
+def error_of(**changes: Any) -> str:
+    with pytest.raises((SourceError, ProblemsError)) as caught:
+        decoder_spec({**LLAMA, **changes}, "model/config.json")
+    return str(caught.value)
+
+
+def test_a_config_becomes_a_spec() -> None:
+    spec = decoder_spec(LLAMA)
+    assert (spec.hidden_size, len(spec.layers), spec.attention.head_dim) == (48, 2, 8)
+    assert spec.layers[0].rope is not None
+    assert spec.layers[0].rope.theta == 500000.0
+
+
+def test_near_misses_of_an_unknown_model_type_are_named() -> None:
+    assert error_of(model_type="qwen3moe") == (
+        "model/config.json: unknown `model_type` `qwen3moe`\nfix: did you mean `qwen3_moe` or `qwen2_moe` or `qwen3`"
+    )
+    assert error_of(model_type="mamba").startswith("model/config.json: unknown `model_type` `mamba`\nfix: ")
+
+
+def test_a_missing_field_is_named() -> None:
+    assert error_of(hidden_size=None) == (
+        "model/config.json: field `hidden_size` is missing\nfix: take config.json from the model's own folder"
+    )
+
+
+def test_fields_that_may_change_the_mathematics_are_never_ignored() -> None:
+    assert error_of(attn_logit_softcapping=30.0, final_factor=2) == (
+        "fields that this model family does not have\n"
+        "  model/config.json: `attn_logit_softcapping` is `30.0`\n"
+        "  model/config.json: `final_factor` is `2`\n"
+        "fix: remove those that change nothing"
+    )
+
+
+def test_fields_that_are_off_are_no_fault() -> None:
+    decoder_spec({**LLAMA, "attn_logit_softcapping": None, "new_switch": False, "_private": 3})
+
+
+def test_quantized_checkpoints_are_refused() -> None:
+    assert "`quantization_config`" in error_of(quantization_config={"bits": 4})
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        (
+            {"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True},
+            "`scale_attn_by_inverse_layer_idx` is",
+        ),
+        ({"model_type": "bloom", "apply_residual_connection_post_layernorm": True}, "`apply_residual_connection_post"),
+        ({"model_type": "opt", "word_embed_proj_dim": 12}, "`word_embed_proj_dim` is `12`, only `48` is supported"),
+        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "`use_bidirectional_attention` is `True`"),
+        ({"model_type": "mistral", "layer_types": ["chunked_attention"] * 2}, "`layer_types` is `chunked_attention`"),
+    ],
+    ids=lambda item: item["model_type"] if isinstance(item, dict) else "",
+)
+def test_unsupported_values_are_named(changes: dict[str, Any], named: str) -> None:
+    assert named in error_of(**changes)
+
+
+def test_families_are_small_files_of_data_that_never_import_each_other() -> None:
+    folder = Path(decoders.__path__[0])
+    files = {path.stem: path.read_text() for path in folder.glob("*.py") if path.stem != "__init__"}
+    assert set(FAMILIES.values()) == set(files)
+    for name, text in files.items():
+        imported = {node.module or "" for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
+        assert len(text.splitlines()) <= 60, name
+        assert not {module for module in imported if "decoders" in module or module.startswith(("torch", "tensorrt"))}
