@@ -68,12 +68,12 @@ def build_bundle(
     """
     plan = plan_build(config, on_event)
     if use_cache and (standing := _standing(plan, out)):
-        return BuildResult(standing, "unchanged")
+        return BuildResult(_adopted(standing, plan), "unchanged")
     with atomic_folder(out, replaces=MANIFEST) as folder:
         restored = use_cache and cache.restore(plan.key, folder)
         if not restored:
             _fill(plan, folder, on_event)
-    bundle = open_bundle(out)
+    bundle = _adopted(open_bundle(out), plan)
     if not restored and use_cache:
         cache.store(plan.key, out)
     return BuildResult(bundle, "restored" if restored else "built")
@@ -151,6 +151,20 @@ def _standing(plan: Plan, out: Path) -> Bundle | None:
     except BundleError:
         return None
     return bundle
+
+
+def _adopted(bundle: Bundle, plan: Plan) -> Bundle:
+    """Return an earlier bundle with what the plan's config says that no build follows from.
+
+    That is where the source lies, how inputs are made, what the outputs mean and how they are verified; a result of
+    verifying something else is dropped.
+    """
+    asked = {"config": plan.config, "target": plan.target, "sources": plan.sources}
+    if all(getattr(bundle.manifest, key) == value for key, value in asked.items()):
+        return bundle
+    manifest = bundle.manifest.model_copy(update={**asked, "verify": None})
+    write_json(bundle.path / MANIFEST, manifest.model_dump(mode="json"))
+    return Bundle(bundle.path, manifest)
 
 
 def _manifest(plan: Plan, prepared: Json, compiled: Json, engine: FileRecord, folder: Path) -> Manifest:
