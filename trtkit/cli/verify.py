@@ -74,6 +74,9 @@ def command(
     from trtkit.cli.progress import show_progress
     from trtkit.verify.verify import Request
 
+    for out in (html, fix):
+        if out is not None and not out.absolute().parent.is_dir():
+            raise click.UsageError(f"cannot write `{out}`: there is no such folder")
     request = Request(inputs, against, layers or html is not None or fix is not None, corners)
     with show_progress(quiet=quiet or as_json) as on_event:
         found = _verify(path, request, overrides, target, on_event)
@@ -113,12 +116,12 @@ def _fix(
 ) -> dict[str, Any]:
     """Repair the config at `path` and write the copy to `out`."""
     from trtkit.cli.models import is_bundle_folder, model_config
-    from trtkit.verify.fix import repair, write_config
+    from trtkit.verify.fix import config_yaml, repair
 
     if is_bundle_folder(path):
         raise TrtkitError("a bundle cannot be repaired", "--fix", "verify its config with --fix, then build again")
     config, found = repair(model_config(path, overrides, target), found, request, on_event)
-    write_config(config, out)
+    _write(out, config_yaml(config))
     return {**found, "fixed": {"config": str(out), "keep_fp32": list(config.keep_fp32)}}
 
 
@@ -127,7 +130,7 @@ def _report(found: dict[str, Any], html: Path | None, *, as_json: bool) -> None:
     if html is not None:
         from trtkit.verify.html import html_report
 
-        html.write_text(html_report(found), encoding="utf-8")
+        _write(html, html_report(found))
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -138,3 +141,11 @@ def _report(found: dict[str, Any], html: Path | None, *, as_json: bool) -> None:
         console().print(table, "")
     if html is not None:
         click.echo(f"report: {html}", err=True)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that was asked for. Raises TrtkitError where the disk does not let it."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TrtkitError(f"cannot be written: {error.strerror}", str(path), "name a place that can") from None

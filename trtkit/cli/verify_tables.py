@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
 from rich.text import Text
 
 from trtkit.cli.tables import listing, pairs, shape_text
@@ -34,6 +33,9 @@ def verify_tables(found: Json) -> Iterator[RenderableType]:
     if found["layers"]:
         yield _layers(found["layers"])
         yield _ranges(found["layers"])
+        wrong = first_out_of_tolerance(found["layers"], found["tolerance"])
+        if wrong is not None:
+            yield _first_wrong(wrong)
     if "fixed" in found:
         kept = ", ".join(found["fixed"]["keep_fp32"])
         yield Text.assemble(("repaired: ", "green"), f"{found['fixed']['config']} keeps in fp32: {kept}")
@@ -52,10 +54,10 @@ def error_text(value: float | None) -> str:
 
 
 def _overview(found: Json) -> Table:
-    rows = pairs(f"verify {escape(found['name'])}")
-    rows.add_row("network", escape(found["executor"]))
-    rows.add_row("reference", escape(found["reference"]))
-    rows.add_row("inputs", escape(", ".join(found["samples"])))
+    rows = pairs(f"verify {found['name']}")
+    rows.add_row("network", found["executor"])
+    rows.add_row("reference", found["reference"])
+    rows.add_row("inputs", ", ".join(found["samples"]))
     return rows
 
 
@@ -63,9 +65,9 @@ def _outputs(outputs: Json, title: str) -> Table:
     rows = listing(title, "name", "relative RMS error", "max abs error", "cosine")
     for name, item in outputs.items():
         rms, largest = error_text(item["relative_rms_error"]), error_text(item["max_abs_error"])
-        rows.add_row(escape(name), rms, largest, f"{item['cosine']:.8f}")
+        rows.add_row(name, rms, largest, f"{item['cosine']:.8f}")
         if item["problem"]:
-            rows.add_row(f"  {escape(item['problem'])}")
+            rows.add_row(f"  {item['problem']}")
     return rows
 
 
@@ -73,17 +75,17 @@ def _answers(task: Json) -> Table:
     rows = pairs("answers")
     top_5 = "" if task["top_5"] is None else f", top-5 {task['top_5']:.1%}"
     rows.add_row(task["measure"], f"{task['agreement']:.1%} equal the reference's{top_5}")
-    rows.add_row("ours", escape(", ".join(str(ours) for ours, _ in task["answers"][:_TOP])))
-    rows.add_row("reference", escape(", ".join(str(theirs) for _, theirs in task["answers"][:_TOP])))
+    rows.add_row("ours", ", ".join(str(ours) for ours, _ in task["answers"][:_TOP]))
+    rows.add_row("reference", ", ".join(str(theirs) for _, theirs in task["answers"][:_TOP]))
     return rows
 
 
 def _corners(corners: list[Json]) -> Table:
     rows = listing("profile corners", "corner", "shapes", "relative RMS error", "")
     for corner in corners:
-        shapes = "; ".join(f"{escape(name)} {shape_text(shape)}" for name, shape in corner["shapes"].items())
+        shapes = "; ".join(f"{name} {shape_text(shape)}" for name, shape in corner["shapes"].items())
         error = "" if corner["relative_rms_error"] is None else error_text(corner["relative_rms_error"])
-        verdict = "right" if corner["passed"] else f"[red]{escape(corner['problem'] or 'out of tolerance')}[/]"
+        verdict = "right" if corner["passed"] else _red(corner["problem"] or "out of tolerance")
         rows.add_row(corner["name"], shapes, error, verdict)
     return rows
 
@@ -93,10 +95,8 @@ def _layers(layers: list[Json]) -> Table:
     worst = sorted(layers, key=_error, reverse=True)[:_TOP]
     rows = listing("largest errors against the widened network", "layer", "type", "relative RMS error", "")
     for layer in (layer for layer in layers if layer in worst):
-        note = "" if layer["is_finite"] else "[red]not finite[/]"
-        rows.add_row(
-            escape(layer["layer"]), f"{layer['kind']} {layer['dtype']}", error_text(layer["relative_rms_error"]), note
-        )
+        note = "" if layer["is_finite"] else _red("not finite")
+        rows.add_row(layer["layer"], f"{layer['kind']} {layer['dtype']}", error_text(layer["relative_rms_error"]), note)
     return rows
 
 
@@ -107,10 +107,20 @@ def _ranges(layers: list[Json]) -> Table:
     for layer in nearest:
         bits = layer["headroom_bits"]
         texts = [
-            f"[red]{bits[kind]:.1f}[/]" if bits[kind] < 0 else f"{bits[kind]:.1f}" for kind in ("fp16", "bf16", "fp8")
+            _red(f"{bits[kind]:.1f}") if bits[kind] < 0 else f"{bits[kind]:.1f}" for kind in ("fp16", "bf16", "fp8")
         ]
-        rows.add_row(escape(layer["layer"]), f"{layer['largest']:.3g}", *texts, f"{layer['flushed']['fp16']:.1%}")
+        rows.add_row(layer["layer"], f"{layer['largest']:.3g}", *texts, f"{layer['flushed']['fp16']:.1%}")
     return rows
+
+
+def _first_wrong(layer: Json) -> Text:
+    """Return where the network leaves its tolerance."""
+    what = f"{layer['layer']} ({layer['kind']} {layer['dtype']}), error {error_text(layer['relative_rms_error'])}"
+    return Text.assemble(("first layer out of tolerance: ", "red"), what)
+
+
+def _red(text: str) -> Text:
+    return Text(text, "red")
 
 
 def _error(layer: Json) -> float:

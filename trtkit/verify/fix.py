@@ -12,7 +12,6 @@ from trtkit.verify.verify import verify_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from trtkit.config.schema import ModelConfig
     from trtkit.verify.verify import Request
@@ -63,10 +62,9 @@ def suspects(layers: list[Json], config: ModelConfig) -> list[str]:
     return _nodes(ranked, config)[:_NODES_A_ROUND]
 
 
-def write_config(config: ModelConfig, out: Path) -> None:
-    """Write `config` as YAML: what differs from the defaults."""
-    data = config.model_dump(mode="json", exclude_defaults=True)
-    out.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+def config_yaml(config: ModelConfig) -> str:
+    """Return `config` as YAML: what differs from the defaults."""
+    return yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True), sort_keys=False)
 
 
 def _with_readers(overflowing: list[Json], layers: list[Json]) -> list[Json]:

@@ -20,7 +20,7 @@ from trtkit.verify.compare import Comparison, compare, worst
 from trtkit.verify.corners import corner_shapes
 from trtkit.verify.intermediates import onnx_runtime_tensors
 from trtkit.verify.layers import layer_errors
-from trtkit.verify.references import Reference, choose_reference
+from trtkit.verify.references import Origin, Reference, choose_reference
 from trtkit.verify.samples import Sample, check_profiles, random_sample, read_samples, wrapped_sample
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ class Verifier:
         options = Options(constants=self.constants)
         self.executor = Executor(self.backend, self.network.definition, options)
         report({"event": "phase", "name": "load reference"})
-        outputs = self.executor.output_names
-        self.reference: Reference = choose_reference(self.config, arguments.get("against"), self.onnx, outputs)
+        origin = Origin(self.onnx, self.executor.output_names, arguments.get("sources"))
+        self.reference: Reference = choose_reference(self.config, arguments.get("against"), origin)
         self.tolerance = tolerance_of(self.config)
 
     def samples(self, paths: list[str]) -> list[Sample]:

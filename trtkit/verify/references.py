@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from trtkit.errors import SourceError, TrtkitError
+from trtkit.errors import SourceError
 from trtkit.runtime.onnx_runtime import onnx_runtime_session
 from trtkit.sources import hf_vision, package_file, torch_export
+from trtkit.sources.digest import digest_source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trtkit.config.schema import ModelConfig
+    from trtkit.config.schema import ModelConfig, Source
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
@@ -69,32 +70,53 @@ class TorchReference:
         return {name: output.numpy() for name, output in zip(self.output_names, outputs, strict=True)}
 
 
-def choose_reference(config: ModelConfig, against: str | None, onnx: Path, outputs: Sequence[str]) -> Reference:
+@dataclass(frozen=True)
+class Origin:
+    """What a network was made from.
+
+    onnx: the network's own ONNX file, the reference of last resort. outputs: the network's, in order.
+    digests: the source files' SHA-256 at the build of a bundle, None where the source has just been read.
+    """
+
+    onnx: Path
+    outputs: Sequence[str]
+    digests: Sequence[str] | None = None
+
+
+def choose_reference(config: ModelConfig, against: str | None, origin: Origin) -> Reference:
     """Return the model's reference: by default what the source itself runs in.
 
-    against: "onnxruntime" or "torch", or None for the default. onnx: the network's own ONNX file, the reference of
-    last resort. Raises SourceError where `torch` is asked of an ONNX source.
+    against: "onnxruntime" or "torch", or None for the default. A source that is gone or is another one than the
+    bundle was built from gives way to the network's own ONNX file, and the description says so. Raises SourceError
+    where `torch` is asked for and there is no module.
     """
     source = config.source
+    if source.onnx is not None and against == "torch":
+        raise SourceError("an ONNX source has no PyTorch module", "--against torch", "use --against onnxruntime")
+    change = _change(source, origin.digests)
+    if change and against == "torch":
+        raise SourceError(f"the source {change}", "--against torch", "build the bundle again, or leave out --against")
+    if change or (against == "onnxruntime" and source.onnx is None):
+        own = "ONNX Runtime on the network's own ONNX file"
+        return OnnxRuntimeReference(origin.onnx, f"{own}; the source {change}" if change else own)
     if source.onnx is not None:
-        if against == "torch":
-            raise SourceError("an ONNX source has no PyTorch module", "--against torch", "use --against onnxruntime")
-        return _onnx_reference(source.onnx, source.requires, onnx)
-    if against == "onnxruntime":
-        return OnnxRuntimeReference(onnx, "ONNX Runtime on the network's own ONNX file")
+        path = package_file.resolve(source.onnx, source.requires)
+        return OnnxRuntimeReference(path, f"ONNX Runtime on {path.name}")
     torch_source = hf_vision.folder_source(Path(source.hf)) if source.hf is not None else source.torch
     assert torch_source is not None
     module = torch_export.make_module(torch_source, source.requires)
-    return TorchReference(module, list(torch_source.inputs), outputs, f"PyTorch on {torch_source.factory}")
+    return TorchReference(module, list(torch_source.inputs), origin.outputs, f"PyTorch on {torch_source.factory}")
 
 
-def _onnx_reference(path: str, requires: str | None, own: Path) -> Reference:
-    """Return ONNX Runtime on the source file, untouched by trtkit, or where it is gone on the network's own file."""
+def _change(source: Source, digests: Sequence[str] | None) -> str:
+    """Return in words how the source differs from what a bundle was built from, empty where it does not."""
+    if digests is None:
+        return ""
     try:
-        source = package_file.resolve(path, requires)
-    except TrtkitError:
-        return OnnxRuntimeReference(own, "ONNX Runtime on the network's own ONNX file; the source file is not here")
-    return OnnxRuntimeReference(source, f"ONNX Runtime on {source.name}")
+        found = [file.sha256 for file in digest_source(source)]
+    except SourceError:
+        return "is not here any more"
+    return "" if found == list(digests) else "has changed since the build"
 
 
 def _widened(array: Array) -> Array:

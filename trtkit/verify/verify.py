@@ -56,7 +56,7 @@ def verify_bundle(bundle: Bundle, request: Request, on_event: Callable[[Json], N
     manifest = bundle.manifest
     stored = manifest.model_dump(mode="json")
     network = {"onnx": str(bundle.onnx_path), "backend": manifest.backend.name, "profiles": stored["profiles"]}
-    network["plan"] = str(bundle.engine_path())
+    network |= {"plan": str(bundle.engine_path()), "sources": [file.sha256 for file in manifest.sources]}
     arguments = {"config": stored["config"], **network, **request.arguments()}
     found = {"name": manifest.name, **run(JOB, arguments, on_event)}
     write_json(bundle.path / MANIFEST, {**stored, "verify": _summary(found)})

@@ -1,0 +1,195 @@
+"""`trtkit verify` as a user meets it: exit codes, what is printed, what is kept."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from tests import models
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.conftest import Ran
+
+    Trtkit = Callable[..., Ran]
+
+CONFIG = """\
+source: {onnx: tiny.onnx}
+profiles: [{batch: [1, 2, 4]}]
+preprocess: {resize: {exact: [16, 16]}}
+task: {kind: classification}
+verify: {random_shapes: 0}
+"""
+
+
+@pytest.fixture
+def config(workspace: Path) -> Path:
+    models.save(models.classifier(), workspace / "tiny.onnx")
+    path = workspace / "tiny.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture
+def bundle(config: Path, trtkit: Trtkit) -> Path:
+    assert trtkit("build", "--config", config, "--out", "bundle", "-q").code == 0
+    return config.parent / "bundle"
+
+
+def error_of(ran: Ran) -> str:
+    return ran.err.partition("error: ")[2].rstrip()
+
+
+def test_a_right_network_is_exit_0_with_a_table_that_says_so(config: Path, trtkit: Trtkit) -> None:
+    ran = trtkit("verify", config)
+    assert ran.code == 0
+    lines = [" ".join(line.split()) for line in ran.out.splitlines()]
+    assert "reference ONNX Runtime on tiny.onnx" in lines
+    assert "top-1 100.0% equal the reference's, top-5 100.0%" in lines
+    assert [line.split(" images ")[0] for line in lines if " images " in line] == [
+        "profile 0 min",
+        "profile 0 opt",
+        "profile 0 max",
+    ]
+    assert lines[-1] == "right: tiny in fp32, tolerance 0.0001"
+
+
+def test_json_is_one_object_with_every_measure(config: Path, trtkit: Trtkit) -> None:
+    found = trtkit("verify", config, "--json", "--layers").json()
+    assert found["passed"] is True
+    assert found["outputs"]["logits"]["relative_rms_error"] < 1e-5
+    assert [corner["shapes"]["images"][0] for corner in found["corners"]] == [1, 2, 4]
+    assert {layer["node"] for layer in found["layers"]} >= {"stem/conv", "stem/relu", "head/gemm"}
+    assert all(layer["relative_rms_error"] < 1e-5 for layer in found["layers"])
+
+
+def test_a_network_out_of_tolerance_is_exit_3_and_shows_its_layers(config: Path, trtkit: Trtkit) -> None:
+    ran = trtkit("verify", config, "--no-corners", "--set", "verify.max_relative_rms_error=1.0e-12")
+    assert ran.code == 3
+    lines = ran.out.splitlines()
+    assert lines[-1] == "out of tolerance: tiny in fp32, tolerance 1e-12 "
+    assert any(line.startswith("first layer out of tolerance: stem/conv (convolution fp32)") for line in lines)
+
+
+def test_the_manifest_of_a_bundle_keeps_the_result(bundle: Path, trtkit: Trtkit) -> None:
+    before = json.loads((bundle / "manifest.json").read_text())
+    assert before["verify"] is None
+    assert trtkit("verify", bundle, "-q").code == 0
+    after = json.loads((bundle / "manifest.json").read_text())
+    assert {**after, "verify": None} == before
+    assert after["verify"]["passed"] is True
+    assert after["verify"]["outputs"]["logits"]["relative_rms_error"] < 1e-5
+    assert len(after["verify"]["corners"]) == 3
+    assert trtkit("inspect", bundle).code == 0
+
+
+@pytest.mark.parametrize(
+    ("seed", "words"), [(None, "the source is not here any more"), (1, "the source has changed since the build")]
+)
+def test_a_bundle_without_its_source_is_compared_with_its_own_file_and_says_so(
+    bundle: Path, trtkit: Trtkit, workspace: Path, seed: int | None, words: str
+) -> None:
+    (workspace / "tiny.onnx").unlink()
+    if seed is not None:
+        models.save(models.classifier(seed=seed), workspace / "tiny.onnx")
+    found = trtkit("verify", bundle, "--no-corners", "--json").json()
+    assert found["passed"] is True
+    assert found["reference"] == f"ONNX Runtime on the network's own ONNX file; {words}"
+
+
+def test_a_change_that_needs_no_build_reaches_the_bundle(
+    bundle: Path, config: Path, trtkit: Trtkit, workspace: Path
+) -> None:
+    """Preprocessing, task and `verify` are no part of the engine; the folder may also have moved."""
+    assert trtkit("verify", bundle, "--no-corners", "-q").code == 0
+    config.write_text(CONFIG.replace("kind: classification", "kind: classification, min_agreement: 0.5"))
+    (workspace / "tiny.onnx").rename(workspace / "moved.onnx")
+    change = ("--set", "source.onnx=moved.onnx")
+    ran = trtkit("build", "--config", config, *change, "--out", "bundle")
+    assert ran.code == 0
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    assert manifest["config"]["task"]["min_agreement"] == 0.5
+    assert manifest["config"]["source"]["onnx"] == str(workspace / "moved.onnx")
+    assert manifest["verify"] is None
+    found = trtkit("verify", bundle, "--no-corners", "--json").json()
+    assert (found["passed"], found["reference"]) == (True, "ONNX Runtime on moved.onnx")
+
+
+def test_a_bundle_is_verified_as_it_was_built(bundle: Path, trtkit: Trtkit) -> None:
+    ran = trtkit("verify", bundle, "--set", "precision=fp16")
+    assert ran.code == 2
+    assert "Error: a bundle is verified as it was built: --set and --target need a config" in ran.err
+
+
+def test_a_changed_bundle_is_refused(bundle: Path, trtkit: Trtkit) -> None:
+    onnx_file = bundle / "network" / "model.onnx"
+    onnx_file.write_bytes(onnx_file.read_bytes() + b" ")
+    ran = trtkit("verify", bundle)
+    assert ran.code == 1
+    assert error_of(ran).startswith(f"{onnx_file}: the file is not the one that was built")
+
+
+def test_the_html_report_is_written(config: Path, trtkit: Trtkit, workspace: Path) -> None:
+    ran = trtkit("verify", config, "--no-corners", "--html", "report.html")
+    assert ran.code == 0
+    assert ran.err.endswith("report: report.html\n")
+    page = (workspace / "report.html").read_text(encoding="utf-8")
+    assert page.count("<svg") == 2
+    for node in ("stem/conv", "stem/relu", "head/gemm"):
+        assert f"<td>{node}" in page
+
+
+def test_an_onnx_file_needs_no_config(workspace: Path, trtkit: Trtkit) -> None:
+    models.save(models.matmul(), workspace / "m.onnx")
+    np.savez(workspace / "in.npz", x=np.eye(3, dtype=np.float32))
+    found = trtkit("verify", "m.onnx", "--inputs", "in.npz", "--no-corners", "--json").json()
+    assert (found["passed"], found["samples"]) == (True, ["in.npz"])
+
+
+BAD_INPUTS: dict[str, tuple[Any, str]] = {
+    "NaN": (
+        np.full((1, 3, 16, 16), np.nan, np.float32),
+        "in.npz: `images` holds NaN or infinite values\nfix: give finite inputs",
+    ),
+    "outside the profile": (
+        np.zeros((9, 3, 16, 16), np.float32),
+        "in.npz: dimension 0 of `images` is 9; the profile allows 1 to 4\n"
+        "fix: give other inputs, or widen the profile and build again",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_INPUTS)
+def test_bad_input_is_exit_1_with_its_reason(config: Path, refuses: Callable[..., str], kind: str) -> None:
+    array, message = BAD_INPUTS[kind]
+    np.savez(config.parent / "in.npz", images=array)
+    assert refuses("verify", config, "--inputs", "in.npz", "-q") == message
+
+
+def test_an_error_is_json_for_a_program(config: Path, trtkit: Trtkit, workspace: Path) -> None:
+    (workspace / "empty").mkdir()
+    ran = trtkit("verify", config, "--inputs", "empty", "--json")
+    assert ran.code == 1
+    assert ran.json()["what"] == "the folder holds no inputs"
+
+
+def test_an_onnx_source_has_no_torch_module(config: Path, refuses: Callable[..., str]) -> None:
+    assert refuses("verify", config, "--against", "torch", "-q") == (
+        "--against torch: an ONNX source has no PyTorch module\nfix: use --against onnxruntime"
+    )
+
+
+@pytest.mark.parametrize("option", ["--html", "--fix"])
+def test_a_place_that_cannot_be_written_is_known_before_the_work(config: Path, trtkit: Trtkit, option: str) -> None:
+    ran = trtkit("verify", config, option, "missing/out")
+    assert ran.code == 2
+    assert "Error: cannot write `missing/out`: there is no such folder" in ran.err
+
+
+def test_an_unknown_config_is_exit_2(workspace: Path, trtkit: Trtkit) -> None:
+    assert trtkit("verify", "nothing").code == 2
