@@ -126,6 +126,12 @@ def test_a_bundle_is_verified_as_it_was_built(bundle: Path, trtkit: Trtkit) -> N
     assert "Error: a bundle is verified as it was built: --set and --target need a config" in ran.err
 
 
+def test_a_bundle_is_not_repaired(bundle: Path, trtkit: Trtkit) -> None:
+    ran = trtkit("verify", bundle, "--fix", "fixed.yaml", "-q")
+    assert ran.code == 2
+    assert "Error: a bundle cannot be repaired: verify its config with --fix, then build again" in ran.err
+
+
 def test_a_changed_bundle_is_refused(bundle: Path, trtkit: Trtkit) -> None:
     onnx_file = bundle / "network" / "model.onnx"
     onnx_file.write_bytes(onnx_file.read_bytes() + b" ")

@@ -74,9 +74,7 @@ def command(
     from trtkit.cli.progress import show_progress
     from trtkit.verify.verify import Request
 
-    for out in (html, fix):
-        if out is not None and not out.absolute().parent.is_dir():
-            raise click.UsageError(f"cannot write `{out}`: there is no such folder")
+    _check_outputs(path, html, fix)
     request = Request(inputs, against, layers or html is not None or fix is not None, corners)
     with show_progress(quiet=quiet or as_json) as on_event:
         found = _verify(path, request, overrides, target, on_event)
@@ -84,6 +82,17 @@ def command(
             found = _fix(path, fix, found, request, overrides, target, on_event)
     _report(found, html, as_json=as_json)
     sys.exit(0 if found["passed"] else OUT_OF_TOLERANCE)
+
+
+def _check_outputs(path: str, html: Path | None, fix: Path | None) -> None:
+    """Refuse what could not be written after the work is done."""
+    from trtkit.cli.models import is_bundle_folder
+
+    for out in (html, fix):
+        if out is not None and not out.absolute().parent.is_dir():
+            raise click.UsageError(f"cannot write `{out}`: there is no such folder")
+    if fix is not None and is_bundle_folder(path):
+        raise click.UsageError("a bundle cannot be repaired: verify its config with --fix, then build again")
 
 
 def _verify(
@@ -115,11 +124,9 @@ def _fix(
     on_event: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
     """Repair the config at `path` and write the copy to `out`."""
-    from trtkit.cli.models import is_bundle_folder, model_config
+    from trtkit.cli.models import model_config
     from trtkit.verify.fix import config_yaml, repair
 
-    if is_bundle_folder(path):
-        raise TrtkitError("a bundle cannot be repaired", "--fix", "verify its config with --fix, then build again")
     config, found = repair(model_config(path, overrides, target), found, request, on_event)
     _write(out, config_yaml(config))
     return {**found, "fixed": {"config": str(out), "keep_fp32": list(config.keep_fp32)}}
