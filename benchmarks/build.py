@@ -11,8 +11,9 @@ from typing import Any
 
 from benchmarks.measure import interleaved, process, ratio, summary, write
 from trtkit.config import load_config
-from trtkit.engine.build import plan_build, prepare_network
 from trtkit.engine.child import run_job
+from trtkit.engine.onnx_build import prepare_network
+from trtkit.engine.plan import plan_build
 
 MODELS = ("efficientnet-lite0", "ppocr-det", "ppocr-rec", "vit")
 REPEATS = 7

@@ -15,7 +15,8 @@ from benchmarks.measure import interleaved, ratio, summary, write
 from benchmarks.reference_run import THREADS
 from trtkit.config import load_config
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.build import plan_build, prepare_network
+from trtkit.engine.onnx_build import prepare_network
+from trtkit.engine.plan import plan_build
 
 ROUNDS = 5
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from tests import models
 from trtkit.config import load_config
-from trtkit.engine.build import plan_build
+from trtkit.engine.plan import plan_build
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -64,16 +64,18 @@ def _network(config: ModelConfig, *, quiet: bool) -> dict[str, Any]:
     import tempfile
 
     from trtkit.cli.progress import show_progress
-    from trtkit.engine.build import describe_network, plan_build
+    from trtkit.engine.build import describe_network
+    from trtkit.engine.plan import plan_build
 
     with tempfile.TemporaryDirectory(prefix="trtkit-") as folder, show_progress(quiet=quiet) as on_event:
         plan = plan_build(config, on_event)
-        prepared, network = describe_network(plan, Path(folder), on_event)
+        described = describe_network(plan, Path(folder), on_event)
     return {
         "kind": "network",
         "config": config.model_dump(mode="json"),
         "backend": plan.backend,
-        "steps": prepared["steps"],
-        "profiles": prepared["profiles"],
-        "network": network,
+        "steps": described["steps"],
+        "profiles": described["profiles"],
+        "decoder": described.get("decoder"),
+        "network": described["network"],
     }

@@ -42,11 +42,21 @@ def bundle_summary(bundle: Bundle) -> Table:
     table.add_row("engine", f"{size_text(manifest.engines[0].size_bytes)}, {totals['layers']} layers")
     table.add_row("weights", weights_text(totals["weight_bytes"]))
     table.add_row("work", f"{count_text(totals['flops'])}FLOP, {size_text(totals['bytes_moved'])} moved (opt shapes)")
+    if manifest.decoder is not None:
+        _add_decoder(table, manifest.decoder.model_dump())
     seconds = f"prepare {metrics.prepare_s:.1f} s, parse {metrics.parse_s:.2f} s, build {metrics.build_s:.1f} s"
     table.add_row("took", f"{seconds}, {metrics.peak_memory_mib:.0f} MiB at most")
     for warning in manifest.warnings:
         table.add_row("warning", warning)
     return table
+
+
+def _add_decoder(table: Table, decoder: Json) -> None:
+    """Add what an LLM weighs."""
+    weights = size_text(decoder["weight_bytes"])
+    table.add_row("model", f"{decoder['model_type']}, {count_text(decoder['parameters'])}parameters, {weights}")
+    token, slot = size_text(decoder["kv_bytes_per_token"]), size_text(decoder["kv_bytes_per_slot"])
+    table.add_row("KV cache", f"{token} a token, {slot} a slot")
 
 
 def inspect_tables(found: Json, *, every_layer: bool) -> Iterator[RenderableType]:
@@ -139,10 +149,12 @@ def shape_text(shape: Any) -> str:
 
 
 def profiles_text(profiles: list[Json]) -> str:
-    """Return one line an input and profile: `x: 1x3x48x32 | 1x3x48x320 | 8x3x48x960`."""
+    """Return one line an input and profile: `x: 1x3x48x32 | 1x3x48x320 | 8x3x48x960`; caches are left out."""
     lines = []
     for profile in profiles:
         for name, shapes in profile.items():
+            if name.startswith("past_"):
+                continue
             triple = " | ".join("x".join(str(dim) for dim in shapes[kind]) for kind in ("min", "opt", "max"))
             lines.append(f"{name}: {triple}")
     return "\n".join(lines) or "static shapes"

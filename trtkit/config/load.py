@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # Keys whose text is a path: relative to the config's folder in a file, to the current folder in `--set`.
-_PATH_KEYS: tuple[KeyPath, ...] = (("source", "onnx"), ("source", "hf"), ("source", "torch", "checkpoint"))
+_PATH_KEYS: tuple[KeyPath, ...] = (
+    ("source", "onnx"),
+    ("source", "hf"),
+    ("source", "gguf"),
+    ("source", "trtllm"),
+    ("source", "torch", "checkpoint"),
+)
 
 
 def configs_folder() -> Path:

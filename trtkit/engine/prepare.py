@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.profiles import opt_dims, opt_shapes, resolve_profiles
+from trtkit.engine.steps import Steps
 from trtkit.network import onnx_care, onnx_precision
 from trtkit.network.onnx_io import graph_inputs, graph_outputs
 from trtkit.sources import hf_vision, onnx_file, package_file, torch_export
@@ -23,23 +23,6 @@ Json = dict[str, Any]
 
 # protobuf cannot hold more in one file.
 _LARGEST_INLINE_BYTES = 2**31 - 2**20
-
-
-@dataclass
-class Steps:
-    """What was done to a model, in order; each step is reported as it ends."""
-
-    report: Callable[[Json], None]
-    done: list[Json] = field(default_factory=list)
-    _started: float = field(default_factory=time.perf_counter)
-
-    def add(self, name: str, detail: str) -> None:
-        """Record the step that just ended."""
-        now = time.perf_counter()
-        step = {"name": name, "detail": detail, "seconds": round(now - self._started, 3)}
-        self._started = now
-        self.done.append(step)
-        self.report({"event": "step", **step})
 
 
 def digest(arguments: Json, report: Callable[[Json], None]) -> Json:

@@ -33,9 +33,12 @@ def source_files(source: Source) -> list[Path]:
     if source.onnx is not None:
         path = package_file.resolve(source.onnx, source.requires)
         return [path, *onnx_file.external_files(onnx_file.read_graph(path), path)]
-    if source.hf is not None:
-        folder = package_file.resolve(source.hf)
-        return sorted(path for path in folder.glob("*") if path.suffix in {".json", ".safetensors"})
+    if source.gguf is not None:
+        return [package_file.resolve(source.gguf, source.requires)]
+    folder = source.hf or source.trtllm
+    if folder is not None:
+        inside = package_file.resolve(folder, source.requires).glob("*")
+        return sorted(path for path in inside if path.suffix in {".json", ".safetensors", ".jinja", ".model"})
     assert source.torch is not None
     files = _module_files(source.torch.factory)
     if source.torch.checkpoint is not None:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit import __version__
-from trtkit.engine.build import plan_build, prepare_network, run
 from trtkit.engine.bundle import MANIFEST, write_json
+from trtkit.engine.jobs import run
+from trtkit.engine.onnx_build import prepare_network
+from trtkit.engine.plan import plan_build
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,0 +1,188 @@
+"""The job that writes a decoder-only LLM as a network and lets TensorRT build it."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit.backends import load_backend
+from trtkit.config.schema import ModelConfig
+from trtkit.engine.decoders import (
+    DecoderSize,
+    checked_spec,
+    decoder_profiles,
+    decoder_size,
+    llm_options,
+    network_options,
+    open_decoder,
+)
+from trtkit.engine.plan_file import Buildable, PlanRequest, write_plan
+from trtkit.engine.steps import Steps
+from trtkit.errors import BuildError
+from trtkit.models.weights import find_weights, model_weights
+from trtkit.network.decoder import build_decoder
+from trtkit.network.describe import describe
+from trtkit.network.graph import Graph
+from trtkit.network.targets import check_types
+from trtkit.sources.checkpoint import check_finite
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.backends import Backend
+    from trtkit.models.spec import DecoderSpec
+    from trtkit.sources.decoder_source import DecoderSource
+
+Json = dict[str, Any]
+
+# Beside the weights: Python, TensorRT and the buffers of a build.
+_BASE_MEMORY_BYTES = 600 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderRequest:
+    """What to build.
+
+    config: the whole ModelConfig as data. folder: the bundle under construction. plan: empty to only describe.
+    """
+
+    backend: str
+    config: Json
+    folder: str
+    target: Json
+    plan: str
+    log_path: str
+    severity: str = "WARNING"
+
+
+def compile_decoder(arguments: Json, report: Callable[[Json], None]) -> Json:
+    """Do a DecoderRequest: read, write the network, describe it, build it where a plan is asked for.
+
+    Returns what the manifest needs: steps, profiles, size, the network's record, the plan, times.
+    """
+    request = DecoderRequest(**arguments)
+    config, backend, steps = ModelConfig.model_validate(request.config), load_backend(request.backend), Steps(report)
+    report({"event": "phase", "name": "read source"})
+    opened = open_decoder(config.source)
+    spec = checked_spec(config, opened)
+    parameters = sum(math.prod(weight.shape) for weight in model_weights(spec))
+    size = decoder_size(spec, parameters, config)
+    steps.add("source", f"{spec.model_type}, {len(spec.layers)} layers, {parameters / 1e6:.1f} M parameters")
+    _check_room(size, Path(request.folder))
+    graph = _write_network(backend, config, (spec, opened), steps)
+    record, profiles = _describe(backend, graph, config)
+    check_types(record, request.target["name"], request.target["compute_capabilities"], backend.features)
+    steps.add("describe", f"{len(record.layers)} layers")
+    _carry(opened, Path(request.folder), steps)
+    result = {
+        "steps": steps.done,
+        "profiles": profiles,
+        "network": record.to_json(),
+        "backend_version": backend.version,
+        "decoder": {"model_type": spec.model_type, **asdict(size)},
+    }
+    if not request.plan:
+        return result
+    plan_request = PlanRequest(
+        profiles=profiles,
+        target=request.target,
+        options=request.config["build"],
+        plan=request.plan,
+        log_path=request.log_path,
+    )
+    buildable = Buildable(graph.network, graph.builder, size.weight_bytes)
+    built = write_plan(backend, buildable, plan_request, report)
+    write_s = next(step["seconds"] for step in steps.done if step["name"] == "network")
+    metrics = {"parse_s": write_s, "describe_s": steps.done[-2]["seconds"]}
+    metrics |= {"build_s": built.pop("build_s"), "peak_memory_mib": built.pop("peak_memory_mib")}
+    return {**result, "metrics": metrics, **built}
+
+
+def decoder_graph(backend: Backend, config: ModelConfig, spec: DecoderSpec, weights: Mapping[str, Any]) -> Graph:
+    """Return the network of `spec` with `weights` by path."""
+    graph = Graph(backend)
+    build_decoder(graph, spec, weights, network_options(config))
+    return graph
+
+
+class Reported(Mapping[str, Any]):
+    """Weights that are checked as they are read, and tell how far the reading is."""
+
+    def __init__(self, weights: Mapping[str, Any], report: Callable[[Json], None]) -> None:
+        self._weights, self._report, self._reported_s = weights, report, 0.0
+        self._done = 0
+
+    def __getitem__(self, path: str) -> Any:
+        array = self._weights[path]
+        check_finite({path: array})
+        self._done += 1
+        if time.monotonic() - self._reported_s > 0.1:
+            self._reported_s = time.monotonic()
+            self._report({"event": "progress", "name": "weights", "done": self._done, "total": len(self._weights)})
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+def _write_network(
+    backend: Backend, config: ModelConfig, model: tuple[DecoderSpec, DecoderSource], steps: Steps
+) -> Graph:
+    """Write the network, every weight checked; record both as steps."""
+    spec, opened = model
+    weights = find_weights(spec, opened.checkpoint, opened.where)
+    steps.add("weights", f"{len(weights)} found, all names and shapes right")
+    graph = decoder_graph(backend, config, spec, Reported(weights, steps.report))
+    options = llm_options(config)
+    detail = f"{config.precision}, {options.max_batch_size} slots of {options.max_sequence_length} tokens"
+    steps.add("network", f"{graph.network.num_layers} layers in {detail}; all weights finite")
+    return graph
+
+
+def _describe(backend: Backend, graph: Graph, config: ModelConfig) -> tuple[Any, list[Json]]:
+    """Return the record at the prefill profile's `opt` shapes, and the profiles."""
+    tensors = [graph.network.get_input(index) for index in range(graph.network.num_inputs)]
+    profiles = decoder_profiles({tensor.name: tuple(tensor.shape) for tensor in tensors}, llm_options(config))
+    shapes = {name: tuple(shape["opt"]) for name, shape in profiles[0].items()}
+    return describe(backend, graph.network, shapes), list(profiles)
+
+
+def _carry(opened: DecoderSource, folder: Path, steps: Steps) -> None:
+    """Put config and tokenizer into the bundle."""
+    (folder / "model").mkdir(exist_ok=True)
+    text = json.dumps(dict(opened.config), indent=1)
+    (folder / "model" / "config.json").write_text(text + "\n", encoding="utf-8")
+    written = opened.tokenizer.write(folder / "model")
+    steps.add("tokenizer", ", ".join(path.name for path in written) or "the source has none")
+
+
+def _check_room(size: DecoderSize, folder: Path) -> None:
+    """Refuse a build that memory or disk cannot hold, before it starts. The builder copies the weights once."""
+    needed = 2 * size.weight_bytes + _BASE_MEMORY_BYTES
+    available = _available_memory_bytes()
+    if available is not None and needed > available:
+        what = f"about {needed / 2**30:.1f} GiB of memory are needed, {available / 2**30:.1f} GiB are free"
+        raise BuildError(what, fix="free memory, or build on a machine with more")
+    free = shutil.disk_usage(folder).free
+    if size.weight_bytes * 1.05 > free:
+        what = f"about {size.weight_bytes * 1.05 / 2**30:.1f} GiB of disk are needed, {free / 2**30:.1f} GiB are free"
+        raise BuildError(what, str(folder), "free space, or choose another `--out`")
+
+
+def _available_memory_bytes() -> int | None:
+    """Return what the system says is available, None where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    found = next((line for line in lines if line.startswith("MemAvailable:")), None)
+    return int(found.split()[1]) * 1024 if found else None

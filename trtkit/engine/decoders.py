@@ -1,0 +1,104 @@
+"""A decoder-only LLM's source, spec, sizes and profiles, as its config asks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtkit.config.schema import LlmOptions, ModelConfig
+from trtkit.dtypes import dtype_of
+from trtkit.errors import ConfigError, Problem
+from trtkit.models.registry import decoder_spec
+from trtkit.network.decoder import DecoderOptions
+from trtkit.sources import package_file
+from trtkit.sources.decoder_source import open_gguf, open_hf_folder, open_trtllm
+
+if TYPE_CHECKING:
+    from trtkit.config.schema import Source
+    from trtkit.models.spec import DecoderSpec
+    from trtkit.sources.decoder_source import DecoderSource
+
+Json = dict[str, Any]
+Shapes = dict[str, dict[str, list[int]]]
+
+
+def open_decoder(source: Source) -> DecoderSource:
+    """Open the config, weights and tokenizer of a decoder-only LLM."""
+    if source.gguf is not None:
+        return open_gguf(package_file.resolve(source.gguf, source.requires))
+    if source.trtllm is not None:
+        return open_trtllm(package_file.resolve(source.trtllm))
+    assert source.hf is not None
+    return open_hf_folder(package_file.resolve(source.hf))
+
+
+def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
+    """Return the model's spec. Raises ConfigError for options that the model or the method does not allow."""
+    spec = decoder_spec(opened.config, opened.where)
+    options, limit = llm_options(config), spec.max_position_embeddings
+    problems = []
+    if limit and options.max_sequence_length > limit:
+        what = f"{options.max_sequence_length} is above the model's `max_position_embeddings`, {limit}"
+        problems.append(Problem(what, "llm.max_sequence_length", f"lower it to {limit} or less"))
+    if config.profiles:
+        fix = "set `llm.max_batch_size`, `llm.max_sequence_length` and `llm.max_prefill_length`"
+        problems.append(Problem("an LLM's profiles follow from `llm`", "profiles", fix))
+    meaningless = {"keep_fp32": bool(config.keep_fp32), "io_types": config.io_types != "model"}
+    for key in (key for key, is_set in meaningless.items() if is_set):
+        problems.append(Problem("has no meaning for a network written in its own precision", key, "remove it"))
+    if problems:
+        raise ConfigError(f"the config does not fit {opened.where}", problems)
+    return spec
+
+
+def llm_options(config: ModelConfig) -> LlmOptions:
+    """Return the config's `llm` section or its defaults."""
+    return config.llm or LlmOptions()
+
+
+def network_options(config: ModelConfig) -> DecoderOptions:
+    """Return how the network is to be written."""
+    options = llm_options(config)
+    return DecoderOptions(
+        dtype_of(config.precision),
+        options.max_sequence_length,
+        has_all_logits=options.logits == "all",
+        has_embeds_input=options.inputs == "embeds",
+        has_hidden_states=options.hidden_states,
+    )
+
+
+def decoder_profiles(inputs: dict[str, tuple[int, ...]], options: LlmOptions) -> list[Shapes]:
+    """Return the profiles `prefill` and `decode` for inputs whose -1 axes are the batch, then the new tokens."""
+    batch = {"min": 1, "opt": max(1, options.max_batch_size // 2), "max": options.max_batch_size}
+    prefill = {"min": 1, "opt": max(1, options.max_prefill_length // 2), "max": options.max_prefill_length}
+    decode = {"min": 1, "opt": 1, "max": 1}
+    return [
+        {name: {kind: _filled(shape, batch[kind], new[kind]) for kind in batch} for name, shape in inputs.items()}
+        for new in (prefill, decode)
+    ]
+
+
+@dataclass(frozen=True)
+class DecoderSize:
+    """What a model weighs. Bytes are of the engine's precision; KV of one slot is at the engine's full length."""
+
+    parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes_per_slot: int
+
+
+def decoder_size(spec: DecoderSpec, parameters: int, config: ModelConfig) -> DecoderSize:
+    """Return parameter count, weight bytes and KV-cache bytes (linear caches: every layer at full length)."""
+    dtype, attention = dtype_of(config.precision), spec.attention
+    per_layer = 2 * attention.num_key_value_heads * attention.head_dim
+    per_token = dtype.size_bytes(per_layer * len(spec.layers))
+    per_slot = per_token * llm_options(config).max_sequence_length
+    return DecoderSize(parameters, dtype.size_bytes(parameters), per_token, per_slot)
+
+
+def _filled(shape: tuple[int, ...], batch: int, new: int) -> list[int]:
+    """Return a shape with its dynamic axes filled in."""
+    sizes = iter((batch, new))
+    return [next(sizes) if size < 0 else size for size in shape]

@@ -1,0 +1,34 @@
+"""Run the jobs of a build; a process that dies becomes an error that says where it was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trtkit.engine.child import ChildCrashError, run_job
+from trtkit.engine.crash import explain_crash
+from trtkit.errors import UnsupportedOperatorsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Json = dict[str, Any]
+
+
+def run(job: str, arguments: Json, on_event: Callable[[Json], None]) -> Json:
+    """Do a job in a child process; a crash becomes an error that says where it was."""
+    try:
+        return run_job(job, arguments, on_event)
+    except ChildCrashError as crash:
+        raise explain_crash(crash, arguments) from None
+
+
+def run_parser(job: str, arguments: Json, on_event: Callable[[Json], None]) -> Json:
+    """Run a job that parses ONNX; a refused model is asked for all of its faults."""
+    try:
+        return run(job, arguments, on_event)
+    except UnsupportedOperatorsError as first:
+        try:
+            run_job("diagnose", arguments, on_event)
+        except ChildCrashError:
+            raise first from None
+        raise

@@ -1,0 +1,50 @@
+"""Build what comes through ONNX: prepare, then parse and compile, each in a child process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trtkit.engine.jobs import run, run_parser
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from trtkit.engine.plan import Plan
+
+Json = dict[str, Any]
+
+
+def prepare_network(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> tuple[Json, Json]:
+    """Prepare the ONNX file in `folder`/network; return what `prepare` said and the arguments of parsing jobs."""
+    network_folder = folder / "network"
+    network_folder.mkdir()
+    arguments = {"config": plan.config.model_dump(mode="json"), "folder": str(network_folder)}
+    prepared = run("prepare", arguments, on_event)
+    parse_arguments = {
+        "backend": plan.backend,
+        "onnx": str(network_folder / "model.onnx"),
+        "grid_samples": prepared["grid_samples"],
+        "opt_shapes": prepared["opt_shapes"],
+    }
+    return prepared, parse_arguments
+
+
+def describe_onnx(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> Json:
+    """Prepare and parse without building; return steps, profiles and the network's record."""
+    prepared, arguments = prepare_network(plan, folder, on_event)
+    described = run_parser("describe", arguments, on_event)
+    return {"steps": prepared["steps"], "profiles": prepared["profiles"], **described}
+
+
+def compile_onnx(plan: Plan, folder: Path, engine: str, on_event: Callable[[Json], None]) -> Json:
+    """Prepare, parse and build; return the same with the plan and metrics. engine: the plan's path in `folder`."""
+    prepared, arguments = prepare_network(plan, folder, on_event)
+    arguments |= {
+        "profiles": prepared["profiles"],
+        "target": plan.target.model_dump(mode="json"),
+        "options": plan.config.build.model_dump(mode="json"),
+        "plan": str(folder / engine),
+    }
+    compiled = run_parser("compile", arguments, on_event)
+    return {"steps": prepared["steps"], "profiles": prepared["profiles"], **compiled}

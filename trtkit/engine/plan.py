@@ -1,0 +1,66 @@
+"""Everything a build follows from, known before it starts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit.backends import choose_backend
+from trtkit.config.targets import Target, load_target
+from trtkit.engine import cache
+from trtkit.engine.jobs import run
+from trtkit.engine.manifest import FileRecord
+from trtkit.models.registry import FAMILIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.config.schema import ModelConfig
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A build before it starts. is_decoder: the source is a decoder-only LLM, written by the network API."""
+
+    config: ModelConfig
+    target: Target
+    backend: str
+    sources: tuple[FileRecord, ...]
+    tools: dict[str, str]
+    key: str
+    is_decoder: bool
+
+
+def plan_build(config: ModelConfig, on_event: Callable[[Json], None]) -> Plan:
+    """Resolve target and backend and fingerprint the source."""
+    target = load_target(config.target)
+    backend = choose_backend(target.backend)
+    files = run("digest", {"config": config.model_dump(mode="json")}, on_event)["files"]
+    sources = tuple(FileRecord(**file) for file in files)
+    tools = cache.tool_versions()
+    key = cache.build_key(config, target, backend, sources, tools)
+    return Plan(config, target, backend, sources, tools, key, is_decoder(config))
+
+
+def is_decoder(config: ModelConfig) -> bool:
+    """Whether the source is a decoder-only LLM: GGUF, TensorRT-LLM, or a Hugging Face folder of a known family.
+
+    A Hugging Face folder whose config has an `llm` section is one by that.
+    """
+    source = config.source
+    if source.gguf is not None or source.trtllm is not None:
+        return True
+    return source.hf is not None and (config.llm is not None or _model_type(Path(source.hf)) in FAMILIES)
+
+
+def _model_type(folder: Path) -> str:
+    """Return `model_type` of a folder's config.json, empty where there is none to read."""
+    try:
+        fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    return str(fields.get("model_type", "")) if isinstance(fields, dict) else ""

@@ -1,0 +1,114 @@
+"""Let TensorRT build a network, whoever wrote it, and write the plan."""
+
+from __future__ import annotations
+
+import resource
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit.engine.callbacks import FileWriter, plan_writer, progress_monitor
+from trtkit.engine.trt_log import error_lines, warning_lines
+from trtkit.errors import BuildError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.backends import Backend
+
+Json = dict[str, Any]
+
+# TensorRT streams a plan through a buffer of 64 MiB; a smaller plan takes less memory whole.
+_STREAM_FROM_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """How to build. profiles: input name to `min/opt/max`; target and options as their models dump them."""
+
+    profiles: list[dict[str, Json]]
+    target: Json
+    options: Json
+    plan: str
+    log_path: str
+
+
+@dataclass(frozen=True, eq=False)
+class Buildable:
+    """A network ready to be built. weight_bytes: about what the plan will hold."""
+
+    definition: Any
+    builder: Any
+    weight_bytes: int
+
+
+def write_plan(backend: Backend, network: Buildable, request: PlanRequest, report: Callable[[Json], None]) -> Json:
+    """Build `network` and write its plan; return `plan` (size, SHA-256), `warnings`, `build_s`, `peak_memory_mib`.
+
+    Raises BuildError with TensorRT's own reasons, OSError where the disk cannot hold the plan.
+    """
+    monitor = progress_monitor(backend, report)
+    config = _builder_config(backend, network.builder, request)
+    config.progress_monitor = monitor
+    report({"event": "phase", "name": "build"})
+    started = time.perf_counter()
+    with Path(request.plan).open("wb") as file:
+        writer = FileWriter(file)
+        build = _stream if network.weight_bytes >= _STREAM_FROM_BYTES else _build
+        built = build(backend, network, config, writer)
+    log = Path(request.log_path).read_text(errors="replace")
+    if not built:
+        raise BuildError(_reasons(log), fix="`trtkit inspect` lists the network's layers")
+    build_s = time.perf_counter() - started
+    return {
+        "plan": {"size_bytes": writer.size_bytes, "sha256": writer.sha256()},
+        "warnings": warning_lines(log),
+        "build_s": round(build_s, 3),
+        "peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+    }
+
+
+def _build(_backend: Backend, network: Buildable, config: Any, writer: FileWriter) -> bool:
+    """Build in memory and write; False where TensorRT cannot."""
+    plan = network.builder.build_serialized_network(network.definition, config)
+    if plan is None:
+        return False
+    writer.write(plan)
+    return True
+
+
+def _stream(backend: Backend, network: Buildable, config: Any, writer: FileWriter) -> bool:
+    """Build while writing: the plan is never whole in memory. Otherwise like `_build`."""
+    stream = plan_writer(backend, writer)
+    built = network.builder.build_serialized_network_to_stream(network.definition, config, stream)
+    if stream.fault is not None:
+        raise stream.fault
+    return bool(built)
+
+
+def _builder_config(backend: Backend, builder: Any, request: PlanRequest) -> Any:
+    """Return TensorRT's builder config with options, target and profiles set."""
+    trt, options = backend.trt, request.options
+    config = builder.create_builder_config()
+    config.builder_optimization_level = options["optimization_level"]
+    builder.max_threads = options["max_threads"]
+    if options["workspace_gib"] is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, int(options["workspace_gib"] * 2**30))
+    capabilities = request.target["compute_capabilities"]
+    if capabilities:
+        config.num_compute_capabilities = len(capabilities)
+        for index, capability in enumerate(capabilities):
+            config.set_compute_capability(getattr(trt.ComputeCapability, f"SM{capability}"), index)
+    for shapes in request.profiles:
+        profile = builder.create_optimization_profile()
+        for name, shape in shapes.items():
+            profile.set_shape(name, shape["min"], shape["opt"], shape["max"])
+        config.add_optimization_profile(profile)
+    return config
+
+
+def _reasons(log: str) -> str:
+    """Return TensorRT's own reasons for a failed build."""
+    reasons = error_lines(log)
+    return "TensorRT cannot build the network: " + ("; ".join(reasons[:6]) if reasons else "it gave no reason")
