@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model with random weights. config: what `AutoConfig.for_model` takes besides `model_type`."""
+    """A model with random weights. config: what `AutoConfig.for_model` takes besides `model_type`.
+
+    attention: transformers' implementation to compare with.
+    """
 
     name: str
     model_type: str
     config: dict[str, Any] = field(hash=False)
+    attention: str = "eager"
 
     def __str__(self) -> str:
         return self.name
@@ -68,6 +72,11 @@ GPT2_SIZES = {"vocab_size": 67, "n_positions": 64, "n_embd": 48, "n_layer": 2, "
 NO_HEAD_DIM = ("head_dim",)
 NO_GROUPS = ("head_dim", "num_key_value_heads")
 NO_SIZE = (*NO_GROUPS, "intermediate_size")
+# transformers 5.23 adds ALiBi twice in its eager attention: to the scores, and to the mask.
+FALCON_ALIBI = replace(
+    case("falcon-alibi", "falcon", *NO_SIZE, num_attention_heads=4, hidden_size=48, multi_query=False, alibi=True),
+    attention="sdpa",
+)
 
 CASES = [
     case("llama", "llama"),
@@ -128,6 +137,8 @@ CASES = [
     case("falcon-40b", "falcon", *NO_SIZE, hidden_size=48, new_decoder_architecture=True, num_kv_heads=2),
     case("falcon-sequential", "falcon", *NO_SIZE, hidden_size=48, multi_query=False, parallel_attn=False, bias=True),
     case("starcoder2", "starcoder2", *NO_HEAD_DIM, hidden_size=48, sliding_window=7),
+    FALCON_ALIBI,
+    case("stablelm-12b", "stablelm", *NO_HEAD_DIM, hidden_size=96, qk_layernorm=True, use_parallel_residual=True),
     case("olmo2", "olmo2", *NO_HEAD_DIM, hidden_size=48),
     case(
         "granite",

@@ -57,7 +57,9 @@ def model_of(case: Case) -> Model:
     """Return the case's model with every weight random, norms and biases too."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(case.model_type, **case.config)
-    hf = AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").eval()
+    hf = AutoModelForCausalLM.from_config(
+        config, attn_implementation=case.attention, experts_implementation="eager"
+    ).eval()
     for name, weight in hf.named_parameters():
         is_matrix = weight.dim() > 1
         deviation = 1.5 * weight.shape[-1] ** -0.5 if is_matrix else 0.3

@@ -54,9 +54,10 @@ class AttentionSpec:
     scale: factor of the scores, usually head_dim ** -0.5.
     qkv: how the projections are stored: three matrices; one, `[q | k | v]`; or one in which each key/value head
         follows its query heads (`grouped`).
-    qk_norm: over each head, with one weight for all ("head") or one for each ("each_head"), or over all heads ("all").
+    qk_norm: over each head, with one weight for all ("head"), a row for each ("each_head") or a weight of its own name
+        for each ("listed_heads"); or over all heads together ("all").
     softcap: scores become softcap * tanh(scores / softcap). has_sinks: one learned score per head joins the softmax.
-    has_alibi: scores fall linearly with distance.
+    has_alibi: scores fall linearly with distance, by ALiBi's slopes times alibi_scale (Falcon: scale).
     """
 
     num_attention_heads: int
@@ -67,10 +68,11 @@ class AttentionSpec:
     has_qkv_bias: bool = False
     has_output_bias: bool = False
     norm: NormSpec | None = None
-    qk_norm: Literal["none", "head", "each_head", "all"] = "none"
+    qk_norm: Literal["none", "head", "each_head", "listed_heads", "all"] = "none"
     softcap: float | None = None
     has_sinks: bool = False
     has_alibi: bool = False
+    alibi_scale: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,11 @@ def _attention(path: str, spec: DecoderSpec) -> Iterator[_Part]:
         yield from _linear(f"{path}.qkv", spec, ((N + 2 * K) * H, D), attention.has_qkv_bias)
     yield from _linear(f"{path}.o", spec, (D, N * H), attention.has_output_bias)
     for name, heads in (("q_norm", N), ("k_norm", K)):
-        yield from _norm(f"{path}.{name}", attention.norm, *_qk_norm_shape(attention, heads))
+        if attention.qk_norm == "listed_heads":
+            for head in range(heads):
+                yield from _norm(f"{path}.{name}.heads.{head}", attention.norm, H)
+        else:
+            yield from _norm(f"{path}.{name}", attention.norm, *_qk_norm_shape(attention, heads))
     if attention.has_sinks:
         yield f"{path}.sinks", (N,)
 

@@ -156,7 +156,8 @@ class _Rows:
             mask = causal_mask(ids, self._inputs.kv_lengths, length, window)
             attention = self._spec.attention
             if attention.has_alibi:
-                mask = alibi_mask(mask, ids, alibi_slopes(attention.num_attention_heads), self._options.dtype)
+                slopes = alibi_slopes(attention.num_attention_heads) * attention.alibi_scale
+                mask = alibi_mask(mask, ids, slopes, self._options.dtype)
             self._masks[window] = mask
         return self._masks[window]
 

@@ -1,4 +1,4 @@
-"""Falcon with rotary positions: 7B (multi-query), 40B and 180B (grouped). HF: `FalconForCausalLM`."""
+"""Falcon: 7B (multi-query), 40B and 180B (grouped), and those with ALiBi. HF: `FalconForCausalLM`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trtkit.models.spec import BlockSpec
 
 if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+    from trtkit.models.spec import DecoderSpec, RopeSpec
 
 ALIASES = {
     "num_key_value_heads": "num_kv_heads",
@@ -34,7 +34,6 @@ TWO_NORMS = {"layers.{i}.attention_norm": _LAYER + "ln_attn", "layers.{i}.mlp_no
 
 def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
-    config.refuse("alibi", False)
     is_new, is_multi_query = bool(config.get("new_decoder_architecture", False)), bool(config.get("multi_query", True))
     is_parallel = bool(config.get("parallel_attn", True)) or is_new
     has_two_norms = is_new and int(config.get("num_ln_in_parallel_attn", 2)) == 2
@@ -43,7 +42,10 @@ def spec(config: HfConfig) -> DecoderSpec:
     heads = attention.num_key_value_heads if is_new else 1 if is_multi_query else attention.num_attention_heads
     is_joined = is_multi_query and not is_new
     attention = replace(attention, num_key_value_heads=heads, qkv="concatenated" if is_joined else "grouped")
-    layers = layers_part(config, plain_mlp_part(config, has_bias=has_bias), rope_spec(config, attention.head_dim))
+    rope: RopeSpec | None = rope_spec(config, attention.head_dim)
+    if config.get("alibi", False):
+        attention, rope = replace(attention, has_alibi=True, alibi_scale=attention.scale), None
+    layers = layers_part(config, plain_mlp_part(config, has_bias=has_bias), rope)
     model = decoder_part(config, attention, layers, norm, NAMES | (TWO_NORMS if has_two_norms else {}))
     norms = ("attention_norm", "mlp_norm") if has_two_norms or not is_parallel else ("attention_norm",)
     return replace(model, block=BlockSpec(norm, norms, is_parallel), prefix="transformer.")

@@ -14,14 +14,20 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
+INSIDE = {
+    "attention.q_norm.heads.{e}": "self_attn.q_layernorm.norms.{e}",
+    "attention.k_norm.heads.{e}": "self_attn.k_layernorm.norms.{e}",
+}
+
 
 def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
-    config.refuse("qk_layernorm", False)
     norm = layer_norm_part(config)
     attention = attention_part(config, has_qkv_bias=bool(config.get("use_qkv_bias", False)))
+    if config.get("qk_layernorm", False):
+        attention = replace(attention, norm=replace(norm, has_bias=False), qk_norm="listed_heads")
     layers = layers_part(config, mlp_part(config), rope_spec(config, attention.head_dim, partial=0.25))
-    model = decoder_part(config, attention, layers, norm, llama_names())
+    model = decoder_part(config, attention, layers, norm, llama_names({}, INSIDE))
     is_parallel = bool(config.get("use_parallel_residual", False))
     norms = ("attention_norm",) if is_parallel else ("attention_norm", "mlp_norm")
     return replace(model, block=BlockSpec(norm, norms, is_parallel))

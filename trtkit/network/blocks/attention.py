@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from trtkit.network.blocks.norm import norm_block
 from trtkit.network.ops.attention import attention, attention_from_primitives, scale_query
 from trtkit.network.ops.kv_cache import update_cache
+from trtkit.network.ops.norm import layer_norm
 from trtkit.network.ops.rotary import rotary_embedding
-from trtkit.network.ops.shape import merge_heads, reshape, split, split_heads, take, transpose
+from trtkit.network.ops.shape import concat, merge_heads, reshape, split, split_heads, take, transpose
 
 if TYPE_CHECKING:
     from trtkit.models.spec import AttentionSpec, RopeSpec
@@ -46,7 +47,7 @@ def attention_block(
     """Attend from x [B, S, D] to the cache and to itself; return [B, S, D] and the cache with the new tokens."""
     with x.graph.scope("attention"):
         q, k, v = _project(weights, x, spec)
-        if spec.qk_norm in ("head", "each_head") and spec.norm is not None:
+        if spec.qk_norm in ("head", "each_head", "listed_heads"):
             q, k = _norm_heads(weights, "q_norm", q, spec), _norm_heads(weights, "k_norm", k, spec)
         q, k = _rotate("rope_q", q, positions), _rotate("rope_k", k, positions)
         with x.graph.scope("past_key"):
@@ -85,12 +86,16 @@ def _split_groups(qkv: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor, Ten
 
 
 def _norm_heads(weights: Weights, name: str, x: Tensor, spec: AttentionSpec) -> Tensor:
-    """Norm each head of x [B, heads, S, H]; `each_head` has a weight [heads, H]."""
+    """Norm each head of x [B, heads, S, H], with one weight [H] for all, or with a weight [heads, H]."""
     assert spec.norm is not None
     if spec.qk_norm == "head":
         return norm_block(weights, name, x, spec.norm)
-    by_token = norm_block(weights, name, transpose(x, (0, 2, 1, 3)), spec.norm)  # [B, S, heads, H]
-    return transpose(by_token, (0, 2, 1, 3))
+    by_token = transpose(x, (0, 2, 1, 3))  # [B, S, heads, H]
+    if spec.qk_norm == "each_head":
+        return transpose(norm_block(weights, name, by_token, spec.norm), (0, 2, 1, 3))
+    with x.graph.scope(name):
+        rows = concat([weights.get(f"heads.{head}.weight", 2) for head in range(x.shape[1])], axis=0)
+        return transpose(layer_norm(by_token, rows, None, spec.norm.eps), (0, 2, 1, 3))
 
 
 def _rotate(name: str, x: Tensor, positions: Positions) -> Tensor:
