@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from .case import Outcome
 
+# Names and characters a row may have; benchmarks/conformance.json has all.
+_EXAMPLES, _LONGEST = 3, 110
+
 
 def counts(outcomes: list[Outcome]) -> dict[str, int]:
     """Count the stages that cases reached."""
@@ -44,7 +47,7 @@ def write_markdown(path: Path, outcomes: list[Outcome], provenance: dict[str, An
         "",
         f"Every ONNX node case of the onnx wheel ({versions}), parsed and built by TensorRT-RTX and executed by the",
         "reference executor; outputs are compared with the case's own at its own tolerance.",
-        "`make conformance` repeats it.",
+        "`make conformance` repeats it. `benchmarks/conformance.json` names every case with TensorRT's full words.",
         "",
         "| stage | cases |",
         "| --- | --- |",
@@ -65,14 +68,14 @@ def write_markdown(path: Path, outcomes: list[Outcome], provenance: dict[str, An
 
 
 def _section(title: str, outcomes: list[Outcome]) -> list[str]:
-    """Return a table of causes with the cases of each."""
-    groups = _grouped(outcomes, lambda outcome: _generic(outcome.cause))
+    """Return a table of causes with the number of cases and a few of their names."""
+    groups = _grouped(outcomes, lambda outcome: readable(outcome.cause))
     lines = [f"## {title}: {len(outcomes)}", ""]
     if groups:
-        lines += ["| cause | cases | names |", "| --- | --- | --- |"]
+        lines += ["| cause | cases | such as |", "| --- | --- | --- |"]
     for cause, members in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
-        names = ", ".join(outcome.name.removeprefix("test_") for outcome in members)
-        lines.append(f"| {cause.replace('|', '/')} | {len(members)} | {names} |")
+        names = ", ".join(outcome.name.removeprefix("test_") for outcome in members[:_EXAMPLES])
+        lines.append(f"| {cause} | {len(members)} | {names} |")
     return [*lines, ""]
 
 
@@ -84,7 +87,23 @@ def _grouped(outcomes: list[Outcome], key: Callable[[Outcome], str]) -> dict[str
     return groups
 
 
-def _generic(cause: str) -> str:
-    """Return a cause without what differs between cases of one kind."""
+def readable(cause: str) -> str:
+    """Return one line that says why, without TensorRT's source code and what differs between cases of one kind."""
+    if cause == "false":
+        return "no importer for this operator: TensorRT's parser answers `false`"
     cause = re.sub(r"\(Unnamed Layer\*? ?\d*\) ?(\[\w+\])?", "a layer", cause)
-    return cause if "`" in cause or "output" in cause else re.sub(r"\b\d+\b", "N", cause)
+    cause = re.sub(r"(ElementWiseOperation) [A-Z]+", r"\1", cause)
+    cause = re.split(
+        r" ?\[?checkMacros\.cpp| In operator\(\)| \(In |\. In \w+ at | see details in| (?:The current input type|Type) is",
+        cause,
+    )[0]
+    cause = re.sub(r"^(API Usage Error|Shape Error|Internal Error) \(", "", cause)
+    cause = re.sub(r"^Parameter check failed, condition: .*?\. (?=[A-Z])", "", cause)
+    quoted = re.search(r'&& "(.+?)"?$', cause)
+    if quoted:
+        cause = quoted[1]
+    elif cause.startswith("Assertion failed: "):
+        cause = re.split(r"(?<!:): (?!:)", cause, maxsplit=2)[-1]
+    cause = " ".join(cause.replace("|", "/").split()).rstrip(" .,[(")
+    cause = cause if "`" in cause or "output" in cause else re.sub(r"(?<![\w.-])\d+\b", "N", cause)
+    return cause if len(cause) <= _LONGEST else f"{cause[: _LONGEST - 1].rsplit(' ', 1)[0]} …"
