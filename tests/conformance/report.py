@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 # Names and characters a row may have; benchmarks/conformance.json has all.
 _EXAMPLES, _LONGEST = 3, 110
 
+# Where a message goes over to TensorRT's source code, or to the values of one case.
+_SOURCE = re.compile(
+    r" ?\[?checkMacros\.cpp|\.? \[[a-z]*$| In operator\(\)| \(In |\. In \w+ at "
+    r"| see details in| (?:The current input type|Type) is"
+)
+
 
 def counts(outcomes: list[Outcome]) -> dict[str, int]:
     """Count the stages that cases reached."""
@@ -93,10 +99,7 @@ def readable(cause: str) -> str:
         return "no importer for this operator: TensorRT's parser answers `false`"
     cause = re.sub(r"\(Unnamed Layer\*? ?\d*\) ?(\[\w+\])?", "a layer", cause)
     cause = re.sub(r"(ElementWiseOperation) [A-Z]+", r"\1", cause)
-    cause = re.split(
-        r" ?\[?checkMacros\.cpp| In operator\(\)| \(In |\. In \w+ at | see details in| (?:The current input type|Type) is",
-        cause,
-    )[0]
+    cause = _SOURCE.split(cause)[0]
     cause = re.sub(r"^(API Usage Error|Shape Error|Internal Error) \(", "", cause)
     cause = re.sub(r"^Parameter check failed, condition: .*?\. (?=[A-Z])", "", cause)
     quoted = re.search(r'&& "(.+?)"?$', cause)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 CAUSES = {
     "false": "no importer for this operator: TensorRT's parser answers `false`",
-    "Assertion failed: creator && getPluginCreatorVersion(creator) == CreatorVersion::kV3ONE: failed to load X plugin.": (
+    "Assertion failed: creator && version(creator) == CreatorVersion::kV3ONE: failed to load X plugin.": (
         "failed to load X plugin"
     ),
     '(p == 1 || p == 2) && "Only L1 and L2 normalization are supported."': "Only L1 and L2 normalization are supported",
@@ -24,7 +24,7 @@ CAUSES = {
     "Shape Error (unsqueeze axis is not a constant [checkMacros.cpp::catchCudaError::212] Error Code 1: Cuda": (
         "unsqueeze axis is not a constant"
     ),
-    "API Usage Error (Parameter check failed, condition: a.getParams().kind == Kind::kNONE. Option mask is alone. [ch": (
+    "API Usage Error (Parameter check failed, condition: a.get().kind == Kind::kNONE. Option mask is alone. [ch": (
         "Option mask is alone"
     ),
     "the parser ignores `layout=1` of RNN, GRU and LSTM": "the parser ignores `layout=1` of RNN, GRU and LSTM",
