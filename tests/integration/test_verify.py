@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 from tests import models
 
@@ -199,3 +200,17 @@ def test_a_place_that_cannot_be_written_is_known_before_the_work(config: Path, t
 
 def test_an_unknown_config_is_exit_2(workspace: Path, trtkit: Trtkit) -> None:
     assert trtkit("verify", "nothing").code == 2
+
+
+def test_a_text_recognizer_keeps_its_alphabet_in_fp16(workspace: Path, trtkit: Trtkit) -> None:
+    shape = ("batch", 4, 3)
+    nodes = [helper.make_node("Softmax", ["x"], ["y"], name="softmax", axis=-1)]
+    model = models.model(nodes, [models.tensor("x", *shape)], [models.tensor("y", *shape)])
+    model.metadata_props.add(key="character", value="b")
+    models.save(model, workspace / "text.onnx")
+    steps = np.array([[2, 0, 1, 1], [1, 1, 2, 0]])  # index 2 is the space that the alphabet ends with
+    np.savez(workspace / "in.npz", x=9 * np.eye(3, dtype=np.float32)[steps])
+    words = ("--set", "precision=fp16", "--set", "task.kind=ctc-text", "--inputs", "in.npz", "--no-corners", "--json")
+    found = trtkit("verify", "text.onnx", *words).json()
+    assert (found["passed"], found["precision"]) == (True, "fp16")
+    assert found["task"]["answers"] == [[" b", " b"], ["b ", "b "]]

@@ -61,13 +61,16 @@ def cast_to(
     source, data = folder / "before-cast.onnx", folder / "calibration.npz"
     onnx.save(model, str(source))
     np.savez(data, allow_pickle=False, **random_inputs(model, shapes))
-    return convert_to_mixed_precision(  # type: ignore[no-any-return]
+    cast: onnx.ModelProto = convert_to_mixed_precision(
         str(source),
         low_precision_type=precision,
         nodes_to_exclude=[f"^{re.escape(name)}$" for name in keep],
         keep_io_types=True,
         calibration_data=str(data),
     )
+    del cast.metadata_props[:]
+    cast.metadata_props.extend(model.metadata_props)  # AutoCast drops them; text recognizers keep their alphabet there
+    return cast
 
 
 def cast_io(model: onnx.ModelProto, io_type: str) -> str:
