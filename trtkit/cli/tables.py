@@ -35,9 +35,7 @@ def bundle_summary(bundle: Bundle) -> Table:
     metrics, totals = manifest.metrics, manifest.totals
     table = pairs()
     table.add_row("backend", f"{manifest.backend.name} {manifest.backend.version}, target {manifest.target.name}")
-    for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):
-        for tensor in tensors:
-            table.add_row(kind, f"{tensor.name} {tensor.dtype} {shape_text(tensor.shape)}")
+    _add_tensors(table, manifest.model_dump(mode="json"))
     table.add_row("profiles", profiles_text([dict(p) for p in manifest.model_dump(mode="json")["profiles"]]))
     table.add_row("engine", f"{size_text(manifest.engines[0].size_bytes)}, {totals['layers']} layers")
     table.add_row("weights", weights_text(totals["weight_bytes"]))
@@ -49,6 +47,18 @@ def bundle_summary(bundle: Bundle) -> Table:
     for warning in manifest.warnings:
         table.add_row("warning", warning)
     return table
+
+
+def _add_tensors(table: Table, network: Json) -> None:
+    """Add inputs and outputs; the caches of all layers as one row."""
+    for kind in ("inputs", "outputs"):
+        caches = [tensor for tensor in network[kind] if tensor["name"].startswith(("past_", "present_"))]
+        for tensor in network[kind]:
+            if tensor not in caches:
+                table.add_row(kind[:-1], f"{tensor['name']} {tensor['dtype']} {shape_text(tensor['shape'])}")
+        if caches:
+            names = f"{caches[0]['name']} .. {caches[-1]['name']}"
+            table.add_row(kind[:-1], f"{names} {caches[0]['dtype']} {shape_text(caches[0]['shape'])}")
 
 
 def _add_decoder(table: Table, decoder: Json) -> None:
@@ -86,9 +96,7 @@ def _overview(found: Json) -> Table:
     table.add_row("target", config["target"])
     options = ", ".join(f"{name} {value}" for name, value in config["build"].items() if value is not None)
     table.add_row("build", f"{options}, fold_constants {str(config['fold_constants']).lower()}")
-    for kind in ("inputs", "outputs"):
-        for tensor in network[kind]:
-            table.add_row(kind[:-1], f"{tensor['name']} {tensor['dtype']} {shape_text(tensor['shape'])}")
+    _add_tensors(table, network)
     table.add_row("profiles", profiles_text(source["profiles"]))
     if "manifest" in found:
         table.add_row("engine", size_text(source["engines"][0]["size_bytes"]))

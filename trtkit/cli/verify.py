@@ -23,6 +23,7 @@ Examples:
   trtkit verify my.yaml --set precision=fp16 --layers --html report.html
   trtkit verify my.yaml --set precision=fp16 --fix my-fixed.yaml
   trtkit verify ppocr-det --inputs photos/ --no-corners --json
+  trtkit verify bundles/llama --text book.txt
 
 \b
 Exit codes: 0 right, 1 failed to run, 2 wrong usage or config, 3 out of tolerance."""
@@ -43,6 +44,7 @@ OUT_OF_TOLERANCE = 3
 )
 @click.option("--layers", is_flag=True, help="Compare every layer with the network widened, and show its range.")
 @click.option("--corners/--no-corners", default=True, help="Run every profile's min, opt, max and random shapes.")
+@click.option("--text", metavar="FILE", help="An LLM's perplexity on this text, beside transformers'.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a report with plots.")
 @click.option(
     "--fix",
@@ -59,6 +61,7 @@ def command(
     against: str | None,
     layers: bool,
     corners: bool,
+    text: str | None,
     html: Path | None,
     fix: Path | None,
     target: str | None,
@@ -75,7 +78,7 @@ def command(
     from trtkit.verify.verify import Request
 
     _check_outputs(path, html, fix)
-    request = Request(inputs, against, layers or html is not None or fix is not None, corners)
+    request = Request(inputs, against, layers or html is not None or fix is not None, corners, text)
     with show_progress(quiet=quiet or as_json) as on_event:
         found = _verify(path, request, overrides, target, on_event)
         if fix is not None and not found["passed"]:

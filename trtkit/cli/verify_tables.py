@@ -28,6 +28,8 @@ def verify_tables(found: Json) -> Iterator[RenderableType]:
         yield _outputs(found["engine"]["outputs"], "the engine on this GPU against the reference executor")
     if found["task"]["measure"]:
         yield _answers(found["task"])
+    if found.get("perplexity"):
+        yield _perplexity(found["perplexity"])
     if found["corners"]:
         yield _corners(found["corners"])
     if found["layers"]:
@@ -77,6 +79,15 @@ def _answers(task: Json) -> Table:
     rows.add_row(task["measure"], f"{task['agreement']:.1%} equal the reference's{top_5}")
     rows.add_row("ours", ", ".join(str(ours) for ours, _ in task["answers"][:_TOP]))
     rows.add_row("reference", ", ".join(str(theirs) for _, theirs in task["answers"][:_TOP]))
+    return rows
+
+
+def _perplexity(text: Json) -> Table:
+    rows = pairs("perplexity per token")
+    rows.add_row("text", f"{text['text']}, {text['windows']} windows, {text['tokens']} tokens")
+    rows.add_row("ours", f"{text['perplexity']:.4f}")
+    rows.add_row("reference", f"{text['reference']:.4f}")
+    rows.add_row("change", f"{text['relative_change']:.3%}, at most {text['allowed']:.1%} allowed")
     return rows
 
 

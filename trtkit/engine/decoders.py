@@ -10,8 +10,7 @@ from trtkit.dtypes import dtype_of
 from trtkit.errors import ConfigError, Problem
 from trtkit.models.registry import decoder_spec
 from trtkit.network.decoder import DecoderOptions
-from trtkit.sources import package_file
-from trtkit.sources.decoder_source import open_gguf, open_hf_folder, open_trtllm
+from trtkit.sources import decoder_source, package_file
 
 if TYPE_CHECKING:
     from trtkit.config.schema import Source
@@ -25,11 +24,11 @@ Shapes = dict[str, dict[str, list[int]]]
 def open_decoder(source: Source) -> DecoderSource:
     """Open the config, weights and tokenizer of a decoder-only LLM."""
     if source.gguf is not None:
-        return open_gguf(package_file.resolve(source.gguf, source.requires))
+        return decoder_source.open_gguf(package_file.resolve(source.gguf, source.requires))
     if source.trtllm is not None:
-        return open_trtllm(package_file.resolve(source.trtllm))
+        return decoder_source.open_trtllm(package_file.resolve(source.trtllm))
     assert source.hf is not None
-    return open_hf_folder(package_file.resolve(source.hf))
+    return decoder_source.open_hf_folder(package_file.resolve(source.hf))
 
 
 def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trtkit.reference import Executor, Options
+from trtkit.reference import Executor, Options, to_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,7 +74,7 @@ class LayerName:
 def layer_errors(
     backend: Backend,
     network: Any,
-    inputs: Mapping[str, Array],
+    inputs: Mapping[str, Any],
     constants: Mapping[str, Any],
     reference: Mapping[str, Array],
 ) -> list[LayerError]:
@@ -113,10 +113,11 @@ def _makers(backend: Backend, network: Any) -> dict[str, LayerName]:
     return made
 
 
-def _widened(inputs: Mapping[str, Array], widen: str) -> dict[str, Any]:
+def _widened(inputs: Mapping[str, Any], widen: str) -> dict[str, torch.Tensor]:
     """Return float inputs in the type that the widened network takes."""
-    dtype = "float64" if widen == "fp64" else "float32"
-    return {name: array if array.dtype.kind in "iub" else array.astype(dtype) for name, array in inputs.items()}
+    dtype = torch.float64 if widen == "fp64" else torch.float32
+    tensors = {name: to_tensor(value, name) for name, value in inputs.items()}
+    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
 def _measure(name: LayerName, tensor: str, value: torch.Tensor, wide: torch.Tensor, reference: Any) -> LayerError:

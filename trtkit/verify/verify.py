@@ -13,6 +13,7 @@ from trtkit.engine.bundle import MANIFEST, write_json
 from trtkit.engine.jobs import run
 from trtkit.engine.onnx_build import prepare_network
 from trtkit.engine.plan import plan_build
+from trtkit.errors import BundleError, SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,47 +23,76 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 JOB = "trtkit.verify.job:verify"
+DECODER_JOB = "trtkit.verify.decoder_job:verify"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to verify on. inputs: files or folders, the config's own when empty. against: "onnxruntime" or "torch"."""
+    """What to verify on.
+
+    inputs: files or folders, the config's own when empty; for an LLM, text files with a prompt a line.
+    against: "onnxruntime" or "torch". text: a file for an LLM's perplexity.
+    """
 
     inputs: tuple[str, ...] = ()
     against: str | None = None
     layers: bool = False
     corners: bool = True
+    text: str | None = None
 
     def arguments(self) -> Json:
         """Return the job's arguments that say so."""
         inputs = [path if "://" in path else str(Path(path).resolve()) for path in self.inputs]
-        return {"inputs": inputs, "against": self.against, "layers": self.layers, "corners": self.corners}
+        asked = {"against": self.against, "layers": self.layers, "corners": self.corners}
+        return {"inputs": inputs, "text": self.text and str(Path(self.text).resolve()), **asked}
 
 
 def verify_config(config: ModelConfig, request: Request, on_event: Callable[[Json], None]) -> Json:
-    """Prepare and verify the network of `config` without building it; return the report's data."""
+    """Make and verify the network of `config` without building it; return the report's data."""
     plan = plan_build(config, on_event)
+    arguments = {"config": config.model_dump(mode="json"), "backend": plan.backend, **request.arguments()}
+    if plan.is_decoder:
+        return {"name": config.name, **run(DECODER_JOB, arguments, on_event)}
+    _refuse_text(request)
     with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
         prepared, parse = prepare_network(plan, Path(folder), on_event)
-        network = {"onnx": parse["onnx"], "backend": plan.backend, "profiles": prepared["profiles"]}
-        arguments = {"config": config.model_dump(mode="json"), **network, **request.arguments()}
+        arguments |= {"onnx": parse["onnx"], "profiles": prepared["profiles"]}
         return {"name": config.name, **run(JOB, arguments, on_event)}
 
 
 def verify_bundle(bundle: Bundle, request: Request, on_event: Callable[[Json], None]) -> Json:
     """Verify the network that a bundle's engine was built from, note the result in its manifest, return the data.
 
-    Raises BundleError where a file is not the one that was built.
+    Raises BundleError where a file is not the one that was built, an LLM's weights among them.
     """
     bundle.check_files()
     manifest = bundle.manifest
     stored = manifest.model_dump(mode="json")
-    network = {"onnx": str(bundle.onnx_path), "backend": manifest.backend.name, "profiles": stored["profiles"]}
-    network |= {"plan": str(bundle.engine_path()), "sources": [file.sha256 for file in manifest.sources]}
-    arguments = {"config": stored["config"], **network, **request.arguments()}
-    found = {"name": manifest.name, **run(JOB, arguments, on_event)}
+    arguments = {"config": stored["config"], "backend": manifest.backend.name, **request.arguments()}
+    if manifest.decoder is not None:
+        _check_sources(bundle, on_event)
+        found = {"name": manifest.name, **run(DECODER_JOB, arguments, on_event)}
+    else:
+        _refuse_text(request)
+        arguments |= {"onnx": str(bundle.onnx_path), "profiles": stored["profiles"]}
+        arguments |= {"plan": str(bundle.engine_path()), "sources": [file.sha256 for file in manifest.sources]}
+        found = {"name": manifest.name, **run(JOB, arguments, on_event)}
     write_json(bundle.path / MANIFEST, {**stored, "verify": _summary(found)})
     return found
+
+
+def _check_sources(bundle: Bundle, on_event: Callable[[Json], None]) -> None:
+    """Refuse an LLM's bundle whose weights, which stay where they were, are not those it was built from."""
+    config = bundle.manifest.config.model_dump(mode="json")
+    now = {file["sha256"] for file in run("digest", {"config": config}, on_event)["files"]}
+    changed = [file.path for file in bundle.manifest.sources if file.sha256 not in now]
+    if changed:
+        raise BundleError("the source has changed since the bundle was built", changed[0], "build the bundle again")
+
+
+def _refuse_text(request: Request) -> None:
+    if request.text is not None:
+        raise SourceError("perplexity is a measure of language models only", "--text", "leave it out")
 
 
 def _summary(found: Json) -> Json:

@@ -1,0 +1,201 @@
+"""The job that verifies a decoder-only LLM: its network, computed by the reference executor, against transformers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trtkit.backends import load_backend
+from trtkit.config.schema import LlmOptions, ModelConfig
+from trtkit.engine.decoder_compile import decoder_graph
+from trtkit.engine.decoders import checked_spec, llm_options, open_decoder
+from trtkit.models.weights import find_weights
+from trtkit.reference import Executor, Options, to_array
+from trtkit.runtime.decoder_execution import DecoderExecution
+from trtkit.verify.compare import Comparison, compare, worst
+from trtkit.verify.decoder_reference import TransformersReference
+from trtkit.verify.job import tolerance_of
+from trtkit.verify.layers import layer_errors
+from trtkit.verify.perplexity import perplexity, windows
+from trtkit.verify.prompts import Prompt, read_prompts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.network.graph import Graph
+
+Json = dict[str, Any]
+
+_NEW_TOKENS = 12
+# Positions whose two best logits lie nearer than this many roundings of each other have no clear answer.
+_CLEAR_ROUNDINGS = 4
+_MIN_AGREEMENT = 0.99
+_MAX_PERPLEXITY_CHANGE = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 2e-2}
+
+
+class DecoderVerifier:
+    """An LLM's network in the engine's precision, with logits of every token, and transformers' model."""
+
+    def __init__(self, arguments: Json, report: Callable[[Json], None]) -> None:
+        self.config = ModelConfig.model_validate(arguments["config"])
+        self.backend = load_backend(arguments["backend"])
+        report({"event": "phase", "name": "read source"})
+        self.opened = open_decoder(self.config.source)
+        self.spec = checked_spec(self.config, self.opened)
+        self._weights = find_weights(self.spec, self.opened.checkpoint, self.opened.where)
+        report({"event": "phase", "name": "write network"})
+        self._graphs: list[Graph] = []  # they own the weights that executors read
+        self.graph = self._graph(logits="all")
+        self.execution = DecoderExecution(self._executor(self.graph))
+        report({"event": "phase", "name": "load reference"})
+        self.reference = TransformersReference(self.opened)
+        self.tolerance = tolerance_of(self.config)
+
+    def engine_execution(self) -> DecoderExecution:
+        """Return the network exactly as the engine has it: its own kind of logits."""
+        logits = llm_options(self.config).logits
+        return self.execution if logits == "all" else DecoderExecution(self._executor(self._graph(logits="last")))
+
+    def logits(self, prompt: Prompt) -> torch.Tensor:
+        """Return logits [S, V] of one prompt, prefilled at once."""
+        self.execution.reset(1)
+        return self.execution.step(torch.tensor([prompt.ids]))[0]
+
+    def _graph(self, *, logits: str) -> Graph:
+        options = LlmOptions(**{**llm_options(self.config).model_dump(), "logits": logits})
+        config = self.config.model_copy(update={"llm": options})
+        self._graphs.append(decoder_graph(self.backend, config, self.spec, self._weights))
+        return self._graphs[-1]
+
+    def _executor(self, graph: Graph) -> Executor:
+        return Executor(self.backend, graph.network, Options(constants=graph.constants, in_place_caches=True))
+
+
+def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
+    """Compare logits, greedy tokens, slots and, where asked, perplexity and every layer; return the report's data."""
+    verifier = DecoderVerifier(arguments, report)
+    prompts = read_prompts(arguments["inputs"], verifier.opened, llm_options(verifier.config))
+    report({"event": "phase", "name": "compare logits"})
+    logits, agreement = _compare_logits(verifier, prompts)
+    report({"event": "phase", "name": "compare greedy tokens"})
+    answers = _greedy(verifier, prompts)
+    corners = _corners(verifier, prompts, report) if arguments["corners"] else []
+    text = _perplexity(verifier, arguments["text"], report) if arguments["text"] else None
+    same = sum(ours == theirs for ours, theirs in answers) / len(answers)
+    # Where two tokens are nearly equally likely, the rounding of 16 bits may choose; that of fp32 does not.
+    required = 1.0 if verifier.config.precision == "fp32" else 0.0
+    passed = logits.relative_rms_error <= verifier.tolerance and agreement >= _MIN_AGREEMENT and same >= required
+    passed = passed and all(corner["passed"] for corner in corners) and (text is None or text["passed"])
+    layers = _layers(verifier, prompts[0], report) if arguments["layers"] or not passed else []
+    return {
+        "passed": passed,
+        "precision": verifier.config.precision,
+        "reference": verifier.reference.description,
+        "executor": f"trtkit reference executor on the {verifier.backend.name} {verifier.backend.version} network",
+        "tolerance": verifier.tolerance,
+        "samples": [prompt.name for prompt in prompts],
+        "outputs": {"logits": logits.to_json()},
+        "top_1_agreement": agreement,
+        "task": {"measure": "greedy text", "agreement": same, "required": required, "top_5": None, "answers": answers},
+        "corners": corners,
+        "perplexity": text,
+        "layers": layers,
+        "engine": None,
+    }
+
+
+def _compare_logits(verifier: DecoderVerifier, prompts: list[Prompt]) -> tuple[Comparison, float]:
+    """Return the worst comparison and the share of equal top-1 tokens where the best two are clearly apart."""
+    comparisons, hits, clear = [], 0, 0
+    for prompt in prompts:
+        ours, theirs = verifier.logits(prompt), verifier.reference.logits(prompt.ids)
+        comparisons.append(compare(to_array(ours), to_array(theirs)))
+        best = theirs.topk(2).values
+        rounding = verifier.tolerance / 10 * theirs.square().mean().sqrt()
+        is_clear = best[:, 0] - best[:, 1] > _CLEAR_ROUNDINGS * rounding
+        hits += int((ours.argmax(-1) == theirs.argmax(-1))[is_clear].sum())
+        clear += int(is_clear.sum())
+    return worst(comparisons), hits / clear if clear else 1.0
+
+
+def _greedy(verifier: DecoderVerifier, prompts: list[Prompt]) -> list[tuple[str, str]]:
+    """Return greedy answers of the engine's own network and of transformers, as text where there is a tokenizer."""
+    execution, stop = verifier.engine_execution(), _stop_tokens(verifier.opened.config)
+    answers = []
+    for prompt in prompts:
+        ours = execution.greedy(prompt.ids, _NEW_TOKENS, stop)
+        theirs = verifier.reference.greedy(prompt.ids, _NEW_TOKENS, stop)
+        answers.append((prompt.decode(ours), prompt.decode(theirs)))
+    return answers
+
+
+def _corners(verifier: DecoderVerifier, prompts: list[Prompt], report: Callable[[Json], None]) -> list[Json]:
+    """Check what serving relies on: chunks give what one prefill gives, slots together what each gives alone."""
+    report({"event": "phase", "name": "chunks and slots"})
+    longest = max(prompts, key=lambda prompt: len(prompt.ids))
+    whole = verifier.logits(longest)
+    corners = []
+    for size in (1, 5):
+        verifier.execution.reset(1)
+        starts = range(0, len(longest.ids), size)
+        parts = (torch.tensor([longest.ids[start : start + size]]) for start in starts)
+        chunked = torch.cat([verifier.execution.step(part)[0] for part in parts])
+        shapes = {"input_ids": [1, size]}
+        corners.append(_corner(f"chunks of {size}", shapes, compare(to_array(chunked), to_array(whole)), verifier))
+    counts = [max(1, len(longest.ids) // divisor) for divisor in (1, 2, 3)]
+    verifier.execution.reset(len(counts))
+    together = verifier.execution.step(torch.tensor([longest.ids] * len(counts)), counts)
+    found = [
+        compare(to_array(row[:count]), to_array(whole[:count])) for row, count in zip(together, counts, strict=True)
+    ]
+    shapes = {"input_ids": [len(counts), len(longest.ids)], "lengths": counts}
+    return [*corners, _corner("slots of different lengths", shapes, worst(found), verifier)]
+
+
+def _corner(name: str, shapes: Json, found: Comparison, verifier: DecoderVerifier) -> Json:
+    passed = found.relative_rms_error <= verifier.tolerance
+    data = found.to_json()
+    error, problem = data["relative_rms_error"], data["problem"]
+    return {"name": name, "shapes": shapes, "passed": passed, "relative_rms_error": error, "problem": problem}
+
+
+def _perplexity(verifier: DecoderVerifier, path: str, report: Callable[[Json], None]) -> Json:
+    """Compare perplexity per token over windows of a text with transformers'."""
+    ids = windows(Path(path), verifier.opened, llm_options(verifier.config))
+    ours, theirs = [], []
+    for index, window in enumerate(ids):
+        report({"event": "progress", "name": "perplexity", "done": index, "total": len(ids)})
+        ours.append(perplexity(verifier.logits(Prompt("window", window)), window))
+        theirs.append(perplexity(verifier.reference.logits(window), window))
+    mine, reference = (math.exp(sum(values) / len(values)) for values in (ours, theirs))
+    change = abs(mine - reference) / reference
+    allowed = _MAX_PERPLEXITY_CHANGE[verifier.config.precision]
+    return {
+        "text": Path(path).name,
+        "windows": len(ids),
+        "tokens": sum(len(window) for window in ids),
+        "perplexity": mine,
+        "reference": reference,
+        "relative_change": change,
+        "allowed": allowed,
+        "passed": change <= allowed,
+    }
+
+
+def _layers(verifier: DecoderVerifier, prompt: Prompt, report: Callable[[Json], None]) -> list[Json]:
+    """Measure every tensor on one prefill against the network widened."""
+    report({"event": "phase", "name": "compare layers"})
+    inputs = verifier.execution.prefill_inputs(prompt.ids)
+    network, constants = verifier.graph.network, verifier.graph.constants
+    errors = layer_errors(verifier.backend, network, inputs, constants, {})
+    return [replace(error, node=error.layer).to_json() for error in errors]
+
+
+def _stop_tokens(config: Any) -> tuple[int, ...]:
+    """Return the end-of-sequence tokens that a config names."""
+    found = config.get("eos_token_id")
+    return tuple(found) if isinstance(found, list) else () if found is None else (int(found),)
