@@ -129,6 +129,24 @@ class Runner:
         return outputs
 
 
+def builds(graph: Graph) -> bool:
+    """Whether TensorRT-RTX builds the network, for 1 to 4 slots and up to T new tokens."""
+    config, profile = graph.builder.create_builder_config(), graph.builder.create_optimization_profile()
+    for index in range(graph.network.num_inputs):
+        tensor = graph.network.get_input(index)
+        shapes = [_sized(tuple(tensor.shape), batch, new) for batch, new in ((1, 1), (2, 8), (4, T))]
+        profile.set_shape(tensor.name, *shapes)
+    config.add_optimization_profile(profile)
+    config.builder_optimization_level = 0
+    return graph.builder.build_serialized_network(graph.network, config) is not None
+
+
+def _sized(shape: tuple[int, ...], batch: int, new: int) -> tuple[int, ...]:
+    """Return an input's shape with its dynamic axes filled in: first the batch, then the new tokens."""
+    sizes = iter((batch, new))
+    return tuple(next(sizes) if size < 0 else size for size in shape)
+
+
 def relative_rms(got: torch.Tensor, want: torch.Tensor) -> float:
     """Return ||got - want|| / ||want||; infinite where anything is not a number."""
     error = (torch.linalg.norm((got - want).double()) / torch.linalg.norm(want.double())).item()

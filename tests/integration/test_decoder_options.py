@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.decoder_cases import CASES
-from tests.decoders import Model, Runner, T, executor_of, graph_of, model_of, relative_rms
+from tests.decoders import Model, Runner, T, builds, executor_of, graph_of, model_of, relative_rms
 from trtkit.dtypes import BF16, FP8, FP32, INT64
 from trtkit.errors import NetworkError
 from trtkit.models.weights import find_weights
@@ -63,10 +63,20 @@ def test_lengths_told_to_the_attention_layer_change_nothing(model: Model) -> Non
     assert relative_rms(got[1, :4], model.logits(IDS)[1, :4]) <= 1e-5
 
 
+def feed_of(executor: Executor, dtype: torch.dtype = torch.int32) -> dict[str, torch.Tensor]:
+    """Return inputs for a prefill of IDS; caches in fp32."""
+    ids = {"input_ids": IDS, "position_ids": torch.arange(9).repeat(3, 1)}
+    lengths = {"write_indices": torch.zeros(3).int(), "kv_lengths": torch.full((3,), 9).int()}
+    caches = {spec.name: spec.shape for spec in executor.inputs if spec.name.startswith("past_")}
+    empty = {name: torch.zeros(3, *shape[1:]) for name, shape in caches.items()}
+    return {name: value.to(dtype) for name, value in ids.items()} | lengths | empty
+
+
 def test_ids_may_be_int64(model: Model) -> None:
-    graph = graph_of(model, DecoderOptions(FP32, T, ids_dtype=INT64))
-    names = {spec.name: spec.dtype for spec in Executor(graph.backend, graph.network).inputs}
-    assert (names["input_ids"], names["position_ids"], names["kv_lengths"].name) == (INT64, INT64, "int32")
+    graph = graph_of(model, DecoderOptions(FP32, T, ids_dtype=INT64, has_all_logits=True))
+    executor = Executor(graph.backend, graph.network)
+    assert relative_rms(executor.run(feed_of(executor, torch.int64))["logits"], model.logits(IDS)) <= 1e-5
+    assert builds(graph)
 
 
 def test_tied_weights_are_in_the_network_once(model: Model) -> None:
@@ -88,14 +98,9 @@ def test_widened_bf16_weights_come_from_the_side_table(model: Model) -> None:
     graph = graph_of(model, DecoderOptions(BF16, T, has_all_logits=True))
     assert "layers.0/attention/q/weight" in graph.constants
     widened = Executor(graph.backend, graph.network, Options(constants=graph.constants, widen="fp32"))
-    feed = {spec.name: torch.zeros([3 if size < 0 else size for size in spec.shape]) for spec in widened.inputs}
-    feed |= {
-        "input_ids": IDS.int(),
-        "position_ids": torch.arange(9).repeat(3, 1).int(),
-        "write_indices": torch.zeros(3).int(),
-        "kv_lengths": torch.full((3,), 9).int(),
-    }
-    assert relative_rms(widened.run(feed)["logits"], model.logits(IDS, BF16)) <= 6e-3  # the rotary tables are bf16
+    assert (
+        relative_rms(widened.run(feed_of(widened))["logits"], model.logits(IDS, BF16)) <= 6e-3
+    )  # the rotary tables are bf16
 
 
 def test_options_that_do_not_fit_are_named(model: Model) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.decoder_cases import CASES, Case
-from tests.decoders import T, executor_of, graph_of, model_of, relative_rms
+from tests.decoders import T, builds, executor_of, graph_of, model_of, relative_rms
 from trtkit.dtypes import BF16, FP16, FP32, DType
 from trtkit.network.decoder import DecoderOptions
 
@@ -61,18 +61,4 @@ def test_slots_of_different_lengths_give_what_each_gives_alone(case: Case) -> No
 @families
 @pytest.mark.parametrize("dtype", [FP16, BF16, FP32], ids=str)
 def test_the_network_builds(case: Case, dtype: DType) -> None:
-    graph = graph_of(model_of(case), DecoderOptions(dtype, T))
-    config, profile = graph.builder.create_builder_config(), graph.builder.create_optimization_profile()
-    for index in range(graph.network.num_inputs):
-        tensor = graph.network.get_input(index)
-        shapes = [_sized(tuple(tensor.shape), batch, new) for batch, new in ((1, 1), (2, 8), (4, T))]
-        profile.set_shape(tensor.name, *shapes)
-    config.add_optimization_profile(profile)
-    config.builder_optimization_level = 0
-    assert graph.builder.build_serialized_network(graph.network, config) is not None
-
-
-def _sized(shape: tuple[int, ...], batch: int, new: int) -> tuple[int, ...]:
-    """Return an input's shape with its dynamic axes filled in: first the batch, then the new tokens."""
-    sizes = iter((batch, new))
-    return tuple(next(sizes) if size < 0 else size for size in shape)
+    assert builds(graph_of(model_of(case), DecoderOptions(dtype, T)))

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 _IMMATERIAL = """
     architectures auto_map torch_dtype dtype transformers_version model_type name_or_path use_cache
     initializer_range init_std
+    torchscript pruned_heads tie_encoder_decoder cross_attention_hidden_size decoder_start_token_id min_length num_beams
+    num_beam_groups diversity_penalty early_stopping length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
+    bad_words_ids num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
+    exponential_decay_length_penalty suppress_tokens typical_p repetition_penalty is_llama_config transformers.js_config
+    unsloth_fixed unsloth_version bias_dropout_fusion masked_softmax_fusion offset_alibi skip_bias_add skip_bias_add_qkv
     initializer_factor bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id begin_suppress_tokens
     attention_dropout hidden_dropout hidden_dropout_prob resid_pdrop embd_pdrop attn_pdrop resid_dropout embd_dropout
     embedding_dropout residual_dropout dropout activation_dropout layerdrop classifier_dropout router_jitter_noise
@@ -45,12 +50,12 @@ class HfConfig:
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a field. Where it is null: `default`; where it is missing: the family's default, else `default`."""
-        for own in (name, self._aliases.get(name)):
-            if own is not None and own in self._fields:
-                self._read.update((name, own))
-                value = self._fields[own]
-                return default if value is None else value
-        return self._defaults.get(name, default)
+        stated = [own for own in (name, self._aliases.get(name)) if own in self._fields]
+        if not stated:
+            return self._defaults.get(name, default)
+        value = self._fields[stated[0]]
+        self._read.update(own for own in stated if self._fields[own] == value)
+        return default if value is None else value
 
     def need(self, name: str) -> Any:
         """Return a field that must be there. Raises SourceError."""

@@ -63,6 +63,7 @@ def plain_mlp_part(config: HfConfig, *, has_bias: bool = True) -> MlpSpec:
 
 def optional_windows(config: HfConfig, default_types: Sequence[str] | None = None) -> list[Window]:
     """Return `sliding_windows` where `use_sliding_window` is set, else none."""
+    config.get("max_window_layers")  # `layer_types` say it where a model has them
     windows = sliding_windows(config, default_types)
     return windows if config.get("use_sliding_window", False) else [None] * len(windows)
 
@@ -80,6 +81,13 @@ def with_dense_layers(config: HfConfig, layers: tuple[LayerSpec, ...]) -> tuple[
         replace(layer, feed_forward=mlp) if index in dense or (index + 1) % step else layer
         for index, layer in enumerate(layers)
     )
+
+
+def gemma_mlp_part(config: HfConfig) -> MlpSpec:
+    """Return a gated MLP with `hidden_activation`; `hidden_act: gelu` of early files means the tanh form too."""
+    stated = config.get("hidden_act", "gelu")
+    usual = "gelu_pytorch_tanh" if stated == "gelu" else stated
+    return replace(mlp_part(config), activation=str(config.get("hidden_activation", usual)))
 
 
 def gemma_norm_part(config: HfConfig) -> NormSpec:

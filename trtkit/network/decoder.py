@@ -63,8 +63,9 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     Inputs: `input_ids` [B, S], `position_ids` [B, S], `write_indices` [B], `kv_lengths` [B] (cached tokens with the
     new ones), `last_token_index` [B], and for each layer `past_key_<i>`, `past_value_<i>` [B, K, T, H].
     Outputs: `logits` in fp32, and for each layer `present_key_<i>`, `present_value_<i>`, in the inputs' memory.
-    Every sequence is a slot with lengths of its own; new tokens behind a slot's `kv_lengths` are padding. An idle slot
-    has a `kv_lengths` of 1: with nothing to attend to, a softmax is not a number.
+    Every sequence is a slot with lengths of its own; new tokens behind a slot's `kv_lengths` are padding, which is
+    written to the cache too: `write_indices` + S is at most T. An idle slot has a `kv_lengths` of 1: with nothing to
+    attend to, a softmax is not a number.
 
     arrays: weights by path, as `trtkit.models.weights.find_weights` returns them. Raises NetworkError.
     """

@@ -9,9 +9,9 @@ from trtkit.models.names import llama_names
 from trtkit.models.parts import (
     biased_attention_part,
     decoder_part,
+    gemma_mlp_part,
     gemma_norm_part,
     layers_part,
-    mlp_part,
 )
 from trtkit.models.rope import rope_spec
 from trtkit.models.spec import EmbeddingSpec
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
-# `hidden_act: gelu` in early files means the tanh form, as HF reads it.
-ACTIVATION = "gelu_pytorch_tanh"
 DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True}
 
 
@@ -29,7 +27,7 @@ def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
     norm = gemma_norm_part(config)
     attention = biased_attention_part(config)
-    mlp = replace(mlp_part(config), activation=str(config.get("hidden_activation", ACTIVATION)))
+    mlp = gemma_mlp_part(config)
     layers = layers_part(config, mlp, rope_spec(config, attention.head_dim))
     model = decoder_part(config, attention, layers, norm, llama_names())
     return replace(model, embedding=EmbeddingSpec(scale=model.hidden_size**0.5))

@@ -9,9 +9,9 @@ from trtkit.models.names import SANDWICH_NORMS, llama_names
 from trtkit.models.parts import (
     biased_attention_part,
     decoder_part,
+    gemma_mlp_part,
     gemma_norm_part,
     layers_part,
-    mlp_part,
     sliding_windows,
 )
 from trtkit.models.rope import rope_spec
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
-ALIASES = {"hidden_act": "hidden_activation"}
 DEFAULTS = {
     "head_dim": 256,
-    "hidden_act": "gelu_pytorch_tanh",
     "query_pre_attn_scalar": 256,
     "attn_logit_softcapping": 50.0,
     "final_logit_softcapping": 30.0,
@@ -44,7 +42,7 @@ def spec(config: HfConfig) -> DecoderSpec:
     count = int(config.need("num_hidden_layers"))
     types = ["full_attention" if index % 2 else "sliding_attention" for index in range(count)]
     rope, windows = rope_spec(config, attention.head_dim), sliding_windows(config, types)
-    layers = layers_part(config, mlp_part(config), rope, windows)
+    layers = layers_part(config, gemma_mlp_part(config), rope, windows)
     model = decoder_part(config, attention, layers, norm, llama_names({}, SANDWICH_NORMS))
     return replace(
         model,

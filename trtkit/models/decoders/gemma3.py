@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.models.names import SANDWICH_NORMS, llama_names
-from trtkit.models.parts import biased_attention_part, decoder_part, gemma_norm_part, mlp_part, sliding_windows
+from trtkit.models.parts import biased_attention_part, decoder_part, gemma_mlp_part, gemma_norm_part, sliding_windows
 from trtkit.models.rope import rope_spec
 from trtkit.models.spec import BlockSpec, EmbeddingSpec, LayerSpec
 
@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
-ALIASES = {"hidden_act": "hidden_activation", "sliding_window_pattern": "_sliding_window_pattern"}
+ALIASES = {"sliding_window_pattern": "_sliding_window_pattern"}
 DEFAULTS = {
     "head_dim": 256,
-    "hidden_act": "gelu_pytorch_tanh",
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
     "sliding_window_pattern": 6,
@@ -43,7 +42,7 @@ def spec(config: HfConfig) -> DecoderSpec:
     far, near = (rope_spec(config, H, layer_type=kind) for kind in ("full_attention", "sliding_attention"))
     kinds = config.get("layer_types", types)
     layers = tuple(
-        LayerSpec(mlp_part(config), far if kind == "full_attention" else near, window)
+        LayerSpec(gemma_mlp_part(config), far if kind == "full_attention" else near, window)
         for kind, window in zip(kinds, windows, strict=True)
     )
     model = decoder_part(config, attention, layers, norm, llama_names({}, SANDWICH_NORMS))

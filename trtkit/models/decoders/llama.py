@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
+    config.refuse("rope_interleaved", False)
     attention = biased_attention_part(config)
     mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
     layers = layers_part(config, mlp, rope_spec(config, attention.head_dim))

@@ -43,7 +43,6 @@ def spec(config: HfConfig) -> DecoderSpec:
         mlp_part(config, size="moe_intermediate_size"),
         bool(config.get("norm_topk_prob", False)),
     )
-    config.get("max_window_layers")  # this family slides in all layers or in none
     layers = layers_part(config, moe, rope_spec(config, attention.head_dim), optional_windows(config))
     layers = with_dense_layers(config, layers)
     return decoder_part(config, attention, layers, norm, llama_names({}, INSIDE))

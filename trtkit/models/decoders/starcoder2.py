@@ -26,6 +26,8 @@ INSIDE = {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}
 
 def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
+    config.refuse("mlp_type", "default")
+    config.refuse("norm_type", "layer_norm")
     has_bias = bool(config.get("use_bias", True))
     attention = attention_part(config, has_qkv_bias=has_bias, has_output_bias=has_bias)
     mlp, rope = plain_mlp_part(config, has_bias=has_bias), rope_spec(config, attention.head_dim)
