@@ -1,0 +1,77 @@
+"""A model's weights by name, each mapped or decoded when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trtkit.errors import Problem, ProblemsError
+
+Array = np.ndarray[Any, Any]
+"""A NumPy array; bf16 and fp8 through ml_dtypes."""
+
+_CHUNK_ELEMENTS = 1 << 22
+_SHOWN_PROBLEMS = 20
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """An array that was not read yet. read: maps or decodes it, anew at each call."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], Array]
+
+
+class Checkpoint(Mapping[str, Array]):
+    """Arrays by name. Asking for one reads it; names and shapes are known without that."""
+
+    def __init__(self, stored: Mapping[str, StoredArray]) -> None:
+        self._stored = stored
+
+    def __getitem__(self, name: str) -> Array:
+        return self._stored[name].read()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._stored
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Return an array's shape without reading it."""
+        return self._stored[name].shape
+
+
+def check_finite(checkpoint: Mapping[str, Array], where: str = "") -> None:
+    """Raise ProblemsError naming every array that holds a NaN or an infinity.
+
+    Works on pieces of a few million elements, so that memory stays flat.
+    """
+    problems = [problem for name, array in checkpoint.items() if (problem := _not_finite(name, array, where))]
+    if problems:
+        shown, more = problems[:_SHOWN_PROBLEMS], len(problems) - _SHOWN_PROBLEMS
+        rest = [Problem(f"and {more} more")] if more > 0 else []
+        fix = "take the weights from their origin again: these are damaged, or overflowed when they were converted"
+        raise ProblemsError("weights that are not finite numbers", [*shown, *rest], fix)
+
+
+def _not_finite(name: str, array: Array, where: str) -> Problem | None:
+    """Return what is wrong with one array, None where every value is finite."""
+    if array.dtype.kind in "biu":
+        return None
+    bad = sum(int(np.count_nonzero(~np.isfinite(piece))) for piece in _pieces(array))
+    return Problem(f"`{name}` has {bad} of {array.size} values that are NaN or infinite", where) if bad else None
+
+
+def _pieces(array: Array) -> Iterator[Array]:
+    """Yield views of an array, cut along its first axis."""
+    rows = np.atleast_1d(array)
+    step = max(1, _CHUNK_ELEMENTS * len(rows) // max(rows.size, 1))
+    for start in range(0, len(rows), step):
+        yield rows[start : start + step]

@@ -1,0 +1,122 @@
+"""Say in the fields of a Hugging Face config.json what a GGUF file's metadata say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trtkit.errors import Problem, ProblemsError, SourceError
+from trtkit.sources.gguf_families import FAMILIES, MIXTRAL
+from trtkit.sources.gguf_rope import rope_parameters
+
+if TYPE_CHECKING:
+    from trtkit.sources.gguf_families import GgufFamily
+    from trtkit.sources.gguf_file import GgufFile
+
+# Keys that change nothing, or that the tensors' own shapes say.
+_IMMATERIAL = (
+    "vocab_size",
+    "tensor_data_layout",
+    "attention.causal",
+    "rope.scaling.finetuned",
+    "attention.value_length",
+)
+_TOKEN_IDS = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
+
+
+class Metadata:
+    """The keys of a file's own architecture; remembers which were read."""
+
+    def __init__(self, file: GgufFile, architecture: str) -> None:
+        start = f"{architecture}."
+        self._values = {key.removeprefix(start): v for key, v in file.metadata.items() if key.startswith(start)}
+        self._read = set(_IMMATERIAL)
+        self._start, self.where = start, str(file.path)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value, `default` where it is missing. Raises SourceError for one that differs between layers."""
+        self._read.add(key)
+        value = self._values.get(key, default)
+        if isinstance(value, list):
+            if len(set(value)) > 1:
+                raise SourceError(f"`{self._start}{key}` differs between layers, which is not supported", self.where)
+            value = value[0] if value else default
+        return value
+
+    def need(self, key: str) -> Any:
+        """Return a value. Raises SourceError where it is missing."""
+        value = self.get(key)
+        if value is None:
+            fix = "convert the model again with a current llama.cpp"
+            raise SourceError(f"metadata key `{self._start}{key}` is missing", self.where, fix)
+        return value
+
+    def check_all_read(self) -> None:
+        """Raise ProblemsError naming each key that is set and was not read: it may change what is computed."""
+        unread = {key: value for key, value in self._values.items() if key not in self._read and value}
+        if unread:
+            problems = [Problem(f"`{self._start}{key}` is `{value}`", self.where) for key, value in unread.items()]
+            raise ProblemsError("metadata that are not supported for this architecture", problems)
+
+
+def family_of(file: GgufFile) -> GgufFamily:
+    """Return how the file's architecture is stored. Raises SourceError for one that is not known."""
+    architecture = file.metadata.get("general.architecture")
+    if architecture not in FAMILIES:
+        known = f"known are {', '.join(FAMILIES)}"
+        raise SourceError(f"architecture `{architecture}` is not supported", str(file.path), known)
+    if architecture == "llama" and file.metadata.get("llama.expert_count"):
+        return MIXTRAL
+    return FAMILIES[architecture]
+
+
+def hf_config(file: GgufFile, family: GgufFamily) -> dict[str, Any]:
+    """Return the fields of a config.json.
+
+    Raises SourceError for metadata that are missing, ProblemsError for those that nothing here knows.
+    """
+    metadata = Metadata(file, str(file.metadata["general.architecture"]))
+    config: dict[str, Any] = {"model_type": family.model_type}
+    config |= {field: value for key, field in family.fields.items() if (value := metadata.get(key)) is not None}
+    config |= family.fixed
+    config |= {field: f"blk.0.{tensor}" in file.tensors for field, tensor in family.flags.items()}
+    if "token_embd.weight" not in file.tensors:
+        raise SourceError(
+            "tensor `token_embd.weight` is missing", str(file.path), "give the GGUF file of a whole model"
+        )
+    config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
+    config["tie_word_embeddings"] = "output.weight" not in file.tensors
+    config |= _query_scale(metadata, family)
+    if family.has_rope:
+        config["rope_parameters"] = rope_parameters(file, metadata, family)
+    for key, field in _TOKEN_IDS.items():
+        if (value := file.metadata.get(f"tokenizer.ggml.{key}_token_id")) is not None:
+            config[field] = value
+    _check_heads(metadata, family)
+    metadata.check_all_read()
+    return config
+
+
+def head_dim(metadata: Metadata) -> int:
+    """Return the size of a query head."""
+    size = int(metadata.need("embedding_length")) // int(metadata.need("attention.head_count"))
+    return int(metadata.get("attention.key_length", size))
+
+
+def _query_scale(metadata: Metadata, family: GgufFamily) -> dict[str, int]:
+    """Return Gemma's `query_pre_attn_scalar`, which the file leaves to its reader: head_dim but for the 27B models."""
+    if family.head_scaled_at is None:
+        return {}
+    if int(metadata.need("block_count")) != family.head_scaled_at:
+        return {"query_pre_attn_scalar": head_dim(metadata)}
+    return {"query_pre_attn_scalar": metadata.need("embedding_length") // metadata.need("attention.head_count")}
+
+
+def _check_heads(metadata: Metadata, family: GgufFamily) -> None:
+    """Raise SourceError where value heads are not as wide as key heads, or heads are grouped that cannot be."""
+    keys, values = head_dim(metadata), metadata.get("attention.value_length")
+    if values is not None and values != keys:
+        raise SourceError(f"value heads of {values} beside key heads of {keys} are not supported", metadata.where)
+    heads, groups = metadata.get("attention.head_count"), metadata.get("attention.head_count_kv")
+    if "attention.head_count_kv" not in family.fields and groups not in (None, heads):
+        what = f"{groups} key heads beside {heads} query heads are not supported for `{family.model_type}`"
+        raise SourceError(what, metadata.where)

@@ -1,0 +1,49 @@
+"""Tokenizers as files, in the form that transformers loads."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+# What transformers reads for a tokenizer, and how the model's makers generate.
+_NAMES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "tekken.json",
+)
+
+
+class Tokenizer(Protocol):
+    """What can put a model's tokenizer into a folder."""
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write the files that `transformers.AutoTokenizer` needs; return those written, none where there is none."""
+        ...
+
+
+@dataclass(frozen=True)
+class CopiedTokenizer:
+    """Tokenizer files that another folder holds."""
+
+    files: tuple[Path, ...] = ()
+
+    def write(self, folder: Path) -> list[Path]:
+        """Copy the files."""
+        folder.mkdir(parents=True, exist_ok=True)
+        return [Path(shutil.copyfile(path, folder / path.name)) for path in self.files]
+
+
+def folder_tokenizer(folder: Path) -> CopiedTokenizer:
+    """Return the tokenizer of a Hugging Face folder."""
+    return CopiedTokenizer(tuple(folder / name for name in _NAMES if (folder / name).is_file()))
