@@ -76,8 +76,14 @@ def _missing(spec: DecoderSpec, names: Mapping[str, str], source: Mapping[str, A
         name = names[weight.path]
         if name not in source:
             yield Problem(f"`{name}` is missing, of shape {list(weight.shape)}")
-        elif tuple(source[name].shape) != weight.shape:
-            yield Problem(f"`{name}` has shape {list(source[name].shape)}, wanted is {list(weight.shape)}")
+        elif (shape := _shape(source, name)) != weight.shape:
+            yield Problem(f"`{name}` has shape {list(shape)}, wanted is {list(weight.shape)}")
+
+
+def _shape(source: Mapping[str, Any], name: str) -> Shape:
+    """Return a weight's shape, without reading it where the source can tell."""
+    shape_of = getattr(source, "shape_of", None)
+    return tuple(shape_of(name) if shape_of else source[name].shape)
 
 
 def _extra(spec: DecoderSpec, known: set[str], source: Mapping[str, Any]) -> Iterator[Problem]:
