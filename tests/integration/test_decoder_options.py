@@ -7,7 +7,7 @@ import torch
 
 from tests.decoder_cases import CASES
 from tests.decoders import Model, Runner, T, builds, executor_of, graph_of, model_of, relative_rms
-from trtkit.dtypes import BF16, FP8, FP32, INT64
+from trtkit.dtypes import BF16, FP8, FP16, FP32, INT64
 from trtkit.errors import NetworkError
 from trtkit.models.weights import find_weights
 from trtkit.network.decoder import DecoderOptions, build_decoder
@@ -116,3 +116,37 @@ def test_an_unknown_activation_is_named_with_its_layer(model: Model) -> None:
     graph = Graph(executor_of(LLAMA, FP32).backend)
     with pytest.raises(NetworkError, match=r"layers\.0/mlp: unknown activation `xielu`"):
         build_decoder(graph, broken.spec, find_weights(broken.spec, broken.checkpoint), DecoderOptions(FP32, T))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        DecoderOptions(FP16, T, has_all_logits=True, has_hidden_states=True),
+        DecoderOptions(BF16, T, has_embeds_input=True, has_hidden_states=True),
+        DecoderOptions(FP32, T, has_native_lengths=True),
+        DecoderOptions(FP16, T, has_native_lengths=True),
+    ],
+    ids=["all outputs", "embeddings in", "lengths fp32", "lengths fp16"],
+)
+def test_networks_with_options_build(model: Model, options: DecoderOptions) -> None:
+    assert builds(graph_of(model, options))
+
+
+def test_a_weight_that_nobody_has_is_named(model: Model) -> None:
+    arrays = {
+        path: array
+        for path, array in find_weights(model.spec, model.checkpoint).items()
+        if path != "layers.1.mlp.up.weight"
+    }
+    with pytest.raises(NetworkError, match=r"layers\.1/mlp/up/weight: there is no such weight"):
+        build_decoder(Graph(executor_of(LLAMA, FP32).backend), model.spec, arrays, DecoderOptions(FP32, T))
+
+
+def test_checkpoints_of_another_type_are_converted(model: Model) -> None:
+    """A bf16 checkpoint in an fp32 network, and NumPy's arrays, compute as the same weights in fp32 do."""
+    stored = {name: value.bfloat16() for name, value in model.checkpoint.items()}
+    as_numpy = {name: value.float().numpy() for name, value in stored.items()}
+    want = model.logits(IDS, BF16)
+    for checkpoint in (stored, as_numpy):
+        runner = runner_of(Model(model.hf, model.config, checkpoint), DecoderOptions(FP32, T, has_all_logits=True))
+        assert relative_rms(runner.step(IDS)["logits"], want) <= 1e-5

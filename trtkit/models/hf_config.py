@@ -27,7 +27,7 @@ _IMMATERIAL = """
     summary_activation summary_proj_to_labels summary_first_dropout n_ctx reorder_and_upcast_attn
     attention_softmax_in_fp32 scale_attention_softmax_in_fp32 use_bfloat16 language seq_length
     attn_implementation attn_softmax_bf16 inference_runner pre_allocate_kv_cache cache_implementation
-    validate_runner_input max_batch_size max_sequence_length init_device activation_sparsity eos_token
+    validate_runner_input max_batch_size max_sequence_length init_device eos_token
     remove_invalid_values temperature top_k top_p do_sample max_length"""
 
 
