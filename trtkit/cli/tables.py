@@ -157,13 +157,16 @@ def shape_text(shape: Any) -> str:
 
 
 def profiles_text(profiles: list[Json]) -> str:
-    """Return one line an input and profile: `x: 1x3x48x32 | 1x3x48x320 | 8x3x48x960`; caches are left out."""
+    """Return one line an input and profile: `x: 1x3x48x32 | 1x3x48x320 | 8x3x48x960`.
+
+    Of an LLM's profiles, `prefill` and `decode`, the new tokens say it all.
+    """
     lines = []
     for profile in profiles:
-        for name, shapes in profile.items():
-            if name.startswith("past_"):
-                continue
-            triple = " | ".join("x".join(str(dim) for dim in shapes[kind]) for kind in ("min", "opt", "max"))
+        tokens = [name for name in profile if name in {"input_ids", "inputs_embeds"}]
+        shown = tokens if any(name.startswith("past_") for name in profile) else profile
+        for name in shown:
+            triple = " | ".join("x".join(str(dim) for dim in profile[name][kind]) for kind in ("min", "opt", "max"))
             lines.append(f"{name}: {triple}")
     return "\n".join(lines) or "static shapes"
 

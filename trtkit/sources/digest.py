@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtkit.errors import SourceError
 from trtkit.sources import onnx_file, package_file
 
 if TYPE_CHECKING:
@@ -37,7 +38,10 @@ def source_files(source: Source) -> list[Path]:
         return [package_file.resolve(source.gguf, source.requires)]
     folder = source.hf or source.trtllm
     if folder is not None:
-        inside = package_file.resolve(folder, source.requires).glob("*")
+        if not Path(folder).is_dir():
+            key = "hf" if source.hf else "trtllm"
+            raise SourceError("no such folder", folder, f"name the model's folder: `--set source.{key}=FOLDER`")
+        inside = Path(folder).glob("*")
         return sorted(path for path in inside if path.suffix in {".json", ".safetensors", ".jinja", ".model"})
     assert source.torch is not None
     files = _module_files(source.torch.factory)

@@ -1,0 +1,127 @@
+"""Build a 1.1 B-parameter Llama with trtkit, and with a bare script on the same network: time and peak memory.
+
+The weights are random and unique, made once in a folder beside the user's cache.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure import interleaved, ratio, summary, write
+from trtkit.config.load import load_config
+from trtkit.engine.cache import cache_folder
+from trtkit.engine.child import run_job
+from trtkit.engine.decoder_build import JOB
+from trtkit.engine.plan import plan_build
+
+# TinyLlama-1.1B's sizes.
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+REPEATS = 3
+PRECISIONS = ("fp16", "bf16", "fp32")
+
+
+def weights_folder(dtype: str) -> Path:
+    """Return a Hugging Face folder with random weights in `dtype`, made where it is not there yet."""
+    folder = cache_folder().parent / "trtkit-benchmarks" / f"llama-1.1b-{dtype}"
+    if not (folder / "model.safetensors").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(CONFIG))
+        _save(folder / "model.safetensors", dtype)
+    return folder
+
+
+def _save(path: Path, dtype: str) -> None:
+    """Write normal weights of standard deviation 0.02; norms are near one."""
+    import ml_dtypes
+    from safetensors.numpy import save_file
+
+    from trtkit.models.registry import decoder_spec
+    from trtkit.models.weights import model_weights
+
+    kind = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}[dtype]
+    generator = np.random.default_rng(0)
+    arrays = {}
+    for weight in model_weights(decoder_spec(CONFIG)):
+        drawn = generator.standard_normal(weight.shape, dtype=np.float32) * np.float32(0.02)
+        arrays[weight.name] = (drawn + np.float32(len(weight.shape) == 1)).astype(kind)
+    save_file(arrays, str(path))
+
+
+def figures(precision: str) -> dict[str, Any]:
+    """Build the model both ways in turn."""
+    folder = weights_folder(precision)
+    overrides = [
+        f"source.hf={folder}",
+        f"precision={precision}",
+        "llm.max_batch_size=8",
+        "llm.max_sequence_length=2048",
+    ]
+    plan = plan_build(load_config("llama", overrides), _ignore)
+    with tempfile.TemporaryDirectory() as text:
+        bundle = Path(text)
+        arguments = {
+            "backend": plan.backend,
+            "config": plan.config.model_dump(mode="json"),
+            "folder": text,
+            "target": plan.target.model_dump(mode="json"),
+            "plan": str(bundle / "trtkit.plan"),
+        }
+        bare = [sys.executable, "-m", "benchmarks.bare_llm_build", str(folder), precision, str(bundle / "bare.plan")]
+        samples = interleaved(
+            {"trtkit": lambda: run_job(JOB, arguments, _ignore), "bare": lambda: _run_bare(bare)}, REPEATS
+        )
+    ours, others = samples["trtkit"], samples["bare"]
+    work = [sum(step["seconds"] for step in run["steps"]) + run["metrics"]["build_s"] for run in ours]
+    bare_work = [run["work_s"] for run in others]
+    memory = [run["metrics"]["peak_memory_mib"] for run in ours]
+    bare_memory = [run["peak_memory_mib"] for run in others]
+    return {
+        "parameters": ours[0]["decoder"]["parameters"],
+        "weight_bytes": ours[0]["decoder"]["weight_bytes"],
+        "work_s": {"trtkit": summary(work), "bare": summary(bare_work)},
+        "work_ratio": ratio(work, bare_work),
+        "peak_memory_mib": {"trtkit": summary(memory), "bare": summary(bare_memory)},
+        "peak_memory_ratio": ratio(memory, bare_memory),
+    }
+
+
+def _run_bare(command: list[str]) -> Any:
+    answer = subprocess.run(command, capture_output=True, check=True, text=True)
+    return json.loads(answer.stdout.splitlines()[-1])
+
+
+def _ignore(_event: dict[str, Any]) -> None:
+    """Take progress events and show nothing."""
+
+
+def main() -> None:
+    """Measure and write the results."""
+    results = {precision: figures(precision) for precision in PRECISIONS}
+    print(write("llm_build", {"build": results}))
+    for precision, result in results.items():
+        time_ratio, memory_ratio = result["work_ratio"], result["peak_memory_ratio"]
+        print(f"1.1 B Llama in {precision}: time {time_ratio}x, peak memory {memory_ratio}x of a bare script")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""A decoder-only LLM from a folder becomes a bundle, and is verified; what cannot be built says why."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.decoder_cases import CASES
+from tests.decoders import model_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.conftest import Ran
+
+SMALL = ["--set", "llm.max_batch_size=3", "--set", "llm.max_sequence_length=32", "--set", "llm.max_prefill_length=16"]
+
+
+def saved(model_type: str, folder: Path) -> Path:
+    """Write the first tiny model of a family as transformers saves it."""
+    case = next(case for case in CASES if case.model_type == model_type)
+    model_of(case).hf.save_pretrained(folder)
+    return folder
+
+
+def edit(folder: Path, **fields: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **fields}))
+
+
+@pytest.fixture
+def llama(workspace: Path) -> Path:
+    """A folder with a tiny Llama, and a config of two sections that names it."""
+    folder = saved("llama", workspace / "llama")
+    (workspace / "m.yaml").write_text(
+        "source: {hf: llama}\nllm: {max_batch_size: 3, max_sequence_length: 32, max_prefill_length: 16}\n"
+    )
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type"),
+    [("llama", "llama"), ("qwen3", "qwen3"), ("gemma3", "gemma3_text"), ("gpt2", "gpt2"), ("mixtral", "mixtral")],
+)
+def test_shipped_llm_config_builds_a_folder_of_its_family(
+    name: str, model_type: str, workspace: Path, trtkit: Callable[..., Ran]
+) -> None:
+    folder = saved(model_type, workspace / "model")
+    ran = trtkit("build", "--config", name, "--set", f"source.hf={folder}", *SMALL, "--json")
+    assert ran.code == 0, ran.err
+    manifest = ran.json()["manifest"]
+    assert manifest["decoder"]["model_type"] == model_type
+    case = next(case for case in CASES if case.model_type == model_type)
+    counted = sum(weight.numel() for weight in model_of(case).hf.parameters())
+    assert manifest["decoder"]["parameters"] == counted
+    tokens = [profile["input_ids"]["max"] for profile in manifest["profiles"]]
+    assert tokens == [[3, 16], [3, 1]]
+
+
+def test_llm_bundle_is_verified_against_transformers(llama: Path, workspace: Path, trtkit: Callable[..., Ran]) -> None:
+    assert trtkit("build", "--config", "m.yaml").code == 0
+    ran = trtkit("verify", "bundles/m", "--json")
+    assert ran.code == 0, ran.err
+    found = ran.json()
+    assert found["outputs"]["logits"]["relative_rms_error"] <= 1e-5
+    assert found["task"]["agreement"] == 1.0
+    assert [corner["name"] for corner in found["corners"]] == [
+        "chunks of 1",
+        "chunks of 5",
+        "slots of different lengths",
+    ]
+    manifest = json.loads((workspace / "bundles/m/manifest.json").read_text())
+    assert manifest["verify"]["passed"] is True
+
+
+def test_kv_bytes_are_those_of_the_cache_inputs(llama: Path, trtkit: Callable[..., Ran]) -> None:
+    network = trtkit("inspect", "m.yaml", "--json").json()
+    caches = [tensor for tensor in network["network"]["inputs"] if tensor["name"].startswith("past_")]
+    elements = sum(tensor["shape"][1] * tensor["shape"][2] * tensor["shape"][3] for tensor in caches)
+    assert network["decoder"]["kv_bytes_per_slot"] == 4 * elements
+    assert network["decoder"]["kv_bytes_per_token"] * 32 == 4 * elements
+
+
+def test_bundle_whose_weights_changed_is_not_verified(llama: Path, trtkit: Callable[..., Ran]) -> None:
+    assert trtkit("build", "--config", "m.yaml").code == 0
+    weights = load_file(llama / "model.safetensors")
+    save_file({name: weight + 1 for name, weight in weights.items()}, llama / "model.safetensors", {"format": "pt"})
+    ran = trtkit("verify", "bundles/m")
+    assert ran.code == 1
+    assert "the source has changed since the bundle was built" in ran.err
+
+
+def test_error_above_the_tolerance_exits_3_and_is_explained_layer_by_layer(
+    llama: Path, trtkit: Callable[..., Ran]
+) -> None:
+    ran = trtkit("verify", "m.yaml", "--set", "verify.max_relative_rms_error=1e-12", "--json")
+    assert ran.code == 3
+    assert ran.json()["passed"] is False
+    layers = [layer["layer"] for layer in ran.json()["layers"]]
+    assert "layers.1/mlp/down/matmul" in layers
+
+
+def test_length_above_the_models_own_is_refused(llama: Path, refuses: Callable[..., str]) -> None:
+    assert refuses("build", "--config", "m.yaml", "--set", "llm.max_sequence_length=65", code=2) == (
+        f"the config does not fit {llama / 'config.json'}\n"
+        "  llm.max_sequence_length: 65 is above the model's `max_position_embeddings`, 64\n"
+        "    fix: lower it to 64 or less"
+    )
+
+
+def test_unknown_model_type_names_its_neighbours(llama: Path, refuses: Callable[..., str]) -> None:
+    edit(llama, model_type="lama")
+    said = refuses("build", "--config", "m.yaml")
+    assert "unknown `model_type` `lama`" in said
+    assert "did you mean `llama`" in said
+
+
+def test_field_that_changes_the_mathematics_is_refused_by_name(llama: Path, refuses: Callable[..., str]) -> None:
+    edit(llama, attention_multiplier=0.3)
+    assert "`attention_multiplier` is `0.3`" in refuses("build", "--config", "m.yaml")
+
+
+def test_missing_and_misshapen_weights_are_named_all_at_once(llama: Path, refuses: Callable[..., str]) -> None:
+    weights = load_file(llama / "model.safetensors")
+    weights.pop("model.layers.0.self_attn.q_proj.weight")
+    weights["model.norm.weight"] = weights["model.norm.weight"][:-1].clone()
+    weights["surplus"] = weights["model.norm.weight"].clone()
+    save_file(weights, llama / "model.safetensors", {"format": "pt"})
+    said = refuses("build", "--config", "m.yaml")
+    assert "`model.layers.0.self_attn.q_proj.weight` is missing" in said
+    assert "`model.norm.weight` has shape [41], wanted is [42]" in said
+    assert "`surplus`" in said
+
+
+def test_weight_that_is_not_a_number_is_refused(llama: Path, refuses: Callable[..., str]) -> None:
+    weights = load_file(llama / "model.safetensors")
+    weights["model.norm.weight"][3] = float("nan")
+    save_file(weights, llama / "model.safetensors", {"format": "pt"})
+    assert "NaN" in refuses("build", "--config", "m.yaml")
+
+
+def test_truncated_weights_are_refused(llama: Path, refuses: Callable[..., str]) -> None:
+    path = llama / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    assert "truncated" in refuses("build", "--config", "m.yaml")
+
+
+def test_missing_folder_says_how_to_name_it(workspace: Path, refuses: Callable[..., str]) -> None:
+    said = refuses("build", "--config", "qwen3", "--set", "source.hf=nowhere")
+    assert said == f"{workspace / 'nowhere'}: no such folder\nfix: name the model's folder: `--set source.hf=FOLDER`"
+
+
+def test_model_that_memory_cannot_hold_is_refused_before_it_is_read(
+    llama: Path, workspace: Path, refuses: Callable[..., str]
+) -> None:
+    shutil.rmtree(workspace / "llama")
+    folder = saved("llama", workspace / "llama")
+    edit(folder, vocab_size=2**31, hidden_size=2**13)
+    said = refuses("build", "--config", "m.yaml")
+    assert "GiB of memory are needed" in said
+    assert "fix: free memory, or build on a machine with more" in said
+
+
+def test_perplexity_of_a_source_without_tokenizer_is_refused(llama: Path, refuses: Callable[..., str]) -> None:
+    said = refuses("verify", "m.yaml", "--text", "m.yaml")
+    assert "the source has no tokenizer" in said
