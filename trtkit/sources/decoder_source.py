@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
+from trtkit.sources import trtllm_config, trtllm_weights
 from trtkit.sources.checkpoint import Checkpoint
 from trtkit.sources.gguf_config import family_of, hf_config
 from trtkit.sources.gguf_file import read_gguf
 from trtkit.sources.gguf_tokenizer import gguf_tokenizer
 from trtkit.sources.gguf_weights import hf_weights
+from trtkit.sources.safetensors_file import read_safetensors
 from trtkit.sources.safetensors_folder import read_folder, read_json
-from trtkit.sources.tokenizer import folder_tokenizer
+from trtkit.sources.tokenizer import CopiedTokenizer, folder_tokenizer
 from trtkit.sources.wrapped_config import unwrap
 
 if TYPE_CHECKING:
@@ -44,10 +46,7 @@ def open_hf_folder(folder: Path) -> DecoderSource:
     Of a model with other parts around its language model (Gemma 3, LLaVA), the language model is opened.
     Raises SourceError for a folder without config.json or safetensors, and for files that are damaged.
     """
-    path = folder / "config.json"
-    if not path.is_file():
-        fix = "give a folder that transformers saved, or a model repository downloaded as a whole"
-        raise SourceError("the folder has no `config.json`", str(folder), fix)
+    path = _config_file(folder, "give a folder that transformers saved, or a model repository downloaded as a whole")
     arrays, weight_files = read_folder(folder)
     config, arrays = unwrap(read_json(path), arrays, str(path))
     tokenizer = folder_tokenizer(folder)
@@ -66,5 +65,29 @@ def open_gguf(path: Path) -> DecoderSource:
 
 
 def open_trtllm(folder: Path) -> DecoderSource:
-    """Open a TensorRT-LLM checkpoint: config.json and rank*.safetensors, ranks merged. It has no tokenizer."""
-    raise SourceError("TensorRT-LLM checkpoints are not supported yet", str(folder))
+    """Open a TensorRT-LLM checkpoint: config.json and rank*.safetensors, ranks merged. It has no tokenizer.
+
+    Raises SourceError for missing files and architectures that are not supported, ProblemsError for quantized or
+    pipeline-parallel checkpoints.
+    """
+    path = _config_file(folder, "give the folder that holds config.json and rank*.safetensors")
+    config = read_json(path)
+    trtllm_config.check_config(config, str(path))
+    files = [folder / f"rank{rank}.safetensors" for rank in range(trtllm_config.tensor_size(config))]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        listed = ", ".join(f"`{name}`" for name in missing)
+        what = f"{len(missing)} of {len(files)} ranks are missing: {listed}"
+        raise SourceError(what, str(folder), "copy the files of all ranks")
+    ranks = [read_safetensors(file) for file in files]
+    weights = trtllm_weights.hf_weights(ranks, config, str(folder))
+    fields = trtllm_config.hf_config(config, ranks[0])
+    return DecoderSource(fields, Checkpoint(weights), (path, *files), str(path), CopiedTokenizer())
+
+
+def _config_file(folder: Path, fix: str) -> Path:
+    """Return the folder's config.json. Raises SourceError where there is none."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise SourceError("the folder has no `config.json`", str(folder), fix)
+    return path
