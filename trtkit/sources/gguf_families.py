@@ -200,7 +200,11 @@ _PHI2 = GgufFamily(
 )
 _PHI3 = GgufFamily(
     "phi3",
-    {**_RMS_FIELDS, "attention.sliding_window": "sliding_window"},
+    {
+        **_RMS_FIELDS,
+        "attention.sliding_window": "sliding_window",
+        "rope.scaling.original_context_length": "original_max_position_embeddings",
+    },
     _NAMES,
     {
         "attn_norm": "input_layernorm",

@@ -44,6 +44,7 @@ CUTS = {
     "smollm": Cut(is_digit_alone=True),
     "starcoder": Cut(is_digit_alone=True),
     "llama-bpe": Cut(_LLAMA3, ignores_merges=True),
+    "smaug-bpe": Cut(_LLAMA3),
     "qwen2": Cut(_QWEN2, is_nfc=True),
 }
 """By `tokenizer.ggml.pre`."""
