@@ -95,8 +95,8 @@ def executor_of(case: Case, dtype: DType) -> Runner:
 class Runner:
     """A network with caches for some slots."""
 
-    def __init__(self, spec: DecoderSpec, graph: Graph, dtype: DType) -> None:
-        self._spec, self.backend = spec, graph.backend
+    def __init__(self, spec: DecoderSpec, graph: Graph, dtype: DType, length: int = T) -> None:
+        self._spec, self.backend, self._length = spec, graph.backend, length
         self._graph = graph  # keeps the weights alive
         self._dtype = getattr(torch, dtype.torch)
         self._executor = Executor(graph.backend, graph.network, Options(constants=graph.constants))
@@ -105,7 +105,7 @@ class Runner:
     def reset(self, slots: int) -> None:
         """Empty the caches. What a slot does not hold yet is large, so that reading it shows."""
         attention = self._spec.attention
-        shape = (slots, attention.num_key_value_heads, T, attention.head_dim)
+        shape = (slots, attention.num_key_value_heads, self._length, attention.head_dim)
         names = [f"{kind}_{layer}" for layer in range(len(self._spec.layers)) for kind in ("key", "value")]
         self._cache = {name: torch.full(shape, 100.0, dtype=self._dtype) for name in names}
         self.lengths = [0] * slots
