@@ -1,0 +1,148 @@
+"""Folders of transformers: every family's weights, wrappers' language models, tokenizers carried."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, LlavaConfig, LlavaForConditionalGeneration
+
+from tests.decoder_cases import CASES, Case
+from tests.decoders import model_of
+from trtkit.errors import SourceError
+from trtkit.models.registry import decoder_spec
+from trtkit.models.weights import find_weights
+from trtkit.sources.decoder_source import open_hf_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+TEXT = {
+    "vocab_size": 67,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+}
+
+
+def assert_same(got: Mapping[str, np.ndarray], want: Mapping[str, torch.Tensor]) -> None:
+    assert set(got) == set(want)
+    for name, weight in want.items():
+        np.testing.assert_array_equal(got[name].astype(np.float32), weight.float().numpy(), err_msg=name)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sharded_folders_give_what_transformers_saved(case: Case, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = model_of(case)
+    copy.deepcopy(model.hf).to(dtype).save_pretrained(tmp_path, max_shard_size="20KB")
+    opened = open_hf_folder(tmp_path)
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert len(shards) > 1
+    names = ("config.json", "generation_config.json", "model.safetensors.index.json")
+    assert set(opened.files) == {*(tmp_path / name for name in names), *shards}
+    assert_same(opened.checkpoint, {name: value for path in shards for name, value in load_file(path).items()})
+    spec = decoder_spec(opened.config, opened.where)
+    assert spec == model.spec
+    assert len(find_weights(spec, opened.checkpoint)) > 10
+
+
+def wrapped(kind: str, folder: Path) -> Any:
+    """Save a random vision-language model; return its language model alone."""
+    if kind == "gemma3":
+        text: dict[str, Any] = {**TEXT, "num_hidden_layers": 6}
+        model: Any = Gemma3ForConditionalGeneration(
+            Gemma3Config(text_config=text, vision_config=VISION, mm_tokens_per_image=4)
+        )
+    else:
+        vision = {**VISION, "model_type": "clip_vision_model", "projection_dim": 16}
+        config = LlavaConfig(text_config={"model_type": "llama", **TEXT}, vision_config=vision)
+        model = LlavaForConditionalGeneration(config)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "llava"])
+@pytest.mark.parametrize("naming", ["saved", "of today"])
+def test_the_language_model_is_taken_out_of_its_wrapper(kind: str, naming: str, tmp_path: Path) -> None:
+    model = wrapped(kind, tmp_path)
+    if naming == "of today":  # as the modules are called since transformers 4.52
+        save_file({name: value.clone() for name, value in model.state_dict().items()}, tmp_path / "model.safetensors")
+    opened = open_hf_folder(tmp_path)
+    inside = model.model.language_model.state_dict()
+    want = {f"model.{name}": value for name, value in inside.items()}
+    assert_same({name: array for name, array in opened.checkpoint.items() if name.startswith("model.")}, want)
+    assert ("lm_head.weight" in opened.checkpoint) == (kind == "llava" or naming == "of today")
+    text_config = model.config.text_config.to_dict()
+    spec = decoder_spec(opened.config, opened.where)
+    assert spec == decoder_spec(text_config)
+    assert find_weights(spec, opened.checkpoint)["embedding.weight"].shape == (67, 32)
+
+
+def test_a_wrapper_with_names_that_are_not_known_is_refused(tmp_path: Path) -> None:
+    config = {"model_type": "owl", "text_config": {"model_type": "llama"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({"owl.text.weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(SourceError) as caught:
+        open_hf_folder(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path / 'config.json'}: no weights of the language model inside `owl` were found\n"
+        "fix: their names are to start with one of "
+        "`language_model.model.`, `language_model.lm_head.`, `model.language_model.`, `lm_head.`"
+    )
+
+
+def test_tokenizer_files_are_carried(tmp_path: Path) -> None:
+    folder, out = tmp_path / "model", tmp_path / "out"
+    model_of(CASES[0]).hf.save_pretrained(folder)
+    names = ["chat_template.jinja", "tokenizer.json", "tokenizer_config.json"]
+    for name in [*names, "README.md", "training_args.bin"]:
+        (folder / name).write_text(f"the text of {name}")
+    opened = open_hf_folder(folder)
+    written = opened.tokenizer.write(out)
+    assert sorted(path.name for path in written) == sorted([*names, "generation_config.json"])
+    assert sorted(path.name for path in out.iterdir()) == sorted([*names, "generation_config.json"])
+    assert (out / "chat_template.jinja").read_text() == "the text of chat_template.jinja"
+    assert {folder / name for name in names} < set(opened.files)
+
+
+def test_a_folder_without_tokenizer_writes_none(tmp_path: Path) -> None:
+    save_file({"x": torch.ones(2)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert open_hf_folder(tmp_path).tokenizer.write(tmp_path / "out") == []
+
+
+def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
+    save_file({"x": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(SourceError) as caught:
+        open_hf_folder(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}: the folder has no `config.json`"
+        "\nfix: give a folder that transformers saved, or a model repository downloaded as a whole"
+    )
+
+
+@pytest.mark.parametrize(("text", "message"), [("{,}", "not valid JSON: Expecting"), ("[]", "not a JSON object")])
+def test_a_damaged_config_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    save_file({"x": torch.ones(2)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(SourceError, match=message):
+        open_hf_folder(tmp_path)
