@@ -100,7 +100,10 @@ def test_faulty_range_says_what_a_range_is(text: str, expected: str, tmp_path: P
     ("text", "expected"),
     [
         ("source: {}", "source: give exactly one of `onnx`, `torch`, `hf`, `gguf`, `trtllm`; got none"),
-        ("source: {onnx: a, hf: b}", "source: give exactly one of `onnx`, `torch`, `hf`, `gguf`, `trtllm`; got `onnx` and `hf`"),
+        (
+            "source: {onnx: a, hf: b}",
+            "source: give exactly one of `onnx`, `torch`, `hf`, `gguf`, `trtllm`; got `onnx` and `hf`",
+        ),
         ("target: any", "key `source` is missing | add `source:`"),
         ("source: {torch: {factory: a:b}}", "key `source.torch.inputs` is missing | add `source.torch.inputs:`"),
     ],
