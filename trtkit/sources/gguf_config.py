@@ -91,7 +91,7 @@ def hf_config(file: GgufFile, family: GgufFamily) -> dict[str, Any]:
     for key, field in _TOKEN_IDS.items():
         if (value := file.metadata.get(f"tokenizer.ggml.{key}_token_id")) is not None:
             config[field] = value
-    _check_heads(metadata, family)
+    _check_attention(metadata, family)
     metadata.check_all_read()
     return config
 
@@ -111,8 +111,10 @@ def _query_scale(metadata: Metadata, family: GgufFamily) -> dict[str, int]:
     return {"query_pre_attn_scalar": metadata.need("embedding_length") // metadata.need("attention.head_count")}
 
 
-def _check_heads(metadata: Metadata, family: GgufFamily) -> None:
-    """Raise SourceError where value heads are not as wide as key heads, or heads are grouped that cannot be."""
+def _check_attention(metadata: Metadata, family: GgufFamily) -> None:
+    """Raise SourceError where tokens see later ones, value heads differ from key heads, or heads cannot be grouped."""
+    if not metadata.get("attention.causal", True):
+        raise SourceError("this is an encoder: its tokens see later ones", metadata.where, "give a decoder-only model")
     keys, values = head_dim(metadata), metadata.get("attention.value_length")
     if values is not None and values != keys:
         raise SourceError(f"value heads of {values} beside key heads of {keys} are not supported", metadata.where)

@@ -156,7 +156,6 @@ _GEMMA2 = replace(
 _GEMMA3 = replace(
     _GEMMA2,
     model_type="gemma3_text",
-    fields={**_RMS_FIELDS, "attention.sliding_window": "sliding_window"},
     blocks={**_SANDWICH_BLOCKS, **_QK_NORMS},
     changes={**_GEMMA2.changes, "attn_q_norm": "add_one", "attn_k_norm": "add_one"},
     fixed={**_GELU, "sliding_window_pattern": 6},

@@ -192,7 +192,7 @@ def _type_name(number: int) -> str:
     import gguf
 
     try:
-        return gguf.GGMLQuantizationType(number).name
+        return str(gguf.GGMLQuantizationType(number).name)
     except ValueError:
         return str(number)
 
@@ -204,7 +204,7 @@ def _size_bytes(where: str, type_name: str, shape: tuple[int, ...]) -> int:
     block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[type_name]]
     if not shape or shape[-1] % block:
         raise SourceError(f"shape {list(shape)} does not divide into {type_name}'s blocks of {block}", where, _AGAIN)
-    return math.prod(shape) // block * block_bytes
+    return math.prod(shape) // int(block) * int(block_bytes)
 
 
 def _shortest(value: float) -> float:

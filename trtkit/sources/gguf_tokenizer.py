@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
+from trtkit.sources.gguf_sentencepiece import has_space_prefix, pieces, sentencepiece_tokenizer
 from trtkit.sources.tokenizer import CopiedTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import tokenizers
@@ -30,12 +31,16 @@ _LLAMA3, _QWEN2 = _WORDS.format(digits=r"\p{N}{1,3}"), _WORDS.format(digits=r"\p
 
 @dataclass(frozen=True)
 class Cut:
-    """How text is cut into words. regex: empty for GPT-2's own; is_digit_alone: each digit is a word."""
+    """How text is cut into words. regex: empty for GPT-2's own; is_digit_alone: each digit is a word.
+
+    adds_bos: a start token is put before the text where the file does not say.
+    """
 
     regex: str = ""
     is_digit_alone: bool = False
     is_nfc: bool = False
     ignores_merges: bool = False
+    adds_bos: bool = False
 
 
 CUTS = {
@@ -43,7 +48,7 @@ CUTS = {
     "phi-2": Cut(),
     "smollm": Cut(is_digit_alone=True),
     "starcoder": Cut(is_digit_alone=True),
-    "llama-bpe": Cut(_LLAMA3, ignores_merges=True),
+    "llama-bpe": Cut(_LLAMA3, ignores_merges=True, adds_bos=True),
     "smaug-bpe": Cut(_LLAMA3),
     "qwen2": Cut(_QWEN2, is_nfc=True),
 }
@@ -90,20 +95,41 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     if kind in ("none", "no_vocab"):
         return CopiedTokenizer()
     fix = "build from the model's Hugging Face folder, which carries its tokenizer"
-    if kind != "gpt2":
-        raise SourceError(f"tokenizer `{kind}` is not supported; gpt2 is", str(file.path), fix)
+    if kind not in ("gpt2", "llama"):
+        raise SourceError(f"tokenizer `{kind}` is not supported; gpt2 and llama are", str(file.path), fix)
     pre = file.metadata.get(_KEY + "pre")
-    if pre not in CUTS:
+    if kind == "gpt2" and pre not in CUTS:
         raise SourceError(f"pre-tokenizer `{pre}` is not supported; {', '.join(CUTS)} are", str(file.path), fix)
+    needed = ("tokens", "token_type", "merges" if kind == "gpt2" else "scores")
+    for name in needed:
+        if _KEY + name not in file.metadata:
+            raise SourceError(f"metadata key `{_KEY}{name}` is missing", str(file.path), fix)
     return GgufTokenizer({key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")})
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Return the byte-level BPE that `tokenizer.ggml.*` describes."""
+    """Return the tokenizer that `tokenizer.ggml.*` describes."""
+    if metadata[_KEY + "model"] == "llama":
+        tokenizer, adds_bos = sentencepiece_tokenizer(metadata), True
+        tokens, is_normalized = pieces(metadata), not has_space_prefix(metadata)
+    else:
+        cut, tokens, is_normalized = CUTS[metadata[_KEY + "pre"]], metadata[_KEY + "tokens"], False
+        tokenizer, adds_bos = _byte_level_tokenizer(metadata, cut), cut.adds_bos
+    _add_tokens(tokenizer, tokens, metadata[_KEY + "token_type"], is_normalized)
+    bos, eos = "", ""
+    if metadata.get(_KEY + "add_bos_token", adds_bos):
+        bos = tokens[metadata[_KEY + "bos_token_id"]]
+    if metadata.get(_KEY + "add_eos_token", False):
+        eos = tokens[metadata[_KEY + "eos_token_id"]]
+    _add_ends(tokenizer, bos, eos)
+    return tokenizer
+
+
+def _byte_level_tokenizer(metadata: Mapping[str, Any], cut: Cut) -> tokenizers.Tokenizer:
+    """Return a byte-level BPE without its added tokens."""
     from tokenizers import Tokenizer, decoders, models, normalizers, processors
 
-    cut, tokens = CUTS[metadata[_KEY + "pre"]], metadata[_KEY + "tokens"]
-    vocabulary = {token: index for index, token in enumerate(tokens)}
+    vocabulary = {token: index for index, token in enumerate(metadata[_KEY + "tokens"])}
     merges = [tuple(merge.split(" ")) for merge in metadata[_KEY + "merges"]]
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cut.ignores_merges))
     if cut.is_nfc:
@@ -111,14 +137,6 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     tokenizer.pre_tokenizer = _pre_tokenizer(cut)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    _add_special(tokenizer, metadata)
-    if metadata.get(_KEY + "add_bos_token", False):
-        bos_id = metadata[_KEY + "bos_token_id"]
-        bos = tokens[bos_id]
-        template = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, bos_id)]
-        )
-        tokenizer.post_processor = template
     return tokenizer
 
 
@@ -134,15 +152,30 @@ def _pre_tokenizer(cut: Cut) -> Any:
     return byte_level
 
 
-def _add_special(tokenizer: tokenizers.Tokenizer, metadata: Mapping[str, Any]) -> None:
-    """Add the tokens that are never cut: control tokens, which decoding may skip, and user-defined ones."""
+def _add_tokens(
+    tokenizer: tokenizers.Tokenizer, tokens: Sequence[str], types: Sequence[int], is_normalized: bool
+) -> None:
+    """Add the tokens that are never cut: control tokens, which decoding may skip, and user-defined ones.
+
+    is_normalized: user-defined tokens are looked for after spaces were marked.
+    """
     from tokenizers import AddedToken
 
-    typed = list(zip(metadata[_KEY + "tokens"], metadata.get(_KEY + "token_type", ()), strict=False))
-    control = [AddedToken(token, special=True, normalized=False) for token, kind in typed if kind == _CONTROL]
-    plain = [AddedToken(token, special=False, normalized=False) for token, kind in typed if kind == _USER_DEFINED]
-    tokenizer.add_special_tokens(control)
-    tokenizer.add_tokens(plain)
+    control = [token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL]
+    plain = [token for token, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=is_normalized) for token in plain])
+
+
+def _add_ends(tokenizer: tokenizers.Tokenizer, bos: str, eos: str) -> None:
+    """Put a start token before and an end token behind each text; empty for none."""
+    from tokenizers import processors
+
+    if bos or eos:
+        single = [part for part in (bos, "$A", eos) if part]
+        second = [part for part in (bos, "$B:1", eos) if part]
+        special = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys((bos, eos)) if token]
+        tokenizer.post_processor = processors.TemplateProcessing(single, single + second, special)
 
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> Path:

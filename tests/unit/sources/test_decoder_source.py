@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Gemma3Config, Gemma3ForConditionalGeneration, LlavaConfig, LlavaForConditionalGeneration
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+)
 
 from tests.decoder_cases import CASES, Case
 from tests.decoders import model_of
@@ -95,6 +101,14 @@ def test_the_language_model_is_taken_out_of_its_wrapper(kind: str, naming: str, 
     spec = decoder_spec(opened.config, opened.where)
     assert spec == decoder_spec(text_config)
     assert find_weights(spec, opened.checkpoint)["embedding.weight"].shape == (67, 32)
+
+
+def test_gemma_3_as_it_was_published_is_understood() -> None:
+    """config.json of gemma-3-4b states little: the rest is as in `Gemma3TextConfig`."""
+    scaling = {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
+    sizes = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    published = {"model_type": "gemma3_text", **sizes, **scaling}
+    assert decoder_spec(published) == decoder_spec(Gemma3TextConfig(**published).to_dict())
 
 
 def test_a_wrapper_with_names_that_are_not_known_is_refused(tmp_path: Path) -> None:

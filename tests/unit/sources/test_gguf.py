@@ -233,6 +233,7 @@ def test_a_model_of_which_all_is_known_opens(tmp_path: Path) -> None:
         (lambda w: w.add_clamp_kqv(8.0), "this architecture\n  m.gguf: `llama.attention.clamp_kqv` is `8.0`"),
         (lambda w: w.add_sliding_window(7), "`llama.attention.sliding_window` is `7`"),
         (lambda w: w.add_array("llama.rope.dimension_sections", [1, 2]), "`llama.rope.dimension_sections` is `[1, 2]`"),
+        (lambda w: w.add_causal_attention(False), "m.gguf: this is an encoder: its tokens see later ones"),
         (rotated(2), "m.gguf: only 2 of 4 elements of each head are rotated"),
         (lambda w: w.add_value_length(8), "m.gguf: value heads of 8 beside key heads of 4 are not supported"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from functools import cache
 from pydoc_data.topics import topics
@@ -15,6 +16,7 @@ from transformers import AutoTokenizer, GPT2Tokenizer, Qwen2Tokenizer
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from tests.unit.sources.write_gguf import tiny
+from trtkit.errors import SourceError
 from trtkit.sources.decoder_source import open_gguf
 from trtkit.sources.gguf_tokenizer import CUTS
 
@@ -60,7 +62,8 @@ def rebuilt(folder: Path, pre: str, **more: Any) -> Any:
         writer.add_token_merges(merges)
         writer.add_bos_token_id(700)
         writer.add_eos_token_id(701)
-        writer.add_add_bos_token(more.get("adds_bos", False))
+        if (adds_bos := more.get("adds_bos", False)) is not None:
+            writer.add_add_bos_token(adds_bos)
         if "eot" in more:
             writer.add_eot_token_id(more["eot"])
 
@@ -123,3 +126,84 @@ def test_generation_ends_at_every_end_token(more: dict[str, int], ends: Any, tmp
         "bos_token_id": 700,
         "eos_token_id": ends,
     }
+
+
+def test_llama_bpe_adds_a_start_token_where_the_file_does_not_say(tmp_path: Path) -> None:
+    assert rebuilt(tmp_path, "llama-bpe", adds_bos=None)("a").input_ids[0] == 700
+    assert rebuilt(tmp_path, "gpt-2", adds_bos=None)("a").input_ids[0] != 700
+
+
+SPACE = "\u2581"
+PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "<tool>", f"{SPACE}{SPACE}"]
+BYTE, UNKNOWN = gguf.TokenType.BYTE, gguf.TokenType.UNKNOWN
+PIECE_TYPES = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, USER_DEFINED, USER_DEFINED]
+
+
+@cache
+def scored_pieces() -> list[str]:
+    """Return characters and what 400 merges made of them in Python's documentation; the best come first."""
+    trained = tokenizers.Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.Metaspace(SPACE)
+    trainer = trainers.BpeTrainer(vocab_size=500, show_progress=False)
+    trained.train_from_iterator(sorted(topics.values())[:20], trainer)
+    vocab = json.loads(trained.to_str())["model"]["vocab"]
+    return sorted(vocab, key=vocab.__getitem__)
+
+
+def sentencepiece_tokenizer(folder: Path, has_prefix: bool) -> Any:
+    """Return the tokenizer that transformers loads after a GGUF file with these pieces was opened."""
+    pieces = scored_pieces()
+
+    def keys(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list([*PIECES[:-1], "  ", *pieces])  # llama.cpp's converter writes spaces in added pieces
+        writer.add_token_scores([0.0] * len(PIECES) + [-float(rank) for rank in range(len(pieces))])
+        writer.add_token_types([*PIECE_TYPES, *[NORMAL] * len(pieces)])
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        writer.add_add_space_prefix(has_prefix)
+
+    open_gguf(tiny(folder / "m.gguf", keys)).tokenizer.write(folder / "out")
+    return AutoTokenizer.from_pretrained(folder / "out", local_files_only=True)
+
+
+def joined_by_score(text: str) -> list[int]:
+    """Join the neighbours whose piece is best, the first of equals, until none fit; bytes for what is no piece."""
+    rank = {piece: index for index, piece in enumerate(scored_pieces())}
+    parts = list(text.replace(" ", SPACE))
+    while True:
+        pairs = [(rank[a + b], i) for i, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in rank]
+        if not pairs:
+            break
+        at = min(pairs)[1]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    ids = [[len(PIECES) + rank[p]] if p in rank else [3 + byte for byte in p.encode()] for p in parts]
+    return [index for part in ids for index in part]
+
+
+def test_sentencepiece_joins_by_score(tmp_path: Path) -> None:
+    tokenizer = sentencepiece_tokenizer(tmp_path, has_prefix=True)
+    for text in [*TEXTS[:4], *topics["assignment"].splitlines()[:40]]:
+        got = tokenizer(text).input_ids
+        assert got == [1, *(joined_by_score(f" {text}") if text else [])]
+        assert tokenizer.decode(got, skip_special_tokens=True) == text
+
+
+def test_sentencepiece_takes_added_pieces_whole(tmp_path: Path) -> None:
+    tokenizer = sentencepiece_tokenizer(tmp_path, has_prefix=False)
+    tool, spaces = PIECES.index("<tool>"), len(PIECES) - 1
+    got = tokenizer("a  b<tool></s>").input_ids
+    assert got == [1, *joined_by_score("a"), spaces, *joined_by_score("b"), tool, 2]
+    assert tokenizer.decode(got, skip_special_tokens=True) == "a  b<tool>"
+
+
+@pytest.mark.parametrize(("model", "missing"), [("gpt2", "merges"), ("llama", "scores")])
+def test_missing_parts_of_a_tokenizer_are_named(model: str, missing: str, tmp_path: Path) -> None:
+    def keys(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model(model)
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list(["a"])
+        writer.add_token_types([NORMAL])
+
+    with pytest.raises(SourceError, match=f"metadata key `tokenizer.ggml.{missing}` is missing"):
+        open_gguf(tiny(tmp_path / "m.gguf", keys))

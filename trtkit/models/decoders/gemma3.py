@@ -15,8 +15,13 @@ if TYPE_CHECKING:
     from trtkit.models.spec import DecoderSpec
 
 ALIASES = {"sliding_window_pattern": "_sliding_window_pattern"}
+# The published models leave out what is as in HF's `Gemma3TextConfig`.
 DEFAULTS = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
     "head_dim": 256,
+    "max_position_embeddings": 131072,
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
     "sliding_window_pattern": 6,
