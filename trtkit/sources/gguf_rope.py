@@ -3,40 +3,30 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trtkit.errors import SourceError
+from trtkit.sources.gguf_metadata import head_dim
 
 if TYPE_CHECKING:
     from trtkit.sources.checkpoint import Array
     from trtkit.sources.gguf_families import GgufFamily
     from trtkit.sources.gguf_file import GgufFile
+    from trtkit.sources.gguf_metadata import Metadata
 
 Parameters = dict[str, Any]
 # Llama 3's constants: llama.cpp's converter knows no others.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
-class Keys(Protocol):
-    """Metadata of one architecture. where: what errors call the file."""
-
-    where: str
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return a value, `default` where it is missing."""
-
-    def need(self, key: str) -> Any:
-        """Return a value that must be there."""
-
-
-def rope_parameters(file: GgufFile, keys: Keys, family: GgufFamily) -> Parameters:
+def rope_parameters(file: GgufFile, keys: Metadata, family: GgufFamily) -> Parameters:
     """Return `rope_parameters`; by layer type where sliding layers have their own.
 
     Raises SourceError for scaling that is not known.
     """
-    width = int(keys.get("attention.key_length") or keys.need("embedding_length") // keys.need("attention.head_count"))
+    width = head_dim(keys)
     rotated = int(keys.get("rope.dimension_count", width))
     parameters: Parameters = {"rope_theta": float(keys.get("rope.freq_base", 10000.0)), "rope_type": "default"}
     parameters |= _scaling(file, keys, parameters["rope_theta"], rotated)
@@ -50,7 +40,7 @@ def rope_parameters(file: GgufFile, keys: Keys, family: GgufFamily) -> Parameter
     return {"full_attention": parameters, "sliding_attention": near}
 
 
-def _scaling(file: GgufFile, keys: Keys, theta: float, rotated: int) -> Parameters:
+def _scaling(file: GgufFile, keys: Metadata, theta: float, rotated: int) -> Parameters:
     """Return the method and its numbers."""
     kind, factor = str(keys.get("rope.scaling.type", "none")), float(keys.get("rope.scaling.factor", 1.0))
     original = keys.get("rope.scaling.original_context_length")
@@ -67,14 +57,14 @@ def _scaling(file: GgufFile, keys: Keys, theta: float, rotated: int) -> Paramete
     raise SourceError(f"rope scaling `{kind}` is not supported; linear, yarn, longrope and llama3 are", keys.where)
 
 
-def _yarn(keys: Keys) -> Parameters:
+def _yarn(keys: Metadata) -> Parameters:
     """Return YaRN's optional numbers."""
     names = {"yarn_attn_factor": "attention_factor", "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
     given = {field: keys.get(f"rope.scaling.{key}") for key, field in names.items()}
     return {"rope_type": "yarn", **{field: value for field, value in given.items() if value is not None}}
 
 
-def _longrope(file: GgufFile, keys: Keys, original: int | None) -> Parameters:
+def _longrope(file: GgufFile, keys: Metadata, original: int | None) -> Parameters:
     """Return Phi 3's factors; its attention factor only where it is not the one that follows from the lengths."""
     limit = int(keys.need("context_length"))
     original = int(original or limit)

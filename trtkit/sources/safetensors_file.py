@@ -64,11 +64,6 @@ def read_safetensors(path: Path) -> dict[str, StoredArray]:
     return {name: StoredArray(place.shape, lambda place=place: _view(memory, place)) for name, place in places.items()}  # type: ignore[misc]
 
 
-def read_metadata(path: Path) -> dict[str, str]:
-    """Return what the file's header says in `__metadata__`. Raises SourceError."""
-    return dict(_parsed_header(path)[0].get("__metadata__") or {})
-
-
 def _header(path: Path) -> tuple[dict[str, Any], int]:
     """Return the header's entries of tensors, and where their data start."""
     header, start = _parsed_header(path)
