@@ -36,7 +36,7 @@ CONFIG = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
-REPEATS = 3
+REPEATS = 2
 PRECISIONS = ("fp16", "bf16", "fp32")
 
 
