@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import interleaved, process, ratio, summary, write
+from benchmarks.measure import ignore_event, interleaved, process, ratio, run_bare, summary, write
 from trtkit.config import load_config
 from trtkit.engine.child import run_job
 from trtkit.engine.onnx_build import prepare_network
@@ -39,8 +38,8 @@ def build_figures(name: str) -> dict[str, Any]:
     """Build one model both ways, from the same prepared ONNX file."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        plan = plan_build(load_config(name), _ignore)
-        prepared, arguments = prepare_network(plan, folder, _ignore)
+        plan = plan_build(load_config(name), ignore_event)
+        prepared, arguments = prepare_network(plan, folder, ignore_event)
         arguments |= {
             "profiles": prepared["profiles"],
             "target": plan.target.model_dump(mode="json"),
@@ -50,22 +49,12 @@ def build_figures(name: str) -> dict[str, Any]:
         bare = [sys.executable, "benchmarks/bare_build.py", arguments["onnx"], str(folder / "bare.plan")]
         samples = interleaved(
             {
-                "trtkit": lambda: run_job("compile", arguments, _ignore)["metrics"],
-                "bare": lambda: _run_bare([*bare, json.dumps(prepared["profiles"])]),
+                "trtkit": lambda: run_job("compile", arguments, ignore_event)["metrics"],
+                "bare": lambda: run_bare([*bare, json.dumps(prepared["profiles"])]),
             },
             REPEATS,
         )
     return _compare(samples)
-
-
-def _run_bare(command: list[str]) -> Any:
-    """Run the bare script; its figures are the last line, after TensorRT's log."""
-    answer = subprocess.run(command, capture_output=True, check=True, text=True)
-    return json.loads(answer.stdout.splitlines()[-1])
-
-
-def _ignore(_event: dict[str, Any]) -> None:
-    """Take progress events and show nothing."""
 
 
 def _compare(samples: dict[str, list[Any]]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ The weights are random and unique, made once in a folder beside the user's cache
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import interleaved, ratio, summary, write
+from benchmarks.measure import ignore_event, interleaved, ratio, run_bare, summary, write
 from trtkit.config.load import load_config
 from trtkit.engine.cache import cache_folder
 from trtkit.engine.child import run_job
@@ -76,7 +75,7 @@ def figures(precision: str) -> dict[str, Any]:
         "llm.max_batch_size=8",
         "llm.max_sequence_length=2048",
     ]
-    plan = plan_build(load_config("llama", overrides), _ignore)
+    plan = plan_build(load_config("llama", overrides), ignore_event)
     with tempfile.TemporaryDirectory() as text:
         bundle = Path(text)
         arguments = {
@@ -88,7 +87,7 @@ def figures(precision: str) -> dict[str, Any]:
         }
         bare = [sys.executable, "-m", "benchmarks.bare_llm_build", str(folder), precision, str(bundle / "bare.plan")]
         samples = interleaved(
-            {"trtkit": lambda: run_job(JOB, arguments, _ignore), "bare": lambda: _run_bare(bare)}, REPEATS
+            {"trtkit": lambda: run_job(JOB, arguments, ignore_event), "bare": lambda: run_bare(bare)}, REPEATS
         )
     ours, others = samples["trtkit"], samples["bare"]
     work = [sum(step["seconds"] for step in run["steps"]) + run["metrics"]["build_s"] for run in ours]
@@ -103,15 +102,6 @@ def figures(precision: str) -> dict[str, Any]:
         "peak_memory_mib": {"trtkit": summary(memory), "bare": summary(bare_memory)},
         "peak_memory_ratio": ratio(memory, bare_memory),
     }
-
-
-def _run_bare(command: list[str]) -> Any:
-    answer = subprocess.run(command, capture_output=True, check=True, text=True)
-    return json.loads(answer.stdout.splitlines()[-1])
-
-
-def _ignore(_event: dict[str, Any]) -> None:
-    """Take progress events and show nothing."""
 
 
 def main() -> None:

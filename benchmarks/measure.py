@@ -48,6 +48,16 @@ def process(command: Sequence[str], environment: Mapping[str, str] | None = None
     return {"wall_s": time.perf_counter() - started, "peak_memory_mib": usage.ru_maxrss / 1024}
 
 
+def run_bare(command: Sequence[str]) -> Any:
+    """Run a bare script; its figures are the last line it prints, after TensorRT's log."""
+    answer = subprocess.run(command, capture_output=True, check=True, text=True)
+    return json.loads(answer.stdout.splitlines()[-1])
+
+
+def ignore_event(_event: dict[str, Any]) -> None:
+    """Take progress events and show nothing."""
+
+
 def summary(samples: Sequence[float]) -> dict[str, float]:
     """Return minimum, median, maximum and count."""
     return {

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import interleaved, ratio, summary, write
+from benchmarks.measure import ignore_event, interleaved, ratio, summary, write
 from benchmarks.reference_run import THREADS
 from trtkit.config import load_config
 from trtkit.config.schema import ModelConfig
@@ -55,17 +55,13 @@ def cases() -> list[Case]:
 def figures_of(case: Case) -> dict[str, Any]:
     """Run every runtime in turn, each time in a new process, on the ONNX file that TensorRT parses."""
     with tempfile.TemporaryDirectory() as folder:
-        plan = plan_build(case.config, _ignore)
-        _, arguments = prepare_network(plan, Path(folder), _ignore)
+        plan = plan_build(case.config, ignore_event)
+        _, arguments = prepare_network(plan, Path(folder), ignore_event)
         source = case.config.source.torch
         described = json.dumps(source.model_dump(mode="json") if source else None)
         words = [arguments["onnx"], json.dumps(case.shape), described]
         samples = interleaved({name: partial(_run, name, words) for name in case.runtimes}, ROUNDS, warmups=0)
     return {"input": list(case.shape), **_compare(samples)}
-
-
-def _ignore(_event: dict[str, Any]) -> None:
-    """Take progress events and show nothing."""
 
 
 def _run(runtime: str, words: list[str]) -> Any:

@@ -63,6 +63,11 @@ class Backend:
         """
         return self.trt.Logger(getattr(self.trt.Logger, severity))
 
+    def new_network(self, builder: Any) -> Any:
+        """Return an empty network: strongly typed, which is a flag only where that is still a choice."""
+        flag = getattr(self.trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
+        return builder.create_network(0 if flag is None else 1 << int(flag))
+
     def typed(self, layer: Any) -> Any:
         """Return `layer` with the class of its own type, so that its parameters can be read."""
         layer_class = self._layer_classes.get(self._layer_type(layer))

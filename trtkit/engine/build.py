@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +22,7 @@ from trtkit.engine.manifest import (
 from trtkit.engine.onnx_build import compile_onnx, describe_onnx
 from trtkit.engine.plan import Plan, plan_build
 from trtkit.errors import BundleError
+from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,6 +136,4 @@ def _record(folder: Path, path: str) -> FileRecord | None:
     file = folder / path
     if not file.exists():
         return None
-    with file.open("rb") as opened:
-        sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
-    return FileRecord(path=path, size_bytes=file.stat().st_size, sha256=sha256)
+    return FileRecord(path=path, size_bytes=file.stat().st_size, sha256=sha256_of(file))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from pydantic import ValidationError
 
 from trtkit.engine.manifest import SCHEMA_VERSION, Manifest
 from trtkit.errors import BundleError
+from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,8 +93,7 @@ def check_file(folder: Path, record: FileRecord) -> None:
     if not path.resolve().is_relative_to(folder.resolve()):
         raise BundleError("the manifest names a file outside the bundle", str(path))
     try:
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        sha256 = sha256_of(path)
     except OSError as error:
         raise BundleError(f"cannot be read: {error.strerror}", str(path), _REBUILD) from None
     if sha256 != record.sha256:

@@ -94,7 +94,7 @@ class Graph:
         self.backend = backend
         self._logger = None if builder is not None else backend.logger("ERROR")
         self.builder = builder if builder is not None else backend.trt.Builder(self._logger)
-        self.network = self.builder.create_network(_flags(backend)) if network is None else network
+        self.network = backend.new_network(self.builder) if network is None else network
         self.constants: dict[str, Array] = {}
         self._errors = error_recorder(backend)
         self.network.error_recorder = self._errors
@@ -208,9 +208,3 @@ def same_graph(tensors: Sequence[Tensor]) -> Graph:
 
 # Types whose constants TensorRT hands back as NumPy views.
 _READABLE = ("float32", "float16", "int64", "int32", "int8", "uint8", "bool")
-
-
-def _flags(backend: Backend) -> int:
-    """Return the network creation flags: strongly typed, where that is still a choice."""
-    flag = getattr(backend.trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
-    return 0 if flag is None else 1 << int(flag)

@@ -31,7 +31,7 @@ def parse_onnx(backend: Backend, path: Path, severity: str = "WARNING") -> Netwo
     """
     logger = backend.logger(severity)
     builder = backend.trt.Builder(logger)
-    definition = builder.create_network(_flags(backend))
+    definition = backend.new_network(builder)
     parser = backend.trt.OnnxParser(definition, logger)
     if not parser.parse_from_file(str(path)):
         faults = [_problem(parser.get_error(index)) for index in range(parser.num_errors)]
@@ -54,12 +54,6 @@ def check_grid_samples(backend: Backend, network: Network, expected: Sequence[tu
             raise NetworkError(
                 f"TensorRT parsed mode `{mode}` as `{parsed}`", f"GridSample `{node}`", "export with opset 16 to 19"
             )
-
-
-def _flags(backend: Backend) -> int:
-    """Return the network creation flags: strongly typed, where that is still a choice."""
-    flag = getattr(backend.trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
-    return 0 if flag is None else 1 << int(flag)
 
 
 def _problem(error: Any) -> Problem:

@@ -88,7 +88,7 @@ def read_graph(backend: Backend, network: Any) -> Graph:
 
 def _read_node(backend: Backend, untyped: Any, slots: _Slots) -> Node:
     """Read one layer. Activation and pooling layers hide the layer's type behind a `type` of their own."""
-    kind = backend.trt.ILayer.type.fget(untyped).name
+    kind = backend.layer_type(untyped)
     layer = backend.typed(untyped)
     if kind.startswith("ATTENTION"):
         layer = layer.attention

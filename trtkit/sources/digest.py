@@ -65,7 +65,11 @@ def _module_files(factory: str) -> list[Path]:
     return sorted(file.parent.rglob("*.py")) if (file.parent / "__init__.py").is_file() else [file]
 
 
-def _digest(path: Path) -> SourceFile:
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return SourceFile(str(path), path.stat().st_size, sha256)
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(path: Path) -> SourceFile:
+    return SourceFile(str(path), path.stat().st_size, sha256_of(path))
