@@ -91,3 +91,13 @@ class BundleError(TrtkitError):
 
 class ExecutionError(TrtkitError):
     """A network that the reference executor cannot run as asked."""
+
+
+class GenerationError(TrtkitError):
+    """Text that cannot be generated: a full queue, a runtime that is not there, a request that was lost."""
+
+
+class RequestError(GenerationError):
+    """A prompt or settings that no run could serve."""
+
+    exit_code = 2

@@ -1,0 +1,49 @@
+"""The tokens of every slot, as arrays that all of a step's work reads at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Sequences:
+    """What each slot has read and written.
+
+    tokens: [slots, T] int64, the prompt and what was generated after it. lengths: [slots], tokens known.
+    prompt_lengths: [slots], how many of them are the prompt's.
+    """
+
+    def __init__(self, slots: int, max_length: int) -> None:
+        # One more than the cache holds: the last token that is generated need not be read again.
+        self.tokens: Ints = np.zeros((slots, max_length + 1), np.int64)
+        self.lengths: Ints = np.zeros(slots, np.int64)
+        self.prompt_lengths: Ints = np.zeros(slots, np.int64)
+
+    def start(self, slot: int, prompt_ids: Ints | list[int], generated: Ints | list[int] = ()) -> None:  # type: ignore[assignment]
+        """Begin a sequence. generated: what it had made before it lost its slot."""
+        prompt, length = len(prompt_ids), len(prompt_ids) + len(generated)
+        self.tokens[slot, :prompt] = prompt_ids
+        self.tokens[slot, prompt:length] = generated
+        self.prompt_lengths[slot], self.lengths[slot] = prompt, length
+
+    def append(self, slots: Ints, tokens: Ints) -> None:
+        """Add one token to each of `slots` [R]."""
+        self.tokens[slots, self.lengths[slots]] = tokens
+        self.lengths[slots] += 1
+
+    def copy(self, source: int, target: int) -> None:
+        """Make `target` the same sequence as `source`."""
+        length = self.lengths[source]
+        self.tokens[target, :length] = self.tokens[source, :length]
+        self.lengths[target], self.prompt_lengths[target] = length, self.prompt_lengths[source]
+
+    def ids(self, slot: int) -> Ints:
+        """Return a view of a slot's tokens."""
+        return self.tokens[slot, : self.lengths[slot]]
+
+    def generated(self, slot: int) -> Ints:
+        """Return a view of the tokens behind the prompt."""
+        return self.tokens[slot, self.prompt_lengths[slot] : self.lengths[slot]]
