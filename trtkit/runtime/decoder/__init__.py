@@ -1,0 +1,7 @@
+"""Decoder-only LLMs on TensorRT or on the reference executor."""
+
+from trtkit.runtime.decoder.call import Call, DecoderExecution
+from trtkit.runtime.decoder.open import Runtime, open_execution
+from trtkit.runtime.decoder.reference import ReferenceDecoder
+
+__all__ = ["Call", "DecoderExecution", "ReferenceDecoder", "Runtime", "open_execution"]

@@ -1,0 +1,94 @@
+"""What runs a decoder-only LLM's network: one call of it, and what every runtime offers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from trtkit.errors import ExecutionError
+
+if TYPE_CHECKING:
+    import torch
+
+    from trtkit.runtime.sequences import Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """New tokens for neighbouring slots, from `first_slot` on.
+
+    ids: [R, S]. starts: [R], tokens that each slot's cache holds already. counts: [R], how many of a row's ids are
+    tokens; the rest is padding, and a row of none is idle.
+    """
+
+    first_slot: int
+    ids: Ints
+    starts: Ints
+    counts: Ints
+
+    def __post_init__(self) -> None:
+        """Check what would write into a neighbour's memory."""
+        assert self.ids.shape[0] == len(self.starts) == len(self.counts)
+
+    @property
+    def rows(self) -> slice:
+        """The slots, as a slice of the caches."""
+        return slice(self.first_slot, self.first_slot + len(self.starts))
+
+    def feed(self) -> dict[str, np.ndarray]:
+        """Return the network's inputs but its caches, as int32 arrays.
+
+        Padding is written behind a row's tokens, where the next ones overwrite it. An idle row attends to one token:
+        with none, a softmax is not a number.
+        """
+        new = np.arange(self.ids.shape[1])
+        feed = {
+            "input_ids": self.ids,
+            "position_ids": self.starts[:, None] + new,
+            "write_indices": self.starts,
+            "kv_lengths": np.maximum(self.starts + self.counts, 1),
+            "last_token_index": np.maximum(self.counts - 1, 0),
+        }
+        return {name: np.ascontiguousarray(value, np.int32) for name, value in feed.items()}
+
+    def check(self, slots: int, max_length: int) -> None:
+        """Raise ExecutionError where a row would write outside its slot."""
+        last, size = int(self.starts.max()), self.ids.shape[1]
+        if last + size > max_length:
+            what = f"{last} tokens and {size} more do not fit a slot of {max_length}"
+            raise ExecutionError(what, "KV cache", "raise `llm.max_sequence_length`, or give fewer tokens")
+        if self.rows.stop > slots:
+            what = f"slots {self.rows.start} to {self.rows.stop - 1} asked of {slots}"
+            raise ExecutionError(what, "KV cache", "open the model with more slots")
+
+
+class DecoderExecution(Protocol):
+    """A decoder's network with KV caches of `slots` sequences.
+
+    max_length: T, tokens a slot holds. max_prefill_length: the most new tokens of one row in one call.
+    description: what computes, for people.
+    """
+
+    slots: int
+    max_length: int
+    max_prefill_length: int
+    vocab_size: int
+    has_all_logits: bool
+    description: str
+
+    def forward(self, call: Call) -> torch.Tensor:
+        """Run new tokens; return fp32 logits [R, V] of each row's last token, or [R, S, V] of all.
+
+        The result is valid until the next call. Raises ExecutionError where a row has no room.
+        """
+        ...
+
+    def copy(self, source: int, target: int, tokens: slice) -> None:
+        """Copy cached tokens of slot `source` to slot `target`."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back."""
+        ...

@@ -1,0 +1,117 @@
+"""A decoder on TensorRT: device buffers set once, caches updated in place, a CUDA graph per decode batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trtkit.dtypes import from_tensorrt
+from trtkit.engine.decoders import llm_options
+from trtkit.errors import GenerationError
+from trtkit.runtime.decoder.runtime_cache import context_with_cache, save_cache
+
+if TYPE_CHECKING:
+    from trtkit.backends import Backend
+    from trtkit.engine.bundle import Bundle
+    from trtkit.runtime.decoder.call import Call
+
+_PREFILL, _DECODE = 0, 1  # the engine's profiles, in the order that `decoder_profiles` gives them
+
+
+class EngineDecoder:
+    """A DecoderExecution on the GPU that is here.
+
+    Raises GenerationError where TensorRT does not load the plan on this GPU.
+    """
+
+    def __init__(self, backend: Backend, bundle: Bundle, slots: int) -> None:
+        options = llm_options(bundle.manifest.config)
+        self._trt, self._logger, self._bundle = backend.trt, backend.logger(), bundle
+        self._runtime = backend.trt.Runtime(self._logger)
+        self._engine = self._runtime.deserialize_cuda_engine(bundle.engine_path().read_bytes())
+        if self._engine is None:
+            fix = "build it for this GPU (`--target`), with the TensorRT that is installed here"
+            where = str(bundle.engine_path())
+            raise GenerationError(f"{backend.name} {backend.version} does not load the plan here", where, fix)
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._contexts, self._runtime_cache = context_with_cache(self._engine, bundle, self._stream.cuda_stream)
+        self.slots, self.max_length = slots, options.max_sequence_length
+        self.max_prefill_length, self.has_all_logits = options.max_prefill_length, options.logits == "all"
+        self._allocate(slots)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.description = f"{backend.name} {backend.version} on {torch.cuda.get_device_name()}"
+
+    def forward(self, call: Call) -> torch.Tensor:
+        """Run new tokens; see DecoderExecution."""
+        call.check(self.slots, self.max_length)
+        rows, size = call.ids.shape
+        with torch.cuda.stream(self._stream):
+            for name, value in call.feed().items():
+                if name in self._inputs:
+                    self._inputs[name][: value.size].copy_(torch.from_numpy(value).reshape(-1), non_blocking=True)
+            is_decode = size == 1
+            if is_decode and call.first_slot == 0:
+                self._decode_graph(rows).replay()
+            else:
+                self._enqueue(self._contexts[_DECODE if is_decode else _PREFILL], call.first_slot, rows, size)
+            shape = (rows, size, self.vocab_size) if self.has_all_logits else (rows, self.vocab_size)
+            logits = self._logits[: rows * size if self.has_all_logits else rows].view(shape)
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return logits
+
+    def copy(self, source: int, target: int, tokens: slice) -> None:
+        """Copy cached tokens between slots."""
+        with torch.cuda.stream(self._stream):
+            for cache in self._caches.values():
+                cache[target, :, tokens].copy_(cache[source, :, tokens])
+
+    def close(self) -> None:
+        """Keep what was compiled for this GPU for the next start, and give the memory back."""
+        save_cache(self._runtime_cache, self._bundle)
+        self._graphs.clear()
+        self._caches.clear()
+
+    def _allocate(self, slots: int) -> None:
+        """Make the device buffers: one for each small input, each cache and the logits."""
+        names = [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
+        is_input = self._trt.TensorIOMode.INPUT
+        inputs = [name for name in names if self._engine.get_tensor_mode(name) == is_input]
+        tokens = max(slots * self.max_prefill_length, slots)
+        self._caches = {name: self._cache(name, slots) for name in inputs if name.startswith("past_")}
+        self._inputs = {
+            name: torch.zeros(tokens, dtype=torch.int32, device="cuda") for name in inputs if name not in self._caches
+        }
+        self.vocab_size = int(self._engine.get_tensor_shape("logits")[-1])
+        rows = tokens if self.has_all_logits else slots
+        self._logits = torch.empty(rows, self.vocab_size, dtype=torch.float32, device="cuda")
+
+    def _cache(self, name: str, slots: int) -> torch.Tensor:
+        """Return an empty cache [slots, K, T, H]."""
+        dtype = getattr(torch, from_tensorrt(self._engine.get_tensor_dtype(name).name).torch)
+        return torch.zeros(slots, *tuple(self._engine.get_tensor_shape(name))[1:], dtype=dtype, device="cuda")
+
+    def _decode_graph(self, rows: int) -> torch.cuda.CUDAGraph:
+        """Return the CUDA graph of a decode step of slots 0 to `rows`, captured at its first use."""
+        if rows not in self._graphs:
+            self._enqueue(self._contexts[_DECODE], 0, rows, 1)  # what TensorRT sets up at first use is not captured
+            self._stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self._stream):
+                self._enqueue(self._contexts[_DECODE], 0, rows, 1)
+            self._graphs[rows] = graph
+        return self._graphs[rows]
+
+    def _enqueue(self, context: Any, first: int, rows: int, size: int) -> None:
+        """Give the context its shapes and addresses, and run it on the stream."""
+        per_token = {"input_ids", "position_ids"}
+        for name, buffer in self._inputs.items():
+            context.set_input_shape(name, (rows, size) if name in per_token else (rows,))
+            context.set_tensor_address(name, buffer.data_ptr())
+        for name, cache in self._caches.items():
+            context.set_input_shape(name, (rows, *cache.shape[1:]))
+            context.set_tensor_address(name, cache[first].data_ptr())
+            context.set_tensor_address(name.replace("past_", "present_", 1), cache[first].data_ptr())
+        context.set_tensor_address("logits", self._logits.data_ptr())
+        if not context.execute_async_v3(self._stream.cuda_stream):
+            raise GenerationError("TensorRT could not run the engine", fix="its log says why")

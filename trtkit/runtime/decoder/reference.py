@@ -1,0 +1,52 @@
+"""A decoder on the reference executor: the very network that its engine was built from, on any machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from trtkit.reference import Executor, Options
+from trtkit.reference.precision import Precision
+
+if TYPE_CHECKING:
+    from trtkit.runtime.decoder.call import Call
+    from trtkit.runtime.decoder.network import DecoderNetwork
+
+
+class ReferenceDecoder:
+    """A DecoderExecution on torch. Caches are updated where they are, as the engine does.
+
+    widen: "fp64" computes all but exactly, so that how tokens are batched cannot be told from the logits.
+    """
+
+    def __init__(self, network: DecoderNetwork, slots: int, widen: str | None = None) -> None:
+        options = Options(constants=network.graph.constants, in_place_caches=True, widen=widen)
+        self._network = network  # its graph owns the weights
+        self._executor = Executor(network.backend, network.graph.network, options)
+        self._names = {spec.name for spec in self._executor.inputs}
+        specs = [spec for spec in self._executor.inputs if spec.name.startswith("past_")]
+        hold = Precision(widen).storage
+        self._caches = {spec.name: torch.zeros(slots, *spec.shape[1:], dtype=hold(spec.dtype)) for spec in specs}
+        self.slots, self.max_length = slots, specs[0].shape[2]
+        self.vocab_size, self.has_all_logits = network.vocab_size, network.has_all_logits
+        self.max_prefill_length = network.max_prefill_length
+        backend = network.backend
+        self.description = f"reference executor on the {backend.name} {backend.version} network, CPU"
+
+    def forward(self, call: Call) -> torch.Tensor:
+        """Run new tokens; see DecoderExecution."""
+        call.check(self.slots, self.max_length)
+        feed = {name: value for name, value in call.feed().items() if name in self._names}
+        rows = call.rows
+        logits = self._executor.run(feed | {name: cache[rows] for name, cache in self._caches.items()})["logits"]
+        return logits.float()
+
+    def copy(self, source: int, target: int, tokens: slice) -> None:
+        """Copy cached tokens between slots."""
+        for cache in self._caches.values():
+            cache[target, :, tokens] = cache[source, :, tokens]
+
+    def close(self) -> None:
+        """Forget the caches."""
+        self._caches.clear()
