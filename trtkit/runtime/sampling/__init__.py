@@ -1,0 +1,1 @@
+"""From logits to tokens: settings, processors, filters, draws, guides."""

@@ -1,0 +1,111 @@
+"""The settings of every slot, a column each, written when a slot is admitted and read by all rows at once."""
+
+from __future__ import annotations
+
+from enum import IntFlag
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trtkit.runtime.sampling.settings import Settings
+
+Array = np.ndarray[Any, Any]
+# Setting and type of each number a formula reads.
+_NUMBERS = {
+    "temperature": np.float32,
+    "top_k": np.int64,
+    "top_p": np.float64,
+    "min_p": np.float32,
+    "typical_p": np.float32,
+    "repetition_penalty": np.float32,
+    "presence_penalty": np.float32,
+    "frequency_penalty": np.float32,
+    "no_repeat_ngram_size": np.int64,
+    "min_tokens": np.int64,
+}
+
+
+class Use(IntFlag):
+    """What a slot needs done; what none of the rows needs is skipped."""
+
+    SAMPLE = 1
+    BIAS = 2
+    REPETITION = 4
+    COUNTS = 8
+    NGRAM = 16
+    BAD_WORDS = 32
+    MIN_TOKENS = 64
+    FORCE_WORDS = 128
+    GUIDE = 256
+    FUNCTIONS = 512
+    TOP_K = 1024
+    TOP_P = 2048
+    MIN_P = 4096
+    TYPICAL = 8192
+    LOGPROBS = 16384
+
+
+PROCESSORS = (
+    Use.BIAS | Use.REPETITION | Use.COUNTS | Use.NGRAM | Use.BAD_WORDS | Use.MIN_TOKENS | Use.FORCE_WORDS | Use.GUIDE
+) | Use.FUNCTIONS
+FILTERS = Use.TOP_K | Use.TOP_P | Use.MIN_P | Use.TYPICAL
+
+
+class Columns:
+    """Numbers [slots] of each setting, and which of them a slot uses."""
+
+    def __init__(self, slots: int) -> None:
+        self.uses = np.zeros(slots, np.int32)
+        self._numbers: dict[str, Array] = {name: np.zeros(slots, kind) for name, kind in _NUMBERS.items()}
+
+    def admit(self, slot: int, settings: Settings) -> None:
+        """Write the row of a slot."""
+        for name, column in self._numbers.items():
+            column[slot] = getattr(settings.params, name)
+        self.uses[slot] = sum(_uses(settings))
+
+    def release(self, slot: int) -> None:
+        """Use nothing."""
+        self.uses[slot] = 0
+
+    def copy(self, source: int, target: int) -> None:
+        """Make the row of `target` that of `source`."""
+        for column in (self.uses, *self._numbers.values()):
+            column[target] = column[source]
+
+    def __getitem__(self, name: str) -> Array:
+        return self._numbers[name]
+
+
+def _uses(settings: Settings) -> Iterator[Use]:
+    params = settings.params
+    found = {
+        Use.BIAS: params.logit_bias,
+        Use.REPETITION: params.repetition_penalty != 1,
+        Use.COUNTS: params.presence_penalty or params.frequency_penalty,
+        Use.NGRAM: params.no_repeat_ngram_size,
+        Use.BAD_WORDS: settings.bad_words,
+        Use.MIN_TOKENS: params.min_tokens and settings.stop_ids,
+        Use.FORCE_WORDS: settings.force_words,
+        Use.GUIDE: params.guided,
+        Use.FUNCTIONS: params.logits_processors,
+        Use.LOGPROBS: params.logprobs is not None,
+    }
+    yield from (use for use, used in found.items() if used)
+    if not params.greedy and params.num_beams == 1:
+        yield Use.SAMPLE
+        yield from _filters(settings)
+
+
+def _filters(settings: Settings) -> Iterator[Use]:
+    params = settings.params
+    found = {
+        Use.TOP_K: params.top_k > 0,
+        Use.TOP_P: params.top_p < 1,
+        Use.MIN_P: params.min_p > 0,
+        Use.TYPICAL: params.typical_p < 1,
+    }
+    yield from (use for use, used in found.items() if used)

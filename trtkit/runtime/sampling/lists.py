@@ -1,0 +1,81 @@
+"""Reading settings that are lists: words, texts, token ids, biases, functions, choices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+
+def _items(value: Any, of: str) -> Sequence[Any]:
+    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, str | bytes):
+        return tuple(value)
+    raise ValueError(f"`{value!r}` is not a list of {of}")
+
+
+def _token_id(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+        raise ValueError(f"`{value!r}` is not a token id, a whole number of at least 0")
+    return int(value)
+
+
+def read_ids(value: Any) -> tuple[int, ...]:
+    """Return token ids; a single one is a list of one."""
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return (_token_id(value),)
+    return tuple(_token_id(item) for item in _items(value, "token ids"))
+
+
+def read_texts(value: Any) -> tuple[str, ...]:
+    """Return texts, none of them empty; a single one is a list of one."""
+    texts = (value,) if isinstance(value, str) else _items(value, "texts")
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"`{text!r}` is not a text of at least one character")
+    return tuple(texts)
+
+
+def read_words(value: Any) -> tuple[str | tuple[int, ...], ...]:
+    """Return words: texts or token ids, none of them empty."""
+    return tuple(_word(item) for item in _items(value, "words"))
+
+
+def _word(value: Any) -> str | tuple[int, ...]:
+    if isinstance(value, str):
+        return read_texts(value)[0]
+    ids = tuple(_token_id(item) for item in _items(value, "token ids"))
+    if not ids:
+        raise ValueError("`[]` is a word of no tokens")
+    return ids
+
+
+def read_bias(value: Any) -> dict[int, float]:
+    """Return token ids with the finite number to add to each."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"`{value!r}` is not a mapping of token ids to numbers")
+    return {_token_id(key): _finite(key, bias) for key, bias in value.items()}
+
+
+def _finite(key: Any, bias: Any) -> float:
+    if isinstance(bias, bool) or not isinstance(bias, Real) or not math.isfinite(bias):
+        raise ValueError(f"the bias of token {key}, `{bias!r}`, is not a finite number")
+    return float(bias)
+
+
+def read_callables(value: Any) -> tuple[Any, ...]:
+    """Return functions."""
+    items = _items(value, "functions")
+    for item in items:
+        if not callable(item):
+            raise ValueError(f"`{item!r}` cannot be called")
+    return tuple(items)
+
+
+def read_choice(value: Any) -> tuple[str, ...] | None:
+    """Return the texts to choose from, at least one."""
+    if value is None:
+        return None
+    if isinstance(value, str) or not _items(value, "texts"):
+        raise ValueError(f"`{value!r}` is not a list of at least one text")
+    return read_texts(value)

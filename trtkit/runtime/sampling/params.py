@@ -1,0 +1,105 @@
+"""What a request may ask of decoding: vLLM's names, and transformers' for what vLLM lacks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal
+
+from trtkit.runtime.sampling.checks import raise_problems, read_fields
+from trtkit.runtime.sampling.contradictions import contradictions
+from trtkit.runtime.sampling.mapping import read_mapping
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Word = str | tuple[int, ...]
+# Below this, dividing by the temperature overflows fp32; vLLM's limit too.
+GREEDY_BELOW = 1e-5
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Settings of one request, checked when they are made.
+
+    Lengths are in tokens. Lists are kept as tuples, whole numbers as floats where a float stands.
+
+    n: answers for the prompt; each has a seed of its own.
+    temperature: divides the scores; 0 (and below 1e-5) takes the most likely token, and the filters have no effect.
+    top_k: keep the k most likely tokens; 0 or -1 keeps all. top_p, min_p, typical_p: nucleus (arXiv:1904.09751),
+        min-p (arXiv:2407.01082) and locally typical sampling (arXiv:2202.00666); 1, 0 and 1 keep all.
+    seed: makes the draws repeatable; None: a new one each time.
+    repetition_penalty: of tokens in the prompt and the answer (arXiv:1909.05858); 1 is none.
+    presence_penalty, frequency_penalty: of tokens in the answer, once and per occurrence (OpenAI's definition).
+    no_repeat_ngram_size: no run of so many tokens occurs twice; 0 allows all.
+    bad_words, force_words: that never and that must occur: text, or its token ids.
+    stop, stop_token_ids: text and tokens that end the answer. ignore_eos: go on behind end-of-sequence tokens.
+    logit_bias: token id to what is added to its score.
+    logprobs, prompt_logprobs: how many of the most likely tokens to report at each place; None: nothing.
+    logits_processors: called as transformers': `processor(input_ids [1, L], scores [1, V]) -> scores`.
+    guided_json: a schema (object or text), or True for any object. guided_grammar: Lark or GBNF.
+        guided_choice: one of these texts. At most one of the guided_ settings.
+    num_beams: beam search where above 1; length_penalty, early_stopping as in transformers.
+
+    Raises SettingsError, a RequestError, that lists every problem.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    bad_words: tuple[Word, ...] = ()
+    force_words: tuple[Word, ...] = ()
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logits_processors: tuple[Callable[[Any, Any], Any], ...] = ()
+    guided_json: str | bool | Mapping[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    guided_choice: tuple[str, ...] | None = None
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        values, problems = read_fields({item.name: getattr(self, item.name) for item in fields(self)})
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        faulty = {problem.where for problem in problems}
+        # A contradiction with a faulty value would only say the same twice.
+        raise_problems(problems + [found for found in contradictions(self) if found.where not in faulty])
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any]) -> SamplingParams:
+        """Return the settings of a JSON object, whose keys may be transformers' names; null is "not given".
+
+        Raises SettingsError for unknown keys (with close matches) and values that cannot be.
+        """
+        return cls(**read_mapping(data, [item.name for item in fields(cls)]))
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def guided(self) -> str | None:
+        """The guided_ setting that is given, if any."""
+        return next((name for name in GUIDED if getattr(self, name) is not None), None)
+
+
+GUIDED = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")

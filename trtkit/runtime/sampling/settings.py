@@ -1,0 +1,130 @@
+"""The settings of one sequence: words as token ids, the tokens that end it, a seed of its own."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.errors import Problem
+from trtkit.runtime.sampling.checks import raise_problems
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from trtkit.runtime.sampling.params import SamplingParams, Word
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What settings are resolved against.
+
+    size: V, as many as the model has logits. eos_ids: the model's end-of-sequence tokens.
+    encode: text to token ids without special tokens; None where there is no tokenizer.
+    """
+
+    size: int
+    eos_ids: Ids = ()
+    encode: Callable[[str], Sequence[int]] | None = None
+
+    def spellings(self, word: Word) -> tuple[Ids, ...]:
+        """Return the token ids of a word: a text's both as it is and behind a space, which byte-level BPE tells apart.
+
+        Raises ValueError where the text has none.
+        """
+        if not isinstance(word, str):
+            return (word,)
+        if self.encode is None:
+            raise ValueError(f"`{word}` is text, and there is no tokenizer to encode it")
+        found = {tuple(int(token) for token in self.encode(text)): None for text in (word, f" {word}")}
+        spellings = tuple(ids for ids in found if ids)
+        if not spellings:
+            raise ValueError(f"`{word}` has no tokens")
+        return spellings
+
+
+@dataclass(frozen=True)
+class Settings:
+    """SamplingParams for one sequence.
+
+    seed: of its draws. eos_ids: the model's end-of-sequence tokens. bad_words: runs of tokens that are barred.
+    force_words: each word's spellings, one of which must occur.
+    """
+
+    params: SamplingParams
+    seed: int
+    eos_ids: Ids = ()
+    bad_words: tuple[Ids, ...] = ()
+    force_words: tuple[tuple[Ids, ...], ...] = ()
+
+    @property
+    def stop_ids(self) -> Ids:
+        """Every token that ends the sequence: `stop_token_ids`, and the model's own unless `ignore_eos`."""
+        own = () if self.params.ignore_eos else self.eos_ids
+        return tuple(dict.fromkeys((*own, *self.params.stop_token_ids)))
+
+    @classmethod
+    def resolve(cls, params: SamplingParams, vocabulary: Vocabulary, index: int = 0) -> Settings:
+        """Return the settings of answer `index` of `params.n`. Raises SettingsError for words and tokens without sense.
+
+        Text in word lists stands for two spellings: as it is, and behind a space. A bad word is barred in both; a
+        forced word has occurred in either.
+        """
+        problems: list[Problem] = []
+        bad = tuple(ids for word in _spelled(params, "bad_words", vocabulary, problems) for ids in word)
+        force = tuple(_spelled(params, "force_words", vocabulary, problems))
+        problems += [*_outside(params, vocabulary.size), *_without_end(params, vocabulary)]
+        need = sum(min(map(len, spellings)) for spellings in force)
+        if need > params.max_tokens:
+            what = f"the words need {need} tokens; `max_tokens` is {params.max_tokens}"
+            problems.append(Problem(what, "force_words", "raise `max_tokens`, or force fewer words"))
+        raise_problems(problems)
+        return cls(params, sequence_seed(params.seed, index), vocabulary.eos_ids, bad, force)
+
+
+def sequence_seed(seed: int | None, index: int) -> int:
+    """Return the seed of answer `index`: the first one's is `seed` itself, the others' are hashed out of both."""
+    if seed is None:
+        return secrets.randbits(64)
+    if index == 0:
+        return seed
+    return int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint64)[0])
+
+
+def _spelled(
+    params: SamplingParams, name: str, vocabulary: Vocabulary, problems: list[Problem]
+) -> Iterator[tuple[Ids, ...]]:
+    for word in getattr(params, name):
+        try:
+            yield vocabulary.spellings(word)
+        except ValueError as error:
+            problems.append(Problem(str(error), name, "give token ids: `[[15, 27]]`"))
+
+
+def _outside(params: SamplingParams, size: int) -> Iterator[Problem]:
+    """Report token ids that the model does not have."""
+    lists = {
+        "stop_token_ids": params.stop_token_ids,
+        "logit_bias": tuple(params.logit_bias),
+        "bad_words": _given(params.bad_words),
+        "force_words": _given(params.force_words),
+    }
+    for name, ids in lists.items():
+        wrong = [token for token in ids if token >= size]
+        if wrong:
+            what = f"token {', '.join(map(str, wrong[:3]))} is not in the vocabulary, which ends at {size - 1}"
+            yield Problem(what, name, "give token ids of this model's tokenizer")
+
+
+def _given(words: tuple[Word, ...]) -> list[int]:
+    return [token for word in words if not isinstance(word, str) for token in word]
+
+
+def _without_end(params: SamplingParams, vocabulary: Vocabulary) -> Iterator[Problem]:
+    if params.guided and not vocabulary.eos_ids:
+        what = "the model names no end-of-sequence token, with which a guided answer ends"
+        yield Problem(what, params.guided, "name it in the tokenizer or in `generation_config.json`")
