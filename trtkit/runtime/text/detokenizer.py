@@ -1,0 +1,140 @@
+"""Text of tokens as they come, equal in the end to the text of all of them."""
+
+from __future__ import annotations
+
+import codecs
+from itertools import groupby
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.runtime.text.tokenizer import Tokenizer
+
+# Tokens of a prompt that its answer's text may depend on: a character has four bytes.
+_TAIL = 32
+# Where a decoder is not known in detail, an unfinished character waits for so many tokens; then it is broken.
+_PATIENCE = 8
+_REPLACEMENT = "\ufffd"
+
+
+class IncrementalDetokenizer:
+    """Turns the tokens of one answer into text, piece by piece.
+
+    The pieces together are what the tokenizer makes of prompt and answer, less the prompt's text. A character that is
+    not complete waits; one that the prompt's last tokens begin is given whole. Without a tokenizer all text is empty.
+    Time per token does not grow with the answer.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True
+    ) -> None:
+        self._skipped = tokenizer.special_ids if tokenizer and skip_special_tokens else frozenset()
+        self._stream = _stream(tokenizer)
+        self._stream.begin(self._kept(prompt_ids[-_TAIL:]))
+        self._has_tokens = False
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """Return the text that is certain now."""
+        kept = self._kept(tokens)
+        self._has_tokens = self._has_tokens or bool(kept)
+        return self._stream.add(kept)
+
+    def finish(self) -> str:
+        """Return what was held back: an incomplete character comes out as a replacement character."""
+        return self._stream.finish() if self._has_tokens else ""
+
+    def _kept(self, tokens: Sequence[int]) -> list[int]:
+        return [int(token) for token in tokens if int(token) not in self._skipped]
+
+
+class _Stream(Protocol):
+    def begin(self, prompt: list[int]) -> None: ...
+
+    def add(self, tokens: list[int]) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+def _stream(tokenizer: Tokenizer | None) -> _Stream:
+    """Return the way of a tokenizer: no text without one."""
+    if tokenizer is None:
+        return _Bytes([])
+    return _Bytes(tokenizer.byte_level_table) if tokenizer.byte_level_table else _Window(tokenizer)
+
+
+class _Bytes:
+    """Byte-level BPE: every token is some bytes, whatever stands around it; the text is their UTF-8."""
+
+    def __init__(self, table: list[bytes]) -> None:
+        self._table = table
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def begin(self, prompt: list[int]) -> None:
+        self.add(prompt)
+
+    def add(self, tokens: list[int]) -> str:
+        size = len(self._table)
+        return self._utf8.decode(b"".join(self._table[token] for token in tokens if 0 <= token < size))
+
+    def finish(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class _Window:
+    """Any other tokenizer: decode the token before with those that are new, and take what it adds.
+
+    The token before is there because decoders treat a text's first token apart: SentencePiece drops its space,
+    WordPiece puts none before it. Byte tokens are put together here. Where they are no UTF-8, transformers replaces
+    every byte of the run; here what was a character before the bad byte stays one, since it may have been streamed.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._before: list[int] = []
+        self._waiting: list[int] = []
+
+    def begin(self, prompt: list[int]) -> None:
+        self.add(prompt)
+        self._before, self._waiting = (self._waiting, []) if self._waiting else (self._before, [])
+
+    def add(self, tokens: list[int]) -> str:
+        fallbacks = self._tokenizer.byte_fallbacks
+        known = (token for token in tokens if token in self._tokenizer.ids)
+        runs = groupby(known, key=lambda token: token in fallbacks)
+        return "".join(self._add_bytes(list(run)) if is_bytes else self._add_words(list(run)) for is_bytes, run in runs)
+
+    def finish(self) -> str:
+        return self._utf8.decode(b"", final=True) + self._release()
+
+    def _add_bytes(self, tokens: list[int]) -> str:
+        if not self._before and all(token in self._tokenizer.byte_fallbacks for token in self._waiting):
+            self._waiting += tokens  # the text's very first tokens: decoders may strip them
+            return ""
+        fallbacks = self._tokenizer.byte_fallbacks
+        return self._release() + self._utf8.decode(b"".join(fallbacks[token] for token in tokens))
+
+    def _add_words(self, tokens: list[int]) -> str:
+        broken = self._utf8.decode(b"", final=True)
+        self._waiting += tokens
+        is_open = len(self._waiting) < _PATIENCE and self._text().endswith(_REPLACEMENT)
+        return broken if is_open else broken + self._release()
+
+    def _release(self) -> str:
+        """Return the text of the tokens that wait."""
+        if not self._waiting:
+            return ""
+        text = self._text()
+        self._before, self._waiting = self._waiting[-1:], []
+        return text
+
+    def _text(self) -> str:
+        before, after = (self._decode(ids) for ids in (self._before, self._before + self._waiting))
+        if after.startswith(before):
+            return after[len(before) :]
+        pairs = enumerate(zip(before, after, strict=False))  # a broken character became whole
+        return after[next((index for index, (old, new) in pairs if old != new), len(after)) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""

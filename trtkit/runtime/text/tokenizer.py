@@ -1,0 +1,153 @@
+"""A bundle's tokenizer: transformers' own, from the files that the bundle carries."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from trtkit.errors import GenerationError, RequestError
+from trtkit.runtime.text.byte_level import byte_fallbacks, byte_level_table, decoders
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+# Any of them holds a vocabulary.
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt", "tekken.json")
+# Classes whose whole behaviour stands in tokenizer.json: loaded directly, in a third of AutoTokenizer's time.
+_PLAIN_CLASSES = {"PreTrainedTokenizerFast", "TokenizersBackend"}
+
+
+class Tokenizer:
+    """From text to token ids and back.
+
+    hf: transformers' tokenizer, which guides read. eos_token_ids: the tokens that end an answer.
+    """
+
+    def __init__(self, hf: Any, eos_token_ids: tuple[int, ...] = ()) -> None:
+        self.hf = hf
+        self.eos_token_ids = eos_token_ids
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token that begins a text, None where there is none."""
+        found: int | None = self.hf.bos_token_id
+        return found
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Tokens, added ones included. The model's own `vocab_size` may be larger: padding."""
+        return len(self.hf)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """The tokens that `skip_special_tokens` leaves out."""
+        added = getattr(self.hf, "added_tokens_decoder", {})
+        return frozenset(token for token, content in added.items() if content.special)
+
+    @cached_property
+    def ids(self) -> frozenset[int]:
+        """Every id that has a token."""
+        return frozenset(self.hf.get_vocab().values())
+
+    @cached_property
+    def byte_level_table(self) -> list[bytes]:
+        """Each token's bytes where this is byte-level BPE, else empty."""
+        is_byte_level = [kind for kind in decoders(self.hf) if kind != "Fuse"] == ["ByteLevel"]
+        return byte_level_table(self.hf.get_vocab()) if is_byte_level else []
+
+    @cached_property
+    def byte_fallbacks(self) -> dict[int, bytes]:
+        """The bytes of SentencePiece's byte tokens, by id."""
+        return byte_fallbacks(self.hf.get_vocab()) if "ByteFallback" in decoders(self.hf) else {}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the tokens of a text; `add_special_tokens` adds what the tokenizer puts around one, as `<s>`."""
+        return [int(token) for token in self.hf.encode(text, add_special_tokens=add_special_tokens)]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of tokens, as it stands: spaces before punctuation are kept. Unknown ids give nothing."""
+        options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+        return str(self.hf.decode([int(token) for token in ids], **options))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the tokenizer says how a conversation is written."""
+        return bool(self.hf.chat_template)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
+        """Return the tokens of a conversation, opened for the assistant's answer.
+
+        messages: `{"role": ..., "content": ...}` each. Raises RequestError where the template does not take them.
+        """
+        if not self.has_chat_template:
+            raise RequestError("the tokenizer has no chat template", fix="give plain text")
+        options = {"add_generation_prompt": add_generation_prompt, "tokenize": True, "return_dict": False}
+        import jinja2
+
+        try:
+            found = self.hf.apply_chat_template([dict(message) for message in messages], **options)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            fix = "see what roles and fields the model's template knows"
+            raise RequestError(f"the chat template does not take these messages: {error}", fix=fix) from None
+        return [int(token) for token in found]
+
+    def token_id(self, text: str) -> int | None:
+        """Return the id of a token by its text, as `<|im_end|>`; None where there is no such token."""
+        found = self.hf.get_vocab().get(text)
+        return None if found is None else int(found)
+
+
+def open_tokenizer(folder: Path) -> Tokenizer | None:
+    """Return the tokenizer in a bundle's `model/` folder, None where it has none: then prompts are token ids.
+
+    Raises GenerationError where its files cannot be read.
+    """
+    if not any((folder / name).is_file() for name in _VOCABULARIES):
+        return None
+    try:
+        hf = _tokenizer_class(folder).from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # whatever a tokenizer's file makes transformers or its Rust part raise
+        what = f"the tokenizer cannot be loaded: {type(error).__name__}: {error}"
+        raise GenerationError(what, str(folder), "build the bundle again from a source whose tokenizer loads") from None
+    return Tokenizer(hf, eos_token_ids(folder) or tuple(_ids(hf.eos_token_id)))
+
+
+def eos_token_ids(folder: Path) -> tuple[int, ...]:
+    """Return the tokens that end an answer: of `generation_config.json`, else of `config.json`, else none."""
+    for name in ("generation_config.json", "config.json"):
+        found = tuple(_ids(_json(folder / name).get("eos_token_id")))
+        if found:
+            return found
+    return ()
+
+
+def _tokenizer_class(folder: Path) -> Any:
+    """Return the class of transformers that loads the folder's tokenizer."""
+    name = _json(folder / "tokenizer_config.json").get("tokenizer_class")
+    if name in _PLAIN_CLASSES and (folder / "tokenizer.json").is_file():
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
+
+
+def _ids(value: Any) -> list[int]:
+    """Return `eos_token_id` as a list: it may be absent, a number or a list."""
+    if value is None:
+        return []
+    return [int(token) for token in value] if isinstance(value, list) else [int(value)]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Return a JSON object, empty where there is no file. Raises GenerationError where it is none."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise GenerationError(f"not JSON: {error}", str(path), "build the bundle again") from None
+    return found if isinstance(found, dict) else {}
