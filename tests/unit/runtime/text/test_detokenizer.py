@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.text import Tokenizer
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.text(
-    st.sampled_from("ab  Gravity is\n日本👩‍👧🚀e\u0301<0x0A>"), max_size=40
+    st.sampled_from("ab  Gravity is\n日本👩‍👧𐍈e\u0301<0x0A>"), max_size=40
 )
 
 
@@ -85,10 +85,10 @@ def test_an_answers_text_is_what_it_adds_to_the_prompts(kind: str, prompt: str, 
 
 def test_a_character_comes_whole_with_the_token_that_completes_it() -> None:
     tokenizer = tokenizer_of("byte_level")
-    ids = tokenizer.encode("🚀x")
+    ids = tokenizer.encode("𐍈x")
     assert len(ids) == 5
-    assert pieces(tokenizer, ids) == ["", "", "", "🚀", "x", ""]
-    assert pieces(tokenizer, ids[2:], ids[:2]) == ["", "🚀", "x", ""]
+    assert pieces(tokenizer, ids) == ["", "", "", "𐍈", "x", ""]
+    assert pieces(tokenizer, ids[2:], ids[:2]) == ["", "𐍈", "x", ""]
 
 
 def test_a_sentencepiece_answer_keeps_the_space_that_follows_the_prompt() -> None:
