@@ -69,6 +69,7 @@ class Executor:
         self._graph = read_graph(backend, network)
         self._precision = Precision(options.widen, torch.device(options.device))
         settings = Settings(self._precision, options.constants, options.in_place_caches, options.ranks)
+        self._memo = settings.memo
         compiler = Compiler(self._graph, settings)
         with torch.inference_mode():
             self._program = compiler.network()
@@ -94,7 +95,7 @@ class Executor:
             values[slot] = value
         wanted = self._wanted(keep)
         kept: dict[int, Tensor] = {slot: values[slot] for slot in wanted.values() if values[slot] is not None}
-        with torch.inference_mode():
+        with torch.inference_mode(), self._memo:
             if wanted or on_tensor is not None:
                 observe(self._program, values, self._observer(set(wanted.values()), kept, on_tensor))
             else:

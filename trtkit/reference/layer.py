@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trtkit.errors import ExecutionError
+from trtkit.reference.memo import RunMemo
 from trtkit.reference.weights import read_weights
 
 if TYPE_CHECKING:
@@ -39,13 +40,14 @@ class Lowered:
 class Settings:
     """How to compile. constants: the side table. in_place_caches: KV caches are updated where they are.
 
-    ranks: the other ranks of a multi-device network, None for a single one.
+    ranks: the other ranks of a multi-device network, None for a single one. memo: what layers share during a run.
     """
 
     precision: Precision
     constants: Mapping[str, Any] = field(default_factory=dict)
     in_place_caches: bool = False
     ranks: Rank | None = None
+    memo: RunMemo = field(default_factory=RunMemo)
 
 
 @dataclass(frozen=True, eq=False)

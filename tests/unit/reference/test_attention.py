@@ -7,8 +7,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from trtkit.errors import ExecutionError
-
 
 def naive_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
     """softmax(q k^T) v in fp64, heads of k and v repeated; rows with nothing allowed give zeros."""
@@ -78,48 +76,46 @@ def test_quantized_normalization_rounds_the_weights_to_int8(net: Any, random: An
     assert_close(net.run(attention.get_output(0)), weights @ v)
 
 
-def _cache_update(net: Any, cache: torch.Tensor, update: torch.Tensor, at: list[int]) -> Any:
-    layer = net.network.add_kv_cache_update(
-        net.given(cache), net.given(update), net.given(torch.tensor(at, dtype=torch.int32)), net.trt.KVCacheMode.LINEAR
-    )
-    layer.name = "cache"
-    return layer.get_output(0)
+@pytest.mark.parametrize("heads", [(4, 2), (3, 3), (6, 1)])
+@pytest.mark.parametrize("used", [[1, 1], [3, 7], [9, 2], [0, 0]])
+def test_columns_that_no_row_may_attend_to_change_nothing(
+    net: Any, random: Any, heads: tuple[int, int], used: list[int]
+) -> None:
+    q, k, v = random(2, heads[0], 5, 8), random(2, heads[1], 9, 8), random(2, heads[1], 9, 8)
+    mask = (torch.arange(9) < torch.tensor(used).reshape(2, 1, 1, 1)).expand(2, 1, 5, 9).contiguous()
+    mask[:, :, 2] = False  # a row with nothing to attend to
+    attention = _attention(net, q, k, v)
+    attention.mask = net.given(mask)
+    got = net.run(attention.get_output(0))
+    assert_close(got.double(), naive_attention(q, k, v, mask), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_new_keys_go_to_each_sequences_own_place(net: Any, random: Any, in_place: bool) -> None:
-    cache, update = random(2, 3, 8, 4), random(2, 3, 2, 4)
-    want = cache.clone()
-    want[0, :, 5:7], want[1, :, 0:2] = update[0], update[1]
-    before = cache.clone()
-    got = net.run(_cache_update(net, cache, update, [5, 0]), in_place_caches=in_place)
-    assert torch.equal(got, want)
-    assert torch.equal(cache, want if in_place else before)
-    assert (got.data_ptr() == cache.data_ptr()) is in_place
+def test_a_float_mask_that_allows_nothing_attends_evenly(net: Any, random: Any) -> None:
+    q, k, v = random(1, 2, 3, 8), random(1, 1, 7, 8), random(1, 1, 7, 8)
+    mask = torch.full((1, 1, 3, 7), -3.0e38)
+    attention = _attention(net, q, k, v)
+    attention.mask = net.given(mask)
+    got = net.run(attention.get_output(0))
+    assert_close(got, v.mean(2, keepdim=True).expand(1, 2, 3, 8))
 
 
-def test_keys_that_do_not_fit_the_cache_are_an_error(net: Any, random: Any) -> None:
-    output = _cache_update(net, random(1, 1, 4, 2), random(1, 1, 2, 2), [3])
-    with pytest.raises(ExecutionError, match=r"cache: .*2 tokens at 3 do not fit a cache of 4"):
-        net.run(output)
-
-
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("size", [0, 4])
-def test_rotary_embedding_turns_pairs_as_complex_numbers(net: Any, random: Any, interleaved: bool, size: int) -> None:
-    x, angles = random(2, 3, 5, 8), random(16, (size or 8) // 2)
-    positions = torch.tensor([[0, 1, 2, 3, 4], [7, 15, 3, 0, 9]], dtype=torch.int64)
-    layer = net.network.add_rotary_embedding(
-        net.given(x), net.given(angles.cos()), net.given(angles.sin()), interleaved, size
-    )
-    layer.set_input(3, net.given(positions))
-    width = size or 8
-    turned = x[..., :width]
-    pairs = turned.reshape(2, 3, 5, -1, 2) if interleaved else torch.stack(turned.chunk(2, -1), -1)
-    rotated = torch.view_as_complex(pairs.contiguous()) * torch.exp(1j * angles[positions])[:, None]
-    flat = torch.view_as_real(rotated)
-    first = flat.flatten(-2) if interleaved else torch.cat(flat.unbind(-1), -1)
-    assert_close(net.run(layer.get_output(0)), torch.cat((first, x[..., width:]), -1))
+def test_layers_share_one_mask_and_each_run_reads_it_anew(net: Any, random: Any) -> None:
+    q, k, v = random(2, 4, 5, 8), random(2, 2, 9, 8), random(2, 2, 9, 8)
+    others = random(2, 4, 5, 8)
+    mask = torch.ones(2, 1, 5, 9, dtype=torch.bool).tril(1)
+    given = net.given(mask), net.given(k), net.given(v)
+    outputs = []
+    for queries in (q, others):
+        layer = net.network.add_attention_v2(
+            net.given(queries), *given[1:], net.trt.AttentionNormalizationOp.SOFTMAX, net.trt.CausalMaskKind.NONE
+        )
+        layer.mask = given[0]
+        outputs.append(layer.get_output(0))
+    executor = net.executor(*outputs)
+    for offset in (1, 3, -2):
+        mask.copy_(torch.ones(2, 1, 5, 9, dtype=torch.bool).tril(offset))  # the same memory in every run
+        for got, queries in zip(executor.run(net.feed).values(), (q, others), strict=True):
+            assert_close(got.double(), naive_attention(queries, k, v, mask), rtol=1e-5, atol=1e-6)
 
 
 def test_mixture_of_experts_adds_the_chosen_experts_by_score(net: Any, random: Any) -> None:

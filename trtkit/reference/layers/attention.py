@@ -1,4 +1,4 @@
-"""Attention, KV-cache update and rotary embedding."""
+"""Attention."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # Shapes: B sequences, S new tokens, T cached tokens, N query heads, K key/value heads, H head size.
-
-
-Optionals = tuple[Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -53,12 +50,15 @@ def attention(layer: Layer) -> Op:
         layer.precision.accumulation(dtype),
     )
 
+    once = layer.settings.memo.once
+
     def run(q: Tensor, k: Tensor, v: Tensor, *given: Tensor | None) -> Tensor:
         mask, scale, query_lengths, key_lengths = (*given, None, None, None, None)[:4]
-        wide = [item.to(form.compute) for item in (q, k, v)]
         if form.query_packed or form.key_packed:
+            wide = [item.to(form.compute) for item in (q, k, v)]
             return _packed(wide, (query_lengths, key_lengths), (mask, scale), form).to(dtype)
-        return _padded(wide, key_lengths, (mask, scale), form).to(dtype)
+        reach = once(_reach, mask, key_lengths, _sizes(q, k, form))
+        return _padded((q, k, v), reach, scale, form).to(dtype)
 
     return run
 
@@ -76,10 +76,10 @@ def _normalization_rounding(layer: Layer) -> Callable[[Tensor, Tensor], Tensor]:
 def _packed(
     qkv: list[Tensor],
     lengths: tuple[Tensor | None, Tensor | None],
-    extra: Optionals,
+    extra: tuple[Tensor | None, Tensor | None],
     form: _Form,
 ) -> Tensor:
-    """Attend sequence by sequence; the result has the query's layout."""
+    """Attend sequence by sequence; the result has the query's layout. extra: mask, normalization scale."""
     q, k, v = qkv
     query_ends = None if lengths[0] is None or not form.query_packed else sizes(lengths[0])
     key_ends = None if lengths[1] is None or not form.key_packed else sizes(lengths[1])
@@ -93,7 +93,8 @@ def _packed(
         if mask is not None:
             mask = mask[index : index + 1] if mask.shape[0] > 1 else mask
             mask = mask[..., : one_q.shape[2], : one_k.shape[2]]
-        results.append(_padded([one_q, one_k, one_v], own, (mask, extra[1]), form))
+        reach = _reach(mask, own, _sizes(one_q, one_k, form))
+        results.append(_padded((one_q, one_k, one_v), reach, extra[1], form))
     if form.query_packed:
         return torch.cat([item[0].transpose(0, 1) for item in results])
     return torch.cat(results)
@@ -107,52 +108,95 @@ def _sequence(x: Tensor, ends: list[int] | None, index: int) -> Tensor:
     return x[first:last].transpose(0, 1).unsqueeze(0)
 
 
-def _padded(qkv: list[Tensor], lengths: Tensor | None, extra: Optionals, form: _Form) -> Tensor:
-    """Attend over [B, heads, tokens, H]. Query heads that share a key/value head become rows of one head."""
-    q, k, v = qkv
-    mask = extra[0]
+@dataclass(frozen=True)
+class _Sizes:
+    """What a mask is made for. group: query heads per key/value head. dtype: of scores. causal: CausalMaskKind."""
+
+    rows: int
+    columns: int
+    heads: int
+    group: int
+    dtype: torch.dtype
+    causal: str
+
+
+def _sizes(q: Tensor, k: Tensor, form: _Form) -> _Sizes:
+    """Return the sizes of one attention over [B, heads, tokens, H]."""
+    return _Sizes(q.shape[2], k.shape[2], k.shape[1], q.shape[1] // k.shape[1], form.compute, form.causal)
+
+
+def _reach(mask: Tensor | None, lengths: Tensor | None, to: _Sizes) -> tuple[Tensor | None, int]:
+    """Return the mask of mask, causality and lengths together, and how many columns of the keys it is for.
+
+    Columns behind the last that any row may attend to are left out: they would get no weight. One at least stays.
+    Layers with the same mask and sizes share the result.
+    """
+    columns = to.columns
     if lengths is not None:
-        longest = int(lengths.max())
-        k, v = k[:, :, :longest], v[:, :, :longest]
-        mask = mask if mask is None or mask.shape[-1] == 1 else mask[..., :longest]
-    group = q.shape[1] // k.shape[1]
-    mask = _combined_mask(mask, lengths, (q, k), form)
-    if group > 1:
-        mask = mask if mask is None else _rows_of_groups(mask, (k.shape[1], group, q.shape[2]))
-        q, shape = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3]), q.shape
-        return _scores_times_values((q, k, v), mask, extra[1], form).reshape(shape)
-    return _scores_times_values((q, k, v), mask, extra[1], form)
+        columns = min(columns, max(int(lengths.max()), 1))
+        mask = mask if mask is None or mask.shape[-1] == 1 else mask[..., :columns]
+    combined = _combined_mask(mask, lengths, columns, to)
+    if combined is None:
+        return None, columns
+    if combined.dtype == torch.bool and combined.shape[-1] == columns:
+        columns = _used_columns(combined)
+        combined = combined[..., :columns]
+    return (_rows_of_groups(combined, to) if to.group > 1 else combined), columns
 
 
-def _rows_of_groups(mask: Tensor, form: tuple[int, int, int]) -> Tensor:
-    """Return a mask [B, N or 1, S or 1, T] for queries whose heads became rows: [B, K or 1, group * S, T]."""
-    heads, group, rows = form
-    mask = mask.expand(-1, -1, rows, -1)
+def _used_columns(mask: Tensor) -> int:
+    """Return the number of columns up to the last that is true in any row, at least 1."""
+    used = mask.flatten(0, -2).any(0).nonzero()
+    return int(used[-1]) + 1 if len(used) else 1
+
+
+def _rows_of_groups(mask: Tensor, to: _Sizes) -> Tensor:
+    """Return a mask [B, N or 1, S or 1, T] for queries whose heads became rows: [B, K or 1, group * S or 1, T]."""
+    if mask.shape[1:3] == (1, 1):
+        return mask
+    mask = mask.expand(-1, -1, to.rows, -1)
     if mask.shape[1] > 1:
-        return mask.reshape(mask.shape[0], heads, group * rows, -1)
-    return mask.repeat(1, 1, group, 1)
+        return mask.reshape(mask.shape[0], to.heads, to.group * to.rows, -1)
+    return mask.repeat(1, 1, to.group, 1)
 
 
-def _combined_mask(
-    mask: Tensor | None, lengths: Tensor | None, qk: tuple[Tensor, Tensor], form: _Form
-) -> Tensor | None:
-    """Return the mask of mask, causality and lengths together."""
-    q, k = qk
-    column = torch.arange(k.shape[2], device=q.device)
-    allowed = None if lengths is None else (column < lengths.reshape(-1, 1)).reshape(-1, 1, 1, k.shape[2])
-    if form.causal != "NONE":
-        row = torch.arange(q.shape[2], device=q.device).reshape(-1, 1)
-        if form.causal == "LOWER_RIGHT":
-            end = torch.tensor(k.shape[2], device=q.device) if lengths is None else lengths
-            row = row + (end.reshape(-1, 1, 1, 1) - q.shape[2])
-        causal = column <= row
-        causal = causal if causal.dim() == 4 else causal.reshape(1, 1, *causal.shape)
-        allowed = causal if allowed is None else allowed & causal
+def _combined_mask(mask: Tensor | None, lengths: Tensor | None, columns: int, to: _Sizes) -> Tensor | None:
+    """Return the mask of mask, causality and lengths together: true where a row may attend, or what is added."""
+    allowed = _allowed(lengths, columns, to)
     if mask is None or allowed is None:
-        return allowed if mask is None else mask if mask.dtype == torch.bool else mask.to(q.dtype)
+        return allowed if mask is None else mask if mask.dtype == torch.bool else mask.to(to.dtype)
+    allowed = allowed.to(mask.device)
     if mask.dtype == torch.bool:
         return mask & allowed
-    return torch.where(allowed, mask.to(q.dtype), -float("inf"))
+    return torch.where(allowed, mask.to(to.dtype), -float("inf"))
+
+
+def _allowed(lengths: Tensor | None, columns: int, to: _Sizes) -> Tensor | None:
+    """Return what causality and lengths allow, [B or 1, 1, S or 1, columns]; None where that is all."""
+    device = None if lengths is None else lengths.device
+    column = torch.arange(columns, device=device)
+    allowed = None if lengths is None else (column < lengths.reshape(-1, 1)).reshape(-1, 1, 1, columns)
+    if to.causal == "NONE":
+        return allowed
+    row = torch.arange(to.rows, device=device).reshape(1, 1, -1, 1)
+    if to.causal == "LOWER_RIGHT":
+        end = torch.tensor(columns) if lengths is None else lengths
+        row = row + (end.reshape(-1, 1, 1, 1) - to.rows)
+    causal = column <= row
+    return causal if allowed is None else allowed & causal
+
+
+def _padded(
+    qkv: tuple[Tensor, Tensor, Tensor], reach: tuple[Tensor | None, int], scale: Tensor | None, form: _Form
+) -> Tensor:
+    """Attend over [B, heads, tokens, H]. Query heads that share a key/value head become rows of one head."""
+    mask, columns = reach
+    q, k, v = (item.to(form.compute) for item in (qkv[0], qkv[1][:, :, :columns], qkv[2][:, :, :columns]))
+    mask = mask if mask is None else mask.to(q.device)
+    if q.shape[1] == k.shape[1]:
+        return _scores_times_values((q, k, v), mask, scale, form)
+    rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
+    return _scores_times_values((rows, k, v), mask, scale, form).reshape(q.shape)
 
 
 def _scores_times_values(
@@ -171,52 +215,3 @@ def _scores_times_values(
     if form.quantize is not None and scale is not None:
         weights = form.quantize(weights, scale.to(weights.dtype))
     return weights @ v
-
-
-def kv_cache_update(layer: Layer) -> Op:
-    """Write new keys or values into a cache [B, K, T, H] from position write_indices[b] of each sequence on.
-
-    Inputs: cache, update [B, K, S, H] or packed [tokens, K, H], write indices [B], cumulative update lengths.
-    TensorRT's output shares the cache's memory; here it does where the executor was told so, else it is a copy.
-    Source: https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/operators/KVCacheUpdate.html
-    """
-    in_place = layer.settings.in_place_caches
-    is_packed = layer.option("update_form") == "PACKED_NHD"
-
-    def run(cache: Tensor, update: Tensor, write_indices: Tensor, lengths: Tensor | None = None) -> Tensor:
-        cache = cache if in_place else cache.clone()
-        ends = None if lengths is None or not is_packed else sizes(lengths)
-        for index, first in enumerate(sizes(write_indices)):
-            one = _sequence(update, ends, index)[0]
-            count = one.shape[1]
-            if first < 0 or first + count > cache.shape[2]:
-                raise IndexError(f"{count} tokens at {first} do not fit a cache of {cache.shape[2]}")
-            cache[index, :, first : first + count] = one
-        return cache
-
-    return run
-
-
-def rotary_embedding(layer: Layer) -> Op:
-    """Rotate pairs of the first `rotary_embedding_dim` elements (0: all) of x [B, N, S, H] by angles of the position.
-
-    Inputs: x, cos, sin as [positions, dim / 2] with position ids [B, S], or [B, S, dim / 2] without. Pairs are
-    neighbours when interleaved, else element i of the two halves.
-    Source: https://docs.nvidia.com/deeplearning/tensorrt-rtx/latest/_static/operators/RotaryEmbedding.html
-    """
-    is_interleaved, stated = bool(layer.trt.interleaved), int(layer.trt.rotary_embedding_dim)
-    dtype = layer.input_dtype()
-    wide = torch.float32 if dtype.itemsize < 4 else dtype
-
-    def run(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None) -> Tensor:
-        size = stated or x.shape[-1]
-        if positions is not None:
-            cos, sin = cos[positions], sin[positions]
-        cos, sin = (item.to(wide).unsqueeze(1) for item in (cos, sin))  # [B, 1, S, size / 2]
-        rotated, rest = x[..., :size].to(wide), x[..., size:]
-        pairs = (rotated[..., ::2], rotated[..., 1::2]) if is_interleaved else rotated.chunk(2, -1)
-        first, second = pairs[0] * cos - pairs[1] * sin, pairs[0] * sin + pairs[1] * cos
-        turned = torch.stack((first, second), -1).flatten(-2) if is_interleaved else torch.cat((first, second), -1)
-        return torch.cat((turned.to(dtype), rest), -1) if rest.shape[-1] else turned.to(dtype)
-
-    return run
