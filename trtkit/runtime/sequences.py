@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -22,7 +25,7 @@ class Sequences:
         self.lengths: Ints = np.zeros(slots, np.int64)
         self.prompt_lengths: Ints = np.zeros(slots, np.int64)
 
-    def start(self, slot: int, prompt_ids: Ints | list[int], generated: Ints | list[int] = ()) -> None:  # type: ignore[assignment]
+    def start(self, slot: int, prompt_ids: Ints | Sequence[int], generated: Ints | Sequence[int] = ()) -> None:
         """Begin a sequence. generated: what it had made before it lost its slot."""
         prompt, length = len(prompt_ids), len(prompt_ids) + len(generated)
         self.tokens[slot, :prompt] = prompt_ids

@@ -1,0 +1,17 @@
+"""Many requests on one decoder: in-flight batching, prefix reuse, beams, speculation."""
+
+from trtkit.runtime.generation.engine import Engine, EngineOptions
+from trtkit.runtime.generation.proposers import DraftProposer, LookupProposer
+from trtkit.runtime.generation.request import Finished, Metrics, Request
+from trtkit.runtime.generation.state import Statistics
+
+__all__ = [
+    "DraftProposer",
+    "Engine",
+    "EngineOptions",
+    "Finished",
+    "LookupProposer",
+    "Metrics",
+    "Request",
+    "Statistics",
+]

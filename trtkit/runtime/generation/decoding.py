@@ -1,0 +1,91 @@
+"""One token further for every sequence whose prompt is computed; several where guesses come true."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trtkit.runtime.decoder import Call
+from trtkit.runtime.generation.admission import gather
+from trtkit.runtime.generation.tokens import take
+
+if TYPE_CHECKING:
+    from trtkit.runtime.generation.proposers import Proposer
+    from trtkit.runtime.generation.slots import Bools
+    from trtkit.runtime.generation.state import State
+    from trtkit.runtime.sequences import Ints
+
+
+def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
+    """Run `ready`, sorted slots whose last token alone is not read yet."""
+    if 2 * len(ready) < ready[-1] - ready[0] + 1 and not state.running.groups:
+        ready = gather(state, ready)
+    drafts = None if proposer is None else _drafts(state, ready, proposer)
+    call = _decode_call(state, ready, drafts)
+    logits = state.execution.forward(call)
+    logits = logits.unsqueeze(1) if logits.dim() == 2 else logits  # [rows, S, V]
+    if len(ready) < logits.shape[0]:
+        logits = logits[torch.from_numpy(ready - call.first_slot)]
+    goes_on = take(state, ready, logits[:, 0])
+    if drafts is not None:
+        _verify(state, (ready, drafts), logits, goes_on)
+
+
+def _decode_call(state: State, ready: Ints, drafts: Ints | None) -> Call:
+    """Return the call for `ready` and the slots between them, which are idle: what those write lies behind."""
+    sequences, rows = state.slots.sequences, slice(int(ready[0]), int(ready[-1]) + 1)
+    starts, at = state.slots.cached[rows], ready - rows.start
+    width = 1 if drafts is None else 1 + drafts.shape[1]
+    ids, counts = np.zeros((len(starts), width), np.int64), np.zeros(len(starts), np.int64)
+    ids[at, 0] = sequences.tokens[ready, starts[at]]
+    counts[at] = 1
+    if drafts is not None:
+        ids[at, 1:] = np.maximum(drafts, 0)
+        counts[at] += (drafts >= 0).sum(1)
+    return Call(rows.start, ids, np.minimum(starts, state.execution.max_length - width), counts)
+
+
+def _drafts(state: State, ready: Ints, proposer: Proposer) -> Ints | None:
+    """Return guesses [R, K], -1 behind a row's last; None where there are none, or no room for them."""
+    sequences, running = state.slots.sequences, state.running
+    rows = slice(int(ready[0]), int(ready[-1]) + 1)
+    longest = int(state.slots.cached[rows][state.slots.is_running[rows]].max())
+    room = min(state.execution.max_length - longest, state.execution.max_prefill_length) - 1
+    most = min(proposer.most, room)
+    if most <= 0:
+        return None
+    settings = [running.requests[slot].settings for slot in ready.tolist()]
+    drafts = proposer.propose(sequences, ready, settings, most)
+    left = running.ends[ready] - sequences.lengths[ready] - 1  # nothing comes behind the last token
+    left[running.is_beam[ready]] = 0
+    drafts = np.where(np.arange(most) < left[:, None], drafts, -1)
+    width = int((drafts >= 0).sum(1).max())
+    return drafts[:, :width] if width else None
+
+
+def _verify(state: State, guesses: tuple[Ints, Ints], logits: torch.Tensor, goes_on: Bools) -> None:
+    """Go on with the rows that drew what was guessed: the guess's logits are then those of the next token.
+
+    Each token is drawn as without guesses, so answers are the same to the last token, greedy or not.
+    guesses: slots [R] and their drafts [R, K]. logits: [R, 1 + K, V].
+    """
+    slots, drafts = guesses
+    sequences = state.slots.sequences
+    requests = [state.running.requests.get(slot) for slot in slots.tolist()]
+    for request, count in zip(requests, (drafts >= 0).sum(1).tolist(), strict=True):
+        state.statistics.drafted_tokens += count
+        if request is not None:
+            request.metrics.drafted += count
+    rows = np.arange(len(slots))
+    for index in range(drafts.shape[1]):
+        rows = rows[goes_on]
+        drawn = sequences.tokens[slots[rows], sequences.lengths[slots[rows]] - 1]
+        rows = rows[drafts[rows, index] == drawn]
+        if not rows.size:
+            return
+        state.statistics.accepted_tokens += len(rows)
+        for slot in slots[rows].tolist():
+            state.running.requests[slot].metrics.accepted += 1
+        goes_on = take(state, slots[rows], logits[torch.from_numpy(rows), index + 1])

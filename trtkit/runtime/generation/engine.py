@@ -1,0 +1,146 @@
+"""In-flight batching: requests join and leave at every step; prompts are computed in chunks beside decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.errors import RequestError
+from trtkit.runtime.generation.admission import admit_waiting, check_request
+from trtkit.runtime.generation.decoding import decode
+from trtkit.runtime.generation.prefill import Chunk, group_chunks, plan_chunks, prefill_call
+from trtkit.runtime.generation.state import State
+from trtkit.runtime.generation.tokens import take
+from trtkit.runtime.generation.waiting import Waiting
+from trtkit.runtime.sampling.logprobs import token_logprobs
+
+if TYPE_CHECKING:
+    import torch
+
+    from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.runtime.generation.proposers import Proposer
+    from trtkit.runtime.generation.request import Finished, Request
+    from trtkit.runtime.generation.state import Statistics
+    from trtkit.runtime.sampling.guides import GuideFactory
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How requests share the machine.
+
+    token_budget: new tokens of one step, decoding and prompts together; the engine's prefill length where None.
+    max_queue: requests that may wait; None: any number. min_shared_tokens: the shortest beginning worth sharing.
+    proposer: guesses tokens ahead, for speculative decoding.
+    """
+
+    token_budget: int | None = None
+    max_queue: int | None = None
+    min_shared_tokens: int = 16
+    proposer: Proposer | None = None
+
+
+class Engine:
+    """Runs requests on one decoder's slots. Not for several threads at once.
+
+    A request's tokens depend on nothing but itself: draws follow its seed and its position, never its neighbours.
+    """
+
+    def __init__(
+        self, execution: DecoderExecution, options: EngineOptions | None = None, guides: GuideFactory | None = None
+    ) -> None:
+        self.execution, self._options = execution, options or EngineOptions()
+        self._check_options()
+        self._budget = self._options.token_budget or execution.max_prefill_length
+        self._waiting = Waiting(self._options.max_queue)
+        proposer = self._options.proposer
+        self._state = State(execution, reserve=1 if proposer is None else 1 + proposer.most, guides=guides)
+
+    @property
+    def statistics(self) -> Statistics:
+        """What has been done so far."""
+        return self._state.statistics
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._state.running.requests or self._waiting or self._state.finished)
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that nobody runs in."""
+        return self._state.slots.free
+
+    def submit(self, request: Request) -> None:
+        """Take a request. Raises RequestError where no run could serve it, GenerationError where the queue is full."""
+        check_request(request, self.execution)
+        self._state.sampler.check(request.settings)
+        self._waiting.add(request)
+
+    def cancel(self, request_id: str) -> bool:
+        """End a request; the next step returns it with what it has. Return whether there was one."""
+        request = self._waiting.remove(request_id)
+        slots = self._state.running.slots_of(request_id)
+        if request is not None:
+            self._state.report(request, list(request.generated), "abort")
+        elif slots:
+            self._state.finish(slots[0], "abort")
+        return request is not None or bool(slots)
+
+    def step(self) -> list[Finished]:
+        """Run every sequence a token further, and prompts as far as the budget goes; return what has ended."""
+        state = self._state
+        state.statistics.steps += 1
+        admit_waiting(state, self._waiting, self._options.min_shared_tokens)
+        ready = state.ready()
+        chunks = self._chunks(len(ready))
+        if ready.size:
+            decode(state, ready, self._options.proposer)
+        for group in group_chunks(chunks, self.execution.max_length):
+            self._prefill(group)
+        finished, state.finished = state.finished, []
+        return finished
+
+    def _chunks(self, decoding: int) -> list[Chunk]:
+        """Return the pieces of prompts that this step computes; one token at least, so that no prompt waits forever."""
+        unread = self._state.unread()
+        if not unread.size:
+            return []
+        in_turn = sorted(unread.tolist(), key=self._state.running.turn)
+        budget = max(1, self._budget - decoding)
+        return plan_chunks(in_turn, self._state.slots, budget, self.execution.max_prefill_length)
+
+    def _prefill(self, group: list[Chunk]) -> None:
+        """Compute pieces of prompts; those that are complete give their first token."""
+        slots = self._state.slots
+        logits = self.execution.forward(prefill_call(group, slots))
+        self._state.statistics.prompt_tokens += sum(chunk.count for chunk in group)
+        rows, last = [], []
+        for row, chunk in enumerate(group):
+            self._note_prompt(chunk, logits[row])
+            slots.cached[chunk.slot] += chunk.count
+            if slots.cached[chunk.slot] == slots.sequences.lengths[chunk.slot]:
+                rows.append(row)
+                last.append(chunk.count - 1)
+        if rows:
+            found = logits[rows, last] if logits.dim() == 3 else logits[rows]
+            take(self._state, np.array([group[row].slot for row in rows]), found)
+
+    def _note_prompt(self, chunk: Chunk, logits: torch.Tensor) -> None:
+        """Keep the log probabilities of a prompt's own tokens, where asked. logits: [S, V]."""
+        request = self._state.running.requests[chunk.slot]
+        top = request.settings.params.prompt_logprobs
+        if top is None:
+            return
+        ids = np.asarray(request.prompt_ids[chunk.start + 1 : chunk.start + chunk.count + 1], np.int64)
+        request.prompt_logprobs += token_logprobs(logits[: len(ids)], ids, top)
+
+    def _check_options(self) -> None:
+        """Raise RequestError for options that the execution does not allow."""
+        budget, proposer = self._options.token_budget, self._options.proposer
+        if budget is not None and budget < 1:
+            raise RequestError(f"a budget of {budget} tokens a step computes nothing", "token_budget", "give 1 or more")
+        if proposer is not None and not self.execution.has_all_logits:
+            what = "speculation needs logits of every token, the engine gives those of the last"
+            raise RequestError(what, "speculation", "build with `--set llm.logits=all`")

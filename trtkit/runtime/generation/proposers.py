@@ -1,0 +1,134 @@
+"""Guesses of the next tokens, for speculative decoding: from the sequence itself, or by a smaller model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from trtkit.errors import RequestError
+from trtkit.runtime.decoder import Call
+from trtkit.runtime.sampling.params import SamplingParams
+from trtkit.runtime.sampling.sampler import Sampler
+from trtkit.runtime.sampling.settings import Settings
+from trtkit.runtime.sequences import Sequences
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.runtime.sequences import Ints
+
+_NONE = -1
+
+
+class Proposer(Protocol):
+    """Guesses at most `most` tokens ahead. A guess changes how fast an answer comes, never what it is."""
+
+    most: int
+
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:
+        """Return guesses [R, most] of what follows the sequences in `slots` [R], -1 behind a row's last."""
+        ...
+
+
+class LookupProposer:
+    """What followed the last tokens the last time they occurred.
+
+    Source: prompt lookup decoding, https://github.com/apoorvumang/prompt-lookup-decoding.
+    most: tokens guessed. longest, shortest: how many last tokens are looked for, longest first.
+    """
+
+    def __init__(self, most: int, longest: int = 3, shortest: int = 2) -> None:
+        if most < 1:
+            raise RequestError(f"{most} tokens to guess", "lookup", "give 1 or more")
+        self.most, self._sizes = most, range(longest, shortest - 1, -1)
+
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:  # noqa: ARG002
+        """Look each sequence's last tokens up in itself."""
+        drafts = np.full((len(slots), most), _NONE, np.int64)
+        for row, slot in zip(drafts, slots.tolist(), strict=True):
+            found = self._continuation(sequences.ids(slot))[:most]
+            row[: len(found)] = found
+        return drafts
+
+    def _continuation(self, ids: Ints) -> Ints:
+        """Return what followed the latest earlier occurrence of the longest tail that has one."""
+        for size in self._sizes:
+            count = len(ids) - size  # places where an earlier occurrence may begin
+            if count <= 0:
+                continue
+            is_match = np.ones(count, np.bool_)
+            for offset in range(size):
+                is_match &= ids[offset : offset + count] == ids[count + offset]
+            if is_match.any():
+                first = count - 1 - int(is_match[::-1].argmax()) + size
+                return ids[first:]
+        return ids[:0]
+
+
+class DraftProposer:
+    """What a smaller model of the same vocabulary would say, drawn with the same random numbers.
+
+    Sharing each draw's uniform number couples the two models: where their distributions agree, so do their tokens.
+    Penalties and other settings that follow the answer are left out of the draft.
+    Source: speculative decoding, https://arxiv.org/abs/2211.17192; with shared randomness, https://arxiv.org/abs/2408.07978.
+    """
+
+    def __init__(self, execution: DecoderExecution, most: int) -> None:
+        if most < 1:
+            raise RequestError(f"{most} tokens to guess", "draft", "give 1 or more")
+        self.most, self._execution = most, execution
+        self._sequences = Sequences(execution.slots, execution.max_length)
+        self._cached = np.zeros(execution.slots, np.int64)
+        self._sampler = Sampler(self._sequences, execution.vocab_size)
+        self._admitted: list[Settings | None] = [None] * execution.slots
+
+    def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:
+        """Let the draft model read what is new and go on from it."""
+        drafts = np.full((len(slots), most), _NONE, np.int64)
+        can = sequences.lengths[slots] + most <= self._execution.max_length
+        rows, active = np.flatnonzero(can), slots[can]
+        if not active.size:
+            return drafts
+        for row in rows.tolist():
+            self._follow(sequences, int(slots[row]), settings[row])
+        for index in range(most):
+            drafts[rows, index] = self._next(active)
+        return drafts
+
+    def _follow(self, sequences: Sequences, slot: int, settings: Settings) -> None:
+        """Make the draft's slot hold the same tokens; read all but the last."""
+        ids, own = sequences.ids(slot), self._sequences
+        known = min(int(self._cached[slot]), len(ids) - 1, self._execution.max_length - 1)
+        is_other = own.tokens[slot, :known] != ids[:known]
+        start = int(is_other.argmax()) if is_other.any() else known
+        own.start(slot, ids)
+        own.prompt_lengths[slot] = sequences.prompt_lengths[slot]
+        if self._admitted[slot] is not settings:
+            self._sampler.admit(slot, _without_history(settings))
+            self._admitted[slot] = settings
+        for first in range(start, len(ids) - 1, self._execution.max_prefill_length):
+            chunk = ids[None, first : min(first + self._execution.max_prefill_length, len(ids) - 1)]
+            self._execution.forward(Call(slot, chunk, np.array([first]), np.array([chunk.shape[1]])))
+        self._cached[slot] = len(ids) - 1
+
+    def _next(self, slots: Ints) -> Ints:
+        """Draw one more token for each slot."""
+        rows, own = slice(int(slots[0]), int(slots[-1]) + 1), self._sequences
+        starts, at = np.minimum(self._cached[rows], self._execution.max_length - 1), slots - rows.start
+        ids, counts = np.zeros((len(starts), 1), np.int64), np.zeros(len(starts), np.int64)
+        ids[at, 0], counts[at] = own.tokens[slots, starts[at]], 1
+        logits = self._execution.forward(Call(rows.start, ids, starts, counts))
+        logits = logits[:, 0] if logits.dim() == 3 else logits
+        tokens = self._sampler.sample(logits[at.tolist()], slots).tokens
+        own.append(slots, np.maximum(tokens, 0))
+        self._cached[slots] += 1
+        return tokens
+
+
+def _without_history(settings: Settings) -> Settings:
+    """Return settings of the same draws, but for what depends on earlier tokens."""
+    kept = ("temperature", "top_k", "top_p", "min_p", "typical_p", "max_tokens")
+    params = {name: getattr(settings.params, name) for name in kept}
+    return Settings(SamplingParams(**params), settings.seed, settings.eos_ids)

@@ -1,0 +1,87 @@
+"""A request on its way from prompt to answer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.runtime.sampling.sampled import TokenLogprobs
+    from trtkit.runtime.sampling.settings import Settings
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class Watcher(Protocol):
+    """Told every token as it is made: for streams and for stop strings."""
+
+    def add(self, tokens: Sequence[int]) -> str | None:
+        """Take new tokens; return the stop string that they complete, if any."""
+        ...
+
+
+@dataclass
+class Metrics:
+    """Times of `time.monotonic`, in seconds, and counts of tokens.
+
+    reused: prompt tokens whose keys and values were already in a cache. drafted, accepted: by speculation.
+    """
+
+    arrived_s: float = field(default_factory=time.monotonic)
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    reused: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    preemptions: int = 0
+
+
+@dataclass(eq=False)
+class Request:
+    """What is asked, and how far it is.
+
+    priority: smaller is sooner. generated: tokens made before a preemption. logprobs: one a generated token.
+    prompt_logprobs: one a prompt token but the first.
+    """
+
+    id: str
+    prompt_ids: Sequence[int]
+    settings: Settings
+    priority: int = 0
+    watcher: Watcher | None = None
+    generated: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    metrics: Metrics = field(default_factory=Metrics)
+    arrival: int = 0
+
+    @property
+    def slots(self) -> int:
+        """Slots that it takes."""
+        return self.settings.params.num_beams
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One answer of a beam search, best first among its request's. score: its length-penalised log probability."""
+
+    token_ids: list[int]
+    score: float
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """A request that has ended.
+
+    stop_reason: the stop string, or the token, that ended it; the error's text where it failed.
+    beams: the answers of a beam search.
+    """
+
+    request: Request
+    token_ids: list[int]
+    reason: FinishReason
+    stop_reason: int | str | None = None
+    beams: tuple[Hypothesis, ...] = ()

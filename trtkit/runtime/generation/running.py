@@ -1,0 +1,91 @@
+"""Requests that have slots, with what every step asks of them as arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from trtkit.runtime.generation.beams import BeamSearch
+    from trtkit.runtime.generation.request import Request
+    from trtkit.runtime.generation.slots import Bools
+    from trtkit.runtime.sequences import Ints
+
+_NO_TOKEN = -1
+
+
+class Group:
+    """A request of several beams: the slot of each, one until its prompt is computed."""
+
+    def __init__(self, request: Request, slots: list[int], search: BeamSearch) -> None:
+        self.request, self.search = request, search
+        self.slots, self.spare = slots[:1], slots[1:]
+
+    @property
+    def all_slots(self) -> list[int]:
+        """Every slot it holds."""
+        return self.slots + self.spare
+
+
+class Running:
+    """Who runs in which slot.
+
+    ends: [slots], the length at which a sequence is complete. stops: [slots, most stop tokens], -1 where fewer.
+    is_watched: [slots], whether each token is to be told. is_beam: [slots].
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.requests: dict[int, Request] = {}
+        self.groups: dict[int, Group] = {}
+        self.ends: Ints = np.zeros(slots, np.int64)
+        self.stops: Ints = np.full((slots, 1), _NO_TOKEN, np.int64)
+        self.is_watched: Bools = np.zeros(slots, np.bool_)
+        self.is_beam: Bools = np.zeros(slots, np.bool_)
+
+    def add(self, slot: int, request: Request, end: int) -> None:
+        """Let a request run in a slot."""
+        stops = request.settings.stop_ids
+        missing = len(stops) - self.stops.shape[1]
+        if missing > 0:
+            self.stops = np.pad(self.stops, ((0, 0), (0, missing)), constant_values=_NO_TOKEN)
+        self.stops[slot] = _NO_TOKEN
+        self.stops[slot, : len(stops)] = stops
+        self.ends[slot] = end
+        self.is_watched[slot] = request.watcher is not None or request.settings.params.logprobs is not None
+        self.requests[slot] = request
+
+    def add_group(self, group: Group, end: int) -> None:
+        """Let a beam search run in its slots."""
+        for slot in group.all_slots:
+            self.add(slot, group.request, end)
+            self.groups[slot] = group
+            self.is_beam[slot] = True
+
+    def remove(self, slot: int) -> Request:
+        """Forget what runs in a slot."""
+        self.groups.pop(slot, None)
+        self.is_beam[slot] = False
+        return self.requests.pop(slot)
+
+    def move(self, source: int, target: int) -> None:
+        """Let what runs in `source`, no beam, run in `target`."""
+        end = int(self.ends[source])
+        self.add(target, self.remove(source), end)
+
+    def slots_of(self, request_id: str) -> list[int]:
+        """Return the slots that a request holds."""
+        return [slot for slot, request in self.requests.items() if request.id == request_id]
+
+    def turn(self, slot: int) -> tuple[int, int]:
+        """Return what a slot's request is sorted by: priority, then arrival."""
+        request = self.requests[slot]
+        return request.priority, request.arrival
+
+    def giving_way(self, priority: int) -> list[int]:
+        """Return the slots of requests after `priority`, the first to give way last: of least priority, the latest.
+
+        Beam searches keep their slots: they are not worth computing again.
+        """
+        after = [slot for slot, request in self.requests.items() if request.priority > priority]
+        return sorted((slot for slot in after if not self.is_beam[slot]), key=self.turn)

@@ -1,0 +1,102 @@
+"""What every part of the engine works on: slots, who runs in them, the sampler, and what has ended."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.runtime.generation.request import Finished
+from trtkit.runtime.generation.running import Running
+from trtkit.runtime.generation.slots import Slots
+from trtkit.runtime.sampling.sampler import Sampler
+
+if TYPE_CHECKING:
+    from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.runtime.generation.request import FinishReason, Hypothesis, Request
+    from trtkit.runtime.sampling.guides import GuideFactory
+    from trtkit.runtime.sequences import Ints
+
+
+@dataclass
+class Statistics:
+    """What an engine has done. prompt_tokens: computed; reused_tokens: of prompts, found in a cache."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    preemptions: int = 0
+
+
+@dataclass(eq=False)
+class State:
+    """An engine's memory. reserve: places at a slot's end that idle rows may overwrite."""
+
+    execution: DecoderExecution
+    reserve: int
+    guides: GuideFactory | None = None
+    statistics: Statistics = field(default_factory=Statistics)
+    finished: list[Finished] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Make what depends on the number of slots."""
+        self.slots = Slots(self.execution.slots, self.execution.max_length)
+        self.running = Running(self.execution.slots)
+        self.sampler = Sampler(self.slots.sequences, self.execution.vocab_size, self.guides)
+
+    def fork(self, source: int, target: int) -> None:
+        """Make `target` the same sequence as `source`: its cache, but for what is the same already, and its draws."""
+        slots, tokens = self.slots, self.slots.sequences.tokens
+        length = int(slots.cached[source])
+        known = min(length, int(slots.cached[target]))
+        is_other = tokens[source, :known] != tokens[target, :known]
+        start = int(is_other.argmax()) if is_other.any() else known
+        self.execution.copy(source, target, slice(start, length))
+        slots.sequences.copy(source, target)
+        slots.cached[target] = length
+        self.sampler.copy(source, target)
+
+    def leave(self, slot: int) -> Request:
+        """Free a slot; return who ran in it."""
+        self.sampler.release(slot)
+        self.slots.leave(slot, self.reserve)
+        return self.running.remove(slot)
+
+    def finish(self, slot: int, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        """End the request that runs in a slot, in all its slots."""
+        group = self.running.groups.get(slot)
+        made = self.slots.sequences.generated(slot).tolist()
+        if group is None:
+            self.report(self.leave(slot), made, reason, stop_reason)
+            return
+        for each in group.all_slots:
+            self.leave(each)
+        beams = group.search.hypotheses
+        self.report(group.request, beams[0].token_ids if beams else made, reason, stop_reason, beams)
+
+    def report(
+        self,
+        request: Request,
+        token_ids: list[int],
+        reason: FinishReason,
+        stop_reason: int | str | None = None,
+        beams: tuple[Hypothesis, ...] = (),
+    ) -> None:
+        """Put a request that has ended among the next step's results."""
+        request.metrics.finished_s = time.monotonic()
+        self.finished.append(Finished(request, token_ids, reason, stop_reason, beams))
+
+    def ready(self) -> Ints:
+        """Return the slots, in order, whose last token alone is not in the cache."""
+        is_ready = self.slots.cached == self.slots.sequences.lengths - 1
+        return np.flatnonzero(self.slots.is_running & is_ready)
+
+    def unread(self) -> Ints:
+        """Return the slots, in order, with more to read than that."""
+        is_behind = self.slots.cached < self.slots.sequences.lengths - 1
+        return np.flatnonzero(self.slots.is_running & is_behind)

@@ -1,0 +1,103 @@
+"""From logits to each sequence's next token, and to its end."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trtkit.runtime.generation.beams import place
+
+if TYPE_CHECKING:
+    from trtkit.runtime.generation.running import Group
+    from trtkit.runtime.generation.slots import Bools
+    from trtkit.runtime.generation.state import State
+    from trtkit.runtime.sampling.sampled import TokenLogprobs
+    from trtkit.runtime.sequences import Ints
+
+
+def take(state: State, slots: Ints, logits: torch.Tensor) -> Bools:
+    """Take the next token of `slots` [R], all else of which is cached, from logits [R, V]; return who goes on.
+
+    Beams are taken together and never go on by themselves.
+    """
+    is_beam = state.running.is_beam[slots]
+    if not is_beam.any():
+        return _draw(state, slots, logits)
+    goes_on = np.zeros(len(slots), np.bool_)
+    single = np.flatnonzero(~is_beam)
+    if single.size:
+        goes_on[single] = _draw(state, slots[single], logits[torch.from_numpy(single)])
+    row_of = {int(slot): row for row, slot in enumerate(slots)}
+    groups = {id(group): group for slot in slots[is_beam] if (group := state.running.groups[int(slot)])}
+    for group in groups.values():
+        advance_beams(state, group, logits[[row_of[slot] for slot in group.slots]])
+    return goes_on
+
+
+def _draw(state: State, slots: Ints, logits: torch.Tensor) -> Bools:
+    """Draw a token for each slot, and end the sequences that are complete."""
+    sequences, running = state.slots.sequences, state.running
+    sampled = state.sampler.sample(logits, slots)
+    state.slots.cached[slots] = sequences.lengths[slots]
+    goes_on = np.ones(len(slots), np.bool_)
+    if any(sampled.errors):
+        goes_on = np.array([error is None for error in sampled.errors])
+        for row in np.flatnonzero(~goes_on).tolist():
+            state.finish(int(slots[row]), "error", sampled.errors[row])
+    slots_left, tokens = slots[goes_on], sampled.tokens[goes_on]
+    state.sampler.accept(slots_left, tokens)
+    sequences.append(slots_left, tokens)
+    state.statistics.generated_tokens += len(tokens)
+    lengths = sequences.lengths[slots]
+    is_stop = (running.stops[slots] == sampled.tokens[:, None]).any(1)
+    is_last = is_stop | (lengths >= running.ends[slots])
+    is_first = lengths == sequences.prompt_lengths[slots] + 1
+    for row in np.flatnonzero(goes_on & (is_last | is_first | running.is_watched[slots])).tolist():
+        end = None if not is_last[row] else "stop" if is_stop[row] else "length"
+        goes_on[row] = _tell(state, int(slots[row]), sampled.logprobs[row], end)
+    return goes_on
+
+
+def _tell(state: State, slot: int, logprobs: TokenLogprobs | None, end: str | None) -> bool:
+    """Note a token where somebody wants to know; end the sequence where it is complete; return whether it goes on."""
+    request = state.running.requests[slot]
+    token = int(state.slots.sequences.ids(slot)[-1])
+    request.metrics.first_token_s = request.metrics.first_token_s or time.monotonic()
+    if logprobs is not None:
+        request.logprobs.append(logprobs)
+    if end == "stop":
+        state.finish(slot, "stop", token)
+        return False
+    stop_string = None if request.watcher is None else request.watcher.add([token])
+    if stop_string is not None:
+        state.finish(slot, "stop", stop_string)
+    elif end is not None:
+        state.finish(slot, "length")
+    return stop_string is None and end is None
+
+
+def advance_beams(state: State, group: Group, logits: torch.Tensor) -> None:
+    """Take a beam search one token further. logits: [beams, V], of the prompt alone at first."""
+    sequences, slots = state.slots.sequences, np.array(group.slots)
+    state.slots.cached[slots] = sequences.lengths[slots]
+    metrics = group.request.metrics
+    metrics.first_token_s = metrics.first_token_s or time.monotonic()
+    scores = state.sampler.process(torch.log_softmax(logits, -1), slots)
+    following = group.search.advance(scores, [sequences.generated(slot).tolist() for slot in group.slots])
+    if following is None:
+        best = group.search.hypotheses[0].token_ids
+        is_stop = best[-1] in group.request.settings.stop_ids
+        state.finish(group.slots[0], "stop" if is_stop else "length", best[-1] if is_stop else None)
+        return
+    placed, copies = place(following.parents, group.slots, group.spare)
+    for source, target in copies:
+        state.fork(source, target)
+    group.spare = [slot for slot in group.all_slots if slot not in placed]
+    group.slots = placed
+    tokens = np.array(following.tokens, np.int64)
+    state.sampler.accept(np.array(placed), tokens)
+    sequences.append(np.array(placed), tokens)
+    state.statistics.generated_tokens += len(placed)

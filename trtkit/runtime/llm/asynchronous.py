@@ -1,0 +1,158 @@
+"""`AsyncLLM`: the engine runs in a thread of its own; coroutines stream their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtkit.errors import GenerationError
+from trtkit.runtime.llm.frontend import Frontend, LlmOptions
+from trtkit.runtime.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from trtkit.engine.bundle import Bundle
+    from trtkit.runtime.llm.frontend import Prompt
+    from trtkit.runtime.llm.outputs import Delta
+
+
+@dataclass(frozen=True, eq=False)
+class _Order:
+    """A request for the engine's thread; on_news is called there with deltas, or with the error that ended it."""
+
+    prompt: Prompt
+    params: SamplingParams
+    request_id: str
+    priority: int
+    on_news: Callable[[Delta | Exception], None]
+
+
+class EngineThread:
+    """A bundle's engine in a thread. Every method may be called from any thread."""
+
+    def __init__(self, bundle: Bundle | Path | str, **options: Any) -> None:
+        self.frontend = Frontend(bundle, LlmOptions(**options))
+        self._orders: queue.SimpleQueue[_Order | str | None] = queue.SimpleQueue()
+        self._listeners: dict[str, Callable[[Delta | Exception], None]] = {}
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._loop, name="trtkit-engine", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str,
+        on_news: Callable[[Delta | Exception], None],
+        priority: int = 0,
+    ) -> None:
+        """Take a prompt; `on_news` is told each piece, the last with `output`, or the error that refused it."""
+        if self._failure is not None or not self._thread.is_alive():
+            on_news(GenerationError("the engine has stopped", fix="open the bundle again"))
+            return
+        self._orders.put(_Order(prompt, params, request_id, priority, on_news))
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its last delta has the finish reason `abort`."""
+        self._orders.put(request_id)
+
+    def close(self) -> None:
+        """End all requests and the thread."""
+        self._orders.put(None)
+        self._thread.join()
+        self.frontend.close()
+
+    def _loop(self) -> None:
+        """Take orders and step, until closed. A failing step ends what it served, not the thread."""
+        is_open = True
+        while is_open:
+            is_open = self._take_orders()
+            try:
+                self.frontend.step()
+                news = self.frontend.news()
+            except Exception as error:
+                self._failure = error
+                break
+            for delta in news:
+                self._tell(delta.request_id, delta, is_last=delta.output is not None)
+        stopped = self._failure or GenerationError("the engine was closed", fix="open the bundle again")
+        for name in list(self._listeners):
+            self._tell(name, stopped, is_last=True)
+
+    def _take_orders(self) -> bool:
+        """Take all orders that wait, and wait for one where there is nothing to do; return False to close."""
+        while True:
+            try:
+                order = self._orders.get(block=not self.frontend.engine.has_work)
+            except queue.Empty:
+                return True
+            if order is None:
+                return False
+            if isinstance(order, str):
+                self.frontend.cancel(order)
+            else:
+                self._add(order)
+
+    def _add(self, order: _Order) -> None:
+        try:
+            arguments = (order.prompt, order.params, order.request_id, order.priority)
+            self.frontend.add(*arguments, is_streamed=True)
+        except Exception as error:
+            order.on_news(error)
+            return
+        self._listeners[order.request_id] = order.on_news
+
+    def _tell(self, name: str, news: Delta | Exception, *, is_last: bool) -> None:
+        listener = self._listeners.pop(name, None) if is_last else self._listeners.get(name)
+        if listener is not None:
+            listener(news)
+
+
+class AsyncLLM:
+    """A bundle that answers coroutines, all in one batch. options: those of LlmOptions, by keyword."""
+
+    def __init__(self, bundle: Bundle | Path | str, **options: Any) -> None:
+        self._engine = EngineThread(bundle, **options)
+        self._count = 0
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> AsyncIterator[Delta]:
+        """Stream one prompt's answer. Leaving the loop early, or cancelling the task, ends the request."""
+        loop, news = asyncio.get_running_loop(), asyncio.Queue[Any]()
+        self._count += 1
+        name = request_id or f"async-{self._count}"
+
+        def put(item: Delta | Exception) -> None:
+            loop.call_soon_threadsafe(news.put_nowait, item)
+
+        self._engine.submit(prompt, sampling_params or SamplingParams(), name, put, priority)
+        is_done = False
+        try:
+            while not is_done:
+                item = await news.get()
+                if isinstance(item, Exception):
+                    is_done = True
+                    raise item
+                is_done = item.output is not None
+                yield item
+        finally:
+            if not is_done:
+                self._engine.abort(name)
+
+    async def abort(self, request_id: str) -> None:
+        """End a request."""
+        self._engine.abort(request_id)
+
+    def close(self) -> None:
+        """End all requests and give the memory back."""
+        self._engine.close()

@@ -1,0 +1,192 @@
+"""Prompts in, answers out: what the synchronous and the asynchronous API share."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit.engine.bundle import open_bundle
+from trtkit.errors import RequestError
+from trtkit.runtime.decoder import open_execution
+from trtkit.runtime.generation import DraftProposer, Engine, EngineOptions, LookupProposer
+from trtkit.runtime.llm.job import Job
+from trtkit.runtime.sampling.guides import GuideFactory
+from trtkit.runtime.sampling.settings import Vocabulary
+from trtkit.runtime.text import eos_token_ids, open_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trtkit.engine.bundle import Bundle
+    from trtkit.runtime.decoder import DecoderExecution, Runtime
+    from trtkit.runtime.generation import Request
+    from trtkit.runtime.generation.proposers import Proposer
+    from trtkit.runtime.llm.outputs import Delta
+    from trtkit.runtime.sampling.params import SamplingParams
+
+Prompt = str | list[int] | dict[str, Any]
+"""Text, token ids, or `{"prompt": text}`, `{"prompt_token_ids": ids}`, `{"messages": [...]}`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlmOptions:
+    """How a bundle is opened.
+
+    runtime: "tensorrt", "reference", or "auto" for what is there. slots: sequences at once; the engine's own number.
+    prefill_budget: new tokens of one step. max_queue: requests that may wait for a slot.
+    lookup: tokens to guess from the text itself. draft: a bundle of a smaller model, which guesses `draft_tokens`.
+    """
+
+    runtime: Runtime = "auto"
+    slots: int | None = None
+    prefill_budget: int | None = None
+    max_queue: int | None = None
+    min_shared_tokens: int = 16
+    lookup: int = 0
+    draft: str | Path | None = None
+    draft_tokens: int = 4
+
+
+class Frontend:
+    """A bundle ready to answer: tokenizer, engine, and the jobs in it. Not for several threads at once."""
+
+    def __init__(self, bundle: Bundle | Path | str, options: LlmOptions) -> None:
+        opened = open_bundle(Path(bundle)) if isinstance(bundle, (str, Path)) else bundle
+        self.bundle, folder = opened, opened.path / "model"
+        self.execution = open_execution(opened, options.runtime, options.slots)
+        self.tokenizer = open_tokenizer(folder)
+        encode = None if self.tokenizer is None else self._encode_word
+        self.vocabulary = Vocabulary(self.execution.vocab_size, eos_token_ids(folder), encode)
+        guides = None if self.tokenizer is None else GuideFactory(self.tokenizer.hf, self.vocabulary.eos_ids)
+        engine_options = EngineOptions(
+            options.prefill_budget, options.max_queue, options.min_shared_tokens, self._proposer(options)
+        )
+        self.engine = Engine(self.execution, engine_options, guides)
+        self.jobs: dict[str, Job] = {}
+        self._numbers = itertools.count()
+        self._news: dict[tuple[str, int], Job] = {}
+
+    def add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str | None = None,
+        priority: int = 0,
+        *,
+        is_streamed: bool = False,
+    ) -> Job:
+        """Take a prompt. Raises RequestError where it cannot be served; then nothing of it is kept."""
+        name = request_id or f"request-{next(self._numbers)}"
+        if name in self.jobs:
+            raise RequestError("a request of this id is under way", name, "give each request an id of its own")
+        text, ids = self.read(prompt)
+        if params.stop and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, the bundle has none", "stop", "use `stop_token_ids`")
+        job = Job(name, text, ids, params, self.tokenizer, is_streamed)
+        self._submit(job.start(self.vocabulary, priority))
+        self.jobs[name] = job
+        if is_streamed:
+            for index, answer in enumerate(job.answers):
+                answer.on_news = partial(self._news_of, job, index)
+        return job
+
+    def step(self) -> list[Job]:
+        """Run the engine one step; return the jobs that are done."""
+        done = []
+        for finished in self.engine.step():
+            name, _, index = finished.request.id.rpartition("/")
+            job = self.jobs.get(name)
+            if job is None:
+                continue
+            job.finish(finished)
+            if job.is_streamed:
+                indexes = list(job.completions) if job.params.num_beams > 1 else [int(index)]
+                self._news |= {(name, each): job for each in indexes}
+            if job.is_done:
+                del self.jobs[name]
+                done.append(job)
+        return done
+
+    def news(self) -> list[Delta]:
+        """Return what streamed answers have gained since the last call."""
+        news, self._news = self._news, {}
+        return [job.deltas(index) for (_, index), job in news.items()]
+
+    def cancel(self, request_id: str) -> bool:
+        """End a job; the next step returns it with what it has. Return whether there was one."""
+        job = self.jobs.get(request_id)
+        for request in job.requests if job else ():
+            self.engine.cancel(request.id)
+        return job is not None
+
+    def read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        """Return a prompt's text, where it has one, and its tokens."""
+        if isinstance(prompt, str):
+            return prompt, self._tokenizer().encode(prompt)
+        if not isinstance(prompt, dict):
+            return None, self._checked_ids(prompt)
+        known = [key for key in ("prompt_token_ids", "messages", "prompt") if prompt.get(key) is not None]
+        if len(known) != 1:
+            fix = "give one of `prompt`, `prompt_token_ids`, `messages`"
+            raise RequestError(f"a prompt is one thing, {len(known)} are given", "prompt", fix)
+        if known == ["messages"]:
+            return None, self.chat_ids(prompt["messages"])
+        return self.read(prompt[known[0]])
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return the tokens of a conversation."""
+        ids: list[int] = self._tokenizer().chat(messages)
+        return ids
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.execution.close()
+
+    def _news_of(self, job: Job, index: int) -> None:
+        self._news[job.id, index] = job
+
+    def _submit(self, requests: list[Request]) -> None:
+        """Give the engine all of a job's requests or none."""
+        for index, request in enumerate(requests):
+            try:
+                self.engine.submit(request)
+            except Exception:
+                for earlier in requests[:index]:
+                    self.engine.cancel(earlier.id)
+                raise
+
+    def _tokenizer(self) -> Any:
+        if self.tokenizer is None:
+            raise RequestError("the bundle has no tokenizer", "prompt", "give token ids")
+        return self.tokenizer
+
+    def _checked_ids(self, ids: Any) -> list[int]:
+        is_list = isinstance(ids, (list, tuple)) and all(isinstance(token, int) for token in ids)
+        if not is_list:
+            raise RequestError(f"a prompt cannot be a {type(ids).__name__}", "prompt", "give text or token ids")
+        return list(ids)
+
+    def _encode_word(self, text: str) -> list[int]:
+        found: list[int] = self._tokenizer().encode(text, add_special_tokens=False)
+        return found
+
+    def _proposer(self, options: LlmOptions) -> Proposer | None:
+        """Return what guesses tokens ahead."""
+        if options.lookup < 0 or options.draft_tokens < 1:
+            raise RequestError("a negative number of tokens to guess", "lookup", "give 0 or more")
+        if options.draft is not None and options.lookup:
+            raise RequestError("both `draft` and `lookup` are given", "speculation", "choose one")
+        if options.draft is not None:
+            return DraftProposer(self._draft(Path(options.draft), options.runtime), options.draft_tokens)
+        return LookupProposer(options.lookup) if options.lookup else None
+
+    def _draft(self, path: Path, runtime: Runtime) -> DecoderExecution:
+        """Open the draft model with as many slots. Raises RequestError where its tokens are others."""
+        draft = open_execution(open_bundle(path), runtime, self.execution.slots)
+        if draft.vocab_size != self.execution.vocab_size:
+            what = f"the draft model has {draft.vocab_size} tokens, the model {self.execution.vocab_size}"
+            raise RequestError(what, str(path), "use a draft model of the same tokenizer")
+        return draft
