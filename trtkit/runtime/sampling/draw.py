@@ -35,4 +35,5 @@ def draw(scores: Tensor, uniform: Array) -> tuple[Tensor, Tensor]:
     target = torch.from_numpy(uniform).to(scores.device).unsqueeze(-1) * end
     # Rounding may bring the product to the end itself, past every token.
     target = target.minimum(torch.nextafter(end, torch.zeros_like(end)))
-    return torch.searchsorted(cdf, target, right=True).squeeze(-1), end.squeeze(-1)
+    places = torch.searchsorted(cdf, target, right=True).clamp(max=scores.shape[-1] - 1)
+    return places.squeeze(-1), end.squeeze(-1)

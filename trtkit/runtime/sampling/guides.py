@@ -1,12 +1,121 @@
-"""Answers that follow a JSON schema, an expression, a grammar or a choice of texts."""
+"""Answers that follow a JSON schema, an expression, a grammar or a choice of texts: llguidance's matchers."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.errors import Problem, RequestError
+from trtkit.runtime.sampling.checks import raise_problems
+from trtkit.runtime.sampling.grammars import GrammarError, fix_of, grammar_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.runtime.sampling.params import SamplingParams
+    from trtkit.runtime.sampling.settings import Ids
+
+_CACHED = 64  # grammars
+
+
+class Guide:
+    """Where one answer stands in its grammar.
+
+    ends: the model's end-of-sequence tokens, each of which the grammar takes as its own.
+    """
+
+    def __init__(self, matcher: Any, own_ends: Ids, ends: Ids) -> None:
+        self._matcher = matcher
+        self._own_ends = own_ends
+        self._ends = ends
+        self._ended = False
+
+    @property
+    def error(self) -> str:
+        """What the grammar could not take, else nothing."""
+        return str(self._matcher.get_error()) if self._matcher.is_error() else ""
+
+    def allowed(self, vocab_size: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Return [V], whether each token may follow; where only the end may, the end-of-sequence tokens."""
+        allowed = np.zeros(vocab_size, np.bool_)
+        if not self._ended:
+            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            mask = np.unpackbits(bits, bitorder="little")[:vocab_size].view(np.bool_)
+            allowed[: len(mask)] = mask
+        may_end = self._ended or bool(allowed[list(self._own_ends)].any())
+        allowed[list(self._own_ends)] = False
+        allowed[list(self._ends)] = may_end
+        return allowed
+
+    def accept(self, token: int) -> None:
+        """Go on with a token; one that the grammar does not take is an `error` from here on."""
+        if self._ended:
+            return
+        self._ended = token in self._ends
+        self._matcher.consume_token(self._own_ends[0] if self._ended else token)
+
+    def copy(self) -> Guide:
+        """Return a guide that goes on by itself."""
+        other = Guide(self._matcher.deep_copy(), self._own_ends, self._ends)
+        other._ended = self._ended
+        return other
 
 
 class GuideFactory:
-    """Makes guides for one tokenizer, transformers' fast kind."""
+    """Makes guides for one tokenizer, transformers' fast kind; what it compiled is kept by the grammar's text.
 
-    def __init__(self, tokenizer: Any) -> None:
+    eos_ids: the model's end-of-sequence tokens; the tokenizer's own where there are none.
+    """
+
+    def __init__(self, tokenizer: Any, eos_ids: Ids = ()) -> None:
         self._tokenizer = tokenizer
+        self._eos_ids = eos_ids or ((tokenizer.eos_token_id,) if tokenizer.eos_token_id is not None else ())
+        self._wrapped: Any = None
+        self._compiled: OrderedDict[str, Any] = OrderedDict()
+
+    def check(self, params: SamplingParams) -> None:
+        """Raise SettingsError where the guide of `params` is no grammar, with the place it goes wrong at."""
+        if params.guided:
+            self._matcher(params, params.guided)
+
+    def guide(self, params: SamplingParams, eos_ids: Ids, generated: Sequence[int] = ()) -> Guide:
+        """Return a guide that has taken the `generated` tokens of a sequence. Raises SettingsError as `check` does."""
+        assert params.guided
+        guide = Guide(self._matcher(params, params.guided).deep_copy(), self._eos_ids[:], eos_ids or self._eos_ids)
+        for token in generated:
+            guide.accept(int(token))
+        return guide
+
+    def _matcher(self, params: SamplingParams, name: str) -> Any:
+        """Return the matcher of a grammar at its beginning, compiled once."""
+        try:
+            grammar = grammar_of(name, getattr(params, name))
+            if grammar not in self._compiled:
+                self._compiled[grammar] = self._compile(grammar)
+        except GrammarError as error:
+            raise_problems([Problem(str(error), name, fix_of(name))])
+        self._compiled.move_to_end(grammar)
+        while len(self._compiled) > _CACHED:
+            self._compiled.popitem(last=False)
+        return self._compiled[grammar]
+
+    def _compile(self, grammar: str) -> Any:
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._tokens(), grammar, log_level=0)
+        if matcher.is_error():
+            raise GrammarError.of(matcher.get_error())
+        return matcher
+
+    def _tokens(self) -> Any:
+        """Return llguidance's form of the tokenizer, made (about a second) when the first guide needs it."""
+        if self._wrapped is None:
+            if not self._eos_ids or not getattr(self._tokenizer, "is_fast", False):
+                what = "guided output needs a fast tokenizer with an end-of-sequence token"
+                raise RequestError(what, "", "build the bundle from a source with `tokenizer.json`")
+            from llguidance.hf import from_tokenizer
+
+            self._wrapped = from_tokenizer(self._tokenizer, eos_token=list(self._eos_ids))
+        return self._wrapped

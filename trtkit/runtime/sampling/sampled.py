@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +23,10 @@ class TokenLogprobs:
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...] = ()
+
+    def limited(self, count: int) -> TokenLogprobs:
+        """Return the same with `count` of the most likely tokens."""
+        return replace(self, top=self.top[:count])
 
 
 @dataclass(frozen=True)

@@ -7,70 +7,195 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from trtkit.runtime.sampling.columns import Columns, Use
+from trtkit.errors import RequestError
+from trtkit.runtime.sampling.candidates import filtered
+from trtkit.runtime.sampling.columns import PROCESSORS, Columns, Use
 from trtkit.runtime.sampling.draw import draw, largest
-from trtkit.runtime.sampling.sampled import FAILED, Sampled
+from trtkit.runtime.sampling.failures import reason
+from trtkit.runtime.sampling.logprobs import token_logprobs
+from trtkit.runtime.sampling.processors.bars import bar
+from trtkit.runtime.sampling.processors.forced import force
+from trtkit.runtime.sampling.processors.functions import call_functions
+from trtkit.runtime.sampling.processors.guide import follow_guides
+from trtkit.runtime.sampling.processors.penalties import Counts, add_bias, penalise_counts, penalise_repetition
+from trtkit.runtime.sampling.processors.step import Step
+from trtkit.runtime.sampling.sampled import FAILED, Sampled, TokenLogprobs
+from trtkit.runtime.sampling.state import SlotState
 from trtkit.runtime.sampling.uniform import Uniform
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trtkit.runtime.sampling.guides import GuideFactory
+    from trtkit.runtime.sampling.guides import Guide, GuideFactory
     from trtkit.runtime.sampling.settings import Settings
     from trtkit.runtime.sequences import Sequences
 
     Array = np.ndarray[Any, Any]
 
+# Plain numbers: operations of flags cost as much as those of arrays.
+_SAMPLE, _COUNTS, _GUIDE, _LOGPROBS = (int(use) for use in (Use.SAMPLE, Use.COUNTS, Use.GUIDE, Use.LOGPROBS))
+_PROCESSORS = int(PROCESSORS)
+_NONE = np.zeros(0, np.int64)
+
 
 class Sampler:
-    """What the slots of `sequences` draw next. A row depends on its own slot alone, whatever other rows there are."""
+    """What the slots of `sequences` go on with. A row depends on its own slot alone, whatever other rows there are."""
 
     def __init__(self, sequences: Sequences, vocab_size: int, guides: GuideFactory | None = None) -> None:
         slots = len(sequences.lengths)
         self._sequences = sequences
-        self._vocab_size = vocab_size
         self._guides = guides
         self._columns = Columns(slots)
+        self._states: list[SlotState | None] = [None] * slots
+        self._counts = Counts(slots, vocab_size)
         self._uniform = Uniform(slots)
+        # Settings that any slot has ever used: a step need not look for others.
+        self._ever = 0
+
+    def check(self, settings: Settings) -> None:
+        """Raise RequestError for a guide that cannot be, before a slot is there for it."""
+        if settings.params.guided:
+            self._factory(settings).check(settings.params)
 
     def admit(self, slot: int, settings: Settings) -> None:
-        """Take a slot whose tokens are in `sequences` already."""
+        """Take a slot whose tokens are in `sequences` already. Raises RequestError as `check` does."""
+        generated = self._sequences.generated(slot)
+        guide: Guide | None = None
+        if settings.params.guided:
+            guide = self._factory(settings).guide(settings.params, settings.eos_ids, generated.tolist())
+        self._states[slot] = SlotState.of(settings, guide)
         self._columns.admit(slot, settings)
         self._uniform.admit(slot, settings.seed)
+        self._ever |= int(self._columns.uses[slot])
+        if self._columns.uses[slot] & _COUNTS:
+            self._counts.admit(slot, generated)
 
     def release(self, slot: int) -> None:
         """Forget a slot."""
         self._columns.release(slot)
+        self._states[slot] = None
 
     def copy(self, source: int, target: int) -> None:
         """Make `target` go on as `source` would."""
+        state = self._states[source]
+        self._states[target] = state.copy() if state else None
         self._columns.copy(source, target)
         self._uniform.copy(source, target)
+        if self._columns.uses[source] & _COUNTS:
+            self._counts.copy(source, target)
 
     def process(self, logits: Tensor, slots: Array) -> Tensor:
-        """Return the scores [R, V] of logits [R, V] after every setting of the rows' slots; -inf cannot be drawn."""
-        uses = self._columns.uses[slots]
-        rows = np.flatnonzero(uses & Use.SAMPLE)
-        if not rows.size:
-            return logits
-        scores = logits.clone()
-        scores[rows] /= torch.from_numpy(self._columns["temperature"][slots[rows], None]).to(logits.device)
+        """Return the scores [R, V] of logits [R, V] after every setting of the rows' slots; -inf cannot be drawn.
+
+        Rows that cannot go on (a guide or a function that failed) are -inf throughout.
+        """
+        logits, uses = logits.detach(), self._columns.uses[slots]
+        scores, errors = self._processed(logits, slots, uses)
+        rows = np.flatnonzero(uses & _SAMPLE)
+        if scores is logits:
+            scores = logits.clone()
+        if rows.size:
+            for kept in filtered(self._tempered(scores, slots, rows), slots[rows], self._columns):
+                kept.write(scores, self._place(rows[kept.rows], scores))
+        for row in errors:
+            scores[row] = -torch.inf
         return scores
 
     def sample(self, logits: Tensor, slots: Array) -> Sampled:
         """Return the next token of each row of logits [R, V], fp32."""
-        scores = self.process(logits, slots)
-        tokens, best = largest(scores)
-        rows = np.flatnonzero(self._columns.uses[slots] & Use.SAMPLE)
-        if rows.size:
-            chosen = slots[rows]
-            steps = self._sequences.lengths[chosen] - self._sequences.prompt_lengths[chosen]
-            places, _ = draw(scores[rows], self._uniform.at(chosen, steps))
-            tokens[rows] = places.cpu().numpy()
-        errors: list[str | None] = [None] * len(slots)
-        for row in np.flatnonzero(~np.isfinite(best)):
-            errors[row], tokens[row] = "the model's logits hold NaN or infinity", FAILED
-        return Sampled(tokens, [None] * len(slots), errors)
+        logits = logits.detach()
+        uses = self._columns.uses[slots]
+        union = int(np.bitwise_or.reduce(uses)) if self._ever else 0
+        scores, errors = self._processed(logits, slots, uses) if union & _PROCESSORS else (logits, {})
+        rows = np.flatnonzero(uses & _SAMPLE) if union & _SAMPLE else _NONE
+        if len(rows) < len(slots):
+            tokens, best = largest(scores)
+            bad = ~np.isfinite(best)
+        else:
+            tokens, bad = np.zeros(len(slots), np.int64), np.zeros(len(slots), np.bool_)
+        if len(rows):
+            bad[rows] = self._draw(scores, slots, rows, tokens)
+        if bad.any():
+            for row in np.flatnonzero(bad).tolist():
+                errors.setdefault(row, self._reason(scores[row], int(slots[row])))
+        return self._sampled(logits, slots, tokens, errors)
 
     def accept(self, slots: Array, tokens: Array) -> None:
         """Note the tokens [R] that `slots` [R] go on with; the caller appends them to `sequences`."""
+        if self._ever & _COUNTS:
+            counted = (self._columns.uses[slots] & _COUNTS) > 0
+            self._counts.accept(slots[counted], tokens[counted])
+        if self._ever & _GUIDE:
+            for row in np.flatnonzero(self._columns.uses[slots] & _GUIDE):
+                state = self._states[slots[row]]
+                if state and state.guide and tokens[row] != FAILED:
+                    state.guide.accept(int(tokens[row]))
+
+    def _factory(self, settings: Settings) -> GuideFactory:
+        if self._guides is None:
+            raise RequestError("there is no tokenizer, which guided output needs", f"{settings.params.guided}")
+        return self._guides
+
+    def _processed(self, logits: Tensor, slots: Array, uses: Array) -> tuple[Tensor, dict[int, str]]:
+        """Return the scores before temperature and filters, a copy where anything changes, and rows that failed."""
+        if not int(np.bitwise_or.reduce(uses)) & _PROCESSORS:
+            return logits, {}
+        step = Step(logits.clone(), slots, uses, self._columns, self._states, self._sequences)
+        add_bias(step)
+        penalise_repetition(step)
+        penalise_counts(step, self._counts)
+        bar(step)
+        force(step)
+        follow_guides(step)
+        call_functions(step)
+        return step.scores, step.errors
+
+    def _tempered(self, scores: Tensor, slots: Array, rows: Array) -> Tensor:
+        """Return the scores [r, V] of the rows that draw, divided by their temperatures."""
+        chosen = scores if len(rows) == len(slots) else scores[self._place(rows, scores)]
+        temperature = self._columns["temperature"][slots[rows], None]
+        return chosen / torch.from_numpy(temperature).to(scores.device)
+
+    @staticmethod
+    def _place(rows: Array, scores: Tensor) -> Tensor:
+        return torch.from_numpy(rows).to(scores.device)
+
+    def _draw(self, scores: Tensor, slots: Array, rows: Array, tokens: Array) -> Array:
+        """Write the tokens that `rows` draw; return [r], which of them have nothing to draw from."""
+        chosen = slots[rows]
+        steps = self._sequences.lengths[chosen] - self._sequences.prompt_lengths[chosen]
+        uniform = self._uniform.at(chosen, steps)
+        bad = np.zeros(len(rows), np.bool_)
+        for kept in filtered(self._tempered(scores, slots, rows), chosen, self._columns):
+            places, end = draw(kept.scores, uniform[kept.rows])
+            tokens[rows[kept.rows]] = kept.tokens(places).cpu().numpy()
+            bad[kept.rows] = ~(end > 0).cpu().numpy()
+        return bad
+
+    def _reason(self, scores: Tensor, slot: int) -> str:
+        state = self._states[slot]
+        guided = state.settings.params.guided if state else None
+        return reason(float(scores.max()), int(self._columns.uses[slot]), guided)
+
+    def _sampled(self, logits: Tensor, slots: Array, tokens: Array, errors: dict[int, str]) -> Sampled:
+        found: list[str | None] = [None] * len(slots)
+        for row, error in errors.items():
+            found[row], tokens[row] = error, FAILED
+        logprobs: list[TokenLogprobs | None] = [None] * len(slots)
+        if self._ever & _LOGPROBS:
+            self._report(logits, slots, tokens, logprobs)
+        return Sampled(tokens, logprobs, found)
+
+    def _report(self, logits: Tensor, slots: Array, tokens: Array, logprobs: list[TokenLogprobs | None]) -> None:
+        """Write the log probabilities of rows that ask for them."""
+        asking = np.flatnonzero((self._columns.uses[slots] & _LOGPROBS > 0) & (tokens != FAILED))
+        if not asking.size:
+            return
+        tops = [self._top(int(slots[row])) for row in asking]
+        reports = token_logprobs(logits[self._place(asking, logits)], tokens[asking], max(tops))
+        for row, top, report in zip(asking.tolist(), tops, reports, strict=True):
+            logprobs[row] = report.limited(top)
+
+    def _top(self, slot: int) -> int:
+        state = self._states[slot]
+        return (state.settings.params.logprobs or 0) if state else 0

@@ -1,0 +1,216 @@
+"""The few tokens of a row that its filters can keep, so that no row is sorted whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trtkit.runtime.sampling import filters
+from trtkit.runtime.sampling.columns import FILTERS, Columns, Use
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Array = np.ndarray[Any, Any]
+# Rows this wide are filtered whole, so that candidates need not be found.
+WHOLE = 1024
+_BLOCK = 64  # tokens whose largest score is taken together
+_LEAST = torch.finfo(torch.float32).min  # above -inf only
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the filters keep of some rows: scores [r, W] in the order of token ids, -inf elsewhere.
+
+    rows: [r], in the scores that were filtered. ids: [r, W], the tokens of the scores; None: all, W is V.
+    """
+
+    rows: Array
+    scores: Tensor
+    ids: Tensor | None
+
+    def tokens(self, places: Tensor) -> Tensor:
+        """Return the tokens at places [r]."""
+        return places if self.ids is None else self.ids.gather(-1, places.unsqueeze(-1)).squeeze(-1)
+
+    def write(self, scores: Tensor, rows: Tensor) -> None:
+        """Write what is kept into rows [r] of scores [R, V], -inf elsewhere."""
+        if self.ids is None:
+            scores[rows] = self.scores
+            return
+        scores[rows] = filters.NEVER
+        row, place = (self.scores > filters.NEVER).nonzero(as_tuple=True)
+        scores[rows[row], self.ids[row, place]] = self.scores[row, place]
+
+
+def filtered(scores: Tensor, slots: Array, columns: Columns) -> Iterator[Kept]:
+    """Filter scores [R, V] of `slots`, rows of about as many candidates together.
+
+    How wide a row is computed depends on nothing but the row: its sums are the same whatever other rows there are.
+    """
+    used = (columns.uses[slots] & int(FILTERS)) > 0
+    if not used.all():
+        plain = np.flatnonzero(~used)
+        yield Kept(plain, _rows(scores, plain), None)
+    rows = np.flatnonzero(used)
+    if not rows.size:
+        return
+    numbers = _Numbers.of(slots[rows], columns)
+    for kept in _kept(_rows(scores, rows), numbers):
+        yield Kept(rows[kept.rows], kept.scores, kept.ids)
+
+
+def _rows(scores: Tensor, rows: Array) -> Tensor:
+    """Return some rows, without a copy where they are all."""
+    return scores if len(rows) == len(scores) else scores[torch.from_numpy(rows).to(scores.device)]
+
+
+def _kept(scores: Tensor, numbers: _Numbers) -> Iterator[Kept]:
+    if scores.shape[1] <= WHOLE:
+        yield _whole(scores, np.arange(len(scores)), numbers)
+        return
+    least, probabilities = _least(scores, numbers)
+    row_of, ids = _at_least(scores, least)
+    found = _Found(scores, probabilities, row_of, ids, numbers)
+    widths = found.widths()
+    narrow = widths * 2 <= scores.shape[1]
+    for width in np.unique(widths[narrow]):
+        rows = np.flatnonzero((widths == width) & narrow)
+        candidates, tokens, dropped = found.padded(rows, int(width))
+        yield Kept(rows, numbers.apply(candidates, rows, dropped), tokens)
+    if not narrow.all():
+        yield _whole(scores, np.flatnonzero(~narrow), numbers)
+
+
+def _whole(scores: Tensor, rows: Array, numbers: _Numbers) -> Kept:
+    chosen = _rows(scores, rows)
+    return Kept(rows, numbers.apply(chosen, rows, torch.zeros_like(chosen[:, :1])), None)
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """Each row's numbers [R, 1], neutral where a filter is not used."""
+
+    uses: Array
+    top_k: Array
+    below: Array
+    min_p: Array
+    typical: Array
+
+    @classmethod
+    def of(cls, slots: Array, columns: Columns) -> _Numbers:
+        below = (1 - columns["top_p"][slots, None]).astype(np.float32)
+        others = (columns[name][slots, None] for name in ("min_p", "typical_p"))
+        return cls(columns.uses[slots], columns["top_k"][slots, None], below, *others)
+
+    @property
+    def only_top_p(self) -> Array:
+        """Rows that use top-p without top-k."""
+        return (self.uses & int(Use.TOP_K | Use.TOP_P)) == int(Use.TOP_P)  # type: ignore[no-any-return]
+
+    def apply(self, scores: Tensor, rows: Array, dropped: Tensor) -> Tensor:
+        """Apply the filters that one of `rows` uses, in transformers' order."""
+        used = int(np.bitwise_or.reduce(self.uses[rows]))
+
+        def at(column: Array) -> Tensor:
+            return torch.from_numpy(column[rows]).to(scores.device)
+
+        if used & Use.TOP_K:
+            scores = filters.top_k(scores, at(self.top_k))
+        if used & Use.TOP_P:
+            scores = filters.top_p(scores, at(self.below), dropped)
+        if used & Use.MIN_P:
+            scores = filters.min_p(scores, at(self.min_p))
+        if used & Use.TYPICAL:
+            scores = filters.typical(scores, at(self.typical))
+        return scores
+
+
+def _least(scores: Tensor, numbers: _Numbers) -> tuple[Tensor, Tensor | None]:
+    """Return a score [R, 1] below which a row's filters keep nothing, and the probabilities where top-p needed them.
+
+    top-k: the k-th largest of the largest scores of blocks of tokens; k scores at least are not below it.
+    top-p: all tokens below (1 - top_p) / V together have less than the mass that goes. min-p: its own limit.
+    """
+    least = scores.new_full((len(scores), 1), _LEAST)
+    of_k = np.flatnonzero(numbers.uses & int(Use.TOP_K))
+    of_p = np.flatnonzero(numbers.only_top_p)
+    of_min = np.flatnonzero((numbers.uses & int(Use.TOP_K | Use.TOP_P | Use.MIN_P)) == int(Use.MIN_P))
+    if of_k.size:
+        least[of_k] = _block_least(scores, of_k, numbers.top_k[of_k])
+    probabilities = scores.softmax(-1) if of_p.size else None
+    largest = scores.amax(-1, keepdim=True)
+    if probabilities is not None:
+        # log p = score - largest + log p(largest); a little is left for rounding.
+        log_top = probabilities.amax(-1, keepdim=True).log()
+        floor = torch.from_numpy(np.log(numbers.below[of_p] / scores.shape[1])).to(scores.device) - 0.01
+        least[of_p] = largest[of_p] + floor - log_top[of_p]
+    if of_min.size:
+        limit = torch.from_numpy(np.log(numbers.min_p[of_min])).to(scores.device) - 0.01
+        least[of_min] = largest[of_min] + limit
+    # A row with NaN or infinity keeps nothing, wherever it stands: it fails when it is drawn from.
+    return least.clamp_(min=_LEAST) + largest * 0, probabilities
+
+
+def _block_least(scores: Tensor, rows: Array, k: Array) -> Tensor:
+    """Return [r, 1], not above the k-th largest score of each of `rows`."""
+    blocks = scores.shape[1] // _BLOCK
+    tops = _rows(scores, rows)[:, : blocks * _BLOCK].reshape(len(rows), blocks, _BLOCK).amax(-1)
+    most = min(int(k.max()), blocks)
+    ordered = tops.topk(most).values
+    places = torch.from_numpy(np.minimum(k, most) - 1).to(scores.device)
+    enough = torch.from_numpy(k <= blocks).to(scores.device)
+    return torch.where(enough, ordered.gather(-1, places), _LEAST)
+
+
+def _at_least(scores: Tensor, least: Tensor) -> tuple[Array, Array]:
+    """Return rows and token ids of scores that are not below `least` [R, 1], in order."""
+    if scores.device.type == "cpu":
+        flat = np.flatnonzero(scores.numpy() >= least.numpy())
+        row_of = flat // scores.shape[1]
+        return row_of, flat - row_of * scores.shape[1]
+    found = (scores >= least).nonzero().cpu().numpy()
+    return found[:, 0], found[:, 1]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Candidates of all rows, one behind another."""
+
+    scores: Tensor
+    probabilities: Tensor | None
+    row_of: Array
+    ids: Array
+    numbers: _Numbers
+
+    def widths(self) -> Array:
+        """Return how wide each row is computed: a block, doubled until its candidates fit."""
+        blocks = np.maximum(self.counts, _BLOCK) / _BLOCK
+        return _BLOCK << np.ceil(np.log2(blocks)).astype(np.int64)
+
+    @cached_property
+    def counts(self) -> Array:
+        """How many candidates each row has."""
+        return np.bincount(self.row_of, minlength=len(self.scores))
+
+    def padded(self, rows: Array, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return scores and ids [r, W] of the candidates of `rows`, and the mass [r, 1] of others that top-p counts."""
+        device = self.scores.device
+        starts = np.cumsum(self.counts) - self.counts
+        there = np.arange(width) < self.counts[rows, None]
+        ids = np.zeros(there.shape, np.int64)
+        ids[there] = self.ids[(starts[rows, None] + np.arange(width))[there]]
+        mask, tokens = torch.from_numpy(there).to(device), torch.from_numpy(ids).to(device)
+        place = torch.from_numpy(rows).to(device).unsqueeze(-1), tokens
+        scores = torch.where(mask, self.scores[place], filters.NEVER)
+        if self.probabilities is None:
+            return scores, tokens, torch.zeros_like(scores[:, :1])
+        mass = torch.where(mask, self.probabilities[place], 0.0).cumsum(-1, dtype=torch.float64)[:, -1:]
+        # Behind top-k there are no other tokens.
+        counted = torch.from_numpy(self.numbers.only_top_p[rows, None]).to(device)
+        return scores, tokens, torch.where(counted, (1 - mass).clamp(min=0).float(), 0.0)
