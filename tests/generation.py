@@ -1,0 +1,68 @@
+"""Engines on tiny random models, and requests for them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from tests.decoder_cases import CASES
+from tests.decoders import graph_of, model_of, rtx
+from trtkit.dtypes import FP32
+from trtkit.network.decoder import DecoderOptions
+from trtkit.runtime.decoder import DecoderNetwork, ReferenceDecoder
+from trtkit.runtime.generation import Engine, EngineOptions, Finished, Request
+from trtkit.runtime.sampling.params import SamplingParams
+from trtkit.runtime.sampling.settings import Settings, Vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tests.decoder_cases import Case
+
+LENGTH = 64
+MAX_PREFILL = 16
+EOS = 2
+
+
+def case_of(model_type: str) -> Case:
+    """Return the first case of a family."""
+    return next(case for case in CASES if case.model_type == model_type)
+
+
+@cache
+def network_of(case: Case, *, has_all_logits: bool = False, length: int = LENGTH) -> DecoderNetwork:
+    """Return a case's network in fp32."""
+    model = model_of(case)
+    graph = graph_of(model, DecoderOptions(FP32, length, has_all_logits=has_all_logits))
+    return DecoderNetwork(rtx(), graph, model.spec.vocab_size, MAX_PREFILL, has_all_logits)
+
+
+def decoder(model_type: str = "llama", slots: int = 4, *, has_all_logits: bool = False) -> ReferenceDecoder:
+    """Return a tiny model in fp64: how its tokens are batched cannot be told from its logits."""
+    return ReferenceDecoder(network_of(case_of(model_type), has_all_logits=has_all_logits), slots, widen="fp64")
+
+
+def settings(vocab_size: int = 67, eos_ids: tuple[int, ...] = (EOS,), **params: Any) -> Settings:
+    """Return settings of one sequence for a tiny model."""
+    return Settings.resolve(SamplingParams(**params), Vocabulary(vocab_size, eos_ids))
+
+
+def run(engine: Engine, requests: Iterable[Request]) -> dict[str, Finished]:
+    """Submit requests at once and step until all are done."""
+    for request in requests:
+        engine.submit(request)
+    found: dict[str, Finished] = {}
+    while engine.has_work:
+        found |= {finished.request.id: finished for finished in engine.step()}
+    return found
+
+
+def answer(engine: Engine, prompt: list[int], **params: Any) -> list[int]:
+    """Return the answer to one prompt."""
+    return run(engine, [Request("only", prompt, settings(**params))])["only"].token_ids
+
+
+def engine(slots: int = 4, model_type: str = "llama", **options: Any) -> Engine:
+    """Return an engine on a tiny model; it gives all logits where guesses are to be verified."""
+    has_all_logits = options.get("proposer") is not None
+    return Engine(decoder(model_type, slots, has_all_logits=has_all_logits), EngineOptions(**options))

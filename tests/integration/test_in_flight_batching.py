@@ -1,0 +1,320 @@
+"""However requests share an engine, each gets exactly what it gets alone."""
+
+from __future__ import annotations
+
+import gc
+import random
+import resource
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+from tests.decoders import model_of
+from tests.generation import case_of, decoder, engine, run, settings
+from trtkit.errors import GenerationError, RequestError
+from trtkit.runtime.generation import DraftProposer, Engine, EngineOptions, LookupProposer, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SLOTS = 4
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as data, so that what it gets alone is computed once."""
+
+    prompt: tuple[int, ...]
+    params: tuple[tuple[str, Any], ...]
+    priority: int = 0
+
+    def request(self, name: str) -> Request:
+        return Request(name, list(self.prompt), settings(**dict(self.params)), self.priority)
+
+
+@cache
+def lone_engine() -> Engine:
+    """An engine that shares nothing between requests."""
+    return engine(SLOTS, min_shared_tokens=10**6)
+
+
+@cache
+def alone(asked: Asked) -> tuple[int, ...]:
+    return tuple(run(lone_engine(), [asked.request("alone")])["alone"].token_ids)
+
+
+KINDS: tuple[Callable[[random.Random], dict[str, Any]], ...] = (
+    lambda _: {"temperature": 0},
+    lambda r: {"temperature": 0, "repetition_penalty": r.choice((0.8, 1.3))},
+    lambda r: {"temperature": r.uniform(0.3, 2), "seed": r.randrange(1000)},
+    lambda r: {"temperature": 1.0, "top_k": r.randint(1, 30), "top_p": r.uniform(0.3, 1), "seed": r.randrange(1000)},
+    lambda _: {"temperature": 0, "presence_penalty": 1.0, "frequency_penalty": 0.5, "no_repeat_ngram_size": 2},
+    lambda r: {"temperature": 1.2, "min_p": 0.05, "typical_p": 0.9, "min_tokens": 2, "seed": r.randrange(1000)},
+    lambda r: {"num_beams": r.choice((2, 3)), "length_penalty": r.choice((0.5, 1.0, 2.0))},
+)
+
+
+def draw(r: random.Random) -> Asked:
+    """Return a random request; half of the prompts begin alike."""
+    stem = [5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49]
+    own = [r.randrange(3, 67) for _ in range(r.randint(1, 20))]
+    prompt = stem[: r.randint(1, 12)] + own[: r.randint(1, 6)] if r.random() < 0.5 else own
+    params = {"max_tokens": r.randint(2, 14), **r.choice(KINDS)(r)}
+    return Asked(tuple(prompt), tuple(params.items()), r.choice((0, 0, 0, 1, 2)))
+
+
+def is_clean(tested: Engine) -> bool:
+    """Whether an engine without work has all its slots back."""
+    return tested.free_slots == SLOTS and not tested.has_work
+
+
+@pytest.mark.parametrize(
+    ("options", "seed"),
+    [({}, 0), ({"min_shared_tokens": 1}, 1), ({"token_budget": 3, "min_shared_tokens": 1}, 2)],
+    ids=["plain", "shared beginnings", "small budget"],
+)
+def test_200_requests_that_come_and_go_get_what_each_gets_alone(options: dict[str, Any], seed: int) -> None:
+    r = random.Random(seed)
+    asked = {f"r{index}": draw(r) for index in range(200)}
+    arrivals = {name: r.randint(0, 300) for name in asked}
+    cancelled = {name: arrivals[name] + r.randint(1, 30) for name in r.sample(sorted(asked), 30)}
+    tested, found, step = engine(SLOTS, **options), {}, 0
+    while tested.has_work or step <= 300:
+        for name in (name for name, at in arrivals.items() if at == step):
+            tested.submit(asked[name].request(name))
+        for name in (name for name, at in cancelled.items() if at == step):
+            tested.cancel(name)
+        found |= {finished.request.id: finished for finished in tested.step()}
+        step += 1
+    assert found.keys() == asked.keys()
+    for name, finished in found.items():
+        expected = alone(asked[name])
+        if finished.reason == "abort":
+            assert name in cancelled
+            is_beam = "num_beams" in dict(asked[name].params)
+            assert is_beam or tuple(finished.token_ids) == expected[: len(finished.token_ids)]
+        else:
+            assert tuple(finished.token_ids) == expected, asked[name]
+    assert sum(finished.reason == "abort" for finished in found.values()) > 5
+    assert tested.statistics.preemptions > 0
+    assert tested.statistics.reused_tokens > 0 or not options
+    assert is_clean(tested)
+
+
+@hypothesis_settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_no_schedule_changes_a_token(data: st.DataObject) -> None:
+    budget, shared = data.draw(st.sampled_from([None, 1, 5])), data.draw(st.sampled_from([1, 4, 1000]))
+    tested = engine(SLOTS, token_budget=budget, min_shared_tokens=shared)
+    asked: dict[str, Asked] = {}
+    found, cancelled = {}, set()
+    for kind in data.draw(st.lists(st.sampled_from(["submit", "submit", "step", "step", "cancel"]), max_size=30)):
+        if kind == "submit":
+            name = f"r{len(asked)}"
+            asked[name] = draw(random.Random(data.draw(st.integers(0, 40))))
+            tested.submit(asked[name].request(name))
+        elif kind == "cancel" and asked:
+            name = data.draw(st.sampled_from(sorted(asked)))
+            cancelled |= {name} if tested.cancel(name) else set()
+        else:
+            found |= {finished.request.id: finished for finished in tested.step()}
+    while tested.has_work:
+        found |= {finished.request.id: finished for finished in tested.step()}
+    assert found.keys() == asked.keys()
+    for name in found.keys() - cancelled:
+        assert tuple(found[name].token_ids) == alone(asked[name])
+    assert is_clean(tested)
+
+
+def test_a_prompt_that_continues_an_answer_is_computed_from_there() -> None:
+    tested = engine(SLOTS, min_shared_tokens=4)
+    prompt = list(range(5, 25))
+    first = run(tested, [Request("a", prompt, settings(max_tokens=8, temperature=0, ignore_eos=True))])["a"]
+    longer = [*prompt, *first.token_ids, 7, 8]
+    second = run(tested, [Request("b", longer, settings(max_tokens=4, temperature=0))])["b"]
+    assert second.request.metrics.reused == len(prompt) + 7  # the last token of the answer was never read
+    assert (
+        second.token_ids
+        == run(lone_engine(), [Request("c", longer, settings(max_tokens=4, temperature=0))])["c"].token_ids
+    )
+
+
+def test_a_running_request_shares_its_beginning() -> None:
+    tested = engine(SLOTS, min_shared_tokens=4)
+    prompt = list(range(5, 21))
+    tested.submit(Request("a", prompt, settings(max_tokens=30, temperature=0, ignore_eos=True)))
+    tested.step()
+    tested.step()
+    tested.submit(Request("b", [*prompt, 60], settings(max_tokens=3, temperature=0)))
+    found = {}
+    while tested.has_work:
+        found |= {finished.request.id: finished for finished in tested.step()}
+    assert found["b"].request.metrics.reused == len(prompt)
+    assert found["b"].token_ids == list(alone(Asked((*prompt, 60), (("max_tokens", 3), ("temperature", 0)))))
+
+
+def test_urgent_requests_take_slots_and_the_others_go_on_later() -> None:
+    tested = engine(1)
+    slow = Asked((5, 6, 7), (("max_tokens", 20), ("temperature", 1.0), ("seed", 5), ("ignore_eos", True)), priority=1)
+    quick = Asked((8, 9), (("max_tokens", 3), ("temperature", 0)))
+    tested.submit(slow.request("slow"))
+    for _ in range(5):
+        tested.step()
+    tested.submit(quick.request("quick"))
+    order = []
+    found = {}
+    while tested.has_work:
+        for finished in tested.step():
+            order.append(finished.request.id)
+            found[finished.request.id] = finished
+    assert order == ["quick", "slow"]
+    assert found["slow"].request.metrics.preemptions == 1
+    assert (tuple(found["slow"].token_ids), tuple(found["quick"].token_ids)) == (alone(slow), alone(quick))
+
+
+def test_requests_of_one_priority_are_served_in_turn() -> None:
+    tested = engine(1)
+    for index in range(5):
+        tested.submit(Request(str(index), [5 + index], settings(max_tokens=1 + index % 3, temperature=0)))
+    order = []
+    while tested.has_work:
+        order += [finished.request.id for finished in tested.step()]
+    assert order == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0}, {"temperature": 0.9, "seed": 3}, {"temperature": 1.5, "top_k": 9, "seed": 4}]
+)
+@pytest.mark.parametrize("kind", ["lookup", "draft", "itself"])
+def test_speculation_changes_no_token(kind: str, params: dict[str, Any]) -> None:
+    proposer = {
+        "lookup": lambda: LookupProposer(5, shortest=1),
+        "draft": lambda: DraftProposer(decoder("qwen3", SLOTS), 3),
+        "itself": lambda: DraftProposer(decoder("llama", SLOTS), 3),
+    }[kind]()
+    tested = engine(SLOTS, proposer=proposer)
+    prompts = [tuple([5, 6, 7, 8] * 3), (11, 12, 13), tuple(range(20, 50)), (9,) * 10, tuple(range(3, 60))]
+    asked = {
+        f"r{index}": Asked(prompt, (("max_tokens", 25), ("ignore_eos", True), *params.items()))
+        for index, prompt in enumerate(prompts)
+    }
+    found = run(tested, [each.request(name) for name, each in asked.items()])
+    for name, each in asked.items():
+        assert tuple(found[name].token_ids) == alone(each)
+    statistics = tested.statistics
+    assert statistics.drafted_tokens > 0
+    assert statistics.accepted_tokens <= statistics.drafted_tokens
+    if kind == "itself":
+        assert statistics.accepted_tokens > 0.9 * statistics.drafted_tokens
+        assert statistics.steps < 25
+
+
+def test_speculative_draws_follow_the_models_distribution() -> None:
+    tested, prompt, count = engine(16, proposer=DraftProposer(decoder("qwen3", 16), 2)), [5, 6, 7], 3000
+    requests = [
+        Request(str(seed), prompt, settings(max_tokens=4, temperature=0.7, seed=seed, ignore_eos=True))
+        for seed in range(count)
+    ]
+    found = run(tested, requests)
+    assert tested.statistics.accepted_tokens > 0
+    pairs = np.zeros((67, 67))
+    for finished in found.values():
+        pairs[tuple(finished.token_ids[:2])] += 1
+    hf = model_of(case_of("llama"))
+    first = torch.softmax(hf.logits(torch.tensor([prompt]))[0, -1] / 0.7, -1)
+    second = torch.softmax(hf.logits(torch.tensor([[*prompt, token] for token in range(67)]))[:, -1] / 0.7, -1)
+    expected = (first[:, None] * second).double().numpy() * count
+    common = expected > 5
+    observed = np.append(pairs[common], pairs[~common].sum())
+    wanted = np.append(expected[common], expected[~common].sum())
+    assert chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue > 1e-3
+
+
+@pytest.mark.slow
+def test_ten_thousand_steps_leave_memory_flat() -> None:
+    r, tested, steps, early = random.Random(0), engine(SLOTS, min_shared_tokens=4), 0, 0.0
+    names = iter(range(10**6))
+    while steps < 10_000:
+        while tested.free_slots and r.random() < 0.5:
+            tested.submit(draw(r).request(str(next(names))))
+        if r.random() < 0.02:
+            tested.cancel(str(r.randrange(10_000)))
+        tested.step()
+        steps += 1
+        if steps == 2_000:
+            gc.collect()
+            early = _resident_mib()
+    gc.collect()
+    assert _resident_mib() - early < 8
+    while tested.has_work:
+        tested.step()
+    assert is_clean(tested)
+
+
+def _resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+def test_a_prompt_fills_the_cache_to_its_last_place() -> None:
+    tested = engine(2)
+    prompt = [3 + index % 60 for index in range(64)]
+    found = run(tested, [Request("full", prompt, settings(max_tokens=5, temperature=0, ignore_eos=True))])["full"]
+    assert (len(found.token_ids), found.reason) == (1, "length")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ([], {}, "r: the prompt has no tokens"),
+        ([5] * 65, {}, "r: the prompt has 65 tokens, a slot holds 64"),
+        ([5, 67], {}, "r: token 67 is not in the vocabulary"),
+        ([-1], {}, "r: token -1 is not in the vocabulary"),
+        ([5], {"num_beams": 5}, "num_beams: 5 beams need as many slots, there are 4"),
+        ([5], {"prompt_logprobs": 1}, "prompt_logprobs: the engine gives logits of the last token only"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_refused(prompt: list[int], params: dict[str, Any], message: str) -> None:
+    tested = engine(SLOTS)
+    with pytest.raises(RequestError) as caught:
+        tested.submit(Request("r", prompt, settings(**params)))
+    assert message in str(caught.value)
+    assert is_clean(tested)
+
+
+def test_a_full_queue_refuses_and_keeps_what_waits() -> None:
+    tested = engine(1, max_queue=2)
+    for index in range(2):
+        tested.submit(Request(str(index), [5], settings(max_tokens=2, temperature=0)))
+    with pytest.raises(GenerationError, match="2 requests are waiting already"):
+        tested.submit(Request("more", [5], settings(max_tokens=2)))
+    assert run(tested, []).keys() == {"0", "1"}
+
+
+def test_speculation_without_all_logits_is_refused() -> None:
+    with pytest.raises(RequestError, match="speculation needs logits of every token"):
+        Engine(decoder("llama", 2), EngineOptions(proposer=LookupProposer(3)))
+
+
+def test_a_failing_request_leaves_the_others_unharmed() -> None:
+    def broken(input_ids: Any, scores: Any) -> Any:
+        if input_ids.shape[1] > 5:
+            raise ValueError("no more")
+        return scores
+
+    tested = engine(SLOTS)
+    good = Asked((5, 6, 7), (("max_tokens", 10), ("temperature", 1.0), ("seed", 1)))
+    bad = Request("bad", [8, 9], settings(max_tokens=10, temperature=0, logits_processors=(broken,), ignore_eos=True))
+    found = run(tested, [good.request("good"), bad])
+    assert tuple(found["good"].token_ids) == alone(good)
+    assert (found["bad"].reason, len(found["bad"].token_ids)) == ("error", 4)
+    assert "no more" in str(found["bad"].stop_reason)
+    assert is_clean(tested)
