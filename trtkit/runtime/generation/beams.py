@@ -10,7 +10,7 @@ import torch
 from trtkit.runtime.generation.request import Hypothesis
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from trtkit.runtime.sampling.settings import Settings
 
@@ -58,20 +58,23 @@ class BeamSearch:
         parents, tokens = best.indices // vocab_size, best.indices % vocab_size
         ends = torch.isin(tokens, self._stops) | (self._length >= self._max_length)
         running = (best.values + ends * _NEVER).topk(min(count, len(ends)))
-        for index in torch.nonzero(ends[:count]).flatten().tolist():
-            answer = [*histories[int(parents[index])], int(tokens[index])]
-            self._collect(Hypothesis(answer, float(best.values[index] / self._length**self._params.length_penalty)))
+        self._collect(
+            Hypothesis(
+                [*histories[int(parents[index])], int(tokens[index])],
+                float(best.values[index] / self._length**self._params.length_penalty),
+            )
+            for index in torch.nonzero(ends[:count]).flatten().tolist()
+        )
         self._scores = running.values
         if self._is_done() or bool(ends.all()):
             return None
         return Continuation(parents[running.indices].tolist(), tokens[running.indices].tolist())
 
-    def _collect(self, found: Hypothesis) -> None:
-        """Keep an answer where it is among the best."""
+    def _collect(self, found: Iterable[Hypothesis]) -> None:
+        """Keep the answers of one step that are among the best; none more where early stopping has enough."""
         count = self._params.num_beams
-        if self._params.early_stopping is True and len(self._finished) == count:
-            return
-        self._finished = sorted([*self._finished, found], key=lambda item: -item.score)[:count]
+        if self._params.early_stopping is not True or len(self._finished) < count:
+            self._finished = sorted([*self._finished, *found], key=lambda item: -item.score)[:count]
 
     def _is_done(self) -> bool:
         """Whether no running beam can better the answers, as `early_stopping` judges that."""
