@@ -20,6 +20,9 @@ COMMANDS = {
     "build": "Build an engine bundle from a config.",
     "inspect": "Show an ONNX file, a config's network or a bundle.",
     "verify": "Know that a network is right before any GPU is rented.",
+    "generate": "Generate text with a language model.",
+    "chat": "Chat with a language model.",
+    "eval": "Evaluate a language model on a text.",
     "doctor": "Check what this machine can do and what is missing.",
 }
 

@@ -1,0 +1,199 @@
+"""`trtkit chat`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtkit.cli.llm_options import llm_options
+from trtkit.cli.options import quiet_option
+from trtkit.cli.sampling_options import sampling_options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trtkit.cli.llm_options import Model
+    from trtkit.runtime.llm import LLM, RequestOutput
+    from trtkit.runtime.sampling.params import SamplingParams
+
+EPILOG = """\b
+Examples:
+  trtkit chat bundles/llama
+  trtkit chat bundles/llama --system "Answer in one sentence." --stats
+  echo "What is the capital of France?" | trtkit chat bundles/llama --quiet
+
+\b
+In the conversation: /reset forgets it, /system TEXT forgets it and sets the system
+message, /stats shows times, /help, /exit. Ctrl-C stops an answer, Ctrl-D leaves."""
+
+HELP = """/reset        forget the conversation
+/system TEXT  forget it and set the system message; without TEXT, take it away
+/stats        show the last answer's times and the tokens of the conversation
+/exit         leave, as Ctrl-D does
+Ctrl-C stops an answer."""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("bundle")
+@click.option("--system", metavar="TEXT", help="The system message.")
+@sampling_options
+@llm_options
+@click.option("--stats", is_flag=True, help="Show times and counts behind each answer, on stderr.")
+@quiet_option
+def command(bundle: str, system: str | None, stats: bool, quiet: bool, **options: Any) -> None:
+    """Chat with the language model in BUNDLE.
+
+    What was said before stays in the cache and is not computed again. Lines come from the terminal or a pipe.
+    """
+    from trtkit.cli.llm_options import cancellable, open_llm, read_model, split_options
+    from trtkit.cli.requests import option_params
+    from trtkit.cli.sampling_options import given_settings
+
+    runtime, settings = split_options(options)
+    for name in ("logprobs", "prompt_logprobs"):
+        if settings[name] is not None:
+            raise click.UsageError(f"--{name.replace('_', '-')} has no place in a conversation: use `trtkit generate`")
+    with cancellable():
+        model = read_model(bundle)
+        _check_template(model)
+        params = option_params(model, given_settings(settings))
+        if params.n > 1:
+            raise click.UsageError("--num-return-sequences has no place in a conversation: use `trtkit generate`")
+        with open_llm(model, runtime, quiet=quiet) as llm:
+            Conversation(llm, model, params, system, has_stats=stats).run()
+
+
+def _check_template(model: Model) -> None:
+    from trtkit.errors import GenerationError
+
+    if model.tokenizer is None or not model.tokenizer.has_chat_template:
+        what = "the bundle has no chat template" if model.tokenizer else "the bundle has no tokenizer"
+        raise GenerationError(what, str(model.path), "use `trtkit generate`")
+
+
+class Conversation:
+    """What was said so far, and the model that answers it."""
+
+    def __init__(self, llm: LLM, model: Model, params: SamplingParams, system: str | None, *, has_stats: bool) -> None:
+        self._llm, self._model, self._params, self._has_stats = llm, model, params, has_stats
+        self._last: RequestOutput | None = None
+        self._begin(system)
+
+    def run(self) -> None:
+        """Answer lines until there are no more."""
+        if sys.stdin.isatty():
+            click.echo("/help shows the commands.", err=True)
+        for line in _lines():
+            if line.startswith("/"):
+                if not self._command(line):
+                    return
+            elif line.strip():
+                self._answer(line)
+
+    def _begin(self, system: str | None) -> None:
+        self._messages = [{"role": "system", "content": system}] if system else []
+
+    def _command(self, line: str) -> bool:
+        """Do a command; return False to leave."""
+        name, _, rest = line.strip().partition(" ")
+        if name in {"/exit", "/quit"}:
+            return False
+        if name == "/reset":
+            self._begin(self._system())
+            click.echo("the conversation is forgotten", err=True)
+        elif name == "/system":
+            self._begin(rest.strip() or None)
+            click.echo("the system message is set; the conversation is forgotten", err=True)
+        elif name == "/stats":
+            self._show_stats()
+        elif name == "/help":
+            click.echo(HELP, err=True)
+        else:
+            click.echo(f"error: unknown command `{name}`\nfix: /help shows the commands", err=True)
+        return True
+
+    def _system(self) -> str | None:
+        first = self._messages[0] if self._messages else None
+        return first["content"] if first and first["role"] == "system" else None
+
+    def _answer(self, line: str) -> None:
+        """Answer a line as it is produced, and keep both; a line that does not fit is not kept."""
+        from trtkit.cli.requests import chat_ids
+        from trtkit.errors import RequestError
+
+        asked = [*self._messages, {"role": "user", "content": line}]
+        try:
+            ids = chat_ids(asked, self._model)
+            if len(ids) > self._model.max_length:
+                what = f"the conversation has {len(ids)} tokens with this line; a slot holds {self._model.max_length}"
+                raise RequestError(what, fix="/reset begins a new one; or say it shorter")
+            text = self._print(ids)
+        except RequestError as error:
+            click.echo(f"error: {error}", err=True)
+            return
+        self._messages = [*asked, {"role": "assistant", "content": text}]
+
+    def _print(self, ids: list[int]) -> str:
+        """Print an answer piece by piece; Ctrl-C stops it. Return its text so far."""
+        pieces = []
+        self._last = None
+        deltas = self._llm.stream({"prompt_token_ids": ids}, self._params)
+        try:
+            for delta in deltas:
+                click.echo(delta.text, nl=False)
+                pieces.append(delta.text)
+                self._last = delta.output
+        except KeyboardInterrupt:
+            click.echo()
+            click.echo("stopped", err=True)
+            return "".join(pieces)
+        click.echo()
+        self._tell_end(len(ids))
+        return "".join(pieces)
+
+    def _tell_end(self, prompt_tokens: int) -> None:
+        """Say why an answer ended early, and show its times where asked."""
+        if self._last is None:
+            return
+        done = self._last.outputs[0]
+        if done.finish_reason == "error":
+            click.echo(f"error: {done.stop_reason}", err=True)
+        elif done.finish_reason == "length":
+            is_full = prompt_tokens + len(done.token_ids) > self._model.max_length
+            limit = f"the cache is full, {self._model.max_length} tokens; /reset begins a new conversation"
+            click.echo(f"({limit if is_full else 'cut at --max-new-tokens'})", err=True)
+        if self._has_stats:
+            self._show_stats()
+
+    def _show_stats(self) -> None:
+        from trtkit.cli.answers import request_stats
+
+        if self._last is None:
+            click.echo("nothing was answered yet", err=True)
+            return
+        metrics = self._last.metrics
+        click.echo(request_stats(metrics), err=True)
+        tokens = metrics.prompt_tokens + metrics.output_tokens
+        click.echo(f"conversation: {tokens} of {self._model.max_length} tokens", err=True)
+
+
+def _lines() -> Iterator[str]:
+    """Yield what is said, line by line; Ctrl-C at the prompt forgets the line."""
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 (gives `input` its history and keys)
+    while True:
+        try:
+            yield input("> ") if is_terminal else input()
+        except EOFError:
+            if is_terminal:
+                click.echo(err=True)
+            return
+        except KeyboardInterrupt:
+            if not is_terminal:
+                raise
+            click.echo("\n/exit or Ctrl-D leaves", err=True)

@@ -1,0 +1,136 @@
+"""`trtkit eval`."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtkit.cli.options import json_option, quiet_option
+
+if TYPE_CHECKING:
+    from trtkit.cli.llm_options import Model
+    from trtkit.runtime.decoder import DecoderExecution
+
+EPILOG = """\b
+Examples:
+  trtkit eval bundles/llama --perplexity book.txt
+  trtkit eval bundles/llama --perplexity book.txt --windows 0 --json"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("bundle")
+@click.option("--perplexity", "text", required=True, metavar="FILE", help="A UTF-8 text to read.")
+@click.option(
+    "--windows", type=click.IntRange(0), default=8, metavar="N", help="Windows to read; 0: all.  [default: 8]"
+)
+@click.option("--window-tokens", type=click.IntRange(2), default=512, metavar="N", help="[default: 512]")
+@click.option("--runtime", type=click.Choice(["auto", "tensorrt", "reference"]), default="auto", help="What runs it.")
+@json_option
+@quiet_option
+def command(bundle: str, text: str, windows: int, window_tokens: int, runtime: str, as_json: bool, quiet: bool) -> None:
+    """Evaluate a language model: its perplexity per token on a text.
+
+    The text is read in windows, each on its own, as `trtkit verify --text` does. A bundle whose engine gives only the
+    last token's logits (`llm.logits: last`, the default) is read by the reference executor on the same network.
+    """
+    from trtkit.cli.llm_options import read_model
+    from trtkit.cli.progress import show_progress
+
+    model = read_model(bundle)
+    pieces = _windows(Path(text), model, min(window_tokens, model.max_length))
+    pieces = pieces[: windows or len(pieces)]
+    with show_progress(quiet=quiet or as_json) as on_event:
+        on_event({"event": "phase", "name": "open"})
+        execution = _execution(model, runtime)
+        found = _measure(execution, pieces, on_event)
+    found = {"text": text, "runtime": execution.description, **found}
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        _render(found)
+
+
+def _windows(path: Path, model: Model, size: int) -> list[list[int]]:
+    """Return the text's tokens in windows of `size`; a shorter rest is left out. Raises GenerationError."""
+    from trtkit.errors import GenerationError
+
+    if model.tokenizer is None:
+        what, fix = "the bundle has no tokenizer", "build it from a source that has one"
+        raise GenerationError(what, str(model.path), fix)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise GenerationError(f"the text cannot be read: {reason}", str(path), "give a UTF-8 text file") from None
+    ids = model.tokenizer.encode(text)
+    if len(ids) < 2:
+        raise GenerationError(f"the text has {len(ids)} tokens, two are the least", str(path), "give a longer text")
+    size = min(size, len(ids))
+    return [ids[start : start + size] for start in range(0, len(ids) - size + 1, size)]
+
+
+def _execution(model: Model, runtime: Any) -> DecoderExecution:
+    """Open the model so that it gives the logits of every token."""
+    from trtkit.engine.bundle import open_bundle
+    from trtkit.engine.decoders import llm_options
+    from trtkit.errors import GenerationError
+    from trtkit.runtime.decoder import ReferenceDecoder, open_execution
+    from trtkit.runtime.decoder.network import bundle_network
+
+    bundle = open_bundle(model.path)
+    if llm_options(bundle.manifest.config).logits == "all":
+        return open_execution(bundle, runtime, 1)
+    if runtime == "tensorrt":
+        what = "the engine gives the logits of the last token only"
+        raise GenerationError(what, str(model.path), "build with `--set llm.logits=all`, or use `--runtime reference`")
+    return ReferenceDecoder(bundle_network(bundle, has_all_logits=True), 1)
+
+
+def _measure(execution: DecoderExecution, pieces: list[list[int]], on_event: Any) -> dict[str, Any]:
+    """Return perplexity over all windows, which are equally long."""
+    from trtkit.verify.perplexity import perplexity
+
+    started, losses = time.monotonic(), []
+    for index, ids in enumerate(pieces):
+        on_event({"event": "progress", "name": "perplexity", "done": index, "total": len(pieces)})
+        losses.append(perplexity(_logits(execution, ids), ids))
+    seconds, tokens = time.monotonic() - started, sum(map(len, pieces))
+    return {
+        "perplexity": math.exp(sum(losses) / len(losses)),
+        "windows": len(pieces),
+        "window_tokens": len(pieces[0]),
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+    }
+
+
+def _logits(execution: DecoderExecution, ids: list[int]) -> Any:
+    """Return logits [S, V] of one window, prefilled in chunks as large as the network takes."""
+    import numpy as np
+    import torch
+
+    from trtkit.runtime.decoder import Call
+
+    size, parts = execution.max_prefill_length, []
+    for start in range(0, len(ids), size):
+        chunk = np.array([ids[start : start + size]], np.int64)
+        call = Call(0, chunk, np.array([start], np.int64), np.array([chunk.shape[1]], np.int64))
+        parts.append(execution.forward(call)[0].clone().cpu())
+    return torch.cat(parts)
+
+
+def _render(found: dict[str, Any]) -> None:
+    from trtkit.cli.tables import console, pairs
+
+    table = pairs()
+    table.add_row("perplexity", f"{found['perplexity']:.4f}")
+    table.add_row("text", f"{found['text']}: {found['windows']} windows of {found['window_tokens']} tokens")
+    table.add_row("runtime", found["runtime"])
+    table.add_row("tokens/s", f"{found['tokens_per_second']:.1f}")
+    console().print(table)

@@ -1,0 +1,92 @@
+"""Options of the commands that run a language model, and what they know of a bundle before its network is opened."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from trtkit.runtime.llm import LLM
+    from trtkit.runtime.text import Tokenizer
+
+_RUNTIMES = ("auto", "tensorrt", "reference")
+_OPTIONS = (
+    click.option("--runtime", type=click.Choice(_RUNTIMES), default="auto", help="What runs it.  [default: auto]"),
+    click.option("--slots", type=int, metavar="N", help="Sequences at once.  [default: the engine's]"),
+    click.option("--prefill-budget", type=int, metavar="N", help="New tokens of one step.  [default: the engine's]"),
+    click.option("--lookup", type=int, default=0, metavar="N", help="Speculate: N tokens from earlier text."),
+    click.option("--draft", metavar="BUNDLE", help="Speculate: tokens of a smaller model."),
+)
+CANCELLED = 130
+RUNTIME_NAMES = ("runtime", "slots", "prefill_budget", "lookup", "draft")
+
+
+def llm_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of the runtime."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of the runtime, and the others."""
+    runtime = {name: options[name] for name in RUNTIME_NAMES}
+    return runtime, {name: value for name, value in options.items() if name not in runtime}
+
+
+@contextlib.contextmanager
+def cancellable() -> Iterator[None]:
+    """Let Ctrl-C end the program with a message that fits a stream: what was printed stays."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo("\ncancelled", err=True)
+        sys.exit(CANCELLED)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A language model's bundle. max_length: tokens a slot holds. vocab_size: the network's logits.
+
+    tokenizer: None where the bundle has none; then prompts are token ids.
+    """
+
+    path: Path
+    tokenizer: Tokenizer | None
+    vocab_size: int
+    max_length: int
+
+
+def read_model(path: str) -> Model:
+    """Read what prompts and settings are checked against. Raises BundleError, GenerationError."""
+    from trtkit.engine.bundle import open_bundle
+    from trtkit.engine.decoders import llm_options as options_of
+    from trtkit.errors import GenerationError
+    from trtkit.runtime.text import open_tokenizer
+
+    manifest = open_bundle(Path(path)).manifest
+    if manifest.decoder is None:
+        fix = "give a bundle that was built from an `llm` config"
+        raise GenerationError("the bundle holds no language model", path, fix)
+    logits = next(output for output in manifest.outputs if output.name == "logits")
+    tokenizer = open_tokenizer(Path(path) / "model")
+    return Model(Path(path), tokenizer, logits.shape[-1], options_of(manifest.config).max_sequence_length)
+
+
+def open_llm(model: Model, options: Mapping[str, Any], *, quiet: bool) -> LLM:
+    """Open the model, and say on stderr what runs it."""
+    from trtkit.runtime.llm import LLM
+
+    if not quiet:
+        click.echo(f"opening {model.path}", err=True)
+    llm = LLM(model.path, **options)
+    if not quiet:
+        click.echo(f"runtime: {llm.description}", err=True)
+    return llm

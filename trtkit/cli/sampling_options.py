@@ -1,0 +1,141 @@
+"""The settings of an answer as options, with transformers' names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+@dataclass(frozen=True)
+class Flag:
+    """An option. name: the field of SamplingParams. kind: a type of click; None for a pair of on and off."""
+
+    flag: str
+    name: str
+    kind: Any
+    help: str
+    metavar: str | None = None
+    many: bool = False
+
+
+_TEXT = "TEXT"
+FLAGS = (
+    Flag("--max-new-tokens", "max_tokens", int, "Most tokens of an answer.", "N"),
+    Flag("--min-new-tokens", "min_tokens", int, "Fewest tokens of an answer.", "N"),
+    Flag("--do-sample/--no-do-sample", "do_sample", None, "Draw tokens.  [default: if a setting of draws is given]"),
+    Flag("--temperature", "temperature", float, "Divide the scores; 0 takes the most likely token.", "X"),
+    Flag("--top-k", "top_k", int, "Draw from the K most likely tokens.", "K"),
+    Flag("--top-p", "top_p", float, "Draw from the most likely tokens that hold P of the probability.", "P"),
+    Flag("--min-p", "min_p", float, "Draw from tokens with P times the best one's probability.", "P"),
+    Flag("--typical-p", "typical_p", float, "Draw from the most typical tokens that hold P.", "P"),
+    Flag("--seed", "seed", int, "Make the draws repeatable.", "N"),
+    Flag("--repetition-penalty", "repetition_penalty", float, "Divide scores of tokens seen; 1 is none.", "X"),
+    Flag("--presence-penalty", "presence_penalty", float, "Subtract from tokens in the answer.", "X"),
+    Flag("--frequency-penalty", "frequency_penalty", float, "Subtract so much each time a token occurs.", "X"),
+    Flag("--no-repeat-ngram-size", "no_repeat_ngram_size", int, "Let no run of N tokens occur twice.", "N"),
+    Flag("--bad-words", "bad_words", str, "A text that never occurs.", _TEXT, many=True),
+    Flag("--force-words", "force_words", str, "A text that must occur.", _TEXT, many=True),
+    Flag("--stop-strings", "stop", str, "A text that ends the answer.", _TEXT, many=True),
+    Flag("--include-stop/--no-include-stop", "include_stop_str_in_output", None, "Keep the stop string in the text."),
+    Flag("--eos-token-id", "stop_token_ids", str, "A token that ends the answer: id or text.", "TOKEN", many=True),
+    Flag("--ignore-eos/--no-ignore-eos", "ignore_eos", None, "Go on behind end-of-sequence tokens."),
+    Flag("--logit-bias", "logit_bias", str, "Add VALUE to a token's score.", "TOKEN=VALUE", many=True),
+    Flag("--num-beams", "num_beams", int, "Search with so many beams.", "N"),
+    Flag("--length-penalty", "length_penalty", float, "Above 0, beams prefer long answers.", "X"),
+    Flag("--early-stopping", "early_stopping", click.Choice(["true", "false", "never"]), "When a search ends."),
+    Flag("--num-return-sequences", "n", int, "Answers of each prompt.", "N"),
+    Flag("--logprobs", "logprobs", int, "Report the N most likely tokens at each place.", "N"),
+    Flag("--prompt-logprobs", "prompt_logprobs", int, "The same for the prompt.", "N"),
+    Flag("--json-schema", "guided_json", str, "Answer JSON that follows a schema.", "FILE|TEXT"),
+    Flag("--regex", "guided_regex", str, "Answer what an expression matches.", _TEXT),
+    Flag("--grammar", "guided_grammar", str, "Answer by a Lark or GBNF grammar.", "FILE"),
+    Flag("--choice", "guided_choice", str, "Answer one of these texts.", _TEXT, many=True),
+    Flag("--skip-special-tokens/--no-skip-special-tokens", "skip_special_tokens", None, "Leave special tokens out."),
+)
+# What only matters to draws: with none of them, the most likely token is taken.
+DRAWS = {"do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "seed"}
+
+
+def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command every option; they arrive as keyword arguments named as in SamplingParams."""
+    for flag in reversed(FLAGS):
+        words = (flag.flag, flag.name)
+        if flag.kind is None:
+            command = click.option(*words, default=None, help=flag.help)(command)
+        else:
+            shape = {"type": flag.kind, "metavar": flag.metavar, "multiple": flag.many}
+            command = click.option(*words, help=flag.help, **shape)(command)
+    return command
+
+
+def flag_of(name: str) -> str:
+    """Return the option that sets a field, as users write it."""
+    return next((flag.flag.partition("/")[0] for flag in FLAGS if flag.name == name), name)
+
+
+def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that were given, in the form that JSON would have. Raises click.UsageError."""
+    given = {name: value for name, value in options.items() if value is not None and value != ()}
+    return {name: _READERS[name](value) if name in _READERS else _listed(value) for name, value in given.items()}
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _tokens(values: tuple[str, ...]) -> list[int | str]:
+    return [_token(value) for value in values]
+
+
+def _token(value: str) -> int | str:
+    return int(value) if value.isdecimal() else value
+
+
+def _biases(values: tuple[str, ...]) -> dict[int | str, float]:
+    return dict(_bias(value) for value in values)
+
+
+def _bias(value: str) -> tuple[int | str, float]:
+    token, equals, bias = value.rpartition("=")
+    try:
+        if not equals or not token:
+            raise ValueError
+        return _token(token), float(bias)
+    except ValueError:
+        raise click.UsageError(f"--logit-bias `{value}` is not TOKEN=VALUE, such as `15=-100`") from None
+
+
+def _schema(value: str) -> str:
+    """Return the schema: the text itself where it is an object or `true`, else a file's."""
+    return value if value.lstrip().startswith("{") or value.strip() == "true" else _file("--json-schema", value)
+
+
+def _grammar(value: str) -> str:
+    return _file("--grammar", value)
+
+
+def _file(flag: str, path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise click.UsageError(f"{flag} `{path}` cannot be read: {reason}") from None
+
+
+def _early_stopping(value: str) -> bool | str:
+    return value if value == "never" else value == "true"
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "stop_token_ids": _tokens,
+    "logit_bias": _biases,
+    "guided_json": _schema,
+    "guided_grammar": _grammar,
+    "early_stopping": _early_stopping,
+}
