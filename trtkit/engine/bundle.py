@@ -13,6 +13,7 @@ from trtkit.errors import BundleError
 from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from trtkit.engine.manifest import FileRecord
@@ -49,6 +50,15 @@ class Bundle:
         self.check_network()
         for record in self.manifest.engines:
             check_file(self.path, record)
+
+    def check_sources(self, digests: Collection[str]) -> None:
+        """Compare the sources, which stay where they were, as they are now with those that the bundle was built from.
+
+        digests: SHA-256 of each file. Raises BundleError.
+        """
+        changed = [file.path for file in self.manifest.sources if file.sha256 not in digests]
+        if changed:
+            raise BundleError("the source has changed since the bundle was built", changed[0], _REBUILD)
 
     def check_network(self) -> None:
         """Compare the ONNX file and its weights with their digests. Raises BundleError."""

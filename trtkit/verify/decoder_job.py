@@ -7,30 +7,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from trtkit.backends import load_backend
-from trtkit.config.schema import LlmOptions, ModelConfig
-from trtkit.engine.decoder_compile import decoder_graph
-from trtkit.engine.decoders import checked_spec, llm_options, open_decoder
-from trtkit.models.weights import find_weights
-from trtkit.reference import Executor, Options, to_array
-from trtkit.runtime.decoder_execution import DecoderExecution
+from trtkit.config.schema import ModelConfig
+from trtkit.engine.decoders import llm_options
+from trtkit.reference import to_array
+from trtkit.runtime.decoder import Call, ReferenceDecoder, open_model
 from trtkit.verify.compare import Comparison, compare, worst
 from trtkit.verify.decoder_reference import TransformersReference
 from trtkit.verify.job import tolerance_of
 from trtkit.verify.layers import layer_errors
 from trtkit.verify.perplexity import perplexity, windows
 from trtkit.verify.prompts import Prompt, read_prompts
+from trtkit.verify.stepper import Stepper
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trtkit.network.graph import Graph
-
 Json = dict[str, Any]
 
 _NEW_TOKENS = 12
+_SLOTS = 3
 # Positions whose two best logits lie nearer than this many roundings of each other have no clear answer.
 _CLEAR_ROUNDINGS = 4
 _MIN_AGREEMENT = 0.99
@@ -42,37 +40,27 @@ class DecoderVerifier:
 
     def __init__(self, arguments: Json, report: Callable[[Json], None]) -> None:
         self.config = ModelConfig.model_validate(arguments["config"])
-        self.backend = load_backend(arguments["backend"])
         report({"event": "phase", "name": "read source"})
-        self.opened = open_decoder(self.config.source)
-        self.spec = checked_spec(self.config, self.opened)
-        self._weights = find_weights(self.spec, self.opened.checkpoint, self.opened.where)
+        self._model = open_model(self.config, arguments["backend"])
+        self.backend, self.opened = self._model.backend, self._model.source
         report({"event": "phase", "name": "write network"})
-        self._graphs: list[Graph] = []  # they own the weights that executors read
-        self.graph = self._graph(logits="all")
-        self.execution = DecoderExecution(self._executor(self.graph))
+        self.network = self._model.network(logits="all")
+        self.decoder = ReferenceDecoder(self.network, _SLOTS)
+        self.stepper = Stepper(self.decoder)
         report({"event": "phase", "name": "load reference"})
         self.reference = TransformersReference(self.opened)
         self.tolerance = tolerance_of(self.config)
 
-    def engine_execution(self) -> DecoderExecution:
+    def engine_stepper(self) -> Stepper:
         """Return the network exactly as the engine has it: its own kind of logits."""
-        logits = llm_options(self.config).logits
-        return self.execution if logits == "all" else DecoderExecution(self._executor(self._graph(logits="last")))
+        if llm_options(self.config).logits == "all":
+            return self.stepper
+        return Stepper(ReferenceDecoder(self._model.network(), 1))
 
     def logits(self, prompt: Prompt) -> torch.Tensor:
         """Return logits [S, V] of one prompt, prefilled at once."""
-        self.execution.reset(1)
-        return self.execution.step(torch.tensor([prompt.ids]))[0]
-
-    def _graph(self, *, logits: str) -> Graph:
-        options = LlmOptions(**{**llm_options(self.config).model_dump(), "logits": logits})
-        config = self.config.model_copy(update={"llm": options})
-        self._graphs.append(decoder_graph(self.backend, config, self.spec, self._weights))
-        return self._graphs[-1]
-
-    def _executor(self, graph: Graph) -> Executor:
-        return Executor(self.backend, graph.network, Options(constants=graph.constants, in_place_caches=True))
+        self.stepper.reset(1)
+        return self.stepper.step([prompt.ids])[0]
 
 
 def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
@@ -124,10 +112,10 @@ def _compare_logits(verifier: DecoderVerifier, prompts: list[Prompt]) -> tuple[C
 
 def _greedy(verifier: DecoderVerifier, prompts: list[Prompt]) -> list[tuple[str, str]]:
     """Return greedy answers of the engine's own network and of transformers, as text where there is a tokenizer."""
-    execution, stop = verifier.engine_execution(), _stop_tokens(verifier.opened.config)
+    stepper, stop = verifier.engine_stepper(), _stop_tokens(verifier.opened.config)
     answers = []
     for prompt in prompts:
-        ours = execution.greedy(prompt.ids, _NEW_TOKENS, stop)
+        ours = stepper.greedy(prompt.ids, _NEW_TOKENS, stop)
         theirs = verifier.reference.greedy(prompt.ids, _NEW_TOKENS, stop)
         answers.append((prompt.decode(ours), prompt.decode(theirs)))
     return answers
@@ -140,15 +128,14 @@ def _corners(verifier: DecoderVerifier, prompts: list[Prompt], report: Callable[
     whole = verifier.logits(longest)
     corners = []
     for size in (1, 5):
-        verifier.execution.reset(1)
-        starts = range(0, len(longest.ids), size)
-        parts = (torch.tensor([longest.ids[start : start + size]]) for start in starts)
-        chunked = torch.cat([verifier.execution.step(part)[0] for part in parts])
+        verifier.stepper.reset(1)
+        parts = (longest.ids[start : start + size] for start in range(0, len(longest.ids), size))
+        chunked = torch.cat([verifier.stepper.step([part])[0] for part in parts])
         shapes = {"input_ids": [1, size]}
         corners.append(_corner(f"chunks of {size}", shapes, compare(to_array(chunked), to_array(whole)), verifier))
-    counts = [max(1, len(longest.ids) // divisor) for divisor in (1, 2, 3)]
-    verifier.execution.reset(len(counts))
-    together = verifier.execution.step(torch.tensor([longest.ids] * len(counts)), counts)
+    counts = [max(1, len(longest.ids) // divisor) for divisor in range(1, _SLOTS + 1)]
+    verifier.stepper.reset(_SLOTS)
+    together = verifier.stepper.step([longest.ids] * _SLOTS, counts)
     found = [
         compare(to_array(row[:count]), to_array(whole[:count])) for row, count in zip(together, counts, strict=True)
     ]
@@ -189,8 +176,9 @@ def _perplexity(verifier: DecoderVerifier, path: str, report: Callable[[Json], N
 def _layers(verifier: DecoderVerifier, prompt: Prompt, report: Callable[[Json], None]) -> list[Json]:
     """Measure every tensor on one prefill against the network widened."""
     report({"event": "phase", "name": "compare layers"})
-    inputs = verifier.execution.prefill_inputs(prompt.ids)
-    network, constants = verifier.graph.network, verifier.graph.constants
+    count = len(prompt.ids)
+    inputs = verifier.decoder.inputs(Call(0, np.array([prompt.ids]), np.array([0]), np.array([count])))
+    network, constants = verifier.network.graph.network, verifier.network.graph.constants
     errors = layer_errors(verifier.backend, network, inputs, constants, {})
     return [replace(error, node=error.layer).to_json() for error in errors]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,11 +36,13 @@ class ReferenceDecoder:
 
     def forward(self, call: Call) -> torch.Tensor:
         """Run new tokens; see DecoderExecution."""
+        return self._executor.run(self.inputs(call))["logits"].float()
+
+    def inputs(self, call: Call) -> dict[str, Any]:
+        """Return every input of the network for a call; the caches are views."""
         call.check(self.slots, self.max_length)
         feed = {name: value for name, value in call.feed().items() if name in self._names}
-        rows = call.rows
-        logits = self._executor.run(feed | {name: cache[rows] for name, cache in self._caches.items()})["logits"]
-        return logits.float()
+        return feed | {name: cache[call.rows] for name, cache in self._caches.items()}
 
     def copy(self, source: int, target: int, tokens: slice) -> None:
         """Copy cached tokens between slots."""

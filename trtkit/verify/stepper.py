@@ -1,0 +1,52 @@
+"""Drive some slots of a decoder in step, each from where it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.runtime.decoder import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from trtkit.runtime.decoder import DecoderExecution
+
+
+class Stepper:
+    """Sequences in a decoder's first slots. lengths: cached tokens of each."""
+
+    def __init__(self, decoder: DecoderExecution) -> None:
+        self._decoder = decoder
+        self.reset(1)
+
+    def reset(self, slots: int) -> None:
+        """Start `slots` empty sequences."""
+        self.lengths = np.zeros(slots, np.int64)
+
+    def step(self, ids: Sequence[Sequence[int]], counts: Sequence[int] | None = None) -> torch.Tensor:
+        """Give new tokens to every slot and return logits [B, V] of each slot's last, or [B, S, V] of all.
+
+        ids: [B, S]. counts: how many of a slot's ids are tokens, the rest is padding; all of them when None.
+        """
+        new = np.asarray(ids, np.int64)
+        real = np.full(len(new), new.shape[1]) if counts is None else np.asarray(counts, np.int64)
+        logits = self._decoder.forward(Call(0, new, self.lengths, real))
+        self.lengths = self.lengths + real
+        return logits
+
+    def greedy(self, prompt: Sequence[int], new_tokens: int, stop: Sequence[int] = ()) -> list[int]:
+        """Return the most likely continuation of one prompt, up to a stop token, from an empty slot."""
+        self.reset(1)
+        logits = self.step([prompt])
+        answer: list[int] = []
+        while len(answer) < new_tokens:
+            token = int(logits.reshape(-1, logits.shape[-1])[-1].argmax())
+            if token in stop:
+                break
+            answer.append(token)
+            logits = self.step([[token]])
+        return answer
