@@ -1,15 +1,19 @@
-"""Grammars in the form llguidance compiles."""
+"""Grammars in the form llguidance compiles, and what its messages say about those it cannot."""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 _FIXES = {
-    "guided_json": "see the keywords that llguidance supports: https://github.com/guidance-ai/llguidance",
-    "guided_regex": "use the syntax of Rust's `regex` without look-around and back-references",
+    "guided_json": "leave out what llguidance lacks: github.com/guidance-ai/llguidance/blob/main/docs/json_schema.md",
+    "guided_regex": "use the syntax of Rust's `regex`, without look-around and back-references",
     "guided_grammar": "a Lark grammar has a rule `start:`, a GBNF grammar `root ::=`",
 }
+# Where the expression is shown, with a mark below the fault; where a line and a column lead the message.
+_REGEX_FAULT = re.compile(r"regex parse error:\n    (?P<text>.*)\n(?P<indent> *)\^+\nerror: (?P<what>.*)")
+_LARK_FAULT = re.compile(r"^(?:at )?(?P<line>\d+)\((?P<column>\d+)\): (?P<what>.*)")
 
 
 class GrammarError(Exception):
@@ -17,12 +21,21 @@ class GrammarError(Exception):
 
     @classmethod
     def of(cls, message: str) -> GrammarError:
-        """Return llguidance's own message, which names the place, in one line."""
+        """Return llguidance's message in one line that begins with the place."""
+        if found := _REGEX_FAULT.search(message):
+            return cls(f"`{found['text']}`, column {len(found['indent']) - 3}: {found['what']}")
+        if found := _LARK_FAULT.match(message):
+            return cls(f"line {found['line']}, column {found['column']}: {found['what']}")
         return cls(" ".join(message.split()))
 
 
+def fix_of(name: str) -> str:
+    """Return what to do about a guided_ setting that cannot be compiled."""
+    return _FIXES.get(name, "")
+
+
 def grammar_of(name: str, value: Any) -> str:
-    """Return the grammar of a guided_ setting. Raises GrammarError for what is no grammar.
+    """Return the grammar of a guided_ setting. Raises GrammarError for GBNF that cannot be read.
 
     Expressions match the whole answer, so `^` before and `$` behind them are left out. Text with a rule `start:` or a
     line `%llguidance` is a Lark grammar; all other is GBNF.
@@ -40,8 +53,8 @@ def grammar_of(name: str, value: Any) -> str:
 
 def _unanchored(expression: str) -> str:
     begun = expression.removeprefix("^")
-    ended = begun.endswith("$") and (len(begun) - len(begun[:-1].rstrip("\\"))) % 2 == 1
-    return begun[:-1] if ended else begun
+    escapes = len(begun[:-1]) - len(begun[:-1].rstrip("\\"))
+    return begun[:-1] if begun.endswith("$") and escapes % 2 == 0 else begun
 
 
 def _lark(text: str) -> str:
@@ -51,9 +64,4 @@ def _lark(text: str) -> str:
         return str(any_to_lark(text))
     except Exception as error:
         # The converter raises whatever its parser does; its message names the line.
-        raise GrammarError.of(f"the grammar is not GBNF: {error}") from None
-
-
-def fix_of(name: str) -> str:
-    """Return what to do about a guided_ setting that cannot be compiled."""
-    return _FIXES.get(name, "")
+        raise GrammarError(f"the grammar is not GBNF: {' '.join(str(error).split())}") from None

@@ -10,6 +10,7 @@ import numpy as np
 from trtkit.errors import Problem, RequestError
 from trtkit.runtime.sampling.checks import raise_problems
 from trtkit.runtime.sampling.grammars import GrammarError, fix_of, grammar_of
+from trtkit.runtime.sampling.subschemas import place_of_fault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,7 @@ class Guide:
     @property
     def error(self) -> str:
         """What the grammar could not take, else nothing."""
-        return str(self._matcher.get_error()) if self._matcher.is_error() else ""
+        return str(self._matcher.get_error()).partition("\n")[0] if self._matcher.is_error() else ""
 
     def allowed(self, vocab_size: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Return [V], whether each token may follow; where only the end may, the end-of-sequence tokens."""
@@ -90,10 +91,11 @@ class GuideFactory:
 
     def _matcher(self, params: SamplingParams, name: str) -> Any:
         """Return the matcher of a grammar at its beginning, compiled once."""
+        value = getattr(params, name)
         try:
-            grammar = grammar_of(name, getattr(params, name))
+            grammar = grammar_of(name, value)
             if grammar not in self._compiled:
-                self._compiled[grammar] = self._compile(grammar)
+                self._compiled[grammar] = self._compile(name, value, grammar)
         except GrammarError as error:
             raise_problems([Problem(str(error), name, fix_of(name))])
         self._compiled.move_to_end(grammar)
@@ -101,13 +103,20 @@ class GuideFactory:
             self._compiled.popitem(last=False)
         return self._compiled[grammar]
 
-    def _compile(self, grammar: str) -> Any:
-        from llguidance import LLMatcher
+    def _compile(self, name: str, value: Any, grammar: str) -> Any:
+        matcher = self._parsed(grammar)
+        if not matcher.is_error():
+            return matcher
+        message = str(matcher.get_error())
+        if name != "guided_json":
+            raise GrammarError.of(message)
+        place = place_of_fault(value, message, lambda part: str(self._parsed(grammar_of(name, part)).get_error()))
+        raise GrammarError(f"`{place}`: {GrammarError.of(message)}")
 
-        matcher = LLMatcher(self._tokens(), grammar, log_level=0)
-        if matcher.is_error():
-            raise GrammarError.of(matcher.get_error())
-        return matcher
+    def _parsed(self, grammar: str) -> Any:
+        from llguidance import LLMatcher, LLParserLimits
+
+        return LLMatcher(self._tokens(), grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
 
     def _tokens(self) -> Any:
         """Return llguidance's form of the tokenizer, made (about a second) when the first guide needs it."""

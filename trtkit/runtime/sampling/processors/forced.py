@@ -50,10 +50,15 @@ class ForceWords:
         """Return the next token of a missing word if only `left` tokens are to come and the words need them all."""
         if not self.words or left > sum(min(map(len, word)) for word in self.words):
             return None
-        begun = [(begun_tokens(spelling, generated), spelling) for word in self.words for spelling in word]
-        # The fewest tokens to go among those that are furthest along; a stable order decides the rest.
-        place, spelling = max(begun, key=lambda found: (found[0] > 0, found[0] - len(found[1])))
-        return spelling[place]
+        found = [(_spared(spelling, word, generated), spelling) for word in self.words for spelling in word]
+        # Words that spare most are furthest along; the first of equal ones, so that a word is not left half way.
+        _, spelling = max(found, key=lambda each: each[0])
+        return spelling[begun_tokens(spelling, generated)]
+
+
+def _spared(spelling: Ids, word: tuple[Ids, ...], generated: Array) -> int:
+    """Return how many tokens fewer than the word's shortest spelling are to come; below 0 where it would need more."""
+    return min(map(len, word)) - len(spelling) + begun_tokens(spelling, generated)
 
 
 def occurs(word: Ids, tokens: Array) -> bool:
