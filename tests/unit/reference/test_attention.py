@@ -90,6 +90,21 @@ def test_columns_that_no_row_may_attend_to_change_nothing(
     assert_close(got.double(), naive_attention(q, k, v, mask), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("rows", [128, 129, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_long_prompts_attend_in_blocks_of_rows(net: Any, random: Any, rows: int, dtype: torch.dtype) -> None:
+    q, k, v = random(2, 4, rows, 8, dtype=dtype), random(2, 2, 400, 8, dtype=dtype), random(2, 2, 400, 8, dtype=dtype)
+    start = torch.tensor([3, 90]).reshape(2, 1, 1, 1)
+    mask = torch.arange(400) <= start + torch.arange(rows).reshape(1, 1, rows, 1)
+    mask[1, :, :50] = False
+    attention = _attention(net, q, k, v)
+    attention.mask = net.given(mask)
+    got = net.run(attention.get_output(0))
+    rounding = {torch.float32: 1e-5, torch.float16: 2**-9}[dtype]
+    assert got.dtype == dtype
+    assert_close(got.double(), naive_attention(q, k, v, mask), rtol=rounding, atol=rounding)
+
+
 def test_a_float_mask_that_allows_nothing_attends_evenly(net: Any, random: Any) -> None:
     q, k, v = random(1, 2, 3, 8), random(1, 1, 7, 8), random(1, 1, 7, 8)
     mask = torch.full((1, 1, 3, 7), -3.0e38)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from trtkit.reference.layer import Layer, Op, Tensor, sizes
+from trtkit.reference.layers.attention_mask import Block, Sizes, visible_blocks
 from trtkit.reference.layers.quantization import FP8_MAX
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ def attention(layer: Layer) -> Op:
         if form.query_packed or form.key_packed:
             wide = [item.to(form.compute) for item in (q, k, v)]
             return _packed(wide, (query_lengths, key_lengths), (mask, scale), form).to(dtype)
-        reach = once(_reach, mask, key_lengths, _sizes(q, k, form))
-        return _padded((q, k, v), reach, scale, form).to(dtype)
+        blocks = once(visible_blocks, mask, key_lengths, _sizes(q, k, form))
+        return _padded((q, k, v), blocks, scale, form).to(dtype)
 
     return run
 
@@ -93,8 +94,8 @@ def _packed(
         if mask is not None:
             mask = mask[index : index + 1] if mask.shape[0] > 1 else mask
             mask = mask[..., : one_q.shape[2], : one_k.shape[2]]
-        reach = _reach(mask, own, _sizes(one_q, one_k, form))
-        results.append(_padded((one_q, one_k, one_v), reach, extra[1], form))
+        blocks = visible_blocks(mask, own, _sizes(one_q, one_k, form))
+        results.append(_padded((one_q, one_k, one_v), blocks, extra[1], form))
     if form.query_packed:
         return torch.cat([item[0].transpose(0, 1) for item in results])
     return torch.cat(results)
@@ -108,93 +109,30 @@ def _sequence(x: Tensor, ends: list[int] | None, index: int) -> Tensor:
     return x[first:last].transpose(0, 1).unsqueeze(0)
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """What a mask is made for. group: query heads per key/value head. dtype: of scores. causal: CausalMaskKind."""
-
-    rows: int
-    columns: int
-    heads: int
-    group: int
-    dtype: torch.dtype
-    causal: str
-
-
-def _sizes(q: Tensor, k: Tensor, form: _Form) -> _Sizes:
+def _sizes(q: Tensor, k: Tensor, form: _Form) -> Sizes:
     """Return the sizes of one attention over [B, heads, tokens, H]."""
-    return _Sizes(q.shape[2], k.shape[2], k.shape[1], q.shape[1] // k.shape[1], form.compute, form.causal)
+    return Sizes(q.shape[2], k.shape[2], k.shape[1], q.shape[1] // k.shape[1], form.compute, form.causal)
 
 
-def _reach(mask: Tensor | None, lengths: Tensor | None, to: _Sizes) -> tuple[Tensor | None, int]:
-    """Return the mask of mask, causality and lengths together, and how many columns of the keys it is for.
-
-    Columns behind the last that any row may attend to are left out: they would get no weight. One at least stays.
-    Layers with the same mask and sizes share the result.
-    """
-    columns = to.columns
-    if lengths is not None:
-        columns = min(columns, max(int(lengths.max()), 1))
-        mask = mask if mask is None or mask.shape[-1] == 1 else mask[..., :columns]
-    combined = _combined_mask(mask, lengths, columns, to)
-    if combined is None:
-        return None, columns
-    if combined.dtype == torch.bool and combined.shape[-1] == columns:
-        columns = _used_columns(combined)
-        combined = combined[..., :columns]
-    return (_rows_of_groups(combined, to) if to.group > 1 else combined), columns
+def _padded(qkv: tuple[Tensor, Tensor, Tensor], blocks: list[Block], scale: Tensor | None, form: _Form) -> Tensor:
+    """Attend over [B, heads, tokens, H], block by block."""
+    longest = max(block.columns for block in blocks)
+    q, k, v = (item.to(form.compute) for item in (qkv[0], qkv[1][:, :, :longest], qkv[2][:, :, :longest]))
+    if len(blocks) == 1:
+        return _attend((q, k, v), blocks[0].mask, scale, form)
+    parts = [
+        _attend((q[:, :, block.rows], k[:, :, : block.columns], v[:, :, : block.columns]), block.mask, scale, form)
+        for block in blocks
+    ]
+    return torch.cat(parts, 2)
 
 
-def _used_columns(mask: Tensor) -> int:
-    """Return the number of columns up to the last that is true in any row, at least 1."""
-    used = mask.flatten(0, -2).any(0).nonzero()
-    return int(used[-1]) + 1 if len(used) else 1
-
-
-def _rows_of_groups(mask: Tensor, to: _Sizes) -> Tensor:
-    """Return a mask [B, N or 1, S or 1, T] for queries whose heads became rows: [B, K or 1, group * S or 1, T]."""
-    if mask.shape[1:3] == (1, 1):
-        return mask
-    mask = mask.expand(-1, -1, to.rows, -1)
-    if mask.shape[1] > 1:
-        return mask.reshape(mask.shape[0], to.heads, to.group * to.rows, -1)
-    return mask.repeat(1, 1, to.group, 1)
-
-
-def _combined_mask(mask: Tensor | None, lengths: Tensor | None, columns: int, to: _Sizes) -> Tensor | None:
-    """Return the mask of mask, causality and lengths together: true where a row may attend, or what is added."""
-    allowed = _allowed(lengths, columns, to)
-    if mask is None or allowed is None:
-        return allowed if mask is None else mask if mask.dtype == torch.bool else mask.to(to.dtype)
-    allowed = allowed.to(mask.device)
-    if mask.dtype == torch.bool:
-        return mask & allowed
-    return torch.where(allowed, mask.to(to.dtype), -float("inf"))
-
-
-def _allowed(lengths: Tensor | None, columns: int, to: _Sizes) -> Tensor | None:
-    """Return what causality and lengths allow, [B or 1, 1, S or 1, columns]; None where that is all."""
-    device = None if lengths is None else lengths.device
-    column = torch.arange(columns, device=device)
-    allowed = None if lengths is None else (column < lengths.reshape(-1, 1)).reshape(-1, 1, 1, columns)
-    if to.causal == "NONE":
-        return allowed
-    row = torch.arange(to.rows, device=device).reshape(1, 1, -1, 1)
-    if to.causal == "LOWER_RIGHT":
-        end = torch.tensor(columns) if lengths is None else lengths
-        row = row + (end.reshape(-1, 1, 1, 1) - to.rows)
-    causal = column <= row
-    return causal if allowed is None else allowed & causal
-
-
-def _padded(
-    qkv: tuple[Tensor, Tensor, Tensor], reach: tuple[Tensor | None, int], scale: Tensor | None, form: _Form
-) -> Tensor:
-    """Attend over [B, heads, tokens, H]. Query heads that share a key/value head become rows of one head."""
-    mask, columns = reach
-    q, k, v = (item.to(form.compute) for item in (qkv[0], qkv[1][:, :, :columns], qkv[2][:, :, :columns]))
+def _attend(qkv: tuple[Tensor, Tensor, Tensor], mask: Tensor | None, scale: Tensor | None, form: _Form) -> Tensor:
+    """Attend with each row to all columns. Query heads that share a key/value head become rows of one head."""
+    q, k, v = qkv
     mask = mask if mask is None else mask.to(q.device)
     if q.shape[1] == k.shape[1]:
-        return _scores_times_values((q, k, v), mask, scale, form)
+        return _scores_times_values(qkv, mask, scale, form)
     rows = q.reshape(q.shape[0], k.shape[1], -1, q.shape[3])
     return _scores_times_values((rows, k, v), mask, scale, form).reshape(q.shape)
 

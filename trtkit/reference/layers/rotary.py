@@ -25,18 +25,32 @@ def rotary_embedding(layer: Layer) -> Op:
 
     def run(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None) -> Tensor:
         size = stated or x.shape[-1]
-        cosines, sines = once(_angles, cos, sin, positions, wide)
         rotated = x[..., :size].to(wide)
-        first, second = (rotated[..., ::2], rotated[..., 1::2]) if is_interleaved else rotated.chunk(2, -1)
-        pairs = first * cosines - second * sines, first * sines + second * cosines
-        turned = (torch.stack(pairs, -1).flatten(-2) if is_interleaved else torch.cat(pairs, -1)).to(dtype)
+        cosines, sines = once(_angles, cos, sin, positions, (wide, is_interleaved))
+        turned = rotated * cosines
+        (first, second), (new_first, new_second) = (_pairs(item, is_interleaved) for item in (rotated, turned))
+        new_first.addcmul_(second, sines, value=-1)
+        new_second.addcmul_(first, sines)
+        turned = turned.to(dtype)
         return torch.cat((turned, x[..., size:]), -1) if size < x.shape[-1] else turned
 
     return run
 
 
-def _angles(cos: Tensor, sin: Tensor, positions: Tensor | None, wide: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines of each token, [B, 1, S, dim / 2] in the type to compute in."""
+def _angles(
+    cos: Tensor, sin: Tensor, positions: Tensor | None, form: tuple[torch.dtype, bool]
+) -> tuple[Tensor, Tensor]:
+    """Return each token's cosines for both elements of the pairs [B, 1, S, dim] and sines [B, 1, S, dim / 2]."""
+    wide, is_interleaved = form
     if positions is not None:
         cos, sin = cos[positions], sin[positions]
-    return cos.to(wide).unsqueeze(1), sin.to(wide).unsqueeze(1)
+    cos, sin = (item.to(wide).unsqueeze(1) for item in (cos, sin))
+    return cos.repeat_interleave(2, -1) if is_interleaved else torch.cat((cos, cos), -1), sin
+
+
+def _pairs(x: Tensor, is_interleaved: bool) -> tuple[Tensor, Tensor]:
+    """Return views of the first and the second element of each pair."""
+    if is_interleaved:
+        return x[..., ::2], x[..., 1::2]
+    first, second = x.chunk(2, -1)
+    return first, second
