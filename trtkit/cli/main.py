@@ -53,6 +53,7 @@ Examples:
   trtkit build --config my.yaml --set precision=fp16 --target sm89
   trtkit inspect bundles/efficientnet-lite0
   trtkit verify bundles/efficientnet-lite0 --html report.html
+  trtkit generate bundles/llama --prompt "Hello"
   trtkit doctor
 
 \b
