@@ -63,13 +63,15 @@ def host_array(array: Array, dtype: DType | None = None) -> HostArray:
 
 
 def _numpy_to(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
-    """Return an array converted to another type; bf16 as its 16 bits, which NumPy has no name for."""
+    """Return an array converted to another type; bf16 as its 16 bits, rounded to even, which NumPy has no name for."""
     if dtype != BF16:
         return array.astype(dtype.numpy)
-    bits = array.astype(np.float32).view(np.uint32)
-    to_nearest_even = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    rounded = ((bits + to_nearest_even) >> np.uint32(16)).astype(np.uint16)
-    return np.where(np.isnan(array), np.uint16(0x7FC0), rounded)
+    bits = array.astype(np.float32, copy=False).view(np.uint32)
+    rounded = (bits >> 16) & 1  # in one array from here on: weights are large
+    rounded += np.uint32(0x7FFF)
+    rounded += bits
+    rounded >>= 16
+    return np.where(np.isnan(array), np.uint16(0x7FC0), rounded.astype(np.uint16))
 
 
 COMPUTE_TYPES = (FP32, FP16, BF16)
