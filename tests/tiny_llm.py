@@ -1,0 +1,51 @@
+"""A tiny Llama with a tokenizer and a chat template, as a folder that transformers would save."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEXT = "the quick brown fox jumps over the lazy dog, and says: 1, 2, 3! do not go gentle into that good night. " * 3
+TEMPLATE = (
+    "{% for message in messages %}{% if not message.role %}{{ raise_exception('a role is missing') }}{% endif %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL = ["<|pad|>", "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+END = SPECIAL.index("<|end|>")
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE of 320 tokens."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    bpe.train_from_iterator(
+        [TEXT], trainers.BpeTrainer(vocab_size=320, special_tokens=SPECIAL, initial_alphabet=alphabet)
+    )
+    found = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|end|>", bos_token="<|begin|>")
+    found.chat_template = TEMPLATE
+    return found
+
+
+def save(folder: Path, seed: int = 0, **changes: int) -> Path:
+    """Write config, random weights and tokenizer into `folder`."""
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 6}
+    sizes |= {"num_key_value_heads": 2, "vocab_size": len(tokenizer()), "max_position_embeddings": 256}
+    config = LlamaConfig(**{**sizes, **changes}, eos_token_id=END, bos_token_id=1, pad_token_id=0)
+    model = LlamaForCausalLM(config)
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            torch.nn.init.normal_(weight, std=1.5 * weight.shape[-1] ** -0.5)
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
