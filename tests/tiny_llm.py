@@ -19,6 +19,7 @@ TEMPLATE = (
 )
 SPECIAL = ["<|pad|>", "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
 END = SPECIAL.index("<|end|>")
+torch.set_num_threads(1)  # tests run side by side
 
 
 @cache
