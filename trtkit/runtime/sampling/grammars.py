@@ -29,6 +29,11 @@ class GrammarError(Exception):
         return cls(" ".join(message.split()))
 
 
+def fault_of(matcher: Any) -> str:
+    """Return the message of a matcher that has failed, without the references that led to the fault."""
+    return str(matcher.get_error()).partition("\n  while processing ")[0]
+
+
 def fix_of(name: str) -> str:
     """Return what to do about a guided_ setting that cannot be compiled."""
     return _FIXES.get(name, "")

@@ -9,7 +9,7 @@ import numpy as np
 
 from trtkit.errors import Problem, RequestError
 from trtkit.runtime.sampling.checks import raise_problems
-from trtkit.runtime.sampling.grammars import GrammarError, fix_of, grammar_of
+from trtkit.runtime.sampling.grammars import GrammarError, fault_of, fix_of, grammar_of
 from trtkit.runtime.sampling.subschemas import place_of_fault
 
 if TYPE_CHECKING:
@@ -107,10 +107,10 @@ class GuideFactory:
         matcher = self._parsed(grammar)
         if not matcher.is_error():
             return matcher
-        message = str(matcher.get_error())
+        message = fault_of(matcher)
         if name != "guided_json":
             raise GrammarError.of(message)
-        place = place_of_fault(value, message, lambda part: str(self._parsed(grammar_of(name, part)).get_error()))
+        place = place_of_fault(value, message, lambda part: fault_of(self._parsed(grammar_of(name, part))))
         raise GrammarError(f"`{place}`: {GrammarError.of(message)}")
 
     def _parsed(self, grammar: str) -> Any:
