@@ -36,7 +36,7 @@ class TransformersReference:
         if unexpected or set(missing) - tied:
             names = ", ".join([*unexpected, *sorted(set(missing) - tied)][:5])
             raise SourceError(f"transformers does not take these weights: {names}", opened.where)
-        self._model = model.eval()
+        self.model = model.eval()
         self.description = f"transformers {transformers.__version__}, {type(model).__name__} in fp32"
 
     def logits(self, ids: Sequence[int]) -> torch.Tensor:
@@ -44,7 +44,7 @@ class TransformersReference:
         import torch
 
         with torch.inference_mode():
-            found: torch.Tensor = self._model(torch.tensor([list(ids)])).logits[0]
+            found: torch.Tensor = self.model(torch.tensor([list(ids)])).logits[0]
         return found
 
     def greedy(self, prompt: Sequence[int], new_tokens: int, stop: Sequence[int] = ()) -> list[int]:
@@ -53,7 +53,7 @@ class TransformersReference:
 
         ids = torch.tensor([list(prompt)])
         with torch.inference_mode():
-            found = self._model.generate(
+            found = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=new_tokens,
