@@ -20,6 +20,8 @@ Array = np.ndarray[Any, Any]
 # Rows this wide are filtered whole, so that candidates need not be found.
 WHOLE = 1024
 _BLOCK = 64  # tokens whose largest score is taken together
+_TAIL_PASSES = 2
+_MARGIN = 0.98  # of the mass that may go, for rounding
 _LEAST = torch.finfo(torch.float32).min  # above -inf only
 
 
@@ -76,6 +78,8 @@ def _kept(scores: Tensor, numbers: _Numbers) -> Iterator[Kept]:
         return
     least, probabilities = _least(scores, numbers)
     row_of, ids = _at_least(scores, least)
+    if probabilities is not None:
+        row_of, ids = _without_tail(probabilities, row_of, ids, numbers)
     found = _Found(scores, probabilities, row_of, ids, numbers)
     widths = found.widths()
     narrow = widths * 2 <= scores.shape[1]
@@ -176,6 +180,24 @@ def _at_least(scores: Tensor, least: Tensor) -> tuple[Array, Array]:
         return row_of, flat - row_of * scores.shape[1]
     found = (scores >= least).nonzero().cpu().numpy()
     return found[:, 0], found[:, 1]
+
+
+def _without_tail(probabilities: Tensor, row_of: Array, ids: Array, numbers: _Numbers) -> tuple[Array, Array]:
+    """Leave out more of the tokens that top-p cannot keep, where it is used without top-k.
+
+    C candidates below (mass that may still go) / C have less than that mass together, however it is spread; with fewer
+    candidates the limit is higher. The sums run over one row at a time, in the order of its tokens.
+    """
+    place = torch.from_numpy(row_of).to(probabilities.device), torch.from_numpy(ids).to(probabilities.device)
+    mass = probabilities[place].cpu().numpy().astype(np.float64)
+    rows = len(numbers.uses)
+    for _ in range(_TAIL_PASSES):
+        counts = np.bincount(row_of, minlength=rows)
+        gone = 1 - np.bincount(row_of, mass, rows)
+        limit = np.where(numbers.only_top_p, _MARGIN * (numbers.below[:, 0] - gone) / np.maximum(counts, 1), -1)
+        kept = mass >= limit[row_of]
+        row_of, ids, mass = row_of[kept], ids[kept], mass[kept]
+    return row_of, ids
 
 
 @dataclass(frozen=True)

@@ -24,4 +24,5 @@ def reason(largest: float, uses: int, guided: str | None) -> str:
     names += [guided] if guided else []
     if not names:
         return "the model's logits are all -inf"
-    return f"no token is left: {' and '.join(f'`{name}`' for name in names)} bar every one"
+    verb = "bars" if len(names) == 1 else "bar"
+    return f"no token is left: {' and '.join(f'`{name}`' for name in names)} {verb} every one"

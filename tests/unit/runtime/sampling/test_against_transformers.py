@@ -105,6 +105,22 @@ def any_rows(draw: st.DrawFn) -> tuple[torch.Tensor, list[SamplingParams], list[
     return logits, [draw(any_params(vocab_size)) for _ in range(count)], histories
 
 
+@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 0.99, 0.9999])
+def test_top_p_over_wide_rows_equals_that_of_transformers(top_p: float) -> None:
+    """Flat, peaked and heavy-tailed rows, whose candidates are many, few and in between."""
+    noise = torch.randn(6, 20011, generator=torch.manual_seed(0))
+    ranks = torch.arange(1, 20012)[torch.randperm(20011, generator=torch.manual_seed(1))]
+    logits = torch.stack([noise[0] * 0, noise[1], noise[2] * 4, noise[3] * 30, -ranks.log(), -2 * ranks.log()])
+    got = Rows(20011, [SamplingParams(top_p=top_p)] * 6).process(logits)
+    for row in range(6):
+        wanted = transformers_scores(logits[row], SamplingParams(top_p=top_p), [0], [])
+        # At the edge, sums in different orders may differ by a token; a token of the tail weighs less than 1e-5.
+        differ = torch.isfinite(got[row]) != torch.isfinite(wanted)
+        assert int(differ.sum()) <= 1
+        if row:  # among equal probabilities, that one token is 1 / 20011
+            np.testing.assert_allclose(got[row].softmax(-1), wanted.softmax(-1), atol=1e-5)
+
+
 @settings(max_examples=150, deadline=None)
 @given(any_rows())
 def test_any_settings_together_equal_those_of_transformers(

@@ -174,7 +174,7 @@ FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"logits_processors": (a_list,)}, "the logits processor `a_list` failed: it returned list, not a tensor"),
     ({"logits_processors": (too_few,)}, "the logits processor `too_few` failed: it returned shape [1, 4], not [1, 5]"),
     ({"logits_processors": (not_numbers,)}, "the logits processor `not_numbers` failed: it returned NaN or infinity"),
-    ({"logits_processors": (nothing_left,)}, "no token is left: `logits_processors` bar every one"),
+    ({"logits_processors": (nothing_left,)}, "no token is left: `logits_processors` bars every one"),
     (
         {"bad_words": ((0,), (2,), (3,), (4,)), "min_tokens": 1},
         "no token is left: `bad_words` and `min_tokens` bar every one",
