@@ -24,6 +24,13 @@ _OPTIONS = (
     click.option("--lookup", type=int, default=0, metavar="N", help="Speculate: N tokens from earlier text."),
     click.option("--draft", metavar="BUNDLE", help="Speculate: tokens of a smaller model."),
 )
+# What the runtime calls its settings, as options.
+_FLAGS = {
+    "slots": "--slots",
+    "token_budget": "--prefill-budget",
+    "lookup": "--lookup",
+    "speculation": "--lookup, --draft",
+}
 CANCELLED = 130
 RUNTIME_NAMES = ("runtime", "slots", "prefill_budget", "lookup", "draft")
 
@@ -82,11 +89,15 @@ def read_model(path: str) -> Model:
 
 def open_llm(model: Model, options: Mapping[str, Any], *, quiet: bool) -> LLM:
     """Open the model, and say on stderr what runs it."""
+    from trtkit.errors import RequestError
     from trtkit.runtime.llm import LLM
 
     if not quiet:
         click.echo(f"opening {model.path}", err=True)
-    llm = LLM(model.path, **options)
+    try:
+        llm = LLM(model.path, **options)
+    except RequestError as error:
+        raise RequestError(error.what, _FLAGS.get(error.where, error.where), error.fix) from None
     if not quiet:
         click.echo(f"runtime: {llm.description}", err=True)
     return llm

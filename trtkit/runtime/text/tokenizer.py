@@ -46,6 +46,11 @@ class Tokenizer:
         added = getattr(self.hf, "added_tokens_decoder", {})
         return frozenset(token for token, content in added.items() if content.special)
 
+    @property
+    def special_tokens(self) -> list[str]:
+        """The texts of `special_ids`."""
+        return [self.hf.convert_ids_to_tokens(token) for token in sorted(self.special_ids)]
+
     @cached_property
     def ids(self) -> frozenset[int]:
         """Every id that has a token."""
