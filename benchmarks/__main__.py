@@ -1,6 +1,6 @@
 """Run every benchmark: `python -m benchmarks`."""
 
-from benchmarks import build, llm_build, reference
+from benchmarks import build, generate, llm_build, reference
 
-for module in (build, reference, llm_build):
+for module in (build, reference, generate, llm_build):
     module.main()

@@ -1,0 +1,87 @@
+"""SmolLM2-135M on the reference executor and in transformers, both greedy, both with caches of a fixed length."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from trtkit.config.load import load_config
+from trtkit.dtypes import DTYPES
+from trtkit.engine.decoders import llm_options, open_decoder
+from trtkit.runtime.decoder import Call, ReferenceDecoder
+from trtkit.runtime.decoder.network import open_model
+
+if TYPE_CHECKING:
+    from trtkit.sources.decoder_source import DecoderSource
+
+MAX_BATCH = 8
+CONFIG = load_config("llama", [f"llm.max_batch_size={MAX_BATCH}"])
+CACHE_LENGTH = llm_options(CONFIG).max_sequence_length
+
+Ids = np.ndarray[Any, Any]
+
+
+class Model(Protocol):
+    """A model with the caches of one batch."""
+
+    def start(self, batch: int) -> None:
+        """Begin `batch` empty sequences."""
+        ...
+
+    def __call__(self, ids: Ids) -> Ids:
+        """Give each sequence new tokens, [B, S]; return the most likely next one of each, [B]."""
+        ...
+
+
+class Trtkit:
+    """The reference executor on the network that an engine is built from."""
+
+    def __init__(self, precision: str) -> None:
+        config = CONFIG.model_copy(update={"precision": precision})
+        self._decoder = ReferenceDecoder(open_model(config, "tensorrt_rtx").network("last"), MAX_BATCH)
+
+    def start(self, batch: int) -> None:
+        self._lengths = np.zeros(batch, np.int64)
+
+    def __call__(self, ids: Ids) -> Ids:
+        counts = np.full(len(ids), ids.shape[1])
+        logits = self._decoder.forward(Call(0, ids, self._lengths, counts))
+        self._lengths = self._lengths + counts
+        return logits.argmax(-1).numpy()
+
+
+class Transformers:
+    """transformers' own model with its default attention and a StaticCache; in bf16 and fp16 all of it is converted."""
+
+    def __init__(self, precision: str) -> None:
+        self._model = _transformers_model(open_decoder(CONFIG.source), getattr(torch, DTYPES[precision].torch))
+
+    def start(self, batch: int) -> None:
+        from transformers import StaticCache
+
+        self._cache = StaticCache(config=self._model.config, max_cache_len=CACHE_LENGTH)
+        config = self._model.config
+        heads, size = config.num_key_value_heads, config.head_dim
+        self._cache.early_initialization(batch, heads, size, self._model.dtype, torch.device("cpu"))
+
+    def __call__(self, ids: Ids) -> Ids:
+        with torch.inference_mode():
+            found = self._model(torch.from_numpy(ids), past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+            tokens: Ids = found.logits[:, -1].argmax(-1).numpy()
+        return tokens
+
+
+def _transformers_model(opened: DecoderSource, dtype: torch.dtype) -> Any:
+    """Return the model with the weights that the reference executor has."""
+    import transformers
+
+    fields = {key: value for key, value in opened.config.items() if key not in ("model_type", "architectures")}
+    config = transformers.AutoConfig.for_model(opened.config["model_type"], **fields)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    weights = {name: torch.from_numpy(np.array(opened.checkpoint[name], np.float32)) for name in opened.checkpoint}
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert not unexpected
+    assert set(missing) <= {"lm_head.weight"}  # tied to the embedding
+    return model.eval()
