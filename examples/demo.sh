@@ -9,3 +9,4 @@ say trtkit inspect bundles/efficientnet-lite0
 say trtkit verify bundles/efficientnet-lite0 --no-corners --html bundles/report.html
 say trtkit build --config llama
 say trtkit verify bundles/llama --no-corners
+say trtkit generate bundles/llama --prompt "What is the capital of France?" --stats
