@@ -295,3 +295,19 @@ def test_an_aborted_request_ends_with_what_it_has(bundle: Path) -> None:
     gc.collect()
     assert last.finish_reason == "abort"
     assert 1 <= len(last.output.outputs[0].token_ids) < 90
+
+
+def test_guided_beams_go_on_with_what_the_guide_allows(llm: LLM) -> None:
+    params = SamplingParams(num_beams=4, n=4, max_tokens=20, guided_choice=("fox", "dog", "night"))
+    output = llm.generate(PROMPTS[0], params)[0]
+    texts = [answer.text for answer in output.outputs]
+    assert set(texts) == {"fox", "dog", "night"}
+    assert {answer.finish_reason for answer in output.outputs} == {"stop"}
+
+
+def test_beams_without_any_allowed_token_end_with_the_reason(llm: LLM) -> None:
+    params = SamplingParams(num_beams=2, max_tokens=8, guided_choice=("fox",), bad_words=("fox", "f", "fo"))
+    answer = llm.generate(PROMPTS[0], params)[0].outputs[0]
+    assert answer.finish_reason == "error"
+    assert "no token is allowed" in str(answer.stop_reason)
+    assert not llm.frontend.engine.has_work

@@ -49,6 +49,8 @@ class BeamSearch:
     def advance(self, log_probs: torch.Tensor, histories: Sequence[Sequence[int]]) -> Continuation | None:
         """Take the next tokens' processed log probabilities [beams, V]; return how to go on, None at the end.
 
+        Without an answer among `hypotheses` the end is a dead one: no token was allowed.
+
         histories: what each beam has generated. At the first step there is one beam, the prompt.
         """
         count, vocab_size = self._params.num_beams, log_probs.shape[1]
@@ -56,17 +58,18 @@ class BeamSearch:
         totals = (log_probs.cpu() + self._scores[:, None]).flatten()
         best = totals.topk(min(self._kept, totals.numel()))
         parents, tokens = best.indices // vocab_size, best.indices % vocab_size
+        can = torch.isfinite(best.values)  # a guide may leave fewer ways to go on than there are beams
         ends = torch.isin(tokens, self._stops) | (self._length >= self._max_length)
-        running = (best.values + ends * _NEVER).topk(min(count, len(ends)))
+        running = (best.values + ends * _NEVER).topk(min(count, int(can.sum())))
         self._collect(
             Hypothesis(
                 [*histories[int(parents[index])], int(tokens[index])],
                 float(best.values[index] / self._length**self._params.length_penalty),
             )
-            for index in torch.nonzero(ends[:count]).flatten().tolist()
+            for index in torch.nonzero((ends & can)[:count]).flatten().tolist()
         )
         self._scores = running.values
-        if self._is_done() or bool(ends.all()):
+        if not len(self._scores) or self._is_done() or bool(ends[can].all()):
             return None
         return Continuation(parents[running.indices].tolist(), tokens[running.indices].tolist())
 

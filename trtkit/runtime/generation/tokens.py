@@ -88,16 +88,25 @@ def advance_beams(state: State, group: Group, logits: torch.Tensor) -> None:
     scores = state.sampler.process(torch.log_softmax(logits, -1), slots)
     following = group.search.advance(scores, [sequences.generated(slot).tolist() for slot in group.slots])
     if following is None:
-        best = group.search.hypotheses[0].token_ids
-        is_stop = best[-1] in group.request.settings.stop_ids
-        state.finish(group.slots[0], "stop" if is_stop else "length", best[-1] if is_stop else None)
+        _finish_beams(state, group)
         return
     placed, copies = place(following.parents, group.slots, group.spare)
     for source, target in copies:
         state.fork(source, target)
     group.spare = [slot for slot in group.all_slots if slot not in placed]
+    state.slots.cached[group.spare] = sequences.lengths[group.spare] = 0  # nothing to decode there
     group.slots = placed
     tokens = np.array(following.tokens, np.int64)
     state.sampler.accept(np.array(placed), tokens)
     sequences.append(np.array(placed), tokens)
     state.statistics.generated_tokens += len(placed)
+
+
+def _finish_beams(state: State, group: Group) -> None:
+    """End a beam search with its answers."""
+    if not group.search.hypotheses:
+        state.finish(group.slots[0], "error", "no token is allowed: the settings contradict each other here")
+        return
+    best = group.search.hypotheses[0].token_ids
+    is_stop = best[-1] in group.request.settings.stop_ids
+    state.finish(group.slots[0], "stop" if is_stop else "length", best[-1] if is_stop else None)

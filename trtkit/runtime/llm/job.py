@@ -32,6 +32,7 @@ class Job:
     answers: list[Answer] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     completions: dict[int, CompletionOutput] = field(default_factory=dict)
+    _has_ended: bool = False
 
     def start(self, vocabulary: Vocabulary, priority: int) -> list[Request]:
         """Return the engine's requests. Raises SettingsError where a setting makes no sense for the model."""
@@ -47,7 +48,7 @@ class Job:
     @property
     def is_done(self) -> bool:
         """Whether all answers have ended."""
-        return len(self.completions) >= self.params.n
+        return self._has_ended if self.params.num_beams > 1 else len(self.completions) >= self.params.n
 
     def finish(self, finished: Finished) -> None:
         """Take an answer's end, or that of a whole beam search."""
@@ -99,21 +100,20 @@ class Job:
         return next(reversed(self.completions))
 
     def _finish_beams(self, finished: Finished) -> None:
-        """Take the best answers of a beam search; one that was cancelled early has none."""
+        """Take the best answers of a beam search: as many as were asked and found, one that is empty without any."""
+        self._has_ended = True
         for index, found in enumerate(self._hypotheses(finished)):
             answer = self._answer()
             is_stop = bool(found[0]) and found[0][-1] in finished.request.settings.stop_ids
             answer.finish(found[0], has_stop_token=is_stop)
             reason = finished.reason if finished.reason in ("abort", "error") else "stop" if is_stop else "length"
-            stop_reason = found[0][-1] if is_stop else None
+            stop_reason = found[0][-1] if is_stop else finished.stop_reason if reason == "error" else None
             ids = tuple(answer.token_ids)
             self.completions[index] = CompletionOutput(index, answer.text, ids, reason, stop_reason, found[1])
 
     def _hypotheses(self, finished: Finished) -> Iterator[tuple[list[int], float | None]]:
         """Return tokens and log probability of each answer asked for."""
-        for index in range(self.params.n):
-            if index < len(finished.beams):
-                beam = finished.beams[index]
-                yield beam.token_ids, beam.score * len(beam.token_ids) ** self.params.length_penalty
-            else:
-                yield ([], None)
+        for beam in finished.beams[: self.params.n]:
+            yield beam.token_ids, beam.score * len(beam.token_ids) ** self.params.length_penalty
+        if not finished.beams:
+            yield [], None
