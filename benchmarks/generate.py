@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from benchmarks.generate_models import CACHE_LENGTH, CONFIG, Ids, Model, Transformers, Trtkit
+from benchmarks.generate_models import CACHE_LENGTH, CONFIG, Ids, Model, Transformers, Trtkit, slot_memory
+from benchmarks.generate_overhead import overhead_figures
 from benchmarks.measure import interleaved, ratio, seconds, summary, write
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ THREADS = 2
 PRECISIONS = ("fp32", "bf16", "fp16")
 BATCHES = (1, 8)
 CONTEXT, STEPS, DECODE_REPEATS = 128, 4, 6
-PROMPT, PREFILL_REPEATS = 512, 3
+PROMPT, PREFILL_REPEATS = 512, 6
 
 Figures = dict[str, Any]
 
@@ -78,9 +79,14 @@ def model_figures(precision: str) -> dict[str, Figures]:
 def main() -> None:
     """Measure and write the results."""
     torch.set_num_threads(THREADS)
+    overhead = overhead_figures()
     figures = {precision: model_figures(precision) for precision in PRECISIONS}
     about = {"model": CONFIG.name, "threads": THREADS, "cache_length": CACHE_LENGTH, "context": CONTEXT}
-    print(write("generate", {**about, "models": figures}))
+    memory = slot_memory()
+    print(write("generate", {**about, "models": figures, "overhead": overhead, "slot_memory": memory}))
+    for case, micro in overhead["microseconds_per_step"].items():
+        print(f"{overhead['slots']} slots, {case}: {micro['median']:.0f} us a step")
+    print(f"a slot: {memory}")
     for precision, cases in figures.items():
         for case, found in cases.items():
             ours, theirs = (found["tokens_per_second"][name]["median"] for name in ("trtkit", "transformers"))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import resource
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -9,7 +13,7 @@ import torch
 
 from trtkit.config.load import load_config
 from trtkit.dtypes import DTYPES
-from trtkit.engine.decoders import llm_options, open_decoder
+from trtkit.engine.decoders import decoder_size, llm_options, open_decoder
 from trtkit.runtime.decoder import Call, ReferenceDecoder
 from trtkit.runtime.decoder.network import open_model
 
@@ -50,6 +54,35 @@ class Trtkit:
         logits = self._decoder.forward(Call(0, ids, self._lengths, counts))
         self._lengths = self._lengths + counts
         return logits.argmax(-1).numpy()
+
+
+def slot_memory() -> dict[str, float]:
+    """Return MiB of one slot's caches: as planned, and as the process grows with each slot more."""
+    model = open_model(CONFIG, "tensorrt_rtx")
+    planned = decoder_size(model.spec, 0, CONFIG).kv_bytes_per_slot
+    network, resident, held = model.network("last"), [], []
+    for slots in (1, MAX_BATCH):
+        before = _resident_bytes()
+        held.append(ReferenceDecoder(network, slots))
+        _fill(held[-1])
+        resident.append(_resident_bytes() - before)
+    measured = (resident[1] - resident[0]) / (MAX_BATCH - 1)
+    return {"planned_mib": round(planned / 2**20, 2), "measured_mib": round(measured / 2**20, 2)}
+
+
+def _fill(decoder: ReferenceDecoder) -> None:
+    """Write every place of the caches: memory that is only zero need not be there."""
+    nothing = np.zeros(decoder.slots, np.int64)
+    for name, value in decoder.inputs(Call(0, np.zeros((decoder.slots, 1), np.int64), nothing, nothing)).items():
+        if name.startswith("past_"):
+            value.fill_(1)
+
+
+def _resident_bytes() -> int:
+    """Return the process's memory without what was freed and is kept for later."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * resource.getpagesize()
 
 
 class Transformers:

@@ -54,12 +54,14 @@ class Nothing:
 def overhead_figures() -> dict[str, Any]:
     """Return microseconds of one step: greedy and with full settings, beside what transformers does for the same."""
     nothing = Nothing()
-    turns = {
-        "greedy": partial(_steps, _engine(nothing, {"temperature": 0}), STEPS["greedy"]),
+    alone = {"greedy": partial(_steps, _engine(nothing, {"temperature": 0}), STEPS["greedy"])}
+    compared = {
         "full settings": partial(_steps, _engine(nothing, FULL), STEPS["full settings"]),
         "transformers, full settings": partial(_transformers, nothing.logits, _processors()),
     }
-    samples = interleaved({name: partial(seconds, turn) for name, turn in turns.items()}, REPEATS)
+    samples: dict[str, list[float]] = {}
+    for turns in (alone, compared):
+        samples |= interleaved({name: partial(seconds, turn) for name, turn in turns.items()}, REPEATS)
     micro = {name: summary([value / STEPS[name] * 1e6 for value in values]) for name, values in samples.items()}
     return {"slots": SLOTS, "vocabulary": VOCABULARY, "microseconds_per_step": micro}
 

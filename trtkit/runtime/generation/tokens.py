@@ -11,6 +11,8 @@ import torch
 from trtkit.runtime.generation.beams import place
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trtkit.runtime.generation.running import Group
     from trtkit.runtime.generation.slots import Bools
     from trtkit.runtime.generation.state import State
@@ -38,26 +40,33 @@ def take(state: State, slots: Ints, logits: torch.Tensor) -> Bools:
 
 
 def _draw(state: State, slots: Ints, logits: torch.Tensor) -> Bools:
-    """Draw a token for each slot, and end the sequences that are complete."""
-    sequences, running = state.slots.sequences, state.running
+    """Draw a token for each slot; those that cannot go on end with the reason."""
     sampled = state.sampler.sample(logits, slots)
-    state.slots.cached[slots] = sequences.lengths[slots]
-    goes_on = np.ones(len(slots), np.bool_)
-    if any(sampled.errors):
-        goes_on = np.array([error is None for error in sampled.errors])
-        for row in np.flatnonzero(~goes_on).tolist():
-            state.finish(int(slots[row]), "error", sampled.errors[row])
-    slots_left, tokens = slots[goes_on], sampled.tokens[goes_on]
-    state.sampler.accept(slots_left, tokens)
-    sequences.append(slots_left, tokens)
+    state.slots.cached[slots] = state.slots.sequences.lengths[slots]
+    if not any(sampled.errors):
+        return _append(state, slots, sampled.tokens, sampled.logprobs)
+    goes_on = np.array([error is None for error in sampled.errors])
+    for row in np.flatnonzero(~goes_on).tolist():
+        state.finish(int(slots[row]), "error", sampled.errors[row])
+    logprobs = [item for item, is_good in zip(sampled.logprobs, goes_on, strict=True) if is_good]
+    goes_on[goes_on] = _append(state, slots[goes_on], sampled.tokens[goes_on], logprobs)
+    return goes_on
+
+
+def _append(state: State, slots: Ints, tokens: Ints, logprobs: Sequence[TokenLogprobs | None]) -> Bools:
+    """Add a token to each slot's sequence, and end those that are complete."""
+    sequences, running = state.slots.sequences, state.running
+    state.sampler.accept(slots, tokens)
+    sequences.append(slots, tokens)
     state.statistics.generated_tokens += len(tokens)
     lengths = sequences.lengths[slots]
-    is_stop = (running.stops[slots] == sampled.tokens[:, None]).any(1)
+    is_stop = (running.stops[slots] == tokens[:, None]).any(1)
     is_last = is_stop | (lengths >= running.ends[slots])
     is_first = lengths == sequences.prompt_lengths[slots] + 1
-    for row in np.flatnonzero(goes_on & (is_last | is_first | running.is_watched[slots])).tolist():
+    goes_on: Bools = ~is_last
+    for row in np.flatnonzero(is_last | is_first | running.is_watched[slots]).tolist():
         end = None if not is_last[row] else "stop" if is_stop[row] else "length"
-        goes_on[row] = _tell(state, int(slots[row]), sampled.logprobs[row], end)
+        goes_on[row] = _tell(state, int(slots[row]), logprobs[row], end)
     return goes_on
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    import numpy as np
+    from torch import Tensor
 
     Array = np.ndarray[Any, Any]
-from torch import Tensor
 
 
 def largest(scores: Tensor) -> tuple[Array, Array]:
@@ -18,7 +18,7 @@ def largest(scores: Tensor) -> tuple[Array, Array]:
     if scores.device.type == "cpu":
         host = scores.numpy()  # NumPy's argmax is several times as fast as torch's
         tokens = host.argmax(-1)
-        return tokens, host[torch.arange(len(host)).numpy(), tokens]
+        return tokens, host[np.arange(len(host)), tokens]
     best = scores.argmax(-1, keepdim=True)
     both = torch.cat([best.double(), scores.gather(-1, best).double()], -1).cpu().numpy()
     return both[:, 0].astype("int64"), both[:, 1]
