@@ -20,7 +20,7 @@ $(STAMPS)/demo: pyproject.toml constraints.txt examples/models.txt
 
 $(STAMPS)/dev: $(STAMPS)/demo
 	@echo "installing the development tools"
-	@$(PIP) install -c constraints.txt -e '.[rtx,onnx,torch,verify,quantize,llm,dev]'
+	@$(PIP) install -c constraints.txt -e '.[rtx,onnx,torch,verify,quantize,llm,kernels,dev]'
 	@touch $@
 
 install: $(STAMPS)/dev ## Create .venv with everything the tests need.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.profiles import opt_dims, opt_shapes, resolve_profiles
 from trtkit.engine.steps import Steps
-from trtkit.network import onnx_care, onnx_precision
+from trtkit.network import onnx_care, onnx_custom_ops, onnx_function, onnx_precision
 from trtkit.network.onnx_io import graph_inputs, graph_outputs
 from trtkit.sources import hf_vision, onnx_file, package_file, torch_export
 from trtkit.sources.digest import digest_source
@@ -47,6 +47,7 @@ def prepare(arguments: Json, report: Callable[[Json], None]) -> Json:
     shapes = opt_shapes(graph_inputs(model), profiles)
     if config.precision != "fp32":
         keep = onnx_precision.keep_fp32_nodes(model, config.keep_fp32)
+        keep += onnx_function.fp32_nodes(model)
         model = onnx_precision.cast_to(model, config.precision, keep, shapes, folder)
         steps.add("precision", f"{config.precision} by AutoCast, {len(keep)} nodes kept in fp32")
     steps.add("I/O types", onnx_precision.cast_io(model, config.io_types))
@@ -86,11 +87,16 @@ def _care(model: onnx.ModelProto, config: ModelConfig, where: str, steps: Steps)
     steps.add("opset", detail)
     steps.add("initializers", onnx_care.free_initializers(model))
     steps.add("dimensions", onnx_care.name_dimensions(model))
+    model, detail = onnx_custom_ops.lower(model, is_final=not config.fold_constants)
+    steps.add("custom ops", detail)
     if config.fold_constants:
         model, detail = onnx_care.fold_constants(model)
         steps.add("fold", detail)
+        model, detail = onnx_custom_ops.lower(model)
+        if detail != "none":
+            steps.add("custom ops of folded sizes", detail)
     steps.add("node names", onnx_care.name_nodes(model))
-    steps.add("custom ops", onnx_care.custom_ops(model))
+    steps.add("other domains", onnx_care.other_domains(model))
     model, detail = onnx_care.infer_shapes(model)
     steps.add("shapes", detail)
     return model

@@ -128,7 +128,7 @@ def fold_constants(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
     return slim, f"{len(model.graph.node)} -> {len(slim.graph.node)} nodes"
 
 
-def custom_ops(model: onnx.ModelProto) -> str:
+def other_domains(model: onnx.ModelProto) -> str:
     """Count the operators that are not ONNX's own, and say which the model defines itself."""
     names = [f"{node.domain}::{node.op_type}" for node in all_nodes(model.graph) if node.domain not in {"", "ai.onnx"}]
     defined = {f"{function.domain}::{function.name}" for function in model.functions}
@@ -156,11 +156,24 @@ def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     """Yield the nodes of `graph` and of the graphs inside its control flow."""
     for node in graph.node:
         yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from all_nodes(attribute.g)
-            for inner in attribute.graphs:
-                yield from all_nodes(inner)
+        for inner in _inner_graphs(node):
+            yield from all_nodes(inner)
+
+
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield `graph` and the graphs inside its control flow."""
+    yield graph
+    for node in graph.node:
+        for inner in _inner_graphs(node):
+            yield from all_graphs(inner)
+
+
+def _inner_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the branches or the body of a node."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
 
 
 def _fed(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from trtkit.dtypes import dtype_of
 from trtkit.errors import BackendError, ConfigError, Problem
-from trtkit.network.onnx_care import all_nodes
+from trtkit.network.onnx_care import all_nodes, opset_of
 from trtkit.network.onnx_io import graph_inputs
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Shapes = dict[str, tuple[int, ...]]
 _FLOATS = ("fp32", "fp16", "bf16")
+# ONNX's operators take bf16 from this one on.
+_BF16_OPSET = 22
 
 
 def keep_fp32_nodes(model: onnx.ModelProto, patterns: Sequence[str]) -> list[str]:
@@ -58,6 +60,8 @@ def cast_to(
         raise BackendError(
             f"precision {precision} needs ModelOpt: {error}", "precision", "pip install 'trtkit[quantize]'"
         ) from error
+    if precision == "bf16":
+        model = _lifted_for_bf16(model)
     source, data = folder / "before-cast.onnx", folder / "calibration.npz"
     onnx.save(model, str(source))
     np.savez(data, allow_pickle=False, **random_inputs(model, shapes))
@@ -71,6 +75,21 @@ def cast_to(
     del cast.metadata_props[:]
     cast.metadata_props.extend(model.metadata_props)  # AutoCast drops them; text recognizers keep their alphabet there
     return cast
+
+
+def _lifted_for_bf16(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model in the opset that AutoCast would lift it to, with the nodes' names, which it would lose."""
+    import onnxscript
+
+    if opset_of(model) >= _BF16_OPSET:
+        return model
+    lifted = onnxscript.ir.serde.deserialize_model(model)
+    onnxscript.version_converter.convert_version(lifted, _BF16_OPSET, fallback=True)
+    made: onnx.ModelProto = onnxscript.ir.serde.serialize_model(lifted)
+    names = {node.output[0]: node.name for node in all_nodes(model.graph) if node.output}
+    for node in all_nodes(made.graph):
+        node.name = names.get(node.output[0], node.name) if node.output else node.name
+    return made
 
 
 def cast_io(model: onnx.ModelProto, io_type: str) -> str:

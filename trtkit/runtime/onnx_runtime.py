@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
+from trtkit.network import onnx_custom_ops
+from trtkit.network.lowering.sampling import GATHER
 from trtkit.network.onnx_care import NEWEST_IR_VERSION
 from trtkit.sources import onnx_file
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import onnx
 
 
@@ -18,7 +19,8 @@ def onnx_runtime_session(path: Path, model: onnx.ModelProto | None = None, *, op
     """Return a CPU session on `path`, or on `model` read from it.
 
     A model of a newer IR version than ONNX Runtime knows is given to it as the newest one that it does: the versions
-    differ in fields that such a model does not use. Raises SourceError where ONNX Runtime refuses.
+    differ in fields that such a model does not use. Operators that it lacks and trtkit has are given to it as
+    functions, in the form that samples by gathers, not the one that is built. Raises SourceError where it refuses.
     """
     import onnxruntime
 
@@ -31,7 +33,16 @@ def onnx_runtime_session(path: Path, model: onnx.ModelProto | None = None, *, op
     if model is not None:
         model.ir_version = min(model.ir_version, NEWEST_IR_VERSION)
     try:
-        source = str(path) if model is None else model.SerializeToString()
-        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        return _session(model or path, options)
     except Exception as error:
+        replaced, said = onnx_custom_ops.replace(model or onnx_file.read_model(path), form=GATHER)
+        if said != "none":
+            return _session(replaced, options)
         raise SourceError(f"ONNX Runtime cannot load the model: {error}", str(path)) from None
+
+
+def _session(source: Path | onnx.ModelProto, options: Any) -> Any:
+    import onnxruntime
+
+    given = str(source) if isinstance(source, Path) else source.SerializeToString()
+    return onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])

@@ -1,0 +1,218 @@
+"""Operators that TensorRT lacks, each a folder: what it takes and makes, how it is lowered, what it stands for."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from trtkit.errors import NetworkError
+from trtkit.network.foreign import Foreign, Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import ModuleType
+
+    import numpy as np
+
+    from trtkit.dtypes import DType
+    from trtkit.network.graph import Shape
+    from trtkit.network.lowering.ops import Lowering
+
+DOMAIN = "trtkit"
+"""The domain of custom ops in ONNX."""
+
+_PACKAGE = "trtkit_plugins"
+X = TypeVar("X")
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What is known of a tensor before it is computed; -1 for sizes known at run time only."""
+
+    dtype: DType
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output. dims: a word for each axis, `N C H W`; equal words are equal sizes.
+
+    Words that are no names, such as `2*K`, say what an axis holds and are not compared.
+    types: allowed data types. is_variadic: the last port may stand for several tensors, of any sizes.
+    """
+
+    name: str
+    dims: str
+    types: tuple[DType, ...]
+    is_optional: bool = False
+    is_variadic: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Number of axes."""
+        return len(self.dims.split())
+
+
+@dataclass(frozen=True)
+class Native:
+    """The node by which ONNX Runtime computes an op itself. inputs: the op's ports in the node's order."""
+
+    domain: str
+    op_type: str
+    inputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Attributes and inputs that every implementation of an op is tried on.
+
+    make: fp32 or int32 arrays, one for each port, None where one is missing. dynamic: words of ports' dims that are
+    not known before the network runs. keeps_fp32: inputs that stay in fp32 when the others are fp16.
+    native: how ONNX Runtime says it, where it can. forms: those that can compute it, where not all do.
+    """
+
+    name: str
+    attributes: Any
+    make: Callable[[np.random.Generator], Sequence[np.ndarray[Any, Any] | None]]
+    dynamic: tuple[str, ...] = ()
+    keeps_fp32: tuple[str, ...] = ()
+    native: Native | None = None
+    forms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CustomOp:
+    """An op `trtkit::name`.
+
+    attributes: a frozen dataclass of numbers, texts and tuples of them, with defaults where there are any.
+    infer: facts of the inputs, one for each port, and attributes -> facts of the outputs. Raises Refusal.
+    forms: the ways in which `lower` can write it, best first. foreign: the nodes of other domains it stands for.
+    """
+
+    name: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    attributes: type[Any]
+    infer: Callable[[Sequence[Fact | None], Any], list[Fact]]
+    lower: Lowering
+    forms: tuple[str, ...]
+    foreign: tuple[Foreign, ...] = ()
+    package: str = field(default="", compare=False)
+
+    def check(self, facts: Sequence[Fact | None], attributes: Any) -> list[Fact]:
+        """Return facts of the outputs. Raises Refusal for inputs that do not fit the op or each other."""
+        facts = self.complete(facts)
+        sizes: dict[str, int] = {}
+        for port, fact in _pairs(self.inputs, facts):
+            _check_port(port, fact, sizes)
+        return self.infer(facts, attributes)
+
+    def complete(self, inputs: Sequence[X | None]) -> list[X | None]:
+        """Return inputs, one for each port at least: None where an optional one is missing."""
+        return [*inputs, *[None] * (len(self.inputs) - len(inputs))]
+
+    def part(self, name: str) -> ModuleType:
+        """Import another file of the op's folder: `reference`, `kernel`, `plugin`, `cases`."""
+        return importlib.import_module(f"{self.package}.{name}")
+
+
+def load_ops() -> dict[str, CustomOp]:
+    """Return the ops of trtkit and of the folders that TRTKIT_PLUGINS names, by name."""
+    ops: dict[str, CustomOp] = {}
+    for folder in op_folders():
+        op = _load(folder)
+        if op.name in ops and ops[op.name].package != op.package:
+            raise NetworkError(f"a second custom op `{op.name}`", str(folder), "give it another name")
+        ops[op.name] = op
+    return ops
+
+
+def find(name: str) -> CustomOp:
+    """Return the op called `name`, or the one in the folder of that name. Raises NetworkError."""
+    ops = load_ops()
+    for op in ops.values():
+        if name in {op.name, op.package.rpartition(".")[2]}:
+            return op
+    raise NetworkError(f"unknown custom op `{name}`", fix=f"known are {', '.join(sorted(ops))}")
+
+
+def op_folders() -> list[Path]:
+    """Return the folders that hold an `op.py`."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "_plugins"
+    own = installed if installed.is_dir() else package.parent / "plugins"
+    roots = [own, *(Path(root) for root in os.environ.get("TRTKIT_PLUGINS", "").split(os.pathsep) if root)]
+    for root in roots[1:]:
+        if not root.is_dir():
+            raise NetworkError("no such folder", f"TRTKIT_PLUGINS: {root}", "it names folders of op folders")
+    return [path.parent for root in roots for path in sorted(root.glob("*/op.py"))]
+
+
+def _load(folder: Path) -> CustomOp:
+    """Import a folder as a package of its own and return its op."""
+    package = f"{_PACKAGE}.{folder.name}"
+    known = sys.modules.get(package)
+    if known is None or list(known.__path__) != [str(folder)]:
+        _add_package(_PACKAGE, [])
+        _add_package(package, [str(folder)])
+    module = importlib.import_module(f"{package}.op")
+    op = getattr(module, "OP", None)
+    if not isinstance(op, CustomOp):
+        raise NetworkError("no custom op in it", str(folder / "op.py"), "give it `OP = CustomOp(...)`")
+    object.__setattr__(op, "package", package)
+    return op
+
+
+def _add_package(name: str, path: list[str]) -> None:
+    """Make an importable package of a folder; what was imported under its name is forgotten."""
+    if name == _PACKAGE and name in sys.modules:
+        return
+    for known in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
+        del sys.modules[known]
+    spec = importlib.util.spec_from_loader(name, loader=None, is_package=True)
+    assert spec is not None
+    spec.submodule_search_locations = path
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+
+
+def _pairs(ports: Sequence[Port], facts: Sequence[Fact | None]) -> Iterator[tuple[Port, Fact | None]]:
+    """Yield each port with its tensors. Raises Refusal for too many or too few of them."""
+    is_open = bool(ports) and ports[-1].is_variadic
+    least = sum(not port.is_optional for port in ports)
+    if len(facts) < least or (len(facts) > len(ports) and not is_open):
+        count = f"at least {least}" if is_open else str(least) if least == len(ports) else f"{least} to {len(ports)}"
+        raise Refusal(f"{len(facts)} inputs, {count} wanted: {', '.join(port.name for port in ports)}")
+    for place, fact in enumerate(facts):
+        yield ports[min(place, len(ports) - 1)], fact
+
+
+def _check_port(port: Port, fact: Fact | None, sizes: dict[str, int]) -> None:
+    """Compare a tensor with its port, and its sizes with those seen before. Raises Refusal."""
+    if fact is None:
+        if not port.is_optional:
+            raise Refusal(f"input `{port.name}` is missing")
+        return
+    where = f"input `{port.name}` of shape {list(fact.shape)}"
+    if fact.dtype not in port.types:
+        raise Refusal(f"input `{port.name}` has type {fact.dtype}, not {', '.join(t.name for t in port.types)}")
+    if len(fact.shape) != port.rank:
+        raise Refusal(f"{where} has {len(fact.shape)} axes, not {port.rank}: [{port.dims.replace(' ', ', ')}]")
+    if port.is_variadic:
+        return
+    for word, size in zip(port.dims.split(), fact.shape, strict=True):
+        if word.isdigit() or re.fullmatch(r"[A-Za-z_]\w*", word):
+            wanted = int(word) if word.isdigit() else sizes.setdefault(word, size)
+            if -1 not in (wanted, size) and wanted != size:
+                raise Refusal(f"{where}: {word} is {size} here and {wanted} before")
+            sizes[word] = max(wanted, size) if not word.isdigit() else wanted
+
+
+def attribute_values(attributes: Any) -> Mapping[str, Any]:
+    """Return the attributes of an op by name; ONNX has no empty lists."""
+    return {name: value for name, value in vars(attributes).items() if value != ()}

@@ -1,0 +1,122 @@
+"""Nodes of other domains that a custom op stands for, read with care."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+
+    from trtkit.network.custom_op import Fact
+
+
+@dataclass
+class Refusal(Exception):  # noqa: N818 - an answer, not a fault of the program
+    """Why a node cannot be taken: what is wrong with which values allowed, and what to do about it."""
+
+    what: str
+    fix: str = ""
+
+
+class NotYetKnownError(Exception):
+    """A value that must be a constant and is not one before constants are folded."""
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """The op's inputs, "" where one is missing, attributes, and outputs by the names they have in the model.
+
+    An output that nobody uses is "".
+    """
+
+    inputs: Sequence[str]
+    attributes: Any
+    outputs: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A node type. convert: returns its replacement, or None where the node can stay as it is. Raises Refusal."""
+
+    domain: str
+    op_type: str
+    convert: Callable[[ForeignNode], Replacement | None]
+
+    @property
+    def label(self) -> str:
+        """The type as people write it."""
+        return f"{self.domain}::{self.op_type}" if self.domain else self.op_type
+
+
+@dataclass
+class ForeignNode:
+    """A node of a model. facts: of its inputs, None where unknown. constants: of inputs whose values are known."""
+
+    name: str
+    op_type: str
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    attributes: dict[str, Any]
+    facts: Sequence[Fact | None]
+    constants: Sequence[np.ndarray[Any, Any] | None]
+    opset: int
+    _read: set[str] = field(default_factory=set)
+
+    def input(self, place: int) -> str:
+        """Return an input's name, "" where it is missing."""
+        return self.inputs[place] if place < len(self.inputs) else ""
+
+    def fact(self, place: int) -> Fact | None:
+        """Return what is known of an input."""
+        return self.facts[place] if place < len(self.facts) else None
+
+    def constant(self, place: int, name: str) -> np.ndarray[Any, Any]:
+        """Return the value of an input. Raises NotYetKnownError where it is computed."""
+        value = self.constants[place] if place < len(self.constants) else None
+        if value is None:
+            raise NotYetKnownError(f"input {place} (`{name}`) must be a constant")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> Any:
+        """Return an attribute. Raises Refusal where it is missing and has no default."""
+        return self._attribute(name, default)
+
+    def numbers(self, name: str, default: tuple[int, ...] | None = None, count: int = 0) -> tuple[Any, ...]:
+        """Return an attribute that is a list; one number stands for `count` equal ones. Raises Refusal."""
+        value = self._attribute(name, default)
+        values = tuple(value) if isinstance(value, list | tuple) else (value,) * max(count, 1)
+        if count and len(values) != count:
+            raise Refusal(f"attribute `{name}` is {list(values)}: {count} numbers are allowed")
+        return values
+
+    def only(self, name: str, allowed: Sequence[Any], default: Any) -> Any:
+        """Return an attribute that must be one of `allowed`. Raises Refusal."""
+        value = self._attribute(name, default)
+        if value not in allowed:
+            raise Refusal(f"attribute `{name}` is {_spelled(value)}, allowed: {', '.join(map(_spelled, allowed))}")
+        return value
+
+    def ignore(self, *names: str) -> None:
+        """Know attributes that change nothing."""
+        self._read.update(names)
+
+    def check_all_read(self) -> None:
+        """Raise Refusal for attributes that nobody asked for: their meaning is unknown."""
+        unknown = sorted(set(self.attributes) - self._read)
+        if unknown:
+            known = ", ".join(sorted(self._read)) or "none"
+            raise Refusal(f"unknown attribute `{unknown[0]}` = {_spelled(self.attributes[unknown[0]])}, known: {known}")
+
+    def _attribute(self, name: str, default: Any) -> Any:
+        self._read.add(name)
+        value = self.attributes.get(name, default)
+        if value is None:
+            raise Refusal(f"attribute `{name}` is missing")
+        return value.decode() if isinstance(value, bytes) else value
+
+
+def _spelled(value: Any) -> str:
+    return f"`{value.decode() if isinstance(value, bytes) else value}`"

@@ -1,0 +1,300 @@
+"""Write primitives as nodes of an ONNX function, with static knowledge of types and shapes."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from trtkit.dtypes import INT32, INT64, DType, from_onnx
+from trtkit.network.host_array import array_dtype
+from trtkit.network.lowering.onnx_value import OnnxValue, Operand
+from trtkit.network.lowering.ops import Dim, Ops
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from trtkit.network.graph import Shape
+
+OLDEST_OPSET = 17
+"""The first opset whose nodes this writes: GridSample came with 16, the model's own must be the same."""
+
+_BINARY = {"eq": "Equal", "gt": "Greater", "lt": "Less"}
+_GRID_MODES = {"linear": "bilinear", "cubic": "bicubic"}
+# Reductions whose axes are an input from this opset on, an attribute before.
+_AXES_ARE_INPUT = {"ReduceSum": 13}
+
+
+class OnnxOps(Ops[OnnxValue]):
+    """Collects nodes. opset: that of the model they go into. prefix: stands before every name, with a slash."""
+
+    def __init__(self, opset: int, prefix: str = "") -> None:
+        assert opset >= OLDEST_OPSET
+        self.opset = opset
+        self.nodes: list[onnx.NodeProto] = []
+        self._scopes = [prefix] if prefix else []
+        self._names: dict[str, int] = {}
+        self._constants: dict[tuple[str, Shape, bytes], OnnxValue] = {}
+        self._arrays: dict[str, onnx.TensorProto] = {}
+
+    def input(self, name: str, dtype: DType, shape: Shape) -> OnnxValue:
+        """Declare an input of the function."""
+        self._names[name] = 1
+        return OnnxValue(self, name, shape, dtype)
+
+    def function(
+        self, name: str, inputs: Sequence[str], outputs: dict[str, OnnxValue], attributes: Sequence[str]
+    ) -> onnx.FunctionProto:
+        """Return what was written as a local function `trtkit::name`. outputs: values by the names they get."""
+        for out, value in outputs.items():
+            self._rename(value, out)
+        imports = [helper.make_opsetid("", self.opset)]
+        return helper.make_function("trtkit", name, list(inputs), list(outputs), self.nodes, imports, list(attributes))
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """See `Ops`."""
+        self._scopes.append(name)
+        try:
+            yield
+        finally:
+            self._scopes.pop()
+
+    def constant(self, array: np.ndarray[Any, Any], dtype: DType | None = None) -> OnnxValue:
+        """See `Ops`. Equal arrays are written once."""
+        dtype = dtype or array_dtype(array)
+        array = np.ascontiguousarray(array.astype(_numpy_type(dtype))).reshape(array.shape)
+        key = (dtype.name, array.shape, array.tobytes())
+        if key not in self._constants:
+            name = self._unique("constant")
+            kind = onnx.TensorProto.DataType.Value(dtype.onnx)
+            tensor = helper.make_tensor(name, kind, array.shape, array.tobytes(), raw=True)
+            self.nodes.append(helper.make_node("Constant", [], [name], name=name, value=tensor))
+            self._arrays[name] = tensor
+            self._constants[key] = OnnxValue(self, name, array.shape, dtype)
+        return self._constants[key]
+
+    def cast(self, x: OnnxValue, dtype: DType) -> OnnxValue:
+        """See `Ops`."""
+        if x.dtype == dtype:
+            return x
+        return self._node("Cast", [x], to=onnx.TensorProto.DataType.Value(dtype.onnx))
+
+    def reshape(self, x: OnnxValue, dims: Sequence[Dim[OnnxValue]]) -> OnnxValue:
+        """See `Ops`."""
+        return self._known("Reshape", [x, self._dims(dims)], _reshaped(x.shape, dims))
+
+    def transpose(self, x: OnnxValue, order: Sequence[int]) -> OnnxValue:
+        """See `Ops`."""
+        return self._node("Transpose", [x], perm=list(order))
+
+    def unsqueeze(self, x: OnnxValue, *axes: int) -> OnnxValue:
+        """See `Ops`."""
+        return self._node("Unsqueeze", [x, self._vector(axes)])
+
+    def squeeze(self, x: OnnxValue, *axes: int) -> OnnxValue:
+        """See `Ops`."""
+        return self._node("Squeeze", [x, self._vector(axes)])
+
+    def expand(self, x: OnnxValue, dims: Sequence[Dim[OnnxValue]]) -> OnnxValue:
+        """See `Ops`."""
+        shape = tuple(size if isinstance(size, int) else -1 for size in dims)
+        return self._known("Expand", [x, self._dims(dims)], shape)
+
+    def concat(self, parts: Sequence[OnnxValue], axis: int) -> OnnxValue:
+        """See `Ops`."""
+        return parts[0] if len(parts) == 1 else self._node("Concat", parts, axis=axis)
+
+    def take(self, x: OnnxValue, axis: int, start: int, size: int) -> OnnxValue:
+        """See `Ops`."""
+        ends = self._vector([start + size])
+        return self._node("Slice", [x, self._vector([start]), ends, self._vector([axis % len(x.shape)])])
+
+    def pad(self, x: OnnxValue, axis: int, before: int, after: int, value: float = 0.0) -> OnnxValue:
+        """See `Ops`."""
+        pads = np.zeros((2, len(x.shape)), np.int64)
+        pads[:, axis] = before, after
+        return self._node("Pad", [x, self._vector(pads.reshape(-1)), self._number(value, x.dtype)])
+
+    def gather(self, x: OnnxValue, index: OnnxValue, axis: int) -> OnnxValue:
+        """See `Ops`."""
+        return self._node("Gather", [x, index], axis=axis)
+
+    def gather_elements(self, x: OnnxValue, index: OnnxValue, axis: int) -> OnnxValue:
+        """See `Ops`."""
+        return self._node("GatherElements", [x, index], axis=axis)
+
+    def gather_nd(self, x: OnnxValue, index: OnnxValue, batch_dims: int = 0) -> OnnxValue:
+        """See `Ops`."""
+        return self._node("GatherND", [x, self.cast(index, INT64)], batch_dims=batch_dims)
+
+    def scatter_nd(self, x: OnnxValue, index: OnnxValue, updates: OnnxValue) -> OnnxValue:
+        """See `Ops`."""
+        return self._node("ScatterND", [x, self.cast(index, INT64), updates])
+
+    def grid_sample(
+        self,
+        x: OnnxValue,
+        grid: OnnxValue,
+        *,
+        mode: str = "linear",
+        padding: str = "zeros",
+        align_corners: bool = False,
+    ) -> OnnxValue:
+        """See `Ops`."""
+        spelled = _GRID_MODES.get(mode, mode) if self.opset < 20 else mode
+        shape = (x.shape[0], x.shape[1], *grid.shape[1:-1])
+        attributes: dict[str, Any] = {"mode": spelled, "padding_mode": padding, "align_corners": int(align_corners)}
+        return self._known("GridSample", [x, grid], shape, **attributes)
+
+    def matmul(self, a: OnnxValue, b: OnnxValue) -> OnnxValue:
+        """See `Ops`."""
+        return self._node("MatMul", [a, b])
+
+    def unary(self, name: str, x: OnnxValue) -> OnnxValue:
+        """See `Ops`."""
+        return self._node(name.capitalize(), [x])
+
+    def binary(self, name: str, a: Operand, b: Operand) -> OnnxValue:
+        """See `Ops`."""
+        known = a if isinstance(a, OnnxValue) else b
+        assert isinstance(known, OnnxValue)
+        if name == "floor_div":
+            quotient = self.binary("div", a, b)
+            return self.unary("floor", quotient) if known.dtype.is_float else quotient
+        sides = [x if isinstance(x, OnnxValue) else self._number(x, known.dtype) for x in (a, b)]
+        return self._node(_BINARY.get(name, name.capitalize()), sides)
+
+    def reduce(self, name: str, x: OnnxValue, axes: Sequence[int], *, keep: bool = False) -> OnnxValue:
+        """See `Ops`."""
+        op_type = f"Reduce{name.capitalize()}"
+        if self.opset >= _AXES_ARE_INPUT.get(op_type, 18):
+            return self._node(op_type, [x, self._vector(axes)], keepdims=int(keep))
+        return self._node(op_type, [x], axes=list(axes), keepdims=int(keep))
+
+    def select(self, condition: OnnxValue, then: OnnxValue, otherwise: Operand) -> OnnxValue:
+        """See `Ops`."""
+        other = otherwise if isinstance(otherwise, OnnxValue) else self._number(otherwise, then.dtype)
+        return self._node("Where", [condition, then, other])
+
+    def top_k(self, x: OnnxValue, k: int, axis: int = -1) -> tuple[OnnxValue, OnnxValue]:
+        """See `Ops`."""
+        values, places = self._nodes("TopK", [x, self._vector([k])], 2, axis=axis)
+        return values, self.cast(places, INT32)
+
+    def softmax(self, x: OnnxValue, axis: int = -1) -> OnnxValue:
+        """See `Ops`."""
+        return self._node("Softmax", [x], axis=axis)
+
+    def size(self, x: OnnxValue, axis: int) -> Dim[OnnxValue]:
+        """See `Ops`."""
+        if x.shape[axis] >= 0:
+            return x.shape[axis]
+        start = axis % len(x.shape)
+        return self._known("Shape", [x], (1,), INT64, start=start, end=start + 1)
+
+    def arange(self, size: Dim[OnnxValue], dtype: DType) -> OnnxValue:
+        """See `Ops`."""
+        if isinstance(size, int):
+            return self.constant(np.arange(size, dtype=dtype.numpy))
+        zero, one = self._number(0, INT64), self._number(1, INT64)
+        return self.cast(self._known("Range", [zero, self.squeeze(size, 0), one], (-1,), INT64), dtype)
+
+    def _rename(self, value: OnnxValue, name: str) -> None:
+        """Give a tensor its name outside the function; an input is handed on."""
+        if not any(value.name in node.output for node in self.nodes):
+            self.nodes.append(helper.make_node("Identity", [value.name], [name], name=name))
+            return
+        for node in self.nodes:
+            for names in (node.input, node.output):
+                for place, current in enumerate(names):
+                    if current == value.name:
+                        names[place] = name
+
+    def _number(self, value: float, dtype: DType) -> OnnxValue:
+        return self.constant(np.array(value, np.float32 if dtype.is_float else dtype.numpy), dtype)
+
+    def _vector(self, values: Sequence[int] | np.ndarray[Any, Any]) -> OnnxValue:
+        return self.constant(np.array(values, np.int64))
+
+    def _dims(self, dims: Sequence[Dim[OnnxValue]]) -> OnnxValue:
+        """Return sizes as one vector."""
+        if all(isinstance(size, int) for size in dims):
+            return self._vector([size for size in dims if isinstance(size, int)])
+        return self.concat([self._vector([size]) if isinstance(size, int) else size for size in dims], 0)
+
+    def _known(
+        self, op_type: str, inputs: Sequence[OnnxValue], shape: Shape, dtype: DType | None = None, **attributes: Any
+    ) -> OnnxValue:
+        """Write a node whose output shape is known here; its type is the first input's unless given."""
+        name = self._append(op_type, inputs, 1, attributes)[0]
+        return OnnxValue(self, name, shape, dtype or inputs[0].dtype)
+
+    def _node(self, op_type: str, inputs: Sequence[OnnxValue], **attributes: Any) -> OnnxValue:
+        return self._nodes(op_type, inputs, 1, **attributes)[0]
+
+    def _nodes(self, op_type: str, inputs: Sequence[OnnxValue], outputs: int, **attributes: Any) -> list[OnnxValue]:
+        """Write a node and let ONNX infer what it makes."""
+        names = self._append(op_type, inputs, outputs, attributes)
+        schema = onnx.defs.get_schema(op_type, self.opset)
+        types = {x.name: _type_proto(x) for x in inputs}
+        data = {x.name: self._arrays[x.name] for x in inputs if x.name in self._arrays}
+        imports = [helper.make_opsetid("", self.opset)]
+        found = onnx.shape_inference.infer_node_outputs(schema, self.nodes[-1], types, data, opset_imports=imports)
+        return [self._value(name, found[name]) for name in names]
+
+    def _append(self, op_type: str, inputs: Sequence[OnnxValue], outputs: int, attributes: dict[str, Any]) -> list[str]:
+        """Add a node; return the names of its outputs, the first of which is the node's own."""
+        name = self._unique(_snake(op_type))
+        names = [name, *(f"{name}/{place}" for place in range(1, outputs))]
+        self.nodes.append(helper.make_node(op_type, [x.name for x in inputs], names, name=name, **attributes))
+        return names
+
+    def _value(self, name: str, found: onnx.TypeProto) -> OnnxValue:
+        tensor = found.tensor_type
+        shape = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim)
+        dtype = from_onnx(onnx.TensorProto.DataType.Name(tensor.elem_type))
+        assert dtype is not None
+        return OnnxValue(self, name, shape, dtype)
+
+    def _unique(self, role: str) -> str:
+        """Return the path of `role`, with a number where it was used before."""
+        name = "/".join([*self._scopes, role])
+        count = self._names.get(name, 0)
+        self._names[name] = count + 1
+        return f"{name}_{count}" if count else name
+
+
+def _reshaped(shape: Shape, dims: Sequence[Dim[OnnxValue]]) -> Shape:
+    """Return what is known of a reshape's result."""
+    kept = [shape[axis] if size == 0 else size for axis, size in enumerate(dims)]
+    known = [size if isinstance(size, int) else -1 for size in kept]
+    is_inferred = [isinstance(size, int) and size == -1 for size in dims]
+    if any(is_inferred) and known.count(-1) == 1 and -1 not in shape:
+        rest = int(np.prod([size for size in known if size != -1]))
+        known[is_inferred.index(True)] = int(np.prod(shape)) // max(rest, 1)
+    return tuple(known)
+
+
+def _type_proto(x: OnnxValue) -> onnx.TypeProto:
+    kind = onnx.TensorProto.DataType.Value(x.dtype.onnx)
+    return helper.make_tensor_type_proto(kind, [size if size >= 0 else None for size in x.shape])
+
+
+def _numpy_type(dtype: DType) -> Any:
+    if dtype.name == "bf16":
+        import ml_dtypes
+
+        return ml_dtypes.bfloat16
+    return np.dtype(dtype.numpy)
+
+
+def _snake(op_type: str) -> str:
+    """Return `grid_sample` for `GridSample`, `gather_nd` for `GatherND`."""
+    return "".join(
+        f"_{letter.lower()}" if letter.isupper() and place and op_type[place - 1].islower() else letter.lower()
+        for place, letter in enumerate(op_type)
+    )

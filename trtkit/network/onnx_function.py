@@ -1,0 +1,80 @@
+"""Bodies of custom ops as ONNX local functions, and back into the graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import onnx
+
+from trtkit.network.custom_op import DOMAIN, CustomOp, Fact, attribute_values
+from trtkit.network.lowering.onnx_ops import OnnxOps
+from trtkit.network.lowering.ops import FP32_SCOPE
+from trtkit.network.onnx_care import all_graphs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def function_of(
+    op: CustomOp, name: str, case: tuple[Sequence[Fact | None], Any], opset: int, form: str | None = None
+) -> onnx.FunctionProto:
+    """Return the op's body for inputs of known facts and attributes, as the local function `trtkit::name`.
+
+    It has no inputs for those that are missing: TensorRT's parser takes no empty names there.
+    """
+    facts, attributes = case
+    writer = OnnxOps(opset)
+    given = [
+        None if fact is None else writer.input(_input_name(op, place), fact.dtype, fact.shape)
+        for place, fact in enumerate(facts)
+    ]
+    made = op.lower(writer, op.complete(given), attributes, form or op.forms[0])
+    inputs = [value.name for value in given if value is not None]
+    outputs = {port.name: value for port, value in zip(op.outputs, made, strict=True)}
+    function = writer.function(name, inputs, outputs, list(attribute_values(attributes)))
+    function.doc_string = f"{DOMAIN}::{op.name}"
+    return function
+
+
+def inline(model: onnx.ModelProto) -> None:
+    """Put the bodies of custom ops in their nodes' place; what is inside is named `<node>/<name in the body>`."""
+    bodies = {function.name: function for function in model.functions if function.domain == DOMAIN}
+    for graph in all_graphs(model.graph):
+        nodes = [inner for node in graph.node for inner in _inlined(node, bodies)]
+        del graph.node[:]
+        graph.node.extend(nodes)
+    kept = [function for function in model.functions if function.domain != DOMAIN]
+    del model.functions[:]
+    model.functions.extend(kept)
+    imports = [entry for entry in model.opset_import if entry.domain != DOMAIN]
+    del model.opset_import[:]
+    model.opset_import.extend(imports)
+
+
+def fp32_nodes(model: onnx.ModelProto) -> list[str]:
+    """Return the names of inlined nodes that a conversion of the model to fp16 or bf16 must leave in fp32."""
+    return [node.name for node in model.graph.node if f"/{FP32_SCOPE}/" in node.name]
+
+
+def _input_name(op: CustomOp, place: int) -> str:
+    """Return the name of an input; those of a variadic port are numbered."""
+    port = op.inputs[min(place, len(op.inputs) - 1)]
+    return f"{port.name}_{place - len(op.inputs) + 1}" if port.is_variadic else port.name
+
+
+def _inlined(node: onnx.NodeProto, bodies: dict[str, onnx.FunctionProto]) -> list[onnx.NodeProto]:
+    """Return a node, or the body that it calls with the node's tensors."""
+    if node.domain != DOMAIN or node.op_type not in bodies:
+        return [node]
+    body = bodies[node.op_type]
+    names = dict(zip(body.input, node.input, strict=False)) | dict(zip(body.output, node.output, strict=False))
+    nodes = []
+    for inner in body.node:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(inner)
+        copy.name = f"{node.name}/{inner.name}"
+        for tensors in (copy.input, copy.output):
+            for place, name in enumerate(tensors):
+                tensors[place] = names.get(name) or f"{node.name}/{name}" if name else ""
+        nodes.append(copy)
+    return nodes

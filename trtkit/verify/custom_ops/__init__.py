@@ -1,0 +1,1 @@
+"""Every implementation of a custom op against its reference."""
