@@ -38,6 +38,8 @@ def export_module(module: torch.nn.Module, source: TorchSource, dims: Mapping[st
     """Write `module` as ONNX to `out`; `dims` gives typical sizes of the symbolic dimensions."""
     import torch
 
+    from trtkit.sources.torch_models.deform_conv import export_table
+
     symbols = {name: torch.export.Dim(name) for spec in source.inputs.values() for name in _symbols(spec)}
     sizes = {name: max(_SMALLEST_TRACED, dims.get(name, _SMALLEST_TRACED)) for name in symbols}
     arguments = tuple(_example(spec, sizes) for spec in source.inputs.values())
@@ -54,6 +56,7 @@ def export_module(module: torch.nn.Module, source: TorchSource, dims: Mapping[st
             input_names=list(source.inputs),
             output_names=list(source.outputs) or None,
             opset_version=source.opset,
+            custom_translation_table=export_table(),
             verbose=False,
         )
     except Exception as error:

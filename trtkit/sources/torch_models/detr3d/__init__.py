@@ -1,0 +1,5 @@
+"""DETR3D in plain torch: what its backbone is exported from, and what its engine is compared with."""
+
+from trtkit.sources.torch_models.detr3d.model import Backbone, Detr3d, Detr3dConfig
+
+__all__ = ["Backbone", "Detr3d", "Detr3dConfig"]
