@@ -120,7 +120,7 @@ def test_hugging_face_folder_becomes_a_classifier(workspace: Path, build: Callab
     torch.manual_seed(0)
     vit = transformers.ViTForImageClassification(config).eval()
     vit.save_pretrained(workspace / "vit")
-    (workspace / "m.yaml").write_text("source: {hf: vit}\n")
+    (workspace / "m.yaml").write_text("{source: {hf: vit}, route: onnx}\n")
     manifest = build()
     assert manifest["inputs"] == [{"name": "pixel_values", "dtype": "fp32", "shape": [-1, 3, 16, 16]}]
     assert manifest["outputs"] == [{"name": "logits", "dtype": "fp32", "shape": [-1, 7]}]
@@ -145,7 +145,7 @@ def test_folder_that_transformers_did_not_save_is_refused(
     (workspace / "vit").mkdir()
     if config_json is not None:
         (workspace / "vit/config.json").write_text(config_json)
-    (workspace / "m.yaml").write_text("source: {hf: vit}\n")
+    (workspace / "m.yaml").write_text("{source: {hf: vit}, route: onnx}\n")
     assert f": {expected}" in refuses("build", "--config", "m.yaml")
 
 

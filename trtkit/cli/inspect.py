@@ -77,5 +77,6 @@ def _network(config: ModelConfig, *, quiet: bool) -> dict[str, Any]:
         "steps": described["steps"],
         "profiles": described["profiles"],
         "decoder": described.get("decoder"),
+        "hybrid": described.get("hybrid"),
         "network": described["network"],
     }

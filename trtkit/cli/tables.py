@@ -37,7 +37,8 @@ def bundle_summary(bundle: Bundle) -> Table:
     table.add_row("backend", f"{manifest.backend.name} {manifest.backend.version}, target {manifest.target.name}")
     _add_tensors(table, manifest.model_dump(mode="json"))
     table.add_row("profiles", profiles_text([dict(p) for p in manifest.model_dump(mode="json")["profiles"]]))
-    table.add_row("engine", f"{size_text(manifest.engines[0].size_bytes)}, {totals['layers']} layers")
+    engines = [engine.model_dump() for engine in manifest.engines]
+    table.add_row("engine", f"{_engines_text(engines)}, {totals['layers']} layers")
     table.add_row("weights", weights_text(totals["weight_bytes"]))
     table.add_row("work", f"{count_text(totals['flops'])}FLOP, {size_text(totals['bytes_moved'])} moved (opt shapes)")
     if manifest.decoder is not None:
@@ -61,6 +62,15 @@ def _add_tensors(table: Table, network: Json) -> None:
             table.add_row(kind[:-1], f"{names} {caches[0]['dtype']} {shape_text(caches[0]['shape'])}")
 
 
+def _engines_text(engines: list[Json]) -> str:
+    """Return the size of the engine, or of each of several."""
+    sizes = [size_text(engine["size_bytes"]) for engine in engines]
+    if len(sizes) == 1:
+        return sizes[0]
+    names = [engine["path"].rpartition("/")[2].removesuffix(".plan") for engine in engines]
+    return ", ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
+
+
 def _add_decoder(table: Table, decoder: Json) -> None:
     """Add what an LLM weighs."""
     weights = size_text(decoder["weight_bytes"])
@@ -73,6 +83,11 @@ def inspect_tables(found: Json, *, every_layer: bool) -> Iterator[RenderableType
     """Yield the tables of `trtkit inspect`."""
     network = found["network"]
     yield _overview(found)
+    hybrid = found.get("manifest", found).get("hybrid")
+    if hybrid is not None:
+        from trtkit.cli.hybrid_tables import parts_table
+
+        yield parts_table(hybrid)
     yield _steps(found["manifest"]["steps"] if "manifest" in found else found["steps"])
     yield _types(network)
     if every_layer:
@@ -99,7 +114,7 @@ def _overview(found: Json) -> Table:
     _add_tensors(table, network)
     table.add_row("profiles", profiles_text(source["profiles"]))
     if "manifest" in found:
-        table.add_row("engine", size_text(source["engines"][0]["size_bytes"]))
+        table.add_row("engine", _engines_text(source["engines"]))
         table.add_row("backend", f"{source['backend']['name']} {source['backend']['version']}")
     table.add_row("weights", weights_text(totals["weight_bytes"]))
     table.add_row("work", f"{count_text(totals['flops'])}FLOP, {size_text(totals['bytes_moved'])} moved")

@@ -24,6 +24,8 @@ def verify_tables(found: Json) -> Iterator[RenderableType]:
     """Yield the report's tables, the verdict last."""
     yield _overview(found)
     yield _outputs(found["outputs"], "outputs")
+    if found.get("parts"):
+        yield _parts(found["parts"])
     if found["engine"]:
         yield _outputs(found["engine"]["outputs"], "the engine on this GPU against the reference executor")
     if found["task"]["measure"]:
@@ -70,6 +72,15 @@ def _outputs(outputs: Json, title: str) -> Table:
         rows.add_row(name, rms, largest, f"{item['cosine']:.8f}")
         if item["problem"]:
             rows.add_row(f"  {item['problem']}")
+    return rows
+
+
+def _parts(parts: list[Json]) -> Table:
+    """List what parts of a hybrid give, beside what the reference's modules do."""
+    rows = listing("parts, each with all before it", "part", "reference module", "relative RMS error", "")
+    for part in parts:
+        verdict = "right" if part["passed"] else _red(part["problem"] or "out of tolerance")
+        rows.add_row(part["name"], part["module"], error_text(part["relative_rms_error"]), verdict)
     return rows
 
 

@@ -140,6 +140,13 @@ class ModelConfig(StrictModel):
     name: str = Field("", pattern=r"^[\w.-]*$", description="Bundle name; the file's stem when unset.")
     description: str = Field("", description="One line for people.")
     source: Source = Field(description="Where the model comes from.")
+    route: Literal["hybrid", "onnx"] | None = Field(
+        None, description="How a Hugging Face vision model is made: `hybrid` where its family is known, else `onnx`."
+    )
+    compose: Literal["fused", "chained"] = Field("fused", description="A hybrid's parts: one engine, or one each.")
+    image_size: tuple[StrictInt, StrictInt] | None = Field(
+        None, description="Height and width that a Hugging Face vision model takes; its own when unset."
+    )
     precision: Precision = Field("fp32", description="Type that the network computes in.")
     keep_fp32: tuple[str, ...] = Field((), description="Globs of node names, or `op:Type`, that stay in fp32.")
     io_types: IoType = Field("model", description="Type of floating-point inputs and outputs; `model` keeps them.")

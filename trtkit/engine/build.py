@@ -10,11 +10,13 @@ from trtkit.engine import cache
 from trtkit.engine.bundle import MANIFEST, NETWORK, Bundle, is_bundle, open_bundle, write_json
 from trtkit.engine.decoder_build import compile_decoder, describe_decoder
 from trtkit.engine.folder_lock import atomic_folder
+from trtkit.engine.hybrid_build import compile_hybrid, describe_hybrid
 from trtkit.engine.manifest import (
     BackendRecord,
     BuildMetrics,
     DecoderRecord,
     FileRecord,
+    HybridRecord,
     IoRecord,
     Manifest,
     StepRecord,
@@ -63,6 +65,8 @@ def build_bundle(
 
 def describe_network(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> Json:
     """Make the network without building it; return its steps, profiles and record."""
+    if plan.is_hybrid:
+        return describe_hybrid(plan, folder, on_event)
     return (describe_decoder if plan.is_decoder else describe_onnx)(plan, folder, on_event)
 
 
@@ -70,10 +74,11 @@ def _fill(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> None:
     """Do the work in `folder`."""
     (folder / "engines").mkdir()
     engine = f"engines/{plan.config.name}.plan"
-    compile_network = compile_decoder if plan.is_decoder else compile_onnx
+    compile_network = compile_hybrid if plan.is_hybrid else compile_decoder if plan.is_decoder else compile_onnx
     compiled = compile_network(plan, folder, engine, on_event)
     write_json(folder / NETWORK, compiled["network"])
-    manifest = _manifest(plan, compiled, FileRecord(path=engine, **compiled["plan"]), folder)
+    engines = compiled["engines"] if plan.is_hybrid else [{"path": engine, **compiled["plan"]}]
+    manifest = _manifest(plan, compiled, tuple(FileRecord(**record) for record in engines), folder)
     write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
 
 
@@ -105,7 +110,7 @@ def _adopted(bundle: Bundle, plan: Plan) -> Bundle:
     return Bundle(bundle.path, manifest)
 
 
-def _manifest(plan: Plan, compiled: Json, engine: FileRecord, folder: Path) -> Manifest:
+def _manifest(plan: Plan, compiled: Json, engines: tuple[FileRecord, ...], folder: Path) -> Manifest:
     network = compiled["network"]
     prepare_s = round(sum(step["seconds"] for step in compiled["steps"]), 3)
     return Manifest(
@@ -125,7 +130,8 @@ def _manifest(plan: Plan, compiled: Json, engine: FileRecord, folder: Path) -> M
         network_data=_record(folder, "network/model.onnx.data"),
         decoder=DecoderRecord(**compiled["decoder"]) if plan.is_decoder else None,
         totals=network["totals"],
-        engines=(engine,),
+        hybrid=HybridRecord(**compiled["hybrid"]) if plan.is_hybrid else None,
+        engines=engines,
         warnings=tuple(compiled["warnings"]),
         metrics=BuildMetrics(prepare_s=prepare_s, **compiled["metrics"]),
     )

@@ -37,7 +37,8 @@ class Bundle:
     def onnx_path(self) -> Path:
         """The ONNX file that TensorRT parsed. Raises BundleError where the network did not come through ONNX."""
         if self.manifest.network is None:
-            raise BundleError("the network of an LLM bundle is no ONNX file", str(self.path))
+            kind = "an LLM" if self.manifest.hybrid is None else "a hybrid"
+            raise BundleError(f"the network of {kind} bundle is no ONNX file", str(self.path))
         return self.path / self.manifest.network.path
 
     def network_record(self) -> dict[str, Any]:
@@ -61,8 +62,10 @@ class Bundle:
             raise BundleError("the source has changed since the bundle was built", changed[0], _REBUILD)
 
     def check_network(self) -> None:
-        """Compare the ONNX file and its weights with their digests. Raises BundleError."""
-        for record in (self.manifest.network, self.manifest.network_data):
+        """Compare the ONNX files and their weights with their digests. Raises BundleError."""
+        hybrid = self.manifest.hybrid
+        files = [] if hybrid is None else [file for stage in hybrid.stages for file in stage.files]
+        for record in (self.manifest.network, self.manifest.network_data, *files):
             if record is not None:
                 check_file(self.path, record)
 

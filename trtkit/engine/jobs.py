@@ -22,13 +22,16 @@ def run(job: str, arguments: Json, on_event: Callable[[Json], None]) -> Json:
         raise explain_crash(crash, arguments) from None
 
 
-def run_parser(job: str, arguments: Json, on_event: Callable[[Json], None]) -> Json:
-    """Run a job that parses ONNX; a refused model is asked for all of its faults."""
+def run_parser(job: str, arguments: Json, on_event: Callable[[Json], None], onnx: str = "") -> Json:
+    """Run a job that parses ONNX; a refused model is asked for all of its faults.
+
+    onnx: the model's path, where `arguments` do not have it.
+    """
     try:
         return run(job, arguments, on_event)
     except UnsupportedOperatorsError as first:
         try:
-            run_job("diagnose", arguments, on_event)
+            run_job("diagnose", {**arguments, "onnx": onnx or arguments["onnx"]}, on_event)
         except ChildCrashError:
             raise first from None
         raise

@@ -64,6 +64,56 @@ class DecoderRecord(StrictModel):
     kv_bytes_per_slot: int
 
 
+class PortRecord(StrictModel):
+    """What a part of a hybrid takes or gives; a symbol is a size known at run time."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+class PartRecord(StrictModel):
+    """A part of a hybrid.
+
+    feeds: by input, where it comes from: an input of the model, or `part.output`. layers: of its network.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[PortRecord, ...]
+    outputs: tuple[PortRecord, ...]
+    feeds: dict[str, str]
+    layers: int
+
+
+class StageRecord(StrictModel):
+    """One engine of a hybrid: the parts in it, its plan, and the ONNX file of those that were exported.
+
+    Inputs and outputs are called as the model's own, or `part.output`: whoever runs the stages in order hands on what
+    has the same name.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    engine: str | None
+    files: tuple[FileRecord, ...]
+    grid_samples: tuple[tuple[str, str], ...]
+    inputs: tuple[IoRecord, ...]
+    outputs: tuple[IoRecord, ...]
+    profiles: tuple[dict[str, ShapeRange], ...]
+    layers: int
+
+
+class HybridRecord(StrictModel):
+    """A model of several parts, and the run plan: its stages in order. outputs: `part.output` each."""
+
+    model_type: str
+    compose: str
+    parts: tuple[PartRecord, ...]
+    outputs: tuple[str, ...]
+    stages: tuple[StageRecord, ...]
+
+
 class Manifest(StrictModel):
     """The whole of `manifest.json`.
 
@@ -83,10 +133,11 @@ class Manifest(StrictModel):
     inputs: tuple[IoRecord, ...]
     outputs: tuple[IoRecord, ...]
     profiles: tuple[dict[str, ShapeRange], ...]
-    network: FileRecord | None = Field(description="The ONNX file that TensorRT parsed; None for an LLM.")
+    network: FileRecord | None = Field(description="The ONNX file that TensorRT parsed; None for LLMs and hybrids.")
     network_data: FileRecord | None = Field(None, description="Its weights, where one file cannot hold them.")
     totals: dict[str, Any] = Field(description="Layers, weight bytes, FLOPs and bytes moved at the opt shapes.")
     decoder: DecoderRecord | None = Field(None, description="What a decoder-only LLM weighs.")
+    hybrid: HybridRecord | None = Field(None, description="Parts and run plan of a hybrid.")
     engines: tuple[FileRecord, ...] = Field(min_length=1)
     warnings: tuple[str, ...] = ()
     metrics: BuildMetrics

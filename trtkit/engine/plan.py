@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.backends import choose_backend
 from trtkit.config.targets import Target, load_target
 from trtkit.engine import cache
+from trtkit.engine.hybrids import is_hybrid
 from trtkit.engine.jobs import run
 from trtkit.engine.manifest import FileRecord
 from trtkit.models.registry import FAMILIES
@@ -24,7 +25,10 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Plan:
-    """A build before it starts. is_decoder: the source is a decoder-only LLM, written by the network API."""
+    """A build before it starts.
+
+    is_decoder: the source is a decoder-only LLM, written by the network API. is_hybrid: a model of several parts.
+    """
 
     config: ModelConfig
     target: Target
@@ -33,6 +37,7 @@ class Plan:
     tools: dict[str, str]
     key: str
     is_decoder: bool
+    is_hybrid: bool = False
 
 
 def plan_build(config: ModelConfig, on_event: Callable[[Json], None]) -> Plan:
@@ -43,7 +48,7 @@ def plan_build(config: ModelConfig, on_event: Callable[[Json], None]) -> Plan:
     sources = tuple(FileRecord(**file) for file in files)
     tools = cache.tool_versions()
     key = cache.build_key(config, target, backend, sources, tools)
-    return Plan(config, target, backend, sources, tools, key, is_decoder(config))
+    return Plan(config, target, backend, sources, tools, key, is_decoder(config), is_hybrid(config))
 
 
 def is_decoder(config: ModelConfig) -> bool:

@@ -41,7 +41,7 @@ def prepare(arguments: Json, report: Callable[[Json], None]) -> Json:
     report({"event": "phase", "name": "prepare"})
     steps = Steps(report)
     path = _source_onnx(config, folder, steps)
-    model = _care(onnx_file.read_model(path), config, str(path), steps)
+    model = care(onnx_file.read_model(path), config, str(path), steps)
     profiles, detail = resolve_profiles(graph_inputs(model), config.profiles)
     steps.add("profiles", detail)
     shapes = opt_shapes(graph_inputs(model), profiles)
@@ -51,7 +51,7 @@ def prepare(arguments: Json, report: Callable[[Json], None]) -> Json:
         model = onnx_precision.cast_to(model, config.precision, keep, shapes, folder)
         steps.add("precision", f"{config.precision} by AutoCast, {len(keep)} nodes kept in fp32")
     steps.add("I/O types", onnx_precision.cast_io(model, config.io_types))
-    _save(model, folder / "model.onnx")
+    save_model(model, folder / "model.onnx")
     _remove_intermediates(folder)
     return {
         "steps": steps.done,
@@ -70,7 +70,7 @@ def _source_onnx(config: ModelConfig, folder: Path, steps: Steps) -> Path:
         path = package_file.resolve(source.onnx, source.requires)
         steps.add("source", f"{path.name}, {path.stat().st_size / 2**20:.1f} MiB")
         return path
-    torch_source = hf_vision.folder_source(Path(source.hf)) if source.hf is not None else source.torch
+    torch_source = source.torch if source.hf is None else hf_vision.folder_source(Path(source.hf), config.image_size)
     assert torch_source is not None
     module = torch_export.make_module(torch_source, source.requires)
     steps.add("source", f"{torch_source.factory}, {sum(p.numel() for p in module.parameters()) / 1e6:.1f} M parameters")
@@ -80,7 +80,7 @@ def _source_onnx(config: ModelConfig, folder: Path, steps: Steps) -> Path:
     return path
 
 
-def _care(model: onnx.ModelProto, config: ModelConfig, where: str, steps: Steps) -> onnx.ModelProto:
+def care(model: onnx.ModelProto, config: ModelConfig, where: str, steps: Steps) -> onnx.ModelProto:
     """Run the steps of ONNX care in order."""
     steps.add("check", onnx_care.check(model, where))
     model, detail = onnx_care.lift_opset(model, where)
@@ -102,7 +102,7 @@ def _care(model: onnx.ModelProto, config: ModelConfig, where: str, steps: Steps)
     return model
 
 
-def _save(model: onnx.ModelProto, path: Path) -> None:
+def save_model(model: onnx.ModelProto, path: Path) -> None:
     """Write `model`, with its weights beside it where one file cannot hold them."""
     import onnx
 

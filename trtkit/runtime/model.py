@@ -10,10 +10,13 @@ import numpy as np
 
 from trtkit.backends import load_backend
 from trtkit.engine.bundle import open_bundle
+from trtkit.engine.hybrids import open_hybrid, stages_of_bundle
 from trtkit.errors import ExecutionError
 from trtkit.network.onnx_parse import parse_onnx
 from trtkit.reference import Executor, Options, constants_from_onnx, to_array
+from trtkit.runtime.hybrid import reference_hybrid
 from trtkit.runtime.onnx_runtime import onnx_runtime_session
+from trtkit.sources.digest import digest_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,6 +54,8 @@ def open_model(path: Path | str, runtime: RuntimeName = "reference") -> Model:
     """
     bundle = open_bundle(Path(path))
     bundle.check_network()
+    if bundle.manifest.hybrid is not None:
+        return Model(bundle, _hybrid(bundle, runtime))
     return Model(bundle, _onnx_runtime(bundle) if runtime == "onnxruntime" else _reference(bundle))
 
 
@@ -71,6 +76,18 @@ def _reference(bundle: Bundle) -> _Reference:
     network = parse_onnx(backend, bundle.onnx_path, "ERROR")
     options = Options(constants=constants_from_onnx(bundle.onnx_path))
     return _Reference(network, Executor(backend, network.definition, options))
+
+
+def _hybrid(bundle: Bundle, runtime: RuntimeName) -> Callable[[Mapping[str, Array]], Arrays]:
+    """Return the reference executor on all stages of a hybrid. Raises BundleError where its source has changed."""
+    if runtime == "onnxruntime":
+        what = "a hybrid is no ONNX file: its parts are written by the network API"
+        raise ExecutionError(what, str(bundle.path), "use runtime `reference`, or build it with `route: onnx`")
+    config = bundle.manifest.config
+    bundle.check_sources({file.sha256 for file in digest_source(config.source)})
+    backend, opened = load_backend(bundle.manifest.backend.name), open_hybrid(config)
+    execution = reference_hybrid(backend, opened, stages_of_bundle(bundle), lambda _event: None)
+    return lambda inputs: {name: to_array(value) for name, value in execution.run(inputs).items()}
 
 
 def _onnx_runtime(bundle: Bundle) -> Callable[[Mapping[str, Array]], Arrays]:

@@ -9,35 +9,42 @@ from trtkit.config.schema import InputSpec, TorchSource
 from trtkit.errors import SourceError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     import torch
 
 
-def folder_source(folder: Path) -> TorchSource:
-    """Return the torch source that a Hugging Face folder stands for: `pixel_values [batch, 3, H, W]`."""
+def folder_source(folder: Path, image_size: tuple[int, int] | None = None) -> TorchSource:
+    """Return the torch source that a Hugging Face folder stands for: `pixel_values [batch, 3, H, W]`.
+
+    image_size: (height, width) where it is not the folder's own.
+    """
     config = _read_json(folder / "config.json")
-    height, width = _image_size(folder, config)
+    height, width = image_size or _image_size(folder, config)
+    outputs = _outputs(config)
     return TorchSource(
         factory="trtkit.sources.hf_vision:from_folder",
-        kwargs={"folder": str(folder)},
+        kwargs={"folder": str(folder), "outputs": list(outputs)},
         inputs={"pixel_values": InputSpec(shape=("batch", config.get("num_channels", 3), height, width))},
-        outputs=("logits" if _is_classifier(config) else "last_hidden_state",),
+        outputs=outputs,
     )
 
 
-def from_folder(folder: str) -> torch.nn.Module:
-    """Load the model in `folder` from its safetensors."""
+def from_folder(folder: str, outputs: Sequence[str] = ()) -> torch.nn.Module:
+    """Load the model in `folder` from its safetensors.
+
+    outputs: names of fields of the model's answer, to be given in this order; its first where there are none.
+    """
     import transformers
 
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-        is_classifier = _is_classifier(config.to_dict())
-        auto = transformers.AutoModelForImageClassification if is_classifier else transformers.AutoModel
+        auto = getattr(transformers, _auto_class(config.to_dict()))
         model = auto.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype="float32")
     except (OSError, ValueError) as error:
         raise SourceError(f"transformers cannot load the folder: {error}", folder) from error
-    return _first_output(model)
+    return _named_outputs(model, outputs) if outputs else _first_output(model)
 
 
 def from_config(model_type: str, seed: int = 0, **kwargs: Any) -> torch.nn.Module:
@@ -69,9 +76,47 @@ def _first_output(model: torch.nn.Module) -> torch.nn.Module:
     return FirstOutput()
 
 
+def _named_outputs(model: torch.nn.Module, outputs: Sequence[str]) -> torch.nn.Module:
+    """Wrap `model` so that it takes pixels and returns the named fields of its answer as plain tensors."""
+    import torch
+
+    class NamedOutputs(torch.nn.Module):
+        """The model's answer as a tuple of tensors."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            """Return the outputs in order."""
+            answer = self.model(pixel_values=pixel_values, return_dict=True)
+            return tuple(getattr(answer, name) for name in outputs)
+
+    return NamedOutputs()
+
+
 def _is_classifier(config: dict[str, Any]) -> bool:
     """Whether the saved architecture has an image classification head."""
     return any("ImageClassification" in name for name in config.get("architectures") or ())
+
+
+def _is_detector(config: dict[str, Any]) -> bool:
+    """Whether the saved architecture finds objects."""
+    return any("ObjectDetection" in name for name in config.get("architectures") or ())
+
+
+def _auto_class(config: dict[str, Any]) -> str:
+    """Return the class of transformers that loads the saved architecture."""
+    if _is_detector(config):
+        return "AutoModelForObjectDetection"
+    return "AutoModelForImageClassification" if _is_classifier(config) else "AutoModel"
+
+
+def _outputs(config: dict[str, Any]) -> tuple[str, ...]:
+    """Return the outputs of the saved architecture."""
+    if _is_detector(config):
+        return ("logits", "pred_boxes")
+    return ("logits",) if _is_classifier(config) else ("last_hidden_state",)
 
 
 def _image_size(folder: Path, config: dict[str, Any]) -> tuple[int, int]:

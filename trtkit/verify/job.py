@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -19,12 +19,12 @@ from trtkit.verify.answers import Agreement, agreement
 from trtkit.verify.compare import Comparison, compare, worst
 from trtkit.verify.corners import corner_shapes
 from trtkit.verify.intermediates import onnx_runtime_tensors
-from trtkit.verify.layers import layer_errors
+from trtkit.verify.layers import LayerError, layer_errors
 from trtkit.verify.references import Origin, Reference, choose_reference
 from trtkit.verify.samples import Sample, check_profiles, random_sample, read_samples, wrapped_sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
 Json = dict[str, Any]
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -33,12 +33,26 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 _END_TO_END = 10
 
 
+class Execution(Protocol):
+    """Something that computes the network."""
+
+    @property
+    def output_names(self) -> Sequence[str]:
+        """The outputs, in order."""
+        ...
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the outputs by name."""
+        ...
+
+
 class Verifier:
     """A parsed network with its executor, reference and tolerance."""
 
     def __init__(self, arguments: Json, report: Callable[[Json], None]) -> None:
         self.config = ModelConfig.model_validate(arguments["config"])
         self.onnx = Path(arguments["onnx"])
+        self._plan: str | None = arguments.get("plan")
         self.backend = load_backend(arguments["backend"])
         self.profiles = [
             {name: ShapeRange.model_validate(shape) for name, shape in profile.items()}
@@ -49,9 +63,9 @@ class Verifier:
         self.network = parse_onnx(self.backend, self.onnx)
         self.constants = constants_from_onnx(self.onnx)
         options = Options(constants=self.constants)
-        self.executor = Executor(self.backend, self.network.definition, options)
+        self.executor: Execution = Executor(self.backend, self.network.definition, options)
         report({"event": "phase", "name": "load reference"})
-        origin = Origin(self.onnx, self.executor.output_names, arguments.get("sources"))
+        origin = Origin(self.onnx, list(self.executor.output_names), arguments.get("sources"))
         self.reference: Reference = choose_reference(self.config, arguments.get("against"), origin)
         self.tolerance = tolerance_of(self.config)
 
@@ -76,6 +90,23 @@ class Verifier:
         theirs = self.reference.run(sample.inputs)
         return ours, {name: theirs[name] for name in ours}
 
+    def engine(self) -> Any:
+        """Return the engine on the GPU that is here, None where none was built."""
+        if self._plan is None:
+            return None
+        from trtkit.runtime.engine_execution import EngineExecution
+
+        return EngineExecution(self.backend, Path(self._plan))
+
+    def layer_errors(self, sample: Sample) -> list[LayerError]:
+        """Measure every tensor on a sample."""
+        tensors = onnx_runtime_tensors(self.onnx, sample.inputs)
+        return layer_errors(self.backend, self.network.definition, sample.inputs, self.constants, tensors)
+
+    def part_errors(self, _sample: Sample) -> list[Json]:
+        """Return the error of each part of a hybrid; none for a model of one part."""
+        return []
+
     def _opt_shapes(self) -> dict[str, tuple[int, ...]]:
         static = {spec.name: tuple(dim for dim in spec.shape if isinstance(dim, int)) for spec in self.inputs}
         return {**static, **({name: shape.opt for name, shape in self.profiles[0].items()} if self.profiles else {})}
@@ -88,16 +119,23 @@ def tolerance_of(config: ModelConfig) -> float:
 
 def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
     """Compare outputs on samples and profile corners, and where asked every layer; return the report's data."""
-    verifier = Verifier(arguments, report)
+    return compare_all(Verifier(arguments, report), arguments, report)
+
+
+def compare_all(verifier: Verifier, arguments: Json, report: Callable[[Json], None]) -> Json:
+    """Compare a verifier's network with its reference; return the report's data."""
     samples = verifier.samples(arguments["inputs"])
     outputs, agreed = _compare_samples(verifier, samples, report)
     real = samples[0] if verifier.has_real_data(arguments["inputs"]) else None
     corners = _corners(verifier, real, report) if arguments["corners"] else []
     within = [item.relative_rms_error <= verifier.tolerance for item in outputs.values()]
-    engine = _engine(verifier, arguments.get("plan"), samples)
+    engine = _engine(verifier, samples)
     runs_right = engine is None or engine["passed"]
     passed = all(within) and all(corner["passed"] for corner in corners) and agreed.passed and runs_right
-    layers = _layers(verifier, samples[0], report) if arguments["layers"] or not passed else []
+    layers = []
+    if arguments["layers"] or not passed:
+        report({"event": "phase", "name": "compare layers"})
+        layers = [error.to_json() for error in verifier.layer_errors(samples[0])]
     return {
         "passed": passed,
         "precision": verifier.config.precision,
@@ -109,19 +147,20 @@ def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
         "task": agreed.to_json(),
         "corners": corners,
         "layers": layers,
+        "parts": verifier.part_errors(samples[0]),
         "engine": engine,
     }
 
 
-def _engine(verifier: Verifier, plan: str | None, samples: list[Sample]) -> Json | None:
+def _engine(verifier: Verifier, samples: list[Sample]) -> Json | None:
     """Where there is a GPU, run the engine itself and compare it with the reference executor; None elsewhere."""
     import torch
 
-    if plan is None or not list_gpus() or not torch.cuda.is_available():
+    if not list_gpus() or not torch.cuda.is_available():
         return None
-    from trtkit.runtime.engine_execution import EngineExecution
-
-    engine = EngineExecution(verifier.backend, Path(plan))
+    engine = verifier.engine()
+    if engine is None:
+        return None
     comparisons: dict[str, list[Comparison]] = {}
     for sample in samples:
         ours = verifier.executor.run(sample.inputs)
@@ -176,12 +215,3 @@ def _corner(verifier: Verifier, sample: Sample) -> Json:
     found = worst([compare(value, theirs[key]) for key, value in ours.items()])
     passed = found.relative_rms_error <= verifier.tolerance
     return {"passed": passed, **{key: found.to_json()[key] for key in ("relative_rms_error", "problem")}}
-
-
-def _layers(verifier: Verifier, sample: Sample, report: Callable[[Json], None]) -> list[Json]:
-    """Measure every tensor on the first sample."""
-    report({"event": "phase", "name": "compare layers"})
-    inputs = sample.inputs
-    tensors = onnx_runtime_tensors(verifier.onnx, inputs)
-    errors = layer_errors(verifier.backend, verifier.network.definition, inputs, verifier.constants, tensors)
-    return [error.to_json() for error in errors]

@@ -102,7 +102,7 @@ def choose_reference(config: ModelConfig, against: str | None, origin: Origin) -
     if source.onnx is not None:
         path = package_file.resolve(source.onnx, source.requires)
         return OnnxRuntimeReference(path, f"ONNX Runtime on {path.name}")
-    torch_source = hf_vision.folder_source(Path(source.hf)) if source.hf is not None else source.torch
+    torch_source = source.torch if source.hf is None else hf_vision.folder_source(Path(source.hf), config.image_size)
     assert torch_source is not None
     module = torch_export.make_module(torch_source, source.requires)
     return TorchReference(module, list(torch_source.inputs), origin.outputs, f"PyTorch on {torch_source.factory}")

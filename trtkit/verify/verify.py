@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit import __version__
 from trtkit.engine.bundle import MANIFEST, write_json
+from trtkit.engine.hybrid_build import prepare_stages
+from trtkit.engine.hybrids import stages_of_bundle
 from trtkit.engine.jobs import run
 from trtkit.engine.onnx_build import prepare_network
 from trtkit.engine.plan import plan_build
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 JOB = "trtkit.verify.job:verify"
+HYBRID_JOB = "trtkit.verify.hybrid_job:verify"
 DECODER_JOB = "trtkit.verify.decoder_job:verify"
 
 
@@ -55,6 +58,10 @@ def verify_config(config: ModelConfig, request: Request, on_event: Callable[[Jso
         return {"name": config.name, **run(DECODER_JOB, arguments, on_event)}
     _refuse_text(request)
     with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
+        if plan.is_hybrid:
+            prepared = prepare_stages(plan, Path(folder), on_event)
+            arguments |= {"stages": prepared["stages"], "profiles": prepared["profiles"]}
+            return {"name": config.name, **run(HYBRID_JOB, arguments, on_event)}
         prepared, parse = prepare_network(plan, Path(folder), on_event)
         arguments |= {"onnx": parse["onnx"], "profiles": prepared["profiles"]}
         return {"name": config.name, **run(JOB, arguments, on_event)}
@@ -63,16 +70,21 @@ def verify_config(config: ModelConfig, request: Request, on_event: Callable[[Jso
 def verify_bundle(bundle: Bundle, request: Request, on_event: Callable[[Json], None]) -> Json:
     """Verify the network that a bundle's engine was built from, note the result in its manifest, return the data.
 
-    Raises BundleError where a file is not the one that was built, an LLM's weights among them.
+    Raises BundleError where a file is not the one that was built, an LLM's or a hybrid's weights among them.
     """
     bundle.check_files()
     manifest = bundle.manifest
     stored = manifest.model_dump(mode="json")
     arguments = {"config": stored["config"], "backend": manifest.backend.name, **request.arguments()}
-    if manifest.decoder is not None:
+    if manifest.decoder is not None or manifest.hybrid is not None:
         digests = run("digest", {"config": stored["config"]}, on_event)["files"]
         bundle.check_sources({file["sha256"] for file in digests})
+    if manifest.decoder is not None:
         found = {"name": manifest.name, **run(DECODER_JOB, arguments, on_event)}
+    elif manifest.hybrid is not None:
+        _refuse_text(request)
+        arguments |= {"stages": stages_of_bundle(bundle), "profiles": stored["profiles"]}
+        found = {"name": manifest.name, **run(HYBRID_JOB, arguments, on_event)}
     else:
         _refuse_text(request)
         arguments |= {"onnx": str(bundle.onnx_path), "profiles": stored["profiles"]}

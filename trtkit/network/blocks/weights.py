@@ -34,13 +34,18 @@ class Weights:
 
         Raises NetworkError where there is none.
         """
+        array = self.array(role)
+        shape = tuple(array.shape)
+        missing = max(rank - len(shape), 0)
+        return self.graph.constant(array.reshape((1,) * missing + shape), role, self.dtype)
+
+    def array(self, role: str) -> Array:
+        """Return weight `role` of the current scope as it is in memory. Raises NetworkError where there is none."""
         path = self.graph.path(role)
         array = self.arrays.get(path.replace("/", "."))
         if array is None:
             raise NetworkError("there is no such weight", path)
-        shape = tuple(array.shape)
-        missing = max(rank - len(shape), 0)
-        return self.graph.constant(array.reshape((1,) * missing + shape), role, self.dtype)
+        return array
 
     def linear(self, name: str, x: Tensor, *, has_bias: bool = False) -> Tensor:
         """Apply the linear layer `name` of the current scope to x [..., in] -> [..., out]."""

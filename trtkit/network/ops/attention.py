@@ -23,10 +23,11 @@ def scale_query(q: Tensor, scale: float) -> Tensor:
     return cast(cast(q, FP32) * scale, q.dtype)
 
 
-def attention(qkv: QKV, mask: Tensor, kv_lengths: Tensor | None = None) -> Tensor:
+def attention(qkv: QKV, mask: Tensor | None = None, kv_lengths: Tensor | None = None) -> Tensor:
     """Compute softmax(q k^T + mask) v on TensorRT's attention layer: q [B, N, S, H], k and v [B, K, T, H].
 
-    mask: [B, 1 or N, S, T], bool (true: may attend) or added in q's type. q is scaled already.
+    mask: [B, 1 or N, S, T], bool (true: may attend) or added in q's type; None where every token sees all.
+    q is scaled already.
     kv_lengths: [B] int32; keys behind a sequence's length need not be read.
     fp32 and unusual head sizes have no kernel of their own and are decomposed.
     Source: https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/transformers-fused-attention.html
@@ -37,9 +38,10 @@ def attention(qkv: QKV, mask: Tensor, kv_lengths: Tensor | None = None) -> Tenso
     layer = graph.network.add_attention_v2(q.trt, k.trt, v.trt, *kinds)
     if layer is None:
         raise graph.error("TensorRT refused the attention")
-    layer.mask = mask.trt
-    if layer.mask is None:
-        raise NetworkError("TensorRT did not take the mask", graph.path())
+    if mask is not None:
+        layer.mask = mask.trt
+        if layer.mask is None:
+            raise NetworkError("TensorRT did not take the mask", graph.path())
     if kv_lengths is not None:
         layer.key_value_lengths = kv_lengths.trt
     layer.decomposable = q.dtype == FP32 or q.shape[-1] not in _FUSED_HEAD_DIMS

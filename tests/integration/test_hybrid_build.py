@@ -1,0 +1,182 @@
+"""Hybrids from a folder become bundles, run, and are verified; what cannot be built says why."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.decoders import relative_rms
+from tests.hybrids import CASES, Case, answers, case_of, saved
+from trtkit.runtime.model import open_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.conftest import Ran
+
+
+def edit(folder: Path, **fields: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **fields}))
+
+
+@pytest.fixture
+def vit(workspace: Path) -> Path:
+    """A folder with a tiny ViT, and a config that names it."""
+    saved(case_of("ViTModel"), workspace / "vit")
+    (workspace / "m.yaml").write_text("source: {hf: vit}\n")
+    return workspace / "vit"
+
+
+@pytest.mark.parametrize("compose", ["fused", "chained"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_bundle_computes_what_transformers_does(
+    case: Case, compose: str, workspace: Path, trtkit: Callable[..., Ran]
+) -> None:
+    model = saved(case, workspace / "model")
+    (workspace / "m.yaml").write_text("source: {hf: model}\n")
+    ran = trtkit("build", "--config", "m.yaml", "--set", f"compose={compose}", "--json")
+    assert ran.code == 0, ran.err
+    manifest = ran.json()["manifest"]
+    parts = [part["name"] for part in manifest["hybrid"]["parts"]]
+    assert len(manifest["engines"]) == (1 if compose == "fused" else len(parts))
+    assert [tensor["name"] for tensor in manifest["outputs"]] == list(case.outputs)
+    network = open_model(workspace / "bundles/m")
+    for batch in (1, 3):
+        pixels = torch.randn(batch, 3, *case.size)
+        found, wanted = network.run({"pixel_values": pixels.numpy()}), answers(model, case, pixels)
+        for name in case.outputs:
+            assert relative_rms(torch.from_numpy(found[name]), wanted[name]) <= 1e-5, name
+
+
+@pytest.mark.parametrize(("precision", "compose"), [("fp16", "fused"), ("bf16", "chained")])
+def test_precision_below_fp32_is_within_its_tolerance(
+    precision: str, compose: str, vit: Path, trtkit: Callable[..., Ran]
+) -> None:
+    ran = trtkit("verify", "m.yaml", "--set", f"precision={precision}", "--set", f"compose={compose}", "--json")
+    assert ran.code == 0, ran.err + ran.out
+    found = ran.json()
+    assert [part["passed"] for part in found["parts"]] == [True, True]
+    assert [corner["passed"] for corner in found["corners"]] == [True] * len(found["corners"])
+
+
+def test_verify_notes_parts_in_the_manifest(vit: Path, workspace: Path, trtkit: Callable[..., Ran]) -> None:
+    assert trtkit("build", "--config", "m.yaml").code == 0
+    ran = trtkit("verify", "bundles/m", "--layers", "--json")
+    assert ran.code == 0, ran.err
+    found = ran.json()
+    assert [part["name"] for part in found["parts"]] == ["patch.embeddings", "encoder.last_hidden_state"]
+    assert max(part["relative_rms_error"] for part in found["parts"]) <= 1e-6
+    assert "encoder/layers.1/attention/o/matmul" in [layer["layer"] for layer in found["layers"]]
+    manifest = json.loads((workspace / "bundles/m/manifest.json").read_text())
+    assert manifest["verify"]["passed"] is True
+
+
+def test_inspect_lists_parts_and_what_goes_between_them(vit: Path, trtkit: Callable[..., Ran]) -> None:
+    said = trtkit("inspect", "m.yaml", "--set", "compose=chained").out
+    assert "parts of vit, chained" in said
+    assert "patch.embeddings fp32" in said
+    found = trtkit("inspect", "m.yaml", "--json").json()
+    assert [(part["name"], part["kind"]) for part in found["hybrid"]["parts"]] == [
+        ("patch", "onnx"),
+        ("encoder", "network"),
+    ]
+    assert sum(part["layers"] for part in found["hybrid"]["parts"]) == found["network"]["totals"]["layers"]
+
+
+def test_second_build_is_not_done_again(vit: Path, own_cache: Path, trtkit: Callable[..., Ran]) -> None:
+    assert trtkit("build", "--config", "m.yaml", "--json").json()["origin"] == "built"
+    assert trtkit("build", "--config", "m.yaml", "--json").json()["origin"] == "unchanged"
+    assert trtkit("build", "--config", "m.yaml", "--set", "compose=chained", "--json").json()["origin"] == "built"
+
+
+def test_changed_plan_or_onnx_is_found(vit: Path, workspace: Path, trtkit: Callable[..., Ran]) -> None:
+    assert trtkit("build", "--config", "m.yaml").code == 0
+    with (workspace / "bundles/m/network/m.onnx").open("ab") as file:
+        file.write(b"x")
+    ran = trtkit("verify", "bundles/m")
+    assert ran.code == 1
+    assert "the file is not the one that was built: its SHA-256 differs" in ran.err
+
+
+def test_bundle_whose_weights_changed_is_not_verified(vit: Path, trtkit: Callable[..., Ran]) -> None:
+    assert trtkit("build", "--config", "m.yaml").code == 0
+    weights = load_file(vit / "model.safetensors")
+    save_file({name: weight + 1 for name, weight in weights.items()}, vit / "model.safetensors", {"format": "pt"})
+    ran = trtkit("verify", "bundles/m")
+    assert ran.code == 1
+    assert "the source has changed since the bundle was built" in ran.err
+
+
+def test_missing_and_misshapen_weights_are_named_all_at_once(vit: Path, refuses: Callable[..., str]) -> None:
+    weights = load_file(vit / "model.safetensors")
+    weights.pop("layernorm.weight")
+    weights["pooler.dense.bias"] = weights["pooler.dense.bias"][:-1].clone()
+    weights["surplus"] = torch.zeros(3)
+    save_file(weights, vit / "model.safetensors", {"format": "pt"})
+    where = vit / "config.json"
+    assert refuses("build", "--config", "m.yaml") == (
+        "the weights do not fit a `vit` of this config\n"
+        f"  {where}: `layernorm.weight` is missing, of shape [32]\n"
+        f"  {where}: `pooler.dense.bias` has shape [19], wanted is [20]\n"
+        f"  {where}: `surplus` is not a weight of this model"
+    )
+
+
+def test_missing_weight_of_an_exported_part_is_named(vit: Path, refuses: Callable[..., str]) -> None:
+    weights = load_file(vit / "model.safetensors")
+    weights.pop("embeddings.patch_embeddings.projection.bias")
+    save_file(weights, vit / "model.safetensors", {"format": "pt"})
+    said = refuses("build", "--config", "m.yaml")
+    assert "1 weights are missing, such as `embeddings.patch_embeddings.projection.bias`" in said
+
+
+def test_misshapen_weight_of_an_exported_part_is_named(vit: Path, refuses: Callable[..., str]) -> None:
+    edit(vit, num_channels=4)
+    said = refuses("build", "--config", "m.yaml")
+    assert "weights below `embeddings.patch_embeddings.projection.` do not fit: size mismatch for weight" in said
+
+
+def test_wrong_image_size_is_refused(vit: Path, refuses: Callable[..., str]) -> None:
+    assert refuses("build", "--config", "m.yaml", "--set", "image_size=[36, 18]") == (
+        "image_size: image size 36 x 18 is not the model's, 30 x 18\n"
+        "fix: leave it out, or use a model whose positions are resized (dinov2)"
+    )
+
+
+def test_field_that_changes_the_mathematics_is_refused_by_name(vit: Path, refuses: Callable[..., str]) -> None:
+    edit(vit, use_registers=True)
+    assert "`use_registers` is `True`" in refuses("build", "--config", "m.yaml")
+
+
+def test_io_types_have_no_meaning_for_a_hybrid(vit: Path, refuses: Callable[..., str]) -> None:
+    said = refuses("build", "--config", "m.yaml", "--set", "io_types=fp16", code=2)
+    assert said == (
+        "the config does not fit a hybrid\n"
+        "  io_types: has no meaning here\n"
+        "    fix: remove it: the parts' ports have types of their own"
+    )
+
+
+def test_unknown_family_that_is_asked_to_be_a_hybrid_is_refused(vit: Path, refuses: Callable[..., str]) -> None:
+    edit(vit, model_type="resnet")
+    said = refuses("build", "--config", "m.yaml", "--set", "route=hybrid")
+    assert "`resnet` is no hybrid family" in said
+    assert "or use `route: onnx`" in said
+
+
+def test_onnx_runtime_is_no_reference_of_a_hybrid(vit: Path, refuses: Callable[..., str]) -> None:
+    assert refuses("verify", "m.yaml", "--against", "onnxruntime") == (
+        "--against onnxruntime: a hybrid is no ONNX file\nfix: leave it out, or verify with `--set route=onnx`"
+    )
+
+
+def test_same_folder_goes_through_onnx_as_a_whole(vit: Path, trtkit: Callable[..., Ran]) -> None:
+    ran = trtkit("build", "--config", "m.yaml", "--set", "route=onnx", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json()["manifest"]["hybrid"] is None

@@ -1,0 +1,144 @@
+"""Build hybrids: export the ONNX parts, then write and compile every stage, each in a child process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit.dtypes import dtype_of
+from trtkit.engine.hybrids import open_hybrid
+from trtkit.engine.jobs import run, run_parser
+from trtkit.models.hybrids.spec import OnnxPart
+from trtkit.network.hybrid import input_name, port_dtype
+from trtkit.sources.digest import sha256_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.engine.hybrids import OpenedHybrid
+    from trtkit.engine.plan import Plan
+
+Json = dict[str, Any]
+PREPARE = "trtkit.engine.hybrid_prepare:prepare_hybrid"
+COMPILE = "trtkit.engine.hybrid_compile:compile_stage"
+
+
+def describe_hybrid(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> Json:
+    """Write every stage without building it; return steps, profiles, the joint record and what the parts are."""
+    prepared = prepare_stages(plan, folder, on_event)
+    described = [_run_stage(plan, stage, "", on_event) for stage in prepared["stages"]]
+    return _result(plan, folder, prepared, described)
+
+
+def compile_hybrid(plan: Plan, folder: Path, _engine: str, on_event: Callable[[Json], None]) -> Json:
+    """Write every stage and build it; return the same with plans and metrics."""
+    prepared = prepare_stages(plan, folder, on_event)
+    compiled = []
+    for stage in prepared["stages"]:
+        plan_file = f"engines/{stage['name']}.plan"
+        compiled.append({**_run_stage(plan, stage, str(folder / plan_file), on_event), "plan_path": plan_file})
+    metrics: Json = {"peak_memory_mib": max(item["metrics"]["peak_memory_mib"] for item in compiled)}
+    for key in ("parse_s", "describe_s", "build_s"):
+        metrics[key] = round(sum(item["metrics"][key] for item in compiled), 3)
+    engines = [{"path": item["plan_path"], **item["plan"]} for item in compiled]
+    warnings = list(dict.fromkeys(line for item in compiled for line in item["warnings"]))
+    return {**_result(plan, folder, prepared, compiled), "engines": engines, "metrics": metrics, "warnings": warnings}
+
+
+def prepare_stages(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> Json:
+    """Export the ONNX parts into `folder`/network; return what `prepare_hybrid` says."""
+    return run(PREPARE, {"config": plan.config.model_dump(mode="json"), "folder": str(folder)}, on_event)
+
+
+def _run_stage(plan: Plan, stage: Json, plan_file: str, on_event: Callable[[Json], None]) -> Json:
+    """Run the job of one stage; where TensorRT refuses its ONNX, all faults are asked for."""
+    arguments = {
+        "backend": plan.backend,
+        "config": plan.config.model_dump(mode="json"),
+        "stage": stage,
+        "target": plan.target.model_dump(mode="json"),
+        "plan": plan_file,
+    }
+    if not stage["onnx"]:
+        return run(COMPILE, arguments, on_event)
+    return run_parser(COMPILE, arguments, on_event, stage["onnx"])
+
+
+def _result(plan: Plan, folder: Path, prepared: Json, stages: list[Json]) -> Json:
+    """Return what the manifest and `inspect` show."""
+    opened = open_hybrid(plan.config)
+    return {
+        "steps": prepared["steps"],
+        "profiles": prepared["profiles"],
+        "network": joint_record(opened, [stage["network"] for stage in stages]),
+        "backend_version": stages[0]["backend_version"],
+        "hybrid": _hybrid(plan, folder, opened, prepared, stages),
+    }
+
+
+def joint_record(opened: OpenedHybrid, records: list[Json]) -> Json:
+    """Return one record of all stages' networks, with the model's own inputs and outputs."""
+    tensors = {kind: {t["name"]: t for record in records for t in record[kind]} for kind in ("inputs", "outputs")}
+    totals: Json = {key: sum(record["totals"][key] for record in records) for key in ("layers", "flops", "bytes_moved")}
+    for key in ("layers_by_type", "weight_bytes"):
+        counts: Counter[str] = Counter()
+        for record in records:
+            counts.update(record["totals"][key])
+        totals[key] = dict(counts.most_common())
+    return {
+        "inputs": [tensors["inputs"][spec.name] for spec in opened.inputs],
+        "outputs": [tensors["outputs"][name] for name in opened.output_names],
+        "shapes": {name: shape for record in records for name, shape in record["shapes"].items()},
+        "layers": [layer for record in records for layer in record["layers"]],
+        "totals": totals,
+    }
+
+
+def _hybrid(plan: Plan, folder: Path, opened: OpenedHybrid, prepared: Json, stages: list[Json]) -> Json:
+    """Return parts, seams and stages as the manifest keeps them."""
+    spec, dtype = opened.spec, dtype_of(opened.precision)
+    layers = {name: count for stage in stages for name, count in stage["part_layers"].items()}
+    parts = [
+        {
+            "name": part.name,
+            "kind": "onnx" if isinstance(part, OnnxPart) else "network",
+            "inputs": [_port(port, port_dtype(port, part, dtype)) for port in part.inputs],
+            "outputs": [_port(port, port_dtype(port, part, dtype)) for port in part.outputs],
+            "feeds": {port.name: input_name(spec, part.name, port.name) for port in part.inputs},
+            "layers": layers.get(part.name, 0),
+        }
+        for part in spec.parts
+    ]
+    return {
+        "model_type": spec.model_type,
+        "compose": plan.config.compose,
+        "parts": parts,
+        "outputs": list(spec.outputs),
+        "stages": [_stage(folder, *pair) for pair in zip(prepared["stages"], stages, strict=True)],
+    }
+
+
+def _port(port: Any, dtype: Any) -> Json:
+    return {"name": port.name, "dtype": dtype.name, "shape": list(port.shape)}
+
+
+def _stage(folder: Path, stage: Json, done: Json) -> Json:
+    """Return one stage as the manifest keeps it; paths relative to the bundle."""
+    onnx = Path(stage["onnx"]) if stage["onnx"] else None
+    files = [path for path in (onnx, onnx and onnx.with_name(f"{onnx.name}.data")) if path is not None]
+    return {
+        "name": stage["name"],
+        "parts": stage["parts"],
+        "engine": done.get("plan_path"),
+        "files": [
+            {"path": str(path.relative_to(folder)), "size_bytes": path.stat().st_size, "sha256": sha256_of(path)}
+            for path in files
+            if path.exists()
+        ],
+        "grid_samples": stage["grid_samples"],
+        "inputs": done["network"]["inputs"],
+        "outputs": done["network"]["outputs"],
+        "profiles": stage["profiles"],
+        "layers": done["network"]["totals"]["layers"],
+    }

@@ -1,0 +1,118 @@
+"""The job that exports a hybrid's ONNX parts: one prepared file for each stage that has any."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit.config.schema import InputSpec, ModelConfig, TorchSource
+from trtkit.engine.hybrids import OpenedHybrid, Stage, open_hybrid, opt_sizes, stage_profiles
+from trtkit.engine.prepare import care, save_model
+from trtkit.engine.profiles import opt_shapes, resolve_profiles
+from trtkit.engine.steps import Steps
+from trtkit.models.hybrids.spec import OnnxPart
+from trtkit.models.hybrids.weights import find_part_weights
+from trtkit.network import onnx_care, onnx_function, onnx_precision
+from trtkit.network.hybrid import input_name
+from trtkit.network.onnx_io import graph_inputs
+from trtkit.network.onnx_merge import merged, prefixed
+from trtkit.sources import onnx_file, torch_export
+from trtkit.sources.hybrid_source import part_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import onnx
+
+Json = dict[str, Any]
+
+
+def prepare_hybrid(arguments: Json, report: Callable[[Json], None]) -> Json:
+    """Write `folder`/network/<stage>.onnx for every stage with ONNX parts.
+
+    Returns steps, the model's profiles, and of every stage: name, parts, ONNX file (empty where none), its
+    grid samples, profiles and `opt` shapes.
+    """
+    config, folder = ModelConfig.model_validate(arguments["config"]), Path(arguments["folder"])
+    report({"event": "phase", "name": "prepare"})
+    steps = Steps(report)
+    opened = open_hybrid(config)
+    steps.add("source", f"{opened.spec.model_type}, parts {', '.join(part.name for part in opened.spec.parts)}")
+    found = find_part_weights(opened.spec, opened.source.checkpoint, opened.source.where)
+    steps.add("weights", f"{len(found)} of network parts found, all names and shapes right")
+    profiles, detail = resolve_profiles(opened.inputs, config.profiles)
+    steps.add("profiles", detail)
+    stages = []
+    for stage in opened.stages:
+        inputs = opened.stage_inputs(stage)
+        own = stage_profiles(inputs, opened.inputs, profiles)
+        exporter = _Exporter(opened, config, opt_sizes(opened.inputs, profiles), steps)
+        made = exporter.write(stage, folder / "network", opt_shapes(inputs, own))
+        stages.append({"name": stage.name, "parts": list(stage.parts), **made, "profiles": _dumped(own)})
+        stages[-1]["opt_shapes"] = opt_shapes(inputs, own)
+    return {"steps": steps.done, "profiles": _dumped(profiles), "stages": stages}
+
+
+class _Exporter:
+    """Exports the ONNX parts of stages."""
+
+    def __init__(self, opened: OpenedHybrid, config: ModelConfig, sizes: Mapping[str, int], steps: Steps) -> None:
+        self.opened, self.config, self.sizes, self.steps = opened, config, sizes, steps
+
+    def write(self, stage: Stage, folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Json:
+        """Export a stage's ONNX parts into one file; return its path and grid samples."""
+        parts = [part for name in stage.parts if isinstance(part := self.opened.spec.part(name), OnnxPart)]
+        if not parts:
+            return {"onnx": "", "grid_samples": []}
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{stage.name}.onnx"
+        with tempfile.TemporaryDirectory(prefix="trtkit-") as scratch:
+            model = merged([self._export(part, Path(scratch)) for part in parts])
+            model = care(model, self.config, str(path), self.steps)
+            model = self._in_precision(model, parts, shapes, Path(scratch))
+        save_model(model, path)
+        return {"onnx": str(path), "grid_samples": onnx_care.grid_sample_modes(model)}
+
+    def _export(self, part: OnnxPart, scratch: Path) -> onnx.ModelProto:
+        """Export one part; its inputs and outputs have the names of their seams, all else the part's before it."""
+        spec = self.opened.spec
+        module = part_module(part.module, part.arguments, part.prefix, self.opened.source)
+        dtypes = {item.name: item.dtype for stage in self.opened.stages for item in self.opened.stage_inputs(stage)}
+        inputs = {
+            name: InputSpec(shape=port.shape, dtype=_exported(dtypes.get(name, "fp32")))
+            for port in part.inputs
+            for name in [input_name(spec, part.name, port.name)]
+        }
+        outputs = tuple(f"{part.name}.{port.name}" for port in part.outputs)
+        source = TorchSource(factory=part.module, inputs=inputs, outputs=outputs)
+        path = scratch / f"{part.name}.onnx"
+        torch_export.export_module(module, source, self.sizes, path)
+        count = sum(parameter.numel() for parameter in module.parameters())
+        self.steps.add("export", f"part `{part.name}`, {count / 1e6:.1f} M parameters, opset {source.opset}")
+        return prefixed(onnx_file.read_model(path), f"{part.name}/")
+
+    def _in_precision(
+        self, model: onnx.ModelProto, parts: list[OnnxPart], shapes: Mapping[str, tuple[int, ...]], scratch: Path
+    ) -> onnx.ModelProto:
+        """Return the model in the config's precision, but parts that ask for fp32."""
+        precision = self.config.precision
+        in_fp32 = tuple(f"{part.name}/" for part in parts if part.dtype == "fp32")
+        if precision == "fp32" or len(in_fp32) == len(parts):
+            return model
+        keep = onnx_precision.keep_fp32_nodes(model, self.config.keep_fp32)
+        keep += onnx_function.fp32_nodes(model)
+        keep += [node.name for node in model.graph.node if in_fp32 and node.name.startswith(in_fp32)]
+        own = {spec.name: tuple(shapes[spec.name]) for spec in graph_inputs(model)}
+        model = onnx_precision.cast_to(model, precision, keep, own, scratch)
+        self.steps.add("precision", f"{precision} by AutoCast, {len(keep)} nodes kept in fp32")
+        return model
+
+
+def _exported(dtype: str) -> Any:
+    """Return the type that a part is exported with: floats in fp32, whatever they are in the network."""
+    return dtype if dtype in ("int32", "int64", "bool") else "fp32"
+
+
+def _dumped(profiles: Any) -> list[Json]:
+    return [{name: shape.model_dump() for name, shape in profile.items()} for profile in profiles]

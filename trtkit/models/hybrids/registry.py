@@ -1,0 +1,49 @@
+"""Find a hybrid family by its config's `model_type`."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtkit.errors import SourceError
+from trtkit.models.hf_config import HfConfig
+from trtkit.models.hybrids.check import check_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trtkit.models.hybrids.spec import HybridSpec
+
+# `model_type` -> module in `trtkit.models.hybrids`.
+HYBRIDS = {
+    "vit": "vit",
+}
+
+
+@dataclass(frozen=True)
+class HybridOptions:
+    """What a config chooses beside the model itself. image_size: (height, width); None for the model's own."""
+
+    image_size: tuple[int, int] | None = None
+
+
+def hybrid_spec(
+    fields: Mapping[str, Any], where: str = "config.json", options: HybridOptions | None = None
+) -> HybridSpec:
+    """Return the hybrid that a `config.json` describes, its seams checked.
+
+    Raises SourceError for an unknown `model_type`, and for fields that are missing, unknown or not supported.
+    """
+    model_type = str(HfConfig(fields, where).need("model_type"))
+    if model_type not in HYBRIDS:
+        known = f"known are {', '.join(sorted(HYBRIDS))}"
+        raise SourceError(f"`{model_type}` is no hybrid family", where, f"{known}; or use `route: onnx`")
+    family = importlib.import_module(f"trtkit.models.hybrids.{HYBRIDS[model_type]}")
+    config = HfConfig(fields, where, getattr(family, "ALIASES", None), getattr(family, "DEFAULTS", None))
+    config.refuse("quantization_config")
+    for name in getattr(family, "IMMATERIAL", ()):
+        config.get(name)
+    spec: HybridSpec = family.spec(config, options or HybridOptions())
+    config.check_all_read()
+    return check_spec(spec)

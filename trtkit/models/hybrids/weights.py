@@ -1,0 +1,70 @@
+"""Which arrays of a checkpoint each part of a hybrid takes, and whether all are there."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from trtkit.errors import Problem, ProblemsError
+from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
+from trtkit.models.weights import Weight, WeightArrays
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from trtkit.models.hybrids.spec import HybridSpec
+
+_SHOWN = 20
+
+
+def linear_weights(path: str, name: str, shape: tuple[int, ...], *, has_bias: bool = True) -> Iterator[Weight]:
+    """Yield a matrix of shape [out, in, ...], and its bias."""
+    yield Weight(f"{path}.weight", f"{name}.weight", shape)
+    if has_bias:
+        yield Weight(f"{path}.bias", f"{name}.bias", shape[:1])
+
+
+def norm_weights(path: str, name: str, size: int) -> Iterator[Weight]:
+    """Yield weight and bias of a layer norm."""
+    yield from linear_weights(path, name, (size,))
+
+
+def find_part_weights(spec: HybridSpec, source: Mapping[str, Any], where: str = "weights") -> WeightArrays:
+    """Return the weights of all network parts by `part.path`, after checking all names and shapes.
+
+    Raises ProblemsError with every weight that is missing, of another shape, or of no part.
+    """
+    wanted = {
+        f"{part.name}.{weight.path}": weight
+        for part in spec.parts
+        if isinstance(part, NetworkPart)
+        for weight in part.weights
+    }
+    problems = [*_missing(wanted.values(), source), *_extra(spec, {weight.name for weight in wanted.values()}, source)]
+    if problems:
+        more = [Problem(f"and {len(problems) - _SHOWN} more")] if len(problems) > _SHOWN else []
+        shown = [Problem(problem.what, where) for problem in [*problems[:_SHOWN], *more]]
+        raise ProblemsError(f"the weights do not fit a `{spec.model_type}` of this config", shown)
+    return WeightArrays({path: weight.name for path, weight in wanted.items()}, source)
+
+
+def _missing(weights: Any, source: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield weights that are missing or have another shape."""
+    shape_of = getattr(source, "shape_of", lambda name: source[name].shape)
+    for weight in weights:
+        if weight.name not in source:
+            yield Problem(f"`{weight.name}` is missing, of shape {list(weight.shape)}")
+        elif (shape := tuple(shape_of(weight.name))) != weight.shape:
+            yield Problem(f"`{weight.name}` has shape {list(shape)}, wanted is {list(weight.shape)}")
+
+
+def _extra(spec: HybridSpec, known: set[str], source: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield weights that no part has. Those of ONNX parts are checked when their module takes them."""
+    parts = [part for part in spec.parts if isinstance(part, OnnxPart)]
+    if any(part.prefix is None for part in parts):
+        return
+    prefixes = tuple(part.prefix for part in parts if part.prefix is not None)
+    for name in source:
+        is_unused = any(re.search(pattern, name) for pattern in spec.unused)
+        if name not in known and not name.startswith(prefixes) and not is_unused:
+            yield Problem(f"`{name}` is not a weight of this model")

@@ -1,0 +1,206 @@
+"""Write the parts of a hybrid as one network: ONNX parts parsed first, then the network API on their tensors."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from trtkit.dtypes import dtype_of
+from trtkit.errors import NetworkError
+from trtkit.models.hybrids.check import shape_fault, shape_text
+from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
+from trtkit.network.blocks.weights import Weights
+from trtkit.network.graph import Graph, Tensor
+from trtkit.network.onnx_parse import check_grid_samples, parse_onnx
+from trtkit.network.ops.arithmetic import cast
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from trtkit.backends import Backend
+    from trtkit.dtypes import DType
+    from trtkit.models.hybrids.spec import HybridSpec, Part, Port
+    from trtkit.network.host_array import Array
+
+
+@dataclass(frozen=True)
+class Material:
+    """What the parts of one network are made from.
+
+    dtype: the type that `compute` stands for. arrays: weights by `part.path`.
+    onnx: the file with all ONNX parts of this network, None where there are none. Its tensors have the names that
+    `input_name` and `part.output` give. grid_samples: node and mode, to check the parser.
+    """
+
+    dtype: DType
+    arrays: Mapping[str, Array]
+    onnx: Path | None = None
+    grid_samples: Sequence[tuple[str, str]] = ()
+    severity: str = "WARNING"
+
+
+@dataclass(frozen=True, eq=False)
+class StageNetwork:
+    """A network of some parts.
+
+    parts: how many layers each has, in order. tensors: the network's name of every `part.output`.
+    held: what must live as long as the network.
+    """
+
+    graph: Graph
+    parts: Mapping[str, int]
+    tensors: Mapping[str, str]
+    held: tuple[Any, ...] = field(default=(), repr=False)
+
+
+def input_name(spec: HybridSpec, part: str, port: str) -> str:
+    """Return what an input is called in every network: the model's own name, or `part.output` that feeds it."""
+    return spec.source_of(part, port) or port
+
+
+def port_dtype(port: Port, part: Part, dtype: DType) -> DType:
+    """Return a port's type. dtype: what the config computes in."""
+    own = dtype if part.dtype == "compute" else dtype_of(part.dtype)
+    return own if port.dtype == "compute" else dtype_of(port.dtype)
+
+
+def write_stage(backend: Backend, spec: HybridSpec, names: Sequence[str], material: Material) -> StageNetwork:
+    """Write the parts `names` as one network; what others give is its input, what others need is its output.
+
+    Inputs and outputs are called as `input_name` says; the model's own outputs by their ports.
+    Raises NetworkError for tensors that are not what their ports say, naming the seam.
+    """
+    parts = [spec.part(name) for name in names]
+    _check_order(spec, parts)
+    writer = _Writer(backend, spec, material, parts)
+    for part in parts:
+        writer.add(part)
+    writer.finish()
+    given = {f"{part.name}.{port.name}" for part in parts for port in part.outputs}
+    tensors = {name: writer.tensors[name].name for name in given}
+    return StageNetwork(writer.graph, writer.layers, tensors, writer.held)
+
+
+class _Writer:
+    """A network under construction, and its tensors by name."""
+
+    def __init__(self, backend: Backend, spec: HybridSpec, material: Material, parts: Sequence[Part]) -> None:
+        self.spec, self.material, self.parts = spec, material, parts
+        self.held: tuple[Any, ...] = ()
+        self.tensors: dict[str, Tensor] = {}
+        self.layers: dict[str, int] = {}
+        if material.onnx is None:
+            self.graph = Graph(backend)
+            return
+        parsed = parse_onnx(backend, material.onnx, material.severity)
+        check_grid_samples(backend, parsed, material.grid_samples)
+        self.graph, self.held = Graph(backend, parsed.definition, parsed.builder), (parsed,)
+        self._take_parsed()
+
+    def add(self, part: Part) -> None:
+        """Add a part; of a parsed one, look at its outputs."""
+        before = self.graph.network.num_layers
+        if isinstance(part, NetworkPart):
+            self._write(part)
+            self.layers[part.name] = self.graph.network.num_layers - before
+        else:
+            self.layers.setdefault(part.name, before if not self.layers else 0)
+        for port in part.outputs:
+            self._check_output(part, port)
+
+    def finish(self) -> None:
+        """Mark the outputs: the model's own, and what parts outside take."""
+        inside = {part.name for part in self.parts}
+        for name in self.spec.outputs:
+            part, _, port = name.partition(".")
+            if part in inside:
+                wanted = port_dtype(self.spec.output_ports()[name], self.spec.part(part), self.material.dtype)
+                self.graph.output(cast(self.tensors[name], wanted), port)
+        taken = [seam.source for seam in self.spec.seams if seam.target.partition(".")[0] not in inside]
+        for name in dict.fromkeys(taken):
+            part = name.partition(".")[0]
+            if part in inside:
+                wanted = port_dtype(self.spec.output_ports()[name], self.spec.part(part), self.material.dtype)
+                self.graph.output(cast(self.tensors[name], wanted), name)
+
+    def _take_parsed(self) -> None:
+        """Note inputs and outputs of the parsed network; its outputs become inner tensors."""
+        network = self.graph.network
+        for tensor in [network.get_input(index) for index in range(network.num_inputs)]:
+            self.tensors[tensor.name] = self.graph.tensor(tensor)
+        outputs = [network.get_output(index) for index in range(network.num_outputs)]
+        for tensor in outputs:
+            name = tensor.name
+            network.unmark_output(tensor)
+            tensor.name = name.replace(".", "/", 1)  # a cast of it may become the output of that name
+            self.tensors[name] = self.graph.tensor(tensor)
+
+    def _write(self, part: NetworkPart) -> None:
+        """Let a part's writer continue the network."""
+        module, _, function = part.writer.partition(":")
+        write = getattr(importlib.import_module(module), function)
+        dtype = self.material.dtype if part.dtype == "compute" else dtype_of(part.dtype)
+        with self.graph.scope(part.name):
+            inputs = {port.name: self._input(part, port) for port in part.inputs}
+            written = write(Weights(self.graph, self.material.arrays, dtype), part.model, inputs)
+        missing = [port.name for port in part.outputs if port.name not in written]
+        if missing:
+            raise NetworkError(f"the writer gives no output `{missing[0]}`", f"part `{part.name}`")
+        self.tensors |= {f"{part.name}.{port.name}": written[port.name] for port in part.outputs}
+
+    def _input(self, part: NetworkPart, port: Port) -> Tensor:
+        """Return an input in the type that the part wants: a tensor that is there, or a new network input."""
+        name = input_name(self.spec, part.name, port.name)
+        wanted = port_dtype(port, part, self.material.dtype)
+        if name not in self.tensors:
+            given = self._given_dtype(name, wanted)
+            shape = tuple(dim if isinstance(dim, int) else -1 for dim in port.shape)
+            self.tensors[name] = self.graph.input(name, given, shape)
+        tensor = self.tensors[name]
+        where = f"seam `{name} -> {part.name}.{port.name}`" if "." in name else f"input `{name}`"
+        _check_shape(tensor.shape, port, where)
+        return cast(tensor, wanted)
+
+    def _given_dtype(self, name: str, wanted: DType) -> DType:
+        """Return the type that a tensor comes in from another network; the model's inputs come as they are wanted."""
+        source = self.spec.output_ports().get(name)
+        if source is None:
+            return wanted
+        return port_dtype(source, self.spec.part(name.partition(".")[0]), self.material.dtype)
+
+    def _check_output(self, part: Part, port: Port) -> None:
+        """Compare a tensor that a part gave with its port. Raises NetworkError."""
+        name = f"{part.name}.{port.name}"
+        seams = [str(seam) for seam in self.spec.seams if seam.source == name]
+        where = f"seam `{seams[0]}`" if seams else f"output `{name}`"
+        if name not in self.tensors:
+            raise NetworkError("the parsed model does not give it", where, "export the part with its ports' names")
+        tensor = self.tensors[name]
+        _check_shape(tensor.shape, port, where)
+        wanted = port_dtype(port, part, self.material.dtype)
+        if tensor.dtype.is_float != wanted.is_float:
+            what = f"type {tensor.dtype} is given, the port says {wanted}"
+            raise NetworkError(what, where, "change the port: only floating-point types are cast")
+
+
+def _check_shape(shape: tuple[int, ...], port: Port, where: str) -> None:
+    """Raise NetworkError where a tensor is not of the shape that a port says."""
+    wanted = tuple(dim if isinstance(dim, int) else -1 for dim in port.shape)
+    if fault := shape_fault(shape, wanted):
+        said = f"the tensor is {shape_text(shape)}, the port says {shape_text(port.shape)}"
+        fix = "give the part inputs of the size that the model was described for, or change the port"
+        raise NetworkError(f"{fault}: {said}", where, fix)
+
+
+def _check_order(spec: HybridSpec, parts: Sequence[Part]) -> None:
+    """Refuse an ONNX part behind a part of the network API: TensorRT parses into empty networks only."""
+    written = {part.name for part in parts if isinstance(part, NetworkPart)}
+    for part in (part for part in parts if isinstance(part, OnnxPart)):
+        for port in part.inputs:
+            source = spec.source_of(part.name, port.name)
+            if source is not None and source.partition(".")[0] in written:
+                what = f"ONNX part `{part.name}` follows one that the network API writes: it cannot be parsed after it"
+                fix = "set `compose: chained`, which gives each part an engine"
+                raise NetworkError(what, f"seam `{source} -> {part.name}.{port.name}`", fix)

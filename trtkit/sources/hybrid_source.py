@@ -1,0 +1,81 @@
+"""A hybrid model's folder: config.json and safetensors."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtkit.errors import SourceError
+from trtkit.sources.checkpoint import Checkpoint, check_finite
+from trtkit.sources.safetensors_folder import read_folder, read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import torch
+
+
+@dataclass(frozen=True)
+class HybridSource:
+    """A model as transformers saves it. checkpoint: arrays by name, mapped when asked for."""
+
+    config: Mapping[str, Any]
+    checkpoint: Checkpoint
+    folder: Path
+    where: str
+
+
+def open_hybrid_folder(folder: Path) -> HybridSource:
+    """Open a folder with config.json and safetensors. Raises SourceError for what is missing or damaged."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise SourceError("the folder has no `config.json`", str(folder), "give a folder that transformers saved")
+    arrays, _ = read_folder(folder)
+    return HybridSource(read_json(path), Checkpoint(arrays), folder, str(path))
+
+
+def part_module(
+    factory: str, arguments: Mapping[str, Any], prefix: str | None, source: HybridSource
+) -> torch.nn.Module:
+    """Return the torch module of an ONNX part, with its weights from the checkpoint.
+
+    factory: `package.module:callable`. prefix: what stands before the module's names in the checkpoint; None where
+    the factory, given the folder, loads them itself. Raises SourceError for weights that are missing or do not fit.
+    """
+    module_name, _, attribute = factory.partition(":")
+    make: Any = functools.reduce(getattr, attribute.split("."), importlib.import_module(module_name))
+    if prefix is None:
+        loaded: torch.nn.Module = make(folder=str(source.folder), **arguments)
+        return loaded.eval()
+    module: torch.nn.Module = make(**arguments)
+    _load(module, prefix, source)
+    return module.eval()
+
+
+def _load(module: torch.nn.Module, prefix: str, source: HybridSource) -> None:
+    """Give a module its weights, all of them and no others."""
+    import numpy as np
+    import torch
+
+    names = [name for name in source.checkpoint if name.startswith(prefix)]
+    arrays = {name: source.checkpoint[name] for name in names}
+    check_finite(arrays, source.where)
+    state = {name.removeprefix(prefix): torch.from_numpy(_copied(array, np)) for name, array in arrays.items()}
+    try:
+        missing, unexpected = module.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        detail = "; ".join(line.strip() for line in str(error).splitlines()[1:4])
+        raise SourceError(f"weights below `{prefix}` do not fit: {detail}", source.where) from error
+    missing = [name for name in missing if not name.endswith("num_batches_tracked")]
+    for kind, wrong in (("are missing", missing), ("are not weights of this model", unexpected)):
+        if wrong:
+            listed = ", ".join(f"`{prefix}{name}`" for name in wrong[:3])
+            raise SourceError(f"{len(wrong)} weights {kind}, such as {listed}", source.where)
+
+
+def _copied(array: Any, np: Any) -> Any:
+    """Return an array that torch may own: floats in fp32."""
+    return np.array(array) if array.dtype.kind in "iub" else np.array(array, dtype=np.float32)

@@ -1,0 +1,99 @@
+"""The job that verifies a hybrid: all stages by the reference executor, against the whole model in torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit.backends import load_backend
+from trtkit.config.schema import ModelConfig, ShapeRange
+from trtkit.engine.hybrids import open_hybrid
+from trtkit.errors import SourceError
+from trtkit.reference import to_array
+from trtkit.runtime.hybrid import HybridExecution, ReferenceStage, engine_hybrid, reference_hybrid
+from trtkit.verify.compare import compare
+from trtkit.verify.hybrid_reference import HybridReference
+from trtkit.verify.job import Arrays, Verifier, compare_all, tolerance_of
+from trtkit.verify.layers import LayerError, layer_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.verify.samples import Sample
+
+Json = dict[str, Any]
+
+
+class HybridVerifier(Verifier):
+    """A hybrid on the reference executor with its reference and tolerance."""
+
+    def __init__(self, arguments: Json, report: Callable[[Json], None]) -> None:
+        self.config = ModelConfig.model_validate(arguments["config"])
+        self.backend = load_backend(arguments["backend"])
+        self.profiles = [
+            {name: ShapeRange.model_validate(shape) for name, shape in profile.items()}
+            for profile in arguments["profiles"]
+        ]
+        report({"event": "phase", "name": "write network"})
+        self.opened = open_hybrid(self.config)
+        self.inputs, self.stages = self.opened.inputs, arguments["stages"]
+        self.onnx = Path()
+        self.hybrid = reference_hybrid(self.backend, self.opened, self.stages, report)
+        self.executor: HybridExecution = self.hybrid
+        report({"event": "phase", "name": "load reference"})
+        if arguments.get("against") == "onnxruntime":
+            fix = "leave it out, or verify with `--set route=onnx`"
+            raise SourceError("a hybrid is no ONNX file", "--against onnxruntime", fix)
+        self._whole = HybridReference(self.opened)
+        self.reference = self._whole
+        self.tolerance = tolerance_of(self.config)
+
+    def engine(self) -> HybridExecution | None:
+        """Return the engines on the GPU that is here, None where none were built."""
+        if not all(stage.get("engine") for stage in self.stages):
+            return None
+        return engine_hybrid(self.backend, self.opened, self.stages)
+
+    def part_errors(self, sample: Sample) -> list[Json]:
+        """Return the error of every part's output that the reference has too: of the model up to there."""
+        theirs = self._whole.part_outputs(sample.inputs)
+        ours = self._seams(sample)
+        found = []
+        for name, port in self.opened.spec.output_ports().items():
+            if name not in theirs or name not in ours:
+                continue
+            compared = compare(ours[name], theirs[name])
+            passed = compared.relative_rms_error <= self.tolerance
+            found.append({"name": name, "module": port.reference, "passed": passed, **compared.to_json()})
+        return found
+
+    def layer_errors(self, sample: Sample) -> list[LayerError]:
+        """Measure every tensor of every stage on a sample."""
+        tensors: dict[str, Any] = dict(sample.inputs)
+        found: list[LayerError] = []
+        for stage in self._reference_stages():
+            inputs = {name: tensors[name] for name in stage.input_names}
+            network = stage.network.graph.network
+            errors = layer_errors(self.backend, network, inputs, stage.constants, {})
+            found += [replace(error, node=error.node or error.layer) for error in errors]
+            tensors |= stage.run(inputs)
+        return found
+
+    def _seams(self, sample: Sample) -> Arrays:
+        """Return every `part.output` of one run."""
+        for stage in self._reference_stages():
+            stage.keeps_seams = True
+        self.hybrid.run(sample.inputs)
+        found = {name: to_array(value) for stage in self._reference_stages() for name, value in stage.seams.items()}
+        for stage in self._reference_stages():
+            stage.keeps_seams, stage.seams = False, {}
+        return found
+
+    def _reference_stages(self) -> list[ReferenceStage]:
+        return [stage for stage in self.hybrid.stages if isinstance(stage, ReferenceStage)]
+
+
+def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
+    """Compare outputs on samples and profile corners, parts, and where asked every layer; return the report's data."""
+    return compare_all(HybridVerifier(arguments, report), arguments, report)
