@@ -107,11 +107,10 @@ class CustomOp:
 
     def check(self, facts: Sequence[Fact | None], attributes: Any) -> list[Fact]:
         """Return facts of the outputs. Raises Refusal for inputs that do not fit the op or each other."""
-        facts = self.complete(facts)
         sizes: dict[str, int] = {}
         for port, fact in _pairs(self.inputs, facts):
             _check_port(port, fact, sizes)
-        return self.infer(facts, attributes)
+        return self.infer(self.complete(facts), attributes)
 
     def complete(self, inputs: Sequence[X | None]) -> list[X | None]:
         """Return inputs, one for each port at least: None where an optional one is missing."""

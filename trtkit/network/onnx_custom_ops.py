@@ -47,7 +47,7 @@ def replace(model: onnx.ModelProto, *, is_final: bool = True, form: str | None =
     handlers = _handlers()
     if not any(_key(node) in handlers for node in _nodes(model)):
         return model, "none"
-    model = _with_plain_functions(_lifted(model), handlers)
+    original, model = model, _with_plain_functions(_lifted(model), handlers)
     rewrite = _Rewrite(model, Knowledge(model), is_final, form)
     for graph in all_graphs(model.graph):
         for node in graph.node:
@@ -56,6 +56,8 @@ def replace(model: onnx.ModelProto, *, is_final: bool = True, form: str | None =
     if rewrite.problems:
         count = len(rewrite.problems)
         raise UnsupportedOperatorsError(f"trtkit cannot take {count} node{'s' * (count != 1)}", rewrite.problems)
+    if not rewrite.done:
+        return original, "none"
     _add_functions(rewrite)
     return model, _said(rewrite.done)
 
@@ -182,4 +184,4 @@ def _add_functions(rewrite: _Rewrite) -> None:
 
 
 def _said(done: Counter[tuple[str, str]]) -> str:
-    return ", ".join(f"{count} {op} from {label}" for (label, op), count in done.items()) or "none"
+    return ", ".join(f"{count} {op} from {label}" for (label, op), count in done.items())

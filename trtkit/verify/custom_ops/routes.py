@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.verify.custom_ops.trial import Array, Trial
 
-OPSET = 19
+OPSET = 20
 """That of the models made here."""
 
 

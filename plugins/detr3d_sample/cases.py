@@ -1,0 +1,59 @@
+"""What every implementation of DETR3D feature sampling is tried on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.network.custom_op import Case
+
+from .op import Detr3dSampleAttributes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy import ndarray
+
+
+def cameras(batch: int, count: int, height: int, width: int) -> ndarray:
+    """Return lidar2img matrices [batch, count, 4, 4] of cameras that look outwards, around the vertical axis."""
+    intrinsics = np.array([[width * 0.8, 0, width / 2, 0], [0, width * 0.8, height / 2, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
+    matrices = []
+    for camera in range(count):
+        turn = 2 * np.pi * camera / count
+        right, ahead = np.array([np.sin(turn), -np.cos(turn), 0]), np.array([np.cos(turn), np.sin(turn), 0])
+        extrinsics = np.eye(4)
+        extrinsics[:3, :3] = np.stack([right, np.array([0, 0, -1]), ahead])
+        extrinsics[:3, 3] = extrinsics[:3, :3] @ [0, 0, -1.6]
+        matrices.append(intrinsics @ extrinsics)
+    return np.broadcast_to(np.array(matrices), (batch, count, 4, 4)).copy()
+
+
+def _maker(
+    sizes: tuple[int, int, int, int], attributes: Detr3dSampleAttributes, levels: tuple[tuple[int, int], ...]
+) -> Callable[[np.random.Generator], Sequence[ndarray | None]]:
+    """Return a maker of inputs. sizes: B, N, Q, C."""
+    batch, count, queries, channels = sizes
+
+    def make(generator: np.random.Generator) -> Sequence[ndarray | None]:
+        points = generator.random((batch, queries, 3))
+        points[:, 0] = 0.5  # the origin: in front of no camera
+        matrices = cameras(batch, count, attributes.image_height, attributes.image_width)
+        weights = generator.random((batch, queries, count, len(levels)))
+        features = [generator.standard_normal((batch, count, channels, *level)) for level in levels]
+        return [array.astype(np.float32) for array in (points, matrices, weights, *features)]
+
+    return make
+
+
+_WIDE, _ONE = Detr3dSampleAttributes(232, 400), Detr3dSampleAttributes(33, 47, (-10.0, -10.0, -2.0, 10.0, 10.0, 4.0))
+CASES = (
+    Case("six cameras, four levels", _WIDE, _maker((1, 6, 37, 8), _WIDE, ((29, 50), (15, 25), (8, 13), (4, 7)))),
+    Case(
+        "dynamic batch and sizes",
+        _ONE,
+        _maker((2, 3, 11, 5), _ONE, ((5, 7), (3, 3))),
+        ("B", "Q", "H", "W"),
+    ),
+)

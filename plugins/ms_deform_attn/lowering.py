@@ -1,0 +1,29 @@
+"""Multi-scale deformable attention by one sampling a level."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.network.lowering.deformable_attention import Levels, deformable_attention
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.network.lowering.ops import Ops, T
+
+    from .op import MsDeformAttnAttributes
+
+
+def lower(o: Ops[T], inputs: Sequence[T | None], attributes: MsDeformAttnAttributes, form: str) -> list[T]:
+    """Compute from value [B, S, M, D], locations [B, Q, M, L, P, 2] and weights [B, Q, M, L, P]."""
+    value, locations, weights = inputs
+    assert value is not None
+    assert locations is not None
+    assert weights is not None
+    _, _, heads, levels, points = weights.shape
+    queries = o.size(weights, 1)
+    sampled = (
+        o.reshape(locations, [-1, queries, heads, levels * points, 2]),
+        o.reshape(weights, [-1, queries, heads, levels * points]),
+    )
+    return [deformable_attention(o, value, sampled, Levels(attributes.sizes(), (points,) * levels), form)]

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from transformers.models.deformable_detr.modeling_deformable_detr import MultiScaleDeformableAttention
+from transformers.models.rt_detr_v2.modeling_rt_detr_v2 import multi_scale_deformable_attention_v2
+
+from trtkit.backends import load_backend
+from trtkit.dtypes import FP32
+from trtkit.errors import UnsupportedOperatorsError
+from trtkit.network import onnx_custom_ops
+from trtkit.network.custom_op import Fact, find
+from trtkit.network.foreign import Refusal
+from trtkit.network.graph import Graph
+from trtkit.network.lowering.deformable_attention import Levels, deformable_attention
+from trtkit.network.lowering.trt_ops import TrtOps
+from trtkit.reference import Executor
+from trtkit.verify.custom_ops.check import outcomes
+from trtkit.verify.custom_ops.routes import build, network_of
+from trtkit.verify.custom_ops.trial import Trial, trials
+
+torch.set_num_threads(1)
+OP = find("MsDeformAttn")
+BACKEND = load_backend("tensorrt_rtx")
+
+
+@pytest.mark.parametrize("trial", trials(OP), ids=str)
+def test_every_implementation_matches_the_reference(trial: Trial) -> None:
+    assert [outcome for outcome in outcomes(BACKEND, trial) if not outcome.is_within] == []
+
+
+@pytest.mark.parametrize("form", OP.forms)
+@pytest.mark.parametrize("trial", trials(OP, ("fp16",)), ids=str)
+def test_tensorrt_builds_it(trial: Trial, form: str) -> None:
+    assert build(network_of(BACKEND, trial, form), trial) > 0
+
+
+SIZES = ((9, 11), (5, 6), (3, 3))
+
+
+def _inputs(points: int) -> list[torch.Tensor]:
+    """Return value, locations [B, Q, M, points, 2], some outside, and weights."""
+    generator = torch.Generator().manual_seed(1)
+    value = torch.randn(2, sum(h * w for h, w in SIZES), 4, 8, generator=generator)
+    locations = torch.rand(2, 7, 4, points, 2, generator=generator) * 1.2 - 0.1
+    return [value, locations, torch.rand(2, 7, 4, points, generator=generator).softmax(-1)]
+
+
+def test_the_reference_is_what_deformable_detr_computes() -> None:
+    value, locations, weights = _inputs(12)
+    given = (locations.reshape(2, 7, 4, 3, 4, 2), weights.reshape(2, 7, 4, 3, 4))
+    want = MultiScaleDeformableAttention()(value, torch.tensor(SIZES), SIZES, torch.tensor([0]), *given, 64)
+    attributes = OP.attributes(tuple(size for pair in SIZES for size in pair))
+    torch.testing.assert_close(OP.part("reference").reference([value, *given], attributes)[0], want)
+
+
+@pytest.mark.parametrize("is_discrete", [False, True])
+@pytest.mark.parametrize("form", OP.forms)
+def test_the_function_is_what_rt_detr_v2_computes(form: str, is_discrete: bool) -> None:
+    inputs = _inputs(9)
+    points = (4, 2, 3) if not is_discrete else (3, 3, 3)
+    method = "discrete" if is_discrete else "default"
+    grouped = [inputs[0], inputs[1], inputs[2]]
+    want = multi_scale_deformable_attention_v2(grouped[0], SIZES, grouped[1], grouped[2], list(points), method)
+    graph = Graph(BACKEND)
+    value, locations, weights = (graph.input(f"x{place}", FP32, (-1, *x.shape[1:])) for place, x in enumerate(inputs))
+    levels = Levels(SIZES, points, is_discrete)
+    graph.output(deformable_attention(TrtOps(graph), value, (locations, weights), levels, form), "y")
+    made = Executor(BACKEND, graph.network).run({f"x{place}": x for place, x in enumerate(inputs)})["y"]
+    torch.testing.assert_close(made, want, atol=1e-5, rtol=1e-5)
+
+
+def _mmcv_model(*, is_constant: bool) -> onnx.ModelProto:
+    """Return a model of mmcv's node; its shapes are a constant, or come from the shape of an input."""
+    shapes = np.array(SIZES, np.int64)
+    nodes = [] if is_constant else [helper.make_node("Shape", ["s"], ["shapes_1d"], "shape")]
+    weights = [numpy_helper.from_array(shapes, "shapes")] if is_constant else []
+    if not is_constant:
+        weights.append(numpy_helper.from_array(np.array([-1, 2]), "pairs"))
+        nodes.append(helper.make_node("Reshape", ["shapes_1d", "pairs"], ["shapes"], "reshape"))
+    weights.append(numpy_helper.from_array(np.array([0, 99, 129]), "starts"))
+    names = ["value", "shapes", "starts", "locations", "weights"]
+    nodes.append(
+        helper.make_node("MMCVMultiScaleDeformableAttention", names, ["y"], "cross", domain="mmcv", im2col_step=64)
+    )
+    given: dict[str, list[str | int | None]] = {
+        "value": ["B", 138, 4, 8],
+        "locations": ["B", 7, 4, 3, 4, 2],
+        "weights": ["B", 7, 4, 3, 4],
+    }
+    if not is_constant:
+        given["s"] = [9, 11, 5, 6, 3, 3]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in given.items()]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["B", 7, 32])]
+    imports = [helper.make_opsetid("", 13), helper.make_opsetid("mmcv", 1)]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
+    return helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+
+def test_mmcv_becomes_a_function_that_computes_the_same() -> None:
+    value, locations, weights = _inputs(12)
+    given = (locations.reshape(2, 7, 4, 3, 4, 2), weights.reshape(2, 7, 4, 3, 4))
+    want = MultiScaleDeformableAttention()(value, torch.tensor(SIZES), SIZES, torch.tensor([0]), *given, 64)
+    model, said = onnx_custom_ops.replace(_mmcv_model(is_constant=True))
+    assert said == "1 MsDeformAttn from mmcv::MMCVMultiScaleDeformableAttention"
+    feed = {"value": value.numpy(), "locations": given[0].numpy(), "weights": given[1].numpy()}
+    made = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feed)[0]
+    np.testing.assert_allclose(made, want.numpy(), atol=1e-5)
+
+
+def test_shapes_that_are_computed_wait_for_folding_and_are_then_refused() -> None:
+    model = _mmcv_model(is_constant=False)
+    assert onnx_custom_ops.replace(model, is_final=False) == (model, "none")
+    with pytest.raises(UnsupportedOperatorsError) as refused:
+        onnx_custom_ops.replace(model)
+    assert str(refused.value) == (
+        "trtkit cannot take 1 node\n"
+        "  mmcv::MMCVMultiScaleDeformableAttention `cross`: input 1 (`value_spatial_shapes`) must be a constant\n"
+        "    fix: export it with fixed sizes"
+    )
+
+
+@pytest.mark.parametrize(
+    ("shapes", "what"),
+    [
+        ([(1, 98, 4, 8), (1, 7, 4, 1, 2, 2), (1, 7, 4, 1, 2)],
+         "98 elements of `value`, 99 wanted: those of all levels"),
+        ([(1, 99, 4, 8), (1, 7, 4, 2, 2, 2), (1, 7, 4, 2, 2)],
+         "`weights` of shape [1, 7, 4, 2, 2]: 1 levels and a known number of points wanted"),
+        ([(1, 99, 4, 8), (1, 7, 3, 1, 2, 2), (1, 7, 4, 1, 2)],
+         "input `locations` of shape [1, 7, 3, 1, 2, 2]: M is 3 here and 4 before"),
+    ],
+)  # fmt: skip
+def test_inputs_that_do_not_fit_say_why(shapes: list[tuple[int, ...]], what: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        OP.check([Fact(FP32, shape) for shape in shapes], OP.attributes((9, 11)))
+    assert refused.value.what == what
