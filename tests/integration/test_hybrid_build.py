@@ -39,7 +39,7 @@ def test_bundle_computes_what_transformers_does(
     case: Case, compose: str, workspace: Path, trtkit: Callable[..., Ran]
 ) -> None:
     model = saved(case, workspace / "model")
-    (workspace / "m.yaml").write_text("source: {hf: model}\n")
+    (workspace / "m.yaml").write_text(f"source: {{hf: model}}\nimage_size: {list(case.size)}\n")
     ran = trtkit("build", "--config", "m.yaml", "--set", f"compose={compose}", "--json")
     assert ran.code == 0, ran.err
     manifest = ran.json()["manifest"]

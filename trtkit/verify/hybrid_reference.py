@@ -11,7 +11,7 @@ import numpy as np
 from trtkit.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import torch
 
@@ -64,10 +64,20 @@ class HybridReference:
             raise SourceError(f"the reference model has no module `{where}`", self._spec.reference) from error
 
         def take(_module: Any, _inputs: Any, output: Any) -> None:
-            chosen = output[int(index or 0)] if isinstance(output, tuple | list) or index else output
-            found[name] = chosen.detach().float().numpy()
+            found[name] = list(_tensors(output))[int(index or 0)].detach().float().numpy()
 
         return module.register_forward_hook(take)
+
+
+def _tensors(output: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in what a module returned, in order."""
+    if hasattr(output, "to_tuple"):
+        output = output.to_tuple()
+    if isinstance(output, tuple | list):
+        for item in output:
+            yield from _tensors(item)
+    elif output is not None:
+        yield output
 
 
 def _widened(array: Array) -> Array:

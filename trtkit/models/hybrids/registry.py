@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 # `model_type` -> module in `trtkit.models.hybrids`.
 HYBRIDS = {
+    "detr": "detr",
+    "dinov2": "dinov2",
+    "dinov2_with_registers": "dinov2",
+    "siglip_vision_model": "siglip_vision",
     "vit": "vit",
 }
 

@@ -27,7 +27,7 @@ class VisionEncoderSpec:
 
     grid: patches by (height, width). position_grid: those of the stored positions, resized where it differs.
     num_register_tokens: learned tokens behind the class token, without positions.
-    has_class_position: the class token has a position of its own, the first.
+    has_class_token: a learned token before all others, which has the first position.
     has_layer_scale: each part's result is scaled by channel before it is added.
     head: what follows the final norm. pooler: dense and `pooler_activation` on the class token; first_token: the class
         token as it is; classifier: logits of the class token; classifier_with_mean: of it beside the patches' mean;
@@ -43,6 +43,7 @@ class VisionEncoderSpec:
     position_grid: tuple[int, int]
     has_class_token: bool = True
     num_register_tokens: int = 0
+    resize_has_antialias: bool = False
     has_layer_scale: bool = False
     head: Head = "none"
     head_size: int = 0
@@ -133,6 +134,11 @@ def grids(config: HfConfig, options: HybridOptions, *, resizes: bool) -> tuple[t
             raise SourceError(what, "image_size", f"use for example {max(1, round(edge / step)) * step}")
     rows, columns = (edge // step for edge, step in zip(size, patch, strict=True))
     return (rows, columns), (own[0] // patch[0], own[1] // patch[1])
+
+
+def num_labels(config: HfConfig) -> int:
+    """Return the number of classes: as many as have names, two where none have."""
+    return len(config.get("id2label", ())) or int(config.get("num_labels", 2))
 
 
 def encoder_weights(spec: VisionEncoderSpec, names: Names) -> Iterator[Weight]:

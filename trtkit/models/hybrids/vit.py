@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trtkit.models.hybrids.vision_encoder import Names, VisionEncoderSpec, grids, vision_hybrid
+from trtkit.models.hybrids.vision_encoder import Names, VisionEncoderSpec, grids, num_labels, vision_hybrid
 from trtkit.models.names import names
 from trtkit.models.parts import attention_part, layer_norm_part, plain_mlp_part
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 DEFAULTS = {"layer_norm_eps": 1e-12, "patch_size": 16, "image_size": 224}
 IMMATERIAL = ("encoder_stride", "attention_probs_dropout_prob", "pooler_act", "pooler_output_size")
+UNUSED = (r"mask_token$",)
 TABLE = names(
     "encoder.layer.{i}.",
     {
@@ -60,11 +61,3 @@ def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
         encoder = replace(encoder, head="pooler", head_size=size, pooler_activation=activation)
     prefix = "vit." if is_classifier else ""
     return vision_hybrid(config, encoder, Names("embeddings.patch_embeddings.projection", TABLE, prefix), UNUSED)
-
-
-def num_labels(config: HfConfig) -> int:
-    """Return the number of classes: as many as have names, two where none have."""
-    return len(config.get("id2label", ())) or int(config.get("num_labels", 2))
-
-
-UNUSED = (r"mask_token$",)

@@ -67,16 +67,18 @@ def _positions(weights: Weights, spec: VisionEncoderSpec) -> Array:
     if spec.grid == spec.position_grid:
         return stored
     first = int(spec.has_class_token)
-    return np.concatenate([stored[:, :first], _resized(stored[:, first:], spec.position_grid, spec.grid)], axis=1)
+    return np.concatenate([stored[:, :first], _resized(stored[:, first:], spec)], axis=1)
 
 
-def _resized(table: Array, old: tuple[int, int], new: tuple[int, int]) -> Array:
-    """Resize positions [1, h * w, D] to another grid by cubic interpolation, as transformers does."""
+def _resized(table: Array, spec: VisionEncoderSpec) -> Array:
+    """Resize positions [1, h * w, D] to the grid by cubic interpolation, as transformers does."""
     import torch
 
-    grid = torch.from_numpy(table).reshape(1, *old, -1).permute(0, 3, 1, 2)
-    resized = torch.nn.functional.interpolate(grid, size=new, mode="bicubic", align_corners=False)
-    array: Array = resized.permute(0, 2, 3, 1).reshape(1, new[0] * new[1], -1).numpy()
+    grid = torch.from_numpy(table).reshape(1, *spec.position_grid, -1).permute(0, 3, 1, 2)
+    resized = torch.nn.functional.interpolate(
+        grid, size=spec.grid, mode="bicubic", align_corners=False, antialias=spec.resize_has_antialias
+    )
+    array: Array = resized.permute(0, 2, 3, 1).reshape(1, -1, spec.hidden_size).numpy()
     return array
 
 

@@ -1,0 +1,56 @@
+"""Post-norm transformer layers over feature maps and object queries, as data: DETR, RT-DETR."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.models.hybrids.weights import linear_weights, norm_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from trtkit.models.spec import AttentionSpec, MlpSpec, NormSpec
+    from trtkit.models.weights import Weight
+
+Sizes = tuple[int, int]
+"""(height, width)."""
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """A layer: self-attention, in decoders cross-attention, MLP; a norm after each. Positions join queries and keys."""
+
+    hidden_size: int
+    attention: AttentionSpec
+    mlp: MlpSpec
+    norm: NormSpec
+
+
+def layer_weights(path: str, name: str, spec: LayerSpec, names: Mapping[str, str]) -> Iterator[Weight]:
+    """Yield a layer's weights. names: in the checkpoint below `name`, by path below `path`."""
+    D, F = spec.hidden_size, spec.mlp.intermediate_size
+    for inner, own in names.items():
+        if inner.endswith("norm"):
+            yield from norm_weights(f"{path}.{inner}", f"{name}.{own}", D)
+        elif inner == "mlp.up":
+            yield from linear_weights(f"{path}.{inner}", f"{name}.{own}", (F, D))
+        elif inner == "mlp.down":
+            yield from linear_weights(f"{path}.{inner}", f"{name}.{own}", (D, F))
+        else:
+            yield from linear_weights(f"{path}.{inner}", f"{name}.{own}", (D, D))
+
+
+def box_head_weights(path: str, name: str, hidden_size: int, layers: int = 3) -> Iterator[Weight]:
+    """Yield an MLP's weights that gives four numbers, all its layers but the last as wide as the model."""
+    for index in range(layers):
+        size = 4 if index == layers - 1 else hidden_size
+        yield from linear_weights(f"{path}.{index}", f"{name}.layers.{index}", (size, hidden_size))
+
+
+def halved(size: Sizes, times: int) -> Sizes:
+    """Return an image's size after convolutions of stride 2, which round up."""
+    height, width = size
+    for _ in range(times):
+        height, width = (height + 1) // 2, (width + 1) // 2
+    return height, width
