@@ -134,6 +134,18 @@ class LlmOptions(StrictModel):
         return self
 
 
+class VisionOptions(StrictModel):
+    """The vision tower of a vision-language model."""
+
+    enabled: StrictBool = Field(True, description="Build the tower; without it the language model takes text only.")
+    max_images: StrictInt = Field(4, ge=1, description="Images, or tiles of one, that a call takes.")
+    max_tokens: StrictInt | None = Field(
+        None, ge=1, description="Tokens of the largest image, where they follow its size; the image processor's limit."
+    )
+    precision: Precision | None = Field(None, description="Type that the tower computes in; the model's when unset.")
+    keep_fp32: tuple[str, ...] = Field((), description="Globs of the tower's node names, or `op:Type`, kept in fp32.")
+
+
 class ModelConfig(StrictModel):
     """One model and how to make an engine of it."""
 
@@ -157,6 +169,7 @@ class ModelConfig(StrictModel):
     target: str = Field("any", description="Hardware to build for: a file in configs/targets/.")
     build: BuildOptions = Field(BuildOptions(), description="How TensorRT builds.")
     llm: LlmOptions | None = Field(None, description="Size of a decoder-only LLM's engine.")
+    vision: VisionOptions | None = Field(None, description="The vision tower of a vision-language model.")
     preprocess: Preprocess | None = Field(None, description="How an image becomes an input.")
     task: Task | None = Field(None, description="How outputs are read; adds its measure to verify.")
     verify: VerifyOptions = Field(VerifyOptions(), description="What verify runs on and allows.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from trtkit.engine import cache
 from trtkit.engine.bundle import MANIFEST, NETWORK, Bundle, is_bundle, open_bundle, write_json
 from trtkit.engine.decoder_build import compile_decoder, describe_decoder
+from trtkit.engine.embeddings import EMBEDDINGS
 from trtkit.engine.folder_lock import atomic_folder
 from trtkit.engine.hybrid_build import compile_hybrid, describe_hybrid
 from trtkit.engine.manifest import (
@@ -20,9 +21,11 @@ from trtkit.engine.manifest import (
     IoRecord,
     Manifest,
     StepRecord,
+    VisionRecord,
 )
 from trtkit.engine.onnx_build import compile_onnx, describe_onnx
 from trtkit.engine.plan import Plan, plan_build
+from trtkit.engine.vision_language_build import compile_vision_language, describe_vision_language
 from trtkit.errors import BundleError
 from trtkit.sources.digest import sha256_of
 
@@ -67,6 +70,8 @@ def describe_network(plan: Plan, folder: Path, on_event: Callable[[Json], None])
     """Make the network without building it; return its steps, profiles and record."""
     if plan.is_hybrid:
         return describe_hybrid(plan, folder, on_event)
+    if plan.takes_images:
+        return describe_vision_language(plan, folder, on_event)
     return (describe_decoder if plan.is_decoder else describe_onnx)(plan, folder, on_event)
 
 
@@ -74,12 +79,18 @@ def _fill(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> None:
     """Do the work in `folder`."""
     (folder / "engines").mkdir()
     engine = f"engines/{plan.config.name}.plan"
-    compile_network = compile_hybrid if plan.is_hybrid else compile_decoder if plan.is_decoder else compile_onnx
-    compiled = compile_network(plan, folder, engine, on_event)
+    compiled = _compiler(plan)(plan, folder, engine, on_event)
     write_json(folder / NETWORK, compiled["network"])
-    engines = compiled["engines"] if plan.is_hybrid else [{"path": engine, **compiled["plan"]}]
+    engines = compiled["engines"] if "engines" in compiled else [{"path": engine, **compiled["plan"]}]
     manifest = _manifest(plan, compiled, tuple(FileRecord(**record) for record in engines), folder)
     write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
+
+
+def _compiler(plan: Plan) -> Callable[..., Json]:
+    """Return what builds a plan's kind of model."""
+    if plan.is_hybrid or plan.takes_images:
+        return compile_hybrid if plan.is_hybrid else compile_vision_language
+    return compile_decoder if plan.is_decoder else compile_onnx
 
 
 def _standing(plan: Plan, out: Path) -> Bundle | None:
@@ -131,6 +142,8 @@ def _manifest(plan: Plan, compiled: Json, engines: tuple[FileRecord, ...], folde
         decoder=DecoderRecord(**compiled["decoder"]) if plan.is_decoder else None,
         totals=network["totals"],
         hybrid=HybridRecord(**compiled["hybrid"]) if plan.is_hybrid else None,
+        vision=VisionRecord(**compiled["vision"]) if plan.takes_images else None,
+        embeddings=_record(folder, EMBEDDINGS),
         engines=engines,
         warnings=tuple(compiled["warnings"]),
         metrics=BuildMetrics(prepare_s=prepare_s, **compiled["metrics"]),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import load_backend
 from trtkit.config.schema import ModelConfig
+from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import (
     DecoderSize,
     checked_spec,
@@ -21,7 +22,9 @@ from trtkit.engine.decoders import (
     llm_options,
     network_options,
     open_decoder,
+    takes_embeddings,
 )
+from trtkit.engine.embeddings import embedding_table, write_embeddings
 from trtkit.engine.plan_file import Buildable, PlanRequest, write_plan
 from trtkit.engine.steps import Steps
 from trtkit.errors import BuildError
@@ -80,6 +83,10 @@ def compile_decoder(arguments: Json, report: Callable[[Json], None]) -> Json:
     check_types(record, request.target["name"], request.target["compute_capabilities"], backend.features)
     steps.add("describe", f"{len(record.layers)} layers")
     _carry(opened, Path(request.folder), steps)
+    if takes_embeddings(config):
+        table = embedding_table(spec, find_weights(spec, opened.checkpoint, opened.where), dtype_of(config.precision))
+        path = write_embeddings(table, Path(request.folder))
+        steps.add("embeddings", f"{path.name}, {path.stat().st_size / 2**20:.1f} MiB, is read beside the engine")
     result = {
         "steps": steps.done,
         "profiles": profiles,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import LlmOptions, ModelConfig
 from trtkit.dtypes import dtype_of
+from trtkit.engine.vision_language import takes_images
 from trtkit.errors import ConfigError, Problem
 from trtkit.models.registry import decoder_spec
 from trtkit.network.decoder import DecoderOptions
@@ -55,6 +56,11 @@ def llm_options(config: ModelConfig) -> LlmOptions:
     return config.llm or LlmOptions()
 
 
+def takes_embeddings(config: ModelConfig) -> bool:
+    """Whether the engine takes vectors in place of ids: asked for, or because the model takes images."""
+    return llm_options(config).inputs == "embeds" or takes_images(config)
+
+
 def network_options(config: ModelConfig) -> DecoderOptions:
     """Return how the network is to be written."""
     options = llm_options(config)
@@ -62,7 +68,7 @@ def network_options(config: ModelConfig) -> DecoderOptions:
         dtype_of(config.precision),
         options.max_sequence_length,
         has_all_logits=options.logits == "all",
-        has_embeds_input=options.inputs == "embeds",
+        has_embeds_input=takes_embeddings(config),
         has_hidden_states=options.hidden_states,
     )
 

@@ -114,6 +114,31 @@ class HybridRecord(StrictModel):
     stages: tuple[StageRecord, ...]
 
 
+class VisionRecord(StrictModel):
+    """The vision tower beside a language model: its engine, and how its soft tokens stand in a prompt.
+
+    layout: an image is one picture, several tiles, or as many patches as it has. image_token_id: the placeholder of
+    a soft token. tokens_per_image: of a picture or a tile; 0 where the size decides, by groups of merge_size squared
+    patches. window_size: tokens on the side of an attention window, 0 for none. has_grid_positions: M-RoPE.
+    max_images, max_tokens: of one call.
+    """
+
+    model_type: str
+    layout: Literal["image", "tiles", "patches"]
+    image_token_id: int
+    tokens_per_image: int
+    merge_size: int
+    window_size: int
+    has_grid_positions: bool
+    max_images: int
+    max_tokens: int
+    engine: str
+    inputs: tuple[IoRecord, ...]
+    outputs: tuple[IoRecord, ...]
+    profiles: tuple[dict[str, ShapeRange], ...]
+    totals: dict[str, Any]
+
+
 class Manifest(StrictModel):
     """The whole of `manifest.json`.
 
@@ -138,6 +163,10 @@ class Manifest(StrictModel):
     totals: dict[str, Any] = Field(description="Layers, weight bytes, FLOPs and bytes moved at the opt shapes.")
     decoder: DecoderRecord | None = Field(None, description="What a decoder-only LLM weighs.")
     hybrid: HybridRecord | None = Field(None, description="Parts and run plan of a hybrid.")
+    vision: VisionRecord | None = Field(None, description="The vision tower beside an LLM; `network` is its ONNX.")
+    embeddings: FileRecord | None = Field(
+        None, description="The LLM's embedding table, where its engine takes vectors."
+    )
     engines: tuple[FileRecord, ...] = Field(min_length=1)
     warnings: tuple[str, ...] = ()
     metrics: BuildMetrics

@@ -13,7 +13,9 @@ from trtkit.engine import cache
 from trtkit.engine.hybrids import is_hybrid
 from trtkit.engine.jobs import run
 from trtkit.engine.manifest import FileRecord
+from trtkit.engine.vision_language import takes_images
 from trtkit.models.registry import FAMILIES
+from trtkit.models.vision_language.registry import VISION_LANGUAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +30,7 @@ class Plan:
     """A build before it starts.
 
     is_decoder: the source is a decoder-only LLM, written by the network API. is_hybrid: a model of several parts.
+    takes_images: the LLM has a vision tower beside it.
     """
 
     config: ModelConfig
@@ -38,6 +41,7 @@ class Plan:
     key: str
     is_decoder: bool
     is_hybrid: bool = False
+    takes_images: bool = False
 
 
 def plan_build(config: ModelConfig, on_event: Callable[[Json], None]) -> Plan:
@@ -48,7 +52,8 @@ def plan_build(config: ModelConfig, on_event: Callable[[Json], None]) -> Plan:
     sources = tuple(FileRecord(**file) for file in files)
     tools = cache.tool_versions()
     key = cache.build_key(config, target, backend, sources, tools)
-    return Plan(config, target, backend, sources, tools, key, is_decoder(config), is_hybrid(config))
+    kinds = is_decoder(config), is_hybrid(config), takes_images(config)
+    return Plan(config, target, backend, sources, tools, key, *kinds)
 
 
 def is_decoder(config: ModelConfig) -> bool:
@@ -59,7 +64,10 @@ def is_decoder(config: ModelConfig) -> bool:
     source = config.source
     if source.gguf is not None or source.trtllm is not None:
         return True
-    return source.hf is not None and (config.llm is not None or _model_type(Path(source.hf)) in FAMILIES)
+    return source.hf is not None and (config.llm is not None or _model_type(Path(source.hf)) in _LLMS)
+
+
+_LLMS = {*FAMILIES, *VISION_LANGUAGE}
 
 
 def _model_type(folder: Path) -> str:

@@ -35,8 +35,8 @@ _OLD_NAMES = {"su": "longrope"}
 def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
     """Return the rotary embedding that a config states.
 
-    fixed: `theta` and `partial` to use where the config states none, `is_interleaved`, and `layer_type`, whose own
-    parameters are taken where the config has some for each layer type.
+    fixed: `theta` and `partial` to use where the config states none, `is_interleaved`, `layer_type`, whose own
+    parameters are taken where the config has some for each layer type, and `has_sections` for M-RoPE.
     Raises SourceError for a method or a parameter that is not known.
     """
     stated = _stated(config, fixed.get("layer_type"))
@@ -45,6 +45,8 @@ def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
     kind = str(stated.pop("rope_type", stated.pop("type", "default")))
     stated.pop("type", None)
     kind = _OLD_NAMES.get(kind, kind)
+    sections = tuple(stated.pop("mrope_section", ())) if fixed.get("has_sections") else ()
+    kind = "default" if sections and kind == "mrope" else kind
     if kind not in get_args(Scaling):
         raise config.unsupported("rope_type", kind, get_args(Scaling))
     limit = int(config.need("max_position_embeddings"))
@@ -53,7 +55,11 @@ def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
     for name in ("short_factor", "long_factor"):
         if name in parameters and len(parameters[name]) != dim // 2:  # type: ignore[arg-type]
             raise SourceError(f"`{name}` needs {dim // 2} numbers, half of the rotated size {dim}", config.where)
-    return RopeSpec(theta, dim, bool(fixed.get("is_interleaved")), limit, kind, parameters)  # type: ignore[arg-type]
+    if sections and sum(sections) != dim // 2:
+        what = f"`mrope_section` {list(sections)} has {sum(sections)} pairs, a head has {dim // 2}"
+        raise SourceError(what, config.where)
+    is_interleaved = bool(fixed.get("is_interleaved"))
+    return RopeSpec(theta, dim, is_interleaved, limit, kind, parameters, sections)  # type: ignore[arg-type]
 
 
 def _stated(config: HfConfig, layer_type: str | None) -> dict[str, Any]:

@@ -29,6 +29,7 @@ class RopeSpec:
     is_interleaved: pairs are neighbours; otherwise element i of the two halves.
     max_position_embeddings: the model's own context length, which dynamic NTK scaling starts from.
     scaling, parameters: the method and its numbers under Hugging Face's names (`factor`, `beta_fast`, ...).
+    sections: pairs that turn by time, height and width (M-RoPE), in turn; all by the one position where empty.
     """
 
     theta: float
@@ -37,6 +38,7 @@ class RopeSpec:
     max_position_embeddings: int = 0
     scaling: Scaling = "default"
     parameters: Mapping[str, float | tuple[float, ...]] = field(default_factory=dict)
+    sections: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ from trtkit.network.blocks.weights import Weights
 from trtkit.network.host_array import COMPUTE_TYPES
 from trtkit.network.ops.activation import tanh
 from trtkit.network.ops.arithmetic import cast
-from trtkit.network.ops.gather import embedding, token_at
+from trtkit.network.ops.gather import embedding, pick, token_at
 from trtkit.network.ops.linear import linear
 from trtkit.network.ops.mask import alibi_mask, alibi_slopes, causal_mask
+from trtkit.network.ops.shape import concat, take
 from trtkit.network.rope_tables import rope_tables
 
 if TYPE_CHECKING:
@@ -50,11 +51,12 @@ class DecoderOptions:
 
 @dataclass(frozen=True, eq=False)
 class _Inputs:
-    """The network's inputs but tokens and caches."""
+    """The network's inputs but tokens and caches. rope_position_ids: where the model has M-RoPE."""
 
     position_ids: Tensor
     write_indices: Tensor
     kv_lengths: Tensor
+    rope_position_ids: Tensor | None = None
 
 
 def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], options: DecoderOptions) -> None:
@@ -62,6 +64,8 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
 
     Inputs: `input_ids` [B, S], `position_ids` [B, S], `write_indices` [B], `kv_lengths` [B] (cached tokens with the
     new ones), `last_token_index` [B], and for each layer `past_key_<i>`, `past_value_<i>` [B, K, T, H].
+    `position_ids` are places in the cache, and what causality follows. M-RoPE turns by `rope_position_ids` [3, B, S]:
+    time, height and width.
     Outputs: `logits` in fp32, and for each layer `present_key_<i>`, `present_value_<i>`, in the inputs' memory.
     Every sequence is a slot with lengths of its own; new tokens behind a slot's `kv_lengths` are padding, which is
     written to the cache too: `write_indices` + S is at most T. An idle slot has a `kv_lengths` of 1: with nothing to
@@ -108,6 +112,7 @@ def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> tupl
         graph.input("position_ids", ids, (-1, -1)),
         graph.input("write_indices", INT32, (-1,)),
         graph.input("kv_lengths", INT32, (-1,)),
+        graph.input("rope_position_ids", ids, (3, -1, -1)) if _has_sections(spec) else None,
     )
     with graph.scope("embedding"):
         if not options.has_embeds_input or spec.head.is_tied:
@@ -116,6 +121,11 @@ def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> tupl
             x = embedding(tokens, table)
             x = x * spec.embedding.scale if spec.embedding.scale != 1 else x
     return _position(weights, x, spec, inputs), table, inputs
+
+
+def _has_sections(spec: DecoderSpec) -> bool:
+    """Whether the model turns by time, height and width."""
+    return any(layer.rope is not None and bool(layer.rope.sections) for layer in spec.layers)
 
 
 def _position(weights: Weights, x: Tensor, spec: DecoderSpec, inputs: _Inputs) -> Tensor:
@@ -172,8 +182,18 @@ class _Rows:
                 self._graph.constant(array, role, self._options.dtype)
                 for array, role in zip(arrays, ("cos", "sin"), strict=True)
             )
+            if rope.sections and self._inputs.rope_position_ids is not None:
+                cos, sin = (_by_section(table, rope, self._inputs.rope_position_ids) for table in (cos, sin))
         self._tables.append((rope, (cos, sin)))
         return cos, sin
+
+
+def _by_section(table: Tensor, rope: RopeSpec, positions: Tensor) -> Tensor:
+    """Return each token's angles: table [T, dim / 2], positions [3, B, S] -> [B, S, dim / 2]."""
+    by_axis = [embedding(pick(positions, axis), table) for axis in range(3)]
+    starts = [sum(rope.sections[:index]) for index in range(len(rope.sections))]
+    sections = enumerate(zip(starts, rope.sections, strict=True))
+    return concat([take(by_axis[index % 3], -1, start, size) for index, (start, size) in sections], axis=-1)
 
 
 def _head(weights: Weights, spec: DecoderSpec, options: DecoderOptions, ends: tuple[Tensor, Tensor | None]) -> None:

@@ -9,6 +9,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trtkit.runtime.soft_tokens import SoftTokens
+
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -16,7 +18,7 @@ class Sequences:
     """What each slot has read and written.
 
     tokens: [slots, T] int64, the prompt and what was generated after it. lengths: [slots], tokens known.
-    prompt_lengths: [slots], how many of them are the prompt's.
+    prompt_lengths: [slots], how many of them are the prompt's. soft: vectors in the prompts, of slots that have some.
     """
 
     def __init__(self, slots: int, max_length: int) -> None:
@@ -24,13 +26,21 @@ class Sequences:
         self.tokens: Ints = np.zeros((slots, max_length + 1), np.int64)
         self.lengths: Ints = np.zeros(slots, np.int64)
         self.prompt_lengths: Ints = np.zeros(slots, np.int64)
+        self.soft: dict[int, SoftTokens] = {}
 
-    def start(self, slot: int, prompt_ids: Ints | Sequence[int], generated: Ints | Sequence[int] = ()) -> None:
+    def start(
+        self,
+        slot: int,
+        prompt_ids: Ints | Sequence[int],
+        generated: Ints | Sequence[int] = (),
+        soft: SoftTokens | None = None,
+    ) -> None:
         """Begin a sequence. generated: what it had made before it lost its slot."""
         prompt, length = len(prompt_ids), len(prompt_ids) + len(generated)
         self.tokens[slot, :prompt] = prompt_ids
         self.tokens[slot, prompt:length] = generated
         self.prompt_lengths[slot], self.lengths[slot] = prompt, length
+        self._set_soft(slot, soft)
 
     def append(self, slots: Ints, tokens: Ints) -> None:
         """Add one token to each of `slots` [R]."""
@@ -42,6 +52,7 @@ class Sequences:
         length = self.lengths[source]
         self.tokens[target, :length] = self.tokens[source, :length]
         self.lengths[target], self.prompt_lengths[target] = length, self.prompt_lengths[source]
+        self._set_soft(target, self.soft.get(source))
 
     def ids(self, slot: int) -> Ints:
         """Return a view of a slot's tokens."""
@@ -50,3 +61,8 @@ class Sequences:
     def generated(self, slot: int) -> Ints:
         """Return a view of the tokens behind the prompt."""
         return self.tokens[slot, self.prompt_lengths[slot] : self.lengths[slot]]
+
+    def _set_soft(self, slot: int, soft: SoftTokens | None) -> None:
+        self.soft.pop(slot, None)
+        if soft is not None:
+            self.soft[slot] = soft

@@ -16,8 +16,14 @@ _PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
+    "model.text_model.": "model.",
     "lm_head.": "lm_head.",
+    "model.": "model.",
 }
+# What stands below `model.` beside the language model.
+_OTHER_PARTS = tuple(
+    f"model.{name}." for name in ("vision_tower", "vision_model", "visual", "multi_modal_projector", "connector")
+)
 
 
 def unwrap(
@@ -42,6 +48,6 @@ def unwrap(
 def _inner_name(name: str) -> str | None:
     """Return the name that a weight has in the language model alone, None for weights of other parts."""
     for prefix, inner in _PREFIXES.items():
-        if name.startswith(prefix):
+        if name.startswith(prefix) and not name.startswith(_OTHER_PARTS):
             return inner + name.removeprefix(prefix)
     return None

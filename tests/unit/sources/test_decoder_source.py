@@ -120,7 +120,8 @@ def test_a_wrapper_with_names_that_are_not_known_is_refused(tmp_path: Path) -> N
     assert str(caught.value) == (
         f"{tmp_path / 'config.json'}: no weights of the language model inside `owl` were found\n"
         "fix: their names are to start with one of "
-        "`language_model.model.`, `language_model.lm_head.`, `model.language_model.`, `lm_head.`"
+        "`language_model.model.`, `language_model.lm_head.`, `model.language_model.`, "
+        "`model.text_model.`, `lm_head.`, `model.`"
     )
 
 

@@ -31,7 +31,8 @@ class Past:
 class Positions:
     """Where tokens are. mask: as `ops.attention` wants it. kv_lengths: given where that layer is to know them.
 
-    rope, tables: the layer's rotary embedding with its cosines and sines; None where it has none.
+    rope, tables: the layer's rotary embedding with its cosines and sines, by position or, for M-RoPE, by token; None
+        where it has none.
     """
 
     ids: Tensor
@@ -104,7 +105,8 @@ def _rotate(name: str, x: Tensor, positions: Positions) -> Tensor:
     if rope is None or tables is None:
         return x
     with x.graph.scope(name):
-        return rotary_embedding(x, tables, positions.ids, rope.dim, is_interleaved=rope.is_interleaved)
+        ids = None if rope.sections else positions.ids
+        return rotary_embedding(x, tables, ids, rope.dim, is_interleaved=rope.is_interleaved)
 
 
 def _attend(weights: Weights, qkv: tuple[Tensor, Tensor, Tensor], positions: Positions, spec: AttentionSpec) -> Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from trtkit.network.ops.shape import unsqueeze
 
 if TYPE_CHECKING:
@@ -21,3 +23,10 @@ def token_at(x: Tensor, index: Tensor) -> Tensor:
     layer = graph.network.add_gather_v2(x.trt, unsqueeze(index, 1).trt, graph.backend.trt.GatherMode.ND)
     layer.num_elementwise_dims = 1
     return graph.add(layer, "gather")
+
+
+def pick(x: Tensor, index: int) -> Tensor:
+    """Pick one element of the first axis, which goes: x [A, ...] -> [...]."""
+    graph = x.graph
+    at = graph.constant(np.array(index, np.int32), "index")
+    return graph.add(graph.network.add_gather(x.trt, at.trt, 0), "pick")

@@ -2,7 +2,7 @@
 
 from trtkit.runtime.decoder.call import Call, DecoderExecution
 from trtkit.runtime.decoder.network import DecoderModel, DecoderNetwork, bundle_network, open_model
-from trtkit.runtime.decoder.open import Runtime, open_execution
+from trtkit.runtime.decoder.open import Runtime, open_execution, runs_on_gpu
 from trtkit.runtime.decoder.reference import ReferenceDecoder
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "bundle_network",
     "open_execution",
     "open_model",
+    "runs_on_gpu",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -10,9 +10,12 @@ import numpy as np
 from trtkit.errors import ExecutionError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     import torch
 
     from trtkit.runtime.sequences import Ints
+    from trtkit.runtime.soft_tokens import SoftTokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,13 +23,14 @@ class Call:
     """New tokens for neighbouring slots, from `first_slot` on.
 
     ids: [R, S]. starts: [R], tokens that each slot's cache holds already. counts: [R], how many of a row's ids are
-    tokens; the rest is padding, and a row of none is idle.
+    tokens; the rest is padding, and a row of none is idle. soft: vectors in the prompts, by slot.
     """
 
     first_slot: int
     ids: Ints
     starts: Ints
     counts: Ints
+    soft: Mapping[int, SoftTokens] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check what would write into a neighbour's memory."""
@@ -52,6 +56,22 @@ class Call:
             "last_token_index": np.maximum(self.counts - 1, 0),
         }
         return {name: np.ascontiguousarray(value, np.int32) for name, value in feed.items()}
+
+    def rope_position_ids(self) -> np.ndarray:
+        """Return M-RoPE's positions [3, R, S] as int32: time, height and width, which are one for text."""
+        ids = np.broadcast_to(self.starts[:, None] + np.arange(self.ids.shape[1]), (3, *self.ids.shape))
+        ids = np.array(ids, np.int32)
+        for row, soft in self.soft_rows():
+            found = soft.rope_at(int(self.starts[row]), ids.shape[2])
+            ids[:, row] = ids[:, row] if found is None else found
+        return ids
+
+    def soft_rows(self) -> Iterator[tuple[int, SoftTokens]]:
+        """Yield each row whose prompt has vectors, with them."""
+        for row in range(len(self.starts)) if self.soft else ():
+            soft = self.soft.get(self.first_slot + row)
+            if soft is not None:
+                yield row, soft
 
     def check(self, slots: int, max_length: int) -> None:
         """Raise ExecutionError where a row would write outside its slot."""

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from trtkit.backends import load_backend
+from trtkit.dtypes import dtype_of
 from trtkit.engine.decoder_compile import decoder_graph
-from trtkit.engine.decoders import checked_spec, llm_options, open_decoder
+from trtkit.engine.decoders import checked_spec, llm_options, open_decoder, takes_embeddings
+from trtkit.engine.embeddings import embedding_table
 from trtkit.models.weights import find_weights
+from trtkit.runtime.decoder.embeddings import TokenEmbeddings, bundle_embeddings
 from trtkit.sources.digest import digest_source
 
 if TYPE_CHECKING:
@@ -24,13 +27,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class DecoderNetwork:
-    """A network with its weights, which its graph owns. max_prefill_length: new tokens that a row may bring."""
+    """A network with its weights, which its graph owns.
+
+    max_prefill_length: new tokens that a row may bring. embeddings: the table, where the network takes vectors.
+    """
 
     backend: Backend
     graph: Graph
     vocab_size: int
     max_prefill_length: int
     has_all_logits: bool
+    embeddings: TokenEmbeddings | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,14 +50,26 @@ class DecoderModel:
     spec: DecoderSpec
     weights: Mapping[str, Any]
 
-    def network(self, logits: Literal["all", "last"] | None = None) -> DecoderNetwork:
-        """Return the network that a build writes; `logits` changes what it gives."""
+    def network(
+        self, logits: Literal["all", "last"] | None = None, embeddings: TokenEmbeddings | None = None
+    ) -> DecoderNetwork:
+        """Return the network that a build writes; `logits` changes what it gives. embeddings: where they are known."""
         options = llm_options(self.config)
         options = options if logits is None else options.model_copy(update={"logits": logits})
         config = self.config.model_copy(update={"llm": options})
         graph = decoder_graph(self.backend, config, self.spec, self.weights)
-        has_all = options.logits == "all"
-        return DecoderNetwork(self.backend, graph, self.spec.vocab_size, options.max_prefill_length, has_all)
+        return DecoderNetwork(
+            self.backend,
+            graph,
+            self.spec.vocab_size,
+            options.max_prefill_length,
+            options.logits == "all",
+            embeddings if embeddings is not None or not takes_embeddings(config) else self._embeddings(),
+        )
+
+    def _embeddings(self) -> TokenEmbeddings:
+        """Return the table from the source."""
+        return TokenEmbeddings(embedding_table(self.spec, self.weights, dtype_of(self.config.precision)))
 
 
 def open_model(config: ModelConfig, backend: str) -> DecoderModel:
@@ -68,4 +87,4 @@ def bundle_network(bundle: Bundle, *, has_all_logits: bool = False) -> DecoderNe
     """
     bundle.check_sources({file.sha256 for file in digest_source(bundle.manifest.config.source)})
     model = open_model(bundle.manifest.config, bundle.manifest.backend.name)
-    return model.network("all" if has_all_logits else None)
+    return model.network("all" if has_all_logits else None, bundle_embeddings(bundle.path))

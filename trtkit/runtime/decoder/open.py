@@ -28,7 +28,7 @@ def open_execution(bundle: Bundle, runtime: Runtime = "auto", slots: int | None 
         what = "the bundle holds no language model"
         raise GenerationError(what, str(bundle.path), "give a bundle that was built from an `llm` config")
     count = _checked_slots(bundle, slots)
-    if _runs_on_gpu(runtime):
+    if runs_on_gpu(runtime):
         from trtkit.runtime.decoder.engine import EngineDecoder
 
         bundle.check_files()
@@ -47,7 +47,7 @@ def _checked_slots(bundle: Bundle, slots: int | None) -> int:
     return slots
 
 
-def _runs_on_gpu(runtime: Runtime) -> bool:
+def runs_on_gpu(runtime: Runtime) -> bool:
     """Whether TensorRT is to run the engine."""
     if runtime == "reference":
         return False

@@ -41,7 +41,11 @@ class ReferenceDecoder:
     def inputs(self, call: Call) -> dict[str, Any]:
         """Return every input of the network for a call; the caches are views."""
         call.check(self.slots, self.max_length)
-        feed = {name: value for name, value in call.feed().items() if name in self._names}
+        feed: dict[str, Any] = {name: value for name, value in call.feed().items() if name in self._names}
+        if "rope_position_ids" in self._names:
+            feed["rope_position_ids"] = call.rope_position_ids()
+        if self._network.embeddings is not None:
+            feed["inputs_embeds"] = self._network.embeddings.inputs(call)
         return feed | {name: cache[call.rows] for name, cache in self._caches.items()}
 
     def copy(self, source: int, target: int, tokens: slice) -> None:

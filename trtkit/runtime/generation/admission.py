@@ -71,13 +71,14 @@ def _admit(state: State, request: Request, min_shared_tokens: int) -> None:
     """Let a request run, on free slots that there are."""
     slots, prompt = state.slots, request.prompt_ids
     ids = [*prompt, *request.generated]
-    source, common = (0, 0) if request.settings.params.prompt_logprobs is not None else slots.shared_prefix(ids)
+    is_whole = request.settings.params.prompt_logprobs is not None
+    source, common = (0, 0) if is_whole else slots.shared_prefix(ids, request.soft)
     common = common if common >= min_shared_tokens else 0
     slot = slots.take(source, common)
     if common and slot != source:
         state.execution.copy(source, slot, slice(0, common))
     slots.cached[slot] = common
-    slots.sequences.start(slot, prompt, request.generated)
+    slots.sequences.start(slot, prompt, request.generated, request.soft)
     state.sampler.admit(slot, request.settings)
     request.metrics.reused += common
     state.statistics.reused_tokens += common

@@ -44,7 +44,8 @@ def _decode_call(state: State, ready: Ints, drafts: Ints | None) -> Call:
     if drafts is not None:
         ids[at, 1:] = np.maximum(drafts, 0)
         counts[at] += (drafts >= 0).sum(1)
-    return Call(rows.start, ids, np.minimum(starts, state.execution.max_length - width), counts)
+    starts = np.minimum(starts, state.execution.max_length - width)
+    return Call(rows.start, ids, starts, counts, sequences.soft)
 
 
 def _drafts(state: State, ready: Ints, proposer: Proposer) -> Ints | None:

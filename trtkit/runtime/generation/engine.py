@@ -74,9 +74,13 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Take a request. Raises RequestError where no run could serve it, GenerationError where the queue is full."""
+        self.check(request)
+        self._waiting.add(request)
+
+    def check(self, request: Request) -> None:
+        """Raise RequestError for a request that no run could serve."""
         check_request(request, self.execution)
         self._state.sampler.check(request.settings)
-        self._waiting.add(request)
 
     def cancel(self, request_id: str) -> bool:
         """End a request; the next step returns it with what it has. Return whether there was one."""

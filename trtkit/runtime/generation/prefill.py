@@ -62,4 +62,4 @@ def prefill_call(group: Sequence[Chunk], slots: Slots) -> Call:
     ids = np.zeros((len(group), int(counts.max())), np.int64)
     for row, chunk in zip(ids, group, strict=True):
         row[: chunk.count] = slots.sequences.tokens[chunk.slot, chunk.start : chunk.start + chunk.count]
-    return Call(group[0].slot, ids, starts, counts)
+    return Call(group[0].slot, ids, starts, counts, slots.sequences.soft)

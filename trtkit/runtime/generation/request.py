@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from trtkit.runtime.sampling.sampled import TokenLogprobs
     from trtkit.runtime.sampling.settings import Settings
+    from trtkit.runtime.soft_tokens import SoftTokens
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -44,7 +45,7 @@ class Request:
     """What is asked, and how far it is.
 
     priority: smaller is sooner. generated: tokens made before a preemption. logprobs: one a generated token.
-    prompt_logprobs: one a prompt token but the first.
+    prompt_logprobs: one a prompt token but the first. soft: vectors that stand in the prompt, such as an image's.
     """
 
     id: str
@@ -57,6 +58,7 @@ class Request:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     metrics: Metrics = field(default_factory=Metrics)
     arrival: int = 0
+    soft: SoftTokens | None = None
 
     @property
     def slots(self) -> int:

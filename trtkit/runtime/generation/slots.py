@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.runtime.sequences import Sequences
+from trtkit.runtime.soft_tokens import shared_length
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.runtime.sequences import Ints
+    from trtkit.runtime.soft_tokens import SoftTokens
 
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -36,15 +38,19 @@ class Slots:
         """Slots that nobody runs in."""
         return self.count - int(self.is_running.sum())
 
-    def shared_prefix(self, prompt_ids: Sequence[int] | Ints) -> tuple[int, int]:
+    def shared_prefix(self, prompt_ids: Sequence[int] | Ints, soft: SoftTokens | None = None) -> tuple[int, int]:
         """Return the slot whose cache begins most like a prompt, and for how many tokens.
 
-        At least the prompt's last token stays to be computed: its logits are what comes next.
+        At least the prompt's last token stays to be computed: its logits are what comes next. Placeholders are alike
+        where the vectors in their places are.
         """
         length = len(prompt_ids) - 1
         is_same = self.sequences.tokens[:, :length] == np.asarray(prompt_ids)[:length]
         is_same &= np.arange(length) < self.cached[:, None]
         common = np.where(is_same.all(1), length, is_same.argmin(1) if length else 0)
+        for slot in range(self.count) if soft is not None else self.sequences.soft:
+            end = shared_length(soft, self.sequences.soft.get(slot))
+            common[slot] = common[slot] if end is None else min(int(common[slot]), end)
         # Among equals a slot that has ended comes first: it can be gone on with where it is.
         best = int(np.lexsort((self.is_running, -common))[0])
         return best, int(common[best])

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.engine.bundle import Bundle
-    from trtkit.runtime.llm.frontend import Prompt
     from trtkit.runtime.llm.outputs import Delta
+    from trtkit.runtime.llm.prompts import Prompt
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,29 +6,27 @@ import itertools
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.engine.bundle import open_bundle
 from trtkit.errors import RequestError
 from trtkit.runtime.decoder import open_execution
 from trtkit.runtime.generation import DraftProposer, Engine, EngineOptions, LookupProposer
 from trtkit.runtime.llm.job import Job
+from trtkit.runtime.llm.prompts import Prompt, PromptReader
 from trtkit.runtime.sampling.guides import GuideFactory
 from trtkit.runtime.sampling.settings import Vocabulary
 from trtkit.runtime.text import eos_token_ids, open_tokenizer
+from trtkit.runtime.vision_language import ImagePrompts, open_tower
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from trtkit.engine.bundle import Bundle
     from trtkit.runtime.decoder import DecoderExecution, Runtime
     from trtkit.runtime.generation import Request
     from trtkit.runtime.generation.proposers import Proposer
     from trtkit.runtime.llm.outputs import Delta
+    from trtkit.runtime.llm.prompts import ReadPrompt
     from trtkit.runtime.sampling.params import SamplingParams
-
-Prompt = str | list[int] | dict[str, Any]
-"""Text, token ids, or `{"prompt": text}`, `{"prompt_token_ids": ids}`, `{"messages": [...]}`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +56,10 @@ class Frontend:
         self.bundle, folder = opened, opened.path / "model"
         self.execution = open_execution(opened, options.runtime, options.slots)
         self.tokenizer = open_tokenizer(folder)
-        encode = None if self.tokenizer is None else self._encode_word
+        self.images = None if opened.manifest.vision is None else ImagePrompts(opened, self.tokenizer)
+        self._tower = None if self.images is None else open_tower(opened, options.runtime)
+        self.reader = PromptReader(self.tokenizer, self.images)
+        encode = None if self.tokenizer is None else partial(self.reader.encode, add_special_tokens=False)
         self.vocabulary = Vocabulary(self.execution.vocab_size, eos_token_ids(folder), encode)
         guides = None if self.tokenizer is None else GuideFactory(self.tokenizer.hf, self.vocabulary.eos_ids)
         engine_options = EngineOptions(
@@ -82,11 +83,11 @@ class Frontend:
         name = request_id or f"request-{next(self._numbers)}"
         if name in self.jobs:
             raise RequestError("a request of this id is under way", name, "give each request an id of its own")
-        text, ids = self.read(prompt)
+        read = self.reader.read(prompt)
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, the bundle has none", "stop", "use `stop_token_ids`")
-        job = Job(name, text, ids, params, self.tokenizer, is_streamed)
-        self._submit(job.start(self.vocabulary, priority))
+        job = Job(name, read.text, read.ids, params, self.tokenizer, is_streamed)
+        self._submit(job.start(self.vocabulary, priority), read)
         self.jobs[name] = job
         if is_streamed:
             for index, answer in enumerate(job.answers):
@@ -122,25 +123,6 @@ class Frontend:
             self.engine.cancel(request.id)
         return job is not None
 
-    def read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
-        """Return a prompt's text, where it has one, and its tokens."""
-        if isinstance(prompt, str):
-            return prompt, self._tokenizer().encode(prompt)
-        if not isinstance(prompt, dict):
-            return None, self._checked_ids(prompt)
-        known = [key for key in ("prompt_token_ids", "messages", "prompt") if prompt.get(key) is not None]
-        if len(known) != 1:
-            fix = "give one of `prompt`, `prompt_token_ids`, `messages`"
-            raise RequestError(f"a prompt is one thing, {len(known)} are given", "prompt", fix)
-        if known == ["messages"]:
-            return None, self.chat_ids(prompt["messages"])
-        return self.read(prompt[known[0]])
-
-    def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the tokens of a conversation."""
-        ids: list[int] = self._tokenizer().chat(messages)
-        return ids
-
     def close(self) -> None:
         """Give the memory back."""
         self.execution.close()
@@ -148,30 +130,21 @@ class Frontend:
     def _news_of(self, job: Job, index: int) -> None:
         self._news[job.id, index] = job
 
-    def _submit(self, requests: list[Request]) -> None:
-        """Give the engine all of a job's requests or none."""
+    def _submit(self, requests: list[Request], read: ReadPrompt) -> None:
+        """Give the engine all of a job's requests or none. The vision tower runs once for all of them."""
+        for request in requests:
+            self.engine.check(request)
+        soft = None
+        if self.images is not None and self._tower is not None and read.merged is not None:
+            soft = self.images.soft_tokens(read.merged, self._tower)
         for index, request in enumerate(requests):
+            request.soft = soft
             try:
                 self.engine.submit(request)
             except Exception:
                 for earlier in requests[:index]:
                     self.engine.cancel(earlier.id)
                 raise
-
-    def _tokenizer(self) -> Any:
-        if self.tokenizer is None:
-            raise RequestError("the bundle has no tokenizer", "prompt", "give token ids")
-        return self.tokenizer
-
-    def _checked_ids(self, ids: Any) -> list[int]:
-        is_list = isinstance(ids, (list, tuple)) and all(isinstance(token, int) for token in ids)
-        if not is_list:
-            raise RequestError(f"a prompt cannot be a {type(ids).__name__}", "prompt", "give text or token ids")
-        return list(ids)
-
-    def _encode_word(self, text: str) -> list[int]:
-        found: list[int] = self._tokenizer().encode(text, add_special_tokens=False)
-        return found
 
     def _proposer(self, options: LlmOptions) -> Proposer | None:
         """Return what guesses tokens ahead."""

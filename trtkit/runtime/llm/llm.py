@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from trtkit.engine.bundle import Bundle
     from trtkit.runtime.generation import Statistics
-    from trtkit.runtime.llm.frontend import Prompt
     from trtkit.runtime.llm.outputs import Delta, RequestOutput
+    from trtkit.runtime.llm.prompts import Prompt
 
 
 class LLM:

@@ -1,0 +1,41 @@
+"""The token embedding table beside an engine that takes vectors in place of ids."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.network.host_array import host_array
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import torch
+
+    from trtkit.dtypes import DType
+    from trtkit.models.spec import DecoderSpec
+
+EMBEDDINGS, WEIGHT = "model/embeddings.safetensors", "weight"
+
+
+def embedding_table(spec: DecoderSpec, weights: Mapping[str, Any], dtype: DType) -> torch.Tensor:
+    """Return the rows [V, D] that `inputs_embeds` is made of: in the engine's type, scaled as the model does."""
+    import torch
+
+    memory = host_array(weights["embedding.weight"], dtype)
+    raw = np.array(memory.raw_bytes())
+    table = torch.from_numpy(raw).view(getattr(torch, dtype.torch)).reshape(memory.shape)
+    scale = torch.tensor(spec.embedding.scale, dtype=table.dtype)
+    return table if spec.embedding.scale == 1 else table * scale
+
+
+def write_embeddings(table: torch.Tensor, folder: Path) -> Path:
+    """Write the table into the bundle `folder`; return the file."""
+    from safetensors.torch import save_file
+
+    path = folder / EMBEDDINGS
+    path.parent.mkdir(exist_ok=True)
+    save_file({WEIGHT: table}, path)
+    return path

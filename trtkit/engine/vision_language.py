@@ -1,0 +1,113 @@
+"""A vision-language model's two networks: which config has them, and the vision tower as a config of its own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit.config.schema import InputSpec, LlmOptions, ModelConfig, Source, TorchSource, VisionOptions
+from trtkit.errors import Problem, ProblemsError, SourceError
+from trtkit.models.vision_language.registry import VISION_LANGUAGE, vision_spec
+from trtkit.models.vision_language.spec import VisionLimits
+from trtkit.sources import package_file
+
+if TYPE_CHECKING:
+    from trtkit.models.vision_language.spec import VisionSpec
+
+# What transformers reads for an image processor.
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+
+
+@dataclass(frozen=True)
+class OpenedVision:
+    """A vision tower that is to be built. config: of the tower alone, a torch module that is exported."""
+
+    spec: VisionSpec
+    limits: VisionLimits
+    config: ModelConfig
+    folder: Path
+
+
+def takes_images(config: ModelConfig) -> bool:
+    """Whether the config builds a language model with a vision tower."""
+    folder = config.source.hf
+    is_asked = config.vision is None or config.vision.enabled
+    return folder is not None and is_asked and _json(Path(folder), "config.json").get("model_type") in VISION_LANGUAGE
+
+
+def open_vision(config: ModelConfig) -> OpenedVision:
+    """Open the vision tower of a config that takes images. Raises SourceError, ProblemsError."""
+    from trtkit.sources.vision_language.load import whole_config
+
+    assert config.source.hf is not None
+    folder = package_file.resolve(config.source.hf)
+    if not any((folder / name).is_file() for name in PROCESSOR_FILES):
+        what = "no `preprocessor_config.json`: it says how an image becomes the model's input"
+        raise SourceError(what, str(folder), "take the folder as a whole, or set `vision.enabled=false` for text only")
+    fields, options = whole_config(folder), config.vision or VisionOptions()
+    limits = VisionLimits(options.max_images, options.max_tokens or _most_tokens(folder, fields, config))
+    spec = vision_spec(fields, limits, str(folder / "config.json"))
+    _check(spec, fields, folder)
+    return OpenedVision(spec, limits, _tower_config(config, spec, limits, folder), folder)
+
+
+def _tower_config(config: ModelConfig, spec: VisionSpec, limits: VisionLimits, folder: Path) -> ModelConfig:
+    """Return the config that builds the tower: `soft_tokens` from a torch module."""
+    most = limits.tokens if spec.layout == "patches" else limits.images
+    usual = max(1, most // 4) if spec.layout == "patches" else 1
+    dims: Any = [1, usual, most]
+    options = config.vision or VisionOptions()
+    return ModelConfig(
+        name=config.name,
+        source=Source(
+            torch=TorchSource(
+                factory=spec.module,
+                kwargs={"folder": str(folder), **(spec.arguments or {})},
+                inputs={name: InputSpec(shape=item.shape, dtype=item.dtype) for name, item in spec.inputs.items()},
+                outputs=("soft_tokens",),
+            )
+        ),
+        precision=options.precision or config.precision,
+        keep_fp32=options.keep_fp32,
+        profiles=({spec.symbol: dims},),
+        target=config.target,
+        build=config.build,
+    )
+
+
+def _most_tokens(folder: Path, fields: dict[str, Any], config: ModelConfig) -> int:
+    """Return the tokens of the largest image that the image processor lets through, as far as a slot holds them."""
+    vision, room = fields["vision_config"], (config.llm or LlmOptions()).max_sequence_length
+    processor = _json(folder, PROCESSOR_FILES[0]) or _json(folder, PROCESSOR_FILES[1]).get("image_processor", {})
+    size = processor.get("size")
+    pixels = processor.get("max_pixels") or (size.get("longest_edge") if isinstance(size, dict) else None)
+    if not pixels or "spatial_merge_size" not in vision:
+        return room
+    edge = int(vision["patch_size"]) * int(vision["spatial_merge_size"])
+    return max(1, min(room, int(pixels) // edge**2))
+
+
+def _check(spec: VisionSpec, fields: dict[str, Any], folder: Path) -> None:
+    """Raise ProblemsError where tower and language model do not fit each other."""
+    text, where = fields["text_config"], str(folder / "config.json")
+    problems = []
+    if spec.image_token_id >= int(text["vocab_size"]):
+        what = f"`image_token_id` {spec.image_token_id} is not below `text_config.vocab_size`, {text['vocab_size']}"
+        problems.append(Problem(what, where))
+    if spec.layout != "patches" and spec.tokens_per_image < 1:
+        vision = fields["vision_config"]
+        what = f"an image of {vision['image_size']} pixels has no whole token of patches of {vision['patch_size']}"
+        problems.append(Problem(what, where))
+    if problems:
+        raise ProblemsError(f"the parts of `{spec.model_type}` do not fit together", problems)
+
+
+def _json(folder: Path, name: str) -> dict[str, Any]:
+    """Return a file's JSON object, empty where there is none to read."""
+    try:
+        fields = json.loads((folder / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return fields if isinstance(fields, dict) else {}

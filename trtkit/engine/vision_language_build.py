@@ -1,0 +1,70 @@
+"""Build a vision-language model: the language model as any other, the vision tower through ONNX, in one bundle."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from trtkit.engine.decoder_build import compile_decoder, describe_decoder
+from trtkit.engine.onnx_build import compile_onnx, describe_onnx
+from trtkit.engine.vision_language import PROCESSOR_FILES, open_vision
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from trtkit.engine.plan import Plan
+    from trtkit.engine.vision_language import OpenedVision
+
+Json = dict[str, Any]
+LLM_ENGINE, VISION_ENGINE = "engines/llm.plan", "engines/vision.plan"
+
+
+def describe_vision_language(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> Json:
+    """Write both networks without building them; return the language model's record with the tower's beside it."""
+    opened = open_vision(plan.config)
+    tower = describe_onnx(replace(plan, config=opened.config, is_decoder=False), folder, on_event)
+    return _joined(describe_decoder(plan, folder, on_event), tower, opened)
+
+
+def compile_vision_language(plan: Plan, folder: Path, _engine: str, on_event: Callable[[Json], None]) -> Json:
+    """Build both engines, the smaller first; return the same with plans and metrics."""
+    opened = open_vision(plan.config)
+    tower_plan = replace(plan, config=opened.config, is_decoder=False)
+    tower = compile_onnx(tower_plan, folder, VISION_ENGINE, on_event)
+    llm = compile_decoder(plan, folder, LLM_ENGINE, on_event)
+    for name in PROCESSOR_FILES:
+        if (opened.folder / name).is_file():
+            shutil.copyfile(opened.folder / name, folder / "model" / name)
+    joined = _joined(llm, tower, opened)
+    engines = [{"path": LLM_ENGINE, **llm["plan"]}, {"path": VISION_ENGINE, **tower["plan"]}]
+    metrics: Json = {"peak_memory_mib": max(item["metrics"]["peak_memory_mib"] for item in (llm, tower))}
+    for key in ("parse_s", "describe_s", "build_s"):
+        metrics[key] = round(llm["metrics"][key] + tower["metrics"][key], 3)
+    warnings = list(dict.fromkeys([*tower["warnings"], *llm["warnings"]]))
+    return {**joined, "engines": engines, "metrics": metrics, "warnings": warnings}
+
+
+def _joined(llm: Json, tower: Json, opened: OpenedVision) -> Json:
+    """Return the language model's result with the tower's steps, its record and what it gives."""
+    steps = [{**step, "name": f"vision {step['name']}"} for step in tower["steps"]]
+    spec, network = opened.spec, tower["network"]
+    vision = {
+        "model_type": spec.model_type,
+        "layout": spec.layout,
+        "image_token_id": spec.image_token_id,
+        "tokens_per_image": spec.tokens_per_image,
+        "merge_size": spec.merge_size,
+        "window_size": spec.window_size,
+        "has_grid_positions": spec.has_grid_positions,
+        "max_images": opened.limits.images,
+        "max_tokens": opened.limits.tokens,
+        "engine": VISION_ENGINE,
+        "inputs": network["inputs"],
+        "outputs": network["outputs"],
+        "profiles": tower["profiles"],
+        "totals": network["totals"],
+    }
+    record = {**llm["network"], "vision": network}
+    return {**llm, "steps": [*steps, *llm["steps"]], "network": record, "vision": vision}

@@ -1,0 +1,30 @@
+"""Idefics3 and SmolVLM: tiles of one size, SigLIP, pixel shuffle. HF: `SmolVLMForConditionalGeneration`.
+
+Source: https://arxiv.org/abs/2408.12637, https://arxiv.org/abs/2504.05299.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trtkit.models.vision_language.spec import VisionInput, VisionSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trtkit.models.vision_language.spec import VisionLimits
+
+
+def spec(fields: Mapping[str, Any], _limits: VisionLimits, _where: str) -> VisionSpec:
+    """Return the tower that a config describes."""
+    vision, factor = fields["vision_config"], int(fields["scale_factor"])
+    size = int(vision["image_size"])
+    return VisionSpec(
+        str(fields["model_type"]),
+        "trtkit.sources.vision_language.idefics3:Idefics3Vision",
+        {"pixel_values": VisionInput(("images", int(vision["num_channels"]), size, size))},
+        "tiles",
+        int(fields["text_config"]["hidden_size"]),
+        int(fields["image_token_id"]),
+        tokens_per_image=(size // int(vision["patch_size"])) ** 2 // factor**2,
+    )

@@ -1,0 +1,41 @@
+"""Qwen2-VL and Qwen2.5-VL: patches of an image at its own size, merged by four. HF: `Qwen2VLForConditionalGeneration`.
+
+Source: https://arxiv.org/abs/2409.12191, https://arxiv.org/abs/2502.13923.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trtkit.models.vision_language.spec import VisionInput, VisionSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trtkit.models.vision_language.spec import VisionLimits
+
+
+def spec(fields: Mapping[str, Any], limits: VisionLimits, _where: str) -> VisionSpec:
+    """Return the tower that a config describes."""
+    vision = fields["vision_config"]
+    merge, patch = int(vision["spatial_merge_size"]), int(vision["patch_size"])
+    pixels = int(vision["in_channels"]) * int(vision["temporal_patch_size"]) * patch**2
+    inputs = {
+        "patches": VisionInput(("tokens", merge**2, pixels)),
+        "positions": VisionInput(("tokens", merge**2, 2), "int32"),
+    }
+    window = int(vision.get("window_size", 0)) // merge // patch
+    if window:
+        inputs["windows"] = VisionInput(("tokens",), "int32")
+    return VisionSpec(
+        str(fields["model_type"]),
+        "trtkit.sources.vision_language.qwen2_vl:Qwen2Vision",
+        inputs,
+        "patches",
+        int(fields["text_config"]["hidden_size"]),
+        int(fields["image_token_id"]),
+        merge_size=merge,
+        window_size=window,
+        has_grid_positions=True,
+        arguments={"positions": limits.tokens * merge},
+    )

@@ -1,0 +1,59 @@
+"""What the language model of a vision-language model is given of an image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Layout = Literal["image", "tiles", "patches"]
+Dim = int | str
+
+
+@dataclass(frozen=True)
+class VisionInput:
+    """An input of the vision tower. shape: sizes, and names of those known at run time."""
+
+    shape: tuple[Dim, ...]
+    dtype: Literal["fp32", "int32"] = "fp32"
+
+
+@dataclass(frozen=True)
+class VisionLimits:
+    """What one call of the tower takes at most: images (or tiles of one), and tokens of an image cut into patches."""
+
+    images: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class VisionSpec:
+    """A vision tower with its projector, which gives `soft_tokens` of the language model's hidden size.
+
+    module: `package.module:class` in torch, called with the model's `folder` and `arguments`.
+    layout: an image is one picture of one size (`image`), several tiles of one size (`tiles`), or as many patches as
+        it has (`patches`), in groups of `merge_size` x `merge_size` that become one token.
+    tokens_per_image: of one picture or tile; 0 where it depends on the image's size.
+    image_token_id: the placeholder; each soft token stands in the place of one.
+    window_size: side, in tokens, of the windows that attention keeps to; 0 where there are none.
+    has_grid_positions: tokens of an image turn by time, height and width (M-RoPE).
+    """
+
+    model_type: str
+    module: str
+    inputs: Mapping[str, VisionInput]
+    layout: Layout
+    hidden_size: int
+    image_token_id: int
+    tokens_per_image: int = 0
+    merge_size: int = 1
+    window_size: int = 0
+    has_grid_positions: bool = False
+    arguments: Mapping[str, Any] | None = None
+
+    @property
+    def symbol(self) -> str:
+        """The size that calls differ in: images, or an image's tokens."""
+        return "tokens" if self.layout == "patches" else "images"

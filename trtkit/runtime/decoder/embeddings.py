@@ -1,0 +1,45 @@
+"""The token embedding table of a decoder that takes vectors: a file that is mapped, of which each call reads rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from trtkit.engine.embeddings import EMBEDDINGS, WEIGHT
+from trtkit.errors import GenerationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trtkit.runtime.decoder.call import Call
+
+
+class TokenEmbeddings:
+    """From a call's tokens to `inputs_embeds`. table: [V, D] in the engine's type."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        self._table = table
+
+    def inputs(self, call: Call) -> torch.Tensor:
+        """Return [R, S, D]: rows of the table, and a prompt's own vectors where it has some."""
+        found = self._table[torch.from_numpy(call.ids)]
+        for row, soft in call.soft_rows():
+            start = int(call.starts[row])
+            part = soft.within(start, start + int(call.counts[row]))
+            found[row, torch.from_numpy(soft.places[part] - start)] = soft.vectors[part].to(found.dtype)
+        return found
+
+
+def bundle_embeddings(folder: Path) -> TokenEmbeddings | None:
+    """Map the table of a bundle, None where its engine takes ids. Raises GenerationError where it cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    path = folder / EMBEDDINGS
+    if not path.is_file():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            return TokenEmbeddings(file.get_tensor(WEIGHT))
+    except (OSError, SafetensorError) as error:
+        raise GenerationError(f"cannot be read: {error}", str(path), "build the bundle again") from None

@@ -1,0 +1,15 @@
+"""Images in prompts: preprocessing, placeholders, the vision tower, and positions in three axes."""
+
+from trtkit.runtime.vision_language.images import ImageReader, PreparedImage
+from trtkit.runtime.vision_language.prompts import ImagePrompts, MergedPrompt, split_messages
+from trtkit.runtime.vision_language.tower import VisionTower, open_tower
+
+__all__ = [
+    "ImagePrompts",
+    "ImageReader",
+    "MergedPrompt",
+    "PreparedImage",
+    "VisionTower",
+    "open_tower",
+    "split_messages",
+]

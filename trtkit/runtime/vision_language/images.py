@@ -1,0 +1,141 @@
+"""From an image to the vision tower's inputs: transformers' own image processor, from the files of the bundle."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from trtkit.errors import GenerationError, RequestError, SourceError
+from trtkit.runtime.images import read_image
+
+if TYPE_CHECKING:
+    from trtkit.engine.manifest import VisionRecord
+
+Array = np.ndarray[Any, Any]
+# Prefix keys are signed 64-bit numbers, and each of an image's tokens adds its place to one.
+_KEY_BITS = 62
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedImage:
+    """An image as the tower takes it.
+
+    inputs: by name. tokens: soft tokens that it becomes. key: a number that only the same image has.
+    tiles: rows and columns that it was cut into, (0, 0) where it was not. grid: tokens by time, height and width.
+    """
+
+    inputs: dict[str, Array]
+    tokens: int
+    key: int
+    tiles: tuple[int, int] = (0, 0)
+    grid: tuple[int, int, int] = (0, 0, 0)
+
+
+class ImageReader:
+    """Reads images for one vision tower. folder: the bundle's `model/`.
+
+    Raises GenerationError where the image processor cannot be loaded.
+    """
+
+    def __init__(self, record: VisionRecord, folder: Path) -> None:
+        self._record, self._processor = record, _processor(folder)
+        self._layouts = {"image": self._picture, "tiles": self._tiles, "patches": self._patches}
+
+    def prepare(self, source: Any) -> PreparedImage:
+        """Return an image, a path or a PIL image, as the tower takes it. Raises RequestError for what is none."""
+        image, where = _opened(source)
+        try:
+            return self._layouts[self._record.layout](image, where)
+        except ValueError as error:  # what transformers refuses, such as an image 200 times as wide as it is high
+            raise RequestError(f"the image cannot be used: {error}", where, "give another image") from None
+
+    def _picture(self, image: Image.Image, where: str) -> PreparedImage:
+        pixels = self._processor(images=[image], return_tensors="np")["pixel_values"]
+        return self._of_pixels(pixels, where)
+
+    def _tiles(self, image: Image.Image, where: str) -> PreparedImage:
+        found = self._processor(images=[[image]], return_row_col_info=True, return_tensors="np")
+        mask = found.get("pixel_attention_mask")
+        if mask is not None and not np.all(mask):
+            what = "the image processor pads this image; the tower takes full tiles"
+            raise RequestError(what, where, "set `do_image_splitting` or a square `size` in preprocessor_config.json")
+        tiles = int(found["rows"][0][0]), int(found["cols"][0][0])
+        return self._of_pixels(found["pixel_values"][0], where, tiles)
+
+    def _of_pixels(self, pixels: Array, where: str, tiles: tuple[int, int] = (0, 0)) -> PreparedImage:
+        """Return pictures [N, C, H, W] of the tower's one size."""
+        pixels = np.ascontiguousarray(pixels, np.float32)
+        wanted = self._record.inputs[0].shape[1:]
+        if pixels.shape[1:] != wanted:
+            what = f"the image processor gives pixels {list(pixels.shape[1:])}, the vision tower takes {list(wanted)}"
+            raise RequestError(what, where, "correct the size in preprocessor_config.json and build the bundle again")
+        return PreparedImage({"pixel_values": pixels}, len(pixels) * self._record.tokens_per_image, _key(pixels), tiles)
+
+    def _patches(self, image: Image.Image, where: str) -> PreparedImage:
+        found = self._processor(images=[image], return_tensors="np")
+        time, rows, columns = (int(size) for size in found["image_grid_thw"][0])
+        merge = self._record.merge_size
+        grid = time, rows // merge, columns // merge
+        tokens = grid[0] * grid[1] * grid[2]
+        if tokens > self._record.max_tokens:
+            what = f"the image becomes {tokens} tokens, the engine takes {self._record.max_tokens}"
+            raise RequestError(what, where, "give a smaller image, or build with a larger `vision.max_tokens`")
+        patches = np.ascontiguousarray(found["pixel_values"], np.float32)
+        inputs: dict[str, Array] = {
+            "patches": patches.reshape(tokens, merge**2, -1),
+            "positions": _by_token(rows, columns, merge).astype(np.int32),
+        }
+        if self._record.window_size:
+            inputs["windows"] = _windows(grid, self._record.window_size).astype(np.int32)
+        return PreparedImage(inputs, tokens, _key(patches, np.array(grid)), grid=grid)
+
+
+def _by_token(rows: int, columns: int, merge: int) -> Array:
+    """Return row and column of every patch [tokens, merge * merge, 2], in the order of the image processor."""
+    at = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), -1)
+    blocks = at.reshape(rows // merge, merge, columns // merge, merge, 2).transpose(0, 2, 1, 3, 4)
+    return blocks.reshape(-1, merge**2, 2)
+
+
+def _windows(grid: tuple[int, int, int], size: int) -> Array:
+    """Return the number of each token's window [tokens]: squares of `size` tokens from the upper left on."""
+    _, rows, columns = grid
+    row, column = np.meshgrid(np.arange(rows) // size, np.arange(columns) // size, indexing="ij")
+    return (row * (columns // size + 1) + column).reshape(-1)
+
+
+def _opened(source: Any) -> tuple[Image.Image, str]:
+    """Return an RGB image and what errors call it."""
+    if isinstance(source, Image.Image):
+        return source.convert("RGB"), "images"
+    if not isinstance(source, (str, Path)):
+        raise RequestError(f"an image cannot be a {type(source).__name__}", "images", "give a path or a PIL image")
+    try:
+        return read_image(Path(source)), str(source)
+    except SourceError as error:
+        raise RequestError(error.what, error.where, error.fix) from None
+
+
+def _key(*arrays: Array) -> int:
+    """Return a number that follows from the arrays' bytes and shapes."""
+    digest = hashlib.blake2b(digest_size=8)
+    for array in arrays:
+        digest.update(repr(array.shape).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return int.from_bytes(digest.digest(), "little") >> (64 - _KEY_BITS)
+
+
+def _processor(folder: Path) -> Any:
+    """Load the image processor, the one that needs no torchvision."""
+    from transformers import AutoImageProcessor
+
+    try:
+        return AutoImageProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
+    except Exception as error:  # whatever a damaged file makes transformers raise
+        what = f"the image processor cannot be loaded: {type(error).__name__}: {error}"
+        raise GenerationError(what, str(folder), "build the bundle again from a folder whose processor loads") from None

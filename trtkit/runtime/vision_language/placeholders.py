@@ -1,0 +1,120 @@
+"""Placeholders in a prompt's tokens: one of each image becomes as many as the image has soft tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.engine.manifest import VisionRecord
+    from trtkit.runtime.sequences import Ints
+    from trtkit.runtime.text import Tokenizer
+    from trtkit.runtime.vision_language.images import PreparedImage
+
+
+@dataclass(frozen=True)
+class TileTokens:
+    """The texts around an image's tiles, as transformers' processors write them."""
+
+    around: str
+    whole: str
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> TileTokens:
+        """Return those that a tokenizer names, else the usual ones."""
+        around = getattr(tokenizer.hf, "fake_image_token", "<fake_token_around_image>")
+        return cls(around, getattr(tokenizer.hf, "global_image_token", "<global-img>"))
+
+
+def expand(
+    ids: Sequence[int], images: Sequence[PreparedImage], record: VisionRecord, tokenizer: Tokenizer | None
+) -> list[int]:
+    """Return a prompt with a placeholder for every soft token.
+
+    ids: with one placeholder an image, or with all of them already. Raises RequestError where they are not as many.
+    """
+    found = sum(token == record.image_token_id for token in ids)
+    total = sum(image.tokens for image in images)
+    if found == total:
+        return list(ids)
+    if found != len(images):
+        raise _mismatch(found, images, record, tokenizer)
+    expanded, left = [], iter(images)
+    for token in ids:
+        if token == record.image_token_id:
+            expanded += _tokens_of(next(left), record, tokenizer)
+        else:
+            expanded.append(int(token))
+    return expanded
+
+
+def places_of(ids: Sequence[int], record: VisionRecord) -> Ints:
+    """Return where the placeholders stand [P]."""
+    return np.flatnonzero(np.asarray(ids, np.int64) == record.image_token_id)
+
+
+def rope_positions(length: int, places: Ints, images: Sequence[PreparedImage]) -> Ints:
+    """Return M-RoPE's positions [3, length]: text goes on by one, an image spans its grid from where it begins.
+
+    Behind an image, text goes on from the longer of its sides. HF: `Qwen2VLModel.get_rope_index`.
+    """
+    steps = np.ones(length, np.int64)
+    steps[places] = 0
+    starts = [0, *accumulate(image.tokens for image in images)][:-1]
+    for start, image in zip(starts, images, strict=True):
+        steps[places[start + image.tokens - 1]] = max(image.grid[1:])
+    text = np.cumsum(steps) - steps  # the position that each token begins at, images as a whole
+    positions = np.broadcast_to(text, (3, length)).copy()
+    for start, image in zip(starts, images, strict=True):
+        inside = places[start : start + image.tokens]
+        positions[:, inside] = text[inside[0]] + np.indices(image.grid).reshape(3, -1)
+    return positions
+
+
+def _tokens_of(image: PreparedImage, record: VisionRecord, tokenizer: Tokenizer | None) -> list[int]:
+    """Return what stands for one image."""
+    if record.layout != "tiles":
+        return [record.image_token_id] * image.tokens
+    if tokenizer is None:
+        what = "an image's tiles are named by tokens, and the bundle has no tokenizer"
+        raise RequestError(what, "prompt", "give token ids with all placeholders, as the model's processor writes them")
+    texts = TileTokens.of(tokenizer)
+    placeholder, rows, columns = [record.image_token_id] * record.tokens_per_image, *image.tiles
+    pieces: list[Any] = []
+    for row in range(rows):
+        for column in range(columns):
+            pieces += [f"{texts.around}<row_{row + 1}_col_{column + 1}>", placeholder]
+        pieces.append("\n")
+    pieces += [("\n" if rows else "") + texts.around + texts.whole, placeholder, texts.around]
+    return _encoded(pieces, tokenizer)
+
+
+def _encoded(pieces: Sequence[str | list[int]], tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens of texts and tokens in turn; neighbouring texts as one."""
+    ids: list[int] = []
+    text = ""
+    for piece in [*pieces, []]:
+        if isinstance(piece, str):
+            text += piece
+            continue
+        ids += tokenizer.encode(text, add_special_tokens=False) if text else []
+        ids, text = ids + piece, ""
+    return ids
+
+
+def _mismatch(
+    found: int, images: Sequence[PreparedImage], record: VisionRecord, tokenizer: Tokenizer | None
+) -> RequestError:
+    """Return the error for placeholders that are not the images'."""
+    name = f"token {record.image_token_id}"
+    if tokenizer is not None:
+        name = f"`{tokenizer.hf.convert_ids_to_tokens(record.image_token_id)}`"
+    what = f"the prompt has {found} placeholders for {len(images)} images"
+    return RequestError(what, "images", f"write {name} once for each image, or give messages with image content")

@@ -1,0 +1,59 @@
+"""The vision tower of a bundle, on TensorRT or on the reference executor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trtkit.backends import load_backend
+from trtkit.network.onnx_parse import parse_onnx
+from trtkit.reference import Executor, Options, constants_from_onnx
+from trtkit.runtime.decoder import runs_on_gpu
+from trtkit.runtime.engine_execution import EngineExecution
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from trtkit.engine.bundle import Bundle
+    from trtkit.engine.manifest import VisionRecord
+    from trtkit.runtime.decoder import Runtime
+    from trtkit.runtime.vision_language.images import PreparedImage
+
+
+class VisionTower:
+    """From prepared images to soft tokens. run: the network, inputs and outputs by name."""
+
+    def __init__(self, record: VisionRecord, run: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
+        self._record, self._run = record, run
+
+    def soft_tokens(self, images: Sequence[PreparedImage]) -> torch.Tensor:
+        """Return the vectors [P, D] of all images, on the host, in order."""
+        if self._record.layout == "patches":
+            return torch.cat([self._vectors(image.inputs) for image in images])
+        pixels = torch.cat([torch.from_numpy(image.inputs["pixel_values"]) for image in images])
+        most = self._record.max_images
+        parts = (pixels[first : first + most] for first in range(0, len(pixels), most))
+        return torch.cat([self._vectors({"pixel_values": part}) for part in parts])
+
+    def _vectors(self, inputs: Mapping[str, Any]) -> torch.Tensor:
+        """Return the vectors of one call [P, D]. A result may lie in memory that the next call uses."""
+        found = torch.as_tensor(self._run(inputs)["soft_tokens"]).detach().cpu()
+        return found.reshape(-1, found.shape[-1]).clone()
+
+
+def open_tower(bundle: Bundle, runtime: Runtime = "auto") -> VisionTower:
+    """Open the tower of a bundle. Raises BundleError where its file is not the one that was built."""
+    record = bundle.manifest.vision
+    assert record is not None
+    backend = load_backend(bundle.manifest.backend.name)
+    bundle.check_network()
+    if runs_on_gpu(runtime):
+        return VisionTower(record, EngineExecution(backend, bundle.path / record.engine).run)
+    network = parse_onnx(backend, bundle.onnx_path, "ERROR")
+    executor = Executor(backend, network.definition, Options(constants=constants_from_onnx(bundle.onnx_path)))
+
+    def run(inputs: Mapping[str, Any], _owner: Any = network) -> Mapping[str, Any]:
+        return executor.run(inputs)
+
+    return VisionTower(record, run)
