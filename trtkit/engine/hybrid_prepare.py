@@ -18,7 +18,7 @@ from trtkit.network.hybrid import input_name
 from trtkit.network.onnx_io import graph_inputs
 from trtkit.network.onnx_merge import merged, prefixed
 from trtkit.sources import onnx_file, torch_export
-from trtkit.sources.hybrid_source import part_module
+from trtkit.sources.hybrid_source import PartFactory, part_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -77,7 +77,8 @@ class _Exporter:
     def _export(self, part: OnnxPart, scratch: Path) -> onnx.ModelProto:
         """Export one part; its inputs and outputs have the names of their seams, all else the part's before it."""
         spec = self.opened.spec
-        module = part_module(part.module, part.arguments, part.prefix, self.opened.source)
+        factory = PartFactory(part.module, part.arguments, part.prefix, part.names)
+        module = part_module(factory, self.opened.source)
         dtypes = {item.name: item.dtype for stage in self.opened.stages for item in self.opened.stage_inputs(stage)}
         inputs = {
             name: InputSpec(shape=port.shape, dtype=_exported(dtypes.get(name, "fp32")))

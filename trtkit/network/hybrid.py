@@ -158,6 +158,7 @@ class _Writer:
             given = self._given_dtype(name, wanted)
             shape = tuple(dim if isinstance(dim, int) else -1 for dim in port.shape)
             self.tensors[name] = self.graph.input(name, given, shape)
+            _name_dimensions(self.tensors[name], port)
         tensor = self.tensors[name]
         where = f"seam `{name} -> {part.name}.{port.name}`" if "." in name else f"input `{name}`"
         _check_shape(tensor.shape, port, where)
@@ -204,3 +205,13 @@ def _check_order(spec: HybridSpec, parts: Sequence[Part]) -> None:
                 what = f"ONNX part `{part.name}` follows one that the network API writes: it cannot be parsed after it"
                 fix = "set `compose: chained`, which gives each part an engine"
                 raise NetworkError(what, f"seam `{source} -> {part.name}.{port.name}`", fix)
+
+
+def _name_dimensions(tensor: Tensor, port: Port) -> None:
+    """Give an input's axes the names of their symbols: TensorRT takes equal names for equal sizes.
+
+    Without, TensorRT-RTX 1.7.1 fails to build layers that join tensors of two inputs (`_Map_base::at`).
+    """
+    for axis, dim in enumerate(port.shape):
+        if isinstance(dim, str) and "*" not in dim:
+            tensor.trt.set_dimension_name(axis, dim)

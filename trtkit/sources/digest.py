@@ -42,7 +42,7 @@ def source_files(source: Source) -> list[Path]:
             key = "hf" if source.hf else "trtllm"
             raise SourceError("no such folder", folder, f"name the model's folder: `--set source.{key}=FOLDER`")
         inside = Path(folder).glob("*")
-        return sorted(path for path in inside if path.suffix in {".json", ".safetensors", ".jinja", ".model"})
+        return sorted(path for path in inside if path.suffix in {".json", ".safetensors", ".pth", ".jinja", ".model"})
     assert source.torch is not None
     files = _module_files(source.torch.factory)
     if source.torch.checkpoint is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.errors import SourceError
 from trtkit.sources.checkpoint import Checkpoint, check_finite
 from trtkit.sources.safetensors_folder import read_folder, read_json
+from trtkit.sources.state_dict_file import read_state_dict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,38 +30,52 @@ class HybridSource:
 
 
 def open_hybrid_folder(folder: Path) -> HybridSource:
-    """Open a folder with config.json and safetensors. Raises SourceError for what is missing or damaged."""
+    """Open a folder with config.json and safetensors, or one `.pth` file with a plain state dict in it.
+
+    Raises SourceError for what is missing or damaged.
+    """
     path = folder / "config.json"
     if not path.is_file():
         raise SourceError("the folder has no `config.json`", str(folder), "give a folder that transformers saved")
-    arrays, _ = read_folder(folder)
+    states = sorted(folder.glob("*.pth"))
+    is_state = len(states) == 1 and not any(folder.glob("*.safetensors"))
+    arrays = read_state_dict(states[0]) if is_state else read_folder(folder)[0]
     return HybridSource(read_json(path), Checkpoint(arrays), folder, str(path))
 
 
-def part_module(
-    factory: str, arguments: Mapping[str, Any], prefix: str | None, source: HybridSource
-) -> torch.nn.Module:
-    """Return the torch module of an ONNX part, with its weights from the checkpoint.
+@dataclass(frozen=True)
+class PartFactory:
+    """Makes the torch module of an ONNX part.
 
-    factory: `package.module:callable`. prefix: what stands before the module's names in the checkpoint; None where
-    the factory, given the folder, loads them itself. Raises SourceError for weights that are missing or do not fit.
+    factory: `package.module:callable`, called with `arguments`. prefix: what stands before the module's names in the
+    checkpoint; None where the factory, given the folder, loads them itself. names: what they begin with behind it.
     """
+
+    factory: str
+    arguments: Mapping[str, Any]
+    prefix: str | None = ""
+    names: tuple[str, ...] = ("",)
+
+
+def part_module(part: PartFactory, source: HybridSource) -> torch.nn.Module:
+    """Return a part's module with its weights. Raises SourceError for weights that are missing or do not fit."""
+    factory, arguments, prefix = part.factory, part.arguments, part.prefix
     module_name, _, attribute = factory.partition(":")
     make: Any = functools.reduce(getattr, attribute.split("."), importlib.import_module(module_name))
     if prefix is None:
         loaded: torch.nn.Module = make(folder=str(source.folder), **arguments)
         return loaded.eval()
     module: torch.nn.Module = make(**arguments)
-    _load(module, prefix, source)
+    _load(module, prefix, part.names, source)
     return module.eval()
 
 
-def _load(module: torch.nn.Module, prefix: str, source: HybridSource) -> None:
+def _load(module: torch.nn.Module, prefix: str, beginnings: tuple[str, ...], source: HybridSource) -> None:
     """Give a module its weights, all of them and no others."""
     import numpy as np
     import torch
 
-    names = [name for name in source.checkpoint if name.startswith(prefix)]
+    names = [name for name in source.checkpoint if name.startswith(tuple(prefix + each for each in beginnings))]
     arrays = {name: source.checkpoint[name] for name in names}
     check_finite(arrays, source.where)
     state = {name.removeprefix(prefix): torch.from_numpy(_copied(array, np)) for name, array in arrays.items()}

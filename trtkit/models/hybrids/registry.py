@@ -17,9 +17,12 @@ if TYPE_CHECKING:
 
 # `model_type` -> module in `trtkit.models.hybrids`.
 HYBRIDS = {
+    "detr3d": "detr3d",
     "detr": "detr",
     "dinov2": "dinov2",
     "dinov2_with_registers": "dinov2",
+    "rt_detr": "rt_detr",
+    "rt_detr_v2": "rt_detr",
     "siglip_vision_model": "siglip_vision",
     "vit": "vit",
 }

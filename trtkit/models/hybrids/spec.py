@@ -37,6 +37,7 @@ class OnnxPart:
     prefix: what stands before the module's weights in the checkpoint; None where the factory loads them itself and is
         called with the source's `folder` too.
     dtype: the type it computes in; `compute` is the config's precision.
+    names: what the module's own weights begin with, where the prefix alone would take others too.
     """
 
     name: str
@@ -46,6 +47,12 @@ class OnnxPart:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     prefix: str | None = ""
     dtype: str = "compute"
+    names: tuple[str, ...] = ("",)
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """What its weights' names in the checkpoint begin with; nothing where its factory loads them itself."""
+        return () if self.prefix is None else tuple(self.prefix + name for name in self.names)
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,8 @@ class HybridSpec:
     outputs: `part.output` each; the model's output has the port's name.
     reference: `package.module:factory` of the whole model in torch, called with `folder` and the outputs' names.
     unused: regular expressions of checkpoint names that no part needs.
+    has_unordered_rows: rows (axis 1) of all outputs together come in an order that rounding may change: of the best
+        proposals, for example. Verify pairs rows before it compares.
     """
 
     model_type: str
@@ -98,6 +107,7 @@ class HybridSpec:
     outputs: tuple[str, ...]
     reference: str = "trtkit.sources.hf_vision:from_folder"
     unused: tuple[str, ...] = ()
+    has_unordered_rows: bool = False
 
     def part(self, name: str) -> Part:
         """Return the part of a name."""

@@ -63,7 +63,7 @@ def _extra(spec: HybridSpec, known: set[str], source: Mapping[str, Any]) -> Iter
     parts = [part for part in spec.parts if isinstance(part, OnnxPart)]
     if any(part.prefix is None for part in parts):
         return
-    prefixes = tuple(part.prefix for part in parts if part.prefix is not None)
+    prefixes = tuple(prefix for part in parts for prefix in part.prefixes)
     for name in source:
         is_unused = any(re.search(pattern, name) for pattern in spec.unused)
         if name not in known and not name.startswith(prefixes) and not is_unused:

@@ -129,8 +129,9 @@ class Backbone(nn.Module):
         self.img_backbone, self.img_neck = model.img_backbone, model.img_neck
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """Return the pyramid's levels of images [N, 3, H, W]."""
-        return tuple(self.img_neck(self.img_backbone(images)[1:]))
+        """Return the pyramid's levels [B, cameras, C, h, w] of images [B, cameras, 3, H, W]."""
+        levels = self.img_neck(self.img_backbone(images.flatten(0, 1))[1:])
+        return tuple(level.view(-1, images.shape[1], *level.shape[1:]) for level in levels)
 
 
 def _classes(size: int, classes: int) -> nn.Sequential:
