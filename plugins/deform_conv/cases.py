@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.network.custom_op import Case, Native
+from trtkit.network.custom_op import Case, Native, Typical
 
 from .op import DeformConvAttributes, output_size
 
@@ -81,4 +81,10 @@ CASES = (
     _case("no mask, dynamic sizes", ((2, 4, 7, 9), (5, 4, 2, 3)), DeformConvAttributes(), _SIZES, has_mask=False),
     _case("offsets far outside", ((1, 4, 6, 5), (4, 4, 3, 3)), DeformConvAttributes(*_ONE), _BATCH, reach=8.0),
     _case("1x1, uneven padding", ((1, 3, 5, 4), (2, 3, 1, 1)), DeformConvAttributes((2, 3), (1, 0), (0, 2))),
+)
+
+TYPICAL = Typical(
+    "ResNet-101 stage 3 of DETR3D",
+    DeformConvAttributes(*_ONE),
+    ((6, 256, 58, 100), (256, 256, 3, 3), (6, 18, 58, 100), (256,), (6, 9, 58, 100)),
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.network.custom_op import Case
+from trtkit.network.custom_op import Case, Typical
 
 from .op import Detr3dSampleAttributes
 
@@ -56,4 +56,11 @@ CASES = (
         _maker((2, 3, 11, 5), _ONE, ((5, 7), (3, 3))),
         ("B", "Q", "H", "W"),
     ),
+)
+
+_LEVELS = ((116, 200), (58, 100), (29, 50), (15, 25))
+TYPICAL = Typical(
+    "DETR3D at 928 x 1600",
+    Detr3dSampleAttributes(928, 1600),
+    ((1, 900, 3), (1, 6, 4, 4), (1, 900, 6, 4), *((1, 6, 256, *size) for size in _LEVELS)),
 )

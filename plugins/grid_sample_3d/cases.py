@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.network.custom_op import Case, Native
+from trtkit.network.custom_op import Case, Native, Typical
 
 from .op import GridSample3dAttributes
 
@@ -51,3 +51,7 @@ CASES = (
     _case("linear, reflection, aligned, one plane", GridSample3dAttributes("linear", "reflection", True),
           (1, 2, 1, 4, 5), ("N",)),
 )  # fmt: skip
+
+TYPICAL = Typical(
+    "a cost volume of 48 disparities", GridSample3dAttributes(), ((1, 32, 48, 64, 128), (1, 48, 64, 128, 3))
+)

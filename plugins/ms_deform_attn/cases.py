@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.network.custom_op import Case
+from trtkit.network.custom_op import Case, Typical
 
 from .op import MsDeformAttnAttributes
 
@@ -45,4 +45,10 @@ CASES = (
     _case("three levels", (9, 11, 5, 6, 3, 3), (1, 7, 2, 4, 8)),
     _case("dynamic batch and queries", (6, 4, 3, 2), (3, 13, 4, 3, 5), ("B", "Q")),
     _case("one level, one point, far outside", (1, 7), (2, 5, 1, 1, 3), ("B",), reach=3.0),
+)
+
+TYPICAL = Typical(
+    "RT-DETR at 640 x 640",
+    MsDeformAttnAttributes((80, 80, 40, 40, 20, 20)),
+    ((1, 8400, 8, 32), (1, 300, 8, 3, 4, 2), (1, 300, 8, 3, 4)),
 )

@@ -87,6 +87,15 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Typical:
+    """Sizes as a known model has them, for which kernels are compiled. shapes: one for each input."""
+
+    model: str
+    attributes: Any
+    shapes: tuple[Shape | None, ...]
+
+
+@dataclass(frozen=True)
 class CustomOp:
     """An op `trtkit::name`.
 
@@ -115,6 +124,15 @@ class CustomOp:
     def complete(self, inputs: Sequence[X | None]) -> list[X | None]:
         """Return inputs, one for each port at least: None where an optional one is missing."""
         return [*inputs, *[None] * (len(self.inputs) - len(inputs))]
+
+    @property
+    def folder(self) -> Path:
+        """The folder that the op was loaded from."""
+        return Path(next(iter(sys.modules[self.package].__path__)))
+
+    def has_part(self, name: str) -> bool:
+        """Whether the op's folder has a file of this name."""
+        return (self.folder / f"{name}.py").is_file()
 
     def part(self, name: str) -> ModuleType:
         """Import another file of the op's folder: `reference`, `kernel`, `plugin`, `cases`."""

@@ -13,13 +13,14 @@ if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.verify.custom_ops.trial import Array, Trial
 
-ONNX_RUNTIME, FUNCTION, PARSED, NETWORK = (
+ONNX_RUNTIME, FUNCTION, PARSED, NETWORK, KERNEL = (
     "ONNX Runtime's own",
     "function in ONNX Runtime",
     "function in TensorRT",
     "network API",
+    "kernel, interpreted",
 )
-ROUTES = (ONNX_RUNTIME, FUNCTION, PARSED, NETWORK)
+ROUTES = (ONNX_RUNTIME, FUNCTION, PARSED, NETWORK, KERNEL)
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,8 @@ def outcomes(backend: Backend, trial: Trial) -> Iterator[Outcome]:
         yield _outcome(trial, (PARSED, form), parsed, layers)
         graph = routes.network_of(backend, trial, form)
         yield _outcome(trial, (NETWORK, form), routes.run_network(graph, trial), graph.network.num_layers)
+    if trial.op.has_part("kernel"):
+        yield _outcome(trial, (KERNEL, ""), routes.interpreted_kernel(trial))
 
 
 def _outcome(trial: Trial, way: tuple[str, str], outputs: list[Array], layers: int = 0) -> Outcome:

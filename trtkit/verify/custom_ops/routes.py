@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import onnx
+import torch
 from onnx import helper
 
 from trtkit.dtypes import FP32
 from trtkit.errors import BuildError, NetworkError, SourceError
+from trtkit.network.aot import load_kernels
 from trtkit.network.custom_op import DOMAIN, Fact, attribute_values
 from trtkit.network.graph import Graph, Tensor
 from trtkit.network.lowering.trt_ops import TrtOps
@@ -74,6 +76,13 @@ def network_of(backend: Backend, trial: Trial, form: str) -> Graph:
 def run_network(graph: Graph, trial: Trial) -> list[Array]:
     """Compute a lowering by the reference executor."""
     return _executed(Executor(graph.backend, graph.network, Options(constants=graph.constants)), trial)
+
+
+def interpreted_kernel(trial: Trial) -> list[Array]:
+    """Compute by the op's kernel under Triton's interpreter."""
+    given = [None if x is None else torch.from_numpy(x) for x in trial.inputs]
+    made = load_kernels(trial.op, interpreted=True).launch(given, trial.case.attributes)
+    return [to_array(tensor) for tensor in made]
 
 
 def build(graph: Graph, trial: Trial, compute_capability: int | None = None) -> int:

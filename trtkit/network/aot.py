@@ -1,0 +1,184 @@
+"""Triton kernels of custom ops: loaded for the GPU or for the interpreter, and compiled ahead of time without a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit.errors import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import ModuleType
+
+    from trtkit.dtypes import DType
+    from trtkit.network.custom_op import CustomOp
+
+COMPUTE_CAPABILITIES = (80, 90, 120)
+"""What kernels are compiled for: PTX of each runs on its generation and, translated by the driver, on later ones."""
+
+# PTX versions: old enough for the assemblers and drivers of CUDA 12 and 13, which refuse Triton's default.
+_PTX_VERSIONS = {80: 80, 90: 80, 120: 87}
+# Instructions that PTX promises to no later GPU: such a kernel keeps its target, `sm_90a`.
+_OF_ONE_GENERATION = ("wgmma", "tcgen05", "setmaxnreg")
+# Triton gives every kernel pointers to scratch memory, behind its own parameters.
+_HIDDEN_PARAMETERS = 2
+_POINTERS = {"fp32": "*fp32", "fp16": "*fp16", "bf16": "*bf16", "int32": "*i32"}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is started.
+
+    grid: programs along x, y, z. scalars: int32 arguments in order, between the inputs' pointers and the outputs'.
+    constants: what is known when the kernel is compiled, by name.
+    """
+
+    grid: tuple[Any, Any, Any]
+    scalars: Mapping[str, Any]
+    constants: Mapping[str, Any]
+    num_warps: int = 4
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel to compile. signature: Triton's type of each argument, in order."""
+
+    function: Any
+    signature: Mapping[str, str]
+    constants: Mapping[str, Any]
+    num_warps: int
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel for one compute capability.
+
+    target: as the PTX names it; with an `a` at its end it runs on that generation only. parameters: in the PTX,
+    without Triton's hidden ones.
+    """
+
+    name: str
+    target: str
+    compute_capability: int
+    ptx: str
+    cubin: bytes
+    parameters: int
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    num_warps: int
+
+
+def load_kernels(op: CustomOp, *, interpreted: bool = False) -> ModuleType:
+    """Import the op's `kernel.py`; `interpreted`: its kernels run on the CPU by Triton's interpreter, slowly.
+
+    Raises BackendError where Triton is missing.
+    """
+    try:
+        from triton import knobs
+    except ImportError as error:
+        raise BackendError(
+            f"the kernel of `{op.name}` needs Triton: {error}", fix="pip install 'trtkit[kernels]'"
+        ) from None
+    name = f"{op.package}.{'interpreted_' * interpreted}kernel"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, op.folder / "kernel.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        with knobs.runtime.scope():
+            knobs.runtime.interpret = interpreted
+            spec.loader.exec_module(module)
+        sys.modules[name] = module
+    return sys.modules[name]
+
+
+def pointer(dtype: DType) -> str:
+    """Return Triton's type of a pointer to a data type."""
+    return _POINTERS[dtype.name]
+
+
+def compile_kernel(kernel: Kernel, compute_capability: int) -> Compiled:
+    """Compile for one of `COMPUTE_CAPABILITIES` to PTX and cubin; registers and spills as the assembler tells.
+
+    The PTX has the kernel's own parameters only, and names a target that later GPUs take. Raises BackendError.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = list(kernel.signature)
+    aligned = {
+        (place,): [["tt.divisibility", 16]] for place, kind in enumerate(kernel.signature.values()) if kind[0] == "*"
+    }
+    source = ASTSource(kernel.function, dict(kernel.signature), dict(kernel.constants), aligned)
+    options = {
+        "num_warps": kernel.num_warps,
+        "ptx_version": _PTX_VERSIONS[compute_capability],
+        "enable_fp_fusion": True,
+    }
+    made = triton.compile(source, target=GPUTarget("cuda", compute_capability, 32), options=options)
+    declared = len(names) - len(kernel.constants)
+    ptx = portable_ptx(made.asm["ptx"], declared)
+    target = re.findall(r"^\.target (\w+)", ptx, re.M)[0]
+    cubin, said = _assemble(ptx, target)
+    return Compiled(
+        made.metadata.name,
+        target,
+        compute_capability,
+        ptx,
+        cubin,
+        declared,
+        _figure(r"Used (\d+) registers", said),
+        _figure(r"(\d+) bytes spill stores", said) + _figure(r"(\d+) bytes spill loads", said),
+        made.metadata.shared,
+        kernel.num_warps,
+    )
+
+
+def portable_ptx(ptx: str, declared: int) -> str:
+    """Return PTX without Triton's hidden parameters and for later GPUs too where its instructions allow it.
+
+    Raises BackendError where the kernel uses what would be taken away.
+    """
+    parameters = re.findall(r"^\t\.param [^\n]*?(\w+_param_\d+),?$", ptx, re.M)
+    hidden = parameters[declared:]
+    if len(hidden) > _HIDDEN_PARAMETERS:
+        raise BackendError(f"the kernel has {len(parameters)} parameters, {declared} declared")
+    for name in hidden:
+        if len(re.findall(rf"\b{name}\b", ptx)) > 1:
+            raise BackendError(f"the kernel uses Triton's scratch memory: parameter {name}")
+        ptx = re.sub(rf",?\n\t\.param [^\n]*\b{name}\b,?(?=\n)", "", ptx)
+    if any(word in ptx for word in _OF_ONE_GENERATION):
+        return ptx
+    return re.sub(r"^(\.target sm_\d+)a", r"\1", ptx, flags=re.M)
+
+
+def _assemble(ptx: str, target: str) -> tuple[bytes, str]:
+    """Return the cubin and what the assembler said about it."""
+    import triton.backends.nvidia
+
+    folder = Path(triton.backends.nvidia.__file__).parent / "bin"
+    tool = folder / ("ptxas-blackwell" if int(target[3:].rstrip("a")) >= 100 else "ptxas")
+    with tempfile.TemporaryDirectory() as temporary:
+        source, made = Path(temporary) / "kernel.ptx", Path(temporary) / "kernel.cubin"
+        source.write_text(ptx)
+        command = [str(tool), "-v", f"-arch={target}", str(source), "-o", str(made)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ran.returncode:
+            raise BackendError(f"the assembler refuses the kernel: {ran.stderr.strip()}")
+        return made.read_bytes(), ran.stdout + ran.stderr
+
+
+def _figure(pattern: str, text: str) -> int:
+    """Return the number that a pattern finds."""
+    found = re.search(pattern, text)
+    assert found is not None, text
+    return int(found.group(1))
