@@ -9,8 +9,16 @@ import torch
 import transformers
 from transformers.utils import logging as transformers_logging
 
+from tests.decoders import rtx
+from trtkit.config.schema import ModelConfig
+from trtkit.engine.hybrid_prepare import prepare_hybrid
+from trtkit.engine.hybrids import open_hybrid
+from trtkit.runtime.hybrid import HybridExecution, reference_hybrid
+
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from trtkit.models.hybrids.spec import HybridSpec
 
 transformers_logging.disable_progress_bar()
 torch.set_num_threads(1)
@@ -47,6 +55,13 @@ _DETR = {
     "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 2,
     "encoder_ffn_dim": 48, "decoder_ffn_dim": 40, "num_queries": 7, "num_labels": 5,
 }  # fmt: skip
+_RT_DETR = {
+    "backbone_config": {**_RESNET, "model_type": "rt_detr_resnet", "out_features": ["stage2", "stage3", "stage4"]},
+    "d_model": 32, "encoder_hidden_dim": 24, "encoder_in_channels": [12, 16, 20], "decoder_in_channels": [24, 24, 24],
+    "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48, "decoder_ffn_dim": 40, "num_queries": 9, "num_labels": 5, "decoder_n_points": 3,
+}  # fmt: skip
+_DISCRETE = {**_RT_DETR, "decoder_method": "discrete"}
 _HIDDEN = ("last_hidden_state", "pooler_output")
 CASES = (
     Case("ViTForImageClassification", "vit", ("logits",), {**_SMALL, "intermediate_size": 56, "num_labels": 7}),
@@ -62,6 +77,9 @@ CASES = (
         (30, 30),
     ),
     Case("DetrForObjectDetection", "detr", _BOXES, _DETR, (69, 90)),
+    Case("RTDetrForObjectDetection", "rt_detr", _BOXES, _RT_DETR, (64, 96)),
+    Case("RTDetrV2ForObjectDetection", "rt_detr_v2", _BOXES, {**_RT_DETR, "decoder_offset_scale": 0.7}, (96, 64)),
+    Case("RTDetrV2ForObjectDetection", "rt_detr_v2", _BOXES, _DISCRETE, (64, 96), "discrete"),
 )
 
 
@@ -72,11 +90,13 @@ def model_of(case: Case) -> Any:
     model = getattr(transformers, case.architecture)(config).eval()
     for name, weight in model.named_parameters():
         is_matrix = weight.dim() > 1
-        deviation = weight[0].numel() ** -0.5 if is_matrix else 0.2
+        deviation = (2.0 if weight.dim() == 4 else 1.0) * weight[0].numel() ** -0.5 if is_matrix else 0.2
         center = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
         torch.nn.init.normal_(weight, 0.0 if is_matrix else center, deviation)
     for name, buffer in model.named_buffers():
-        if name.endswith(("running_mean", "running_var")):
+        if name.endswith("running_mean"):
+            torch.nn.init.normal_(buffer, 0.0, 0.2)
+        if name.endswith("running_var"):
             torch.nn.init.uniform_(buffer, 0.5, 1.5)
     return model
 
@@ -93,6 +113,53 @@ def answers(model: Any, case: Case, pixels: torch.Tensor) -> dict[str, torch.Ten
     with torch.inference_mode():
         found = model(pixel_values=pixels, return_dict=True)
     return {name: getattr(found, name) for name in case.outputs}
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A hybrid on the reference executor. spec: as its config.json says."""
+
+    spec: HybridSpec
+    execution: HybridExecution
+
+    def run(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self.execution.run({"pixel_values": pixels})
+
+    def builds(self) -> bool:
+        """Whether TensorRT-RTX builds every stage, for 1 to 3 images."""
+        return all(_builds(stage.network.graph, stage.network.graph.network) for stage in self.execution.stages)
+
+
+def make(case: Case, folder: Path, compose: str, precision: str = "fp32") -> Made:
+    """Export, write and compile the hybrid in `folder`, in this process."""
+    config = ModelConfig.model_validate(
+        {
+            "name": "m",
+            "source": {"hf": str(folder)},
+            "image_size": case.size,
+            "compose": compose,
+            "precision": precision,
+        }
+    )
+    opened = open_hybrid(config)
+    work = folder.parent / f"{compose}-{precision}"
+    work.mkdir()
+    prepared = prepare_hybrid({"config": config.model_dump(mode="json"), "folder": str(work)}, _silent)
+    return Made(opened.spec, reference_hybrid(rtx(), opened, prepared["stages"], _silent))
+
+
+def _silent(_event: Any) -> None:
+    """Take a progress report."""
+
+
+def _builds(graph: Any, network: Any) -> bool:
+    config, profile = graph.builder.create_builder_config(), graph.builder.create_optimization_profile()
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        profile.set_shape(tensor.name, *[(batch, *tuple(tensor.shape)[1:]) for batch in (1, 2, 3)])
+    config.add_optimization_profile(profile)
+    config.builder_optimization_level = 0
+    return graph.builder.build_serialized_network(network, config) is not None
 
 
 def case_of(name: str) -> Case:

@@ -57,25 +57,6 @@ def from_config(model_type: str, seed: int = 0, **kwargs: Any) -> torch.nn.Modul
     return _first_output(transformers.AutoModelForImageClassification.from_config(config))
 
 
-def backbone(config: dict[str, Any]) -> torch.nn.Module:
-    """Return a backbone of transformers without weights, that takes pixels and returns its feature maps."""
-    import transformers
-
-    fields = {name: value for name, value in config.items() if name != "model_type"}
-    inner = transformers.AutoBackbone.from_config(transformers.AutoConfig.for_model(config["model_type"], **fields))
-
-    class Backbone(type(inner)):  # type: ignore[misc]  # so that weights keep the backbone's own names
-        """The backbone with plain tensors as its answer."""
-
-        def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            """Return feature maps [B, C, h, w], the largest first."""
-            return tuple(super().forward(pixel_values).feature_maps)
-
-    inner.__class__ = Backbone
-    module: torch.nn.Module = inner
-    return module
-
-
 def _first_output(model: torch.nn.Module) -> torch.nn.Module:
     """Wrap `model` so that it takes pixels and returns one tensor: logits or the last hidden state."""
     import torch

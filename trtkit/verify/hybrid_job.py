@@ -16,6 +16,7 @@ from trtkit.verify.compare import compare
 from trtkit.verify.hybrid_reference import HybridReference
 from trtkit.verify.job import Arrays, Verifier, compare_all, tolerance_of
 from trtkit.verify.layers import LayerError, layer_errors
+from trtkit.verify.rows import paired_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +49,11 @@ class HybridVerifier(Verifier):
         self._whole = HybridReference(self.opened)
         self.reference = self._whole
         self.tolerance = tolerance_of(self.config)
+
+    def run(self, sample: Sample) -> tuple[Arrays, Arrays]:
+        """Return our outputs and the reference's; rows without an order of their own paired."""
+        ours, theirs = super().run(sample)
+        return (paired_rows(ours, theirs) if self.opened.spec.has_unordered_rows else ours), theirs
 
     def engine(self) -> HybridExecution | None:
         """Return the engines on the GPU that is here, None where none were built."""

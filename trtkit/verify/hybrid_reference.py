@@ -30,7 +30,8 @@ class HybridReference:
         module, _, function = opened.spec.reference.partition(":")
         make = getattr(importlib.import_module(module), function)
         self.module: torch.nn.Module = make(folder=str(opened.source.folder), outputs=self._outputs).eval()
-        self.description = f"PyTorch on {opened.spec.reference}"
+        rows = "; rows are paired, since queries have no order" if opened.spec.has_unordered_rows else ""
+        self.description = f"PyTorch on {opened.spec.reference}{rows}"
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
         """Return the outputs by name."""

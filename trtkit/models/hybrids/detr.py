@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
 from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, Port, Seam
-from trtkit.models.hybrids.transformer import LayerSpec, Sizes, box_head_weights, halved, layer_weights
+from trtkit.models.hybrids.transformer import LayerSpec, Sizes, halved, layer_weights, mlp_weights
 from trtkit.models.hybrids.vision_encoder import num_labels
 from trtkit.models.hybrids.weights import linear_weights, norm_weights
 from trtkit.models.spec import AttentionSpec, MlpSpec, NormSpec
@@ -106,7 +106,7 @@ def backbone_part(config: HfConfig, backbone: dict[str, Any], size: Sizes, outpu
         "backbone",
         (Port("pixel_values", ("batch", channels, *size), "fp32"),),
         outputs,
-        "trtkit.sources.hf_vision:backbone",
+        "trtkit.sources.hf_parts:backbone",
         {"config": backbone},
         "model.backbone.conv_encoder.model.",
     )
@@ -149,4 +149,4 @@ def _decoder_weights(model: DetrSpec) -> Iterator[Weight]:
         yield from layer_weights(f"layers.{index}", f"model.decoder.layers.{index}", model.decoder, names)
     yield from norm_weights("final_norm", "model.decoder.layernorm", D)
     yield from linear_weights("classes", "class_labels_classifier", (model.num_classes + 1, D))
-    yield from box_head_weights("boxes", "bbox_predictor", D)
+    yield from mlp_weights("boxes", "bbox_predictor", (D, D, D, 4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from trtkit.models.hybrids.weights import linear_weights, norm_weights
@@ -41,11 +42,10 @@ def layer_weights(path: str, name: str, spec: LayerSpec, names: Mapping[str, str
             yield from linear_weights(f"{path}.{inner}", f"{name}.{own}", (D, D))
 
 
-def box_head_weights(path: str, name: str, hidden_size: int, layers: int = 3) -> Iterator[Weight]:
-    """Yield an MLP's weights that gives four numbers, all its layers but the last as wide as the model."""
-    for index in range(layers):
-        size = 4 if index == layers - 1 else hidden_size
-        yield from linear_weights(f"{path}.{index}", f"{name}.layers.{index}", (size, hidden_size))
+def mlp_weights(path: str, name: str, sizes: tuple[int, ...]) -> Iterator[Weight]:
+    """Yield the weights of linear layers between these sizes."""
+    for index, (given, made) in enumerate(pairwise(sizes)):
+        yield from linear_weights(f"{path}.{index}", f"{name}.layers.{index}", (made, given))
 
 
 def halved(size: Sizes, times: int) -> Sizes:

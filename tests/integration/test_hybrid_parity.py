@@ -1,0 +1,36 @@
+"""Every hybrid family computes what transformers does, in one network and in several, and TensorRT-RTX builds it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from tests.decoders import relative_rms
+from tests.hybrids import CASES, Case, answers, make, saved
+from trtkit.verify.rows import paired_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def paired(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the rows in transformers' order: near-equal scores of proposals may swap them."""
+    arrays = [{name: value.numpy() for name, value in given.items()} for given in (found, wanted)]
+    return {name: torch.from_numpy(value) for name, value in paired_rows(*arrays).items()}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_outputs_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
+    model = saved(case, tmp_path / "model")
+    for compose in ("fused", "chained"):
+        made = make(case, tmp_path / "model", compose)
+        for batch in (1, 3):
+            pixels = torch.randn(batch, 3, *case.size, generator=torch.Generator().manual_seed(batch))
+            found, wanted = made.run(pixels), answers(model, case, pixels)
+            if made.spec.has_unordered_rows:
+                found = paired(found, wanted)
+            for name in case.outputs:
+                assert relative_rms(found[name], wanted[name]) <= 1e-5, (compose, batch, name)
+        assert made.builds()

@@ -1,0 +1,109 @@
+"""RT-DETR's decoder: the best proposals of the encoder become queries, whose boxes every layer refines.
+
+Boxes and sampling places are computed in fp32 whatever the network's type.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.dtypes import FP32
+from trtkit.network.blocks.encoder import add_and_norm, bidirectional_attention
+from trtkit.network.blocks.norm import norm_block
+from trtkit.network.blocks.transformer import feed_forward, relu_mlp, tokens_of
+from trtkit.network.lowering.deformable_attention import Levels, deformable_attention
+from trtkit.network.lowering.trt_ops import TrtOps
+from trtkit.network.ops.arithmetic import cast, softmax
+from trtkit.network.ops.shape import concat, reshape, take, unsqueeze
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trtkit.models.hybrids.rt_detr import RtDetrSpec
+    from trtkit.network.blocks.weights import Weights
+    from trtkit.network.graph import Tensor
+
+Array = np.ndarray[Any, Any]
+
+
+def write_decoder(weights: Weights, spec: RtDetrSpec, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return `logits` [B, Q, classes] and `pred_boxes` [B, Q, 4] as (cx, cy, w, h) of `level_<i>` [B, D, h, w]."""
+    graph, o = weights.graph, TrtOps(weights.graph)
+    memory = concat([tokens_of(inputs[f"level_{index}"]) for index in range(len(spec.levels))], axis=1)
+    x, boxes = _queries(weights, spec, memory)
+    boxes = o.unary("sigmoid", boxes)
+    for index in range(spec.num_layers):
+        positions = relu_mlp(weights, "query_positions", cast(boxes, x.dtype), 2)
+        with graph.scope(f"layers.{index}"):
+            x = _layer(weights, spec, (x, positions), memory, boxes)
+            change = cast(relu_mlp(weights, "boxes", x, 3), FP32)
+            boxes = o.unary("sigmoid", change + _logit(o, boxes))
+    return {"logits": weights.linear("classes", x, has_bias=True), "pred_boxes": boxes}
+
+
+def _queries(weights: Weights, spec: RtDetrSpec, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the best proposals' states [B, Q, D] and their boxes before the sigmoid [B, Q, 4] in fp32."""
+    graph, o = weights.graph, TrtOps(weights.graph)
+    anchors, is_valid = anchor_logits(spec.levels)
+    with graph.scope("proposals"):
+        found = memory * graph.constant(is_valid, "is_valid", memory.dtype)
+        found = norm_block(weights, "norm", weights.linear("dense", found, has_bias=True), spec.layer.norm)
+        scores = o.reduce("max", cast(weights.linear("classes", found, has_bias=True), FP32), (2,))
+        boxes = cast(relu_mlp(weights, "boxes", found, 3), FP32) + graph.constant(anchors, "anchors")
+        _, best = o.top_k(scores, spec.num_queries)
+        places = unsqueeze(best, 2)  # [B, Q, 1]
+        boxes = o.gather_nd(boxes, places, batch_dims=1)
+        return o.gather_nd(found, places, batch_dims=1), boxes
+
+
+def _layer(weights: Weights, spec: RtDetrSpec, queries: tuple[Tensor, Tensor], memory: Tensor, boxes: Tensor) -> Tensor:
+    """Apply a layer to queries [B, Q, D], given with their positions."""
+    layer, (x, positions) = spec.layer, queries
+    placed = x + positions
+    change = bidirectional_attention(weights, "attention", (placed, placed, x), layer.attention)
+    x = add_and_norm(weights, "attention_norm", x, change, layer.norm)
+    change = _sampled_attention(weights, spec, x + positions, memory, boxes)
+    x = add_and_norm(weights, "sampled_attention_norm", x, change, layer.norm)
+    return feed_forward(weights, layer, x)
+
+
+def _sampled_attention(weights: Weights, spec: RtDetrSpec, x: Tensor, memory: Tensor, boxes: Tensor) -> Tensor:
+    """Attend to a few places around each query's box: x [B, Q, D], memory [B, S, D], boxes [B, Q, 4]."""
+    D, heads = spec.layer.hidden_size, spec.layer.attention.num_attention_heads
+    samples = len(spec.levels) * spec.points
+    with weights.graph.scope("sampled_attention"):
+        value = reshape(weights.linear("value", memory, has_bias=True), (0, 0, heads, D // heads))
+        offsets = cast(weights.linear("offsets", x, has_bias=True), FP32)
+        offsets = reshape(offsets, (0, 0, heads, samples, 2)) * (spec.offset_scale / spec.points)
+        shares = softmax(reshape(cast(weights.linear("shares", x, has_bias=True), FP32), (0, 0, heads, samples)))
+        centre, size = (unsqueeze(take(boxes, 2, start, 2), 2, 3) for start in (0, 2))
+        levels = Levels(spec.levels, (spec.points,) * len(spec.levels), spec.is_discrete)
+        found = deformable_attention(TrtOps(weights.graph), value, (centre + offsets * size, shares), levels)
+        return weights.linear("o", found, has_bias=True)
+
+
+def _logit(o: TrtOps, x: Tensor) -> Tensor:
+    """Return log(x / (1 - x)), both parts at least 1e-5."""
+    low = 1e-5
+    return o.unary("log", o.binary("max", x, low) / o.binary("max", 1.0 - x, low))
+
+
+def anchor_logits(levels: tuple[tuple[int, int], ...], grid_size: float = 0.05) -> tuple[Array, Array]:
+    """Return an anchor for each place of each level before the sigmoid [1, S, 4], and whether it is used [1, S, 1].
+
+    An anchor is as large as its level is coarse; those too near the border have the largest number there is.
+    """
+    anchors = []
+    for level, (height, width) in enumerate(levels):
+        rows, columns = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
+        centre = np.stack([(columns + 0.5) / width, (rows + 0.5) / height], axis=-1).astype(np.float32)
+        size = np.full_like(centre, grid_size * 2.0**level)
+        anchors.append(np.concatenate([centre, size], axis=-1).reshape(1, -1, 4))
+    joined = np.concatenate(anchors, axis=1)
+    is_valid = np.all((joined > 0.01) & (joined < 0.99), axis=-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        logits = np.log(joined / (1 - joined))
+    largest = np.finfo(np.float32).max
+    return np.where(is_valid, logits, largest).astype(np.float32), is_valid.astype(np.float32)

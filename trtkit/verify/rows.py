@@ -1,0 +1,35 @@
+"""Pair the rows of outputs that come in no order of their own, such as a detector's queries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def paired_rows(ours: Arrays, theirs: Arrays) -> Arrays:
+    """Return `ours` with the rows of every image in the reference's order: [B, Q, ...], the same rows in all outputs.
+
+    Each row of the reference takes the nearest that is left. Rows that have no partner show as errors, as they should.
+    """
+    order = [_order(_rows(ours, image), _rows(theirs, image)) for image in range(len(next(iter(ours.values()))))]
+    return {name: np.stack([value[image][rows] for image, rows in enumerate(order)]) for name, value in ours.items()}
+
+
+def _rows(arrays: Arrays, image: int) -> np.ndarray[Any, Any]:
+    """Return all outputs of an image side by side: [Q, F], each output of unit size."""
+    flat = [np.nan_to_num(value[image].astype(np.float64)).reshape(value.shape[1], -1) for value in arrays.values()]
+    return np.concatenate([part / (np.linalg.norm(part) or 1.0) for part in flat], axis=1)
+
+
+def _order(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> list[int]:
+    """Return for each row of the reference the row of ours that it is paired with."""
+    distances = ((theirs**2).sum(1)[:, None] + (ours**2).sum(1)[None] - 2 * theirs @ ours.T).clip(0)
+    order = np.full(len(theirs), -1)
+    for _ in range(len(theirs)):
+        row, column = np.unravel_index(np.argmin(distances), distances.shape)
+        order[row] = column
+        distances[row, :], distances[:, column] = np.inf, np.inf
+    return [int(column) for column in order]
