@@ -1,0 +1,13 @@
+"""Modulated deformable convolution v2 as a plugin of TensorRT. It takes a bias and a mask always."""
+
+from __future__ import annotations
+
+from trtkit.network.plugin import Plugin
+
+_DATA = "FP32|FP16"
+PLUGIN = Plugin(
+    inputs=("x", "weight", "offset", "bias", "mask"),
+    types=(_DATA,) * 6,
+    data=0,
+    shape=lambda shapes: [shapes[0][0], shapes[1][0], shapes[2][2], shapes[2][3]],
+)

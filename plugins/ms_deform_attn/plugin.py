@@ -1,0 +1,13 @@
+"""Multi-scale deformable attention as a plugin of TensorRT."""
+
+from __future__ import annotations
+
+from trtkit.network.plugin import Plugin
+
+_DATA = "FP32|FP16"
+PLUGIN = Plugin(
+    inputs=("value", "locations", "weights"),
+    types=(_DATA, "FP32", _DATA, _DATA),
+    data=0,
+    shape=lambda shapes: [shapes[0][0], shapes[2][1], shapes[0][2] * shapes[0][3]],
+)
