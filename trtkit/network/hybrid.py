@@ -188,7 +188,10 @@ class _Writer:
 
 def _check_shape(shape: tuple[int, ...], port: Port, where: str) -> None:
     """Raise NetworkError where a tensor is not of the shape that a port says."""
-    wanted = tuple(dim if isinstance(dim, int) else -1 for dim in port.shape)
+    wanted = tuple(
+        dim if isinstance(dim, int) or have != -1 else -1
+        for dim, have in zip(port.shape, (*shape, *[0] * len(port.shape)), strict=False)
+    )
     if fault := shape_fault(shape, wanted):
         said = f"the tensor is {shape_text(shape)}, the port says {shape_text(port.shape)}"
         fix = "give the part inputs of the size that the model was described for, or change the port"
