@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.profiles import opt_dims, opt_shapes, resolve_profiles
 from trtkit.engine.steps import Steps
-from trtkit.network import onnx_care, onnx_custom_ops, onnx_function, onnx_precision
+from trtkit.network import onnx_care, onnx_custom_ops, onnx_function, onnx_precision, onnx_rewrites
 from trtkit.network.onnx_io import graph_inputs, graph_outputs
 from trtkit.sources import hf_vision, onnx_file, package_file, torch_export
 from trtkit.sources.digest import digest_source
@@ -87,11 +87,16 @@ def care(model: onnx.ModelProto, config: ModelConfig, where: str, steps: Steps) 
     steps.add("opset", detail)
     steps.add("initializers", onnx_care.free_initializers(model))
     steps.add("dimensions", onnx_care.name_dimensions(model))
+    model, detail = onnx_rewrites.rewrite(model, is_final=not config.fold_constants)
+    steps.add("rewrites", detail)
     model, detail = onnx_custom_ops.lower(model, is_final=not config.fold_constants)
     steps.add("custom ops", detail)
     if config.fold_constants:
         model, detail = onnx_care.fold_constants(model)
         steps.add("fold", detail)
+        model, detail = onnx_rewrites.rewrite(model)
+        if detail != "none":
+            steps.add("rewrites of folded sizes", detail)
         model, detail = onnx_custom_ops.lower(model)
         if detail != "none":
             steps.add("custom ops of folded sizes", detail)

@@ -1,0 +1,1 @@
+"""Rewrites against ONNX Runtime on the original model."""
