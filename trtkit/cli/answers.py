@@ -19,6 +19,7 @@ Json = dict[str, Any]
 def answer_json(ask: Ask, output: RequestOutput, tokenizer: Tokenizer | None) -> Json:
     """Return one request as a JSON object: the first answer's fields, and `outputs` where several were asked."""
     found: Json = {"id": ask.prompt.id, ask.prompt.kind: ask.prompt.content}
+    found |= {"images": list(ask.prompt.images)} if ask.prompt.images else {}
     answers = [_completion(answer, tokenizer) for answer in output.outputs]
     found |= answers[0]
     if output.prompt_logprobs is not None:

@@ -121,12 +121,12 @@ class Conversation:
 
     def _answer(self, line: str) -> None:
         """Answer a line as it is produced, and keep both; a line that does not fit is not kept."""
-        from trtkit.cli.requests import chat_ids
+        from trtkit.cli.requests import chat_input
         from trtkit.errors import RequestError
 
         asked = [*self._messages, {"role": "user", "content": line}]
         try:
-            ids = chat_ids(asked, self._model)
+            ids, _ = chat_input(asked, self._model)
             if len(ids) > self._model.max_length:
                 what = f"the conversation has {len(ids)} tokens with this line; a slot holds {self._model.max_length}"
                 raise RequestError(what, fix="/reset begins a new one; or say it shorter")

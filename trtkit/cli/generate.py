@@ -26,10 +26,12 @@ Examples:
   trtkit generate bundles/llama --prompt "Write a haiku." --temperature 0.8 --seed 1
   trtkit generate bundles/llama --prompts prompts.jsonl --json > answers.jsonl
   trtkit generate bundles/llama --prompt "A person, as JSON." --json-schema schema.json
+  trtkit generate bundles/llava --prompt "What is in the picture?" --image photo.jpg
 
 \b
 A line of a JSONL file: {"prompt": "Hi", "id": 7, "temperature": 0.8}; `messages` or
-`prompt_token_ids` may stand for `prompt`; settings of a line win over options.
+`prompt_token_ids` may stand for `prompt`; `images` lists paths; settings of a line
+win over options.
 
 \b
 Exit codes: 0 done, 1 failed, also one request of many, 2 wrong usage, prompts or
@@ -40,6 +42,7 @@ settings, 130 cancelled."""
 @click.argument("bundle")
 @click.option("--prompt", "texts", multiple=True, metavar="TEXT", help="What to answer; may be given again.")
 @click.option("--prompts", "file", metavar="FILE", help="JSON lines, or plain lines of a .txt file; - is stdin.")
+@click.option("--image", "images", multiple=True, metavar="FILE", help="An image for --prompt; may be given again.")
 @click.option("--chat/--no-chat", default=True, help="Use the chat template, where there is one.  [default: chat]")
 @click.option("--system", metavar="TEXT", help="The system message.")
 @sampling_options
@@ -51,6 +54,7 @@ def command(
     bundle: str,
     texts: tuple[str, ...],
     file: str | None,
+    images: tuple[str, ...],
     chat: bool,
     system: str | None,
     stats: bool,
@@ -68,10 +72,12 @@ def command(
     from trtkit.cli.requests import Wording, make_asks
     from trtkit.cli.sampling_options import given_settings
 
+    if images and not texts:
+        raise click.UsageError("--image is for --prompt: a JSONL file names images in its lines")
     _check(texts, file, options, is_plain=not chat and system is not None, as_json=as_json)
     with cancellable():
         runtime, settings = split_options(options)
-        prompts, given = read_prompts(texts, file), given_settings(settings)
+        prompts, given = read_prompts(texts, file, images), given_settings(settings)
         model = read_model(bundle)
         asks = make_asks(prompts, model, given, Wording(chat, system))
         with open_llm(model, runtime, quiet=quiet) as llm:
@@ -121,7 +127,7 @@ class Run:
         refused = Prompts()
         for index, ask in enumerate(self._asks):
             try:
-                prompt = {"prompt_token_ids": ask.ids}
+                prompt = {"prompt_token_ids": ask.ids, "images": ask.images}
                 self._llm.frontend.add(prompt, ask.params, str(index), is_streamed=self.is_stream)
             except RequestError as error:
                 refused.problems += problems_of(error, ask.prompt)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from trtkit.runtime.llm import LLM
     from trtkit.runtime.text import Tokenizer
+    from trtkit.runtime.vision_language import ImagePrompts
 
 _RUNTIMES = ("auto", "tensorrt", "reference")
 _OPTIONS = (
@@ -62,13 +63,14 @@ def cancellable() -> Iterator[None]:
 class Model:
     """A language model's bundle. max_length: tokens a slot holds. vocab_size: the network's logits.
 
-    tokenizer: None where the bundle has none; then prompts are token ids.
+    tokenizer: None where the bundle has none; then prompts are token ids. images: None where it takes text only.
     """
 
     path: Path
     tokenizer: Tokenizer | None
     vocab_size: int
     max_length: int
+    images: ImagePrompts | None = None
 
 
 def read_model(path: str) -> Model:
@@ -78,13 +80,19 @@ def read_model(path: str) -> Model:
     from trtkit.errors import GenerationError
     from trtkit.runtime.text import open_tokenizer
 
-    manifest = open_bundle(Path(path)).manifest
+    bundle = open_bundle(Path(path))
+    manifest = bundle.manifest
     if manifest.decoder is None:
         fix = "give a bundle that was built from an `llm` config"
         raise GenerationError("the bundle holds no language model", path, fix)
     logits = next(output for output in manifest.outputs if output.name == "logits")
     tokenizer = open_tokenizer(Path(path) / "model")
-    return Model(Path(path), tokenizer, logits.shape[-1], options_of(manifest.config).max_sequence_length)
+    length = options_of(manifest.config).max_sequence_length
+    if manifest.vision is None:
+        return Model(Path(path), tokenizer, logits.shape[-1], length)
+    from trtkit.runtime.vision_language import ImagePrompts
+
+    return Model(Path(path), tokenizer, logits.shape[-1], length, ImagePrompts(bundle, tokenizer))
 
 
 def open_llm(model: Model, options: Mapping[str, Any], *, quiet: bool) -> LLM:

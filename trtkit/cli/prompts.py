@@ -25,7 +25,7 @@ class Prompt:
     """What is asked, as it was given: a text, a conversation or token ids.
 
     id: how its answer is named. file, line: where it stands, empty and 0 for an option. settings: its own, by any of
-    their names.
+    their names. images: paths, in the order of their places in the prompt.
     """
 
     id: str | int
@@ -34,6 +34,7 @@ class Prompt:
     file: str = ""
     line: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
+    images: tuple[str, ...] = ()
 
     @property
     def where(self) -> str:
@@ -45,7 +46,7 @@ class Prompt:
         """The first line of what is asked, short."""
         text = self.content if isinstance(self.content, str) else f"{len(self.content)} token ids"
         if self.kind == "messages":
-            text = str(self.content[-1]["content"])  # type: ignore[index]
+            text = _shown(self.content[-1]["content"])  # type: ignore[index]
         first = text.strip().partition("\n")[0]
         return f"{first[:72]}..." if len(first) > 75 else first
 
@@ -64,9 +65,20 @@ class Prompts:
             raise PromptsError("the prompts cannot be used; nothing was run", ordered)
 
 
-def read_prompts(texts: tuple[str, ...], file: str | None) -> Prompts:
-    """Return the prompts given as options, then those of a file (`-`: stdin). Raises RequestError for no file."""
-    prompts = Prompts([Prompt(index, text) for index, text in enumerate(texts)])
+def _shown(content: Any) -> str:
+    """Return a message's content as text."""
+    if not isinstance(content, list):
+        return str(content)
+    parts = (part for part in content if isinstance(part, dict))
+    return " ".join(str(part["text"]) if "text" in part else f"[{part.get('type')}]" for part in parts)
+
+
+def read_prompts(texts: tuple[str, ...], file: str | None, images: tuple[str, ...] = ()) -> Prompts:
+    """Return the prompts given as options, all with `images`, then those of a file (`-`: stdin).
+
+    Raises RequestError for no file.
+    """
+    prompts = Prompts([Prompt(index, text, images=images) for index, text in enumerate(texts)])
     prompts.problems += [(0, Problem("the prompt is empty", "--prompt")) for text in texts if not text.strip()]
     if file is not None:
         _read_file(file, prompts)
@@ -114,7 +126,7 @@ def _plain_line(line: str, unnamed: Prompt) -> Prompt:
 
 
 def _json_line(line: str, unnamed: Prompt) -> Prompt:
-    """Read `{"prompt": ...}`, `{"messages": ...}` or `{"prompt_token_ids": ...}` with an id and settings."""
+    """Read `{"prompt": ...}`, `{"messages": ...}` or `{"prompt_token_ids": ...}` with an id, images and settings."""
     try:
         data = json.loads(line)
     except ValueError as error:
@@ -127,10 +139,13 @@ def _json_line(line: str, unnamed: Prompt) -> Prompt:
         what = f"has {' and '.join(f'`{kind}`' for kind in kinds) or 'no prompt'}"
         raise LineError(what, "give one of `prompt`, `messages`, `prompt_token_ids`")
     content, name = data.pop(kinds[0]), data.pop("id", unnamed.id)
+    images = data.pop("images", [])
     _CHECKS[kinds[0]](content)
+    if not isinstance(images, list) or not all(isinstance(path, str) for path in images):
+        raise LineError(f"`images` is {json.dumps(images)[:40]}, not a list of paths", 'write {"images": ["a.jpg"]}')
     if isinstance(name, bool) or not isinstance(name, str | int):
         raise LineError(f"`id` is {json.dumps(name)}, neither text nor a whole number")
-    return replace(unnamed, id=name, content=content, kind=kinds[0], settings=data)
+    return replace(unnamed, id=name, content=content, kind=kinds[0], settings=data, images=tuple(images))
 
 
 def _check_text(content: Any) -> None:

@@ -15,15 +15,17 @@ if TYPE_CHECKING:
     from trtkit.cli.llm_options import Model
     from trtkit.cli.prompts import Prompt, Prompts
     from trtkit.runtime.sampling.params import SamplingParams
+    from trtkit.runtime.vision_language import PreparedImage
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One prompt, ready to run."""
+    """One prompt, ready to run. images: those of the prompt, read; `ids` has a placeholder for each of their tokens."""
 
     prompt: Prompt
     ids: list[int]
     params: SamplingParams
+    images: tuple[PreparedImage, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ def make_asks(prompts: Prompts, model: Model, options: Mapping[str, Any], wordin
     for prompt in prompts.found:
         try:
             own = shared if shared and not prompt.settings else sampling_params(model, options, prompt.settings)
-            asks.append(Ask(prompt, prompt_ids(prompt, model, wording), own))
+            ids, images = prompt_input(prompt, model, wording)
+            asks.append(Ask(prompt, ids, own, images))
         except RequestError as error:
             prompts.problems += problems_of(error, prompt)
     prompts.check()
@@ -68,26 +71,46 @@ def problems_of(error: RequestError, prompt: Prompt) -> list[tuple[int, Problem]
     return [(prompt.line, Problem(one.what, place, one.fix)) for one, place in zip(found, places, strict=True)]
 
 
-def prompt_ids(prompt: Prompt, model: Model, wording: Wording) -> list[int]:
-    """Return a prompt's tokens. Raises RequestError for what the model cannot take."""
+def prompt_input(prompt: Prompt, model: Model, wording: Wording) -> tuple[list[int], tuple[PreparedImage, ...]]:
+    """Return a prompt's tokens and images. Raises RequestError for what the model cannot take."""
+    images: Sequence[Any] = prompt.images
     if isinstance(prompt.content, list) and prompt.kind == "prompt_token_ids":
         ids = list(prompt.content)
     elif isinstance(prompt.content, list):
-        ids = chat_ids(prompt.content, model, wording.system)
+        ids, images = chat_input(prompt.content, model, images, wording.system)
     elif wording.system is not None or (wording.is_chat and model.tokenizer and model.tokenizer.has_chat_template):
-        ids = chat_ids([{"role": "user", "content": prompt.content}], model, wording.system)
+        content: Any = prompt.content
+        if images and model.images is not None:
+            content = [*({"type": "image"} for _ in images), {"type": "text", "text": prompt.content}]
+        ids, images = chat_input([{"role": "user", "content": content}], model, images, wording.system)
     else:
         ids = _tokenizer(model).encode(prompt.content)
-    check_ids(ids, model)
-    return ids
+    merged = _merge(ids, images, model)
+    check_ids(merged[0], model)
+    return merged
 
 
-def chat_ids(messages: Sequence[Mapping[str, Any]], model: Model, system: str | None = None) -> list[int]:
-    """Return the tokens of a conversation, behind `system` unless it has a system message of its own."""
+def _merge(ids: list[int], images: Sequence[Any], model: Model) -> tuple[list[int], tuple[PreparedImage, ...]]:
+    """Return tokens with a placeholder for each of the images' tokens, and the images read."""
+    if model.images is not None:
+        merged = model.images.merge(ids, images)
+        return merged.ids, merged.images
+    if images:
+        raise RequestError("the model takes text only", "images", "give a bundle of a vision-language model")
+    return ids, ()
+
+
+def chat_input(
+    messages: Sequence[Mapping[str, Any]], model: Model, images: Sequence[Any] = (), system: str | None = None
+) -> tuple[list[int], Sequence[Any]]:
+    """Return the tokens of a conversation, behind `system` unless it has a system message, and its images in order."""
     if system is not None and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": system}, *messages]
-    found: list[int] = _tokenizer(model).chat(messages)
-    return found
+    if model.images is not None:
+        from trtkit.runtime.vision_language import split_messages
+
+        messages, images = split_messages(messages, images)
+    return _tokenizer(model).chat(messages), images
 
 
 def check_ids(ids: Sequence[int], model: Model) -> None:

@@ -42,7 +42,9 @@ def unwrap(
         known = ", ".join(f"`{prefix}`" for prefix in _PREFIXES)
         what = f"no weights of the language model inside `{config.get('model_type')}` were found"
         raise SourceError(what, where, f"their names are to start with one of {known}")
-    return {**outer, **text}, inner
+    # Files of different ages say it at one of the two places, and `false` at the other.
+    is_tied = {"tie_word_embeddings": True} if outer.get("tie_word_embeddings") else {}
+    return {**outer, **text, **is_tied}, inner
 
 
 def _inner_name(name: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from trtkit.dtypes import from_tensorrt
 from trtkit.engine.decoders import llm_options
 from trtkit.errors import GenerationError
+from trtkit.runtime.decoder.embeddings import bundle_embeddings
 from trtkit.runtime.decoder.runtime_cache import context_with_cache, save_cache
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class EngineDecoder:
         self._contexts, self._runtime_cache = context_with_cache(self._engine, bundle, self._stream.cuda_stream)
         self.slots, self.max_length = slots, options.max_sequence_length
         self.max_prefill_length, self.has_all_logits = options.max_prefill_length, options.logits == "all"
+        self._embeddings = bundle_embeddings(bundle.path)
         self._allocate(slots)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.description = f"{backend.name} {backend.version} on {torch.cuda.get_device_name()}"
@@ -47,9 +50,8 @@ class EngineDecoder:
         call.check(self.slots, self.max_length)
         rows, size = call.ids.shape
         with torch.cuda.stream(self._stream):
-            for name, value in call.feed().items():
-                if name in self._inputs:
-                    self._inputs[name][: value.size].copy_(torch.from_numpy(value).reshape(-1), non_blocking=True)
+            for name, value in self._feed(call).items():
+                self._inputs[name][: value.numel()].copy_(value.reshape(-1), non_blocking=True)
             is_decode = size == 1
             if is_decode and call.first_slot == 0:
                 self._decode_graph(rows).replay()
@@ -79,17 +81,33 @@ class EngineDecoder:
         inputs = [name for name in names if self._engine.get_tensor_mode(name) == is_input]
         tokens = max(slots * self.max_prefill_length, slots)
         self._caches = {name: self._cache(name, slots) for name in inputs if name.startswith("past_")}
-        self._inputs = {
-            name: torch.zeros(tokens, dtype=torch.int32, device="cuda") for name in inputs if name not in self._caches
-        }
+        self._inputs = {name: self._buffer(name, tokens) for name in inputs if name not in self._caches}
         self.vocab_size = int(self._engine.get_tensor_shape("logits")[-1])
         rows = tokens if self.has_all_logits else slots
         self._logits = torch.empty(rows, self.vocab_size, dtype=torch.float32, device="cuda")
 
+    def _feed(self, call: Call) -> dict[str, torch.Tensor]:
+        """Return the inputs of a call but its caches, on the host."""
+        feed = {name: torch.from_numpy(value) for name, value in call.feed().items() if name in self._inputs}
+        if "rope_position_ids" in self._inputs:
+            feed["rope_position_ids"] = torch.from_numpy(call.rope_position_ids())
+        if self._embeddings is not None:
+            feed["inputs_embeds"] = self._embeddings.inputs(call)
+        return feed
+
+    def _dtype(self, name: str) -> torch.dtype:
+        found: torch.dtype = getattr(torch, from_tensorrt(self._engine.get_tensor_dtype(name).name).torch)
+        return found
+
+    def _buffer(self, name: str, tokens: int) -> torch.Tensor:
+        """Return room for an input of up to `tokens` tokens."""
+        static = math.prod(size for size in self._engine.get_tensor_shape(name) if size > 0)
+        return torch.zeros(tokens * static, dtype=self._dtype(name), device="cuda")
+
     def _cache(self, name: str, slots: int) -> torch.Tensor:
         """Return an empty cache [slots, K, T, H]."""
-        dtype = getattr(torch, from_tensorrt(self._engine.get_tensor_dtype(name).name).torch)
-        return torch.zeros(slots, *tuple(self._engine.get_tensor_shape(name))[1:], dtype=dtype, device="cuda")
+        shape = tuple(self._engine.get_tensor_shape(name))[1:]
+        return torch.zeros(slots, *shape, dtype=self._dtype(name), device="cuda")
 
     def _decode_graph(self, rows: int) -> torch.cuda.CUDAGraph:
         """Return the CUDA graph of a decode step of slots 0 to `rows`, captured at its first use."""
@@ -104,9 +122,10 @@ class EngineDecoder:
 
     def _enqueue(self, context: Any, first: int, rows: int, size: int) -> None:
         """Give the context its shapes and addresses, and run it on the stream."""
-        per_token = {"input_ids", "position_ids"}
         for name, buffer in self._inputs.items():
-            context.set_input_shape(name, (rows, size) if name in per_token else (rows,))
+            dynamic = iter((rows, size))  # an input's sizes at run time are the batch, then the new tokens
+            shape = tuple(next(dynamic) if axis < 0 else axis for axis in self._engine.get_tensor_shape(name))
+            context.set_input_shape(name, shape)
             context.set_tensor_address(name, buffer.data_ptr())
         for name, cache in self._caches.items():
             context.set_input_shape(name, (rows, *cache.shape[1:]))

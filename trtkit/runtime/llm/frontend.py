@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.llm.outputs import Delta
     from trtkit.runtime.llm.prompts import ReadPrompt
     from trtkit.runtime.sampling.params import SamplingParams
+    from trtkit.runtime.soft_tokens import SoftTokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +124,12 @@ class Frontend:
             self.engine.cancel(request.id)
         return job is not None
 
+    def soft_tokens(self, read: ReadPrompt) -> SoftTokens | None:
+        """Run the vision tower on a prompt's images, None where it has none."""
+        if self.images is None or self._tower is None or read.merged is None:
+            return None
+        return self.images.soft_tokens(read.merged, self._tower)
+
     def close(self) -> None:
         """Give the memory back."""
         self.execution.close()
@@ -134,9 +141,7 @@ class Frontend:
         """Give the engine all of a job's requests or none. The vision tower runs once for all of them."""
         for request in requests:
             self.engine.check(request)
-        soft = None
-        if self.images is not None and self._tower is not None and read.merged is not None:
-            soft = self.images.soft_tokens(read.merged, self._tower)
+        soft = self.soft_tokens(read)
         for index, request in enumerate(requests):
             request.soft = soft
             try:

@@ -48,6 +48,8 @@ class ImageReader:
 
     def prepare(self, source: Any) -> PreparedImage:
         """Return an image, a path or a PIL image, as the tower takes it. Raises RequestError for what is none."""
+        if isinstance(source, PreparedImage):
+            return source
         image, where = _opened(source)
         try:
             return self._layouts[self._record.layout](image, where)

@@ -37,7 +37,7 @@ class Qwen2Vision(torch.nn.Module):
         self._full = set(getattr(config.vision_config, "fullatt_block_indexes", range(config.vision_config.depth)))
         load_weights(self, Path(folder))
         angles = torch.arange(positions)[:, None] * self.visual.rotary_pos_emb.inv_freq
-        self.tables = torch.nn.Buffer(torch.stack([angles.cos(), angles.sin()]), persistent=False)
+        self.tables = torch.nn.Buffer(torch.cat([angles.cos(), angles.sin()], -1), persistent=False)
 
     def forward(
         self, patches: torch.Tensor, positions: torch.Tensor, windows: torch.Tensor | None = None
@@ -46,13 +46,14 @@ class Qwen2Vision(torch.nn.Module):
         kernel = self.visual.patch_embed.proj.weight
         x = torch.nn.functional.linear(patches.flatten(0, 1), kernel.flatten(1))
         at = positions.flatten(0, 1)  # [P, 2]
-        turns = self.tables[:, at].flatten(-2)  # [2, P, H / 2]: rows, then columns
+        found = torch.nn.functional.embedding(at, self.tables)  # [P, 2, H / 2]: by row and column, cosines and sines
+        turns = torch.stack([part.flatten(1) for part in found.chunk(2, -1)])  # [2, P, H / 2]
         mask = None if windows is None else _window_mask(windows, patches.shape[1])
         for index, block in enumerate(self.visual.blocks):
             x = x + _attend(block.attn, block.norm1(x), turns, None if index in self._full else mask)
             x = x + block.mlp(block.norm2(x))
-        found: torch.Tensor = self.visual.merger(x)
-        return found
+        merged: torch.Tensor = self.visual.merger(x)
+        return merged
 
 
 def _window_mask(windows: torch.Tensor, merged: int) -> torch.Tensor:

@@ -1,0 +1,222 @@
+"""Tiny random vision-language models with tokenizer, chat template and image processor, and transformers' answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForImageTextToText,
+    CLIPImageProcessorPil,
+    Idefics3ImageProcessorPil,
+    Qwen2VLImageProcessorPil,
+    SiglipImageProcessorPil,
+    SmolVLMImageProcessorPil,
+)
+from transformers.utils import logging as transformers_logging
+
+from tests.unit.runtime.text.tokenizers import byte_level
+from trtkit.config.load import load_config
+from trtkit.engine.build import build_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.runtime.text import Tokenizer
+
+LENGTH = 160
+"""Tokens that a slot holds."""
+MAX_PREFILL = 32
+IMAGE_TEXTS = {"llava": "<image>", "smolvlm": "<image>", "idefics3": "<image>"}
+QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+TILES = [f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)]
+SPECIAL = ["<image>", "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"]
+SPECIAL += ["<fake_token_around_image>", "<global-img>", *TILES]
+TEMPLATE = """\
+{%- for message in messages %}<|im_start|>{{ message['role'] + '\n' }}
+{%- for part in message['content'] %}{% if part['type'] == 'image' %}IMAGE{% else %}{{ part['text'] }}{% endif %}
+{%- endfor %}<|im_end|>{{ '\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>{{ 'assistant\n' }}{% endif %}"""
+TEXT = {
+    "hidden_size": 48,
+    "intermediate_size": 76,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA = {"model_type": "llama", **TEXT}
+MROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 3]}
+TOWER = {"hidden_size": 42, "intermediate_size": 52, "num_hidden_layers": 3, "num_attention_heads": 3}
+CLIP = {"model_type": "clip_vision_model", **TOWER, "image_size": 30, "patch_size": 6}
+SIGLIP = {"model_type": "siglip_vision_model", **TOWER, "image_size": 28, "patch_size": 7}
+QWEN = {"in_channels": 3, "patch_size": 4, "num_heads": 3, "depth": 3}
+PATCHES = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 64 * 24}}
+TILED = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
+transformers_logging.disable_progress_bar()
+transformers_logging.set_verbosity_error()
+torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Vlm:
+    """A model with random weights. config: what `AutoConfig.for_model` takes. processor: of its images."""
+
+    name: str
+    model_type: str
+    config: dict[str, Any] = field(hash=False)
+    processor: Any = field(hash=False)
+    text: dict[str, Any] = field(hash=False, default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def image_text(self) -> str:
+        """What stands for an image in a text."""
+        return IMAGE_TEXTS.get(self.model_type, QWEN_IMAGE)
+
+
+def vlms() -> list[Vlm]:
+    """Return a model of every family."""
+    clip = CLIPImageProcessorPil(size={"shortest_edge": 30}, crop_size={"height": 30, "width": 30})
+    siglip = SiglipImageProcessorPil(size={"height": 28, "width": 28})
+    layers = {"vision_feature_layer": [-3, -1], "vision_feature_select_strategy": "full"}
+    qwen = {**QWEN, "embed_dim": 36, "hidden_size": 48, "mlp_ratio": 2}
+    qwen_2_5 = {**QWEN, "hidden_size": 36, "out_hidden_size": 48, "intermediate_size": 52}
+    qwen_2_5 |= {"window_size": 16, "fullatt_block_indexes": [1]}
+    patches, mrope = Qwen2VLImageProcessorPil(**PATCHES), {**TEXT, "rope_parameters": MROPE}
+    return [
+        Vlm("llava", "llava", {"vision_config": CLIP}, clip, LLAMA),
+        Vlm("llava-siglip", "llava", {"vision_config": SIGLIP, **layers}, siglip, LLAMA),
+        Vlm("smolvlm", "smolvlm", _tiled(), SmolVLMImageProcessorPil(**TILED), LLAMA),
+        Vlm("idefics3", "idefics3", _tiled(), Idefics3ImageProcessorPil(**TILED), LLAMA),
+        Vlm("qwen2-vl", "qwen2_vl", {"vision_config": qwen}, patches, mrope),
+        Vlm("qwen2.5-vl", "qwen2_5_vl", {"vision_config": qwen_2_5}, patches, mrope),
+    ]
+
+
+def _tiled() -> dict[str, Any]:
+    """Return what Idefics3 and SmolVLM are configured by: tiles of 16 patches, which become 4 tokens."""
+    return {"vision_config": {**TOWER, "image_size": 28, "patch_size": 7}, "scale_factor": 2}
+
+
+VLMS = {vlm.name: vlm for vlm in vlms()}
+
+
+@cache
+def tokenizer(vlm: Vlm) -> Tokenizer:
+    """Byte-level BPE with the special tokens of all families."""
+    found = byte_level(chat_template=TEMPLATE.replace("IMAGE", vlm.image_text))
+    found.hf.add_special_tokens({"additional_special_tokens": SPECIAL})
+    return found
+
+
+@cache
+def model_of(vlm: Vlm) -> Any:
+    """Return transformers' model with every weight random, so that answers hang on all of them."""
+    torch.manual_seed(0)
+    hf = tokenizer(vlm).hf
+    text = {**vlm.text, "vocab_size": len(hf), "eos_token_id": hf.eos_token_id}
+    name = "<|image_pad|>" if vlm.model_type.startswith("qwen") else "<image>"
+    ids = {"image_token_id": hf.convert_tokens_to_ids(name), "tie_word_embeddings": vlm.name == "smolvlm"}
+    if vlm.model_type.startswith("qwen"):
+        names = {
+            "video_token_id": "<|video_pad|>",
+            "vision_start_token_id": SPECIAL[1],
+            "vision_end_token_id": SPECIAL[3],
+        }
+        ids |= {key: hf.convert_tokens_to_ids(token) for key, token in names.items()}
+    config = AutoConfig.for_model(vlm.model_type, text_config=text, **vlm.config, **ids)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    for weight_name, weight in model.named_parameters():
+        is_matrix = weight.dim() > 1
+        center = 1.0 if "norm" in weight_name.lower() or "ln_q" in weight_name else 0.0
+        deviation = 1.5 * (weight[0].numel() ** -0.5) if is_matrix else 0.1
+        torch.nn.init.normal_(weight, center if not is_matrix else 0.0, deviation)
+    return model
+
+
+@cache
+def folder_of(vlm: Vlm) -> Path:
+    """Return the model as a folder that transformers saved."""
+    folder = Path(mkdtemp(prefix="trtkit-test-"))
+    model_of(vlm).save_pretrained(folder)
+    tokenizer(vlm).hf.save_pretrained(folder)
+    vlm.processor.save_pretrained(folder)
+    return folder
+
+
+@cache
+def bundle_of(vlm: Vlm, *overrides: str) -> Path:
+    """Return the model's bundle: 3 slots, logits of every token."""
+    return build(folder_of(vlm), Path(mkdtemp(prefix="trtkit-test-")), *overrides)
+
+
+def build(folder: Path, out: Path, *overrides: str) -> Path:
+    """Build the model in `folder` into a bundle below `out`."""
+    limits = f"max_batch_size: 3, max_sequence_length: {LENGTH}, max_prefill_length: {MAX_PREFILL}, logits: all"
+    (out / "m.yaml").write_text(f"source: {{hf: {folder}}}\nllm: {{{limits}}}\nvision: {{max_images: 3}}\n")
+    config = load_config(str(out / "m.yaml"), overrides)
+    return build_bundle(config, out / "bundle", lambda _: None).bundle.path
+
+
+def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Return an image of random colours."""
+    generator = np.random.default_rng(seed)
+    return Image.fromarray(generator.integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+class Reference:
+    """transformers' model on prompts with all placeholders."""
+
+    def __init__(self, vlm: Vlm) -> None:
+        self.model, self._folder = model_of(vlm), folder_of(vlm)
+        self._is_tiled, self._is_qwen = "scale_factor" in vlm.config, vlm.model_type.startswith("qwen")
+
+    def images(self, images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+        """Return what the whole model takes of images."""
+        if not images:
+            return {}
+        processor = AutoImageProcessor.from_pretrained(self._folder, backend="pil")
+        found = processor([list(images)] if self._is_tiled else list(images), return_tensors="pt")
+        return {name: found[name] for name in found if name not in ("rows", "cols")}
+
+    def features(self, images: Sequence[Image.Image]) -> torch.Tensor:
+        """Return the vision tower's soft tokens [P, D]."""
+        with torch.inference_mode():
+            found = self.model.get_image_features(**self.images(images)).pooler_output
+        return torch.cat([item.reshape(-1, item.shape[-1]) for item in found])
+
+    def logits(self, ids: Sequence[int], images: Sequence[Image.Image]) -> torch.Tensor:
+        """Return logits [S, V] of a prompt."""
+        with torch.inference_mode():
+            found: torch.Tensor = self.model(**self.inputs(ids, images)).logits[0]
+        return found
+
+    def greedy(self, ids: Sequence[int], images: Sequence[Image.Image], count: int) -> list[int]:
+        """Return `count` most likely tokens after a prompt."""
+        options = {"max_new_tokens": count, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        with torch.inference_mode():
+            found = self.model.generate(**self.inputs(ids, images), **options)
+        return [int(token) for token in found[0, len(ids) :]]
+
+    def inputs(self, ids: Sequence[int], images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+        """Return what the whole model takes."""
+        tokens = torch.tensor([list(ids)])
+        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), **self.images(images)}
+        if self._is_qwen:
+            inputs["mm_token_type_ids"] = (tokens == self.model.config.image_token_id).int()
+        return inputs
