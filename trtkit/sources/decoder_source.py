@@ -15,7 +15,6 @@ from trtkit.sources.gguf_weights import hf_weights
 from trtkit.sources.safetensors_file import read_safetensors
 from trtkit.sources.safetensors_folder import read_folder, read_json
 from trtkit.sources.tokenizer import CopiedTokenizer, folder_tokenizer
-from trtkit.sources.vision_language.load import whole_config
 from trtkit.sources.wrapped_config import unwrap
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def open_hf_folder(folder: Path) -> DecoderSource:
     """
     path = _config_file(folder, "give a folder that transformers saved, or a model repository downloaded as a whole")
     arrays, weight_files = read_folder(folder)
-    config, arrays = unwrap(_whole_config(path), arrays, str(path))
+    config, arrays = unwrap(path, arrays)
     tokenizer = folder_tokenizer(folder)
     return DecoderSource(config, Checkpoint(arrays), (path, *weight_files, *tokenizer.files), str(path), tokenizer)
 
@@ -84,15 +83,6 @@ def open_trtllm(folder: Path) -> DecoderSource:
     weights = trtllm_weights.hf_weights(ranks, config, str(folder))
     fields = trtllm_config.hf_config(config, ranks[0])
     return DecoderSource(fields, Checkpoint(weights), (path, *files), str(path), CopiedTokenizer())
-
-
-def _whole_config(path: Path) -> dict[str, Any]:
-    """Return a config.json; of a vision-language model that leaves out what is usual, with all fields of its parts."""
-    config = read_json(path)
-    text = config.get("text_config")
-    if "vision_config" in config and "hidden_size" not in (text if isinstance(text, dict) else {}):
-        return whole_config(path.parent)
-    return config
 
 
 def _config_file(folder: Path, fix: str) -> Path:

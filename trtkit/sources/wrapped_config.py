@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
+from trtkit.sources.safetensors_folder import read_json
+from trtkit.sources.vision_language.load import whole_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from trtkit.sources.checkpoint import StoredArray
 
@@ -20,31 +23,49 @@ _PREFIXES = {
     "lm_head.": "lm_head.",
     "model.": "model.",
 }
+_PARTS = {"text_config", "vision_config"}
 # What stands below `model.` beside the language model.
 _OTHER_PARTS = tuple(
     f"model.{name}." for name in ("vision_tower", "vision_model", "visual", "multi_modal_projector", "connector")
 )
 
 
-def unwrap(
-    config: dict[str, Any], arrays: Mapping[str, StoredArray], where: str
-) -> tuple[dict[str, Any], dict[str, StoredArray]]:
-    """Return config and arrays of the language model; both as they are where the config has no `text_config`.
+# What wrappers of old wrote into their language model's config: of parts that are no longer there.
+_LEFT_OVER = ("perceiver_config", "pixel_shuffle_factor")
 
-    Raises SourceError where the wrapper names its language model's weights in a way that is not known.
+
+def unwrap(path: Path, arrays: Mapping[str, StoredArray]) -> tuple[dict[str, Any], dict[str, StoredArray]]:
+    """Return `text_fields` and the arrays of the language model; all of them where there are no other parts.
+
+    path: the config.json. Raises SourceError where the wrapper names the weights in a way that is not known.
     """
-    text = config.get("text_config")
-    if not isinstance(text, dict):
-        return config, dict(arrays)
-    outer = {name: config[name] for name in ("tie_word_embeddings", "dtype", "torch_dtype") if name in config}
+    config, fields = read_json(path), text_fields(path)
+    if not _PARTS & config.keys():
+        return fields, dict(arrays)
     inner = {name: stored for full, stored in arrays.items() if (name := _inner_name(full))}
     if not inner:
         known = ", ".join(f"`{prefix}`" for prefix in _PREFIXES)
         what = f"no weights of the language model inside `{config.get('model_type')}` were found"
-        raise SourceError(what, where, f"their names are to start with one of {known}")
+        raise SourceError(what, str(path), f"their names are to start with one of {known}")
+    return fields, inner
+
+
+def text_fields(path: Path) -> dict[str, Any]:
+    """Return the language model's fields out of a config.json; all of it where it has no parts.
+
+    A config that leaves out what is usual, or writes the language model's fields beside the others', is completed by
+    transformers.
+    """
+    config = read_json(path)
+    if "hidden_size" not in (config.get("text_config") or {}) and "vision_config" in config:
+        config = whole_config(path.parent)
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        return config
+    outer = {name: config[name] for name in ("tie_word_embeddings", "dtype", "torch_dtype") if name in config}
+    fields = {name: value for name, value in {**outer, **text}.items() if name not in _LEFT_OVER}
     # Files of different ages say it at one of the two places, and `false` at the other.
-    is_tied = {"tie_word_embeddings": True} if outer.get("tie_word_embeddings") else {}
-    return {**outer, **text, **is_tied}, inner
+    return {**fields, "tie_word_embeddings": True} if outer.get("tie_word_embeddings") else fields
 
 
 def _inner_name(name: str) -> str | None:

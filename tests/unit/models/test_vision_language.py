@@ -1,0 +1,204 @@
+"""Published config.json of vision-language models: what they leave out, and what else stands in them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from trtkit.errors import SourceError
+from trtkit.models.registry import decoder_spec
+from trtkit.models.vision_language.registry import vision_spec
+from trtkit.models.vision_language.spec import VisionLimits
+from trtkit.sources.vision_language.load import whole_config
+from trtkit.sources.wrapped_config import text_fields
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LLAVA = {
+    "architectures": ["LlavaForConditionalGeneration"],
+    "ignore_index": -100,
+    "image_token_index": 32000,
+    "model_type": "llava",
+    "pad_token_id": 32001,
+    "projector_hidden_act": "gelu",
+    "text_config": {
+        "_name_or_path": "lmsys/vicuna-7b-v1.5",
+        "architectures": ["LlamaForCausalLM"],
+        "max_position_embeddings": 4096,
+        "model_type": "llama",
+        "rms_norm_eps": 1e-05,
+        "torch_dtype": "float16",
+        "vocab_size": 32064,
+    },
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "vision_config": {
+        "hidden_size": 1024,
+        "image_size": 336,
+        "intermediate_size": 4096,
+        "model_type": "clip_vision_model",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 24,
+        "patch_size": 14,
+        "projection_dim": 768,
+        "vocab_size": 32000,
+    },
+    "vision_feature_layer": -2,
+    "vision_feature_select_strategy": "default",
+    "vocab_size": 32064,
+}
+SMOLVLM = {
+    "architectures": ["Idefics3ForConditionalGeneration"],
+    "image_token_id": 49190,
+    "model_type": "idefics3",
+    "scale_factor": 4,
+    "text_config": {
+        "_flash_attn_2_enabled": True,
+        "architectures": ["VLlama3ForCausalLM"],
+        "head_dim": 64,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "is_llama_config": True,
+        "max_position_embeddings": 8192,
+        "model_type": "llama",
+        "neftune_noise_alpha": 0.0,
+        "num_attention_heads": 9,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 3,
+        "pad_token_id": 2,
+        "perceiver_config": {"model_type": "vllama3", "resampler_depth": 6},
+        "pixel_shuffle_factor": 4,
+        "qk_layer_norms": False,
+        "rms_norm_eps": 1e-05,
+        "rope_interleaved": False,
+        "rope_theta": 100000,
+        "torch_dtype": "bfloat16",
+        "use_resampler": False,
+        "vocab_size": 49280,
+    },
+    "tie_word_embeddings": False,
+    "vision_config": {
+        "hidden_size": 768,
+        "image_size": 512,
+        "max_image_size": {"longest_edge": 512},
+        "model_type": "idefics3_vision",
+        "num_attention_heads": 12,
+        "patch_size": 16,
+        "size": {"longest_edge": 2048},
+    },
+    "vocab_size": 49280,
+}
+QWEN_TEXT = {
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "vision_start_token_id": 151652,
+    "vision_end_token_id": 151653,
+    "vision_token_id": 151654,
+    "image_token_id": 151655,
+    "video_token_id": 151656,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+QWEN2 = {
+    **QWEN_TEXT,
+    "model_type": "qwen2_vl",
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 28,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 28,
+    "vision_config": {"depth": 32, "embed_dim": 1280, "hidden_size": 1536, "in_chans": 3, "spatial_patch_size": 14},
+}
+QWEN2_5 = {
+    **QWEN_TEXT,
+    "model_type": "qwen2_5_vl",
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 128000,
+    "max_window_layers": 70,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 36,
+    "vision_config": {
+        "depth": 32,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+        "hidden_size": 1280,
+        "in_chans": 3,
+        "intermediate_size": 3420,
+        "out_hidden_size": 2048,
+        "spatial_patch_size": 14,
+        "tokens_per_second": 2,
+        "window_size": 112,
+    },
+}
+LIMITS = VisionLimits(images=4, tokens=1280)
+
+
+def read(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    (folder / "config.json").write_text(json.dumps(config))
+    return whole_config(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "layout", "tokens", "shape"),
+    [
+        (LLAVA, "image", 576, ("images", 3, 336, 336)),
+        (SMOLVLM, "tiles", 64, ("images", 3, 512, 512)),
+        (QWEN2, "patches", 0, ("tokens", 4, 1176)),
+        (QWEN2_5, "patches", 0, ("tokens", 4, 1176)),
+    ],
+    ids=["llava-1.5", "smolvlm-256m", "qwen2-vl-2b", "qwen2.5-vl-3b"],
+)
+def test_towers_of_published_models(
+    config: dict[str, Any], layout: str, tokens: int, shape: tuple[Any, ...], tmp_path: Path
+) -> None:
+    spec = vision_spec(read(config, tmp_path), LIMITS)
+    assert (spec.layout, spec.tokens_per_image) == (layout, tokens)
+    assert next(iter(spec.inputs.values())).shape == shape
+    assert spec.window_size == (4 if config is QWEN2_5 else 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "layers", "hidden_size", "sections"),
+    [(LLAVA, 32, 4096, ()), (SMOLVLM, 30, 576, ()), (QWEN2, 28, 1536, (16, 24, 24)), (QWEN2_5, 36, 2048, (16, 24, 24))],
+    ids=["llava-1.5", "smolvlm-256m", "qwen2-vl-2b", "qwen2.5-vl-3b"],
+)
+def test_language_models_of_published_models(
+    config: dict[str, Any], layers: int, hidden_size: int, sections: tuple[int, ...], tmp_path: Path
+) -> None:
+    read(config, tmp_path)
+    spec = decoder_spec(text_fields(tmp_path / "config.json"))
+    assert (len(spec.layers), spec.hidden_size) == (layers, hidden_size)
+    assert spec.head.is_tied == config["tie_word_embeddings"]
+    assert spec.layers[0].rope is not None
+    assert spec.layers[0].rope.sections == sections
+    assert spec.layers[0].sliding_window is None
+
+
+def test_a_family_that_is_not_known() -> None:
+    with pytest.raises(SourceError) as caught:
+        vision_spec({"model_type": "owl"}, LIMITS)
+    assert str(caught.value) == (
+        "config.json: `owl` is no vision-language family\nfix: known are idefics3, llava, qwen2_5_vl, qwen2_vl, smolvlm"
+    )
+
+
+def test_sections_that_do_not_fill_a_head(tmp_path: Path) -> None:
+    config = {**QWEN2, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 20]}}
+    read(config, tmp_path)
+    with pytest.raises(SourceError, match=r"`mrope_section` \[16, 24, 20\] has 60 pairs, a head has 64"):
+        decoder_spec(text_fields(tmp_path / "config.json"))
