@@ -79,7 +79,9 @@ def reference_hybrid(
     """Return a hybrid on the reference executor. stages: as `prepare_hybrid` or `stages_of_bundle` returns them."""
     made = [
         ReferenceStage(
-            backend, stage_network(backend, opened, stage, report), Path(stage["onnx"]) if stage["onnx"] else None
+            backend,
+            stage_network(backend, opened, stage, report, "ERROR"),
+            Path(stage["onnx"]) if stage["onnx"] else None,
         )
         for stage in stages
     ]

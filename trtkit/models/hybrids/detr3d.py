@@ -102,6 +102,7 @@ def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
         tuple(f"decoder.{port.name}" for port in outputs),
         "trtkit.sources.torch_models.detr3d:from_folder",
         UNUSED,
+        ranked=("labels", "boxes", "is_inside"),
     )
 
 

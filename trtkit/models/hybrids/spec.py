@@ -99,6 +99,8 @@ class HybridSpec:
     unused: regular expressions of checkpoint names that no part needs.
     has_unordered_rows: rows (axis 1) of all outputs together come in an order that rounding may change: of the best
         proposals, for example. Verify pairs rows before it compares.
+    ranked: outputs that say what lies behind the best scores. Rounding to 16 bits swaps near ties, so verify compares
+        them in fp32 only; the scores themselves, and what they rank, it compares always.
     """
 
     model_type: str
@@ -108,6 +110,7 @@ class HybridSpec:
     reference: str = "trtkit.sources.hf_vision:from_folder"
     unused: tuple[str, ...] = ()
     has_unordered_rows: bool = False
+    ranked: tuple[str, ...] = ()
 
     def part(self, name: str) -> Part:
         """Return the part of a name."""
