@@ -56,7 +56,10 @@ format: $(STAMPS)/dev ## Format the code.
 bench: $(STAMPS)/dev ## Run the benchmarks and write benchmarks/results/.
 	$(BIN)/python -m benchmarks
 
+ops-report: $(STAMPS)/dev ## Check custom ops and compile their kernels, and write docs/custom-ops.md.
+	$(BIN)/python -m benchmarks.custom_ops
+
 clean: ## Remove the environment and what was built.
 	rm -rf $(VENV) bundles build dist
 
-.PHONY: help install demo test slow conformance lint types layers check format bench clean
+.PHONY: help install demo test slow conformance lint types layers check format bench ops-report clean

@@ -92,8 +92,24 @@ def _from_onnx(node: ForeignNode) -> Replacement:
 
 def _from_mmcv(node: ForeignNode) -> Replacement:
     """Read mmcv's node: input, offset, mask, weight, bias."""
+    attributes = _mmcv_attributes(node)
+    node.check_all_read()
+    x, offset, mask, weight, bias = (node.input(place) for place in range(5))
+    return Replacement((x, weight, offset, bias, mask), attributes, node.outputs)
+
+
+def _from_mmcv_v1(node: ForeignNode) -> Replacement:
+    """Read mmcv's node of the first version, without mask and bias: input, offset, weight."""
+    attributes = _mmcv_attributes(node)
+    node.only("bias", (0,), 0)
+    node.ignore("im2col_step")
+    node.check_all_read()
+    return Replacement((node.input(0), node.input(2), node.input(1)), attributes, node.outputs)
+
+
+def _mmcv_attributes(node: ForeignNode) -> DeformConvAttributes:
     padding = node.numbers("padding", (0, 0), 2)
-    attributes = DeformConvAttributes(
+    return DeformConvAttributes(
         node.numbers("stride", (1, 1), 2),
         padding,
         padding,
@@ -101,9 +117,6 @@ def _from_mmcv(node: ForeignNode) -> Replacement:
         node.number("groups", 1),
         node.number("deform_groups", 1),
     )
-    node.check_all_read()
-    x, offset, mask, weight, bias = (node.input(place) for place in range(5))
-    return Replacement((x, weight, offset, bias, mask), attributes, node.outputs)
 
 
 OP = CustomOp(
@@ -123,5 +136,7 @@ OP = CustomOp(
     foreign=(
         Foreign("", "DeformConv", _from_onnx),
         Foreign("mmcv", "MMCVModulatedDeformConv2d", _from_mmcv),
+        Foreign("mmdeploy", "MMCVModulatedDeformConv2d", _from_mmcv),
+        Foreign("mmcv", "MMCVDeformConv2d", _from_mmcv_v1),
     ),
 )

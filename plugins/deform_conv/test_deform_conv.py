@@ -8,7 +8,7 @@ from trtkit.dtypes import FP32
 from trtkit.network.custom_op import Fact, find
 from trtkit.network.foreign import ForeignNode, Refusal
 from trtkit.verify.custom_ops.check import outcomes
-from trtkit.verify.custom_ops.routes import build, network_of
+from trtkit.verify.custom_ops.routes import build, network_of, parsed_function
 from trtkit.verify.custom_ops.trial import Trial, trials
 
 torch.set_num_threads(1)
@@ -25,6 +25,7 @@ def test_every_implementation_matches_the_reference(trial: Trial) -> None:
 @pytest.mark.parametrize("trial", trials(OP, ("fp16",)), ids=str)
 def test_tensorrt_builds_it(trial: Trial, form: str) -> None:
     assert build(network_of(BACKEND, trial, form), trial) > 0
+    assert build(parsed_function(BACKEND, trial, form), trial) > 0
 
 
 def test_without_offsets_it_is_a_convolution() -> None:
@@ -51,6 +52,13 @@ def test_mmcv_puts_the_weight_behind_offset_and_mask() -> None:
     assert replacement.inputs == ("x", "weight", "offset", "bias", "mask")  # type: ignore[attr-defined]
     attributes = replacement.attributes  # type: ignore[attr-defined]
     assert attributes == OP.attributes((1, 2), (1, 1), (1, 1), (2, 2), 2, 4)
+
+
+def test_mmcvs_first_version_has_no_mask() -> None:
+    names = ("x", "offset", "weight")
+    attributes = {"stride": [1, 1], "padding": [1, 1], "dilation": [1, 1], "bias": 0, "im2col_step": 32}
+    node = ForeignNode("n", "MMCVDeformConv2d", names, ("y",), attributes, [], [], 11)
+    assert _convert(node).inputs == ("x", "weight", "offset")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

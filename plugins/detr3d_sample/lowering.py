@@ -44,8 +44,11 @@ def _project(o: Ops[T], points: T, matrices: T, attributes: Detr3dSampleAttribut
     """Return where cameras see points [B * N, Q, 1, 2], in [-1, 1], and whether they do [B, N, 1, Q] as 0 or 1."""
     low, high = np.array(attributes.pc_range, np.float32).reshape(2, 3)
     metres = points * o.constant(high - low) + o.constant(low)  # [B, Q, 3]
-    corner = o.pad(o.unsqueeze(metres, 1), 3, 0, 1, 1.0)  # [B, 1, Q, 4]
-    x, y, depth, _ = o.split(o.matmul(corner, o.transpose(matrices, (0, 1, 3, 2))), 3)  # [B, N, Q]
+    # Products and sums, not a matrix product: TensorRT may run that in TF32, whose ten bits are pixels here.
+    rows = o.take(matrices, 2, 0, 3)  # [B, N, 3, 4]
+    turned = o.reduce("sum", o.unsqueeze(o.take(rows, 3, 0, 3), 2) * o.unsqueeze(metres, 1, 3), (4,))  # [B, N, Q, 3]
+    at = turned + o.transpose(o.take(rows, 3, 3, 1), (0, 1, 3, 2))
+    x, y, depth = o.split(at, 3)  # [B, N, Q]
     divisor = o.binary("max", depth, _NEAREST_DEPTH)
     u = x / divisor * (2.0 / attributes.image_width) - 1.0
     v = y / divisor * (2.0 / attributes.image_height) - 1.0

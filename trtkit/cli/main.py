@@ -23,6 +23,7 @@ COMMANDS = {
     "generate": "Generate text with a language model.",
     "chat": "Chat with a language model.",
     "eval": "Evaluate a language model on a text.",
+    "plugins": "List custom ops, or check them against their references.",
     "doctor": "Check what this machine can do and what is missing.",
 }
 

@@ -148,3 +148,25 @@ def test_foreign_nodes_are_found_in_branches_and_functions(hide: Callable[[onnx.
     model, said = onnx_custom_ops.lower(hide(hidden))
     assert "DeformConv2d from DeformConv" in said
     np.testing.assert_allclose(_run(model), _run(plain), atol=1e-5)
+
+
+@pytest.mark.parametrize("opset", [20, 22])
+def test_a_volumes_grid_sample_is_taken_and_an_images_stays(opset: int) -> None:
+    shapes = {"x": ["N", 2, 3, 4, 5], "g": ["N", 2, 3, 4, 3], "i": ["N", 2, 4, 5], "j": ["N", 3, 3, 2]}
+    nodes = [
+        helper.make_node("GridSample", ["x", "g"], ["y"], "volume", mode="linear", padding_mode="border"),
+        helper.make_node("GridSample", ["i", "j"], ["z"], "image", mode="cubic"),
+    ]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("y", "z")]
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    generator = np.random.default_rng(0)
+    feed = {name: generator.uniform(-1.2, 1.2, [2, *shape[1:]]).astype(np.float32) for name, shape in shapes.items()}
+    want = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feed)
+    for form in ("native", "planes", "gather"):
+        replaced, said = onnx_custom_ops.replace(model, form=form)
+        assert said == "1 GridSample3d from GridSample"
+        made = onnxruntime.InferenceSession(replaced.SerializeToString()).run(None, feed)
+        for have, expected in zip(made, want, strict=True):
+            np.testing.assert_allclose(have, expected, atol=1e-5)

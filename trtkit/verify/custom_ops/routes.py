@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import onnx
@@ -49,15 +50,31 @@ def function_in_onnx_runtime(trial: Trial, form: str) -> list[Array]:
     return run_onnx(trial, function_model(trial, form))
 
 
-def function_in_tensorrt(backend: Backend, trial: Trial, form: str) -> tuple[list[Array], int]:
-    """Parse the op's function by TensorRT and compute the network by the reference executor; and count its layers."""
+@dataclass(frozen=True, eq=False)
+class Parsed:
+    """A function as TensorRT's parser understood it. parser: holds memory of the network."""
+
+    backend: Backend
+    builder: Any
+    network: Any
+    parser: Any
+
+
+def parsed_function(backend: Backend, trial: Trial, form: str) -> Parsed:
+    """Parse the op's function by TensorRT. Raises NetworkError with its words."""
     logger = backend.logger("ERROR")
     builder = backend.trt.Builder(logger)
     network = backend.new_network(builder)
     parser = backend.trt.OnnxParser(network, logger)
     if not parser.parse(function_model(trial, form).SerializeToString()):
         raise NetworkError(f"TensorRT cannot parse the function: {parser.get_error(0).desc()}", trial.op.name)
-    return _executed(Executor(backend, network), trial), int(network.num_layers)
+    return Parsed(backend, builder, network, parser)
+
+
+def function_in_tensorrt(backend: Backend, trial: Trial, form: str) -> tuple[list[Array], int]:
+    """Compute the op's function, parsed by TensorRT, by the reference executor; and count its layers."""
+    parsed = parsed_function(backend, trial, form)
+    return _executed(Executor(backend, parsed.network), trial), int(parsed.network.num_layers)
 
 
 def network_of(backend: Backend, trial: Trial, form: str) -> Graph:
@@ -85,7 +102,7 @@ def interpreted_kernel(trial: Trial) -> list[Array]:
     return [to_array(tensor) for tensor in made]
 
 
-def build(graph: Graph, trial: Trial, compute_capability: int | None = None) -> int:
+def build(graph: Graph | Parsed, trial: Trial, compute_capability: int | None = None) -> int:
     """Build a lowering by TensorRT and return the engine's size in bytes. Raises BuildError."""
     trt, builder = graph.backend.trt, graph.builder
     config = builder.create_builder_config()

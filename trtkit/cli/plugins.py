@@ -1,0 +1,117 @@
+"""`trtkit plugins`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtkit.cli.options import json_option, quiet_option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.table import Table
+
+    from trtkit.network.custom_op import CustomOp
+    from trtkit.verify.custom_ops.check import Outcome
+
+EPILOG = """\b
+Examples:
+  trtkit plugins list
+  trtkit plugins check deform_conv
+  TRTKIT_PLUGINS=my_ops trtkit plugins check
+
+Ops are folders: those of trtkit and those in the folders that
+TRTKIT_PLUGINS names, with colons between them."""
+_OUT_OF_TOLERANCE = 3
+
+
+@click.group(epilog=EPILOG)
+def command() -> None:
+    """List custom ops, or check them against their references."""
+
+
+@command.command("list")
+@json_option
+def list_ops(as_json: bool) -> None:
+    """List the ops, the nodes they stand for, and their implementations."""
+    from trtkit.network.custom_op import load_ops
+    from trtkit.verify.custom_ops.record import describe_op
+
+    found = [describe_op(op) for op in load_ops().values()]
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    from trtkit.cli.tables import console
+
+    for described in found:
+        console().print(_described(described), "")
+
+
+@command.command("check")
+@click.argument("op", required=False)
+@json_option
+@quiet_option
+def check_ops(op: str | None, as_json: bool, quiet: bool) -> None:
+    """Run every implementation of OP, or of all ops, beside its reference.
+
+    Ends with 3 where one is out of tolerance. Kernels run under Triton's interpreter on the CPU.
+    """
+    from trtkit.network.custom_op import find, load_ops
+
+    ops = [find(op)] if op else list(load_ops().values())
+    found = [outcome for each in ops for outcome in _outcomes(each, is_quiet=quiet or as_json)]
+    if as_json:
+        click.echo(json.dumps([asdict(outcome) | {"is_within": outcome.is_within} for outcome in found]))
+    else:
+        from trtkit.cli.tables import console
+
+        console().print(_errors(found))
+    if not all(outcome.is_within for outcome in found):
+        sys.exit(_OUT_OF_TOLERANCE)
+
+
+def _outcomes(op: CustomOp, *, is_quiet: bool) -> Iterator[Outcome]:
+    """Yield the outcomes of an op's trials, and say on stderr which one runs."""
+    from trtkit.backends import choose_backend, load_backend
+    from trtkit.verify.custom_ops.check import outcomes
+    from trtkit.verify.custom_ops.trial import trials
+
+    backend = load_backend(choose_backend())
+    for trial in trials(op):
+        if not is_quiet:
+            click.echo(f"{op.name}: {trial}", err=True)
+        yield from outcomes(backend, trial)
+
+
+def _described(op: dict[str, Any]) -> Table:
+    """Return an op as a table of names and values."""
+    from trtkit.cli.tables import pairs
+
+    table = pairs(op["name"])
+    table.add_row("folder", op["folder"])
+    table.add_row("stands for", ", ".join(op["foreign"]) or "nothing: it is called by name")
+    table.add_row("takes", ", ".join(op["inputs"]))
+    table.add_row("lowerings", ", ".join(op["forms"]))
+    table.add_row("kernel", op["kernel"])
+    table.add_row("plugin", op["plugin"])
+    return table
+
+
+def _errors(found: list[Outcome]) -> Table:
+    """Return the outcomes as a table."""
+    from trtkit.cli.tables import listing
+
+    table = listing("against the reference", "op", "case", "type", "implementation", "relative RMS error", "layers")
+    for outcome in found:
+        way = f"{outcome.route}, {outcome.form}" if outcome.form else outcome.route
+        error = f"{outcome.relative_rms_error:.1e}"
+        style = None if outcome.is_within else "red"
+        said = f"{way}: {outcome.problem}" if outcome.problem else way
+        layers = str(outcome.layers or "")
+        table.add_row(outcome.op, outcome.case, outcome.dtype, said, error, layers, style=style)
+    return table

@@ -1,0 +1,42 @@
+"""What an op's folder holds and what of it has run, in words."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trtkit.network.custom_op import CustomOp
+
+COMPILED = "compiled.json"
+"""File of an op's folder: its kernel's registers, spills and shared memory, as compiled without a GPU."""
+
+
+def describe_op(op: CustomOp) -> dict[str, Any]:
+    """Return the op as plain data: name, folder, what it stands for, inputs, forms, kernel, plugin."""
+    return {
+        "name": op.name,
+        "folder": str(op.folder),
+        "foreign": [foreign.label for foreign in op.foreign],
+        "inputs": [f"{port.name} [{port.dims.replace(' ', ', ')}]" for port in op.inputs],
+        "forms": list(op.forms),
+        "kernel": _kernel(op),
+        "plugin": "TensorRT, kernel compiled ahead; never built by TensorRT" if op.has_part("plugin") else "none",
+    }
+
+
+def compiled_kernels(op: CustomOp) -> list[dict[str, Any]]:
+    """Return what was recorded of the op's kernel, one entry for each target and type."""
+    path = op.folder / COMPILED
+    if not path.is_file():
+        return []
+    found: list[dict[str, Any]] = json.loads(path.read_text())["kernels"]
+    return found
+
+
+def _kernel(op: CustomOp) -> str:
+    if not op.has_part("kernel"):
+        return "none"
+    targets = dict.fromkeys(entry["target"] for entry in compiled_kernels(op))
+    compiled = f"compiles for {', '.join(targets)}" if targets else "not compiled yet"
+    return f"Triton; runs under the interpreter; {compiled}; never run on a GPU"
