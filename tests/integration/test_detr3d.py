@@ -153,8 +153,5 @@ def test_full_size_detr3d_builds(workspace: Path, trtkit: Callable[..., Ran]) ->
     scene.write_model(workspace / "full", {"image": [928, 1600]})
     ran = trtkit("build", "--config", "detr3d", "--set", f"source.hf={workspace}/full", "--json")
     assert ran.code == 0, ran.err
-    manifest = ran.json()["manifest"]
-    assert {item["name"]: item["shape"] for item in manifest["inputs"]} == {
-        "images": [1, 6, 3, 928, 1600],
-        "lidar2img": [1, 6, 4, 4],
-    }
+    shapes = {item["name"]: item["shape"] for item in ran.json()["manifest"]["inputs"]}
+    assert shapes == {"images": [-1, 6, 3, 928, 1600], "lidar2img": [-1, 6, 4, 4]}

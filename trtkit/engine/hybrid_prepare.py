@@ -105,8 +105,10 @@ class _Exporter:
         keep += onnx_function.fp32_nodes(model)
         keep += [node.name for node in model.graph.node if in_fp32 and node.name.startswith(in_fp32)]
         own = {spec.name: tuple(shapes[spec.name]) for spec in graph_inputs(model)}
+        is_measured = onnx_precision.has_measured_ranges(model, own)
         model = onnx_precision.cast_to(model, precision, keep, own, scratch)
-        self.steps.add("precision", f"{precision} by AutoCast, {len(keep)} nodes kept in fp32")
+        words = "" if is_measured else "; ranges not measured: too large a run"
+        self.steps.add("precision", f"{precision} by AutoCast, {len(keep)} nodes kept in fp32{words}")
         return model
 
 

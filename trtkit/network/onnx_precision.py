@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ Shapes = dict[str, tuple[int, ...]]
 _FLOATS = ("fp32", "fp16", "bf16")
 # ONNX's operators take bf16 from this one on.
 _BF16_OPSET = 22
+_LARGEST_RANGE_RUN_BYTES = 6 * 2**30
 
 
 def keep_fp32_nodes(model: onnx.ModelProto, patterns: Sequence[str]) -> list[str]:
@@ -50,7 +52,8 @@ def cast_to(
 ) -> onnx.ModelProto:
     """Return `model` computing in `precision` (fp16 or bf16), inputs and outputs unchanged, by ModelOpt AutoCast.
 
-    keep: names of nodes left in fp32. shapes: typical input shapes, for the run that measures value ranges.
+    keep: names of nodes left in fp32. shapes: typical input shapes, for the run that measures value ranges; that run
+    holds every tensor at once, and is left out where they are too large together (see `has_measured_ranges`).
     """
     import onnx
 
@@ -71,10 +74,32 @@ def cast_to(
         nodes_to_exclude=[f"^{re.escape(name)}$" for name in keep],
         keep_io_types=True,
         calibration_data=str(data),
+        **({} if has_measured_ranges(model, shapes) else {"data_max": np.inf}),
     )
     del cast.metadata_props[:]
     cast.metadata_props.extend(model.metadata_props)  # AutoCast drops them; text recognizers keep their alphabet there
     return cast
+
+
+def has_measured_ranges(model: onnx.ModelProto, shapes: Shapes) -> bool:
+    """Whether all tensors of a run at `shapes` fit into memory together: then AutoCast measures their ranges.
+
+    Where they do not, only nodes that are asked for stay in fp32, and `verify` tells whether more should.
+    """
+    import onnx
+
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(model)
+    for value in fixed.graph.input:
+        for dim, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
+            dim.dim_value = size
+    del fixed.graph.value_info[:]
+    try:
+        inferred = onnx.shape_inference.infer_shapes(fixed, data_prop=True).graph.value_info
+    except ValueError:  # protobuf's limit of 2 GiB
+        return True
+    elements = sum(math.prod(max(d.dim_value, 1) for d in value.type.tensor_type.shape.dim) for value in inferred)
+    return 4 * elements <= _LARGEST_RANGE_RUN_BYTES
 
 
 def _lifted_for_bf16(model: onnx.ModelProto) -> onnx.ModelProto:
