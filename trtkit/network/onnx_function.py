@@ -68,13 +68,22 @@ def _inlined(node: onnx.NodeProto, bodies: dict[str, onnx.FunctionProto]) -> lis
         return [node]
     body = bodies[node.op_type]
     names = dict(zip(body.input, node.input, strict=False)) | dict(zip(body.output, node.output, strict=False))
-    nodes = []
-    for inner in body.node:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(inner)
-        copy.name = f"{node.name}/{inner.name}"
-        for tensors in (copy.input, copy.output):
-            for place, name in enumerate(tensors):
-                tensors[place] = names.get(name) or f"{node.name}/{name}" if name else ""
-        nodes.append(copy)
-    return nodes
+    return [_placed(inner, node.name, names) for inner in body.node]
+
+
+def _placed(inner: onnx.NodeProto, prefix: str, names: dict[str, str]) -> onnx.NodeProto:
+    """Return a copy of a body's node, and of what a loop in it holds, under names of the model."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(inner)
+    copy.name = f"{prefix}/{inner.name}"
+    for tensors in (copy.input, copy.output):
+        for place, name in enumerate(tensors):
+            tensors[place] = names.get(name) or f"{prefix}/{name}" if name else ""
+    for attribute in copy.attribute:
+        if attribute.HasField("g"):
+            nodes = [_placed(node, prefix, names) for node in attribute.g.node]
+            for value in (*attribute.g.input, *attribute.g.output):
+                value.name = f"{prefix}/{value.name}"
+            del attribute.g.node[:]
+            attribute.g.node.extend(nodes)
+    return copy

@@ -15,7 +15,7 @@ from trtkit.network.lowering.onnx_value import OnnxValue, Operand
 from trtkit.network.lowering.ops import Dim, Ops
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from trtkit.network.graph import Shape
 
@@ -129,7 +129,8 @@ class OnnxOps(Ops[OnnxValue]):
 
     def gather_nd(self, x: OnnxValue, index: OnnxValue, batch_dims: int = 0) -> OnnxValue:
         """See `Ops`."""
-        return self._node("GatherND", [x, self.cast(index, INT64)], batch_dims=batch_dims)
+        shape = (*index.shape[:-1], *x.shape[batch_dims + index.shape[-1] :])
+        return self._known("GatherND", [x, self.cast(index, INT64)], shape, batch_dims=batch_dims)
 
     def scatter_nd(self, x: OnnxValue, index: OnnxValue, updates: OnnxValue) -> OnnxValue:
         """See `Ops`."""
@@ -182,7 +183,11 @@ class OnnxOps(Ops[OnnxValue]):
 
     def top_k(self, x: OnnxValue, k: int, axis: int = -1) -> tuple[OnnxValue, OnnxValue]:
         """See `Ops`."""
-        values, places = self._nodes("TopK", [x, self._vector([k])], 2, axis=axis)
+        names = self._append("TopK", [x, self._vector([k])], 2, {"axis": axis})
+        shape = tuple(k if place == axis % len(x.shape) else size for place, size in enumerate(x.shape))
+        values, places = (
+            OnnxValue(self, name, shape, kind) for name, kind in zip(names, (x.dtype, INT64), strict=True)
+        )
         return values, self.cast(places, INT32)
 
     def softmax(self, x: OnnxValue, axis: int = -1) -> OnnxValue:
@@ -202,6 +207,26 @@ class OnnxOps(Ops[OnnxValue]):
             return self.constant(np.arange(size, dtype=dtype.numpy))
         zero, one = self._number(0, INT64), self._number(1, INT64)
         return self.cast(self._known("Range", [zero, self.squeeze(size, 0), one], (-1,), INT64), dtype)
+
+    def repeat(
+        self, count: int, state: Sequence[OnnxValue], step: Callable[[Sequence[OnnxValue]], Sequence[OnnxValue]]
+    ) -> list[OnnxValue]:
+        """See `Ops`. A Loop, whose body reads tensors from outside by name."""
+        limit, condition = self._number(count, INT64), self.constant(np.array(True))
+        outside, constants = self.nodes, self._constants
+        self.nodes, self._constants = [], dict(constants)
+        names = [self._unique(f"repeat/{role}") for role in ("number", "condition", "goes_on")]
+        carried = [OnnxValue(self, self._unique("repeat/state"), x.shape, x.dtype) for x in state]
+        made = [self._known("Identity", [x], x.shape) for x in step(carried)]
+        self.nodes.append(helper.make_node("Identity", names[1:2], names[2:], name=names[2]))
+        inside, self.nodes, self._constants = self.nodes, outside, constants
+        scalars = (onnx.TensorProto.INT64, onnx.TensorProto.BOOL, onnx.TensorProto.BOOL)
+        values = [helper.make_tensor_value_info(name, kind, []) for name, kind in zip(names, scalars, strict=True)]
+        inputs = [*values[:2], *(helper.make_value_info(x.name, _type_proto(x)) for x in carried)]
+        outputs = [values[2], *(helper.make_value_info(x.name, _type_proto(x)) for x in made)]
+        body = helper.make_graph(inside, self._unique("repeat/body"), inputs, outputs)
+        last = self._append("Loop", [limit, condition, *state], len(state), {"body": body})
+        return [OnnxValue(self, name, x.shape, x.dtype) for name, x in zip(last, state, strict=True)]
 
     def _rename(self, value: OnnxValue, name: str) -> None:
         """Give a tensor its name outside the function; an input is handed on."""

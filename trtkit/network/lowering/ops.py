@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeAlias, TypeV
 from trtkit.dtypes import FP32
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     import numpy as np
@@ -160,6 +160,10 @@ class Ops(ABC, Generic[T]):
     @abstractmethod
     def arange(self, size: Dim[T], dtype: DType) -> T:
         """Return 0, 1, ... `size` - 1 as a vector of fp32 or int32."""
+
+    @abstractmethod
+    def repeat(self, count: int, state: Sequence[T], step: Callable[[Sequence[T]], Sequence[T]]) -> list[T]:
+        """Replace tensors `count` times by what `step` makes of them; types and shapes stay."""
 
     @contextmanager
     def fp32(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ from trtkit.network.lowering.ops import Dim, Ops
 from trtkit.network.ops import arithmetic, linear, shape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from trtkit.dtypes import DType
@@ -186,6 +186,22 @@ class TrtOps(Ops[Tensor]):
         layer.set_input(1, self.graph.number(0, dtype).trt)
         layer.set_input(2, self.graph.number(1, dtype, 1).trt)
         return self.graph.add(layer, "arange")
+
+    def repeat(
+        self, count: int, state: Sequence[Tensor], step: Callable[[Sequence[Tensor]], Sequence[Tensor]]
+    ) -> list[Tensor]:
+        """See `Ops`. A loop with one recurrence for each tensor."""
+        loop = self._network.add_loop()
+        limit = self.graph.constant(np.array(count, np.int32), "repeat/count")
+        loop.add_trip_limit(limit.trt, self._trt.TripLimit.COUNT)
+        carried = [loop.add_recurrence(x.trt) for x in state]
+        made = step([self.graph.add(layer, "repeat/state") for layer in carried])
+        outputs = []
+        for layer, value in zip(carried, made, strict=True):
+            layer.set_input(1, value.trt)
+            last = loop.add_loop_output(layer.get_output(0), self._trt.LoopOutput.LAST_VALUE, 0)
+            outputs.append(self.graph.add(last, "repeat/last"))
+        return outputs
 
     def _dims(self, dims: Sequence[Dim[Tensor]]) -> Tensor:
         """Return sizes as one shape tensor."""

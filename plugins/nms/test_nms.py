@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from onnx import helper, numpy_helper
+
+from trtkit.backends import load_backend
+from trtkit.dtypes import FP32
+from trtkit.errors import UnsupportedOperatorsError
+from trtkit.network import onnx_custom_ops
+from trtkit.network.custom_op import Fact, find
+from trtkit.network.foreign import ForeignNode, NotYetKnownError, Refusal
+from trtkit.verify.custom_ops.check import outcomes
+from trtkit.verify.custom_ops.routes import build, network_of
+from trtkit.verify.custom_ops.trial import Trial, trials
+
+torch.set_num_threads(1)
+OP = find("Nms")
+BACKEND = load_backend("tensorrt_rtx")
+
+
+@pytest.mark.parametrize("trial", trials(OP), ids=str)
+def test_every_implementation_matches_the_reference(trial: Trial) -> None:
+    assert [outcome for outcome in outcomes(BACKEND, trial) if not outcome.is_within] == []
+
+
+@pytest.mark.parametrize("trial", trials(OP), ids=str)
+def test_tensorrt_builds_it(trial: Trial) -> None:
+    assert build(network_of(BACKEND, trial, OP.forms[0]), trial) > 0
+
+
+def _model(boxes: list[Any], scores: list[Any], numbers: dict[str, Any], **attributes: Any) -> Any:
+    names = ["boxes", "scores", *numbers]
+    node = helper.make_node("NonMaxSuppression", names, ["selected"], "nms", **attributes)
+    inputs = [helper.make_tensor_value_info(name, 1, shape) for name, shape in (("boxes", boxes), ("scores", scores))]
+    output = helper.make_tensor_value_info("selected", 7, ["n", 3])
+    constants = [numpy_helper.from_array(np.array(value), name) for name, value in numbers.items()]
+    graph = helper.make_graph([node], "g", inputs, [output], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+_NUMBERS = {"most": np.int64(6), "iou": np.float32(0.4), "score": np.float32(0.1)}
+
+
+def _run(model: Any, feeds: dict[str, Any]) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, feeds)[0]
+
+
+@pytest.mark.parametrize("is_centered", [0, 1])
+@pytest.mark.parametrize("seed", range(4))
+def test_its_first_rows_are_those_of_onnx_runtime(is_centered: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    boxes = np.sort(generator.random((2, 60, 4)), -1).astype(np.float32)
+    scores = generator.random((2, 3, 60)).astype(np.float32)
+    model = _model(["b", "s", 4], ["b", 3, "s"], _NUMBERS, center_point_box=is_centered)
+    wanted = _run(model, {"boxes": boxes, "scores": scores})
+    lowered, said = onnx_custom_ops.lower(model)
+    assert said == "1 Nms from NonMaxSuppression"
+    found = _run(lowered, {"boxes": boxes, "scores": scores})
+    assert found.shape == (2 * 3 * 6, 3)
+    np.testing.assert_array_equal(found[: len(wanted)], wanted)
+    assert (found[len(wanted) :] == -1).all()
+
+
+def _node(**attributes: object) -> ForeignNode:
+    facts = [Fact(FP32, (1, 9, 4)), Fact(FP32, (1, 2, 9))]
+    return ForeignNode("n", "NonMaxSuppression", ("b", "s", "m"), ("y",), dict(attributes), facts, [None] * 3, 11)
+
+
+def test_it_selects_no_more_than_there_are() -> None:
+    node = _node()
+    node.constants = [None, None, np.array([100])]
+    replacement = OP.foreign[0].convert(node)
+    assert replacement is not None
+    assert replacement.attributes == OP.attributes(9)
+    assert replacement.outputs == ("y", "y/count")
+
+
+def test_a_number_of_boxes_that_is_computed() -> None:
+    with pytest.raises(NotYetKnownError, match=r"input 2 \(`max_output_boxes_per_class`\) must be a constant"):
+        OP.foreign[0].convert(_node())
+
+
+def test_attributes_that_cannot_be_taken() -> None:
+    with pytest.raises(Refusal) as refused:
+        OP.foreign[0].convert(_node(center_point_box=2))
+    assert refused.value.what == "attribute `center_point_box` is `2`, allowed: `0`, `1`"
+
+
+def test_too_many_boxes() -> None:
+    numbers = _NUMBERS | {"most": np.int64(5000)}
+    with pytest.raises(UnsupportedOperatorsError) as refused:
+        onnx_custom_ops.lower(_model([1, "s", 4], [1, 3, "s"], numbers))
+    assert str(refused.value) == (
+        "trtkit cannot take 1 node\n"
+        "  NonMaxSuppression `nms`: input 2 (`max_output_boxes_per_class`) is 5000, allowed: 1 to 3840"
+    )
