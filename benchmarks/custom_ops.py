@@ -19,7 +19,7 @@ from trtkit.network.aot import COMPUTE_CAPABILITIES, compile_kernel, load_kernel
 from trtkit.network.custom_op import CustomOp, load_ops
 from trtkit.verify.custom_ops.check import NETWORK, Outcome, outcomes
 from trtkit.verify.custom_ops.record import COMPILED
-from trtkit.verify.custom_ops.routes import build, network_of
+from trtkit.verify.custom_ops.routes import build, network_of, run_network
 from trtkit.verify.custom_ops.trial import Trial, trials
 
 if TYPE_CHECKING:
@@ -44,6 +44,14 @@ op's reference in fp64, the largest over the op's cases. Limits for one op: {lim
   product.
 
 Nothing here ran on a GPU: no engine was executed, no kernel was launched, no plugin was built by TensorRT.
+"""
+LARGE = """
+## At a model's resolution
+
+Few channels, fp32, the network API's lowering. Positions in fp32 are coarser in larger images.
+
+| op | size | form | relative RMS error |
+| --- | --- | --- | ---: |
 """
 KERNELS = """
 ## Kernels, compiled ahead of time without a GPU
@@ -114,6 +122,14 @@ def _worst(found: Sequence[Outcome]) -> str:
     return error if all(outcome.is_within for outcome in found) else f"**{error}**"
 
 
+def large_rows(backend: Backend, op: CustomOp) -> Iterator[str]:
+    """Yield how far each form of the op is at a model's resolution."""
+    trial = Trial(op, op.part("cases").LARGE, FP32)
+    for form in op.forms:
+        error = trial.compare(run_network(network_of(backend, trial, form), trial)).relative_rms_error
+        yield f"| {op.name} | {trial.case.name} | {form} | {error:.1e} |"
+
+
 def kernel_rows(op: CustomOp, record: dict[str, Any]) -> Iterator[str]:
     """Yield the op's lines of the table of kernels."""
     x, y, z = record["size"]["grid"]
@@ -136,6 +152,10 @@ def main() -> None:
     ops = list(load_ops().values())
     for op in ops:
         lines.extend(rows(backend, op))
+    lines.append(LARGE.rstrip("\n"))
+    for op in ops:
+        if hasattr(op.part("cases"), "LARGE"):
+            lines.extend(large_rows(backend, op))
     lines.append(KERNELS.rstrip("\n"))
     for op in ops:
         if op.has_part("kernel"):

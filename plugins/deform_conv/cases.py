@@ -88,3 +88,4 @@ TYPICAL = Typical(
     DeformConvAttributes(*_ONE),
     ((6, 256, 58, 100), (256, 256, 3, 3), (6, 18, 58, 100), (256,), (6, 9, 58, 100)),
 )
+LARGE = _case("116 x 200", ((1, 8, 116, 200), (8, 8, 3, 3)), DeformConvAttributes(*_ONE))

@@ -64,3 +64,6 @@ TYPICAL = Typical(
     Detr3dSampleAttributes(928, 1600),
     ((1, 900, 3), (1, 6, 4, 4), (1, 900, 6, 4), *((1, 6, 256, *size) for size in _LEVELS)),
 )
+LARGE = Case(
+    "six cameras, 116 x 200 to 15 x 25", TYPICAL.attributes, _maker((1, 6, 900, 8), TYPICAL.attributes, _LEVELS)
+)

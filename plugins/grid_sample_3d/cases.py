@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from numpy import ndarray
 
 
-def _maker(x: tuple[int, ...], out: tuple[int, ...]) -> Callable[[np.random.Generator], Sequence[ndarray | None]]:
-    """Return a maker of inputs, a third of whose places lie outside."""
+def _maker(
+    x: tuple[int, ...], out: tuple[int, ...] = (3, 5, 4)
+) -> Callable[[np.random.Generator], Sequence[ndarray | None]]:
+    """Return a maker of inputs, some of whose places lie outside."""
 
     def make(generator: np.random.Generator) -> Sequence[ndarray | None]:
         grid = generator.uniform(-1.3, 1.3, (x[0], *out, 3))
@@ -35,7 +37,7 @@ def _case(name: str, attributes: GridSample3dAttributes, x: tuple[int, ...], dyn
     return Case(
         name,
         attributes,
-        _maker(x, (3, 5, 4)),
+        _maker(x),
         dynamic,
         keeps_fp32=("grid",),
         native=Native("", "GridSample", ("x", "grid"), native),
@@ -55,3 +57,4 @@ CASES = (
 TYPICAL = Typical(
     "a cost volume of 48 disparities", GridSample3dAttributes(), ((1, 32, 48, 64, 128), (1, 48, 64, 128, 3))
 )
+LARGE = Case("20 x 200 x 100", GridSample3dAttributes(), _maker((1, 4, 20, 200, 100), (10, 40, 40)))

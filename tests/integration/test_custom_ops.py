@@ -38,6 +38,8 @@ def test_deformable_convolution_builds_and_verifies(
     assert products == {precision}
     verified = trtkit("verify", "out")
     assert verified.code == 0, verified.out + verified.err
+    needs_functions = kind == "mmcv_deform_conv"
+    assert ("with trtkit's functions for 2 DeformConv2d" in " ".join(verified.out.split())) is needs_functions
 
 
 def test_a_node_that_cannot_be_taken_ends_in_a_clear_error(refuses: Callable[..., str], workspace: Path) -> None:

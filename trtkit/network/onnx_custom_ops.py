@@ -20,6 +20,9 @@ from trtkit.network.onnx_function import function_of, inline
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+METADATA_KEY = "trtkit.custom_ops"
+"""Where a model says which of its nodes were replaced."""
+
 _ONNX_DOMAINS = ("", "ai.onnx")
 
 
@@ -59,7 +62,11 @@ def replace(model: onnx.ModelProto, *, is_final: bool = True, form: str | None =
     if not rewrite.done:
         return original, "none"
     _add_functions(rewrite)
-    return model, _said(rewrite.done)
+    said = _said(rewrite.done)
+    onnx.helper.set_model_props(
+        model, {entry.key: entry.value for entry in model.metadata_props} | {METADATA_KEY: said}
+    )
+    return model, said
 
 
 def lower(model: onnx.ModelProto, *, is_final: bool = True) -> tuple[onnx.ModelProto, str]:

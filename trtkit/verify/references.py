@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from trtkit.errors import SourceError
+from trtkit.network.onnx_custom_ops import METADATA_KEY
 from trtkit.runtime.onnx_runtime import onnx_runtime_session
 from trtkit.sources import hf_vision, package_file, torch_export
 from trtkit.sources.digest import digest_source
@@ -41,6 +42,9 @@ class OnnxRuntimeReference:
 
     def __post_init__(self) -> None:
         self._session = onnx_runtime_session(self.path)
+        replaced = self._session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
+        if replaced:
+            self.description += f", with trtkit's functions for {replaced}"
         self._types = {item.name: _numpy_type(item.type) for item in self._session.get_inputs()}
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
