@@ -90,7 +90,7 @@ def model_of(case: Case) -> Any:
     model = getattr(transformers, case.architecture)(config).eval()
     for name, weight in model.named_parameters():
         is_matrix = weight.dim() > 1
-        deviation = (2.0 if weight.dim() == 4 else 1.0) * weight[0].numel() ** -0.5 if is_matrix else 0.2
+        deviation = (1.5 if weight.dim() == 4 else 1.0) * weight[0].numel() ** -0.5 if is_matrix else 0.2
         center = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
         torch.nn.init.normal_(weight, 0.0 if is_matrix else center, deviation)
     for name, buffer in model.named_buffers():

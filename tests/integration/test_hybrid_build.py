@@ -86,6 +86,33 @@ def test_inspect_lists_parts_and_what_goes_between_them(vit: Path, trtkit: Calla
     assert sum(part["layers"] for part in found["hybrid"]["parts"]) == found["network"]["totals"]["layers"]
 
 
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [("vit-hybrid", "ViTForImageClassification"), ("rt-detr-v2", "RTDetrV2ForObjectDetection")],
+)
+def test_shipped_config_builds_a_folder_of_its_family(
+    name: str, architecture: str, workspace: Path, trtkit: Callable[..., Ran]
+) -> None:
+    case = case_of(architecture)
+    saved(case, workspace / "model")
+    ran = trtkit(
+        "build", "--config", name, "--set", "source.hf=model", "--set", f"image_size={list(case.size)}", "--json"
+    )
+    assert ran.code == 0, ran.err
+    assert ran.json()["manifest"]["hybrid"]["model_type"] == case.model_type
+
+
+def test_detector_goes_through_onnx_as_a_whole(workspace: Path, trtkit: Callable[..., Ran]) -> None:
+    case = case_of("RTDetrV2ForObjectDetection")
+    saved(case, workspace / "model")
+    (workspace / "m.yaml").write_text(f"{{source: {{hf: model}}, route: onnx, image_size: {list(case.size)}}}\n")
+    ran = trtkit("verify", "m.yaml", "--set", "verify.pair_rows=true", "--no-corners", "--json")
+    assert ran.code == 0, ran.err
+    errors = [output["relative_rms_error"] for output in ran.json()["outputs"].values()]
+    assert len(errors) == 2
+    assert max(errors) <= 1e-5
+
+
 def test_second_build_is_not_done_again(vit: Path, own_cache: Path, trtkit: Callable[..., Ran]) -> None:
     assert trtkit("build", "--config", "m.yaml", "--json").json()["origin"] == "built"
     assert trtkit("build", "--config", "m.yaml", "--json").json()["origin"] == "unchanged"

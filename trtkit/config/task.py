@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StrictInt, model_validator
+from pydantic import Field, StrictBool, StrictInt, model_validator
 
 from trtkit.config.strict import StrictModel
 
@@ -69,4 +69,7 @@ class VerifyOptions(StrictModel):
     requires: str | None = Field(None, description="What pip installs (--no-deps) to provide the inputs.")
     max_relative_rms_error: float | None = Field(None, gt=0)
     ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    pair_rows: StrictBool = Field(
+        False, description="Outputs' rows (axis 1) have no order, as a detector's queries: pair them before comparing."
+    )
     random_shapes: StrictInt = Field(2, ge=0, description="Random shapes run beside each profile's min, opt and max.")

@@ -56,7 +56,7 @@ def export_module(module: torch.nn.Module, source: TorchSource, dims: Mapping[st
             input_names=list(source.inputs),
             output_names=list(source.outputs) or None,
             opset_version=source.opset,
-            custom_translation_table=export_table(),
+            custom_translation_table={**export_table(), **_translations()},
             verbose=False,
         )
     except Exception as error:
@@ -68,6 +68,19 @@ def export_module(module: torch.nn.Module, source: TorchSource, dims: Mapping[st
         ) from error
     assert program is not None
     program.save(str(out), external_data=False)
+
+
+def _translations() -> dict[Any, Any]:
+    """Return ONNX for what torch's exporter lacks: an operator of the checks that transformers compiles in."""
+    import torch
+    from onnx import TensorProto
+    from onnxscript import opset18
+
+    def is_all_true(x: Any) -> Any:
+        smallest = opset18.ReduceMin(opset18.Cast(x, to=TensorProto.INT32), keepdims=0)
+        return opset18.Cast(smallest, to=TensorProto.BOOL)
+
+    return {torch.ops.aten._is_all_true.default: is_all_true}
 
 
 def _import_factory(name: str, requires: str | None) -> Any:

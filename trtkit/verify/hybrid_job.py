@@ -16,7 +16,6 @@ from trtkit.verify.compare import compare
 from trtkit.verify.hybrid_reference import HybridReference
 from trtkit.verify.job import Arrays, Verifier, compare_all, tolerance_of
 from trtkit.verify.layers import LayerError, layer_errors
-from trtkit.verify.rows import paired_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,11 +48,12 @@ class HybridVerifier(Verifier):
         self._whole = HybridReference(self.opened)
         self.reference = self._whole
         self.tolerance = tolerance_of(self.config)
+        self.pairs_rows = self.config.verify.pair_rows or self.opened.spec.has_unordered_rows
 
     def run(self, sample: Sample) -> tuple[Arrays, Arrays]:
-        """Return our outputs and the reference's; rows without an order of their own paired."""
+        """Return our outputs and the reference's, those that can be compared."""
         ours, theirs = (self._comparable(outputs) for outputs in super().run(sample))
-        return (paired_rows(ours, theirs) if self.opened.spec.has_unordered_rows else ours), theirs
+        return ours, theirs
 
     def _comparable(self, outputs: Arrays) -> Arrays:
         """Return the outputs that rounding cannot reorder."""

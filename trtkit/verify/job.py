@@ -21,6 +21,7 @@ from trtkit.verify.corners import corner_shapes
 from trtkit.verify.intermediates import onnx_runtime_tensors
 from trtkit.verify.layers import LayerError, layer_errors
 from trtkit.verify.references import Origin, Reference, choose_reference
+from trtkit.verify.rows import paired_rows
 from trtkit.verify.samples import Sample, check_profiles, random_sample, read_samples, wrapped_sample
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Verifier:
         origin = Origin(self.onnx, list(self.executor.output_names), arguments.get("sources"))
         self.reference: Reference = choose_reference(self.config, arguments.get("against"), origin)
         self.tolerance = tolerance_of(self.config)
+        self.pairs_rows = self.config.verify.pair_rows
 
     def samples(self, paths: list[str]) -> list[Sample]:
         """Return the inputs to compare on: those asked for, else the config's, else random ones at opt."""
@@ -88,7 +90,8 @@ class Verifier:
         """Return our outputs and the reference's."""
         ours = {name: to_array(value) for name, value in self.executor.run(sample.inputs).items()}
         theirs = self.reference.run(sample.inputs)
-        return ours, {name: theirs[name] for name in ours}
+        theirs = {name: theirs[name] for name in ours}
+        return (paired_rows(ours, theirs) if self.pairs_rows else ours), theirs
 
     def engine(self) -> Any:
         """Return the engine on the GPU that is here, None where none was built."""

@@ -109,6 +109,13 @@ def test_activations_follow_tensorrts_formulas(net: Any, random: Any, kind: str,
     assert_close(got.double(), want, rtol=1e-5 if dtype == torch.float32 else 2**-10, atol=2e-6)
 
 
+def test_clip_limit_beyond_the_types_range_is_none(net: Any) -> None:
+    layer = net.network.add_activation(net.given(torch.tensor([-9.0, 0.0, 9.0]).half()), net.trt.ActivationType.CLIP)
+    layer.alpha, layer.beta = 1e-5, 3.4e38
+    want = torch.tensor([1e-5, 1e-5, 9.0]).half()
+    assert_close(net.run(layer.get_output(0)), want, rtol=0, atol=0)
+
+
 def test_clip_with_crossed_limits_gives_the_lower_one(net: Any) -> None:
     layer = net.network.add_activation(net.given(torch.tensor([-9.0, 0.0, 9.0])), net.trt.ActivationType.CLIP)
     layer.alpha, layer.beta = 2.0, 1.0

@@ -43,6 +43,8 @@ def activation(layer: Layer) -> Lowered:
     if kind == "CLIP" and not dtype.is_floating_point:
         limits = torch.iinfo(dtype)
         alpha, beta = int(max(alpha, limits.min)), int(min(beta, limits.max))
+    elif kind == "CLIP":  # bounds beyond the type's range bound nothing
+        alpha, beta = (float(torch.tensor(bound).to(dtype)) for bound in (alpha, beta))
     function = _function(kind, alpha, beta)
     if dtype.itemsize < 4 and kind in _ROUNDS_MORE_THAN_ONCE:
         return Lowered(lambda x: function(x.float()).to(dtype))
