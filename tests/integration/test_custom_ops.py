@@ -48,3 +48,12 @@ def test_a_node_that_cannot_be_taken_ends_in_a_clear_error(refuses: Callable[...
     said = refuses("build", "--config", "m.yaml")
     assert "trtkit cannot take 1 node" in said
     assert "18 channels of `offset`, 72 wanted: 2 * offset_groups * kernel" in said
+
+
+def test_an_attribute_that_nobody_knows_ends_in_a_clear_error(refuses: Callable[..., str], workspace: Path) -> None:
+    onnx.save(custom_op_models.mmcv_deform_conv(layers=1, padding=[1, 1, 1]), "m.onnx")
+    (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
+    assert refuses("build", "--config", "m.yaml", "--quiet") == (
+        "trtkit cannot take 1 node\n"
+        "  mmcv::MMCVModulatedDeformConv2d `layer0/dcn`: attribute `padding` is [1, 1, 1]: 2 numbers are allowed"
+    )

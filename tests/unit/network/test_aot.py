@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -8,6 +9,9 @@ from trtkit.dtypes import FP16, FP32, DType
 from trtkit.errors import BackendError
 from trtkit.network.aot import COMPUTE_CAPABILITIES, compile_kernel, load_kernels, portable_ptx
 from trtkit.network.custom_op import find, load_ops
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 triton = pytest.importorskip("triton")
 
@@ -26,6 +30,12 @@ HEADER = """
 \tld.param.b64 \t%rd1, [add_param_0];
 """
 KERNELS = sorted(op.name for op in load_ops().values() if op.has_part("kernel"))
+
+
+@pytest.fixture(autouse=True)
+def own_triton_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile anew, and leave the user's cache alone."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
 def test_hidden_parameters_are_taken_out() -> None:
