@@ -160,6 +160,16 @@ def test_missing_weight_of_an_exported_part_is_named(vit: Path, refuses: Callabl
     assert "1 weights are missing, such as `embeddings.patch_embeddings.projection.bias`" in said
 
 
+def test_weight_that_is_not_a_number_is_refused_in_every_part(workspace: Path, refuses: Callable[..., str]) -> None:
+    case = case_of("RTDetrForObjectDetection")
+    saved(case, workspace / "model")
+    (workspace / "m.yaml").write_text(f"{{source: {{hf: model}}, image_size: {list(case.size)}}}\n")
+    weights = load_file(workspace / "model/model.safetensors")
+    weights["model.encoder_input_proj.0.0.weight"][3] = float("nan")
+    save_file(weights, workspace / "model/model.safetensors", {"format": "pt"})
+    assert "NaN or infinite" in refuses("build", "--config", "m.yaml")
+
+
 def test_misshapen_weight_of_an_exported_part_is_named(vit: Path, refuses: Callable[..., str]) -> None:
     edit(vit, num_channels=4)
     said = refuses("build", "--config", "m.yaml")

@@ -64,6 +64,7 @@ def part_module(part: PartFactory, source: HybridSource) -> torch.nn.Module:
     make: Any = functools.reduce(getattr, attribute.split("."), importlib.import_module(module_name))
     if prefix is None:
         loaded: torch.nn.Module = make(folder=str(source.folder), **arguments)
+        check_finite({name: value.numpy() for name, value in loaded.state_dict().items()}, source.where)
         return loaded.eval()
     module: torch.nn.Module = make(**arguments)
     _load(module, prefix, part.names, source)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,8 +85,7 @@ class HybridVerifier(Verifier):
         for stage in self._reference_stages():
             inputs = {name: tensors[name] for name in stage.input_names}
             network = stage.network.graph.network
-            errors = layer_errors(self.backend, network, inputs, stage.constants, {})
-            found += [replace(error, node=error.node or error.layer) for error in errors]
+            found += layer_errors(self.backend, network, inputs, stage.constants, {})
             tensors |= stage.run(inputs)
         return found
 
