@@ -80,8 +80,7 @@ def read_model(path: str) -> Model:
     from trtkit.errors import GenerationError
     from trtkit.runtime.text import open_tokenizer
 
-    bundle = open_bundle(Path(path))
-    manifest = bundle.manifest
+    manifest = open_bundle(Path(path)).manifest
     if manifest.decoder is None:
         fix = "give a bundle that was built from an `llm` config"
         raise GenerationError("the bundle holds no language model", path, fix)
@@ -92,7 +91,8 @@ def read_model(path: str) -> Model:
         return Model(Path(path), tokenizer, logits.shape[-1], length)
     from trtkit.runtime.vision_language import ImagePrompts
 
-    return Model(Path(path), tokenizer, logits.shape[-1], length, ImagePrompts(bundle, tokenizer))
+    images = ImagePrompts(manifest.vision, Path(path) / "model", tokenizer)
+    return Model(Path(path), tokenizer, logits.shape[-1], length, images)
 
 
 def open_llm(model: Model, options: Mapping[str, Any], *, quiet: bool) -> LLM:

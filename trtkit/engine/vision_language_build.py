@@ -21,10 +21,15 @@ Json = dict[str, Any]
 LLM_ENGINE, VISION_ENGINE = "engines/llm.plan", "engines/vision.plan"
 
 
+def describe_tower(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> tuple[Json, OpenedVision]:
+    """Prepare the vision tower without building it; return its record and what it was opened as."""
+    opened = open_vision(plan.config)
+    return describe_onnx(replace(plan, config=opened.config, is_decoder=False), folder, on_event), opened
+
+
 def describe_vision_language(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> Json:
     """Write both networks without building them; return the language model's record with the tower's beside it."""
-    opened = open_vision(plan.config)
-    tower = describe_onnx(replace(plan, config=opened.config, is_decoder=False), folder, on_event)
+    tower, opened = describe_tower(plan, folder, on_event)
     return _joined(describe_decoder(plan, folder, on_event), tower, opened)
 
 
@@ -46,11 +51,10 @@ def compile_vision_language(plan: Plan, folder: Path, _engine: str, on_event: Ca
     return {**joined, "engines": engines, "metrics": metrics, "warnings": warnings}
 
 
-def _joined(llm: Json, tower: Json, opened: OpenedVision) -> Json:
-    """Return the language model's result with the tower's steps, its record and what it gives."""
-    steps = [{**step, "name": f"vision {step['name']}"} for step in tower["steps"]]
+def vision_record(tower: Json, opened: OpenedVision) -> Json:
+    """Return what a manifest keeps of a tower."""
     spec, network = opened.spec, tower["network"]
-    vision = {
+    return {
         "model_type": spec.model_type,
         "layout": spec.layout,
         "image_token_id": spec.image_token_id,
@@ -66,5 +70,10 @@ def _joined(llm: Json, tower: Json, opened: OpenedVision) -> Json:
         "profiles": tower["profiles"],
         "totals": network["totals"],
     }
-    record = {**llm["network"], "vision": network}
-    return {**llm, "steps": [*steps, *llm["steps"]], "network": record, "vision": vision}
+
+
+def _joined(llm: Json, tower: Json, opened: OpenedVision) -> Json:
+    """Return the language model's result with the tower's steps, its record and what it gives."""
+    steps = [{**step, "name": f"vision {step['name']}"} for step in tower["steps"]]
+    record = {**llm["network"], "vision": tower["network"]}
+    return {**llm, "steps": [*steps, *llm["steps"]], "network": record, "vision": vision_record(tower, opened)}

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.runtime.soft_tokens import SoftTokens
 
 
 class Stepper:
@@ -23,9 +24,10 @@ class Stepper:
         self._decoder = decoder
         self.reset(1)
 
-    def reset(self, slots: int) -> None:
-        """Start `slots` empty sequences."""
+    def reset(self, slots: int, soft: SoftTokens | None = None) -> None:
+        """Start `slots` empty sequences. soft: the vectors in the first one's prompt."""
         self.lengths = np.zeros(slots, np.int64)
+        self._soft = {} if soft is None else {0: soft}
 
     def step(self, ids: Sequence[Sequence[int]], counts: Sequence[int] | None = None) -> torch.Tensor:
         """Give new tokens to every slot and return logits [B, V] of each slot's last, or [B, S, V] of all.
@@ -34,13 +36,15 @@ class Stepper:
         """
         new = np.asarray(ids, np.int64)
         real = np.full(len(new), new.shape[1]) if counts is None else np.asarray(counts, np.int64)
-        logits = self._decoder.forward(Call(0, new, self.lengths, real))
+        logits = self._decoder.forward(Call(0, new, self.lengths, real, self._soft))
         self.lengths = self.lengths + real
         return logits
 
-    def greedy(self, prompt: Sequence[int], new_tokens: int, stop: Sequence[int] = ()) -> list[int]:
+    def greedy(
+        self, prompt: Sequence[int], new_tokens: int, stop: Sequence[int] = (), soft: SoftTokens | None = None
+    ) -> list[int]:
         """Return the most likely continuation of one prompt, up to a stop token, from an empty slot."""
-        self.reset(1)
+        self.reset(1, soft)
         logits = self.step([prompt])
         answer: list[int] = []
         while len(answer) < new_tokens:

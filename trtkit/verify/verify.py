@@ -15,6 +15,7 @@ from trtkit.engine.hybrids import stages_of_bundle
 from trtkit.engine.jobs import run
 from trtkit.engine.onnx_build import prepare_network
 from trtkit.engine.plan import plan_build
+from trtkit.engine.vision_language_build import describe_tower, vision_record
 from trtkit.errors import SourceError
 
 if TYPE_CHECKING:
@@ -27,13 +28,15 @@ Json = dict[str, Any]
 JOB = "trtkit.verify.job:verify"
 HYBRID_JOB = "trtkit.verify.hybrid_job:verify"
 DECODER_JOB = "trtkit.verify.decoder_job:verify"
+VISION_LANGUAGE_JOB = "trtkit.verify.vision_language_job:verify"
 
 
 @dataclass(frozen=True)
 class Request:
     """What to verify on.
 
-    inputs: files or folders, the config's own when empty; for an LLM, text files with a prompt a line.
+    inputs: files or folders, the config's own when empty; for an LLM, text files with a prompt a line; for one that
+        takes images, image files.
     against: "onnxruntime" or "torch". text: a file for an LLM's perplexity.
     """
 
@@ -54,6 +57,12 @@ def verify_config(config: ModelConfig, request: Request, on_event: Callable[[Jso
     """Make and verify the network of `config` without building it; return the report's data."""
     plan = plan_build(config, on_event)
     arguments = {"config": config.model_dump(mode="json"), "backend": plan.backend, **request.arguments()}
+    if plan.takes_images:
+        _refuse_text(request)
+        with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
+            tower, opened = describe_tower(plan, Path(folder), on_event)
+            arguments |= {"onnx": str(Path(folder) / "network/model.onnx"), "vision": vision_record(tower, opened)}
+            return {"name": config.name, **run(VISION_LANGUAGE_JOB, arguments, on_event)}
     if plan.is_decoder:
         return {"name": config.name, **run(DECODER_JOB, arguments, on_event)}
     _refuse_text(request)
@@ -79,7 +88,11 @@ def verify_bundle(bundle: Bundle, request: Request, on_event: Callable[[Json], N
     if manifest.decoder is not None or manifest.hybrid is not None:
         digests = run("digest", {"config": stored["config"]}, on_event)["files"]
         bundle.check_sources({file["sha256"] for file in digests})
-    if manifest.decoder is not None:
+    if manifest.vision is not None:
+        _refuse_text(request)
+        arguments |= {"onnx": str(bundle.onnx_path), "vision": stored["vision"]}
+        found = {"name": manifest.name, **run(VISION_LANGUAGE_JOB, arguments, on_event)}
+    elif manifest.decoder is not None:
         found = {"name": manifest.name, **run(DECODER_JOB, arguments, on_event)}
     elif manifest.hybrid is not None:
         _refuse_text(request)

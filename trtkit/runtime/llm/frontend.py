@@ -57,7 +57,8 @@ class Frontend:
         self.bundle, folder = opened, opened.path / "model"
         self.execution = open_execution(opened, options.runtime, options.slots)
         self.tokenizer = open_tokenizer(folder)
-        self.images = None if opened.manifest.vision is None else ImagePrompts(opened, self.tokenizer)
+        vision = opened.manifest.vision
+        self.images = None if vision is None else ImagePrompts(vision, folder, self.tokenizer)
         self._tower = None if self.images is None else open_tower(opened, options.runtime)
         self.reader = PromptReader(self.tokenizer, self.images)
         encode = None if self.tokenizer is None else partial(self.reader.encode, add_special_tokens=False)

@@ -2,7 +2,7 @@
 
 from trtkit.runtime.vision_language.images import ImageReader, PreparedImage
 from trtkit.runtime.vision_language.prompts import ImagePrompts, MergedPrompt, split_messages
-from trtkit.runtime.vision_language.tower import VisionTower, open_tower
+from trtkit.runtime.vision_language.tower import VisionTower, open_tower, reference_tower
 
 __all__ = [
     "ImagePrompts",
@@ -11,5 +11,6 @@ __all__ = [
     "PreparedImage",
     "VisionTower",
     "open_tower",
+    "reference_tower",
     "split_messages",
 ]

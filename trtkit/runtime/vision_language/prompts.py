@@ -14,8 +14,9 @@ from trtkit.runtime.vision_language.placeholders import expand, places_of, rope_
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
-    from trtkit.engine.bundle import Bundle
+    from trtkit.engine.manifest import VisionRecord
     from trtkit.runtime.text import Tokenizer
     from trtkit.runtime.vision_language.images import PreparedImage
     from trtkit.runtime.vision_language.tower import VisionTower
@@ -33,12 +34,14 @@ class MergedPrompt:
 
 
 class ImagePrompts:
-    """Reads the prompts of a bundle that takes images; the vision tower is not needed for that."""
+    """Reads the prompts of a model that takes images; the vision tower is not needed for that.
 
-    def __init__(self, bundle: Bundle, tokenizer: Tokenizer | None) -> None:
-        assert bundle.manifest.vision is not None
-        self._record, self._tokenizer = bundle.manifest.vision, tokenizer
-        self._reader = ImageReader(self._record, bundle.path / "model")
+    folder: has the image processor's files.
+    """
+
+    def __init__(self, record: VisionRecord, folder: Path, tokenizer: Tokenizer | None) -> None:
+        self._record, self._tokenizer = record, tokenizer
+        self._reader = ImageReader(record, folder)
 
     def merge(self, ids: Sequence[int], images: Sequence[Any]) -> MergedPrompt:
         """Return a prompt's tokens with the images in their places. Raises RequestError where they do not fit."""

@@ -14,7 +14,9 @@ from trtkit.runtime.engine_execution import EngineExecution
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
+    from trtkit.backends import Backend
     from trtkit.engine.bundle import Bundle
     from trtkit.engine.manifest import VisionRecord
     from trtkit.runtime.decoder import Runtime
@@ -50,8 +52,13 @@ def open_tower(bundle: Bundle, runtime: Runtime = "auto") -> VisionTower:
     bundle.check_network()
     if runs_on_gpu(runtime):
         return VisionTower(record, EngineExecution(backend, bundle.path / record.engine).run)
-    network = parse_onnx(backend, bundle.onnx_path, "ERROR")
-    executor = Executor(backend, network.definition, Options(constants=constants_from_onnx(bundle.onnx_path)))
+    return reference_tower(record, backend, bundle.onnx_path)
+
+
+def reference_tower(record: VisionRecord, backend: Backend, onnx: Path) -> VisionTower:
+    """Return a tower on the reference executor. onnx: the file that TensorRT parses."""
+    network = parse_onnx(backend, onnx, "ERROR")
+    executor = Executor(backend, network.definition, Options(constants=constants_from_onnx(onnx)))
 
     def run(inputs: Mapping[str, Any], _owner: Any = network) -> Mapping[str, Any]:
         return executor.run(inputs)
