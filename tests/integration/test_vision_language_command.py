@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,9 +87,15 @@ def test_json_lines_with_and_without_images(vlm: Vlm, trtkit: Run, photos: list[
 
 
 def test_inspect_shows_the_tower(trtkit: Run) -> None:
-    ran = trtkit("inspect", bundle_of(QWEN))
-    assert ran.code == 0, ran.err
-    assert "vision" in ran.out
+    """Of a bundle, and of a config without building it."""
+    for path in (bundle_of(QWEN), config_of(folder_of(LLAVA))):
+        ran = trtkit("inspect", path, "--quiet")
+        assert ran.code == 0, ran.err
+        found = " ".join(ran.out.split())
+        if path == bundle_of(QWEN):
+            assert "vision qwen2_vl, patches [?, 4, 96], positions [?, 4, 2]; as many tokens as it has, 24" in found
+        else:
+            assert "vision llava, pixel_values [?, 3, 30, 30]; 25 tokens each, 4 images a call" in found
 
 
 def test_a_bundle_in_16_bits_answers(trtkit: Run, tmp_path: Path, photos: list[Path]) -> None:
@@ -229,6 +239,23 @@ def test_a_vision_language_model_for_text_only(trtkit: Run, tmp_path: Path, phot
     ids = tokenizer(QWEN).encode("Gravity is")
     assert ran.json()["token_ids"] == Reference(QWEN).greedy(ids, [], 6)
     assert "text only" in trtkit("generate", bundle, "--prompt", "Hi", "--image", photos[0], *FLAGS).err
+
+
+def test_every_command_and_program_of_the_docs_runs(workspace: Path) -> None:
+    """All but those that name a FOLDER."""
+    text = (Path(__file__).parents[2] / "docs/vision-language.md").read_text(encoding="utf-8")
+    (workspace / "bundles").mkdir()
+    (workspace / "bundles/llava").symlink_to(bundle_of(LLAVA))
+    picture(70, 50).save("photo.png")
+    blocks = re.findall(r"```(bash|python)\n(.*?)```", text, re.DOTALL)
+    blocks = [(kind, block) for kind, block in blocks if "FOLDER" not in block]
+    assert {kind for kind, _ in blocks} == {"bash", "python"}
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for kind, block in blocks:
+        words = ["bash", "-ec"] if kind == "bash" else [sys.executable, "-c"]
+        done = subprocess.run([*words, block], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, block + done.stderr
+    assert len((workspace / "answers.jsonl").read_text().splitlines()) == 3
 
 
 def config_of(folder: Path) -> Path:

@@ -78,5 +78,6 @@ def _network(config: ModelConfig, *, quiet: bool) -> dict[str, Any]:
         "profiles": described["profiles"],
         "decoder": described.get("decoder"),
         "hybrid": described.get("hybrid"),
+        "vision": described.get("vision"),
         "network": described["network"],
     }

@@ -43,6 +43,8 @@ def bundle_summary(bundle: Bundle) -> Table:
     table.add_row("work", f"{count_text(totals['flops'])}FLOP, {size_text(totals['bytes_moved'])} moved (opt shapes)")
     if manifest.decoder is not None:
         _add_decoder(table, manifest.decoder.model_dump())
+    if manifest.vision is not None:
+        _add_vision(table, manifest.vision.model_dump(mode="json"))
     seconds = f"prepare {metrics.prepare_s:.1f} s, parse {metrics.parse_s:.2f} s, build {metrics.build_s:.1f} s"
     table.add_row("took", f"{seconds}, {metrics.peak_memory_mib:.0f} MiB at most")
     for warning in manifest.warnings:
@@ -69,6 +71,17 @@ def _engines_text(engines: list[Json]) -> str:
         return sizes[0]
     names = [engine["path"].rpartition("/")[2].removesuffix(".plan") for engine in engines]
     return ", ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
+
+
+def _add_vision(table: Table, vision: Json) -> None:
+    """Add what the vision tower beside an LLM takes and gives."""
+    inputs = ", ".join(f"{tensor['name']} {shape_text(tensor['shape'])}" for tensor in vision["inputs"])
+    each = f"{vision['tokens_per_image']} tokens each" if vision["tokens_per_image"] else "as many tokens as it has"
+    limit = f"{vision['max_tokens']} tokens" if vision["layout"] == "patches" else f"{vision['max_images']} images"
+    table.add_row("vision", f"{vision['model_type']}, {inputs}; {each}, {limit} a call")
+    totals = vision["totals"]
+    work = f"{count_text(totals['flops'])}FLOP, {size_text(totals['bytes_moved'])} moved (opt shapes)"
+    table.add_row("", f"{totals['layers']} layers, weights {weights_text(totals['weight_bytes'])}, {work}")
 
 
 def _add_decoder(table: Table, decoder: Json) -> None:
@@ -118,6 +131,8 @@ def _overview(found: Json) -> Table:
         table.add_row("backend", f"{source['backend']['name']} {source['backend']['version']}")
     table.add_row("weights", weights_text(totals["weight_bytes"]))
     table.add_row("work", f"{count_text(totals['flops'])}FLOP, {size_text(totals['bytes_moved'])} moved")
+    if source.get("vision"):
+        _add_vision(table, source["vision"])
     return table
 
 
