@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 TEXT = "the quick brown fox jumps over the lazy dog, and says: 1, 2, 3! do not go gentle into that good night. " * 3
 TEMPLATE = (
-    "{% for message in messages %}{% if not message.role %}{{ raise_exception('a role is missing') }}{% endif %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% for message in messages %}"
+    "{% if not message.role %}{{ raise_exception('a role is missing') }}{% endif %}"
+    "<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 SPECIAL = ["<|pad|>", "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
