@@ -77,6 +77,11 @@ def test_a_model_with_the_foreign_node_builds(trtkit: Callable[..., Ran], my_ops
     assert built.code == 0, built.err
     assert "1 ScaleShift from acme::ScaleShift" in trtkit("inspect", "out").out
     assert trtkit("verify", "out").code == 0
+    again = ("build", "--config", "m.yaml", "--out", "out", "--quiet", "--json")
+    assert trtkit(*again).json()["origin"] == "unchanged"
+    lowering = my_ops / "lowering.py"
+    lowering.write_text(lowering.read_text() + "\n# changed\n")
+    assert trtkit(*again).json()["origin"] == "built"
 
 
 def test_a_wrong_lowering_ends_with_3(trtkit: Callable[..., Ran], my_ops: Path) -> None:

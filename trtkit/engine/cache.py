@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit import __version__
 from trtkit.engine.bundle import is_bundle, open_bundle
 from trtkit.errors import BundleError
+from trtkit.network.custom_op import user_ops_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,14 +34,15 @@ CACHE_LIMIT_GIB = 20.0
 
 
 def tool_versions() -> dict[str, str]:
-    """Return the versions of Python, trtkit and the packages that take part in a build."""
+    """Return the versions of Python, trtkit and the packages that take part in a build, a digest of the user's ops."""
     versions = {"python": platform.python_version(), "trtkit": __version__}
     for package in _TOOLS:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return versions
+    own_ops = user_ops_digest()
+    return versions | ({"custom ops": own_ops} if own_ops else {})
 
 
 def build_key(

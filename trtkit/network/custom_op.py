@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -102,6 +103,7 @@ class CustomOp:
     attributes: a frozen dataclass of numbers, texts and tuples of them, with defaults where there are any.
     infer: facts of the inputs, one for each port, and attributes -> facts of the outputs. Raises Refusal.
     forms: the ways in which `lower` can write it, best first. foreign: the nodes of other domains it stands for.
+    is_padded: outputs have room for all that there may be, those of the foreign node are as large as what there is.
     """
 
     name: str
@@ -112,6 +114,7 @@ class CustomOp:
     lower: Lowering
     forms: tuple[str, ...]
     foreign: tuple[Foreign, ...] = ()
+    is_padded: bool = False
     package: str = field(default="", compare=False)
 
     def check(self, facts: Sequence[Fact | None], attributes: Any) -> list[Fact]:
@@ -164,11 +167,27 @@ def op_folders() -> list[Path]:
     package = Path(__file__).resolve().parents[1]
     installed = package / "_plugins"
     own = installed if installed.is_dir() else package.parent / "plugins"
-    roots = [own, *(Path(root) for root in os.environ.get("TRTKIT_PLUGINS", "").split(os.pathsep) if root)]
-    for root in roots[1:]:
+    return [path.parent for root in (own, *_user_roots()) for path in sorted(root.glob("*/op.py"))]
+
+
+def user_ops_digest() -> str:
+    """Return the SHA-256 of the ops that TRTKIT_PLUGINS adds, "" where it adds none: a build follows from them."""
+    files = [path for root in _user_roots() for path in sorted(root.glob("*/*.py"))]
+    if not files:
+        return ""
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.parent.name}/{path.name}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _user_roots() -> list[Path]:
+    """Return the folders that TRTKIT_PLUGINS names. Raises NetworkError for one that is not there."""
+    roots = [Path(root) for root in os.environ.get("TRTKIT_PLUGINS", "").split(os.pathsep) if root]
+    for root in roots:
         if not root.is_dir():
             raise NetworkError("no such folder", f"TRTKIT_PLUGINS: {root}", "it names folders of op folders")
-    return [path.parent for root in roots for path in sorted(root.glob("*/op.py"))]
+    return roots
 
 
 def _load(folder: Path) -> CustomOp:
