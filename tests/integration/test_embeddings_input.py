@@ -1,0 +1,54 @@
+"""Language models whose engine takes vectors: the token table beside it gives what ids would."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from tests.decoders import graph_of, model_of, relative_rms, rtx
+from tests.generation import case_of
+from tests.tiny_chat import build
+from trtkit import LLM, SamplingParams
+from trtkit.dtypes import FP32
+from trtkit.engine.embeddings import EMBEDDINGS, embedding_table
+from trtkit.errors import GenerationError
+from trtkit.models.weights import find_weights
+from trtkit.network.decoder import DecoderOptions
+from trtkit.runtime.decoder import DecoderNetwork, ReferenceDecoder
+from trtkit.runtime.decoder.embeddings import TokenEmbeddings
+from trtkit.verify.stepper import Stepper
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+IDS = [5, 17, 3, 66, 21, 9, 9, 40, 12]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma", "gpt2", "bloom"])
+def test_rows_of_the_table_are_what_ids_stand_for(model_type: str) -> None:
+    """Scaled embeddings (Gemma), learned positions (GPT-2), a norm behind the embedding (BLOOM)."""
+    case = case_of(model_type)
+    model = model_of(case)
+    graph = graph_of(model, DecoderOptions(FP32, 32, has_all_logits=True, has_embeds_input=True))
+    weights = find_weights(model.spec, {name: value.numpy() for name, value in model.checkpoint.items()})
+    table = TokenEmbeddings(embedding_table(model.spec, weights, FP32))
+    network = DecoderNetwork(rtx(), graph, model.spec.vocab_size, 16, has_all_logits=True, embeddings=table)
+    stepper = Stepper(ReferenceDecoder(network, 1))
+    got = torch.cat([stepper.step([part])[0] for part in (IDS[:4], IDS[4:5], IDS[5:])])
+    assert relative_rms(got, model.logits(torch.tensor([IDS]))[0]) <= 1e-4
+
+
+def test_a_bundle_that_takes_vectors_answers_as_one_that_takes_ids(tmp_path: Path) -> None:
+    for name in ("ids", "embeds"):
+        (tmp_path / name).mkdir()
+    plain, other = build(tmp_path / "ids"), build(tmp_path / "embeds", "llm.inputs=embeds")
+    with LLM(plain, runtime="reference") as one, LLM(other, runtime="reference") as two:
+        answers = [llm.generate(["Gravity is", "Paris"], GREEDY) for llm in (one, two)]
+    ids, embeds = ([output.outputs[0].token_ids for output in outputs] for outputs in answers)
+    assert ids == embeds
+    (other / EMBEDDINGS).write_bytes(b"no table")
+    with pytest.raises(GenerationError, match=r"embeddings\.safetensors: cannot be read: .*\nfix: build the bundle"):
+        LLM(other, runtime="reference")
