@@ -105,11 +105,15 @@ def test_shipped_config_builds_a_folder_of_its_family(
 def test_detector_goes_through_onnx_as_a_whole(workspace: Path, trtkit: Callable[..., Ran]) -> None:
     case = case_of("RTDetrV2ForObjectDetection")
     saved(case, workspace / "model")
-    (workspace / "m.yaml").write_text(f"{{source: {{hf: model}}, route: onnx, image_size: {list(case.size)}}}\n")
-    ran = trtkit("verify", "m.yaml", "--set", "verify.pair_rows=true", "--no-corners", "--json")
+    (workspace / "m.yaml").write_text(
+        f"source: {{hf: model}}\nroute: onnx\nimage_size: {list(case.size)}\nprofiles: [batch: [1, 2, 3]]\n"
+        "verify: {pair_rows: true, random_shapes: 0}\n"
+    )
+    ran = trtkit("verify", "m.yaml", "--json")
     assert ran.code == 0, ran.err
     errors = [output["relative_rms_error"] for output in ran.json()["outputs"].values()]
     assert len(errors) == 2
+    assert [corner["passed"] for corner in ran.json()["corners"]] == [True] * 3
     assert max(errors) <= 1e-5
 
 

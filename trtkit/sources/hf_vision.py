@@ -44,6 +44,7 @@ def from_folder(folder: str, outputs: Sequence[str] = ()) -> torch.nn.Module:
         model = auto.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype="float32")
     except (OSError, ValueError) as error:
         raise SourceError(f"transformers cannot load the folder: {error}", folder) from error
+    _keep_lengths_symbolic(model)
     return _named_outputs(model, outputs) if outputs else _first_output(model)
 
 
@@ -55,6 +56,18 @@ def from_config(model_type: str, seed: int = 0, **kwargs: Any) -> torch.nn.Modul
     torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(model_type, **kwargs)
     return _first_output(transformers.AutoModelForImageClassification.from_config(config))
+
+
+def _keep_lengths_symbolic(model: torch.nn.Module) -> None:
+    """Let `len(tensor)` in the model's code be the tensor's first size: Python's own fixes the batch in an export."""
+    import sys
+
+    import torch
+
+    def length(x: Any) -> Any:
+        return x.shape[0] if isinstance(x, torch.Tensor) else len(x)
+
+    sys.modules[type(model).__module__].len = length  # type: ignore[attr-defined]
 
 
 def _first_output(model: torch.nn.Module) -> torch.nn.Module:
