@@ -21,3 +21,12 @@ def test_config_reference_lists_every_key_of_the_top_level() -> None:
 
     text = (DOCS / "config.md").read_text(encoding="utf-8")
     assert [key for key in ModelConfig.model_fields if f"| `{key}` |" not in text] == []
+
+
+def test_table_of_routes_is_that_of_the_results() -> None:
+    import json
+
+    from benchmarks.routes import table
+
+    results = json.loads((DOCS.parent / "benchmarks/results/routes.json").read_text(encoding="utf-8"))["routes"]
+    assert table(results) in (DOCS / "hybrids.md").read_text(encoding="utf-8"), "run `python -m benchmarks.routes`"
