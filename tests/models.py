@@ -137,12 +137,12 @@ def unsupported() -> onnx.ModelProto:
     """Three nodes that TensorRT refuses, of three kinds, between ones that it takes."""
     nodes = [
         helper.make_node("Relu", ["x"], ["a"], name="first/relu"),
-        helper.make_node("Det", ["a"], ["b"], name="det_of_a"),
+        helper.make_node("Unique", ["a"], ["b"], name="unique_of_a"),
         helper.make_node("Fancy", ["x"], ["c"], name="fancy", domain="acme"),
         helper.make_node("Sigmoid", ["c"], ["d"], name="sigmoid"),
         helper.make_node("Bernoulli", ["x"], ["e"], name="dice"),
     ]
-    outputs = [tensor("b", 2), tensor("d", 2, 3, 3), tensor("e", 2, 3, 3)]
+    outputs = [tensor("b", "n"), tensor("d", 2, 3, 3), tensor("e", 2, 3, 3)]
     named = model(nodes, [tensor("x", 2, 3, 3)], outputs, domains=["acme"])
     named.graph.value_info.append(tensor("c", 2, 3, 3))
     return named

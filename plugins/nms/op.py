@@ -78,4 +78,5 @@ OP = CustomOp(
     lower=lower,
     forms=FORMS,
     foreign=(Foreign("", "NonMaxSuppression", _from_onnx),),
+    is_padded=True,
 )

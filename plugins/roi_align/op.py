@@ -23,8 +23,8 @@ class RoiAlignAttributes:
     """output_size: height, width. sampling_ratio: samples of a bin along each axis; 0 as many as it has pixels.
 
     is_aligned: move boxes by half a pixel, so that pixels' centres are whole numbers; otherwise boxes are at least one
-    pixel large. mode: `avg`, `max` of the samples, or `max_corner` of the samples' weighted corners, as ONNX Runtime
-    and ONNX before opset 22 have it.
+    pixel large. mode: `avg`, `max` of the samples, or `max_corner` of the samples' weighted corners, which is what
+    ONNX's tests and ONNX Runtime mean by `max`.
     """
 
     output_size: tuple[int, int] = (1, 1)
@@ -59,7 +59,7 @@ def _from_onnx(node: ForeignNode) -> Replacement:
     place = node.only("coordinate_transformation_mode", ("half_pixel", "output_half_pixel"), default)
     mode = node.only("mode", ("avg", "max"), "avg")
     node.check_all_read()
-    mode = "max_corner" if mode == "max" and node.opset < 22 else mode
+    mode = "max_corner" if mode == "max" else mode
     attributes = RoiAlignAttributes(size, ratio, scale, place == "half_pixel", mode)
     return Replacement(node.inputs, attributes, node.outputs)
 

@@ -12,17 +12,8 @@ _BY_OPERATOR = {
     "NonZero": "its output's size depends on data: use Where or a mask, or give the result a fixed size with TopK",
     "Unique": "its output's size depends on data: compute it outside the engine",
     "Compress": "its output's size depends on data: use Where with a mask",
-    "NonMaxSuppression": "export the detector without it and suppress outside the engine",
-    "RoiAlign": "rewrite it with GridSample and AveragePool",
-    "DeformConv": "rewrite it with GridSample: sample each tap, multiply by the mask, then a 1x1 convolution",
-    "ConvInteger": "quantize with QuantizeLinear/DequantizeLinear (Q/DQ format), not with integer operators",
-    "MatMulInteger": "quantize with QuantizeLinear/DequantizeLinear (Q/DQ format), not with integer operators",
-    "QLinearConv": "quantize in Q/DQ format (`quant_format=QDQ` in ONNX Runtime's quantizer)",
-    "QLinearMatMul": "quantize in Q/DQ format (`quant_format=QDQ` in ONNX Runtime's quantizer)",
-    "DynamicQuantizeLinear": "quantize statically, in Q/DQ format",
     "Bernoulli": "random sampling belongs outside the engine: make it an input",
     "Multinomial": "random sampling belongs outside the engine: make it an input",
-    "AffineGrid": "compute the grid with MatMul from the constant base grid",
     "Einsum": "write it as Transpose and MatMul",
 }
 

@@ -33,7 +33,7 @@ class _Rewrite:
     model: onnx.ModelProto
     knowledge: Knowledge
     is_final: bool
-    form: str | None
+    form: str | None = None
     done: Counter[tuple[str, str]] = field(default_factory=Counter)
     problems: list[Problem] = field(default_factory=list)
     bodies: dict[str, onnx.FunctionProto] = field(default_factory=dict)
@@ -47,11 +47,17 @@ def replace(model: onnx.ModelProto, *, is_final: bool = True, form: str | None =
     ops that have it, in place of their first.
     Raises UnsupportedOperatorsError with every node that cannot be taken.
     """
-    handlers = _handlers()
-    if not any(_key(node) in handlers for node in _nodes(model)):
-        return model, "none"
-    original, model = model, _with_plain_functions(_lifted(model), handlers)
-    rewrite = _Rewrite(model, Knowledge(model), is_final, form)
+    return _replaced(model, _handlers(), is_final=is_final, form=form)
+
+
+def _replaced(
+    original: onnx.ModelProto, handlers: dict[tuple[str, str], tuple[CustomOp, Foreign]], **how: Any
+) -> tuple[onnx.ModelProto, str]:
+    """Replace the nodes of `handlers`. how: `is_final` and `form` of `replace`."""
+    if not any(_key(node) in handlers for node in _nodes(original)):
+        return original, "none"
+    model = _with_plain_functions(_lifted(original), handlers)
+    rewrite = _Rewrite(model, Knowledge(model), **how)
     for graph in all_graphs(model.graph):
         for node in graph.node:
             if _key(node) in handlers:
@@ -77,6 +83,17 @@ def lower(model: onnx.ModelProto, *, is_final: bool = True) -> tuple[onnx.ModelP
     return model, detail
 
 
+def pad(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with custom ops in place of nodes whose outputs those pad, so that outputs compare."""
+    return _replaced(model, _padded(), is_final=False)[0]
+
+
+def has_padded(model: onnx.ModelProto) -> bool:
+    """Whether there are nodes for `pad`."""
+    handlers = _padded()
+    return any(_key(node) in handlers for node in _nodes(model))
+
+
 def foreign_labels() -> dict[str, list[str]]:
     """Return the foreign node types of each op."""
     return {op.name: [foreign.label for foreign in op.foreign] for op in load_ops().values()}
@@ -84,6 +101,10 @@ def foreign_labels() -> dict[str, list[str]]:
 
 def _handlers() -> dict[tuple[str, str], tuple[CustomOp, Foreign]]:
     return {(foreign.domain, foreign.op_type): (op, foreign) for op in load_ops().values() for foreign in op.foreign}
+
+
+def _padded() -> dict[tuple[str, str], tuple[CustomOp, Foreign]]:
+    return {key: (op, foreign) for key, (op, foreign) in _handlers().items() if op.is_padded}
 
 
 def _key(node: onnx.NodeProto) -> tuple[str, str]:

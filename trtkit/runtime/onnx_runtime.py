@@ -20,7 +20,8 @@ def onnx_runtime_session(path: Path, model: onnx.ModelProto | None = None, *, op
 
     A model of a newer IR version than ONNX Runtime knows is given to it as the newest one that it does: the versions
     differ in fields that such a model does not use. Operators that it lacks and trtkit has are given to it as
-    functions, in the form that samples by gathers, not the one that is built. Raises SourceError where it refuses.
+    functions, in the form that samples by gathers, not the one that is built; and so are those whose outputs have a
+    fixed size in an engine only. Raises SourceError where it refuses.
     """
     import onnxruntime
 
@@ -30,6 +31,8 @@ def onnx_runtime_session(path: Path, model: onnx.ModelProto | None = None, *, op
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if model is None and onnx_file.read_graph(path).ir_version > NEWEST_IR_VERSION:
         model = onnx_file.read_model(path)
+    if onnx_custom_ops.has_padded(model or onnx_file.read_graph(path)):
+        model = onnx_custom_ops.pad(model or onnx_file.read_model(path))
     if model is not None:
         model.ir_version = min(model.ir_version, NEWEST_IR_VERSION)
     try:

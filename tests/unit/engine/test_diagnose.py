@@ -50,8 +50,10 @@ def test_model_without_fault_has_nothing_to_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("operator", "domain", "opset", "expected"),
     [
-        ("NonMaxSuppression", "", 17, "export the detector without it and suppress outside the engine"),
-        ("Gelu", "com.microsoft", 17, "`com.microsoft` is no standard domain: give the model a local function"),
+        ("NonZero", "", 17, "its output's size depends on data: use Where or a mask"),
+        ("Unique", "", 17, "its output's size depends on data: compute it outside the engine"),
+        ("Compress", "", 17, "its output's size depends on data: use Where with a mask"),
+        ("Attention", "com.microsoft", 17, "`com.microsoft` is no standard domain: give the model a local function"),
         ("Det", "", 11, "export with a newer opset (this model has 11), which may write it in other operators"),
         ("Det", "", 17, "rewrite this part of the model with operators from TensorRT's support matrix"),
     ],

@@ -211,10 +211,10 @@ class OnnxOps(Ops[OnnxValue]):
     def repeat(
         self, count: int, state: Sequence[OnnxValue], step: Callable[[Sequence[OnnxValue]], Sequence[OnnxValue]]
     ) -> list[OnnxValue]:
-        """See `Ops`. A Loop, whose body reads tensors from outside by name."""
+        """See `Ops`. A Loop, whose body has its own constants."""
         limit, condition = self._number(count, INT64), self.constant(np.array(True))
         outside, constants = self.nodes, self._constants
-        self.nodes, self._constants = [], dict(constants)
+        self.nodes, self._constants = [], {}
         names = [self._unique(f"repeat/{role}") for role in ("number", "condition", "goes_on")]
         carried = [OnnxValue(self, self._unique("repeat/state"), x.shape, x.dtype) for x in state]
         made = [self._known("Identity", [x], x.shape) for x in step(carried)]

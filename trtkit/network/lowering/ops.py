@@ -163,7 +163,10 @@ class Ops(ABC, Generic[T]):
 
     @abstractmethod
     def repeat(self, count: int, state: Sequence[T], step: Callable[[Sequence[T]], Sequence[T]]) -> list[T]:
-        """Replace tensors `count` times by what `step` makes of them; types and shapes stay."""
+        """Replace tensors `count` times by what `step` makes of them; types and shapes stay.
+
+        step: reads nothing but its tensors: AutoCast loses what a loop's body reads from outside.
+        """
 
     @contextmanager
     def fp32(self) -> Iterator[None]:

@@ -54,6 +54,21 @@ def recurrent(op_type: str) -> Callable[[Writer, Node], Written]:
     return write
 
 
+def one_hot(o: Writer, node: Node) -> Written:
+    """Write OneHot as a comparison: the parser takes places from the end, and those out of range, for others."""
+    depth = node.constants[1]
+    if depth is None or node.values[0] is None or node.values[2] is None:
+        return None
+    size, axis = int(depth.reshape(())), node.number("axis", -1)
+    rank = len(node.x(0).shape) + 1
+    axis %= rank
+    places = o.cast(node.x(0), INT32)
+    places = o.unsqueeze(o.select(places < 0, places + size, places), axis)
+    line = o.reshape(o.arange(size, INT32), [size if place == axis else 1 for place in range(rank)])
+    off, on = (o.squeeze(o.take(node.x(2), 0, place, 1), 0) for place in (0, 1))
+    return [o.select(o.binary("eq", places, line), on, off)]
+
+
 def mod(o: Writer, node: Node) -> Written:
     """Write the rest of a division of numbers with the divisor's sign, which newer opsets allow."""
     x = node.values[0]
@@ -80,6 +95,7 @@ RULES = (
     Rule("", "RNN", recurrent("RNN")),
     Rule("", "GRU", recurrent("GRU")),
     Rule("", "LSTM", recurrent("LSTM")),
+    Rule("", "OneHot", one_hot),
     Rule("", "Mod", mod),
     Rule("", "Clip", clip),
 )
