@@ -39,9 +39,9 @@ op's reference in fp64, the largest over the op's cases. Limits for one op: {lim
   TensorRT-RTX {version}, the network computed by the reference executor.
 - **network API**: the lowering written layer by layer, computed by the reference executor.
 - **kernel, interpreted**: the Triton kernel under Triton's interpreter on the CPU.
-- layers: of the TensorRT network with its constants, fewest and most over the cases. builds: compute capabilities that TensorRT-RTX
-  builds engines for, in fp32 and fp16 unless one is named; `any` stands for no named target. SM75 has no fp32 matrix
-  product.
+- layers: of the TensorRT network with its constants, fewest and most over the cases. builds: compute capabilities that
+  TensorRT-RTX builds engines for, in fp32 and fp16 unless one is named; `any` stands for no named target. SM75 has no
+  fp32 matrix product.
 
 Nothing here ran on a GPU: no engine was executed, no kernel was launched, no plugin was built by TensorRT.
 """
