@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 def expand_functions(model: onnx.ModelProto) -> Counter[str]:
     """Expand the nodes that need it, in place; return how many of each type."""
     done: Counter[str] = Counter()
-    if not any(_needs_it(node) for node in all_nodes(model.graph)):
+    if not any(needs_expansion(node) for node in all_nodes(model.graph)):
         return done
     knowledge = Knowledge(model)
     for graph in all_graphs(model.graph):
         nodes: list[onnx.NodeProto] = []
         for place, node in enumerate(graph.node):
-            body = _body(node, knowledge, opset_of(model)) if _needs_it(node) else None
+            body = _body(node, knowledge, opset_of(model)) if needs_expansion(node) else None
             nodes.extend([node] if body is None else _spliced(body, node, node.name or f"{node.op_type}_{place}"))
             done[node.op_type] += body is not None
         copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
@@ -35,7 +35,7 @@ def expand_functions(model: onnx.ModelProto) -> Counter[str]:
     return +done
 
 
-def _needs_it(node: onnx.NodeProto) -> bool:
+def needs_expansion(node: onnx.NodeProto) -> bool:
     """Whether TensorRT refuses or misreads the node as it stands."""
     return node.domain in {"", "ai.onnx"} and node.op_type in _NEED and _NEED[node.op_type](node)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnx.inliner
@@ -18,10 +18,10 @@ from trtkit.network.lowering.onnx_ops import OLDEST_OPSET
 from trtkit.network.lowering.onnx_value import OnnxValue
 from trtkit.network.onnx_care import all_graphs, all_nodes, opset_of
 from trtkit.network.onnx_facts import Knowledge
-from trtkit.network.onnx_rewrites.functions import expand_functions
+from trtkit.network.onnx_rewrites.functions import expand_functions, needs_expansion
 from trtkit.network.onnx_rewrites.rule import MICROSOFT, Node, Rule
 from trtkit.network.onnx_rewrites.rules import rules
-from trtkit.network.onnx_rewrites.uint8 import shift_uint8
+from trtkit.network.onnx_rewrites.uint8 import casts_to_uint8, shift_uint8
 from trtkit.network.onnx_rewrites.writer import Writer
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ def rewrite(model: onnx.ModelProto, *, is_final: bool = True) -> tuple[onnx.Mode
     after constants are folded. Raises UnsupportedOperatorsError with every node that cannot be rewritten.
     """
     known = rules()
+    if not _has_work(model, known):
+        return model, "none"
     rewritten = _copied(model, known)
     try:
         state = _rounds(rewritten, known, is_final)
@@ -66,6 +68,12 @@ def rewrite(model: onnx.ModelProto, *, is_final: bool = True) -> tuple[onnx.Mode
         return model, "none"
     _drop_unused(state.model)
     return state.model, ", ".join(f"{count} {label}" for label, count in state.done.items())
+
+
+def _has_work(model: onnx.ModelProto, known: Mapping[Key, Rule]) -> bool:
+    """Whether there is a node that may have to be rewritten: models without one are not even copied."""
+    nodes = (*all_nodes(model.graph), *(node for function in model.functions for node in function.node))
+    return any(_key(node) in known or needs_expansion(node) or casts_to_uint8(node) for node in nodes)
 
 
 def _rounds(model: onnx.ModelProto, known: Mapping[Key, Rule], is_final: bool) -> _Rewrite:
@@ -200,12 +208,15 @@ def _drop_unused(model: onnx.ModelProto) -> None:
     used |= {value.name for graph in all_graphs(model.graph) for value in graph.output}
     made = {name for node in all_nodes(model.graph) for name in node.output}
     for graph in all_graphs(model.graph):
-        for initializers in (graph.initializer,):
-            for tensor in [tensor for tensor in initializers if tensor.name not in used]:
-                initializers.remove(tensor)
-        for value in [value for value in graph.value_info if value.name not in made]:
-            graph.value_info.remove(value)
+        _keep(graph.initializer, used)
+        _keep(graph.value_info, made)
     domains = {"" if node.domain == "ai.onnx" else node.domain for node in all_nodes(model.graph)} | {""}
     domains |= {function.domain for function in model.functions}
     for entry in [entry for entry in model.opset_import if entry.domain not in domains | {"ai.onnx"}]:
         model.opset_import.remove(entry)
+
+
+def _keep(values: Any, names: set[str]) -> None:
+    """Remove what has none of these names."""
+    for place in [place for place, value in enumerate(values) if value.name not in names][::-1]:
+        del values[place]

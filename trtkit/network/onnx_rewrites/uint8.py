@@ -49,7 +49,7 @@ def shift_uint8(model: onnx.ModelProto) -> Counter[str]:
     """Replace quantized uint8 tensors of the main graph, in place; return what was done."""
     constants = _constants(model.graph)
     quantizers = [node for node in model.graph.node if _is_constant_quantizer(node, constants)]
-    casts = [node for node in model.graph.node if _casts_to_uint8(node)]
+    casts = [node for node in model.graph.node if casts_to_uint8(node)]
     if not quantizers and not casts:
         return Counter()
     _repeat_casts(model.graph)
@@ -79,7 +79,8 @@ def _quantized(node: onnx.NodeProto) -> str:
     return node.output[0] if node.op_type == _QUANTIZE else node.input[0]
 
 
-def _casts_to_uint8(node: onnx.NodeProto) -> bool:
+def casts_to_uint8(node: onnx.NodeProto) -> bool:
+    """Whether a node makes uint8 of another type."""
     return node.op_type == "Cast" and any(a.name == "to" and a.i == TensorProto.UINT8 for a in node.attribute)
 
 
@@ -192,7 +193,7 @@ def _insert(graph: onnx.GraphProto, added: list[onnx.NodeProto]) -> None:
 
 def _repeat_casts(graph: onnx.GraphProto) -> None:
     """Cast again where a cast to uint8 is handed on as it is."""
-    casts = {node.output[0]: node for node in graph.node if _casts_to_uint8(node)}
+    casts = {node.output[0]: node for node in graph.node if casts_to_uint8(node)}
     for node in graph.node:
         if node.op_type == "Identity" and node.input[0] in casts:
             cast = casts[node.input[0]]
@@ -214,7 +215,7 @@ def _widen_casts(model: onnx.ModelProto, tensors: set[str], knowledge: Knowledge
     for node in list(model.graph.node):
         name = node.output[0] if node.output else ""
         inside = [reader for reader in readers.get(name, []) if reader.op_type == "Cast"]
-        if not _casts_to_uint8(node) or name not in tensors or not inside:
+        if not casts_to_uint8(node) or name not in tensors or not inside:
             continue
         count += 1
         source = knowledge.fact(node.input[0])
