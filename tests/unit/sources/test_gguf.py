@@ -28,13 +28,9 @@ BY_NAME = {str(item): item for item in CASES}
 LINEAR = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
 LOCAL = {"rope_type": "default", "rope_theta": 1e4}
 LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 1e6,
-    "factor": 32.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "rope_theta": 1e6, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
-}
+}  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
 
 
@@ -150,11 +146,7 @@ STORED = [
     ("OLMO2", BY_NAME["olmo2"], nothing),
     ("GRANITE", BY_NAME["granite"], granite_keys),
     ("COMMAND_R", BY_NAME["cohere"], lambda writer: writer.add_logit_scale(0.3)),
-    (
-        "SMOLLM3",
-        case("smollm3", "smollm3", *NO_HEAD_DIM, hidden_size=48, num_hidden_layers=5),
-        nothing,
-    ),
+    ("SMOLLM3", case("smollm3", "smollm3", *NO_HEAD_DIM, hidden_size=48, num_hidden_layers=5), nothing),
     ("GPTNEOX", BY_NAME["gpt_neox"], rotated(2, True)),
     ("GPTNEOX", BY_NAME["gpt_neox-sequential"], rotated(2, False)),
 ]

@@ -11,7 +11,8 @@ from onnx import helper
 
 from trtkit.dtypes import INT32, INT64, DType, from_onnx
 from trtkit.network.host_array import array_dtype
-from trtkit.network.lowering.onnx_value import OnnxValue, Operand
+from trtkit.network.lowering.onnx_loop import loop_body
+from trtkit.network.lowering.onnx_value import OnnxValue, Operand, numpy_type, reshaped, snake_case, type_proto
 from trtkit.network.lowering.ops import Dim, Ops
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class OnnxOps(Ops[OnnxValue]):
     def constant(self, array: np.ndarray[Any, Any], dtype: DType | None = None) -> OnnxValue:
         """See `Ops`. Equal arrays are written once."""
         dtype = dtype or array_dtype(array)
-        array = np.ascontiguousarray(array.astype(_numpy_type(dtype))).reshape(array.shape)
+        array = np.ascontiguousarray(array.astype(numpy_type(dtype))).reshape(array.shape)
         key = (dtype.name, array.shape, array.tobytes())
         if key not in self._constants:
             name = self._unique("constant")
@@ -85,7 +86,7 @@ class OnnxOps(Ops[OnnxValue]):
 
     def reshape(self, x: OnnxValue, dims: Sequence[Dim[OnnxValue]]) -> OnnxValue:
         """See `Ops`."""
-        return self._known("Reshape", [x, self._dims(dims)], _reshaped(x.shape, dims))
+        return self._known("Reshape", [x, self._dims(dims)], reshaped(x.shape, dims))
 
     def transpose(self, x: OnnxValue, order: Sequence[int]) -> OnnxValue:
         """See `Ops`."""
@@ -213,20 +214,23 @@ class OnnxOps(Ops[OnnxValue]):
     ) -> list[OnnxValue]:
         """See `Ops`. A Loop, whose body has its own constants."""
         limit, condition = self._number(count, INT64), self.constant(np.array(True))
-        outside, constants = self.nodes, self._constants
-        self.nodes, self._constants = [], {}
-        names = [self._unique(f"repeat/{role}") for role in ("number", "condition", "goes_on")]
-        carried = [OnnxValue(self, self._unique("repeat/state"), x.shape, x.dtype) for x in state]
-        made = [self._known("Identity", [x], x.shape) for x in step(carried)]
-        self.nodes.append(helper.make_node("Identity", names[1:2], names[2:], name=names[2]))
-        inside, self.nodes, self._constants = self.nodes, outside, constants
-        scalars = (onnx.TensorProto.INT64, onnx.TensorProto.BOOL, onnx.TensorProto.BOOL)
-        values = [helper.make_tensor_value_info(name, kind, []) for name, kind in zip(names, scalars, strict=True)]
-        inputs = [*values[:2], *(helper.make_value_info(x.name, _type_proto(x)) for x in carried)]
-        outputs = [values[2], *(helper.make_value_info(x.name, _type_proto(x)) for x in made)]
-        body = helper.make_graph(inside, self._unique("repeat/body"), inputs, outputs)
+        with self._inside() as nodes:
+            names = [self._unique(f"repeat/{role}") for role in ("number", "condition", "goes_on")]
+            carried = [OnnxValue(self, self._unique("repeat/state"), x.shape, x.dtype) for x in state]
+            made = [self._known("Identity", [x], x.shape) for x in step(carried)]
+        body = loop_body(self._unique("repeat/body"), nodes, names, (carried, made))
         last = self._append("Loop", [limit, condition, *state], len(state), {"body": body})
         return [OnnxValue(self, name, x.shape, x.dtype) for name, x in zip(last, state, strict=True)]
+
+    @contextmanager
+    def _inside(self) -> Iterator[list[onnx.NodeProto]]:
+        """Collect nodes and constants apart from those outside; yield the nodes."""
+        outside, constants = self.nodes, self._constants
+        self.nodes, self._constants = [], {}
+        try:
+            yield self.nodes
+        finally:
+            self.nodes, self._constants = outside, constants
 
     def _rename(self, value: OnnxValue, name: str) -> None:
         """Give a tensor its name outside the function; an input is handed on."""
@@ -265,7 +269,7 @@ class OnnxOps(Ops[OnnxValue]):
         """Write a node and let ONNX infer what it makes."""
         names = self._append(op_type, inputs, outputs, attributes)
         schema = onnx.defs.get_schema(op_type, self.opset)
-        types = {x.name: _type_proto(x) for x in inputs}
+        types = {x.name: type_proto(x) for x in inputs}
         data = {x.name: self._arrays[x.name] for x in inputs if x.name in self._arrays}
         imports = [helper.make_opsetid("", self.opset)]
         found = onnx.shape_inference.infer_node_outputs(schema, self.nodes[-1], types, data, opset_imports=imports)
@@ -273,7 +277,7 @@ class OnnxOps(Ops[OnnxValue]):
 
     def _append(self, op_type: str, inputs: Sequence[OnnxValue], outputs: int, attributes: dict[str, Any]) -> list[str]:
         """Add a node; return the names of its outputs, the first of which is the node's own."""
-        name = self._unique(_snake(op_type))
+        name = self._unique(snake_case(op_type))
         names = [name, *(f"{name}/{place}" for place in range(1, outputs))]
         self.nodes.append(helper.make_node(op_type, [x.name for x in inputs], names, name=name, **attributes))
         return names
@@ -291,35 +295,3 @@ class OnnxOps(Ops[OnnxValue]):
         count = self._names.get(name, 0)
         self._names[name] = count + 1
         return f"{name}_{count}" if count else name
-
-
-def _reshaped(shape: Shape, dims: Sequence[Dim[OnnxValue]]) -> Shape:
-    """Return what is known of a reshape's result."""
-    kept = [shape[axis] if size == 0 else size for axis, size in enumerate(dims)]
-    known = [size if isinstance(size, int) else -1 for size in kept]
-    is_inferred = [isinstance(size, int) and size == -1 for size in dims]
-    if any(is_inferred) and known.count(-1) == 1 and -1 not in shape:
-        rest = int(np.prod([size for size in known if size != -1]))
-        known[is_inferred.index(True)] = int(np.prod(shape)) // max(rest, 1)
-    return tuple(known)
-
-
-def _type_proto(x: OnnxValue) -> onnx.TypeProto:
-    kind = onnx.TensorProto.DataType.Value(x.dtype.onnx)
-    return helper.make_tensor_type_proto(kind, [size if size >= 0 else None for size in x.shape])
-
-
-def _numpy_type(dtype: DType) -> Any:
-    if dtype.name == "bf16":
-        import ml_dtypes
-
-        return ml_dtypes.bfloat16
-    return np.dtype(dtype.numpy)
-
-
-def _snake(op_type: str) -> str:
-    """Return `grid_sample` for `GridSample`, `gather_nd` for `GatherND`."""
-    return "".join(
-        f"_{letter.lower()}" if letter.isupper() and place and op_type[place - 1].islower() else letter.lower()
-        for place, letter in enumerate(op_type)
-    )

@@ -1,14 +1,21 @@
-"""A tensor inside an ONNX function body."""
+"""A tensor inside an ONNX function body: its operators, and its type and shape in ONNX's and NumPy's words."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from onnx import helper
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trtkit.dtypes import DType
     from trtkit.network.graph import Shape
     from trtkit.network.lowering.onnx_ops import OnnxOps
+    from trtkit.network.lowering.ops import Dim
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,3 +62,37 @@ class OnnxValue:
 
 
 Operand = OnnxValue | float
+
+
+def reshaped(shape: Shape, dims: Sequence[Dim[OnnxValue]]) -> Shape:
+    """Return what is known of a reshape's result."""
+    kept = [shape[axis] if size == 0 else size for axis, size in enumerate(dims)]
+    known = [size if isinstance(size, int) else -1 for size in kept]
+    is_inferred = [isinstance(size, int) and size == -1 for size in dims]
+    if any(is_inferred) and known.count(-1) == 1 and -1 not in shape:
+        rest = int(np.prod([size for size in known if size != -1]))
+        known[is_inferred.index(True)] = int(np.prod(shape)) // max(rest, 1)
+    return tuple(known)
+
+
+def type_proto(x: OnnxValue) -> onnx.TypeProto:
+    """Return type and shape as ONNX writes them."""
+    kind = onnx.TensorProto.DataType.Value(x.dtype.onnx)
+    return helper.make_tensor_type_proto(kind, [size if size >= 0 else None for size in x.shape])
+
+
+def numpy_type(dtype: DType) -> Any:
+    """Return NumPy's type, that of `ml_dtypes` for bf16."""
+    if dtype.name == "bf16":
+        import ml_dtypes
+
+        return ml_dtypes.bfloat16
+    return np.dtype(dtype.numpy)
+
+
+def snake_case(op_type: str) -> str:
+    """Return `grid_sample` for `GridSample`, `gather_nd` for `GatherND`."""
+    return "".join(
+        f"_{letter.lower()}" if letter.isupper() and place and op_type[place - 1].islower() else letter.lower()
+        for place, letter in enumerate(op_type)
+    )

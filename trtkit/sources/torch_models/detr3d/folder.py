@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,14 +10,12 @@ import torch
 from torch import nn
 
 from trtkit.errors import SourceError
-from trtkit.sources.checkpoint import Checkpoint
-from trtkit.sources.safetensors_folder import read_folder
-from trtkit.sources.state_dict_file import read_state_dict
+from trtkit.sources.hybrid_source import open_hybrid_folder
 from trtkit.sources.torch_models.detr3d.coder import decode
 from trtkit.sources.torch_models.detr3d.model import Backbone, Detr3d, Detr3dConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -30,12 +27,11 @@ def make_backbone(**sizes: Any) -> Backbone:
 
 def from_folder(folder: str, outputs: Sequence[str]) -> nn.Module:
     """Return the model in a folder with its box coder; it takes images and lidar2img and gives the named outputs."""
-    stated = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+    source = open_hybrid_folder(Path(folder))
+    stated = source.config
     known = {item.name for item in fields(Detr3dConfig)}
     model = Detr3d(**{name: value for name, value in stated.items() if name in known})
-    states = sorted(Path(folder).glob("*.pth"))
-    stored = Checkpoint(read_state_dict(states[0]) if states else read_folder(Path(folder))[0])
-    state = {name: torch.from_numpy(stored[name].copy()) for name in stored}
+    state = {name: torch.from_numpy(source.checkpoint[name].copy()) for name in source.checkpoint}
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
@@ -46,7 +42,7 @@ def from_folder(folder: str, outputs: Sequence[str]) -> nn.Module:
 class _WithCoder(nn.Module):
     """The whole model, its answer in the order of `outputs`."""
 
-    def __init__(self, model: Detr3d, outputs: Sequence[str], stated: dict[str, Any]) -> None:
+    def __init__(self, model: Detr3d, outputs: Sequence[str], stated: Mapping[str, Any]) -> None:
         super().__init__()
         self.model, self._outputs = model, tuple(outputs)
         self._count = int(stated.get("max_detections", 300))
