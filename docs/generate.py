@@ -10,7 +10,18 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from trtkit.config.schema import BuildOptions, DimRange, InputSpec, ModelConfig, ShapeRange, Source, TorchSource
+from trtkit.config.schema import (
+    BuildOptions,
+    CustomOpOptions,
+    DimRange,
+    InputSpec,
+    LlmOptions,
+    ModelConfig,
+    ShapeRange,
+    Source,
+    TorchSource,
+    VisionOptions,
+)
 from trtkit.config.targets import Target
 from trtkit.config.task import Preprocess, Resize, Task, VerifyOptions
 from trtkit.engine.manifest import json_schema
@@ -26,6 +37,9 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("profiles: range of a dimension", DimRange),
     ("profiles: range of an input", ShapeRange),
     ("build", BuildOptions),
+    ("custom_ops", CustomOpOptions),
+    ("llm", LlmOptions),
+    ("vision", VisionOptions),
     ("preprocess", Preprocess),
     ("preprocess.resize", Resize),
     ("task", Task),

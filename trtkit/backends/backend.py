@@ -68,6 +68,15 @@ class Backend:
         flag = getattr(self.trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
         return builder.create_network(0 if flag is None else 1 << int(flag))
 
+    def plugin_module(self) -> Any:
+        """Return the library's module `plugin`. Raises BackendError where it has none that loads."""
+        name = f"{BACKENDS[self.name].module}.plugin"
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            fix = "leave `custom_ops.plugins` at `never`"
+            raise BackendError(f"`{name}` does not load: {error}", "custom_ops.plugins", fix) from error
+
     def typed(self, layer: Any) -> Any:
         """Return `layer` with the class of its own type, so that its parameters can be read."""
         layer_class = self._layer_classes.get(self._layer_type(layer))

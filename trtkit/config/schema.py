@@ -117,6 +117,24 @@ class BuildOptions(StrictModel):
     max_threads: StrictInt = Field(1, ge=1, description="Threads that TensorRT may build with.")
 
 
+class CustomOpOptions(StrictModel):
+    """How operators that TensorRT lacks are made; `trtkit plugins list` names them.
+
+    `form` is of ops that sample: `gather` and `planes` are for a TensorRT whose GridSample cannot be trusted.
+    GridSample nodes that the model itself has stay. A plugin takes the place of an op that comes through ONNX, where
+    the op has one that takes its inputs. No engine with a plugin has run on a GPU yet, so functions are the default.
+    """
+
+    form: Literal["grid_sample", "planes", "gather"] = Field(
+        "grid_sample",
+        description="By GridSample; `planes`: volumes by two GridSamples of images; `gather`: four or eight gathers.",
+    )
+    plugins: Literal["never", "auto", "always"] = Field(
+        "never",
+        description="`auto`: where the backend has plugins; `always`: an error where it has none, as TensorRT-RTX.",
+    )
+
+
 class LlmOptions(StrictModel):
     """The size of a decoder-only LLM's engine."""
 
@@ -168,6 +186,7 @@ class ModelConfig(StrictModel):
     )
     target: str = Field("any", description="Hardware to build for: a file in configs/targets/.")
     build: BuildOptions = Field(BuildOptions(), description="How TensorRT builds.")
+    custom_ops: CustomOpOptions = Field(CustomOpOptions(), description="How operators that TensorRT lacks are made.")
     llm: LlmOptions | None = Field(None, description="Size of a decoder-only LLM's engine.")
     vision: VisionOptions | None = Field(None, description="The vision tower of a vision-language model.")
     preprocess: Preprocess | None = Field(None, description="How an image becomes an input.")

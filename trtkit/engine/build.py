@@ -138,6 +138,7 @@ def _manifest(plan: Plan, compiled: Json, engines: tuple[FileRecord, ...], folde
         outputs=tuple(IoRecord(**tensor) for tensor in network["outputs"]),
         profiles=tuple(compiled["profiles"]),
         network=_record(folder, "network/model.onnx"),
+        network_plugins=_record(folder, "network/plugins.onnx"),
         network_data=_record(folder, "network/model.onnx.data"),
         decoder=DecoderRecord(**compiled["decoder"]) if plan.is_decoder else None,
         totals=network["totals"],

@@ -65,7 +65,8 @@ class Bundle:
         """Compare the ONNX files and their weights with their digests. Raises BundleError."""
         hybrid = self.manifest.hybrid
         files = [] if hybrid is None else [file for stage in hybrid.stages for file in stage.files]
-        for record in (self.manifest.network, self.manifest.network_data, self.manifest.embeddings, *files):
+        own = self.manifest
+        for record in (own.network, own.network_data, own.network_plugins, own.embeddings, *files):
             if record is not None:
                 check_file(self.path, record)
 

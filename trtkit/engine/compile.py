@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import Backend, load_backend
 from trtkit.engine.plan_file import Buildable, PlanRequest, write_plan
+from trtkit.engine.plugins import register_plugins
 from trtkit.network.describe import NetworkRecord, describe
 from trtkit.network.onnx_parse import Network, check_grid_samples, parse_onnx
 from trtkit.network.targets import check_types
@@ -24,13 +25,19 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ParseRequest:
-    """What to parse and at which shapes to describe it. grid_samples: node name and mode, to check the parser."""
+    """What to parse and at which shapes to describe it.
+
+    grid_samples: node name and mode, to check the parser. plugins: custom ops to register before, capabilities: SM
+    numbers that their kernels are compiled for.
+    """
 
     backend: str
     onnx: str
     grid_samples: list[tuple[str, str]]
     opt_shapes: dict[str, list[int]]
     log_path: str
+    plugins: tuple[str, ...] = ()
+    capabilities: tuple[int, ...] = ()
     severity: str = "WARNING"
 
 
@@ -68,6 +75,7 @@ def _parse(
     """Parse, compare with what the ONNX file said, and describe at the `opt` shapes; times in seconds."""
     report({"event": "phase", "name": "parse"})
     started = time.perf_counter()
+    register_plugins(backend, request.plugins, request.capabilities)
     network = parse_onnx(backend, Path(request.onnx), request.severity)
     parsed = time.perf_counter()
     check_grid_samples(backend, network, request.grid_samples)

@@ -24,7 +24,7 @@ def atomic_folder(path: Path, *, replaces: str) -> Iterator[Path]:
     """
     if path.is_dir() and (path.is_symlink() or not path.name):
         path = path.resolve()  # a link to a bundle stays a link; `.` has no name to put a neighbour's after
-    with _locked(path):
+    with locked(path):
         _check_replaceable(path, replaces)
         partial = path.parent / f".{path.name}.partial"
         shutil.rmtree(partial, ignore_errors=True)  # left by a killed build: the lock says that nobody fills it
@@ -60,17 +60,15 @@ def _check_replaceable(path: Path, marker: str) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold `path`'s lock file; the system frees it when the process dies."""
+def locked(path: Path, busy: str = "another build is writing this folder") -> Iterator[None]:
+    """Hold `path`'s lock file; the system frees it when the process dies. Raises BundleError, `busy`, while it is held."""
     lock = path.parent / f".{path.name}.lock"
     made = [parent for parent in path.parents if not parent.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _acquire(lock)
     except BlockingIOError:
-        raise BundleError(
-            "another build is writing this folder", str(path), "wait for it, or choose another `--out`"
-        ) from None
+        raise BundleError(busy, str(path), "wait for it, or choose another folder") from None
     except OSError as error:
         raise _cannot_write(path, error) from None
     try:

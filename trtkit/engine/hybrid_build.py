@@ -48,7 +48,8 @@ def compile_hybrid(plan: Plan, folder: Path, _engine: str, on_event: Callable[[J
 
 def prepare_stages(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> Json:
     """Export the ONNX parts into `folder`/network; return what `prepare_hybrid` says."""
-    return run(PREPARE, {"config": plan.config.model_dump(mode="json"), "folder": str(folder)}, on_event)
+    arguments = {"config": plan.config.model_dump(mode="json"), "folder": str(folder)}
+    return run(PREPARE, arguments | {"plugins": plan.uses_plugins}, on_event)
 
 
 def _run_stage(plan: Plan, stage: Json, plan_file: str, on_event: Callable[[Json], None]) -> Json:
@@ -125,8 +126,8 @@ def _port(port: Any, dtype: Any) -> Json:
 
 def _stage(folder: Path, stage: Json, done: Json) -> Json:
     """Return one stage as the manifest keeps it; paths relative to the bundle."""
-    onnx = Path(stage["onnx"]) if stage["onnx"] else None
-    files = [path for path in (onnx, onnx and onnx.with_name(f"{onnx.name}.data")) if path is not None]
+    onnx = [path for path in (stage["onnx"], (stage.get("plugins") or {}).get("onnx")) if path]
+    files = [Path(f"{path}{ending}") for path in onnx for ending in ("", ".data")]
     return {
         "name": stage["name"],
         "parts": stage["parts"],

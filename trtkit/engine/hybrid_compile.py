@@ -13,6 +13,7 @@ from trtkit.dtypes import dtype_of
 from trtkit.engine.decoder_compile import Reported
 from trtkit.engine.hybrids import OpenedHybrid, open_hybrid
 from trtkit.engine.plan_file import Buildable, PlanRequest, write_plan
+from trtkit.engine.plugins import register_plugins
 from trtkit.models.hybrids.weights import find_part_weights
 from trtkit.network.describe import describe
 from trtkit.network.hybrid import Material, StageNetwork, write_stage
@@ -45,7 +46,7 @@ def compile_stage(arguments: Json, report: Callable[[Json], None]) -> Json:
     config, backend, stage = ModelConfig.model_validate(request.config), load_backend(request.backend), request.stage
     report({"event": "phase", "name": f"write network {stage['name']}"})
     started = time.perf_counter()
-    network = stage_network(backend, open_hybrid(config), stage, report, request.severity)
+    network = stage_network(backend, open_hybrid(config), _with_plugins(request, backend), report, request.severity)
     written = time.perf_counter()
     shapes = {name: tuple(shape) for name, shape in stage["opt_shapes"].items()}
     record = describe(backend, network.graph.network, shapes)
@@ -69,6 +70,15 @@ def compile_stage(arguments: Json, report: Callable[[Json], None]) -> Json:
     return {**result, "metrics": metrics, **built}
 
 
+def _with_plugins(request: StageRequest, backend: Backend) -> Json:
+    """Return the stage with the ONNX file that TensorRT is to parse, its plugins registered."""
+    plugins = request.stage.get("plugins") or {"ops": []}
+    if not plugins["ops"]:
+        return request.stage
+    register_plugins(backend, plugins["ops"], request.target["compute_capabilities"])
+    return {**request.stage, "onnx": plugins["onnx"]}
+
+
 def stage_network(
     backend: Backend, opened: OpenedHybrid, stage: Json, report: Callable[[Json], None], severity: str = "WARNING"
 ) -> StageNetwork:
@@ -79,6 +89,7 @@ def stage_network(
         Reported(weights, report),
         Path(stage["onnx"]) if stage["onnx"] else None,
         [(node, mode) for node, mode in stage["grid_samples"]],
-        severity,
+        form=opened.form,
+        severity=severity,
     )
     return write_stage(backend, opened.spec, stage["parts"], material)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import InputSpec, ModelConfig, TorchSource
 from trtkit.engine.hybrids import OpenedHybrid, Stage, open_hybrid, opt_sizes, stage_profiles
-from trtkit.engine.prepare import care, save_model
+from trtkit.engine.prepare import care, plugin_file, save_model
 from trtkit.engine.profiles import opt_shapes, resolve_profiles
 from trtkit.engine.steps import Steps
 from trtkit.models.hybrids.spec import OnnxPart
@@ -31,8 +32,9 @@ Json = dict[str, Any]
 def prepare_hybrid(arguments: Json, report: Callable[[Json], None]) -> Json:
     """Write `folder`/network/<stage>.onnx for every stage with ONNX parts.
 
+    plugins, of the arguments: whether TensorRT gets custom ops of these as plugins, in a file beside.
     Returns steps, the model's profiles, and of every stage: name, parts, ONNX file (empty where none), its
-    grid samples, profiles and `opt` shapes.
+    plugins, grid samples, profiles and `opt` shapes.
     """
     config, folder = ModelConfig.model_validate(arguments["config"]), Path(arguments["folder"])
     report({"event": "phase", "name": "prepare"})
@@ -47,21 +49,25 @@ def prepare_hybrid(arguments: Json, report: Callable[[Json], None]) -> Json:
     for stage in opened.stages:
         inputs = opened.stage_inputs(stage)
         own = stage_profiles(inputs, opened.inputs, profiles)
-        exporter = _Exporter(opened, config, opt_sizes(opened.inputs, profiles), steps)
+        exporter = _Exporter(opened, config, opt_sizes(opened.inputs, profiles), steps, bool(arguments.get("plugins")))
         made = exporter.write(stage, folder / "network", opt_shapes(inputs, own))
         stages.append({"name": stage.name, "parts": list(stage.parts), **made, "profiles": _dumped(own)})
         stages[-1]["opt_shapes"] = opt_shapes(inputs, own)
     return {"steps": steps.done, "profiles": _dumped(profiles), "stages": stages}
 
 
+@dataclass(frozen=True)
 class _Exporter:
-    """Exports the ONNX parts of stages."""
+    """Exports the ONNX parts of stages. sizes: of symbols. has_plugins: whether TensorRT gets custom ops as plugins."""
 
-    def __init__(self, opened: OpenedHybrid, config: ModelConfig, sizes: Mapping[str, int], steps: Steps) -> None:
-        self.opened, self.config, self.sizes, self.steps = opened, config, sizes, steps
+    opened: OpenedHybrid
+    config: ModelConfig
+    sizes: Mapping[str, int]
+    steps: Steps
+    has_plugins: bool
 
     def write(self, stage: Stage, folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Json:
-        """Export a stage's ONNX parts into one file; return its path and grid samples."""
+        """Export a stage's ONNX parts into one file; return its path, its plugins and grid samples."""
         parts = [part for name in stage.parts if isinstance(part := self.opened.spec.part(name), OnnxPart)]
         if not parts:
             return {"onnx": "", "grid_samples": []}
@@ -69,10 +75,11 @@ class _Exporter:
         path = folder / f"{stage.name}.onnx"
         with tempfile.TemporaryDirectory(prefix="trtkit-") as scratch:
             model = merged([self._export(part, Path(scratch)) for part in parts])
-            model = care(model, self.config, str(path), self.steps)
+            model = care(model, self.config, str(path), self.steps, has_plugins=self.has_plugins)
             model = self._in_precision(model, parts, shapes, Path(scratch))
         save_model(model, path)
-        return {"onnx": str(path), "grid_samples": onnx_care.grid_sample_modes(model)}
+        plugins = plugin_file(model, folder / f"{stage.name}.plugins.onnx", self.steps) if self.has_plugins else None
+        return {"onnx": str(path), "plugins": plugins, "grid_samples": onnx_care.grid_sample_modes(model)}
 
     def _export(self, part: OnnxPart, scratch: Path) -> onnx.ModelProto:
         """Export one part; its inputs and outputs have the names of their seams, all else the part's before it."""
@@ -105,10 +112,8 @@ class _Exporter:
         keep += onnx_function.fp32_nodes(model)
         keep += [node.name for node in model.graph.node if in_fp32 and node.name.startswith(in_fp32)]
         own = {spec.name: tuple(shapes[spec.name]) for spec in graph_inputs(model)}
-        is_measured = onnx_precision.has_measured_ranges(model, own)
-        model = onnx_precision.cast_to(model, precision, keep, own, scratch)
-        words = "" if is_measured else "; ranges not measured: too large a run"
-        self.steps.add("precision", f"{precision} by AutoCast, {len(keep)} nodes kept in fp32{words}")
+        model, detail = onnx_precision.cast_to(model, precision, keep, own, scratch)
+        self.steps.add("precision", detail)
         return model
 
 

@@ -36,12 +36,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class OpenedHybrid:
-    """A hybrid with its source and the stages that it runs in."""
+    """A hybrid with its source and the stages that it runs in. form: of written ops that sample."""
 
     spec: HybridSpec
     source: HybridSource
     stages: tuple[Stage, ...]
     precision: str
+    form: str
 
     def stage(self, name: str) -> Stage:
         """Return the stage of a name."""
@@ -89,7 +90,7 @@ def open_hybrid(config: ModelConfig) -> OpenedHybrid:
     if config.io_types != "model":
         fix = "remove it: the parts' ports have types of their own"
         raise ConfigError("the config does not fit a hybrid", [Problem("has no meaning here", "io_types", fix)])
-    return OpenedHybrid(spec, source, stages_of(spec, config), config.precision)
+    return OpenedHybrid(spec, source, stages_of(spec, config), config.precision, config.custom_ops.form)
 
 
 def stages_of(spec: HybridSpec, config: ModelConfig) -> tuple[Stage, ...]:

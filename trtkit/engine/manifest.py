@@ -158,7 +158,10 @@ class Manifest(StrictModel):
     inputs: tuple[IoRecord, ...]
     outputs: tuple[IoRecord, ...]
     profiles: tuple[dict[str, ShapeRange], ...]
-    network: FileRecord | None = Field(description="The ONNX file that TensorRT parsed; None for LLMs and hybrids.")
+    network: FileRecord | None = Field(
+        description="The ONNX file that is verified; TensorRT parsed it or `network_plugins`; None for LLMs, hybrids."
+    )
+    network_plugins: FileRecord | None = Field(None, description="The same with custom ops as plugins, for TensorRT.")
     network_data: FileRecord | None = Field(None, description="Its weights, where one file cannot hold them.")
     totals: dict[str, Any] = Field(description="Layers, weight bytes, FLOPs and bytes moved at the opt shapes.")
     decoder: DecoderRecord | None = Field(None, description="What a decoder-only LLM weighs.")

@@ -19,7 +19,8 @@ def prepare_network(plan: Plan, folder: Path, on_event: Callable[[Json], None]) 
     """Prepare the ONNX file in `folder`/network; return what `prepare` said and the arguments of parsing jobs."""
     network_folder = folder / "network"
     network_folder.mkdir()
-    arguments = {"config": plan.config.model_dump(mode="json"), "folder": str(network_folder)}
+    arguments: Json = {"config": plan.config.model_dump(mode="json"), "folder": str(network_folder)}
+    arguments["plugins"] = plan.uses_plugins
     prepared = run("prepare", arguments, on_event)
     parse_arguments = {
         "backend": plan.backend,
@@ -27,6 +28,10 @@ def prepare_network(plan: Plan, folder: Path, on_event: Callable[[Json], None]) 
         "grid_samples": prepared["grid_samples"],
         "opt_shapes": prepared["opt_shapes"],
     }
+    if prepared["plugins"] and prepared["plugins"]["ops"]:
+        parse_arguments["onnx"] = prepared["plugins"]["onnx"]
+        parse_arguments["plugins"] = prepared["plugins"]["ops"]
+        parse_arguments["capabilities"] = plan.target.compute_capabilities
     return prepared, parse_arguments
 
 

@@ -13,6 +13,7 @@ from trtkit.engine import cache
 from trtkit.engine.hybrids import is_hybrid
 from trtkit.engine.jobs import run
 from trtkit.engine.manifest import FileRecord
+from trtkit.engine.plugins import uses_plugins
 from trtkit.engine.vision_language import takes_images
 from trtkit.models.registry import FAMILIES
 from trtkit.models.vision_language.registry import VISION_LANGUAGE
@@ -30,7 +31,7 @@ class Plan:
     """A build before it starts.
 
     is_decoder: the source is a decoder-only LLM, written by the network API. is_hybrid: a model of several parts.
-    takes_images: the LLM has a vision tower beside it.
+    takes_images: the LLM has a vision tower beside it. uses_plugins: custom ops of ONNX files become plugins.
     """
 
     config: ModelConfig
@@ -42,18 +43,20 @@ class Plan:
     is_decoder: bool
     is_hybrid: bool = False
     takes_images: bool = False
+    uses_plugins: bool = False
 
 
 def plan_build(config: ModelConfig, on_event: Callable[[Json], None]) -> Plan:
     """Resolve target and backend and fingerprint the source."""
     target = load_target(config.target)
     backend = choose_backend(target.backend)
+    has_plugins = uses_plugins(config, backend)
     files = run("digest", {"config": config.model_dump(mode="json")}, on_event)["files"]
     sources = tuple(FileRecord(**file) for file in files)
     tools = cache.tool_versions()
     key = cache.build_key(config, target, backend, sources, tools)
     kinds = is_decoder(config), is_hybrid(config), takes_images(config)
-    return Plan(config, target, backend, sources, tools, key, *kinds)
+    return Plan(config, target, backend, sources, tools, key, *kinds, uses_plugins=has_plugins)
 
 
 def is_decoder(config: ModelConfig) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import ModelConfig
+from trtkit.engine.plugins import write_plugins
 from trtkit.engine.profiles import opt_dims, opt_shapes, resolve_profiles
 from trtkit.engine.steps import Steps
 from trtkit.network import onnx_care, onnx_custom_ops, onnx_function, onnx_precision, onnx_rewrites
@@ -35,30 +36,34 @@ def digest(arguments: Json, report: Callable[[Json], None]) -> Json:
 def prepare(arguments: Json, report: Callable[[Json], None]) -> Json:
     """Write the model of `config` to `folder`/model.onnx, fit for TensorRT and in its precision.
 
-    Returns steps, inputs, outputs, resolved profiles and what the parser is to be checked against.
+    plugins, of the arguments: whether TensorRT gets custom ops as plugins, in `folder`/plugins.onnx.
+    Returns steps, inputs, outputs, resolved profiles, plugins, and what the parser is to be checked against.
     """
     config, folder = ModelConfig.model_validate(arguments["config"]), Path(arguments["folder"])
     report({"event": "phase", "name": "prepare"})
     steps = Steps(report)
     path = _source_onnx(config, folder, steps)
-    model = care(onnx_file.read_model(path), config, str(path), steps)
+    has_plugins = bool(arguments.get("plugins"))
+    model = care(onnx_file.read_model(path), config, str(path), steps, has_plugins=has_plugins)
     profiles, detail = resolve_profiles(graph_inputs(model), config.profiles)
     steps.add("profiles", detail)
     shapes = opt_shapes(graph_inputs(model), profiles)
     if config.precision != "fp32":
         keep = onnx_precision.keep_fp32_nodes(model, config.keep_fp32)
         keep += onnx_function.fp32_nodes(model)
-        model = onnx_precision.cast_to(model, config.precision, keep, shapes, folder)
-        steps.add("precision", f"{config.precision} by AutoCast, {len(keep)} nodes kept in fp32")
+        model, detail = onnx_precision.cast_to(model, config.precision, keep, shapes, folder)
+        steps.add("precision", detail)
     steps.add("I/O types", onnx_precision.cast_io(model, config.io_types))
     save_model(model, folder / "model.onnx")
     _remove_intermediates(folder)
+    plugins = plugin_file(model, folder / "plugins.onnx", steps) if has_plugins else None
     return {
         "steps": steps.done,
         "inputs": [asdict(spec) for spec in graph_inputs(model)],
         "outputs": [asdict(spec) for spec in graph_outputs(model)],
         "profiles": [{name: shape.model_dump() for name, shape in profile.items()} for profile in profiles],
         "opt_shapes": shapes,
+        "plugins": plugins,
         "grid_samples": onnx_care.grid_sample_modes(model),
     }
 
@@ -80,8 +85,11 @@ def _source_onnx(config: ModelConfig, folder: Path, steps: Steps) -> Path:
     return path
 
 
-def care(model: onnx.ModelProto, config: ModelConfig, where: str, steps: Steps) -> onnx.ModelProto:
-    """Run the steps of ONNX care in order."""
+def care(
+    model: onnx.ModelProto, config: ModelConfig, where: str, steps: Steps, *, has_plugins: bool = False
+) -> onnx.ModelProto:
+    """Run the steps of ONNX care in order. has_plugins: custom ops that can be plugins stay functions."""
+    ops: Json = {"form": config.custom_ops.form, "for_plugins": has_plugins}
     steps.add("check", onnx_care.check(model, where))
     model, detail = onnx_care.lift_opset(model, where)
     steps.add("opset", detail)
@@ -89,7 +97,7 @@ def care(model: onnx.ModelProto, config: ModelConfig, where: str, steps: Steps) 
     steps.add("dimensions", onnx_care.name_dimensions(model))
     model, detail = onnx_rewrites.rewrite(model, is_final=not config.fold_constants)
     steps.add("rewrites", detail)
-    model, detail = onnx_custom_ops.lower(model, is_final=not config.fold_constants)
+    model, detail = onnx_custom_ops.lower(model, is_final=not config.fold_constants, **ops)
     steps.add("custom ops", detail)
     if config.fold_constants:
         model, detail = onnx_care.fold_constants(model)
@@ -97,7 +105,7 @@ def care(model: onnx.ModelProto, config: ModelConfig, where: str, steps: Steps) 
         model, detail = onnx_rewrites.rewrite(model)
         if detail != "none":
             steps.add("rewrites of folded sizes", detail)
-        model, detail = onnx_custom_ops.lower(model)
+        model, detail = onnx_custom_ops.lower(model, **ops)
         if detail != "none":
             steps.add("custom ops of folded sizes", detail)
     steps.add("node names", onnx_care.name_nodes(model))
@@ -105,6 +113,13 @@ def care(model: onnx.ModelProto, config: ModelConfig, where: str, steps: Steps) 
     model, detail = onnx_care.infer_shapes(model)
     steps.add("shapes", detail)
     return model
+
+
+def plugin_file(model: onnx.ModelProto, path: Path, steps: Steps) -> Json:
+    """Write the model with plugins for TensorRT; return its path and the ops to register."""
+    plugins, detail = write_plugins(model, path)
+    steps.add("plugins", detail)
+    return plugins
 
 
 def save_model(model: onnx.ModelProto, path: Path) -> None:

@@ -74,6 +74,7 @@ def _tower_config(config: ModelConfig, spec: VisionSpec, limits: VisionLimits, f
         profiles=({spec.symbol: dims},),
         target=config.target,
         build=config.build,
+        custom_ops=config.custom_ops,
     )
 
 

@@ -128,6 +128,10 @@ class CustomOp:
         """Return inputs, one for each port at least: None where an optional one is missing."""
         return [*inputs, *[None] * (len(self.inputs) - len(inputs))]
 
+    def form(self, wanted: str | None) -> str:
+        """Return the form that is wanted where the op has it, else its first."""
+        return wanted if wanted in self.forms else self.forms[0]
+
     @property
     def folder(self) -> Path:
         """The folder that the op was loaded from."""
@@ -164,10 +168,7 @@ def find(name: str) -> CustomOp:
 
 def op_folders() -> list[Path]:
     """Return the folders that hold an `op.py`."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "_plugins"
-    own = installed if installed.is_dir() else package.parent / "plugins"
-    return [path.parent for root in (own, *_user_roots()) for path in sorted(root.glob("*/op.py"))]
+    return [path.parent for root in (_own_root(), *_user_roots()) for path in sorted(root.glob("*/op.py"))]
 
 
 def user_ops_digest() -> str:
@@ -179,6 +180,13 @@ def user_ops_digest() -> str:
     for path in files:
         digest.update(f"{path.parent.name}/{path.name}\0".encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def _own_root() -> Path:
+    """Return the folder of trtkit's own ops: in the installed package, or at the top of the repository."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "_plugins"
+    return installed if installed.is_dir() else package.parent / "plugins"
 
 
 def _user_roots() -> list[Path]:
@@ -195,7 +203,7 @@ def _load(folder: Path) -> CustomOp:
     package = f"{_PACKAGE}.{folder.name}"
     known = sys.modules.get(package)
     if known is None or list(known.__path__) != [str(folder)]:
-        _add_package(_PACKAGE, [])
+        _add_package(_PACKAGE, [str(_own_root())])  # what ops share lies beside their folders
         _add_package(package, [str(folder)])
     module = importlib.import_module(f"{package}.op")
     op = getattr(module, "OP", None)

@@ -12,6 +12,7 @@ from trtkit.models.hybrids.check import shape_fault, shape_text
 from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
 from trtkit.network.blocks.weights import Weights
 from trtkit.network.graph import Graph, Tensor
+from trtkit.network.lowering.sampling import GRID_SAMPLE
 from trtkit.network.onnx_parse import check_grid_samples, parse_onnx
 from trtkit.network.ops.arithmetic import cast
 
@@ -31,13 +32,15 @@ class Material:
 
     dtype: the type that `compute` stands for. arrays: weights by `part.path`.
     onnx: the file with all ONNX parts of this network, None where there are none. Its tensors have the names that
-    `input_name` and `part.output` give. grid_samples: node and mode, to check the parser.
+    `input_name` and `part.output` give. grid_samples: node and mode, to check the parser. form: of written ops that
+    sample.
     """
 
     dtype: DType
     arrays: Mapping[str, Array]
     onnx: Path | None = None
     grid_samples: Sequence[tuple[str, str]] = ()
+    form: str = GRID_SAMPLE
     severity: str = "WARNING"
 
 
@@ -144,7 +147,8 @@ class _Writer:
         dtype = self.material.dtype if part.dtype == "compute" else dtype_of(part.dtype)
         with self.graph.scope(part.name):
             inputs = {port.name: self._input(part, port) for port in part.inputs}
-            written = write(Weights(self.graph, self.material.arrays, dtype), part.model, inputs)
+            weights = Weights(self.graph, self.material.arrays, dtype, form=self.material.form)
+            written = write(weights, part.model, inputs)
         missing = [port.name for port in part.outputs if port.name not in written]
         if missing:
             raise NetworkError(f"the writer gives no output `{missing[0]}`", f"part `{part.name}`")

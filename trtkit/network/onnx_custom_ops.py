@@ -15,7 +15,8 @@ from trtkit.network.foreign import Foreign, ForeignNode, NotYetKnownError, Refus
 from trtkit.network.lowering.onnx_ops import OLDEST_OPSET
 from trtkit.network.onnx_care import all_graphs, all_nodes, opset_of
 from trtkit.network.onnx_facts import Knowledge
-from trtkit.network.onnx_function import function_of, inline
+from trtkit.network.onnx_function import function_of, inline, mark_for_plugin
+from trtkit.network.plugin import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +35,7 @@ class _Rewrite:
     knowledge: Knowledge
     is_final: bool
     form: str | None = None
+    for_plugins: bool = False
     done: Counter[tuple[str, str]] = field(default_factory=Counter)
     problems: list[Problem] = field(default_factory=list)
     bodies: dict[str, onnx.FunctionProto] = field(default_factory=dict)
@@ -53,7 +55,7 @@ def replace(model: onnx.ModelProto, *, is_final: bool = True, form: str | None =
 def _replaced(
     original: onnx.ModelProto, handlers: dict[tuple[str, str], tuple[CustomOp, Foreign]], **how: Any
 ) -> tuple[onnx.ModelProto, str]:
-    """Replace the nodes of `handlers`. how: `is_final` and `form` of `replace`."""
+    """Replace the nodes of `handlers`. how: `is_final` and `form` of `replace`, `for_plugins` of `lower`."""
     if not any(_key(node) in handlers for node in _nodes(original)):
         return original, "none"
     model = _with_plain_functions(_lifted(original), handlers)
@@ -75,9 +77,14 @@ def _replaced(
     return model, said
 
 
-def lower(model: onnx.ModelProto, *, is_final: bool = True) -> tuple[onnx.ModelProto, str]:
-    """Replace foreign nodes as `replace` does, and put the bodies in the nodes' place."""
-    model, detail = replace(model, is_final=is_final)
+def lower(
+    model: onnx.ModelProto, *, is_final: bool = True, form: str | None = None, for_plugins: bool = False
+) -> tuple[onnx.ModelProto, str]:
+    """Replace foreign nodes as `replace` does, and put the bodies in the nodes' place.
+
+    for_plugins: nodes that a plugin can be stay calls of their function, for `onnx_plugins.use_plugins`.
+    """
+    model, detail = _replaced(model, _handlers(), is_final=is_final, form=form, for_plugins=for_plugins)
     if detail != "none":
         inline(model)
     return model, detail
@@ -127,8 +134,10 @@ def _lifted(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _with_plain_functions(model: onnx.ModelProto, handlers: dict[tuple[str, str], Any]) -> onnx.ModelProto:
     """Return the model without local functions where foreign nodes hide in them."""
-    if any(_key(node) in handlers for function in model.functions for node in function.node):
-        return onnx.inliner.inline_local_functions(model)
+    own = [(function.domain, function.name) for function in model.functions if function.domain == DOMAIN]
+    foreign = [function for function in model.functions if function.domain != DOMAIN]
+    if any(_key(node) in handlers for function in foreign for node in function.node):
+        return onnx.inliner.inline_selected_functions(model, own, exclude=True)
     return model
 
 
@@ -189,8 +198,10 @@ def _body(
         names = {body.name for body in (*rewrite.model.functions, *rewrite.bodies.values())}
         count = sum(name == op.name or name.startswith(f"{op.name}_") for name in names)
         name = op.name if not count else f"{op.name}_{count + 1}"
-        form = rewrite.form if rewrite.form in op.forms else None
-        rewrite.bodies[key] = function_of(op, name, (facts, replacement.attributes), opset_of(rewrite.model), form)
+        case = (facts, replacement.attributes)
+        body = rewrite.bodies[key] = function_of(op, name, case, opset_of(rewrite.model), rewrite.form)
+        if rewrite.for_plugins and not refusal(op, *case):
+            mark_for_plugin(body)
     return rewrite.bodies[key]
 
 

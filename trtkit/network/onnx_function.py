@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+_PLUGIN = " plugin"
+
+
 def function_of(
     op: CustomOp, name: str, case: tuple[Sequence[Fact | None], Any], opset: int, form: str | None = None
 ) -> onnx.FunctionProto:
@@ -28,7 +31,7 @@ def function_of(
         None if fact is None else writer.input(_input_name(op, place), fact.dtype, fact.shape)
         for place, fact in enumerate(facts)
     ]
-    made = op.lower(writer, op.complete(given), attributes, form or op.forms[0])
+    made = op.lower(writer, op.complete(given), attributes, op.form(form))
     inputs = [value.name for value in given if value is not None]
     outputs = {port.name: value for port, value in zip(op.outputs, made, strict=True)}
     function = writer.function(name, inputs, outputs, list(attribute_values(attributes)))
@@ -36,16 +39,35 @@ def function_of(
     return function
 
 
+def mark_for_plugin(function: onnx.FunctionProto) -> None:
+    """Note that a plugin can take a function's place: `inline` leaves it."""
+    function.doc_string += _PLUGIN
+
+
+def op_name(function: onnx.FunctionProto) -> str:
+    """Return the name of the op whose body a function is."""
+    return function.doc_string.removesuffix(_PLUGIN).partition("::")[2]
+
+
 def inline(model: onnx.ModelProto) -> None:
-    """Put the bodies of custom ops in their nodes' place; what is inside is named `<node>/<name in the body>`."""
-    bodies = {function.name: function for function in model.functions if function.domain == DOMAIN}
+    """Put the bodies of custom ops in their nodes' place; what is inside is named `<node>/<name in the body>`.
+
+    Those that a plugin can take the place of stay functions.
+    """
+    bodies = {
+        function.name: function
+        for function in model.functions
+        if function.domain == DOMAIN and not function.doc_string.endswith(_PLUGIN)
+    }
     for graph in all_graphs(model.graph):
         nodes = [inner for node in graph.node for inner in _inlined(node, bodies)]
         del graph.node[:]
         graph.node.extend(nodes)
-    kept = [function for function in model.functions if function.domain != DOMAIN]
+    kept = [function for function in model.functions if function.domain != DOMAIN or function.name not in bodies]
     del model.functions[:]
     model.functions.extend(kept)
+    if any(function.domain == DOMAIN for function in kept):
+        return
     imports = [entry for entry in model.opset_import if entry.domain != DOMAIN]
     del model.opset_import[:]
     model.opset_import.extend(imports)
@@ -68,11 +90,14 @@ def _inlined(node: onnx.NodeProto, bodies: dict[str, onnx.FunctionProto]) -> lis
         return [node]
     body = bodies[node.op_type]
     names = dict(zip(body.input, node.input, strict=False)) | dict(zip(body.output, node.output, strict=False))
-    return [_placed(inner, node.name, names) for inner in body.node]
+    return [placed(inner, node.name, names) for inner in body.node]
 
 
-def _placed(inner: onnx.NodeProto, prefix: str, names: dict[str, str]) -> onnx.NodeProto:
-    """Return a copy of a body's node, and of what a loop in it holds, under names of the model."""
+def placed(inner: onnx.NodeProto, prefix: str, names: dict[str, str]) -> onnx.NodeProto:
+    """Return a copy of a body's node, and of what a loop in it holds, under names of the model.
+
+    prefix: stands before its names. names: of the body's inputs and outputs in the model.
+    """
     copy = onnx.NodeProto()
     copy.CopyFrom(inner)
     copy.name = f"{prefix}/{inner.name}"
@@ -81,7 +106,7 @@ def _placed(inner: onnx.NodeProto, prefix: str, names: dict[str, str]) -> onnx.N
             tensors[place] = names.get(name) or f"{prefix}/{name}" if name else ""
     for attribute in copy.attribute:
         if attribute.HasField("g"):
-            nodes = [_placed(node, prefix, names) for node in attribute.g.node]
+            nodes = [placed(node, prefix, names) for node in attribute.g.node]
             for value in (*attribute.g.input, *attribute.g.output):
                 value.name = f"{prefix}/{value.name}"
             del attribute.g.node[:]

@@ -1,7 +1,4 @@
-"""Custom ops of an ONNX model as plugin nodes, for a TensorRT that has plugins.
-
-Not part of `trtkit build`: no engine with these plugins was built yet.
-"""
+"""Custom ops of an ONNX model as plugin nodes, for a TensorRT that has plugins."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.network.custom_op import DOMAIN, CustomOp, find
 from trtkit.network.onnx_care import all_nodes
+from trtkit.network.onnx_function import op_name
 
 if TYPE_CHECKING:
     import onnx
@@ -19,7 +17,7 @@ def use_plugins(model: onnx.ModelProto) -> str:
 
     A node stays a function where an optional input is missing, which a plugin always takes. Returns what it did.
     """
-    ops = {function.name: find(function.doc_string.partition("::")[2]) for function in _functions(model)}
+    ops = {function.name: find(op_name(function)) for function in model.functions if function.domain == DOMAIN}
     done = 0
     for node in all_nodes(model.graph):
         if node.domain == DOMAIN and node.op_type in ops and _fits(ops[node.op_type], node):
@@ -32,8 +30,9 @@ def use_plugins(model: onnx.ModelProto) -> str:
     return f"{done} nodes to plugins"
 
 
-def _functions(model: onnx.ModelProto) -> list[onnx.FunctionProto]:
-    return [function for function in model.functions if function.domain == DOMAIN]
+def plugin_names(model: onnx.ModelProto) -> list[str]:
+    """Return the ops whose plugins the nodes of `model` are."""
+    return sorted({node.op_type for node in all_nodes(model.graph) if node.domain == DOMAIN and _is_plugin(node)})
 
 
 def _fits(op: CustomOp, node: onnx.NodeProto) -> bool:

@@ -14,6 +14,7 @@ from trtkit.dtypes import dtype_of
 from trtkit.errors import BackendError, ConfigError, Problem
 from trtkit.network.onnx_care import all_nodes, opset_of
 from trtkit.network.onnx_io import graph_inputs
+from trtkit.network.onnx_outline import close_calls, open_calls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,11 +50,11 @@ def keep_fp32_nodes(model: onnx.ModelProto, patterns: Sequence[str]) -> list[str
 
 def cast_to(
     model: onnx.ModelProto, precision: str, keep: Sequence[str], shapes: Shapes, folder: Path
-) -> onnx.ModelProto:
-    """Return `model` computing in `precision` (fp16 or bf16), inputs and outputs unchanged, by ModelOpt AutoCast.
+) -> tuple[onnx.ModelProto, str]:
+    """Let `model` compute in `precision` (fp16 or bf16), inputs and outputs unchanged, by ModelOpt AutoCast.
 
     keep: names of nodes left in fp32. shapes: typical input shapes, for the run that measures value ranges; that run
-    holds every tensor at once, and is left out where they are too large together (see `has_measured_ranges`).
+    holds every tensor at once, and is left out where they are too large together. Returns the model and what was done.
     """
     import onnx
 
@@ -63,6 +64,9 @@ def cast_to(
         raise BackendError(
             f"precision {precision} needs ModelOpt: {error}", "precision", "pip install 'trtkit[quantize]'"
         ) from error
+    is_measured = _has_measured_ranges(model, shapes)
+    original, model = model, _copy(model)
+    inside = open_calls(model)  # written for the types that are given, they keep these
     if precision == "bf16":
         model = _lifted_for_bf16(model)
     source, data = folder / "before-cast.onnx", folder / "calibration.npz"
@@ -71,25 +75,26 @@ def cast_to(
     cast: onnx.ModelProto = convert_to_mixed_precision(
         str(source),
         low_precision_type=precision,
-        nodes_to_exclude=[f"^{re.escape(name)}$" for name in keep],
+        nodes_to_exclude=[f"^{re.escape(name)}$" for name in (*keep, *inside)],
         keep_io_types=True,
         calibration_data=str(data),
-        **({} if has_measured_ranges(model, shapes) else {"data_max": np.inf}),
+        **({} if is_measured else {"data_max": np.inf}),
     )
+    close_calls(cast, original)
     del cast.metadata_props[:]
     cast.metadata_props.extend(model.metadata_props)  # AutoCast drops them; text recognizers keep their alphabet there
-    return cast
+    words = "" if is_measured else "; ranges not measured: too large a run"
+    return cast, f"{precision} by AutoCast, {len(keep)} nodes kept in fp32{words}"
 
 
-def has_measured_ranges(model: onnx.ModelProto, shapes: Shapes) -> bool:
+def _has_measured_ranges(model: onnx.ModelProto, shapes: Shapes) -> bool:
     """Whether all tensors of a run at `shapes` fit into memory together: then AutoCast measures their ranges.
 
     Where they do not, only nodes that are asked for stay in fp32, and `verify` tells whether more should.
     """
     import onnx
 
-    fixed = onnx.ModelProto()
-    fixed.CopyFrom(model)
+    fixed = _copy(model)
     for value in fixed.graph.input:
         for dim, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
             dim.dim_value = size
@@ -100,6 +105,12 @@ def has_measured_ranges(model: onnx.ModelProto, shapes: Shapes) -> bool:
         return True
     elements = sum(math.prod(max(d.dim_value, 1) for d in value.type.tensor_type.shape.dim) for value in inferred)
     return 4 * elements <= _LARGEST_RANGE_RUN_BYTES
+
+
+def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy = type(model)()
+    copy.CopyFrom(model)
+    return copy
 
 
 def _lifted_for_bf16(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -78,7 +78,7 @@ class _Cameras:
         spec, op = self._spec, self._sample
         attributes = op.attributes(image_height=spec.image[0], image_width=spec.image[1], pc_range=spec.pc_range)
         inputs = [reference, self.lidar2img, shares, *self.maps]
-        return op.lower(TrtOps(reference.graph), inputs, attributes, op.forms[0])[0]
+        return op.lower(TrtOps(reference.graph), inputs, attributes, op.form(self._weights.form))[0]
 
 
 def _layer(weights: Weights, spec: Detr3dSpec, state: tuple[Tensor, Tensor, Tensor], cameras: _Cameras) -> Tensor:

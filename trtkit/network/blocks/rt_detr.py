@@ -80,7 +80,8 @@ def _sampled_attention(weights: Weights, spec: RtDetrSpec, x: Tensor, memory: Te
         shares = softmax(reshape(cast(weights.linear("shares", x, has_bias=True), FP32), (0, 0, heads, samples)))
         centre, size = (unsqueeze(take(boxes, 2, start, 2), 2, 3) for start in (0, 2))
         levels = Levels(spec.levels, (spec.points,) * len(spec.levels), spec.is_discrete)
-        found = deformable_attention(TrtOps(weights.graph), value, (centre + offsets * size, shares), levels)
+        sampled = (centre + offsets * size, shares)
+        found = deformable_attention(TrtOps(weights.graph), value, sampled, levels, weights.form)
         return weights.linear("o", found, has_bias=True)
 
 

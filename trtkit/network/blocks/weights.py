@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.errors import NetworkError
+from trtkit.network.lowering.sampling import GRID_SAMPLE
 from trtkit.network.ops.linear import linear
 
 if TYPE_CHECKING:
@@ -21,13 +22,15 @@ class Weights:
     """Arrays by path, put into a graph in one type.
 
     arrays: `layers.7.attention.q.weight` is what scope `layers.7/attention/q` calls `weight`.
-    is_in_out: matrices inside layers are stored [in, out].
+    is_in_out: matrices inside layers are stored [in, out]. form: how ops that sample are written, one of
+    `lowering.sampling.FORMS`; it goes with the weights to whoever writes with them.
     """
 
     graph: Graph
     arrays: Mapping[str, Array]
     dtype: DType
     is_in_out: bool = False
+    form: str = GRID_SAMPLE
 
     def get(self, role: str, rank: int = 0) -> Tensor:
         """Return weight `role` of the current scope as a tensor, with leading axes of size 1 up to `rank`.

@@ -1,0 +1,66 @@
+"""Custom ops as plugins of the engine that is built: whether, in which file, and registered before it is parsed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trtkit.backends import BACKENDS, list_gpus
+from trtkit.errors import BackendError, ConfigError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import onnx
+
+    from trtkit.backends import Backend
+    from trtkit.config.schema import ModelConfig
+
+Json = dict[str, Any]
+
+
+def uses_plugins(config: ModelConfig, backend: str) -> bool:
+    """Whether custom ops become plugins. Raises ConfigError where they must and the backend called so has none."""
+    has_plugins = BACKENDS[backend].features.plugins
+    if config.custom_ops.plugins == "always" and not has_plugins:
+        fix = "leave it at `never`, which builds each op's function, or use a target of the backend `tensorrt`"
+        problem = Problem(f"the backend `{backend}` has no plugins", "custom_ops.plugins", fix)
+        raise ConfigError("the config does not fit the backend", [problem])
+    return has_plugins and config.custom_ops.plugins != "never"
+
+
+def write_plugins(model: onnx.ModelProto, path: Path) -> tuple[Json, str]:
+    """Write `model` with plugin nodes, which TensorRT parses and nothing else runs.
+
+    Returns its path and the ops to register, both empty where no node can be one, and what was done in words.
+    """
+    from trtkit.engine.prepare import save_model
+    from trtkit.network.onnx_plugins import plugin_names, use_plugins
+
+    copy = type(model)()
+    copy.CopyFrom(model)
+    detail = use_plugins(copy)
+    ops = plugin_names(copy)
+    if ops:
+        save_model(copy, path)
+    return {"onnx": str(path) if ops else "", "ops": ops}, detail
+
+
+def register_plugins(backend: Backend, ops: Sequence[str], capabilities: Sequence[int]) -> None:
+    """Register plugins before a model with them is parsed.
+
+    capabilities: SM numbers that the engine is for, those of the GPU here where none are named. Kernels are compiled
+    for the oldest, which newer ones run too. Raises BackendError where there is neither.
+    """
+    if not ops:
+        return
+    from trtkit.network.custom_op import find
+    from trtkit.network.plugin import define
+
+    present = list(capabilities) or [gpu.compute_capability for gpu in list_gpus()[:1]]
+    if not present:
+        fix = "name a target with compute capabilities, or leave `custom_ops.plugins` at `never`"
+        raise BackendError("plugins are compiled for a GPU: none is named and none is here", "custom_ops.plugins", fix)
+    module = backend.plugin_module()
+    for op in ops:
+        define(module, find(op), min(present))
