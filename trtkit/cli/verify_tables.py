@@ -24,6 +24,8 @@ def verify_tables(found: Json) -> Iterator[RenderableType]:
     """Yield the report's tables, the verdict last."""
     yield _overview(found)
     yield _outputs(found["outputs"], "outputs")
+    if found.get("rows"):
+        yield _rows(found["rows"])
     if found.get("parts"):
         yield _parts(found["parts"])
     if found["engine"]:
@@ -73,6 +75,12 @@ def _outputs(outputs: Json, title: str) -> Table:
         if item["problem"]:
             rows.add_row(f"  {item['problem']}")
     return rows
+
+
+def _rows(rows: Json) -> Text:
+    """Say how many rows the other side does not have, which no error of the outputs counts."""
+    said = f"rows paired; {rows['unpaired']:.1%} had no partner, at most {rows['allowed']:.1%} allowed"
+    return Text(said, "" if rows["passed"] else "red")
 
 
 def _parts(parts: list[Json]) -> Table:

@@ -72,4 +72,10 @@ class VerifyOptions(StrictModel):
     pair_rows: StrictBool = Field(
         False, description="Outputs' rows (axis 1) have no order, as a detector's queries: pair them before comparing."
     )
+    max_unpaired_rows: float = Field(
+        0.05,
+        ge=0,
+        le=1,
+        description="In 16 bits, the share of paired rows that one side alone may have: proposals at a cut-off.",
+    )
     random_shapes: StrictInt = Field(2, ge=0, description="Random shapes run beside each profile's min, opt and max.")

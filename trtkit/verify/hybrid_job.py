@@ -48,6 +48,7 @@ class HybridVerifier(Verifier):
         self.reference = self._whole
         self.tolerance = tolerance_of(self.config)
         self.pairs_rows = self.config.verify.pair_rows or self.opened.spec.has_unordered_rows
+        self.unpaired = 0.0
 
     def run(self, sample: Sample) -> tuple[Arrays, Arrays]:
         """Return our outputs and the reference's, those that can be compared."""

@@ -21,7 +21,7 @@ from trtkit.verify.corners import corner_shapes
 from trtkit.verify.intermediates import onnx_runtime_tensors
 from trtkit.verify.layers import LayerError, layer_errors
 from trtkit.verify.references import Origin, Reference, choose_reference
-from trtkit.verify.rows import paired_rows
+from trtkit.verify.rows import paired_rows, partners
 from trtkit.verify.samples import Sample, check_profiles, random_sample, read_samples, wrapped_sample
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class Verifier:
         self.reference: Reference = choose_reference(self.config, arguments.get("against"), origin)
         self.tolerance = tolerance_of(self.config)
         self.pairs_rows = self.config.verify.pair_rows
+        self.unpaired = 0.0
 
     def samples(self, paths: list[str]) -> list[Sample]:
         """Return the inputs to compare on: those asked for, else the config's, else random ones at opt."""
@@ -91,7 +92,23 @@ class Verifier:
         ours = {name: to_array(value) for name, value in self.executor.run(sample.inputs).items()}
         theirs = self.reference.run(sample.inputs)
         theirs = {name: theirs[name] for name in ours}
-        return (paired_rows(ours, theirs) if self.pairs_rows else ours), theirs
+        return self._paired(ours, theirs) if self.pairs_rows else (ours, theirs)
+
+    def _paired(self, ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
+        """Return rows in the reference's order; in 16 bits without those that one side alone has, which are counted."""
+        ours = paired_rows(ours, theirs)
+        if self.config.precision == "fp32":
+            return ours, theirs
+        ours, theirs, share = partners(ours, theirs, self.tolerance)
+        self.unpaired = max(self.unpaired, share)
+        return ours, theirs
+
+    def rows(self) -> Json | None:
+        """Return how many rows had no partner in the worst run, None where rows are not paired."""
+        if not self.pairs_rows:
+            return None
+        allowed = self.config.verify.max_unpaired_rows
+        return {"unpaired": self.unpaired, "allowed": allowed, "passed": self.unpaired <= allowed}
 
     def engine(self) -> Any:
         """Return the engine on the GPU that is here, None where none was built."""
@@ -134,7 +151,10 @@ def compare_all(verifier: Verifier, arguments: Json, report: Callable[[Json], No
     within = [item.relative_rms_error <= verifier.tolerance for item in outputs.values()]
     engine = _engine(verifier, samples)
     runs_right = engine is None or engine["passed"]
-    passed = all(within) and all(corner["passed"] for corner in corners) and agreed.passed and runs_right
+    rows = verifier.rows()
+    rows_match = rows is None or rows["passed"]
+    is_close = all(within) and all(corner["passed"] for corner in corners)
+    passed = is_close and rows_match and agreed.passed and runs_right
     layers = []
     if arguments["layers"] or not passed:
         report({"event": "phase", "name": "compare layers"})
@@ -147,6 +167,7 @@ def compare_all(verifier: Verifier, arguments: Json, report: Callable[[Json], No
         "tolerance": verifier.tolerance,
         "samples": [sample.name for sample in samples],
         "outputs": {name: item.to_json() for name, item in outputs.items()},
+        "rows": rows,
         "task": agreed.to_json(),
         "corners": corners,
         "layers": layers,
