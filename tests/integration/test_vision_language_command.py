@@ -230,6 +230,16 @@ def test_a_tower_that_is_not_known(refuses: Refuses, tmp_path: Path) -> None:
     assert "fix: known are clip_vision_model, siglip_vision_model" in said
 
 
+def test_a_model_that_memory_cannot_hold_is_refused_before_its_tower_is_exported(
+    refuses: Refuses, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(folder_of(LLAVA), tmp_path / "model"))
+    fields = json.loads((folder / "config.json").read_text())
+    fields["text_config"]["intermediate_size"] = 2**40
+    (folder / "config.json").write_text(json.dumps(fields))
+    assert "GiB of memory are needed" in refuses("build", "--config", config_of(folder))
+
+
 def test_a_vision_language_model_for_text_only(trtkit: Run, tmp_path: Path, photos: list[Path]) -> None:
     config, bundle = config_of(folder_of(QWEN)), tmp_path / "text"
     built = trtkit("build", "--config", config, "--set", "vision.enabled=false", "--out", bundle)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -15,7 +14,6 @@ from trtkit.backends import load_backend
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import (
-    DecoderSize,
     checked_spec,
     decoder_profiles,
     decoder_size,
@@ -26,8 +24,8 @@ from trtkit.engine.decoders import (
 )
 from trtkit.engine.embeddings import embedding_table, write_embeddings
 from trtkit.engine.plan_file import Buildable, PlanRequest, write_plan
+from trtkit.engine.room import Load, check_room
 from trtkit.engine.steps import Steps
-from trtkit.errors import BuildError
 from trtkit.models.weights import find_weights, model_weights
 from trtkit.network.decoder import build_decoder
 from trtkit.network.describe import describe
@@ -43,9 +41,6 @@ if TYPE_CHECKING:
     from trtkit.sources.decoder_source import DecoderSource
 
 Json = dict[str, Any]
-
-# Beside the weights: Python, TensorRT and the buffers of a build.
-_BASE_MEMORY_BYTES = 600 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +72,7 @@ def compile_decoder(arguments: Json, report: Callable[[Json], None]) -> Json:
     parameters = sum(math.prod(weight.shape) for weight in model_weights(spec))
     size = decoder_size(spec, parameters, config)
     steps.add("source", f"{spec.model_type}, {len(spec.layers)} layers, {parameters / 1e6:.1f} M parameters")
-    _check_room(size, Path(request.folder))
+    check_room(Load(size.weight_bytes), Path(request.folder))
     graph = _write_network(backend, config, (spec, opened), steps)
     record, profiles = _describe(backend, graph, config)
     check_types(record, request.target["name"], request.target["compute_capabilities"], backend.features)
@@ -170,26 +165,3 @@ def _carry(opened: DecoderSource, folder: Path, steps: Steps) -> None:
     (folder / "model" / "config.json").write_text(text + "\n", encoding="utf-8")
     written = opened.tokenizer.write(folder / "model")
     steps.add("tokenizer", ", ".join(path.name for path in written) or "the source has none")
-
-
-def _check_room(size: DecoderSize, folder: Path) -> None:
-    """Refuse a build that memory or disk cannot hold, before it starts. The builder copies the weights once."""
-    needed = 2 * size.weight_bytes + _BASE_MEMORY_BYTES
-    available = _available_memory_bytes()
-    if available is not None and needed > available:
-        what = f"about {needed / 2**30:.1f} GiB of memory are needed, {available / 2**30:.1f} GiB are free"
-        raise BuildError(what, fix="free memory, or build on a machine with more")
-    free = shutil.disk_usage(folder).free
-    if size.weight_bytes * 1.05 > free:
-        what = f"about {size.weight_bytes * 1.05 / 2**30:.1f} GiB of disk are needed, {free / 2**30:.1f} GiB are free"
-        raise BuildError(what, str(folder), "free space, or choose another `--out`")
-
-
-def _available_memory_bytes() -> int | None:
-    """Return what the system says is available, None where it does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    found = next((line for line in lines if line.startswith("MemAvailable:")), None)
-    return int(found.split()[1]) * 1024 if found else None

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import InputSpec, ModelConfig, TorchSource
+from trtkit.dtypes import dtype_of
 from trtkit.engine.hybrids import OpenedHybrid, Stage, open_hybrid, opt_sizes, stage_profiles
 from trtkit.engine.prepare import care, plugin_file, save_model
 from trtkit.engine.profiles import opt_shapes, resolve_profiles
+from trtkit.engine.room import Load, check_room, hybrid_load
 from trtkit.engine.steps import Steps
-from trtkit.models.hybrids.spec import OnnxPart
+from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
 from trtkit.models.hybrids.weights import find_part_weights
 from trtkit.network import onnx_care, onnx_function, onnx_precision
 from trtkit.network.hybrid import input_name
@@ -41,6 +44,7 @@ def prepare_hybrid(arguments: Json, report: Callable[[Json], None]) -> Json:
     steps = Steps(report)
     opened = open_hybrid(config)
     steps.add("source", f"{opened.spec.model_type}, parts {', '.join(part.name for part in opened.spec.parts)}")
+    check_room(_load(opened), folder)
     found = find_part_weights(opened.spec, opened.source.checkpoint, opened.source.where)
     steps.add("weights", f"{len(found)} of network parts found, all names and shapes right")
     profiles, detail = resolve_profiles(opened.inputs, config.profiles)
@@ -54,6 +58,15 @@ def prepare_hybrid(arguments: Json, report: Callable[[Json], None]) -> Json:
         stages.append({"name": stage.name, "parts": list(stage.parts), **made, "profiles": _dumped(own)})
         stages[-1]["opt_shapes"] = opt_shapes(inputs, own)
     return {"steps": steps.done, "profiles": _dumped(profiles), "stages": stages}
+
+
+def _load(opened: OpenedHybrid) -> Load:
+    """Return what the build has to hold: written parts as their specs say, exported ones as they are stored."""
+    written = [w for part in opened.spec.parts if isinstance(part, NetworkPart) for w in part.weights]
+    parameters, names = sum(math.prod(weight.shape) for weight in written), {weight.name for weight in written}
+    stored = opened.source.checkpoint
+    exported = sum(math.prod(stored.shape_of(name)) for name in stored if name not in names)
+    return hybrid_load(parameters + exported, exported, dtype_of(opened.precision))
 
 
 @dataclass(frozen=True)

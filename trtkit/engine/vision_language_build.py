@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from trtkit.dtypes import dtype_of
 from trtkit.engine.decoder_build import compile_decoder, describe_decoder
+from trtkit.engine.decoders import checked_spec, open_decoder
 from trtkit.engine.onnx_build import compile_onnx, describe_onnx
+from trtkit.engine.room import Load, check_room, hybrid_load
 from trtkit.engine.vision_language import PROCESSOR_FILES, open_vision
+from trtkit.models.weights import model_weights
+from trtkit.sources.safetensors_folder import read_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +42,7 @@ def describe_vision_language(plan: Plan, folder: Path, on_event: Callable[[Json]
 def compile_vision_language(plan: Plan, folder: Path, _engine: str, on_event: Callable[[Json], None]) -> Json:
     """Build both engines, the smaller first; return the same with plans and metrics."""
     opened = open_vision(plan.config)
+    check_room(_load(plan, opened), folder)
     tower_plan = replace(plan, config=opened.config, is_decoder=False)
     tower = compile_onnx(tower_plan, folder, VISION_ENGINE, on_event)
     llm = compile_decoder(plan, folder, LLM_ENGINE, on_event)
@@ -49,6 +56,15 @@ def compile_vision_language(plan: Plan, folder: Path, _engine: str, on_event: Ca
         metrics[key] = round(llm["metrics"][key] + tower["metrics"][key], 3)
     warnings = list(dict.fromkeys([*tower["warnings"], *llm["warnings"]]))
     return {**joined, "engines": engines, "metrics": metrics, "warnings": warnings}
+
+
+def _load(plan: Plan, opened: OpenedVision) -> Load:
+    """Return what the build has to hold: the language model as its spec says, the rest of the files is the tower."""
+    spec = checked_spec(plan.config, open_decoder(plan.config.source))
+    parameters = sum(math.prod(weight.shape) for weight in model_weights(spec))
+    stored = read_folder(opened.folder)[0].values()
+    exported = max(0, sum(math.prod(array.shape) for array in stored) - parameters)
+    return hybrid_load(parameters + exported, exported, dtype_of(plan.config.precision))
 
 
 def vision_record(tower: Json, opened: OpenedVision) -> Json:

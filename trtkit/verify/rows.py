@@ -44,7 +44,7 @@ def _is_near(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any], tolerance
 def _is_finite(arrays: Arrays, image: int) -> np.ndarray[Any, Any]:
     """Return which rows of an image hold numbers only, [Q]."""
     parts = [np.isfinite(value[image]).reshape(value.shape[1], -1).all(axis=1) for value in arrays.values()]
-    return np.logical_and.reduce(parts)
+    return np.asarray(np.stack(parts).all(axis=0))
 
 
 def _rows(arrays: Arrays, image: int) -> np.ndarray[Any, Any]:
