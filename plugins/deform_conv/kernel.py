@@ -26,6 +26,46 @@ SCALARS = ("C", "H", "W", "O", "HO", "WO")
 
 
 @triton.jit
+def _moved(offset_ptr, mask_ptr, at, place, has_place, HO, WO, HAS_MASK: tl.constexpr):
+    """Return by how much a kernel point's places are moved, (y, x), and its share. at: of the point in the offsets."""
+    dy = tl.load(offset_ptr + (at * 2) * HO * WO + place, mask=has_place, other=0.0).to(tl.float32)
+    dx = tl.load(offset_ptr + (at * 2 + 1) * HO * WO + place, mask=has_place, other=0.0).to(tl.float32)
+    share = tl.full(place.shape, 1.0, tl.float32)
+    if HAS_MASK:
+        share = tl.load(mask_ptr + at * HO * WO + place, mask=has_place, other=0.0).to(tl.float32)
+    return dy, dx, share
+
+
+@triton.jit
+def _sampled(x_ptr, base, has_channel, y, x, share, has_place, H, W, PLACES: tl.constexpr, CHANNELS: tl.constexpr):
+    """Sample planes that begin at base [CHANNELS] bilinearly at places [PLACES], zero outside, times the share."""
+    top, left = tl.floor(y), tl.floor(x)
+    part_y, part_x = y - top, x - left
+    seen = tl.full((PLACES, CHANNELS), 0.0, tl.float32)
+    for corner in tl.static_range(4):
+        at_y = top + (corner // 2)
+        at_x = left + (corner % 2)
+        weight_y = part_y if corner // 2 else 1.0 - part_y
+        weight_x = part_x if corner % 2 else 1.0 - part_x
+        inside = (at_y >= 0.0) & (at_y < H) & (at_x >= 0.0) & (at_x < W) & has_place
+        index = tl.where(inside, at_y * W + at_x, 0.0).to(tl.int32)
+        mask = inside[:, None] & has_channel[None, :]
+        picked = tl.load(x_ptr + (base[None, :] + index[:, None]), mask=mask, other=0.0)
+        seen += picked.to(tl.float32) * (weight_y * weight_x * share)[:, None]
+    return seen
+
+
+@triton.jit
+def _store(y_ptr, bias_ptr, total, at, has_place, has_out, O, AREA, HAS_BIAS: tl.constexpr):
+    """Add the bias and write what a program has made. at: image, places, output channels."""
+    image, place, channel = at
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + channel, mask=has_out, other=0.0).to(tl.float32)[None, :]
+    y_at = (image * O + channel[None, :]) * AREA + place[:, None]
+    tl.store(y_ptr + y_at, total.to(y_ptr.dtype.element_ty), mask=has_place[:, None] & has_out[None, :])
+
+
+@triton.jit
 def deform_conv(
     x_ptr, weight_ptr, offset_ptr, bias_ptr, mask_ptr, C, H, W, O, HO, WO, y_ptr,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
@@ -37,15 +77,13 @@ def deform_conv(
 
     Channels are taken in segments that lie in one convolution group and in one offset group.
     """
-    image = tl.program_id(1)
-    group_out = O // GROUPS
+    image, inner, group_out = tl.program_id(1), C // GROUPS, O // GROUPS
     blocks = (group_out + OUT - 1) // OUT
     group = tl.program_id(2) // blocks
     out = (tl.program_id(2) % blocks) * OUT + tl.arange(0, OUT)
     place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
     has_place = place < HO * WO
     row, column = place // WO, place % WO
-    inner = C // GROUPS
     total = tl.full((PLACES, OUT), 0.0, tl.float32)
     for point in range(KH * KW):
         first_y = row * SH - PH + (point // KW) * DH
@@ -53,42 +91,19 @@ def deform_conv(
         for segment in range(0, inner, SEGMENT):
             offset_group = (group * inner + segment) // (C // OFFSET_GROUPS)
             at = (image * OFFSET_GROUPS + offset_group) * (KH * KW) + point
-            dy = tl.load(offset_ptr + (at * 2) * HO * WO + place, mask=has_place, other=0.0).to(tl.float32)
-            dx = tl.load(offset_ptr + (at * 2 + 1) * HO * WO + place, mask=has_place, other=0.0).to(tl.float32)
-            share = tl.full((PLACES,), 1.0, tl.float32)
-            if HAS_MASK:
-                share = tl.load(mask_ptr + at * HO * WO + place, mask=has_place, other=0.0).to(tl.float32)
+            dy, dx, share = _moved(offset_ptr, mask_ptr, at, place, has_place, HO, WO, HAS_MASK)
             y, x = first_y + dy, first_x + dx
-            top, left = tl.floor(y), tl.floor(x)
-            part_y, part_x = y - top, x - left
             for start in range(0, SEGMENT, CHANNELS):
                 channel = start + tl.arange(0, CHANNELS)
                 has_channel = channel < SEGMENT
                 base = (image * C + group * inner + segment + channel) * H * W
-                seen = tl.full((PLACES, CHANNELS), 0.0, tl.float32)
-                for corner in tl.static_range(4):
-                    at_y = top + (corner // 2)
-                    at_x = left + (corner % 2)
-                    weight_y = part_y if corner // 2 else 1.0 - part_y
-                    weight_x = part_x if corner % 2 else 1.0 - part_x
-                    inside = (at_y >= 0.0) & (at_y < H) & (at_x >= 0.0) & (at_x < W) & has_place
-                    index = tl.where(inside, at_y * W + at_x, 0.0).to(tl.int32)
-                    picked = tl.load(
-                        x_ptr + (base[None, :] + index[:, None]), mask=inside[:, None] & has_channel[None, :], other=0.0
-                    )
-                    seen += picked.to(tl.float32) * (weight_y * weight_x * share)[:, None]
-                kernel_at = ((group * group_out + out[None, :]) * inner + segment + channel[:, None]) * (
-                    KH * KW
-                ) + point
+                seen = _sampled(x_ptr, base, has_channel, y, x, share, has_place, H, W, PLACES, CHANNELS)
+                row_at = (group * group_out + out[None, :]) * inner + segment + channel[:, None]
                 has_weight = has_channel[:, None] & (out < group_out)[None, :]
-                kernel = tl.load(weight_ptr + kernel_at, mask=has_weight, other=0.0)
+                kernel = tl.load(weight_ptr + (row_at * (KH * KW) + point), mask=has_weight, other=0.0)
                 total = tl.dot(seen.to(kernel.dtype), kernel, total, input_precision="ieee")
-    out_channel = group * group_out + out
-    has_out = out < group_out
-    if HAS_BIAS:
-        total += tl.load(bias_ptr + out_channel, mask=has_out, other=0.0).to(tl.float32)[None, :]
-    y_at = (image * O + out_channel[None, :]) * HO * WO + place[:, None]
-    tl.store(y_ptr + y_at, total.to(y_ptr.dtype.element_ty), mask=has_place[:, None] & has_out[None, :])
+    channel = group * group_out + out
+    _store(y_ptr, bias_ptr, total, (image, place, channel), has_place, out < group_out, O, HO * WO, HAS_BIAS)
 
 
 def plan(

@@ -9,5 +9,5 @@ PLUGIN = Plugin(
     inputs=("x", "weight", "offset", "bias", "mask"),
     types=(_DATA,) * 6,
     data=0,
-    shape=lambda shapes: [shapes[0][0], shapes[1][0], shapes[2][2], shapes[2][3]],
+    shapes=lambda shapes, _: [[shapes[0][0], shapes[1][0], shapes[2][2], shapes[2][3]]],
 )

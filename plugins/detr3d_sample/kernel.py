@@ -26,6 +26,46 @@ _FEATURES = tuple(f"feature{level}_ptr" for level in range(MOST_LEVELS))
 
 
 @triton.jit
+def _along(row_ptr, x, y, z):
+    """Return the product of a row of four numbers with a point (x, y, z, 1)."""
+    return tl.load(row_ptr) * x + tl.load(row_ptr + 1) * y + tl.load(row_ptr + 2) * z + tl.load(row_ptr + 3)
+
+
+@triton.jit
+def _seen(matrix_ptr, x, y, z, IMAGE_H: tl.constexpr, IMAGE_W: tl.constexpr):
+    """Return where a camera sees a point, (u, v) in [-1, 1], and whether it does: 1.0 or 0.0."""
+    depth = _along(matrix_ptr + 8, x, y, z)
+    divisor = tl.where(depth > 1e-5, depth, 1e-5)
+    u = _along(matrix_ptr, x, y, z) / divisor * (2.0 / IMAGE_W) - 1.0
+    v = _along(matrix_ptr + 4, x, y, z) / divisor * (2.0 / IMAGE_H) - 1.0
+    # Comparisons of numbers are kept apart: joined, the interpreter makes integers of them.
+    is_ahead = tl.where(depth > 1e-5, 1.0, 0.0)
+    is_across = tl.where(tl.abs(u) < 1.0, 1.0, 0.0)
+    is_down = tl.where(tl.abs(v) < 1.0, 1.0, 0.0)
+    return u, v, is_ahead * is_across * is_down
+
+
+@triton.jit
+def _sampled(planes_ptr, has_channel, u, v, height, width, CHANNELS: tl.constexpr):
+    """Sample planes [CHANNELS] bilinearly at one place, zero outside."""
+    x, y = ((u + 1.0) * width - 1.0) * 0.5, ((v + 1.0) * height - 1.0) * 0.5
+    left, top = tl.floor(x), tl.floor(y)
+    part_x, part_y = x - left, y - top
+    total = tl.full((CHANNELS,), 0.0, tl.float32)
+    for corner in tl.static_range(4):
+        at_y = (top + (corner // 2)).to(tl.int32)
+        at_x = (left + (corner % 2)).to(tl.int32)
+        weight_y = part_y if corner // 2 else 1.0 - part_y
+        weight_x = part_x if corner % 2 else 1.0 - part_x
+        row_inside = tl.where(at_y >= 0, tl.where(at_y < height, 1, 0), 0)
+        inside = tl.where(at_x >= 0, tl.where(at_x < width, row_inside, 0), 0)
+        index = tl.where(inside > 0, at_y * width + at_x, 0)
+        picked = tl.load(planes_ptr + index, mask=has_channel, other=0.0).to(tl.float32)
+        total += picked * (weight_y * weight_x * inside)
+    return total
+
+
+@triton.jit
 def detr3d_sample(
     points_ptr, matrices_ptr, weights_ptr, feature0_ptr, feature1_ptr, feature2_ptr, feature3_ptr,
     N, Q, C, H0, W0, H1, W1, H2, W2, H3, W3, y_ptr,
@@ -33,6 +73,8 @@ def detr3d_sample(
     X1: tl.constexpr, Y1: tl.constexpr, Z1: tl.constexpr, LEVELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """Sum what all cameras see at one point, CHANNELS channels of it; all arithmetic in fp32."""
+    features, heights = (feature0_ptr, feature1_ptr, feature2_ptr, feature3_ptr), (H0, H1, H2, H3)
+    widths = (W0, W1, W2, W3)
     query, batch = tl.program_id(0), tl.program_id(2)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     has_channel = channel < C
@@ -42,45 +84,13 @@ def detr3d_sample(
     z = tl.load(point + 2).to(tl.float32) * (Z1 - Z0) + Z0
     total = tl.full((CHANNELS,), 0.0, tl.float32)
     for camera in range(N):
-        row = matrices_ptr + (batch * N + camera) * 16
-        across = tl.load(row) * x + tl.load(row + 1) * y + tl.load(row + 2) * z + tl.load(row + 3)
-        down = tl.load(row + 4) * x + tl.load(row + 5) * y + tl.load(row + 6) * z + tl.load(row + 7)
-        depth = tl.load(row + 8) * x + tl.load(row + 9) * y + tl.load(row + 10) * z + tl.load(row + 11)
-        divisor = tl.where(depth > 1e-5, depth, 1e-5)
-        u = across / divisor * (2.0 / IMAGE_W) - 1.0
-        v = down / divisor * (2.0 / IMAGE_H) - 1.0
-        # Comparisons of numbers are kept apart: joined, the interpreter makes integers of them.
-        is_ahead = tl.where(depth > 1e-5, 1.0, 0.0)
-        is_across = tl.where(tl.abs(u) < 1.0, 1.0, 0.0)
-        is_down = tl.where(tl.abs(v) < 1.0, 1.0, 0.0)
-        is_seen = is_ahead * is_across * is_down
+        u, v, is_seen = _seen(matrices_ptr + (batch * N + camera) * 16, x, y, z, IMAGE_H, IMAGE_W)
         if is_seen > 0.0:
             for level in tl.static_range(LEVELS):
-                if level == 0:
-                    feature_ptr, height, width = feature0_ptr, H0, W0
-                elif level == 1:
-                    feature_ptr, height, width = feature1_ptr, H1, W1
-                elif level == 2:
-                    feature_ptr, height, width = feature2_ptr, H2, W2
-                else:
-                    feature_ptr, height, width = feature3_ptr, H3, W3
-                at = ((batch * Q + query) * N + camera) * LEVELS + level
-                share = tl.load(weights_ptr + at).to(tl.float32)
-                px = ((u + 1.0) * width - 1.0) * 0.5
-                py = ((v + 1.0) * height - 1.0) * 0.5
-                left, top = tl.floor(px), tl.floor(py)
-                part_x, part_y = px - left, py - top
-                base = ((batch * N + camera) * C + channel) * height * width
-                for corner in tl.static_range(4):
-                    at_y = (top + (corner // 2)).to(tl.int32)
-                    at_x = (left + (corner % 2)).to(tl.int32)
-                    weight_y = part_y if corner // 2 else 1.0 - part_y
-                    weight_x = part_x if corner % 2 else 1.0 - part_x
-                    row_inside = tl.where(at_y >= 0, tl.where(at_y < height, 1, 0), 0)
-                    inside = tl.where(at_x >= 0, tl.where(at_x < width, row_inside, 0), 0)
-                    index = tl.where(inside > 0, at_y * width + at_x, 0)
-                    picked = tl.load(feature_ptr + (base + index), mask=has_channel, other=0.0).to(tl.float32)
-                    total += picked * (weight_y * weight_x * share * inside)
+                height, width = heights[level], widths[level]
+                share = tl.load(weights_ptr + ((batch * Q + query) * N + camera) * LEVELS + level).to(tl.float32)
+                planes = features[level] + ((batch * N + camera) * C + channel) * height * width
+                total += _sampled(planes, has_channel, u, v, height, width, CHANNELS) * share
     y_at = (batch * Q + query) * C + channel
     tl.store(y_ptr + y_at, total.to(y_ptr.dtype.element_ty), mask=has_channel)
 

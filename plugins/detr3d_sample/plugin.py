@@ -9,5 +9,5 @@ PLUGIN = Plugin(
     inputs=("points", "lidar2img", "weights", "features0", "features1", "features2", "features3"),
     types=("FP32", "FP32", *(_DATA,) * 6),
     data=3,
-    shape=lambda shapes: [shapes[0][0], shapes[0][1], shapes[3][2]],
+    shapes=lambda shapes, _: [[shapes[0][0], shapes[0][1], shapes[3][2]]],
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.network.custom_op import Case
+from trtkit.network.custom_op import Case, Typical
 
 from .op import EfficientNmsAttributes
 
@@ -37,3 +37,7 @@ CASES = (
     Case("logits, centres, more outputs than boxes", EfficientNmsAttributes(30, 0.6, 0.4, True, True),
          _maker(1, 20, 2, is_centered=True)),
 )  # fmt: skip
+
+TYPICAL = Typical(
+    "80 classes of 8400 boxes, YOLOv8 at 640 x 640", EfficientNmsAttributes(), ((1, 8400, 4), (1, 8400, 80))
+)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..boxes.reference import corners, iou
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -26,7 +28,7 @@ def reference(inputs: Sequence[Tensor | None], attributes: EfficientNmsAttribute
     kept_scores = torch.zeros(images, most, dtype=scores.dtype)
     classes = torch.zeros(images, most, dtype=torch.int32)
     for image in range(images):
-        pairs = _selected(_corners(boxes[image], attributes.is_centered), scores[image], attributes)
+        pairs = _selected(corners(boxes[image], attributes.is_centered), scores[image], attributes)
         count[image] = len(pairs)
         for place, (box, kind) in enumerate(pairs):
             kept_boxes[image, place], kept_scores[image, place] = boxes[image, box], scores[image, box, kind]
@@ -41,20 +43,6 @@ def _selected(boxes: Tensor, scores: Tensor, attributes: EfficientNmsAttributes)
         if len(found) == attributes.max_output_boxes or scores[box, kind] <= attributes.score_threshold:
             break
         rivals = [other for other, its in found if attributes.is_class_agnostic or its == kind]
-        if all(_iou(boxes[box], boxes[other]) <= attributes.iou_threshold for other in rivals):
+        if all(iou(boxes[box], boxes[other]) <= attributes.iou_threshold for other in rivals):
             found.append((box, kind))
     return found
-
-
-def _corners(boxes: Tensor, is_centered: bool) -> Tensor:
-    first, second = boxes[:, :2], boxes[:, 2:]
-    if is_centered:
-        first, second = first - second / 2, first + second / 2
-    return torch.cat([torch.minimum(first, second), torch.maximum(first, second)], 1)
-
-
-def _iou(a: Tensor, b: Tensor) -> float:
-    sides = (torch.minimum(a[2:], b[2:]) - torch.maximum(a[:2], b[:2])).clamp(min=0)
-    shared = sides.prod()
-    union = (a[2:] - a[:2]).prod() + (b[2:] - b[:2]).prod() - shared
-    return float(shared / union) if shared > 0 and union > 0 else 0.0

@@ -3,27 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trtkit.backends import load_backend
 from trtkit.dtypes import FP32
+from trtkit.network.aot import load_kernels
 from trtkit.network.custom_op import Fact, find
 from trtkit.network.foreign import ForeignNode, Refusal
-from trtkit.verify.custom_ops.check import outcomes
-from trtkit.verify.custom_ops.routes import build, network_of
-from trtkit.verify.custom_ops.trial import Trial, trials
+from trtkit.network.plugin import refusal
 
 torch.set_num_threads(1)
 OP = find("EfficientNms")
-BACKEND = load_backend("tensorrt_rtx")
-
-
-@pytest.mark.parametrize("trial", trials(OP), ids=str)
-def test_every_implementation_matches_the_reference(trial: Trial) -> None:
-    assert [outcome for outcome in outcomes(BACKEND, trial) if not outcome.is_within] == []
-
-
-@pytest.mark.parametrize("trial", trials(OP), ids=str)
-def test_tensorrt_builds_it(trial: Trial) -> None:
-    assert build(network_of(BACKEND, trial, OP.forms[0]), trial) > 0
 
 
 def _node(inputs: tuple[str, ...] = ("boxes", "scores"), **attributes: object) -> ForeignNode:
@@ -63,3 +50,26 @@ def test_inputs_that_do_not_fit_say_why(most: int, classes: int, what: str) -> N
     with pytest.raises(Refusal) as refused:
         OP.check([Fact(FP32, (1, 9, 4)), Fact(FP32, (1, 9, classes))], OP.attributes(most))
     assert refused.value.what == what
+
+
+@pytest.mark.parametrize("is_agnostic", [False, True])
+def test_the_kernel_looks_at_pairs_in_blocks(monkeypatch: pytest.MonkeyPatch, is_agnostic: bool) -> None:
+    kernels = load_kernels(OP, interpreted=True)
+    monkeypatch.setattr(kernels, "MOST_AT_ONCE", 16)
+    generator = torch.Generator().manual_seed(0)
+    boxes, scores = torch.rand(2, 37, 4, generator=generator), torch.rand(2, 37, 3, generator=generator)
+    scores[:, 20:30] = 0.75  # equal scores: the first box comes first, then the first class
+    attributes = OP.attributes(25, 0.1, 0.3, is_class_agnostic=is_agnostic)
+    wanted = OP.part("reference").reference([boxes, scores], attributes)
+    for found, want in zip(kernels.launch([boxes, scores], attributes), wanted, strict=True):
+        torch.testing.assert_close(found, want)
+
+
+@pytest.mark.parametrize(
+    ("most", "classes", "why"),
+    [(100, 80, ""), (2000, 80, "2000 output boxes, its plugin takes 1024"),
+     (100, 1203, "1203 classes, its plugin takes 1024")],
+)  # fmt: skip
+def test_what_its_plugin_takes(most: int, classes: int, why: str) -> None:
+    facts = [Fact(FP32, (-1, 8400, 4)), Fact(FP32, (-1, 8400, classes))]
+    assert refusal(OP, facts, OP.attributes(most)) == why

@@ -9,5 +9,5 @@ PLUGIN = Plugin(
     inputs=("x", "grid"),
     types=(_DATA, "FP32", _DATA),
     data=0,
-    shape=lambda shapes: [*shapes[0][:2], *shapes[1][1:4]],
+    shapes=lambda shapes, _: [[*shapes[0][:2], *shapes[1][1:4]]],
 )

@@ -5,29 +5,12 @@ from itertools import product
 import pytest
 import torch
 
-from trtkit.backends import load_backend
 from trtkit.dtypes import FP32
 from trtkit.network.custom_op import Fact, find
 from trtkit.network.foreign import ForeignNode, Refusal
-from trtkit.verify.custom_ops.check import outcomes
-from trtkit.verify.custom_ops.routes import build, network_of, parsed_function
-from trtkit.verify.custom_ops.trial import Trial, trials
 
 torch.set_num_threads(1)
 OP = find("GridSample3d")
-BACKEND = load_backend("tensorrt_rtx")
-
-
-@pytest.mark.parametrize("trial", trials(OP), ids=str)
-def test_every_implementation_matches_the_reference(trial: Trial) -> None:
-    assert [outcome for outcome in outcomes(BACKEND, trial) if not outcome.is_within] == []
-
-
-@pytest.mark.parametrize("form", OP.forms)
-@pytest.mark.parametrize("trial", trials(OP, ("fp16",)), ids=str)
-def test_tensorrt_builds_it(trial: Trial, form: str) -> None:
-    assert build(network_of(BACKEND, trial, form), trial) > 0
-    assert build(parsed_function(BACKEND, trial, form), trial) > 0
 
 
 @pytest.mark.parametrize(

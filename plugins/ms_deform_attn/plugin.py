@@ -9,5 +9,5 @@ PLUGIN = Plugin(
     inputs=("value", "locations", "weights"),
     types=(_DATA, "FP32", _DATA, _DATA),
     data=0,
-    shape=lambda shapes: [shapes[0][0], shapes[2][1], shapes[0][2] * shapes[0][3]],
+    shapes=lambda shapes, _: [[shapes[0][0], shapes[2][1], shapes[0][2] * shapes[0][3]]],
 )

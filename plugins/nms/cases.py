@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.network.custom_op import Case
+from trtkit.network.custom_op import Case, Typical
 
 from .op import NmsAttributes
 
@@ -40,3 +40,7 @@ CASES = (
          ("B",)),
     Case("no score is high enough", NmsAttributes(4, 0.5, 2.0), _maker(1, 2, 9), ("B",)),
 )  # fmt: skip
+
+TYPICAL = Typical(
+    "80 classes of 8400 boxes, YOLOv8 at 640 x 640", NmsAttributes(100, 0.45, 0.25), ((1, 8400, 4), (1, 80, 8400))
+)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..boxes.reference import corners, iou
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -22,7 +24,7 @@ def reference(inputs: Sequence[Tensor | None], attributes: NmsAttributes) -> lis
     rows = []
     for image in range(scores.shape[0]):
         for kind in range(scores.shape[1]):
-            found = _selected(_corners(boxes[image], attributes.is_centered), scores[image, kind], attributes)
+            found = _selected(corners(boxes[image], attributes.is_centered), scores[image, kind], attributes)
             rows += [(image, kind, box) for box in found]
     most = scores.shape[0] * scores.shape[1] * attributes.max_output_boxes
     selected = torch.full((most, 3), -1, dtype=torch.int64)
@@ -36,20 +38,6 @@ def _selected(boxes: Tensor, scores: Tensor, attributes: NmsAttributes) -> list[
     for box in torch.argsort(scores, descending=True, stable=True).tolist():
         if len(found) == attributes.max_output_boxes or scores[box] <= attributes.score_threshold:
             break
-        if all(_iou(boxes[box], boxes[other]) <= attributes.iou_threshold for other in found):
+        if all(iou(boxes[box], boxes[other]) <= attributes.iou_threshold for other in found):
             found.append(box)
     return found
-
-
-def _corners(boxes: Tensor, is_centered: bool) -> Tensor:
-    first, second = boxes[:, :2], boxes[:, 2:]
-    if is_centered:
-        first, second = first - second / 2, first + second / 2
-    return torch.cat([torch.minimum(first, second), torch.maximum(first, second)], 1)
-
-
-def _iou(a: Tensor, b: Tensor) -> float:
-    sides = (torch.minimum(a[2:], b[2:]) - torch.maximum(a[:2], b[:2])).clamp(min=0)
-    shared = sides.prod()
-    union = (a[2:] - a[:2]).prod() + (b[2:] - b[:2]).prod() - shared
-    return float(shared / union) if shared > 0 and union > 0 else 0.0

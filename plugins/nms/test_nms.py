@@ -8,29 +8,16 @@ import pytest
 import torch
 from onnx import helper, numpy_helper
 
-from trtkit.backends import load_backend
 from trtkit.dtypes import FP32
 from trtkit.errors import UnsupportedOperatorsError
 from trtkit.network import onnx_custom_ops
+from trtkit.network.aot import load_kernels
 from trtkit.network.custom_op import Fact, find
 from trtkit.network.foreign import ForeignNode, NotYetKnownError, Refusal
-from trtkit.verify.custom_ops.check import outcomes
-from trtkit.verify.custom_ops.routes import build, network_of
-from trtkit.verify.custom_ops.trial import Trial, trials
+from trtkit.network.plugin import refusal
 
 torch.set_num_threads(1)
 OP = find("Nms")
-BACKEND = load_backend("tensorrt_rtx")
-
-
-@pytest.mark.parametrize("trial", trials(OP), ids=str)
-def test_every_implementation_matches_the_reference(trial: Trial) -> None:
-    assert [outcome for outcome in outcomes(BACKEND, trial) if not outcome.is_within] == []
-
-
-@pytest.mark.parametrize("trial", trials(OP), ids=str)
-def test_tensorrt_builds_it(trial: Trial) -> None:
-    assert build(network_of(BACKEND, trial, OP.forms[0]), trial) > 0
 
 
 def _model(boxes: list[Any], scores: list[Any], numbers: dict[str, Any], **attributes: Any) -> Any:
@@ -101,3 +88,21 @@ def test_too_many_boxes() -> None:
         "trtkit cannot take 1 node\n"
         "  NonMaxSuppression `nms`: input 2 (`max_output_boxes_per_class`) is 5000, allowed: 1 to 3840"
     )
+
+
+def test_the_kernel_looks_at_boxes_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = load_kernels(OP, interpreted=True)
+    monkeypatch.setattr(kernels, "MOST_AT_ONCE", 16)
+    generator = torch.Generator().manual_seed(0)
+    boxes, scores = torch.rand(2, 45, 4, generator=generator), torch.rand(2, 2, 45, generator=generator)
+    scores[:, :, 20:30] = 0.75  # equal scores: the first box comes first
+    attributes = OP.attributes(20, 0.3, 0.1)
+    wanted = OP.part("reference").reference([boxes, scores], attributes)
+    for found, want in zip(kernels.launch([boxes, scores], attributes), wanted, strict=True):
+        torch.testing.assert_close(found, want)
+
+
+def test_more_rows_than_one_program_should_select_stay_with_the_lowering() -> None:
+    facts = [Fact(FP32, (-1, 8400, 4)), Fact(FP32, (-1, 80, 8400))]
+    assert refusal(OP, facts, OP.attributes(100)) == ""
+    assert refusal(OP, facts, OP.attributes(500)) == "40000 rows may be selected, its plugin takes 32768"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.network.custom_op import Case, Native
+from trtkit.network.custom_op import Case, Native, Typical
 
 from .op import RoiAlignAttributes
 
@@ -68,3 +68,9 @@ CASES = (
          ("rois",)),
     Case("boxes behind their image", _FIXED, _maker((2, 3, 6, 7), 5, 0.0, has_images=False), ("R",), ("rois",)),
 )  # fmt: skip
+
+TYPICAL = Typical(
+    "Faster R-CNN's 1000 boxes, stride 4 of 800 x 1088",
+    RoiAlignAttributes((7, 7), 2, 0.25, is_aligned=False),
+    ((1, 256, 200, 272), (1000, 4), (1000,)),
+)

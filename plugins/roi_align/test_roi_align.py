@@ -3,28 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trtkit.backends import load_backend
 from trtkit.dtypes import FP32, INT64
+from trtkit.network.aot import load_kernels
 from trtkit.network.custom_op import Fact, find
 from trtkit.network.foreign import ForeignNode, Refusal
-from trtkit.verify.custom_ops.check import outcomes
-from trtkit.verify.custom_ops.routes import build, network_of
-from trtkit.verify.custom_ops.trial import Trial, trials
 
 torch.set_num_threads(1)
 OP = find("RoiAlign2d")
-BACKEND = load_backend("tensorrt_rtx")
-
-
-@pytest.mark.parametrize("trial", trials(OP), ids=str)
-def test_every_implementation_matches_the_reference(trial: Trial) -> None:
-    assert [outcome for outcome in outcomes(BACKEND, trial) if not outcome.is_within] == []
-
-
-@pytest.mark.parametrize("form", OP.forms)
-@pytest.mark.parametrize("trial", trials(OP, ("fp16",)), ids=str)
-def test_tensorrt_builds_it(trial: Trial, form: str) -> None:
-    assert build(network_of(BACKEND, trial, form), trial) > 0
 
 
 def _node(op_type: str, opset: int = 16, **attributes: object) -> ForeignNode:
@@ -78,3 +63,11 @@ def test_boxes_of_another_length_are_refused() -> None:
     with pytest.raises(Refusal) as refused:
         OP.check(facts, OP.attributes())
     assert refused.value.what == "input `rois` has rows of 5 numbers, 4 wanted: x1, y1, x2, y2"
+
+
+def test_the_kernel_reads_no_image_that_is_not_there() -> None:
+    x, rois = torch.rand(2, 3, 6, 7), torch.tensor([[1.0, 1.0, 5.0, 5.0]] * 3)
+    (found,) = load_kernels(OP, interpreted=True).launch([x, rois, torch.tensor([-1, 1, 2])], OP.attributes((2, 2), 2))
+    assert (found[0] == 0).all()
+    assert (found[1] != 0).all()
+    assert (found[2] == 0).all()

@@ -7,19 +7,22 @@ TensorRT's library. What is not TensorRT's own is in plain functions here and in
 from __future__ import annotations
 
 import inspect
+import math
 import typing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.dtypes import from_tensorrt
+from trtkit.dtypes import dtype_of, from_tensorrt
 from trtkit.network.aot import COMPUTE_CAPABILITIES, compile_kernel, load_kernels
-from trtkit.network.custom_op import DOMAIN
+from trtkit.network.custom_op import DOMAIN, Fact
+from trtkit.network.foreign import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from trtkit.dtypes import DType
     from trtkit.network.aot import Launch
     from trtkit.network.custom_op import CustomOp
 
@@ -27,19 +30,24 @@ Sizes = list[Any]
 """A shape: numbers, and `Size` where TensorRT knows the size at run time only."""
 
 
+def _anything(facts: Sequence[Fact], attributes: Any) -> None:
+    """Refuse nothing."""
+
+
 @dataclass(frozen=True)
 class Plugin:
     """What a plugin needs beyond the op and its kernel.
 
-    inputs: names; all are given. types: of each input and then of the output, in TensorRT's words: `FP32|FP16` for
+    inputs: names; all are given. types: of each input and then of each output, in TensorRT's words: `FP32|FP16` for
     the data type, the same for all of them, `FP32` for coordinates. data: the input whose type is the data type.
-    shape: the output's from the inputs'.
+    shapes: the outputs' from the inputs' and the attributes. limits: raises Refusal for what the kernel cannot do.
     """
 
     inputs: tuple[str, ...]
     types: tuple[str, ...]
     data: int
-    shape: Callable[[Sequence[Sequence[Any]]], Sequence[Any]]
+    shapes: Callable[[Sequence[Sequence[Any]], Any], Sequence[Sequence[Any]]]
+    limits: Callable[[Sequence[Fact], Any], None] = _anything
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,40 @@ def compute_capability(present: int) -> int:
     return max(known for known in COMPUTE_CAPABILITIES if known <= present)
 
 
+def refusal(op: CustomOp, facts: Sequence[Fact | None], attributes: Any) -> str:
+    """Return why the op's plugin cannot take these inputs, so that its lowering stays; "" where it can."""
+    if not op.has_part("plugin"):
+        return "it has no plugin"
+    plugin: Plugin = op.part("plugin").PLUGIN
+    given = [fact for fact in facts if fact is not None]
+    if len(given) != len(plugin.inputs):
+        return f"{len(given)} inputs, its plugin takes {len(plugin.inputs)}: {', '.join(plugin.inputs)}"
+    data = given[plugin.data].dtype
+    for name, types, fact in zip(plugin.inputs, plugin.types, given, strict=False):
+        if fact.dtype != type_of(types, data) or fact.dtype.name.upper() not in types.split("|"):
+            return f"input `{name}` has type {fact.dtype}, its plugin takes {types}"
+    try:
+        _check_limits(plugin, given, attributes)
+    except Refusal as error:
+        return error.what
+    return ""
+
+
+def _check_limits(plugin: Plugin, facts: Sequence[Fact], attributes: Any) -> None:
+    """Raise Refusal for what the kernel cannot do; kernels count elements in int32."""
+    shapes = [fact.shape for fact in facts]
+    is_known = all(-1 not in shape for shape in shapes)
+    for shape in [*shapes, *(plugin.shapes(shapes, attributes) if is_known else ())]:
+        if -1 not in shape and math.prod(shape) >= 2**31:
+            raise Refusal(f"a tensor of shape {list(shape)}, its plugin takes fewer than 2**31 elements")
+    plugin.limits(facts, attributes)
+
+
+def type_of(types: str, data: DType) -> DType:
+    """Return the type that TensorRT's words `FP32|FP16`, `INT32` mean when the data type is this one."""
+    return data if "|" in types else dtype_of(types.lower())
+
+
 def define(trtp: Any, op: CustomOp, capability: int) -> str:
     """Register the op's plugin with `trtp`, the module `tensorrt.plugin`; return its id, `trtkit::Op`.
 
@@ -92,35 +134,60 @@ def define(trtp: Any, op: CustomOp, capability: int) -> str:
     tensors = [(tensor, trtp.TensorDesc) for tensor in plugin.inputs]
     attributes = list(attribute_types(op).items())
     count = len(plugin.inputs)
+    made = (trtp.TensorDesc,) * len(op.outputs)
+    returned = trtp.TensorDesc if len(made) == 1 else typing.Tuple[made]  # noqa: UP006 - TensorRT compares the origin
+    outputs = ("outputs", typing.Tuple[made])  # noqa: UP006
+
+    def given(values: Sequence[Any]) -> Any:
+        return attributes_of(op, dict(zip(dict(attributes), values[count : count + len(attributes)], strict=True)))
 
     def register(*values: Any) -> Any:
-        shape = [plain(size) for size in plugin.shape([list(desc.shape_expr) for desc in values[:count]])]
-        return trtp.from_shape_expr(tuple(shape), values[plugin.data].dtype)
+        descs = _output_descs(trtp, plugin, values[:count], given(values))
+        return descs[0] if len(descs) == 1 else descs
 
     def autotune(*_values: Any) -> list[Any]:
         return [trtp.AutoTuneCombination(", ".join(plugin.types), "LINEAR")]
 
     def aot_impl(*values: Any) -> tuple[Any, ...]:
-        given = attributes_of(op, dict(zip(dict(attributes), values[count : count + len(attributes)], strict=True)))
-        dtype = from_tensorrt(values[plugin.data].dtype.name)
-        kernels = load_kernels(op)
-        started = kernels.plan(
-            [sizes_of(desc) for desc in values[:count]], given, lambda value, by: ceil_div(trtp, value, by)
-        )
-        compiled = compile_kernel(kernels.to_compile(dtype, started), compute_capability(capability))
-        return (
-            compiled.name,
-            compiled.ptx,
-            _launch_params(trtp, started, compiled.shared_bytes),
-            _scalars(trtp, started),
-        )
+        return _compiled(trtp, op, (values[:count], given(values)), compute_capability(capability))
 
-    outputs = ("outputs", typing.Tuple[trtp.TensorDesc])  # noqa: UP006 - TensorRT compares the origin
-    made = typing.Tuple[typing.Union[str, bytes], typing.Union[str, bytes], trtp.KernelLaunchParams, trtp.SymExprs]  # noqa: UP006, UP007
-    trtp.register(name)(_signed(register, [*tensors, *attributes], trtp.TensorDesc))
+    trtp.register(name)(_signed(register, [*tensors, *attributes], returned))
     trtp.autotune(name)(_signed(autotune, [*tensors, outputs], typing.List[trtp.AutoTuneCombination]))  # noqa: UP006
-    trtp.aot_impl(name)(_signed(aot_impl, [*tensors, *attributes, outputs, ("tactic", int)], made))
+    text = typing.Union[str, bytes]  # noqa: UP007
+    answer = typing.Tuple[text, text, trtp.KernelLaunchParams, trtp.SymExprs]  # noqa: UP006
+    trtp.aot_impl(name)(_signed(aot_impl, [*tensors, *attributes, outputs, ("tactic", int)], answer))
     return name
+
+
+def _output_descs(trtp: Any, plugin: Plugin, inputs: Sequence[Any], attributes: Any) -> tuple[Any, ...]:
+    """Describe the outputs: shapes as TensorRT's expressions, and types."""
+    shapes = plugin.shapes([[Size(size) for size in desc.shape_expr] for desc in inputs], attributes)
+    data = inputs[plugin.data].dtype
+    types = [
+        data if "|" in types else getattr(type(data), dtype_of(types.lower()).tensorrt)
+        for types in plugin.types[len(inputs) :]
+    ]
+    return tuple(
+        trtp.from_shape_expr(tuple(plain(size) for size in shape), dtype)
+        for shape, dtype in zip(shapes, types, strict=True)
+    )
+
+
+def _compiled(trtp: Any, op: CustomOp, call: tuple[Sequence[Any], Any], capability: int) -> tuple[Any, ...]:
+    """Return the kernel's name, its PTX, how it starts and its int32 arguments. call: input descriptions, attributes.
+
+    Raises Refusal above the plugin's limits.
+    """
+    inputs, attributes = call
+    plugin: Plugin = op.part("plugin").PLUGIN
+    dtypes = [from_tensorrt(desc.dtype.name) for desc in inputs]
+    facts = [Fact(dtype, tuple(desc.shape)) for dtype, desc in zip(dtypes, inputs, strict=True)]
+    _check_limits(plugin, facts, attributes)
+    kernels = load_kernels(op)
+    sizes = [sizes_of(desc) for desc in inputs]
+    started = kernels.plan(sizes, attributes, lambda value, by: ceil_div(trtp, value, by))
+    made = compile_kernel(kernels.to_compile(dtypes[plugin.data], started), capability)
+    return made.name, made.ptx, _launch_params(trtp, started, made.shared_bytes), _scalars(trtp, started)
 
 
 def sizes_of(desc: Any) -> Sizes:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trtkit.dtypes import FP16
-from trtkit.network.aot import load_kernels
-from trtkit.network.custom_op import CustomOp, find, load_ops
+from trtkit.dtypes import FP16, FP32, INT32, INT64
+from trtkit.network.aot import load_kernels, pointer
+from trtkit.network.custom_op import CustomOp, Fact, find, load_ops
 from trtkit.network.plugin import (
     Plugin,
     Size,
@@ -18,7 +18,9 @@ from trtkit.network.plugin import (
     ceil_div,
     compute_capability,
     plain,
+    refusal,
     sizes_of,
+    type_of,
 )
 from trtkit.verify.custom_ops.trial import trials
 
@@ -47,10 +49,10 @@ def _numbers(values: Any) -> list[int]:
 
 
 def _batch_is_open(op: CustomOp, shapes: Any) -> list[list[Any]]:
-    """Return shapes whose batch is an expression."""
+    """Return shapes whose first axis is an expression where it is a batch, a number of boxes or of pillars."""
     words = [op.inputs[min(place, len(op.inputs) - 1)].dims.split()[0] for place in range(len(shapes))]
     return [
-        [Size(Expression(shape[0])) if word in {"N", "B"} else shape[0], *shape[1:]]
+        [Size(Expression(shape[0])) if word in {"N", "B", "R", "P"} else shape[0], *shape[1:]]
         for word, shape in zip(words, shapes, strict=True)
     ]
 
@@ -60,7 +62,7 @@ def test_a_batch_known_at_run_time_starts_the_same_programs(op: CustomOp) -> Non
     typical, kernels = op.part("cases").TYPICAL, load_kernels(op)
     known = kernels.plan(typical.shapes, typical.attributes, _cdiv)
     symbolic = kernels.plan(_batch_is_open(op, typical.shapes), typical.attributes, _cdiv)
-    assert any(isinstance(size, Size) for size in symbolic.grid)
+    assert any(isinstance(size, Size) for size in (*symbolic.grid, *symbolic.scalars.values()))
     assert _numbers(symbolic.grid) == list(known.grid)
     assert _numbers(symbolic.scalars.values()) == list(known.scalars.values())
     assert symbolic.constants == known.constants
@@ -72,17 +74,25 @@ def test_inputs_scalars_and_output_stand_in_the_order_that_tensorrt_passes_them(
     typical, kernels = op.part("cases").TYPICAL, load_kernels(op)
     started = kernels.plan(typical.shapes, typical.attributes, _cdiv)
     kinds = [kind for kind in kernels.to_compile(FP16, started).signature.values() if kind != "constexpr"]
-    types = [{"FP32": "*fp32", "FP32|FP16": "*fp16"}[kind] for kind in plugin.types]
-    assert kinds == [*types[:-1], *["i32"] * len(started.scalars), types[-1]]
-    assert len(plugin.inputs) == len(typical.shapes)
+    types = [pointer(type_of(kind, FP16)) for kind in plugin.types]
+    count = len(plugin.inputs)
+    assert kinds == [*types[:count], *["i32"] * len(started.scalars), *types[count:]]
+    assert count == len(typical.shapes)
+    assert len(types) == count + len(op.outputs)
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
-def test_the_plugins_output_is_what_the_op_infers(op: CustomOp) -> None:
-    for trial in trials(op, ("fp32",)):
+def test_the_plugins_outputs_are_what_the_op_infers(op: CustomOp) -> None:
+    plugin: Plugin = op.part("plugin").PLUGIN
+    for trial in trials(op, ("fp16",)):
+        given = [fact for fact in trial.facts if fact is not None]
+        if len(given) != len(plugin.inputs):
+            continue
         shapes = [x.shape for x in trial.inputs if x is not None]
-        if len(shapes) == len(op.part("plugin").PLUGIN.inputs):
-            assert tuple(op.part("plugin").PLUGIN.shape(shapes)) == trial.expected[0].shape
+        made = plugin.shapes(shapes, trial.case.attributes)
+        types = [type_of(types, given[plugin.data].dtype) for types in plugin.types[len(given) :]]
+        assert [tuple(shape) for shape in made] == [want.shape for want in trial.expected]
+        assert types == [fact.dtype for fact in trial.outputs]
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
@@ -117,3 +127,26 @@ def test_kernels_are_compiled_for_what_the_gpu_can_run(present: int, chosen: int
 
 def test_an_op_without_the_part_says_so() -> None:
     assert not find("deform_conv").has_part("autotune")
+
+
+def test_every_op_has_a_plugin() -> None:
+    assert list(load_ops().values()) == OPS
+
+
+X, ROIS, IMAGES = Fact(FP16, (-1, 8, 20, 20)), Fact(FP32, (-1, 4)), Fact(INT64, (-1,))
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ([X, ROIS, IMAGES], ""),
+        ([X, Fact(FP32, (-1, 5)), None], "2 inputs, its plugin takes 3: x, rois, images"),
+        ([X, Fact(FP16, (-1, 4)), IMAGES], "input `rois` has type fp16, its plugin takes FP32"),
+        ([X, ROIS, Fact(INT32, (-1,))], "input `images` has type int32, its plugin takes INT64"),
+        ([Fact(FP16, (9, 512, 800, 1088)), ROIS, IMAGES],
+         "a tensor of shape [9, 512, 800, 1088], its plugin takes fewer than 2**31 elements"),
+    ],
+)  # fmt: skip
+def test_what_a_plugin_cannot_take_stays_with_the_lowering(facts: list[Fact | None], why: str) -> None:
+    op = find("roi_align")
+    assert refusal(op, facts, op.attributes((7, 7), 2)) == why

@@ -1,0 +1,44 @@
+"""Boxes in Triton, for the kernels that suppress them.
+
+Plain functions: a kernel makes Triton functions of them, `_bars = triton.jit(bars)`, since those of one module run
+either on a GPU or in the interpreter, not in both.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+
+def larger(a, b):
+    """Return the larger number."""
+    return tl.where(a > b, a, b)
+
+
+def rank(score, number):
+    """Return int64, larger for a higher score, and where scores are equal for a lower number."""
+    bits = (score + 0.0).to(tl.int32, bitcast=True)  # no negative zero
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - number).to(tl.int64)
+
+
+def number_of(ranked):
+    """Return the number that a rank was made of."""
+    return 0x7FFFFFFF - (ranked & 0x7FFFFFFF).to(tl.int32)
+
+
+def bars(one_ptr, boxes_ptr, mask, THRESHOLD: tl.constexpr, IS_CENTERED: tl.constexpr):
+    """Return which boxes one box overlaps by more than a threshold, as intersection over union."""
+    a, b = tl.load(one_ptr).to(tl.float32), tl.load(one_ptr + 1).to(tl.float32)
+    c, d = tl.load(one_ptr + 2).to(tl.float32), tl.load(one_ptr + 3).to(tl.float32)
+    p = tl.load(boxes_ptr, mask=mask, other=0.0).to(tl.float32)
+    q = tl.load(boxes_ptr + 1, mask=mask, other=0.0).to(tl.float32)
+    r = tl.load(boxes_ptr + 2, mask=mask, other=0.0).to(tl.float32)
+    s = tl.load(boxes_ptr + 3, mask=mask, other=0.0).to(tl.float32)
+    if IS_CENTERED:
+        a, b, c, d = a - c * 0.5, b - d * 0.5, a + c * 0.5, b + d * 0.5
+        p, q, r, s = p - r * 0.5, q - s * 0.5, p + r * 0.5, q + s * 0.5
+    width = tl.minimum(tl.maximum(a, c), tl.maximum(p, r)) - tl.maximum(tl.minimum(a, c), tl.minimum(p, r))
+    height = tl.minimum(tl.maximum(b, d), tl.maximum(q, s)) - tl.maximum(tl.minimum(b, d), tl.minimum(q, s))
+    shared = tl.maximum(width, 0.0) * tl.maximum(height, 0.0)
+    union = tl.abs((c - a) * (d - b)) + tl.abs((r - p) * (s - q)) - shared
+    return (shared > 0.0) & (union > 0.0) & (shared > union * THRESHOLD)

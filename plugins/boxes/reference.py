@@ -1,0 +1,26 @@
+"""Boxes in plain torch, for the references of the ops that suppress them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def corners(boxes: Tensor, is_centered: bool) -> Tensor:
+    """Return lower and upper corners [S, 4] of boxes [S, 4]: two opposite corners each, or centre and size."""
+    first, second = boxes[:, :2], boxes[:, 2:]
+    if is_centered:
+        first, second = first - second / 2, first + second / 2
+    return torch.cat([torch.minimum(first, second), torch.maximum(first, second)], 1)
+
+
+def iou(a: Tensor, b: Tensor) -> float:
+    """Return the intersection over union of two boxes by their corners [4]; 0 where it is not defined."""
+    sides = (torch.minimum(a[2:], b[2:]) - torch.maximum(a[:2], b[:2])).clamp(min=0)
+    shared = sides.prod()
+    union = (a[2:] - a[:2]).prod() + (b[2:] - b[:2]).prod() - shared
+    return float(shared / union) if shared > 0 and union > 0 else 0.0

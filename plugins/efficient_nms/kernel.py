@@ -1,0 +1,165 @@
+"""Suppression with padded outputs as one kernel: a program selects the pairs of an image, one after the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+
+from trtkit.network.aot import Kernel, Launch, pointer
+
+from ..boxes.kernel import bars, larger, number_of, rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trtkit.dtypes import DType
+
+    from .op import EfficientNmsAttributes
+
+MOST_AT_ONCE = 2048
+"""Pairs that a program looks at at a time."""
+SCALARS = ("S", "C")
+_WARPS = 16
+_LEAST_BLOCK = 16
+_NOT_WRITTEN = -77
+
+_bars, _larger, _number_of, _rank = (triton.jit(function) for function in (bars, larger, number_of, rank))
+
+
+@triton.jit
+def _activated(score, HAS_SIGMOID: tl.constexpr):
+    return 1.0 / (1.0 + tl.exp(-score)) if HAS_SIGMOID else score
+
+
+@triton.jit
+def _best(
+    boxes_ptr, scores_ptr, kinds_ptr, S, C, kind, found, below,
+    IOU: tl.constexpr, SCORE: tl.constexpr, IS_CENTERED: tl.constexpr, HAS_SIGMOID: tl.constexpr,
+    IS_AGNOSTIC: tl.constexpr, BLOCK: tl.constexpr, NONE: tl.constexpr,
+):  # fmt: skip
+    """Return the highest rank under `below` of a pair of a class, or of any, that none found bars; else NONE.
+
+    kinds_ptr: classes of what was found; behind each stands its box's number, see `efficient_nms`.
+    """
+    best = tl.full((BLOCK,), NONE, tl.int64)
+    pairs = S * C if IS_AGNOSTIC else S
+    for start in range(0, pairs, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        number = place if IS_AGNOSTIC else place * C + kind
+        score = tl.load(scores_ptr + number, mask=place < pairs, other=0.0).to(tl.float32)
+        is_high = (place < pairs) & (_activated(score, HAS_SIGMOID) > SCORE)
+        ranked = tl.where(is_high, _rank(score, number), NONE)
+        ranked = tl.where(ranked < below, ranked, NONE)
+        if tl.reduce(ranked, 0, _larger) > NONE:
+            boxes = boxes_ptr + number // C * 4
+            for turn in range(found):
+                other = tl.load(kinds_ptr + turn)
+                if (kind if IS_AGNOSTIC else other % C) == kind:
+                    is_barred = _bars(boxes_ptr + other // C * 4, boxes, ranked > NONE, IOU, IS_CENTERED)
+                    ranked = tl.where(is_barred, NONE, ranked)
+            best = tl.where(ranked > best, ranked, best)
+    return tl.reduce(best, 0, _larger)
+
+
+@triton.jit
+def efficient_nms(
+    boxes_ptr, scores_ptr, S, C, count_ptr, kept_boxes_ptr, kept_scores_ptr, kept_classes_ptr,
+    MOST: tl.constexpr, IOU: tl.constexpr, SCORE: tl.constexpr, IS_CENTERED: tl.constexpr, HAS_SIGMOID: tl.constexpr,
+    IS_AGNOSTIC: tl.constexpr, KINDS: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr, NONE: tl.constexpr,
+):  # fmt: skip
+    """Select pairs of one image. The best pair left of every class is kept, and sought anew when it is taken.
+
+    Until the end, `kept_classes` holds the numbers of the pairs found, which say both box and class.
+    """
+    image = tl.program_id(0)
+    boxes, scores, numbers = boxes_ptr + image * S * 4, scores_ptr + image * S * C, kept_classes_ptr + image * MOST
+    kinds = tl.arange(0, KINDS)
+    best = tl.full((KINDS,), NONE, tl.int64)
+    for kind in range(1 if IS_AGNOSTIC else C):
+        first = _best(boxes, scores, numbers, S, C, kind, 0, -1 - NONE,
+                      IOU, SCORE, IS_CENTERED, HAS_SIGMOID, IS_AGNOSTIC, BLOCK, NONE)  # fmt: skip
+        best = tl.where(kinds == kind, first, best)
+    found = 0
+    top = tl.reduce(best, 0, _larger)
+    while top > NONE:
+        number = _number_of(top)
+        tl.store(numbers + found, number)
+        tl.debug_barrier()  # the number is there for all threads
+        found += 1
+        kind = number * 0 if IS_AGNOSTIC else number % C
+        after = _best(boxes, scores, numbers, S, C, kind, found, top,
+                      IOU, SCORE, IS_CENTERED, HAS_SIGMOID, IS_AGNOSTIC, BLOCK, NONE)  # fmt: skip
+        best = tl.where(kinds == kind, after, best)
+        top = tl.reduce(best, 0, _larger)
+        if found == MOST:
+            top = tl.full((), NONE, tl.int64)
+    tl.store(count_ptr + image, found)
+    turn = tl.arange(0, ROOM)
+    is_found = turn < found
+    number = tl.load(numbers + turn, mask=is_found, other=0)
+    score = tl.load(scores + number, mask=is_found, other=0.0).to(tl.float32)
+    score = tl.where(is_found, _activated(score, HAS_SIGMOID), 0.0)
+    tl.debug_barrier()  # all numbers are read
+    at = image * MOST + turn
+    tl.store(kept_classes_ptr + at, number % C, mask=turn < MOST)
+    tl.store(kept_scores_ptr + at, score.to(kept_scores_ptr.dtype.element_ty), mask=turn < MOST)
+    for side in tl.static_range(4):
+        end = tl.load(boxes + number // C * 4 + side, mask=is_found, other=0.0)
+        tl.store(kept_boxes_ptr + at * 4 + side, end, mask=turn < MOST)
+
+
+def plan(
+    shapes: Sequence[Sequence[Any]],
+    attributes: EfficientNmsAttributes,
+    cdiv: Callable[[Any, int], Any],  # noqa: ARG001 - one program an image
+) -> Launch:
+    """Return how the kernel starts for inputs of these shapes, which may be TensorRT's symbols but for C."""
+    images, boxes, classes = shapes[1]
+    pairs = boxes * classes if attributes.is_class_agnostic else boxes
+    constants = {
+        "MOST": attributes.max_output_boxes,
+        "IOU": attributes.iou_threshold,
+        "SCORE": attributes.score_threshold,
+        "IS_CENTERED": attributes.is_centered,
+        "HAS_SIGMOID": attributes.has_sigmoid,
+        "IS_AGNOSTIC": attributes.is_class_agnostic,
+        "KINDS": max(2, triton.next_power_of_2(int(classes))),
+        "ROOM": max(2, triton.next_power_of_2(attributes.max_output_boxes)),
+        "BLOCK": block_of(pairs),
+        "NONE": -(2**63),
+    }
+    return Launch((images, 1, 1), dict(zip(SCALARS, (boxes, int(classes)), strict=True)), constants, _WARPS)
+
+
+def block_of(pairs: Any) -> int:
+    """Return how many pairs are looked at at a time: a power of 2."""
+    return min(max(triton.next_power_of_2(pairs), _LEAST_BLOCK), MOST_AT_ONCE) if type(pairs) is int else MOST_AT_ONCE
+
+
+def launch(inputs: Sequence[torch.Tensor | None], attributes: EfficientNmsAttributes) -> list[torch.Tensor]:
+    """Run the kernel on tensors; an output is -77 where it writes nothing."""
+    boxes, scores = inputs
+    assert boxes is not None
+    assert scores is not None
+    started = plan([boxes.shape, scores.shape], attributes, triton.cdiv)
+    images, most = scores.shape[0], attributes.max_output_boxes
+    shapes = (((images, 1), torch.int32), ((images, most, 4), boxes.dtype), ((images, most), scores.dtype),
+              ((images, most), torch.int32))  # fmt: skip
+    made = [torch.full(shape, _NOT_WRITTEN, dtype=dtype, device=boxes.device) for shape, dtype in shapes]
+    efficient_nms[started.grid](
+        boxes, scores, *started.scalars.values(), *made, **started.constants, num_warps=started.num_warps
+    )
+    return made
+
+
+def to_compile(dtype: DType, started: Launch) -> Kernel:
+    """Return the kernel with the types of its arguments."""
+    data = pointer(dtype)
+    inputs = dict.fromkeys(("boxes_ptr", "scores_ptr"), data)
+    outputs = {"count_ptr": "*i32", "kept_boxes_ptr": data, "kept_scores_ptr": data, "kept_classes_ptr": "*i32"}
+    signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), **outputs}
+    constants = dict.fromkeys(started.constants, "constexpr")
+    return Kernel(efficient_nms, signature | constants, started.constants, started.num_warps)

@@ -1,0 +1,36 @@
+"""Suppression as a plugin of TensorRT."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.network.foreign import Refusal
+from trtkit.network.plugin import Plugin
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.network.custom_op import Fact
+
+    from .op import NmsAttributes
+
+MOST_ROWS = 32768
+"""Its one program selects them one after the other: of more, the lowering selects one of every class at once."""
+
+
+def _limits(facts: Sequence[Fact], attributes: NmsAttributes) -> None:
+    """Refuse more rows than one program should select; a batch that is not known counts as one image."""
+    images, classes = (max(size, 1) for size in facts[1].shape[:2])
+    rows = images * classes * attributes.max_output_boxes
+    if rows > MOST_ROWS:
+        raise Refusal(f"{rows} rows may be selected, its plugin takes {MOST_ROWS}")
+
+
+_DATA = "FP32|FP16"
+PLUGIN = Plugin(
+    inputs=("boxes", "scores"),
+    types=(_DATA, _DATA, "INT64", "INT64"),
+    data=0,
+    shapes=lambda shapes, attributes: [[shapes[1][0] * shapes[1][1] * attributes.max_output_boxes, 3], [1]],
+    limits=_limits,
+)

@@ -1,0 +1,37 @@
+"""What holds for every op: each implementation matches the reference, and TensorRT builds each lowering."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trtkit.backends import load_backend
+from trtkit.network.custom_op import load_ops
+from trtkit.verify.custom_ops.check import KERNEL, outcomes
+from trtkit.verify.custom_ops.routes import build, network_of, parsed_function
+from trtkit.verify.custom_ops.trial import Trial, trials
+
+torch.set_num_threads(1)
+BACKEND = load_backend("tensorrt_rtx")
+OPS = list(load_ops().values())
+TRIALS = [trial for op in OPS for trial in trials(op)]
+BUILDS = [(trial, form) for op in OPS for trial in trials(op, ("fp16",)) for form in trial.forms]
+
+
+def _name(value: Trial | str) -> str:
+    return f"{value.op.name}: {value}" if isinstance(value, Trial) else value
+
+
+@pytest.mark.parametrize("trial", TRIALS, ids=_name)
+def test_every_implementation_matches_the_reference(trial: Trial) -> None:
+    found = list(outcomes(BACKEND, trial))
+    assert [outcome for outcome in found if not outcome.is_within] == []
+    assert any(outcome.route == KERNEL for outcome in found)
+
+
+@pytest.mark.parametrize(
+    ("trial", "form"), BUILDS, ids=lambda value: f"{value.op.name}: {value}" if isinstance(value, Trial) else value
+)
+def test_tensorrt_builds_every_lowering(trial: Trial, form: str) -> None:
+    assert build(network_of(BACKEND, trial, form), trial) > 0
+    assert build(parsed_function(BACKEND, trial, form), trial) > 0
