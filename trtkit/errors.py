@@ -89,6 +89,10 @@ class BundleError(TrtkitError):
     """A bundle folder that cannot be written, read or trusted."""
 
 
+class DeployError(TrtkitError):
+    """A bundle that cannot be served as asked, or a repository or server that is not fit for it."""
+
+
 class ExecutionError(TrtkitError):
     """A network that the reference executor cannot run as asked."""
 

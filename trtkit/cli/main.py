@@ -23,6 +23,9 @@ COMMANDS = {
     "generate": "Generate text with a language model.",
     "chat": "Chat with a language model.",
     "eval": "Evaluate a language model on a text.",
+    "deploy": "Put a bundle into a model repository of Triton.",
+    "serve": "Serve a model repository with the tritonserver of this machine.",
+    "check": "Check that a server serves a bundle as it was built.",
     "plugins": "List custom ops, or check them against their references.",
     "doctor": "Check what this machine can do and what is missing.",
 }

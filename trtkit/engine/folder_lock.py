@@ -60,15 +60,18 @@ def _check_replaceable(path: Path, marker: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, busy: str = "another build is writing this folder") -> Iterator[None]:
-    """Hold `path`'s lock file; the system frees it when the process dies. Raises BundleError, `busy`, while it is held."""
+def locked(path: Path, busy: str = "another build is writing this folder", option: str = "--out") -> Iterator[None]:
+    """Hold `path`'s lock file; the system frees it when the process dies.
+
+    Raises BundleError that says `busy` while another has it. option: that chooses the folder.
+    """
     lock = path.parent / f".{path.name}.lock"
     made = [parent for parent in path.parents if not parent.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _acquire(lock)
     except BlockingIOError:
-        raise BundleError(busy, str(path), "wait for it, or choose another folder") from None
+        raise BundleError(busy, str(path), f"wait for it, or choose another `{option}`") from None
     except OSError as error:
         raise _cannot_write(path, error) from None
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,11 +22,22 @@ _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.B
 
 def read_image(path: Path) -> Image.Image:
     """Return the image at `path` as RGB. Raises SourceError where it is none."""
+    return _opened(path, str(path), "give a PNG or JPEG file")
+
+
+def decode_image(data: bytes, name: str) -> Image.Image:
+    """Return the image in `data`, the bytes of a file, as RGB. Raises SourceError where it is none."""
+    return _opened(io.BytesIO(data), name, "send the bytes of a PNG or JPEG file")
+
+
+def _opened(file: Path | io.BytesIO, name: str, fix: str) -> Image.Image:
     try:
-        with Image.open(path) as image:
+        with Image.open(file) as image:
             return image.convert("RGB")
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
-        raise SourceError(f"not a readable image: {error}", str(path), "give a PNG or JPEG file") from None
+    except UnidentifiedImageError:
+        raise SourceError("not a readable image: its format is not known", name, fix) from None
+    except (Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
+        raise SourceError(f"not a readable image: {error}", name, fix) from None
 
 
 def image_input(image: Image.Image, preprocess: Preprocess) -> Array:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from trtkit.backends import load_backend
-from trtkit.engine.bundle import open_bundle
+from trtkit.engine.bundle import check_file, open_bundle
 from trtkit.engine.hybrids import open_hybrid, stages_of_bundle
 from trtkit.errors import ExecutionError
 from trtkit.network.onnx_parse import parse_onnx
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
-RuntimeName = Literal["reference", "onnxruntime"]
+RuntimeName = Literal["reference", "onnxruntime", "tensorrt", "auto"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,14 +46,17 @@ class Model:
 
 
 def open_model(path: Path | str, runtime: RuntimeName = "reference") -> Model:
-    """Open the bundle at `path` to run it on the CPU.
+    """Open the bundle at `path` to run it.
 
-    runtime: `reference` computes the very network that the engine was built from, `onnxruntime` the ONNX file that
-    TensorRT parsed. Raises BundleError where the file is not the one that was built, BackendError where the
-    TensorRT library is missing.
+    runtime: `reference` computes on the CPU the very network that the engine was built from, `onnxruntime` the ONNX
+    file that TensorRT parsed; `tensorrt` runs the engine on the GPU that is here; `auto` does where there is one.
+    Raises BundleError where the file is not the one that was built, BackendError where the TensorRT library is missing
+    or does not load the engine.
     """
     bundle = open_bundle(Path(path))
     bundle.check_network()
+    if runtime == "tensorrt" or (runtime == "auto" and _has_gpu(bundle)):
+        return Model(bundle, _engine(bundle))
     if bundle.manifest.hybrid is not None:
         return Model(bundle, _hybrid(bundle, runtime))
     return Model(bundle, _onnx_runtime(bundle) if runtime == "onnxruntime" else _reference(bundle))
@@ -87,6 +90,25 @@ def _hybrid(bundle: Bundle, runtime: RuntimeName) -> Callable[[Mapping[str, Arra
     bundle.check_sources({file.sha256 for file in digest_source(config.source)})
     backend, opened = load_backend(bundle.manifest.backend.name), open_hybrid(config)
     execution = reference_hybrid(backend, opened, stages_of_bundle(bundle), lambda _event: None)
+    return lambda inputs: {name: to_array(value) for name, value in execution.run(inputs).items()}
+
+
+def _has_gpu(bundle: Bundle) -> bool:
+    """Whether one engine is the whole model and a GPU is here to run it."""
+    import torch
+
+    return len(bundle.manifest.engines) == 1 and torch.cuda.is_available()
+
+
+def _engine(bundle: Bundle) -> Callable[[Mapping[str, Array]], Arrays]:
+    """Return the engine on the GPU that is here. Raises ExecutionError where there are several engines."""
+    from trtkit.runtime.engine_execution import EngineExecution
+
+    if len(bundle.manifest.engines) > 1:
+        what = f"the model is {len(bundle.manifest.engines)} engines"
+        raise ExecutionError(what, str(bundle.path), "use runtime `reference`, or build it with `compose: fused`")
+    check_file(bundle.path, bundle.manifest.engines[0])
+    execution = EngineExecution(load_backend(bundle.manifest.backend.name), bundle.engine_path())
     return lambda inputs: {name: to_array(value) for name, value in execution.run(inputs).items()}
 
 

@@ -1,0 +1,99 @@
+"""`trtkit deploy`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtkit.cli.options import json_option, quiet_option
+
+if TYPE_CHECKING:
+    from trtkit.deploy.triton.deploy import Deployment
+
+EPILOG = """\b
+Examples:
+  trtkit deploy bundles/efficientnet-lite0 --to triton --repository models
+  trtkit deploy bundles/llama --to triton --repository models --name chat
+  trtkit deploy bundles/resnet50 --to triton --repository models --as tensors --dry-run
+  trtkit deploy bundles/vit --to triton --repository models --instances 2 \\
+      --set queue.delay_us=500 --set response_cache=true
+
+\b
+Then:
+  trtkit serve models
+  trtkit check localhost:8000 --bundle bundles/efficientnet-lite0
+
+\b
+Deploying again adds a version; it is live at once when the new config.pbtxt is in place.
+Exit codes: 0 done, 1 failed, 2 wrong usage or options."""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("bundle")
+@click.option("--to", type=click.Choice(["triton"]), default="triton", show_default=True, help="The server.")
+@click.option("--repository", required=True, metavar="DIR", help="The model repository; made where it is missing.")
+@click.option("--name", default="", metavar="NAME", help="The model's name; the bundle's when not given.")
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["auto", "tensors", "pipeline"]),
+    default="auto",
+    show_default=True,
+    help="Vision: the network's tensors, or images in and answers out; auto: what the config knows.",
+)
+@click.option("--instances", type=click.IntRange(1), metavar="N", help="Copies of the model on each device.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change an option of serving.")
+@click.option("--dry-run", is_flag=True, help="Show what would change and write nothing.")
+@json_option
+@quiet_option
+def command(
+    bundle: str,
+    to: str,  # noqa: ARG001 - there is one kind of server
+    repository: str,
+    name: str,
+    form: Any,
+    instances: int | None,
+    overrides: tuple[str, ...],
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Put BUNDLE into a model repository of Triton Inference Server.
+
+    Writes config.pbtxt, the engine or a model on trtkit's runtime, and says which and why. Images in and answers out
+    where the config knows how; a language model streams, by the names that TensorRT-LLM's clients use.
+    """
+    from trtkit.deploy.triton.deploy import deploy
+    from trtkit.deploy.triton.options import read_options
+    from trtkit.engine.bundle import open_bundle
+
+    given = [*overrides, *([f"instances={instances}"] if instances else [])]
+    options = read_options(given)
+
+    def progress(text: str) -> None:
+        if not (quiet or as_json):
+            click.echo(f"  {text}", err=True)
+
+    folder = Path(repository)
+    found = deploy(open_bundle(Path(bundle)), folder, options, progress, name=name, form=form, is_dry_run=dry_run)
+    if as_json:
+        click.echo(json.dumps({**found.to_json(), "repository": str(folder), "dry_run": dry_run}))
+    elif dry_run:
+        click.echo(found.differences)
+    else:
+        _print(found, folder)
+
+
+def _print(found: Deployment, repository: Path) -> None:
+    """Say what was deployed, and what to do with it."""
+    for placement in found.placements:
+        served = ", ".join(map(str, placement.served))
+        click.echo(f"{placement.model.name}  version {placement.version}, {placement.model.backend}; serves {served}")
+    for reason in (reason for placement in found.placements for reason in placement.model.reasons):
+        click.echo(f"  {reason}")
+    for note in found.notes:
+        click.echo(f"  {note}")
+    click.echo(f"next: trtkit serve {repository}")

@@ -1,0 +1,95 @@
+"""One request whose answer is known: computed where the bundle is, asked of a server that serves it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.dtypes import dtype_of
+from trtkit.engine.bundle import write_json
+from trtkit.errors import BundleError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from trtkit.engine.bundle import Bundle
+
+Array = np.ndarray[Any, Any]
+FILE = "known.json"
+
+
+@dataclass(frozen=True, eq=False)
+class KnownRequest:
+    """Inputs and the outputs that they must give; text is an object array of bytes.
+
+    tolerance: relative RMS error of floating-point outputs, all others are equal.
+    """
+
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+    tolerance: float
+
+
+def read_known(bundle: Bundle, names: Collection[str] = ()) -> KnownRequest | None:
+    """Return a request that a model with inputs `names` takes, any where none are given; None where there is none.
+
+    Raises BundleError where the file is damaged.
+    """
+    file = bundle.path / FILE
+    if not file.is_file():
+        return None
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if data["build_key"] != bundle.manifest.build_key:
+            return None  # of an engine that was here before
+        found = [_request(each) for each in data["requests"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BundleError(f"cannot be read: {error}", str(file), "remove it and deploy the bundle again") from None
+    return next((each for each in found if not names or set(each.inputs) <= set(names)), None)
+
+
+def write_known(bundle: Bundle, requests: list[KnownRequest]) -> None:
+    """Put requests and answers beside the engine."""
+    found = [
+        {"inputs": _encoded(each.inputs), "outputs": _encoded(each.outputs), "tolerance": each.tolerance}
+        for each in requests
+    ]
+    write_json(bundle.path / FILE, {"build_key": bundle.manifest.build_key, "requests": found})
+
+
+def known_tolerance(bundle: Bundle) -> float:
+    """Return what verify allows the bundle's outputs."""
+    config = bundle.manifest.config
+    return config.verify.max_relative_rms_error or 10 * dtype_of(config.precision).tolerance
+
+
+def _request(data: Mapping[str, Any]) -> KnownRequest:
+    return KnownRequest(_decoded(data["inputs"]), _decoded(data["outputs"]), float(data["tolerance"]))
+
+
+def _encoded(arrays: Mapping[str, Array]) -> dict[str, Any]:
+    return {name: {"shape": list(value.shape), **_contents(value)} for name, value in arrays.items()}
+
+
+def _contents(value: Array) -> dict[str, Any]:
+    if value.dtype == object:
+        return {"text": [_base64(item) for item in value.reshape(-1)]}
+    return {"dtype": value.dtype.name, "data": _base64(np.ascontiguousarray(value).tobytes())}
+
+
+def _decoded(data: Mapping[str, Any]) -> dict[str, Array]:
+    return {name: _array(each).reshape(each["shape"]) for name, each in data.items()}
+
+
+def _array(data: Mapping[str, Any]) -> Array:
+    if "text" in data:
+        return np.array([base64.b64decode(item) for item in data["text"]], dtype=np.object_)
+    return np.frombuffer(base64.b64decode(data["data"]), dtype=np.dtype(data["dtype"]))
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

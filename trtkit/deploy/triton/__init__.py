@@ -1,0 +1,1 @@
+"""Deployment to Triton Inference Server: repositories, servers, checks."""

@@ -1,0 +1,1 @@
+"""What runs inside the server: models of Triton's Python backend on trtkit's runtime."""

@@ -1,0 +1,81 @@
+"""What `trtkit deploy --set` may change: how a model is scheduled and what the server does around it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import Field, StrictBool, StrictInt, ValidationError, model_validator
+
+from trtkit.config.explain import explain
+from trtkit.config.overrides import apply_override, parse_override
+from trtkit.config.strict import StrictModel
+from trtkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.config.yaml_file import KeyPath
+
+
+class QueueOptions(StrictModel):
+    """The queue in front of a model. Times in microseconds; 0 is no limit.
+
+    delay_us: how long the batcher waits for more requests. max_size: requests that may wait; more are refused.
+    timeout_us: how long one may wait. on_timeout: refuse it, or serve it after the others.
+    """
+
+    delay_us: StrictInt = Field(2000, ge=0, description="How long the batcher waits for more requests.")
+    max_size: StrictInt = Field(256, ge=0, description="Requests that may wait; 0 is no limit.")
+    timeout_us: StrictInt = Field(0, ge=0, description="How long a request may wait; 0 is no limit.")
+    on_timeout: Literal["reject", "delay"] = Field("reject", description="What happens to one that waited too long.")
+
+
+class LlmServing(StrictModel):
+    """How a language model is served."""
+
+    slots: StrictInt | None = Field(None, ge=1, description="Sequences at once; the engine's own number when unset.")
+    max_queue: StrictInt = Field(256, ge=1, description="Requests that may wait for a slot; more are refused.")
+    prefill_budget: StrictInt | None = Field(None, ge=1, description="New prompt tokens of one step.")
+    default_max_tokens: StrictInt = Field(128, ge=1, description="Length of an answer where a request gives none.")
+
+
+class DeployOptions(StrictModel):
+    """How a bundle is served."""
+
+    instances: StrictInt = Field(1, ge=1, description="Copies of the model, on each GPU where it has some.")
+    gpus: tuple[StrictInt, ...] = Field((), description="GPUs to run on; all when empty.")
+    max_batch_size: StrictInt | None = Field(None, ge=0, description="Largest batch; the profiles' own when unset.")
+    queue: QueueOptions = Field(QueueOptions(), description="The queue in front of the model.")
+    cuda_graphs: StrictBool = Field(False, description="Capture CUDA graphs; for TensorRT's own backend.")
+    response_cache: StrictBool = Field(False, description="Answer repeated requests from the server's cache.")
+    warmup: StrictBool = Field(True, description="Run one request before the model is called ready.")
+    resources: dict[str, StrictInt] = Field(
+        default_factory=dict, description="What an instance holds while it runs, for the server's rate limiter."
+    )
+    keep_versions: StrictInt = Field(1, ge=1, description="Newest versions that are served side by side.")
+    top_k: StrictInt = Field(5, ge=1, description="Classes that a classifier's answer names.")
+    llm: LlmServing = Field(LlmServing(), description="How a language model is served.")
+
+    @model_validator(mode="after")
+    def _gpus_are_numbers(self) -> Self:
+        if any(gpu < 0 for gpu in self.gpus) or len(set(self.gpus)) != len(self.gpus):
+            raise ValueError("`gpus` is a list of different numbers from 0 up")
+        return self
+
+
+def read_options(overrides: Sequence[str]) -> DeployOptions:
+    """Return the options that `KEY=VALUE` texts change. Raises ConfigError with every fault."""
+    data: dict[str, Any] = {}
+    origins: dict[KeyPath, str] = {}
+    for text in overrides:
+        path, value = parse_override(text)
+        apply_override(data, path, value, text)
+        origins[path] = f"--set {text}"
+
+    def where(path: KeyPath) -> str:
+        return next((said for key, said in origins.items() if key == path[: len(key)] or key[: len(path)] == path), "")
+
+    try:
+        return DeployOptions.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("invalid deployment options", explain(error, DeployOptions, where)) from None
