@@ -116,7 +116,7 @@ def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError) as error:
         read_image(path)
     assert str(error.value) == (
-        f"{path}: not a readable image: cannot identify image file '{path}'\nfix: give a PNG or JPEG file"
+        f"{path}: not a readable image: its format is not known\nfix: give a PNG or JPEG file"
     )
 
 
