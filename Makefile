@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
 STAMPS := $(VENV)/.stamps
+TRITON_SERVER := nvidia-pytriton==0.7.0 numpy==1.26.4
 
 .DEFAULT_GOAL := help
 
@@ -20,18 +21,27 @@ $(STAMPS)/demo: pyproject.toml constraints.txt examples/models.txt
 
 $(STAMPS)/dev: $(STAMPS)/demo
 	@echo "installing the development tools"
-	@$(PIP) install -c constraints.txt -e '.[rtx,onnx,torch,verify,quantize,llm,kernels,dev]'
+	@$(PIP) install -c constraints.txt -e '.[rtx,onnx,torch,verify,quantize,llm,kernels,triton,dev]'
 	@touch $@
 
-install: $(STAMPS)/dev ## Create .venv with everything the tests need.
+# A tritonserver out of a wheel, in a folder of its own: it wants an older NumPy than trtkit does.
+$(STAMPS)/triton: Makefile | $(STAMPS)/dev
+	@echo "installing a Triton server into $(VENV)/triton-server"
+	@rm -rf $(VENV)/triton-server
+	@$(PIP) install --no-deps --target $(VENV)/triton-server $(TRITON_SERVER)
+	@touch $@
+
+install: $(STAMPS)/dev $(STAMPS)/triton ## Create .venv with everything the tests need.
 
 demo: $(STAMPS)/demo ## Build a classifier and an LLM and verify both against PyTorch, without a GPU.
 	@PATH=$(BIN):$$PATH sh examples/demo.sh
 
-test: $(STAMPS)/dev ## Run the tests, but for the slow ones.
+triton: $(STAMPS)/triton ## Put a Triton server for `trtkit serve` and the tests into .venv.
+
+test: $(STAMPS)/dev $(STAMPS)/triton ## Run the tests, but for the slow ones.
 	$(BIN)/pytest -n 2 -m "not slow and not conformance"
 
-slow: $(STAMPS)/dev ## Run the slow tests: every shipped config is built.
+slow: $(STAMPS)/dev $(STAMPS)/triton ## Run the slow tests: every shipped config is built.
 	$(BIN)/pytest -n 2 -m "slow and not conformance"
 
 conformance: $(STAMPS)/dev ## Run ONNX's whole node test suite through parser, builder and executor.
@@ -62,4 +72,4 @@ ops-report: $(STAMPS)/dev ## Check custom ops and compile their kernels, and wri
 clean: ## Remove the environment and what was built.
 	rm -rf $(VENV) bundles build dist
 
-.PHONY: help install demo test slow conformance lint types layers check format bench ops-report clean
+.PHONY: help install demo triton test slow conformance lint types layers check format bench ops-report clean

@@ -1,0 +1,84 @@
+"""`trtkit check`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtkit.cli.options import json_option
+
+if TYPE_CHECKING:
+    from trtkit.deploy.triton.check import ModelReport, ServerReport
+
+EPILOG = """\b
+Examples:
+  trtkit check localhost:8000
+  trtkit check http://localhost:8000 --bundle bundles/resnet50
+  trtkit check grpc://gpu-7:8001 --model chat --bundle bundles/llama --timeout 120
+
+\b
+Without --bundle: what the server has, and whether it is ready.
+Models that stream their answers are asked over gRPC.
+Exit codes: 0 right, 1 unreachable, not ready or failed, 2 wrong usage, 3 differs."""
+
+_EXIT_CODES = {"right": 0, "failed": 1, "differs": 3}
+
+
+@click.command(epilog=EPILOG)
+@click.argument("url")
+@click.option("--model", metavar="NAME", help="The model.  [default: the bundle's name, or all]")
+@click.option("--bundle", metavar="BUNDLE", help="What the model should be.")
+@click.option("--protocol", type=click.Choice(["http", "grpc"]), help="For URLs that do not say.  [default: http]")
+@click.option("--timeout", type=click.FloatRange(0.1), default=60.0, show_default=True, help="Seconds for an answer.")
+@json_option
+def command(url: str, model: str | None, bundle: str | None, protocol: Any, timeout: float, as_json: bool) -> None:
+    """Check that a server serves a bundle as it was built.
+
+    Asks the Triton server at URL whether it is ready, compares names, types and shapes with BUNDLE, sends the one
+    request whose answer the bundle carries, and says all that differs. It sends nothing else.
+    """
+    from trtkit.deploy.triton.extra import require_extra
+
+    require_extra()
+    from trtkit.deploy.triton.check import check_server
+    from trtkit.deploy.triton.client import Client, parse_url
+    from trtkit.engine.bundle import open_bundle
+
+    address = parse_url(url, protocol)
+    opened = None if bundle is None else open_bundle(Path(bundle))
+    with Client(address, timeout) as client:
+        report = check_server(client, model, opened)
+    if as_json:
+        click.echo(json.dumps(report.to_json()))
+    else:
+        _print(report)
+    sys.exit(_EXIT_CODES[report.status])
+
+
+def _print(report: ServerReport) -> None:
+    click.echo(f"Triton {report.version} at {report.url}")
+    for model in report.models:
+        _print_model(model)
+    if not report.models:
+        click.echo("it has no models")
+
+
+def _print_model(model: ModelReport) -> None:
+    """Print a model: its tensors, and line by line what differs."""
+    if model.interface is None:
+        click.echo(f"{model.name}  version {model.version}  {model.state.lower()}: {model.reason or 'not loaded'}")
+        return
+    found = model.interface
+    streams = ", streams its answers" if found.is_decoupled else ""
+    click.echo(f"{model.name}  version {model.version}  ready, batches up to {found.max_batch_size}{streams}")
+    for kind, tensors in (("input", found.inputs), ("output", found.outputs)):
+        for tensor in tensors:
+            click.echo(f"  {kind:6}  {tensor.name}  {tensor.dtype} {list(tensor.shape)}")
+    if model.known:
+        click.echo(f"  known request: {model.known}")
+    for difference in model.differences:
+        click.echo(f"  {click.style('differs:', fg='red')} {difference}")

@@ -1,0 +1,175 @@
+"""`trtkit serve`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtkit.cli.options import json_option, quiet_option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.deploy.triton.endpoints import Endpoints, ModelState
+    from trtkit.deploy.triton.local_server import LocalServer, ServeOptions
+    from trtkit.deploy.triton.server_files import ServerFiles
+
+EPILOG = """\b
+Examples:
+  trtkit serve models
+  trtkit serve models --http-port 9000 --grpc-port 9001 --metrics-port 9002
+  trtkit serve models --model-control-mode explicit --load resnet50
+  trtkit serve models --server /opt/tritonserver/bin/tritonserver --quiet
+
+\b
+The server: --server, TRTKIT_TRITON_SERVER, `tritonserver` on PATH, NVIDIA's container,
+an installed nvidia-pytriton, the environment's folder `triton-server`.
+Ctrl-C and SIGTERM stop it. Port 0 is any free one.
+Exit codes: 0 stopped, 1 failed or ended by itself, 2 wrong usage."""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("repository")
+@click.option("--server", metavar="PATH", help="A tritonserver, or the folder of one.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001, show_default=True)
+@click.option("--metrics-port", type=click.IntRange(0, 65535), default=8002, show_default=True)
+@click.option(
+    "--model-control-mode",
+    "control_mode",
+    type=click.Choice(["none", "explicit"]),
+    default="none",
+    show_default=True,
+    help="Load all models, or those of --load and what clients ask for.",
+)
+@click.option("--load", multiple=True, metavar="NAME", help="Load this model; may be given again.")
+@json_option
+@quiet_option
+def command(repository: str, load: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
+    """Serve REPOSITORY with the tritonserver of this machine.
+
+    Checks the repository, starts the server where this machine alone reaches it, and says which models are ready. Its
+    log goes to stderr; with --quiet only warnings and errors. With --json stdout is one line, once models are loaded.
+    """
+    from trtkit.deploy.triton.extra import require_extra
+
+    require_extra()
+    from trtkit.deploy.triton.local_server import LocalServer
+
+    if load and options["control_mode"] == "none":
+        raise click.UsageError("--load needs --model-control-mode explicit")
+    files = _find_server(options["server"], Path(repository))
+    serve_options = _options(Path(repository), files, load, options)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with LocalServer(files, serve_options, _log_to_stderr(quiet=quiet)) as server:
+            _serve(server, as_json=as_json)
+    except KeyboardInterrupt:
+        click.echo("stopped", err=True)
+        sys.exit(0)
+
+
+def _interrupt(_signal: int, _frame: object) -> None:
+    """Take SIGTERM as Ctrl-C: a server is stopped by either."""
+    raise KeyboardInterrupt
+
+
+def _find_server(given: str | None, repository: Path) -> ServerFiles:
+    """Return the server to start; where there is none, the error says which container serves the repository."""
+    from trtkit.deploy.triton.commands import container_facts, docker_command
+    from trtkit.deploy.triton.repository_check import read_repository
+    from trtkit.deploy.triton.server_files import find_server
+    from trtkit.errors import DeployError
+
+    try:
+        return find_server(given)
+    except DeployError as error:
+        if error.where:
+            raise  # one was asked for by name
+        line = docker_command(container_facts(read_repository(repository)), repository)
+        fix = f"{error.fix} puts one into this environment; or serve it from NVIDIA's container:\n  {line}"
+        raise DeployError(error.what, fix=fix) from None
+
+
+def _options(repository: Path, files: ServerFiles, load: tuple[str, ...], options: dict[str, Any]) -> ServeOptions:
+    """Return how to serve, the repository checked. Raises ProblemsError, DeployError."""
+    from trtkit.deploy.triton.local_server import ServeOptions
+    from trtkit.deploy.triton.repository_check import check_repository, needed_flags
+    from trtkit.errors import DeployError
+
+    mode = options["control_mode"]
+    endpoints = _endpoints(options)
+    if mode == "explicit" and not endpoints.is_loopback:
+        what = "with `--model-control-mode explicit` whoever reaches the server can load code into it"
+        raise DeployError(what, f"--host {endpoints.host}", "leave out one of the two")
+    models = check_repository(repository, files, load) if mode == "none" or load else []
+    return ServeOptions(repository, endpoints, mode, load, needed_flags(models, files))
+
+
+def _endpoints(options: dict[str, Any]) -> Endpoints:
+    from trtkit.deploy.triton.endpoints import Endpoints, free_ports
+
+    free = free_ports()
+    return Endpoints(
+        options["host"],
+        options["http_port"] or free.http_port,
+        options["grpc_port"] or free.grpc_port,
+        options["metrics_port"] or free.metrics_port,
+    )
+
+
+def _log_to_stderr(*, quiet: bool) -> Callable[[str], None]:
+    from trtkit.deploy.triton.server_log import is_noise, level
+
+    def show(line: str) -> None:
+        if not is_noise(line) and not (quiet and level(line) == "I"):
+            click.echo(line, err=True)
+
+    return show
+
+
+def _serve(server: LocalServer, *, as_json: bool) -> None:
+    """Wait for the models, say how it went, and wait for the end. Raises DeployError where the server ends itself."""
+    from trtkit.deploy.triton.endpoints import server_version
+    from trtkit.errors import DeployError
+
+    endpoints, files = server.options.endpoints, server.files
+    click.echo(f"starting {files.binary} ({files.found})", err=True)
+    if not endpoints.is_loopback:
+        click.echo(f"warning: other machines can reach {endpoints.host}; Triton asks nobody who they are", err=True)
+    states = server.wait_ready()
+    version = server_version(endpoints)
+    if as_json:
+        click.echo(json.dumps(_report(server, version, states)))
+    else:
+        _print(endpoints, version, states)
+    if states and not any(state.is_ready for state in states):
+        raise DeployError("no model could be loaded", str(server.options.repository), "the reasons stand above")
+    server.wait()
+    raise server.death()
+
+
+def _report(server: LocalServer, version: str, states: list[ModelState]) -> dict[str, Any]:
+    ends = server.options.endpoints
+    return {
+        "server": {"binary": str(server.files.binary), "version": version, "pid": server.pid},
+        "http": ends.http,
+        "grpc": ends.grpc,
+        "metrics": ends.metrics,
+        "models": [vars(state) for state in states],
+    }
+
+
+def _print(endpoints: Endpoints, version: str, states: list[ModelState]) -> None:
+    """Print one line a model and one an endpoint."""
+    for state in states:
+        words = "ready" if state.is_ready else f"failed: {' '.join(state.reason.split())}"
+        click.echo(f"{state.name}  version {state.version}  {words}")
+    click.echo(f"Triton {version} at {endpoints.http}, {endpoints.grpc}, metrics {endpoints.metrics}")
+    click.echo("Ctrl-C stops it")

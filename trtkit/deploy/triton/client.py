@@ -1,0 +1,210 @@
+"""Ask a Triton server, over HTTP or gRPC, what it serves, and for an answer."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
+from urllib.parse import urlsplit
+
+import numpy as np
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from trtkit.errors import DeployError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+Array = np.ndarray[Any, Any]
+Protocol = Literal["http", "grpc"]
+_SCHEMES: dict[str, tuple[Protocol, bool]] = {
+    "http": ("http", False), "https": ("http", True), "grpc": ("grpc", False), "grpcs": ("grpc", True),
+}  # fmt: skip
+_FORMS = "use http://HOST:PORT, grpc://HOST:PORT or HOST:PORT"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server is. target: `host:port`."""
+
+    protocol: Protocol
+    target: str
+    is_tls: bool
+
+    def __str__(self) -> str:
+        return f"{self.protocol}{'s' if self.is_tls else ''}://{self.target}"
+
+
+@dataclass(frozen=True)
+class ServedTensor:
+    """An input or output as the server has it, with the batch axis. dtype: Triton's name, such as FP32 or BYTES."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ServedInterface:
+    """What a model takes and gives. steps: the models of an ensemble. is_decoupled: its answers are streamed."""
+
+    name: str
+    versions: tuple[str, ...]
+    inputs: tuple[ServedTensor, ...]
+    outputs: tuple[ServedTensor, ...]
+    max_batch_size: int
+    steps: tuple[str, ...]
+    is_decoupled: bool
+
+
+def parse_url(url: str, protocol: Protocol | None = None) -> Address:
+    """Return the address in `url`, HTTP's where neither it nor `protocol` says otherwise. Raises DeployError."""
+    scheme, separator, rest = url.partition("://")
+    found, is_tls = (protocol or "http", False) if not separator else _SCHEMES.get(scheme, ("", False))
+    target = (rest if separator else url).rstrip("/")
+    try:
+        parts = urlsplit(f"//{target}")
+        is_target = bool(parts.hostname) and parts.port is not None and parts.netloc == target and "@" not in target
+    except ValueError:
+        is_target = False
+    if not is_target or not found:
+        raise DeployError(f"`{url}` is no server's address", fix=_FORMS)
+    if protocol not in {None, found}:
+        raise DeployError(f"`{url}` is not for {protocol}", "--protocol", "leave it out, or change the URL")
+    return Address("grpc" if found == "grpc" else "http", target, is_tls)
+
+
+class Client:
+    """A connection to a server. Every call raises DeployError where the server does not answer or refuses."""
+
+    def __init__(self, address: Address, timeout_s: float) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+        self._client: Any
+        if address.protocol == "grpc":
+            import tritonclient.grpc as module
+
+            self._client = module.InferenceServerClient(address.target, ssl=address.is_tls)
+            self._limit = {"client_timeout": timeout_s}
+        else:
+            import tritonclient.http as module
+
+            times = {"connection_timeout": timeout_s, "network_timeout": timeout_s}
+            self._client = module.InferenceServerClient(address.target, ssl=address.is_tls, **times)
+            self._limit = {}
+        self._module = module
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def is_live(self) -> bool:
+        """Whether the server runs."""
+        with self._errors():
+            return bool(self._client.is_server_live(**self._limit))
+
+    def is_ready(self) -> bool:
+        """Whether the server takes requests."""
+        with self._errors():
+            return bool(self._client.is_server_ready(**self._limit))
+
+    def version(self) -> str:
+        """Return Triton's version."""
+        return str(self._json("get_server_metadata")["version"])
+
+    def index(self) -> list[dict[str, str]]:
+        """Return name, version, state and reason of every model that was loaded or failed to."""
+        found = self._json("get_model_repository_index")
+        models = found.get("models", []) if isinstance(found, dict) else found
+        return [each for each in models if each.get("state")]
+
+    def interface(self, model: str) -> ServedInterface:
+        """Return what a model that is ready takes and gives."""
+        data, config = self._json("get_model_metadata", model), self._json("get_model_config", model)
+        config = config.get("config", config)
+        return ServedInterface(
+            model,
+            tuple(data.get("versions", ())),
+            _tensors(data.get("inputs", [])),
+            _tensors(data.get("outputs", [])),
+            int(config.get("max_batch_size", 0)),
+            tuple(step["model_name"] for step in config.get("ensemble_scheduling", {}).get("step", [])),
+            bool(config.get("model_transaction_policy", {}).get("decoupled", False)),
+        )
+
+    def infer(self, model: str, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        """Return the outputs of one request."""
+        wanted = [self._module.InferRequestedOutput(name) for name in outputs]
+        with self._errors(model):
+            found = self._client.infer(model, self._inputs(inputs), outputs=wanted, **self._limit)
+            return {name: found.as_numpy(name) for name in outputs}
+
+    def stream(self, model: str, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        """Return the outputs of a decoupled model, those of all its responses in a row. Raises DeployError for HTTP."""
+        if self.address.protocol != "grpc":
+            what = f"`{model}` streams its answers, which takes gRPC"
+            raise DeployError(what, str(self.address), "give the gRPC endpoint: grpc://HOST:PORT")
+        answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        parts: dict[str, list[Array]] = defaultdict(list)
+        with self._errors(model):
+            self._client.start_stream(lambda result, error: answers.put((result, error)))
+            try:
+                self._client.async_stream_infer(model, self._inputs(inputs), enable_empty_final_response=True)
+                while (found := self._next(answers, model)) is not None:
+                    for name in outputs:
+                        if (value := found.as_numpy(name)) is not None:
+                            parts[name].append(value.reshape(-1))
+            finally:
+                self._client.stop_stream(cancel_requests=True)
+        return {name: np.concatenate(values) for name, values in parts.items()}
+
+    def _next(self, answers: queue.Queue[tuple[Any, Any]], model: str) -> Any:
+        """Return the stream's next response, None where the last one has come."""
+        try:
+            result, error = answers.get(timeout=self._timeout_s)
+        except queue.Empty:
+            what = f"no answer within {self._timeout_s:g} s"
+            raise DeployError(what, f"{self.address} {model}", "raise `--timeout`") from None
+        if error is not None:
+            raise error
+        response = result.get_response()
+        if response.parameters["triton_final_response"].bool_param and not response.outputs:
+            return None
+        return result
+
+    def _inputs(self, arrays: Mapping[str, Array]) -> list[Any]:
+        found = []
+        for name, value in arrays.items():
+            tensor = self._module.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype))
+            found.append(tensor.set_data_from_numpy(np.ascontiguousarray(value)))
+        return found
+
+    def _json(self, call: str, *arguments: str) -> Any:
+        as_json = {"as_json": True} if self.address.protocol == "grpc" else {}
+        with self._errors(*arguments):
+            return getattr(self._client, call)(*arguments, **as_json, **self._limit)
+
+    @contextlib.contextmanager
+    def _errors(self, model: str = "") -> Iterator[None]:
+        """Turn what the client library raises into DeployError."""
+        where = f"{self.address} {model}".rstrip()
+        try:
+            yield
+        except InferenceServerException as error:
+            if error.status() in {"StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED"} and not model:
+                raise self._unreachable(error.message()) from None
+            raise DeployError(f"the server refuses: {error.message()}", where) from None
+        except (OSError, TimeoutError) as error:
+            raise self._unreachable(str(error)) from None
+
+    def _unreachable(self, reason: str) -> DeployError:
+        fix = "start it with `trtkit serve`, or give its address; HTTP is usually at port 8000, gRPC at 8001"
+        return DeployError(f"no Triton server answers: {reason}", str(self.address), fix)
+
+
+def _tensors(data: Sequence[Mapping[str, Any]]) -> tuple[ServedTensor, ...]:
+    return tuple(ServedTensor(each["name"], each["datatype"], tuple(map(int, each.get("shape", ())))) for each in data)

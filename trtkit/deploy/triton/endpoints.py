@@ -1,0 +1,129 @@
+"""Where a server listens, and what its HTTP endpoint says of itself; needs no client library."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+
+from trtkit.errors import DeployError
+
+_LOOPBACK = ("127.", "localhost", "::1")
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Host and ports of a server."""
+
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        return self.host.startswith(_LOOPBACK)
+
+    @property
+    def http(self) -> str:
+        """URL of the HTTP endpoint, as this machine reaches it."""
+        return f"http://{self._reachable}:{self.http_port}"
+
+    @property
+    def grpc(self) -> str:
+        """URL of the gRPC endpoint, as this machine reaches it."""
+        return f"grpc://{self._reachable}:{self.grpc_port}"
+
+    @property
+    def metrics(self) -> str:
+        """URL of Prometheus' metrics, as this machine reaches it."""
+        return f"http://{self._reachable}:{self.metrics_port}/metrics"
+
+    @property
+    def _reachable(self) -> str:
+        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
+        return f"[{host}]" if ":" in host else host
+
+    def check_free(self) -> None:
+        """Raise DeployError where a port is taken, given twice, or the host is not this machine's."""
+        ports = {"--http-port": self.http_port, "--grpc-port": self.grpc_port, "--metrics-port": self.metrics_port}
+        for option, port in ports.items():
+            if list(ports.values()).count(port) > 1:
+                raise DeployError(f"port {port} is given twice", option, "give each endpoint its own port")
+            _check_free(self.host, port, option)
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """A version of a model on a server. reason: why it is not ready, in the server's words."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes requests."""
+        return self.state == "READY"
+
+
+def free_ports(host: str = "127.0.0.1") -> Endpoints:
+    """Return endpoints on ports that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(3)]
+    try:
+        for each in sockets:
+            each.bind((host, 0))
+        return Endpoints(host, *(each.getsockname()[1] for each in sockets))
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def is_live(endpoints: Endpoints) -> bool:
+    """Whether the server answers; it does once its models are loaded or have failed."""
+    try:
+        with urllib.request.urlopen(f"{endpoints.http}/v2/health/live", timeout=_TIMEOUT_S) as answer:
+            return bool(answer.status == 200)
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def server_version(endpoints: Endpoints) -> str:
+    """Return Triton's version, such as `2.51.0`."""
+    return str(_ask(f"{endpoints.http}/v2", None)["version"])
+
+
+def model_states(endpoints: Endpoints) -> list[ModelState]:
+    """Return every version of every model that the server has loaded or tried to load. Raises DeployError."""
+    index = _ask(f"{endpoints.http}/v2/repository/index", b"{}")
+    return [
+        ModelState(each["name"], each.get("version", ""), each["state"], each.get("reason", ""))
+        for each in index
+        if each.get("state")
+    ]
+
+
+def _ask(url: str, body: bytes | None) -> Any:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=_TIMEOUT_S) as answer:
+            return json.load(answer)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise DeployError(f"the server does not answer: {error}", url) from None
+
+
+def _check_free(host: str, port: int, option: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            what = f"port {port} of {host} cannot be listened on: {(error.strerror or str(error)).lower()}"
+            raise DeployError(what, option, "choose another, or stop what listens there") from None

@@ -1,0 +1,155 @@
+"""A tritonserver on this machine: its program, its backends, and what its Python backend needs to run trtkit."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtkit.errors import DeployError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+VARIABLE = "TRTKIT_TRITON_SERVER"
+# What `make triton` and this command put where `find_server` looks.
+INSTALL = "pip install --no-deps --target {folder} nvidia-pytriton==0.7.0 numpy==1.26.4"
+_BINARY, _WHEEL_ROOT, _STUB = "tritonserver", Path("pytriton/tritonserver"), "triton_python_backend_stub"
+_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+_CONTAINER = Path("/opt/tritonserver/bin/tritonserver")
+
+
+@dataclass(frozen=True)
+class ServerFiles:
+    """A tritonserver. found: how it was found, in words. root: the folder with its `backends`.
+
+    wheel: the folder that nvidia-pytriton was installed into, None for a server that was not; a wheel has its shared
+    libraries beside it, one stub for each version of Python, and none of its backends is complete.
+    """
+
+    binary: Path
+    found: str
+    root: Path
+    wheel: Path | None = None
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Names of its backends, by their library or Python file, and `ensemble`, which is built in."""
+        folders = sorted((self.root / "backends").glob("*"))
+        files = [(folder.name, (f"libtriton_{folder.name}.so", "model.py")) for folder in folders]
+        there = [
+            name for name, known in files if any((self.root / "backends" / name / file).is_file() for file in known)
+        ]
+        return ("ensemble", *there)
+
+    @property
+    def libraries(self) -> tuple[Path, ...]:
+        """Folders of shared libraries that the loader must be told of."""
+        return () if self.wheel is None else (self.wheel / "nvidia_pytriton.libs",)
+
+    @property
+    def caches(self) -> Path | None:
+        """The folder of its response caches."""
+        folder = self.root / "caches"
+        return folder if folder.is_dir() else None
+
+    @property
+    def overlay(self) -> Path | None:
+        """The folder with the NumPy 1 that a wheel's stubs were compiled for, None where there is none."""
+        if self.wheel is None:
+            return None
+        version = self.wheel / "numpy" / "version.py"
+        is_old = version.is_file() and re.search(r"""version = ["']1\.""", version.read_text(encoding="utf-8"))
+        return self.wheel if is_old else None
+
+    def write_backends(self, folder: Path) -> Path | None:
+        """Fill `folder` with a Python backend for the running Python, where the server has none that is complete.
+
+        Returns None where its own backends serve. Raises DeployError where it has no stub for this Python.
+        """
+        if self.wheel is None:
+            return None
+        stub = self.root / "python_backend_stubs" / _PYTHON / _STUB
+        if not stub.is_file():
+            have = ", ".join(sorted(path.name for path in stub.parents[1].glob("*"))) or "none"
+            what = f"the server has no Python stub for Python {_PYTHON}; it has {have}"
+            raise DeployError(what, str(self.root), "run trtkit with one of these, or serve from a container")
+        python = folder / "python"
+        shutil.copytree(self.root / "backends" / "python", python, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(stub, python / _STUB)
+        return folder
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that a server must be started with, the caller's own kept.
+
+        TRTKIT_SITE lets model.py import what this Python has, where the server's is the same; TRTKIT_OVERLAY stands
+        before it.
+        """
+        variables = dict(os.environ) | {"PYTHONDONTWRITEBYTECODE": "1"}
+        places = [str(path) for path in (*self.libraries, *_own_library())]
+        old = variables.get("LD_LIBRARY_PATH")
+        variables["LD_LIBRARY_PATH"] = os.pathsep.join([*places, *([old] if old else [])])
+        if self.wheel is not None or _python_of(self.root / "backends" / "python" / _STUB) == _PYTHON:
+            paths = dict.fromkeys(sysconfig.get_paths()[key] for key in ("purelib", "platlib"))
+            variables["TRTKIT_SITE"] = os.pathsep.join(paths)
+        if self.overlay is not None:
+            variables["TRTKIT_OVERLAY"] = str(self.overlay)
+        return variables
+
+
+def find_server(given: str | None = None, environment: Mapping[str, str] = os.environ) -> ServerFiles:
+    """Return the tritonserver to start. given: a program, or the folder of a server.
+
+    Raises DeployError where `given` is none, or where there is none on this machine, with how to get one.
+    """
+    chosen = given or environment.get(VARIABLE)
+    if chosen:
+        where = "--server" if given else VARIABLE
+        found = _open(Path(chosen), where)
+        if found is None:
+            what = f"`{chosen}` is no tritonserver and no folder of one"
+            raise DeployError(what, where, "give the program, or the folder that `nvidia-pytriton` was installed into")
+        return found
+    for path, words in _usual_places():
+        if (found := _open(path, words)) is not None:
+            return found
+    folder = Path(sys.prefix) / "triton-server"
+    raise DeployError("there is no tritonserver on this machine", fix=f"`{INSTALL.format(folder=folder)}`")
+
+
+def _usual_places() -> Iterator[tuple[Path, str]]:
+    on_path = shutil.which(_BINARY)
+    if on_path is not None:
+        yield Path(on_path), "on PATH"
+    yield _CONTAINER, "of NVIDIA's container"
+    yield Path(sysconfig.get_paths()["purelib"]), "of the installed nvidia-pytriton"
+    yield Path(sys.prefix) / "triton-server", "in the environment's `triton-server`"
+
+
+def _open(path: Path, words: str) -> ServerFiles | None:
+    """Return the server at `path`, a program or a folder, or None."""
+    places = [path] if path.is_file() else [path / _WHEEL_ROOT / "bin" / _BINARY, path / "bin" / _BINARY]
+    for binary in places:
+        if binary.is_file() and os.access(binary, os.X_OK):
+            root = binary.resolve().parent.parent
+            is_wheel = root.parts[-2:] == _WHEEL_ROOT.parts
+            return ServerFiles(binary.resolve(), words, root, root.parents[1] if is_wheel else None)
+    return None
+
+
+def _own_library() -> list[Path]:
+    """Return the folder of this Python's own shared library, which a stub loads, where it is no system folder."""
+    folder, name = sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("INSTSONAME")
+    is_there = folder and name and (Path(folder) / name).is_file()
+    return [Path(folder)] if is_there and not folder.startswith(("/usr/lib", "/lib")) else []
+
+
+def _python_of(stub: Path) -> str | None:
+    """Return the version of Python that a stub was linked with, such as `3.12`."""
+    found = re.search(rb"libpython(3\.\d+)", stub.read_bytes()) if stub.is_file() else None
+    return found.group(1).decode() if found else None
