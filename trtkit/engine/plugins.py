@@ -50,10 +50,11 @@ def register_plugins(backend: Backend, ops: Sequence[str], capabilities: Sequenc
     """Register plugins before a model with them is parsed.
 
     capabilities: SM numbers that the engine is for, those of the GPU here where none are named. Kernels are compiled
-    for the oldest, which newer ones run too. Raises BackendError where there is neither.
+    for the oldest, which newer ones run too. Raises BackendError where there is neither, or one that is too old.
     """
     if not ops:
         return
+    from trtkit.network.aot import COMPUTE_CAPABILITIES
     from trtkit.network.custom_op import find
     from trtkit.network.plugin import define
 
@@ -61,6 +62,9 @@ def register_plugins(backend: Backend, ops: Sequence[str], capabilities: Sequenc
     if not present:
         fix = "name a target with compute capabilities, or leave `custom_ops.plugins` at `never`"
         raise BackendError("plugins are compiled for a GPU: none is named and none is here", "custom_ops.plugins", fix)
+    if min(present) < min(COMPUTE_CAPABILITIES):
+        what = f"kernels of plugins are for SM{min(COMPUTE_CAPABILITIES)} and newer; this is for SM{min(present)}"
+        raise BackendError(what, "custom_ops.plugins", "leave it at `never`")
     module = backend.plugin_module()
     for op in ops:
         define(module, find(op), min(present))

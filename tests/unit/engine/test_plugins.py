@@ -115,6 +115,11 @@ def test_a_backend_without_the_module_says_so() -> None:
     register_plugins(rtx(), [], [])
 
 
+def test_plugins_for_an_old_gpu_are_refused() -> None:
+    with pytest.raises(BackendError, match="kernels of plugins are for SM80 and newer; this is for SM75"):
+        register_plugins(rtx(), ["DeformConv2d"], [75, 89])
+
+
 def test_plugins_for_no_known_gpu_are_refused() -> None:
     with pytest.raises(BackendError, match="plugins are compiled for a GPU: none is named and none is here"):
         register_plugins(rtx(), ["DeformConv2d"], [])
