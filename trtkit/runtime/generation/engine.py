@@ -72,6 +72,11 @@ class Engine:
         """Slots that nobody runs in."""
         return self._state.slots.free
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a slot."""
+        return len(self._waiting)
+
     def submit(self, request: Request) -> None:
         """Take a request. Raises RequestError where no run could serve it, GenerationError where the queue is full."""
         self.check(request)

@@ -6,11 +6,13 @@ import itertools
 import json
 import queue
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
 from trtkit.deploy.triton.backend.llm_answer import pieces
+from trtkit.deploy.triton.backend.llm_metrics import EngineMetrics
 from trtkit.deploy.triton.backend.llm_request import check_parameters, read_asks
 from trtkit.deploy.triton.backend.requests import answer, arrays_of, refusal
 from trtkit.deploy.triton.backend.settings import read_settings, version_folder
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from trtkit.deploy.triton.backend.llm_request import Ask
 
 # How often clients are looked after that may have gone.
-POLL_S = 0.05
+POLL_S, IDLE_S = 0.05, 1.0
 
 
 class Stream:
@@ -44,6 +46,7 @@ class LlmModel:
         self._default_max_tokens = settings["default_max_tokens"]
         options = {name: settings[name] for name in ("slots", "max_queue", "prefill_budget")}
         self._engine = EngineThread(version_folder(args) / "bundle", **options)
+        self._metrics = EngineMetrics(self._engine.frontend.engine, _labels(args))
         self._numbers = itertools.count()
         self._streams: dict[str, Stream] = {}
         self._news: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
@@ -74,18 +77,22 @@ class LlmModel:
         self._sender.join()
 
     def _send_all(self) -> None:
-        """Send news as it comes, and look for clients that have gone."""
+        """Send news as it comes, look for clients that have gone, and tell the metrics."""
+        item: tuple[str, Any] | tuple[()] | None
+        looked_s = 0.0
         while True:
             try:
-                item = self._news.get(timeout=POLL_S if self._streams else None)
+                item = self._news.get(timeout=POLL_S if self._streams else IDLE_S)
             except queue.Empty:
-                self._abort_cancelled()
-                continue
+                item = ()
             if item is None:
                 return
-            name, news = item
-            self._send(name, news)
-            self._abort_cancelled()
+            if item:
+                self._send(*item)
+            if time.monotonic() - looked_s > POLL_S:
+                self._abort_cancelled()
+                self._metrics.update()
+                looked_s = time.monotonic()
 
     def _send(self, name: str, news: Any) -> None:
         stream = self._streams.get(name)
@@ -135,6 +142,10 @@ class _Putter:
 
     def __call__(self, news: Any) -> None:
         self._news.put((self._name, news))
+
+
+def _labels(args: Mapping[str, str]) -> dict[str, str]:
+    return {"model": args["model_name"], "version": args["model_version"]}
 
 
 def _refuse(sender: Any, error: Exception) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from trtkit.errors import TrtkitError
+from trtkit.errors import GenerationError, RequestError, TrtkitError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +30,12 @@ def answer(outputs: Mapping[str, Array]) -> Any:
 
 
 def refusal(error: Exception) -> Any:
-    """Return a response that says what is wrong: the client's fault where it is one of trtkit's errors (HTTP 400)."""
+    """Return a response that says what is wrong.
+
+    Clients get HTTP 400 for one of trtkit's errors, 503 where there is no room now, 500 for what is our fault.
+    """
+    if isinstance(error, GenerationError) and not isinstance(error, RequestError):
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.UNAVAILABLE))
     if isinstance(error, TrtkitError):
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
     log.exception("the model failed", exc_info=error)
