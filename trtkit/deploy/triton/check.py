@@ -65,6 +65,7 @@ def check_server(client: Client, model: str | None, bundle: Bundle | None) -> Se
     """
     if not client.is_live():
         raise DeployError("the server is not live", str(client.address))
+    version = client.version()
     index = client.index()
     name = model or (None if bundle is None else _name_of(bundle, [each["name"] for each in index]))
     chosen = [each for each in index if name in {None, each["name"]}]
@@ -74,7 +75,7 @@ def check_server(client: Client, model: str | None, bundle: Bundle | None) -> Se
     if name is None and not client.is_ready():
         raise DeployError("the server is not ready", str(client.address))
     reports = [_check_model(client, each, bundle) for each in chosen]
-    return ServerReport(str(client.address), client.version(), tuple(reports))
+    return ServerReport(str(client.address), version, tuple(reports))
 
 
 def _name_of(bundle: Bundle, names: Sequence[str]) -> str:

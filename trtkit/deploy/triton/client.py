@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import queue
 from collections import defaultdict
 from dataclasses import dataclass
@@ -114,7 +115,10 @@ class Client:
 
     def version(self) -> str:
         """Return Triton's version."""
-        return str(self._json("get_server_metadata")["version"])
+        found = self._json("get_server_metadata")
+        if not isinstance(found, dict) or "version" not in found:
+            raise self._unreachable("what answers is another kind of server")
+        return str(found["version"])
 
     def index(self) -> list[dict[str, str]]:
         """Return name, version, state and reason of every model that was loaded or failed to."""
@@ -198,7 +202,7 @@ class Client:
             if error.status() in {"StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED"} and not model:
                 raise self._unreachable(error.message()) from None
             raise DeployError(f"the server refuses: {error.message()}", where) from None
-        except (OSError, TimeoutError) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:
             raise self._unreachable(str(error)) from None
 
     def _unreachable(self, reason: str) -> DeployError:

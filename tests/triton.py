@@ -1,0 +1,76 @@
+"""A real tritonserver for tests, and small models of Triton's Python backend for it to serve."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.deploy.triton.endpoints import free_ports
+from trtkit.deploy.triton.local_server import LocalServer, ServeOptions
+from trtkit.deploy.triton.repository_check import needed_flags, read_repository
+from trtkit.deploy.triton.server_files import find_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from trtkit.deploy.triton.endpoints import ModelState
+
+# What `make triton` installs; a test that needs it fails with how to get it where it is missing.
+START_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server. states: of its models, once all were loaded or had failed."""
+
+    server: LocalServer
+    states: dict[str, ModelState]
+
+    @property
+    def http(self) -> str:
+        """`host:port` of the HTTP endpoint, as tritonclient takes it."""
+        return self.server.options.endpoints.http.removeprefix("http://")
+
+    @property
+    def grpc(self) -> str:
+        """`host:port` of the gRPC endpoint, as tritonclient takes it."""
+        return self.server.options.endpoints.grpc.removeprefix("grpc://")
+
+    @property
+    def metrics(self) -> str:
+        """URL of Prometheus' metrics."""
+        return self.server.options.endpoints.metrics
+
+    @property
+    def log(self) -> str:
+        """All that the server and its models have printed."""
+        return self.server.log.text
+
+
+@contextlib.contextmanager
+def serving(repository: Path, *flags: str) -> Iterator[Served]:
+    """Serve a repository as it is, unchecked, on free ports; the server ends with the block. Share one in a file.
+
+    flags: of tritonserver, beside those that `trtkit serve` gives for the repository's configurations.
+    """
+    files = find_server()
+    given = (*needed_flags(read_repository(repository), files), *flags)
+    options = ServeOptions(repository, free_ports(), flags=given, exit_timeout_s=2)
+    with LocalServer(files, options) as server:
+        states = server.wait_ready(START_TIMEOUT_S)
+        yield Served(server, {state.name: state for state in states})
+
+
+def python_model(repository: Path, name: str, code: str, config: str) -> Path:
+    """Write a model of the Python backend that runs on the CPU, version 1; return its folder.
+
+    config: what stands in config.pbtxt beside name, backend and instances. code: of `model.py`.
+    """
+    folder = repository / name
+    (folder / "1").mkdir(parents=True)
+    head = f'name: "{name}"\nbackend: "python"\ninstance_group {{ kind: KIND_CPU }}\n'
+    (folder / "config.pbtxt").write_text(head + config)
+    (folder / "1" / "model.py").write_text(code)
+    return folder
