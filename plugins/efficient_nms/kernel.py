@@ -65,6 +65,25 @@ def _best(
 
 
 @triton.jit
+def _write(
+    boxes_ptr, scores_ptr, kept, C, found, MOST: tl.constexpr, HAS_SIGMOID: tl.constexpr, ROOM: tl.constexpr
+):  # fmt: skip
+    """Write what was found, then zeros. kept: boxes, scores, and numbers of pairs, which become their classes."""
+    kept_boxes_ptr, kept_scores_ptr, numbers_ptr = kept
+    turn = tl.arange(0, ROOM)
+    is_found, is_there = turn < found, turn < MOST
+    number = tl.load(numbers_ptr + turn, mask=is_found, other=0)
+    score = tl.load(scores_ptr + number, mask=is_found, other=0.0).to(tl.float32)
+    score = tl.where(is_found, _activated(score, HAS_SIGMOID), 0.0)
+    tl.debug_barrier()  # all numbers are read
+    tl.store(numbers_ptr + turn, number % C, mask=is_there)
+    tl.store(kept_scores_ptr + turn, score.to(kept_scores_ptr.dtype.element_ty), mask=is_there)
+    for side in tl.static_range(4):
+        end = tl.load(boxes_ptr + number // C * 4 + side, mask=is_found, other=0.0)
+        tl.store(kept_boxes_ptr + turn * 4 + side, end, mask=is_there)
+
+
+@triton.jit
 def efficient_nms(
     boxes_ptr, scores_ptr, S, C, count_ptr, kept_boxes_ptr, kept_scores_ptr, kept_classes_ptr,
     MOST: tl.constexpr, IOU: tl.constexpr, SCORE: tl.constexpr, IS_CENTERED: tl.constexpr, HAS_SIGMOID: tl.constexpr,
@@ -97,18 +116,8 @@ def efficient_nms(
         if found == MOST:
             top = tl.full((), NONE, tl.int64)
     tl.store(count_ptr + image, found)
-    turn = tl.arange(0, ROOM)
-    is_found = turn < found
-    number = tl.load(numbers + turn, mask=is_found, other=0)
-    score = tl.load(scores + number, mask=is_found, other=0.0).to(tl.float32)
-    score = tl.where(is_found, _activated(score, HAS_SIGMOID), 0.0)
-    tl.debug_barrier()  # all numbers are read
-    at = image * MOST + turn
-    tl.store(kept_classes_ptr + at, number % C, mask=turn < MOST)
-    tl.store(kept_scores_ptr + at, score.to(kept_scores_ptr.dtype.element_ty), mask=turn < MOST)
-    for side in tl.static_range(4):
-        end = tl.load(boxes + number // C * 4 + side, mask=is_found, other=0.0)
-        tl.store(kept_boxes_ptr + at * 4 + side, end, mask=turn < MOST)
+    kept = kept_boxes_ptr + image * MOST * 4, kept_scores_ptr + image * MOST, numbers
+    _write(boxes, scores, kept, C, found, MOST, HAS_SIGMOID, ROOM)
 
 
 def plan(

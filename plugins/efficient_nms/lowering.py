@@ -12,6 +12,7 @@ from trtkit.network.lowering.boxes import corners, overlaps
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trtkit.dtypes import DType
     from trtkit.network.lowering.ops import Ops, T
 
     from .op import EfficientNmsAttributes
@@ -52,15 +53,22 @@ def lower(o: Ops[T], inputs: Sequence[T | None], attributes: EfficientNmsAttribu
             return [o.select(o.binary("or", is_best, hit), gone, left), turns, turn - 1.0, ends, numbers]
 
         turns = o.repeat(most, [left, given * 0.0, turn, ends, numbers], step)[1]
-        value, at = o.top_k(o.pad(o.reshape(turns, [0, -1]), 1, 0, most), most)  # [B, M]
-        is_kept = o.cast(value > 0.0, INT32)
-        at = at * is_kept
-        kept = o.cast(is_kept, FP32)
-        box = o.unsqueeze(o.binary("floor_div", at, classes), 2)
-        found = o.gather_nd(o.cast(boxes, FP32), box, batch_dims=1) * o.unsqueeze(kept, 2)
-        score = o.gather_elements(o.reshape(given, [0, -1]), at, 1) * kept
-        count = o.cast(o.reduce("sum", kept, [1], keep=True), INT32)
-    return [count, o.cast(found, boxes.dtype), o.cast(score, scores.dtype), _kind(o, at, classes)]
+        return _kept(o, (boxes, scores.dtype, given), turns, most)
+
+
+def _kept(o: Ops[T], given: tuple[T, DType, T], turns: T, most: int) -> list[T]:
+    """Return the outputs, zero where there is nothing. given: boxes, the type of scores, scores as compared."""
+    boxes, dtype, scores = given
+    classes = scores.shape[2]
+    value, at = o.top_k(o.pad(o.reshape(turns, [0, -1]), 1, 0, most), most)  # [B, M]
+    is_kept = o.cast(value > 0.0, INT32)
+    at = at * is_kept
+    kept = o.cast(is_kept, FP32)
+    box = o.unsqueeze(o.binary("floor_div", at, classes), 2)
+    found = o.gather_nd(o.cast(boxes, FP32), box, batch_dims=1) * o.unsqueeze(kept, 2)
+    score = o.gather_elements(o.reshape(scores, [0, -1]), at, 1) * kept
+    count = o.cast(o.reduce("sum", kept, [1], keep=True), INT32)
+    return [count, o.cast(found, boxes.dtype), o.cast(score, dtype), _kind(o, at, classes)]
 
 
 def _kind(o: Ops[T], number: T, classes: int) -> T:
