@@ -28,6 +28,9 @@ def built(trtkit: Callable[..., Ran], form: str) -> dict[str, int]:
     ran = trtkit("build", "--config", "m.yaml", "--set", f"custom_ops.form={form}", "--out", form, "--json")
     assert ran.code == 0, ran.err
     manifest = ran.json()["manifest"]
+    steps = {step["name"]: step["detail"] for step in manifest["steps"]}
+    said = steps.get("custom ops", "none")  # a hybrid's are those of its ONNX parts
+    assert said.endswith(f"; form {form}") is (form != "grid_sample" and said != "none")
     assert manifest["config"]["custom_ops"]["form"] == form
     layers: dict[str, int] = manifest["totals"]["layers_by_type"]
     return layers

@@ -85,9 +85,11 @@ def lower(
     for_plugins: nodes that a plugin can be stay calls of their function, for `onnx_plugins.use_plugins`.
     """
     model, detail = _replaced(model, _handlers(), is_final=is_final, form=form, for_plugins=for_plugins)
-    if detail != "none":
-        inline(model)
-    return model, detail
+    if detail == "none":
+        return model, detail
+    inline(model)
+    has_form = any(form in op.forms[1:] and f" {op.name} " in f" {detail} " for op in load_ops().values())
+    return model, f"{detail}; form {form}" if has_form else detail
 
 
 def pad(model: onnx.ModelProto) -> onnx.ModelProto:
