@@ -86,7 +86,7 @@ def release_warning(release: Release) -> str | None:
     """Return why the release should not be used, None where it may."""
     if release.is_safe:
         return None
-    return f"Triton {release.name} has published security holes: use {MINIMUM_RELEASE} or newer"
+    return f"Triton {release.name} is older than {MINIMUM_RELEASE}; NVIDIA's security bulletins name faults of its like"
 
 
 def running_release(environment: Mapping[str, str] = os.environ) -> Release | None:

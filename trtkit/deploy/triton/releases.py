@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import yaml
 
 from trtkit.errors import DeployError
 
-# Older releases have published holes, among them those of NVIDIA's security bulletin of August 2025.
+# The oldest that trtkit takes for safe: NVIDIA's security bulletins of 2025 and 2026 name faults of older releases.
 MINIMUM_RELEASE = "26.03"
 SUPPORT_MATRIX = "https://docs.nvidia.com/deeplearning/frameworks/support-matrix/index.html"
 
@@ -28,7 +28,7 @@ class Release:
     tensorrt: str | None
     cuda: str | None
     python: str | None
-    sources: dict[str, str]
+    sources: dict[str, str] = field(hash=False)
     read: str
 
     @property
