@@ -48,6 +48,17 @@ def test_both_forms_of_an_onnx_model_are_built_and_equal(trtkit: Callable[..., R
     assert relative_rms(found["gather"], found["grid_sample"]) <= 1e-5
 
 
+@pytest.mark.parametrize(("form", "other"), [("grid_sample", "; form gather"), ("gather", "")])
+def test_verify_computes_what_onnx_runtime_lacks_in_the_other_form(
+    form: str, other: str, trtkit: Callable[..., Ran], workspace: Path
+) -> None:
+    onnx.save(custom_op_models.mmcv_deform_conv(1), "m.onnx")
+    (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\nverify: {random_shapes: 0}\n")
+    ran = trtkit("verify", "m.yaml", "--set", f"custom_ops.form={form}", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json()["reference"].endswith(f"from mmcv::MMCVModulatedDeformConv2d{other}")
+
+
 @pytest.mark.parametrize(("form", "samples"), [("grid_sample", 1), ("planes", 2), ("gather", 0)])
 def test_every_form_of_a_volume_verifies(form: str, samples: int, trtkit: Callable[..., Ran], workspace: Path) -> None:
     node = helper.make_node("GridSample", ["x", "grid"], ["y"], "sample", mode="linear", padding_mode="border")

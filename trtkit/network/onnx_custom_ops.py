@@ -70,7 +70,7 @@ def _replaced(
     if not rewrite.done:
         return original, "none"
     _add_functions(rewrite)
-    said = _said(rewrite.done)
+    said = _said(rewrite.done, rewrite.form)
     onnx.helper.set_model_props(
         model, {entry.key: entry.value for entry in model.metadata_props} | {METADATA_KEY: said}
     )
@@ -85,11 +85,9 @@ def lower(
     for_plugins: nodes that a plugin can be stay calls of their function, for `onnx_plugins.use_plugins`.
     """
     model, detail = _replaced(model, _handlers(), is_final=is_final, form=form, for_plugins=for_plugins)
-    if detail == "none":
-        return model, detail
-    inline(model)
-    has_form = any(form in op.forms[1:] and f" {op.name} " in f" {detail} " for op in load_ops().values())
-    return model, f"{detail}; form {form}" if has_form else detail
+    if detail != "none":
+        inline(model)
+    return model, detail
 
 
 def pad(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -224,5 +222,9 @@ def _add_functions(rewrite: _Rewrite) -> None:
     rewrite.knowledge.annotate(model)
 
 
-def _said(done: Counter[tuple[str, str]]) -> str:
-    return ", ".join(f"{count} {op} from {label}" for (label, op), count in done.items())
+def _said(done: Counter[tuple[str, str]], form: str | None) -> str:
+    """Return what was replaced by what, and in which form where it is not the first."""
+    ops = load_ops()
+    has_form = any(form in ops[name].forms[1:] for _, name in done)
+    said = ", ".join(f"{count} {op} from {label}" for (label, op), count in done.items())
+    return f"{said}; form {form}" if has_form else said

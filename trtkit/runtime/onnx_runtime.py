@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     import onnx
 
 
-def onnx_runtime_session(path: Path, model: onnx.ModelProto | None = None, *, optimize: bool = True) -> Any:
+def onnx_runtime_session(
+    path: Path, model: onnx.ModelProto | None = None, *, optimize: bool = True, form: str = GATHER
+) -> Any:
     """Return a CPU session on `path`, or on `model` read from it.
 
     A model of a newer IR version than ONNX Runtime knows is given to it as the newest one that it does: the versions
     differ in fields that such a model does not use. Operators that it lacks and trtkit has are given to it as
-    functions, in the form that samples by gathers, not the one that is built; and so are those whose outputs have a
-    fixed size in an engine only. Raises SourceError where it refuses.
+    functions, in a form that need not be the one that is built; and so are those whose outputs have a fixed size in an
+    engine only. Raises SourceError where it refuses.
     """
     import onnxruntime
 
@@ -38,7 +40,7 @@ def onnx_runtime_session(path: Path, model: onnx.ModelProto | None = None, *, op
     try:
         return _session(model or path, options)
     except Exception as error:
-        replaced, said = onnx_custom_ops.replace(model or onnx_file.read_model(path), form=GATHER)
+        replaced, said = onnx_custom_ops.replace(model or onnx_file.read_model(path), form=form)
         if said != "none":
             return _session(replaced, options)
         raise SourceError(f"ONNX Runtime cannot load the model: {error}", str(path)) from None

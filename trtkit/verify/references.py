@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from trtkit.errors import SourceError
+from trtkit.network.lowering.sampling import GATHER, GRID_SAMPLE
 from trtkit.network.onnx_custom_ops import METADATA_KEY
 from trtkit.runtime.onnx_runtime import onnx_runtime_session
 from trtkit.sources import hf_vision, package_file, torch_export
@@ -35,13 +36,14 @@ class Reference(Protocol):
 
 @dataclass
 class OnnxRuntimeReference:
-    """ONNX Runtime on CPU. Inputs are converted to the types that the model takes."""
+    """ONNX Runtime on CPU. Inputs are converted to the types that the model takes. form: of ops that it lacks."""
 
     path: Path
     description: str
+    form: str = GATHER
 
     def __post_init__(self) -> None:
-        self._session = onnx_runtime_session(self.path)
+        self._session = onnx_runtime_session(self.path, form=self.form)
         replaced = self._session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
         if replaced:
             self.description += f", with trtkit's functions for {replaced}"
@@ -102,14 +104,19 @@ def choose_reference(config: ModelConfig, against: str | None, origin: Origin) -
         raise SourceError(f"the source {change}", "--against torch", "build the bundle again, or leave out --against")
     if change or (against == "onnxruntime" and source.onnx is None):
         own = "ONNX Runtime on the network's own ONNX file"
-        return OnnxRuntimeReference(origin.onnx, f"{own}; the source {change}" if change else own)
+        return OnnxRuntimeReference(origin.onnx, f"{own}; the source {change}" if change else own, _other(config))
     if source.onnx is not None:
         path = package_file.resolve(source.onnx, source.requires)
-        return OnnxRuntimeReference(path, f"ONNX Runtime on {path.name}")
+        return OnnxRuntimeReference(path, f"ONNX Runtime on {path.name}", _other(config))
     torch_source = source.torch if source.hf is None else hf_vision.folder_source(Path(source.hf), config.image_size)
     assert torch_source is not None
     module = torch_export.make_module(torch_source, source.requires)
     return TorchReference(module, list(torch_source.inputs), origin.outputs, f"PyTorch on {torch_source.factory}")
+
+
+def _other(config: ModelConfig) -> str:
+    """Return a form of ops that sample that is not the one which is built: two ways that fail differently."""
+    return GRID_SAMPLE if config.custom_ops.form == GATHER else GATHER
 
 
 def _change(source: Source, digests: Sequence[str] | None) -> str:
