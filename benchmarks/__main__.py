@@ -1,6 +1,6 @@
 """Run every benchmark: `python -m benchmarks`."""
 
-from benchmarks import build, generate, llm_build, reference
+from benchmarks import build, generate, llm_build, reference, routes
 
-for module in (build, reference, generate, llm_build):
+for module in (build, reference, generate, llm_build, routes):
     module.main()

@@ -1,115 +1,114 @@
 """Hybrids by both routes: the whole model through ONNX, and ONNX with the network API. Layers, build time, errors.
 
-The models have transformers' classes and published sizes, and random weights. Errors are of the reference executor on
-the network that TensorRT-RTX builds, against transformers in fp32.
+The models are those of `benchmarks.route_models`. Builds of the routes are interleaved; their times are medians, and
+ratios to the whole model through ONNX in the same run. Errors are of the reference executor on the network that
+TensorRT-RTX builds, against transformers in fp32.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.measure import ignore_event, write
+from benchmarks.measure import ignore_event, interleaved, ratio, summary, write
+from benchmarks.route_models import MODELS, save_model
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.build import build_bundle
-from trtkit.engine.cache import cache_folder
 from trtkit.verify.verify import Request, verify_bundle
 
+if TYPE_CHECKING:
+    from trtkit.engine.bundle import Bundle
+
 ROUTES = {"onnx": {"route": "onnx"}, "fused": {"compose": "fused"}, "chained": {"compose": "chained"}}
-DOCS = Path(__file__).parents[1] / "docs" / "hybrids.md"
+ROOT = Path(__file__).parents[1]
+DOCS, README = ROOT / "docs" / "hybrids.md", ROOT / "README.md"
 MARKS = ("<!-- routes -->", "<!-- end of routes -->")
-_R50 = {"model_type": "resnet", "depths": [3, 4, 6, 3], "hidden_sizes": [256, 512, 1024, 2048], "embedding_size": 64}
-_TINY = {"model_type": "resnet", "depths": [1, 1, 1, 1], "hidden_sizes": [16, 24, 32, 40], "embedding_size": 16}
-_C5 = {"out_features": ["stage4"]}
-_C3_TO_C5 = {"out_features": ["stage2", "stage3", "stage4"], "model_type": "rt_detr_resnet"}
-_DETR = {"use_timm_backbone": False, "backbone": None, "num_labels": 91}
-_TINY_DETR = {
-    "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "num_queries": 20,
-}  # fmt: skip
-_TINY_RT = {
-    **_TINY_DETR, "encoder_layers": 1, "encoder_hidden_dim": 32, "encoder_in_channels": [24, 32, 40],
-    "decoder_in_channels": [32, 32, 32],
-}  # fmt: skip
-_TINY_VIT = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
-
-# Name: model type, class, config, image size.
-MODELS: dict[str, tuple[str, str, dict[str, Any], tuple[int, int]]] = {
-    "vit-tiny": ("vit", "ViTForImageClassification", {**_TINY_VIT, "image_size": 64, "patch_size": 16}, (64, 64)),
-    "vit-base": ("vit", "ViTForImageClassification", {"num_labels": 1000}, (224, 224)),
-    "detr-tiny": (
-        "detr",
-        "DetrForObjectDetection",
-        {**_DETR, **_TINY_DETR, "backbone_config": {**_TINY, **_C5}},
-        (128, 160),
-    ),
-    "detr-r50": ("detr", "DetrForObjectDetection", {**_DETR, "backbone_config": {**_R50, **_C5}}, (800, 1056)),
-    "rt-detr-v2-tiny": (
-        "rt_detr_v2",
-        "RTDetrV2ForObjectDetection",
-        {**_TINY_RT, "backbone_config": {**_TINY, **_C3_TO_C5}},
-        (128, 160),
-    ),
-    "rt-detr-v2-r50": (
-        "rt_detr_v2",
-        "RTDetrV2ForObjectDetection",
-        {"backbone_config": {**_R50, **_C3_TO_C5}},
-        (640, 640),
-    ),
-}
+REPEATS = 3
 
 
-def model_folder(name: str) -> Path:
-    """Return a folder with the model as transformers saves it, made where it is not there yet."""
-    folder = cache_folder().parent / "trtkit-benchmarks" / name
-    if not (folder / "model.safetensors").exists():
-        _save(name, folder)
-    return folder
+def main() -> None:
+    """Measure and write the results, tiny models in every way."""
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="trtkit-routes-") as scratch:
+        for name in MODELS:
+            save_model(name, Path(scratch) / name)
+            routes = list(ROUTES) if name.endswith("tiny") else ["onnx", "fused"]
+            for precision in ("fp32", "fp16"):
+                results.setdefault(name, {})[precision] = figures(Path(scratch) / name, routes, precision)
+                print(name, precision, json.dumps(results[name][precision]), flush=True)
+    print(write("routes", {"repeats": REPEATS, "note": _NOTE, "routes": results}))
+    write_docs(results)
 
 
-def _save(name: str, folder: Path) -> None:
-    """Write random weights that keep activations in range: He for convolutions, which feature maps then differ by."""
-    import torch
-    import transformers
-
-    torch.manual_seed(0)
-    model_type, architecture, fields, _ = MODELS[name]
-    model = getattr(transformers, architecture)(transformers.AutoConfig.for_model(model_type, **fields))
-    for weight in model.parameters():
-        if weight.dim() > 1:
-            deviation = (2.0 if weight.dim() == 4 else 1.0) ** 0.5 * weight[0].numel() ** -0.5
-            torch.nn.init.normal_(weight, 0.0, deviation)
-    model.save_pretrained(folder)
+_NOTE = "a shared machine: compare times of one model and type only; medians of interleaved builds, batches of one"
 
 
-def figures(name: str, route: str, precision: str) -> dict[str, Any]:
-    """Build and verify a model by one route, for batches of one."""
-    config = ModelConfig.model_validate(
-        {
-            "name": name,
-            "source": {"hf": str(model_folder(name))},
-            "image_size": MODELS[name][3],
-            "precision": precision,
-            "profiles": [{"batch": 1}],
-            "verify": {"pair_rows": name.startswith("rt-detr")},
-            **ROUTES[route],
-        }
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        bundle = build_bundle(config, Path(folder) / "bundle", ignore_event, use_cache=False).bundle
-        found = verify_bundle(bundle, Request(corners=False), ignore_event)
-    manifest = bundle.manifest
+def figures(folder: Path, routes: list[str], precision: str) -> dict[str, Any]:
+    """Build the model in a folder by every route in turn, then verify each once."""
+    configs = {route: _config(folder, route, precision) for route in routes}
+    outs = {route: folder.with_name(f"{folder.name}-{precision}-{route}") for route in routes}
+
+    def build(route: str) -> Bundle:
+        return build_bundle(configs[route], outs[route], ignore_event, use_cache=False).bundle
+
+    built = interleaved({route: partial(build, route) for route in routes}, REPEATS, warmups=0)
+    times = {route: [_times(bundle) for bundle in bundles] for route, bundles in built.items()}
     return {
-        "layers": manifest.totals["layers"],
-        "attention_layers": manifest.totals["layers_by_type"].get("ATTENTION_INPUT", 0),
-        "engine_mib": round(sum(engine.size_bytes for engine in manifest.engines) / 2**20, 1),
-        "prepare_s": manifest.metrics.prepare_s,
-        "build_s": round(manifest.metrics.parse_s + manifest.metrics.describe_s + manifest.metrics.build_s, 2),
-        "peak_memory_mib": manifest.metrics.peak_memory_mib,
+        route: {**_times_beside(times[route], times["onnx"]), **_sizes(built[route][-1]), **_errors(built[route][-1])}
+        for route in routes
+    }
+
+
+def _config(folder: Path, route: str, precision: str) -> ModelConfig:
+    """Return what is built, for batches of one."""
+    fields = {
+        "name": folder.name,
+        "source": {"hf": str(folder)},
+        "image_size": MODELS[folder.name][3],
+        "precision": precision,
+        "profiles": [{"batch": 1}],
+        "verify": {"pair_rows": folder.name.startswith("rt-detr")},
+        **ROUTES[route],
+    }
+    return ModelConfig.model_validate(fields)
+
+
+def _times(bundle: Bundle) -> dict[str, float]:
+    """Return the seconds of making the network's ONNX, and of writing and building it."""
+    metrics = bundle.manifest.metrics
+    return {"prepare_s": metrics.prepare_s, "build_s": metrics.parse_s + metrics.describe_s + metrics.build_s}
+
+
+def _times_beside(times: list[dict[str, float]], onnx: list[dict[str, float]]) -> dict[str, Any]:
+    """Return the spread of each time, and its median beside that of the whole model through ONNX."""
+    found: dict[str, Any] = {}
+    for key in ("prepare_s", "build_s"):
+        own, other = [item[key] for item in times], [item[key] for item in onnx]
+        found[key], found[f"{key.removesuffix('_s')}_beside_onnx"] = summary(own), ratio(own, other)
+    return found
+
+
+def _sizes(bundle: Bundle) -> dict[str, Any]:
+    """Return what the network and its engines are made of."""
+    totals = bundle.manifest.totals
+    return {
+        "layers": totals["layers"],
+        "attention_layers": totals["layers_by_type"].get("ATTENTION_INPUT", 0),
+        "engine_mib": round(sum(engine.size_bytes for engine in bundle.manifest.engines) / 2**20, 1),
+        "peak_memory_mib": bundle.manifest.metrics.peak_memory_mib,
+    }
+
+
+def _errors(bundle: Bundle) -> dict[str, Any]:
+    """Return how far outputs and parts are from transformers'."""
+    found = verify_bundle(bundle, Request(corners=False), ignore_event)
+    return {
         "relative_rms_error": {key: value["relative_rms_error"] for key, value in found["outputs"].items()},
         "cosine": {key: value["cosine"] for key, value in found["outputs"].items()},
+        "unpaired_rows": None if found["rows"] is None else found["rows"]["unpaired"],
         "parts": {part["name"]: part["relative_rms_error"] for part in found["parts"]},
         "passed": found["passed"],
     }
@@ -117,42 +116,48 @@ def figures(name: str, route: str, precision: str) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     """Return the results as the rows that docs/hybrids.md shows."""
-    titles = ("layers", "attention layers", "engine, MiB", "prepare, s", "write and build, s", "error")
+    titles = ("layers", "attention layers", "engine, MiB", "prepare", "write and build", "error")
     head = f"| model | type | route | {' | '.join(titles)} |"
     rows = [head, "| --- | --- | --- | --: | --: | --: | --: | --: | --- |"]
     for name, precisions in results.items():
         for precision, routes in precisions.items():
             for route, found in routes.items():
-                errors = ", ".join(_error(key, value) for key, value in found["relative_rms_error"].items())
-                numbers = [found[key] for key in ("layers", "attention_layers", "engine_mib", "prepare_s", "build_s")]
-                cells = [name, precision, route, *(str(number) for number in numbers), errors]
-                rows.append(f"| {' | '.join(cells)} |")
+                numbers = [str(found[key]) for key in ("layers", "attention_layers", "engine_mib")]
+                times = [_time(found, key) for key in ("prepare", "build")]
+                rows.append(f"| {' | '.join([name, precision, route, *numbers, *times, _errors_text(found)])} |")
     return "\n".join(rows) + "\n"
 
 
-def _error(name: str, error: float | None) -> str:
-    return f"{name} {'not finite' if error is None else f'{error:.1e}'}"
+def short_table(results: dict[str, Any]) -> str:
+    """Return the rows that the README shows: models of published sizes in fp32."""
+    head = "| model | route | layers | prepare | write and build | error |"
+    rows = [head, "| --- | --- | --: | --: | --: | --- |"]
+    for name, precisions in results.items():
+        for route, found in precisions["fp32"].items() if not name.endswith("tiny") else ():
+            times = [f"{found[f'{key}_beside_onnx']:.2f}x" for key in ("prepare", "build")]
+            rows.append(f"| {' | '.join([name, route, str(found['layers']), *times, _errors_text(found)])} |")
+    return "\n".join(rows) + "\n"
+
+
+def _time(found: dict[str, Any], key: str) -> str:
+    return f"{found[f'{key}_s']['median']:.1f} s, {found[f'{key}_beside_onnx']:.2f}x"
+
+
+def _errors_text(found: dict[str, Any]) -> str:
+    """Return every output's error, the share of rows without a partner, and whether all is within the tolerance."""
+    errors = found["relative_rms_error"].items()
+    said = [f"{name} {'not finite' if error is None else f'{error:.1e}'}" for name, error in errors]
+    if found["unpaired_rows"]:
+        said.append(f"{found['unpaired_rows']:.1%} of rows unpaired")
+    return ", ".join([*said, *([] if found["passed"] else ["out of tolerance"])])
 
 
 def write_docs(results: dict[str, Any]) -> None:
-    """Put the table between its marks in docs/hybrids.md."""
-    before, _, rest = DOCS.read_text(encoding="utf-8").partition(MARKS[0])
-    after = rest.partition(MARKS[1])[2]
-    DOCS.write_text(f"{before}{MARKS[0]}\n{table(results)}{MARKS[1]}{after}", encoding="utf-8")
-
-
-def main() -> None:
-    """Measure and write the results, tiny models in every way first."""
-    results: dict[str, Any] = {}
-    for name in sorted(MODELS, key=lambda name: not name.endswith("tiny")):
-        is_tiny = name.endswith("tiny")
-        for precision in ("fp32", "fp16") if is_tiny else ("fp32",):
-            for route in ROUTES if is_tiny else ("onnx", "fused"):
-                results.setdefault(name, {}).setdefault(precision, {})[route] = figures(name, route, precision)
-                print(name, precision, route, json.dumps(results[name][precision][route]), flush=True)
-        path = write("routes", {"routes": results})
-        write_docs(results)
-    print(path)
+    """Put the tables between their marks in docs/hybrids.md and README.md."""
+    for path, text in ((DOCS, table(results)), (README, short_table(results))):
+        before, _, rest = path.read_text(encoding="utf-8").partition(MARKS[0])
+        after = rest.partition(MARKS[1])[2]
+        path.write_text(f"{before}{MARKS[0]}\n{text}{MARKS[1]}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -23,10 +23,11 @@ def test_config_reference_lists_every_key_of_the_top_level() -> None:
     assert [key for key in ModelConfig.model_fields if f"| `{key}` |" not in text] == []
 
 
-def test_table_of_routes_is_that_of_the_results() -> None:
+def test_tables_of_routes_are_those_of_the_results() -> None:
     import json
 
-    from benchmarks.routes import table
+    from benchmarks.routes import README, short_table, table
 
     results = json.loads((DOCS.parent / "benchmarks/results/routes.json").read_text(encoding="utf-8"))["routes"]
+    assert short_table(results) in README.read_text(encoding="utf-8"), "run `python -m benchmarks.routes`"
     assert table(results) in (DOCS / "hybrids.md").read_text(encoding="utf-8"), "run `python -m benchmarks.routes`"
