@@ -63,14 +63,27 @@ def serving(repository: Path, *flags: str) -> Iterator[Served]:
         yield Served(server, {state.name: state for state in states})
 
 
+# What `trtkit deploy` writes too: the server's Python finds the packages of this one, behind a NumPy that fits it.
+PREAMBLE = """\
+import os
+import site
+import sys
+
+for folder in filter(None, os.environ.get("TRTKIT_SITE", "").split(os.pathsep)):
+    site.addsitedir(folder)
+if os.environ.get("TRTKIT_OVERLAY"):
+    sys.path.insert(0, os.environ["TRTKIT_OVERLAY"])
+"""
+
+
 def python_model(repository: Path, name: str, code: str, config: str) -> Path:
     """Write a model of the Python backend that runs on the CPU, version 1; return its folder.
 
-    config: what stands in config.pbtxt beside name, backend and instances. code: of `model.py`.
+    config: what stands in config.pbtxt beside name, backend and instances. code: of `model.py`, behind PREAMBLE.
     """
     folder = repository / name
     (folder / "1").mkdir(parents=True)
     head = f'name: "{name}"\nbackend: "python"\ninstance_group {{ kind: KIND_CPU }}\n'
     (folder / "config.pbtxt").write_text(head + config)
-    (folder / "1" / "model.py").write_text(code)
+    (folder / "1" / "model.py").write_text(PREAMBLE + code)
     return folder

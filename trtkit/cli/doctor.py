@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
-import shutil
 import sys
 from dataclasses import asdict, dataclass
 
@@ -120,10 +119,16 @@ def _onnxruntime() -> Check:
 
 def _triton() -> list[Check]:
     """Look for Triton's server and client."""
-    server = shutil.which("tritonserver") or ""
+    from trtkit.deploy.triton.server_files import find_server
+    from trtkit.errors import DeployError
+
+    try:
+        server, fix = str(find_server().binary), ""
+    except DeployError as error:
+        server, fix = "", f"use NVIDIA's Triton container, or {error.fix}"
     return [
-        Check("tritonserver", server, "models are not served from here", "use NVIDIA's Triton container"),
-        Check("tritonclient", _version("tritonclient"), "no requests to Triton", "pip install 'tritonclient[all]'"),
+        Check("tritonserver", server, "models are not served from here", fix),
+        Check("tritonclient", _version("tritonclient"), "no deployment to Triton", "pip install 'trtkit[triton]'"),
     ]
 
 

@@ -52,9 +52,9 @@ Exit codes: 0 stopped, 1 failed or ended by itself, 2 wrong usage."""
 @json_option
 @quiet_option
 def command(repository: str, load: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
-    """Serve REPOSITORY with the tritonserver of this machine.
+    """Serve a model repository with the tritonserver of this machine.
 
-    Checks the repository, starts the server where this machine alone reaches it, and says which models are ready. Its
+    Checks the folder REPOSITORY, starts the server where this machine alone reaches it, and says which models are ready. Its
     log goes to stderr; with --quiet only warnings and errors. With --json stdout is one line, once models are loaded.
     """
     from trtkit.deploy.triton.extra import require_extra
@@ -141,6 +141,8 @@ def _serve(server: LocalServer, *, as_json: bool) -> None:
 
     endpoints, files = server.options.endpoints, server.files
     click.echo(f"starting {files.binary} ({files.found})", err=True)
+    if files.warning is not None:
+        click.echo(f"warning: {files.warning}", err=True)
     if not endpoints.is_loopback:
         click.echo(f"warning: other machines can reach {endpoints.host}; Triton asks nobody who they are", err=True)
     states = server.wait_ready()

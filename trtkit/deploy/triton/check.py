@@ -100,7 +100,7 @@ def _check_model(client: Client, entry: dict[str, str], bundle: Bundle | None) -
     differences = _manifest_differences(client, found, bundle, has_known=known is not None)
     said = "the bundle has no known request for it"
     if known is not None:
-        differences += [each for each in _known_interface(found, known) if each not in differences]
+        differences = differences or _known_interface(found, known)
         said = "not sent: the model does not take it"
         if not differences:
             differences = _ask(client, found, known)

@@ -67,6 +67,15 @@ class ServerFiles:
         is_old = version.is_file() and re.search(r"""version = ["']1\.""", version.read_text(encoding="utf-8"))
         return self.wheel if is_old else None
 
+    @property
+    def warning(self) -> str | None:
+        """What will not work with this server, None where all does."""
+        if self.wheel is None or self.overlay is not None:
+            return None
+        folder = Path(sys.prefix) / "triton-server"
+        fix = f"`{INSTALL.format(folder=folder)}` makes one that takes it, for `--server {folder}`"
+        return f"this server's Python was made for NumPy 1, and text crashes it with NumPy 2; {fix}"
+
     def write_backends(self, folder: Path) -> Path | None:
         """Fill `folder` with a Python backend for the running Python, where the server has none that is complete.
 

@@ -104,6 +104,7 @@ def test_the_environment_lets_models_import_what_this_python_has(wheel: Path) ->
     variables = find_server(str(wheel)).environment()
     assert variables["LD_LIBRARY_PATH"].split(os.pathsep)[0] == str(wheel / "nvidia_pytriton.libs")
     assert variables["TRTKIT_OVERLAY"] == str(wheel)
+    assert find_server(str(wheel)).warning is None
     sites = variables["TRTKIT_SITE"].split(os.pathsep)
     assert str(Path(pytest.__file__).parents[1]) in sites
 
@@ -112,7 +113,10 @@ def test_the_environment_lets_models_import_what_this_python_has(wheel: Path) ->
 def test_only_numpy_1_is_laid_over(wheel: Path, version: str) -> None:
     (wheel / "numpy").mkdir()
     (wheel / "numpy" / "version.py").write_text(f'version = "{version}"\n')
-    assert "TRTKIT_OVERLAY" not in find_server(str(wheel)).environment()
+    files = find_server(str(wheel))
+    assert "TRTKIT_OVERLAY" not in files.environment()
+    assert files.warning is not None
+    assert files.warning.startswith("this server's Python was made for NumPy 1, and text crashes it with NumPy 2")
 
 
 @pytest.mark.parametrize(("linked", "is_same"), [(PYTHON, True), ("3.7", False)])

@@ -1,0 +1,244 @@
+"""`trtkit serve` with a real tritonserver: what it says, how it stops, what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.triton import python_model, serving
+from trtkit.deploy.triton.endpoints import free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import Ran
+
+    Start = Callable[..., subprocess.Popen[str]]
+
+TENSORS = """\
+input { name: "x" data_type: TYPE_FP32 dims: 2 }
+output { name: "y" data_type: TYPE_FP32 dims: 2 }
+"""
+DOUBLES = """\
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        print("asked for", len(requests), flush=True)
+        found = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            found.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x * 2)]))
+        return found
+"""
+FAILS = """\
+class TritonPythonModel:
+    def initialize(self, args):
+        raise ValueError("the weights are gone")
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    python_model(tmp_path / "models", "doubles", DOUBLES, TENSORS)
+    return tmp_path / "models"
+
+
+def ready_line(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Return what `--json` prints once models are loaded; the error where it prints nothing."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.communicate()[1]
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def on_free_ports() -> list[object]:
+    return ["--http-port", 0, "--grpc-port", 0, "--metrics-port", 0, "--json"]
+
+
+def is_running(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status")
+    return status.is_file() and "State:\tZ" not in status.read_text()
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes below `pid`: the stubs in which Python models run."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    pairs = [tuple(map(int, line.split())) for line in listed.splitlines()]
+    return [child for child, parent in pairs if parent == pid]
+
+
+def scratch_of(pid: int) -> str:
+    """Return the name of the folder that the server has its backends from."""
+    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    flag = next(word for word in words if word.startswith("--backend-directory="))
+    return Path(flag.partition("=")[2]).name
+
+
+def wait_until(is_done: Callable[[], bool], seconds: float = 30.0) -> bool:
+    end = time.monotonic() + seconds
+    while not is_done() and time.monotonic() < end:
+        time.sleep(0.05)
+    return is_done()
+
+
+def double(url: str) -> list[float]:
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1.5, -2.0]}]}
+    request = urllib.request.Request(f"{url}/v2/models/doubles/infer", json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        found: list[float] = json.load(answer)["outputs"][0]["data"]
+    return found
+
+
+def test_it_serves_says_what_failed_and_stops_without_a_trace(repository: Path, start_trtkit: Start) -> None:
+    python_model(repository, "broken", FAILS, TENSORS)
+    process = start_trtkit("serve", repository, *on_free_ports())
+    found = ready_line(process)
+    pid, models = found["server"]["pid"], {model["name"]: model for model in found["models"]}
+    assert models["doubles"]["state"] == "READY"
+    assert models["broken"]["state"] == "UNAVAILABLE"
+    assert "ValueError: the weights are gone" in models["broken"]["reason"]
+    assert double(found["http"]) == [3.0, -4.0]
+    with urllib.request.urlopen(found["metrics"], timeout=30) as answer:
+        assert b"nv_inference_request_success" in answer.read()
+    stubs, scratch = children(pid), scratch_of(pid)
+    assert stubs
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "")
+    assert "asked for 1" in err
+    assert "the weights are gone" in err
+    assert err.endswith("stopped\n")
+    assert not any(is_running(each) for each in (pid, *stubs))
+    assert not Path(tempfile.gettempdir(), scratch).exists()
+    assert not list(Path("/dev/shm").glob(f"{scratch}*"))
+
+
+def test_ctrl_c_stops_it_and_quiet_shows_no_information(repository: Path, start_trtkit: Start) -> None:
+    python_model(repository, "other", DOUBLES, TENSORS)
+    words = ["--model-control-mode", "explicit", "--load", "doubles", "--quiet"]
+    process = start_trtkit("serve", repository, *words, *on_free_ports())
+    found = ready_line(process)
+    assert [model["name"] for model in found["models"]] == ["doubles"]
+    double(found["http"])
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert [line.partition(" ")[0] for line in err.splitlines()] == ["starting", "stopped"]
+
+
+def test_a_server_that_is_killed_is_reported(repository: Path, start_trtkit: Start) -> None:
+    process = start_trtkit("serve", repository, *on_free_ports())
+    pid = ready_line(process)["server"]["pid"]
+    stubs = children(pid)
+    os.kill(pid, signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "error: " in err
+    assert "tritonserver ended with signal SIGKILL" in err
+    assert wait_until(lambda: not any(is_running(each) for each in stubs))
+
+
+def test_when_trtkit_is_killed_the_server_ends_too(repository: Path, start_trtkit: Start) -> None:
+    process = start_trtkit("serve", repository, *on_free_ports())
+    pid = ready_line(process)["server"]["pid"]
+    stubs = children(pid)
+    process.kill()
+    process.wait()
+    assert wait_until(lambda: not any(is_running(each) for each in (pid, *stubs)))
+
+
+def test_without_any_model_that_loads_it_fails(tmp_path: Path, start_trtkit: Start) -> None:
+    python_model(tmp_path / "models", "broken", FAILS, TENSORS)
+    process = start_trtkit("serve", tmp_path / "models", "--http-port", 0, "--grpc-port", 0, "--metrics-port", 0, "-q")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    words = " ".join(out.split())
+    assert words.startswith("broken version 1 failed: Internal: ValueError: the weights are gone")
+    assert "error: " in err
+    assert "no model could be loaded" in err
+
+
+def test_an_engine_for_tensorrt_lacks_nothing_but_the_backend(tmp_path: Path) -> None:
+    folder = tmp_path / "models" / "native"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.plan").write_bytes(b"a plan")
+    (folder / "config.pbtxt").write_text(f'backend: "tensorrt"\nmax_batch_size: 8\n{TENSORS}dynamic_batching {{}}\n')
+    with serving(tmp_path / "models") as served:
+        state = served.states["native"]
+    assert not state.is_ready
+    assert state.reason.startswith("Invalid argument: unable to find backend library for backend 'tensorrt'")
+
+
+def test_a_taken_port_is_told_before_anything_starts(repository: Path, refuses: Callable[..., str]) -> None:
+    ends = free_ports()
+    handler = [sys.executable, "-m", "http.server", str(ends.http_port), "--bind", "127.0.0.1"]
+    with subprocess.Popen(handler, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as other:
+        try:
+            assert wait_until(lambda: is_listening(ends.http_port))
+            message = refuses("serve", repository, "--http-port", ends.http_port, "--grpc-port", 0, "--metrics-port", 0)
+        finally:
+            other.kill()
+    assert message == (
+        f"--http-port: port {ends.http_port} of 127.0.0.1 cannot be listened on: address already in use\n"
+        "fix: choose another, or stop what listens there"
+    )
+
+
+def is_listening(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def test_a_repository_with_faults_is_not_served(repository: Path, refuses: Callable[..., str]) -> None:
+    (repository / "doubles" / "1" / "weights").symlink_to("/etc/passwd")
+    python_model(repository, "cloud", DOUBLES, TENSORS)
+    config = repository / "cloud" / "config.pbtxt"
+    config.write_text(config.read_text().replace('"python"', '"onnxruntime"'))
+    assert refuses("serve", repository) == (
+        f"{repository} cannot be served\n"
+        f"  {repository}/doubles/1/weights: is a symbolic link\n"
+        "    fix: put the file or folder itself there\n"
+        f"  {config}: the server has no backend `onnxruntime`; it has ensemble, python\n"
+        "    fix: serve the repository from NVIDIA's container"
+    )
+
+
+def test_without_a_server_the_containers_line_is_shown(
+    repository: Path, refuses: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    message = refuses("serve", repository)
+    assert message.startswith("there is no tritonserver on this machine\nfix: `pip install --no-deps --target ")
+    assert "docker run --rm" in message
+    assert f"-v {repository}:/models:ro" in message
+
+
+def test_loading_code_from_clients_is_for_this_machine_alone(repository: Path, refuses: Callable[..., str]) -> None:
+    message = refuses("serve", repository, "--model-control-mode", "explicit", "--host", "0.0.0.0")
+    assert message.startswith(
+        "--host 0.0.0.0: with `--model-control-mode explicit` whoever reaches the server can load"
+    )
+
+
+def test_wrong_usage(repository: Path, trtkit: Callable[..., Ran]) -> None:
+    ran = trtkit("serve", repository, "--load", "doubles")
+    assert (ran.code, ran.out) == (2, "")
+    assert "--load needs --model-control-mode explicit" in ran.err
+    assert trtkit("serve", repository, "--http-port", 70000).code == 2
