@@ -115,9 +115,7 @@ def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"no image")
     with pytest.raises(SourceError) as error:
         read_image(path)
-    assert str(error.value) == (
-        f"{path}: not a readable image: its format is not known\nfix: give a PNG or JPEG file"
-    )
+    assert str(error.value) == (f"{path}: not a readable image: its format is not known\nfix: give a PNG or JPEG file")
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "TIFF"])

@@ -7,13 +7,14 @@ import json
 import queue
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
 from trtkit.deploy.triton.backend.llm_answer import pieces
 from trtkit.deploy.triton.backend.llm_metrics import EngineMetrics
-from trtkit.deploy.triton.backend.llm_request import check_parameters, read_asks
+from trtkit.deploy.triton.backend.llm_request import Defaults, check_parameters, read_asks
 from trtkit.deploy.triton.backend.requests import answer, arrays_of, refusal
 from trtkit.deploy.triton.backend.settings import read_settings, version_folder
 from trtkit.runtime.llm.asynchronous import EngineThread
@@ -43,9 +44,10 @@ class LlmModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Open the bundle in the version's folder and, where asked, answer one prompt."""
         settings = read_settings(args)
-        self._default_max_tokens = settings["default_max_tokens"]
         options = {name: settings[name] for name in ("slots", "max_queue", "prefill_budget")}
         self._engine = EngineThread(version_folder(args) / "bundle", **options)
+        encode = partial(self._engine.frontend.reader.encode, add_special_tokens=False)
+        self._defaults = Defaults(settings["default_max_tokens"], encode)
         self._metrics = EngineMetrics(self._engine.frontend.engine, _labels(args))
         self._numbers = itertools.count()
         self._streams: dict[str, Stream] = {}
@@ -60,7 +62,7 @@ class LlmModel:
         for request in requests:
             try:
                 check_parameters(json.loads(request.parameters() or "{}"))
-                found = read_asks(arrays_of(request), self._default_max_tokens)
+                found = read_asks(arrays_of(request), self._defaults)
                 asks = {str(next(self._numbers)): ask for ask in found}
             except Exception as error:
                 _refuse(request.get_response_sender(), error)

@@ -16,7 +16,7 @@ from trtkit.runtime.sampling.checks import SettingsError, raise_problems
 from trtkit.runtime.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from trtkit.runtime.llm.prompts import Prompt
 
@@ -47,7 +47,15 @@ class Ask:
     priority: int
 
 
-def read_asks(inputs: Mapping[str, Array], default_max_tokens: int) -> list[Ask]:
+@dataclass(frozen=True)
+class Defaults:
+    """What a request does not say. encode: text to tokens, without those that begin and end a prompt."""
+
+    max_tokens: int
+    encode: Callable[[str], list[int]]
+
+
+def read_asks(inputs: Mapping[str, Array], defaults: Defaults) -> list[Ask]:
     """Return a request's prompts. inputs: [rows, ...] by name, text as bytes.
 
     Raises RequestError that names the input at fault.
@@ -61,7 +69,7 @@ def read_asks(inputs: Mapping[str, Array], default_max_tokens: int) -> list[Ask]
         what = f"a prompt is one of `text_input`, `input_ids` and `messages`; {len(given)} are given"
         raise RequestError(what, " and ".join(given) or "text_input", "give one of them")
     return [
-        _read_row(row, {name: value[row : row + 1].reshape(-1) for name, value in inputs.items()}, default_max_tokens)
+        _read_row(row, {name: value[row : row + 1].reshape(-1) for name, value in inputs.items()}, defaults)
         for row in range(next(iter(rows.values())))
     ]
 
@@ -77,13 +85,13 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
             raise RequestError("no such input", key, f"did you mean `{close[0]}`?")
 
 
-def _read_row(row: int, inputs: Mapping[str, Array], default_max_tokens: int) -> Ask:
+def _read_row(row: int, inputs: Mapping[str, Array], defaults: Defaults) -> Ask:
     values = {name: _values(name, value) for name, value in inputs.items()}
     is_streamed = _flag(values, "stream") or _flag(values, "streaming")
     echoes = "exclude_input_in_output" in values and not _flag(values, "exclude_input_in_output")
     has_logprobs = _flag(values, "return_log_probs")
-    settings = _settings(values) | ({"logprobs": 0} if has_logprobs else {})
-    params = _params({"max_tokens": default_max_tokens, **settings})
+    settings = _settings(values) | _bias(values, defaults.encode) | ({"logprobs": 0} if has_logprobs else {})
+    params = _params({"max_tokens": defaults.max_tokens, **settings})
     prompt = _prompt(values)
     text = prompt if isinstance(prompt, str) else prompt.get("prompt") if isinstance(prompt, dict) else None
     priority = values.get("priority", [0])[0]
@@ -118,8 +126,6 @@ def _settings(values: Mapping[str, list[Any]]) -> dict[str, Any]:
         if setting in found:
             raise RequestError(f"given twice, as `{name}` and by another name", name, "keep one")
         found[setting] = _setting(setting, values[name])
-    if "embedding_bias_words" in values or "embedding_bias_weights" in values:
-        found["logit_bias"] = _bias(values)
     found |= _guide(values)
     found = {name: value for name, value in found.items() if value != ()}
     if found.get("num_beams", 1) > 1 or (found.get("temperature", 1.0) == 1.0 and not found.keys() & _DRAWS):
@@ -140,12 +146,14 @@ def _short(value: Any) -> Any:
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
-def _bias(values: Mapping[str, list[Any]]) -> dict[Any, float]:
+def _bias(values: Mapping[str, list[Any]], encode: Callable[[str], list[int]]) -> dict[str, Any]:
+    """Return the setting that adds each word's weight to its tokens, as TensorRT-LLM does."""
     words, weights = values.get("embedding_bias_words", []), values.get("embedding_bias_weights", [])
     if len(words) != len(weights):
         what = f"{len(words)} words and {len(weights)} weights"
         raise RequestError(what, "embedding_bias_words", "give a weight for each word")
-    return {word: _short(weight) for word, weight in zip(words, weights, strict=True)}
+    bias = {token: _short(weight) for word, weight in zip(words, weights, strict=True) for token in encode(word)}
+    return {"logit_bias": bias} if bias else {}
 
 
 def _guide(values: Mapping[str, list[Any]]) -> dict[str, Any]:
