@@ -151,7 +151,10 @@ def test_a_server_that_is_killed_is_reported(repository: Path, start_trtkit: Sta
     assert wait_until(lambda: not any(is_running(each) for each in stubs))
 
 
-def test_when_trtkit_is_killed_the_server_ends_too(repository: Path, start_trtkit: Start) -> None:
+def test_when_trtkit_is_killed_the_server_ends_too(
+    repository: Path, start_trtkit: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # its own folder stays: nobody is left to remove it
     process = start_trtkit("serve", repository, *on_free_ports())
     pid = ready_line(process)["server"]["pid"]
     stubs = children(pid)

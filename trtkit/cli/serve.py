@@ -54,8 +54,9 @@ Exit codes: 0 stopped, 1 failed or ended by itself, 2 wrong usage."""
 def command(repository: str, load: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
     """Serve a model repository with the tritonserver of this machine.
 
-    Checks the folder REPOSITORY, starts the server where this machine alone reaches it, and says which models are ready. Its
-    log goes to stderr; with --quiet only warnings and errors. With --json stdout is one line, once models are loaded.
+    Checks the folder REPOSITORY, starts the server where this machine alone reaches it, and says which models are
+    ready. Its log goes to stderr; with --quiet only warnings and errors. With --json stdout is one line, once models
+    are loaded.
     """
     from trtkit.deploy.triton.extra import require_extra
 
@@ -136,6 +137,7 @@ def _log_to_stderr(*, quiet: bool) -> Callable[[str], None]:
 
 def _serve(server: LocalServer, *, as_json: bool) -> None:
     """Wait for the models, say how it went, and wait for the end. Raises DeployError where the server ends itself."""
+    from trtkit.deploy.triton.compatibility import server_warning
     from trtkit.deploy.triton.endpoints import server_version
     from trtkit.errors import DeployError
 
@@ -147,6 +149,9 @@ def _serve(server: LocalServer, *, as_json: bool) -> None:
         click.echo(f"warning: other machines can reach {endpoints.host}; Triton asks nobody who they are", err=True)
     states = server.wait_ready()
     version = server_version(endpoints)
+    old = server_warning(version)
+    if old is not None and not endpoints.is_loopback:
+        click.echo(f"warning: {old}", err=True)
     if as_json:
         click.echo(json.dumps(_report(server, version, states)))
     else:

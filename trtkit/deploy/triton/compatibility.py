@@ -89,6 +89,14 @@ def release_warning(release: Release) -> str | None:
     return f"Triton {release.name} is older than {MINIMUM_RELEASE}; NVIDIA's security bulletins name faults of its like"
 
 
+def server_warning(version: str) -> str | None:
+    """Return why a server with Triton `version` should stay where strangers do not reach it, None where it need not."""
+    minimum = find_release(MINIMUM_RELEASE).triton
+    if minimum is None or _major_minor(version) >= _major_minor(minimum):
+        return None
+    return f"Triton {version} is older than {minimum} of release {MINIMUM_RELEASE}: keep it to this machine"
+
+
 def running_release(environment: Mapping[str, str] = os.environ) -> Release | None:
     """Return the release whose container this is, None outside of one or where it is not known."""
     name = environment.get("NVIDIA_TRITON_SERVER_VERSION", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,12 @@ class ClusterFacts:
     storage_gib: int = 20
     start_timeout_s: int = 600
     queue_us: int = 50_000
+
+
+def cluster_facts(name: str, repository: Path, container: ContainerFacts) -> ClusterFacts:
+    """Return what serves a repository on a cluster: a volume with room for it and as much again for new versions."""
+    size = sum(path.stat().st_size for path in repository.rglob("*") if path.is_file())
+    return ClusterFacts(cluster_name(name), container, storage_gib=math.ceil(2 * size / 2**30))
 
 
 def cluster_name(model: str) -> str:

@@ -8,6 +8,7 @@ from trtkit.deploy.triton.compatibility import (
     choose_release,
     release_warning,
     running_release,
+    server_warning,
 )
 from trtkit.deploy.triton.releases import find_release, newest_release
 from trtkit.engine.manifest import BackendRecord
@@ -76,6 +77,12 @@ def test_an_old_release_is_warned_of() -> None:
     warning = release_warning(find_release("26.02"))
     assert warning == "Triton 26.02 is older than 26.03; NVIDIA's security bulletins name faults of its like"
     assert release_warning(find_release("26.03")) is None
+
+
+def test_an_old_server_is_kept_to_its_machine() -> None:
+    assert server_warning("2.51.0") == "Triton 2.51.0 is older than 2.67.0 of release 26.03: keep it to this machine"
+    assert server_warning("2.67.0") is None
+    assert server_warning("2.73.0") is None
 
 
 def test_the_container_says_which_release_it_is() -> None:

@@ -7,7 +7,14 @@ import pytest
 import yaml
 
 from trtkit.deploy.triton.commands import ContainerFacts
-from trtkit.deploy.triton.kubernetes import QUEUE_METRIC, ClusterFacts, cluster_name, manifests, write_manifests
+from trtkit.deploy.triton.kubernetes import (
+    QUEUE_METRIC,
+    ClusterFacts,
+    cluster_facts,
+    cluster_name,
+    manifests,
+    write_manifests,
+)
 from trtkit.deploy.triton.releases import find_release
 from trtkit.errors import DeployError
 
@@ -109,6 +116,15 @@ def test_the_image_is_nvidias_own_where_nothing_needs_trtkit() -> None:
 )
 def test_names_become_clusters_names(model: str, name: str) -> None:
     assert cluster_name(model) == name
+
+
+def test_the_volume_has_room_for_a_second_version(tmp_path: Path) -> None:
+    (tmp_path / "tiny" / "1").mkdir(parents=True)
+    with (tmp_path / "tiny" / "1" / "model.plan").open("wb") as file:
+        file.truncate(3 * 2**30)  # a hole: takes no space
+    found = cluster_facts("Tiny", tmp_path, facts().container)
+    assert (found.name, found.storage_gib) == ("tiny", 6)
+    assert read("persistentvolumeclaim.yaml", found)["spec"]["resources"]["requests"]["storage"] == "6Gi"
 
 
 def test_manifests_are_written(tmp_path: Path) -> None:
