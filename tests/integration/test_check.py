@@ -13,6 +13,7 @@ import pytest
 from tests import models
 from tests.conftest import TRTKIT
 from tests.triton import python_model, serving
+from tests.triton_models import ENSEMBLE, FAILS, FLIP_TENSORS, FLIPS, ONES, REFUSES, SPELLS, TEXT
 from trtkit.deploy.known import KnownRequest, write_known
 from trtkit.engine.bundle import open_bundle
 
@@ -30,62 +31,6 @@ IMAGES, LOGITS = (
     'input {{ name: "{}" data_type: TYPE_{} dims: [{}] }}\n',
     'output { name: "logits" data_type: TYPE_FP32 dims: 5 }\n',
 )
-# Answers, whatever it is asked, with ones.
-ONES = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        shapes = [(pb_utils.get_input_tensor_by_name(request, "images").shape()[0], 5) for request in requests]
-        answers = [pb_utils.Tensor("logits", np.ones(shape, np.float32)) for shape in shapes]
-        return [pb_utils.InferenceResponse([each]) for each in answers]
-"""
-REFUSES = """
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        error = pb_utils.TritonError("out of memory")
-        return [pb_utils.InferenceResponse(error=error) for request in requests]
-"""
-SPELLS = """
-import numpy as np
-import triton_python_backend_utils as pb_utils
-
-
-class TritonPythonModel:
-    def execute(self, requests):
-        for request in requests:
-            sender = request.get_response_sender()
-            text = pb_utils.get_input_tensor_by_name(request, "text_input").as_numpy()[0].decode()
-            for word in text.split():
-                piece = np.array([word.encode()], dtype=object)
-                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("text_output", piece)]))
-            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-"""
-FAILS = (
-    "\nclass TritonPythonModel:\n    def initialize(self, args):\n        raise ValueError('the weights are gone')\n"
-)
-TEXT = """
-input { name: "text_input" data_type: TYPE_STRING dims: 1 }
-output { name: "text_output" data_type: TYPE_STRING dims: 1 }
-model_transaction_policy { decoupled: true }
-"""
-ENSEMBLE = """
-platform: "ensemble"
-max_batch_size: 4
-input { name: "pixels" data_type: TYPE_FP32 dims: [3, 16, 16] }
-output { name: "scores" data_type: TYPE_FP32 dims: 5 }
-ensemble_scheduling { step {
-  model_name: "tiny"
-  model_version: -1
-  input_map { key: "images" value: "pixels" }
-  output_map { key: "logits" value: "scores" }
-} }
-"""
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +54,12 @@ def bundle(folder: Path) -> Path:
     session = onnxruntime.InferenceSession(str(folder / "tiny.onnx"))
     logits = session.run(["logits"], {"images": images})[0]
     shutil.copytree(folder / "tiny", folder / "reference")
-    write_known(open_bundle(folder / "reference"), [KnownRequest({"images": images}, {"logits": logits}, 1e-4)])
+    flipped = np.ascontiguousarray(images[..., ::-1])
+    requests = [
+        KnownRequest({"images": images}, {"logits": logits}, 1e-4),
+        KnownRequest({"pixels": flipped}, {"scores": logits}, 1e-4),
+    ]
+    write_known(open_bundle(folder / "reference"), requests)
     return folder / "reference"
 
 
@@ -132,11 +82,16 @@ def served(folder: Path) -> Iterator[Served]:
     python_model(
         repository, "larger", ONES, "max_batch_size: 9\n" + IMAGES.format("images", "FP32", "3, 32, 32") + LOGITS
     )
+    python_model(
+        repository, "batches", ONES, "max_batch_size: 9\n" + IMAGES.format("images", "FP32", "3, 16, 16") + LOGITS
+    )
     python_model(repository, "refuses", REFUSES, batch + IMAGES.format("images", "FP32", "3, 16, 16") + LOGITS)
     python_model(repository, "spells", SPELLS, TEXT)
     python_model(repository, "broken", FAILS, batch + LOGITS)
-    (repository / "pipeline" / "1").mkdir(parents=True)
-    (repository / "pipeline" / "config.pbtxt").write_text(ENSEMBLE)
+    python_model(repository, "flip", FLIPS, FLIP_TENSORS)
+    for name, step in (("pipeline", "tiny"), ("other-pipeline", "batches")):
+        (repository / name / "1").mkdir(parents=True)
+        (repository / name / "config.pbtxt").write_text(ENSEMBLE % step)
     with serving(repository) as running:
         yield running
 
@@ -201,10 +156,15 @@ def test_another_answer_differs(served: Served, bundle: Path, trtkit: Trtkit) ->
     assert said.endswith(" relative RMS error; 0.0001 is allowed")
 
 
-def test_an_ensemble_is_compared_by_its_step(served: Served, bundle: Path, trtkit: Trtkit) -> None:
+def test_an_ensemble_is_compared_by_the_step_that_is_the_engine(served: Served, bundle: Path, trtkit: Trtkit) -> None:
     ran = trtkit("check", served.http, "--model", "pipeline", "--bundle", bundle)
     assert (ran.code, differences(ran)) == (0, [])
-    assert "the bundle has no known request for it" in ran.out
+    assert "known request: answered as the bundle does" in ran.out
+
+
+def test_an_ensemble_with_another_engine_differs(served: Served, bundle: Path, trtkit: Trtkit) -> None:
+    ran = trtkit("check", served.http, "--model", "other-pipeline", "--bundle", bundle)
+    assert (ran.code, differences(ran)) == (3, ["the model takes batches of 9, the engine of 4 at most"])
 
 
 def test_streamed_answers_are_put_together(served: Served, text_bundle: Path, trtkit: Trtkit) -> None:
@@ -233,7 +193,9 @@ def test_a_refused_request_fails(served: Served, bundle: Path, trtkit: Trtkit, p
 def test_a_missing_model_fails_with_those_that_are_there(served: Served, trtkit: Trtkit) -> None:
     ran = trtkit("check", served.http, "--model", "lost")
     assert (ran.code, ran.out) == (1, "")
-    assert f"http://{served.http}: the server has no model `lost`; it has broken, half, larger" in ran.err
+    assert (
+        f"http://{served.http}: the server has no model `lost`; it has batches, broken, flip, half, larger" in ran.err
+    )
 
 
 def test_a_model_that_did_not_load_fails_with_its_reason(served: Served, trtkit: Trtkit) -> None:
@@ -249,7 +211,7 @@ def test_without_a_bundle_all_models_are_listed(served: Served, trtkit: Trtkit) 
     found = {model["name"]: model["state"] for model in ran.json()["models"]}
     assert ran.code == 1  # one is broken
     assert found == {name: "UNAVAILABLE" if name == "broken" else "READY" for name in found}
-    assert len(found) == 9
+    assert len(found) == 12
 
 
 def test_the_other_endpoints_port_is_told(served: Served, trtkit: Trtkit) -> None:

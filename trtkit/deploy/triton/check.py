@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from tritonclient.utils import np_to_triton_dtype
 
 from trtkit.deploy.known import read_known
+from trtkit.deploy.triton.answer_difference import answer_difference
 from trtkit.deploy.triton.model_config import TRITON_TYPES
 from trtkit.deploy.triton.tensor_model import max_batch_size
 from trtkit.errors import DeployError
-from trtkit.verify.compare import compare
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from trtkit.deploy.triton.client import Client, ServedInterface, ServedTensor
     from trtkit.engine.bundle import Bundle
     from trtkit.engine.manifest import IoRecord
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -114,13 +111,20 @@ def _manifest_differences(client: Client, found: ServedInterface, bundle: Bundle
     A model in front of the engine has tensors of its own, which the known request speaks for.
     """
     manifest = bundle.manifest
-    names = {record.name for record in (*manifest.inputs, *manifest.outputs)}
-    for candidate in (found, *(client.interface(step) for step in found.steps)):
-        if names & {tensor.name for tensor in (*candidate.inputs, *candidate.outputs)}:
-            return _engine_differences(candidate, bundle)
+    candidates = [found, *(client.interface(step) for step in found.steps)]
+    nearest = max(candidates, key=lambda each: _shared_tensors(each, bundle))
+    if _shared_tensors(nearest, bundle):
+        return _engine_differences(nearest, bundle)
     if has_known or manifest.decoder is not None:
         return []
     return _engine_differences(found, bundle)
+
+
+def _shared_tensors(found: ServedInterface, bundle: Bundle) -> int:
+    """Return how many inputs and outputs are called as the engine's."""
+    manifest = bundle.manifest
+    pairs = ((found.inputs, manifest.inputs), (found.outputs, manifest.outputs))
+    return sum(len({each.name for each in served} & {each.name for each in built}) for served, built in pairs)
 
 
 def _engine_differences(found: ServedInterface, bundle: Bundle) -> list[str]:
@@ -179,41 +183,7 @@ def _ask(client: Client, found: ServedInterface, known: KnownRequest) -> list[st
     answer = call(found.name, known.inputs, list(known.outputs))
     differences = []
     for name, expected in known.outputs.items():
-        said = _answer_difference(answer.get(name), expected, known.tolerance, is_stream=found.is_decoupled)
+        said = answer_difference(answer.get(name), expected, known.tolerance, is_stream=found.is_decoupled)
         if said:
             differences.append(f"output `{name}` {said}")
     return differences
-
-
-def _answer_difference(answer: Array | None, expected: Array, tolerance: float, *, is_stream: bool) -> str:
-    """Return how an output differs, nothing where it does not. is_stream: pieces in a row stand for the whole."""
-    if answer is None:
-        return "was not answered"
-    if is_stream:
-        answer, expected = answer.reshape(-1), expected.reshape(-1)
-    if expected.dtype == object:
-        return _text_difference(answer, expected, is_stream=is_stream)
-    if not np.issubdtype(expected.dtype, np.floating):
-        if answer.shape != expected.shape:
-            return f"is {list(answer.shape)}, the known answer {list(expected.shape)}"
-        wrong = int((answer != expected).sum())
-        return f"differs from the known answer in {wrong} of {expected.size} values" if wrong else ""
-    result = compare(answer, expected)
-    if result.problem:
-        return f"is not the known answer: {result.problem}"
-    error = result.relative_rms_error
-    return "" if error <= tolerance else f"is off by {error:.2g} relative RMS error; {tolerance:.2g} is allowed"
-
-
-def _text_difference(answer: Array, expected: Array, *, is_stream: bool) -> str:
-    got, wanted = list(answer.reshape(-1)), list(expected.reshape(-1))
-    if is_stream:
-        got, wanted = [b"".join(got)], [b"".join(wanted)]
-    if got == wanted:
-        return ""
-    return f"is {_shown(got)}, the known answer {_shown(wanted)}"
-
-
-def _shown(texts: Sequence[bytes]) -> str:
-    text = ", ".join(repr(each.decode("utf-8", "replace")) for each in texts)
-    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -55,7 +55,7 @@ class ClusterFacts:
 def cluster_facts(name: str, repository: Path, container: ContainerFacts) -> ClusterFacts:
     """Return what serves a repository on a cluster: a volume with room for it and as much again for new versions."""
     size = sum(path.stat().st_size for path in repository.rglob("*") if path.is_file())
-    return ClusterFacts(cluster_name(name), container, storage_gib=math.ceil(2 * size / 2**30))
+    return ClusterFacts(cluster_name(name), container, storage_gib=max(1, math.ceil(2 * size / 2**30)))
 
 
 def cluster_name(model: str) -> str:

@@ -130,8 +130,8 @@ class LocalServer:
 
     def stop(self) -> None:
         """End the server; what does not end in time, and every process it started, is killed."""
-        if self._process is None:
-            return
+        if self._process is None or not self._is_unwaited:
+            return  # never started, or stopped before: its number may be another's by now
         try:
             if self.exit_code() is None:
                 self._process.send_signal(signal.SIGTERM)
