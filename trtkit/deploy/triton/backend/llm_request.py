@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -184,7 +185,7 @@ def _params(settings: Mapping[str, Any]) -> SamplingParams:
 
 def _prompt(values: Mapping[str, list[Any]]) -> Prompt:
     """Return text, tokens or a conversation, with images where there are some."""
-    images = [decode_image(data, f"image {index}") for index, data in enumerate(values.get("image", []))]
+    images = [decode_image(_image_bytes(data), f"image {index}") for index, data in enumerate(values.get("image", []))]
     extra = {"images": images} if images else {}
     if "input_ids" in values:
         ids = values["input_ids"][: values["input_lengths"][0] if "input_lengths" in values else None]
@@ -192,6 +193,15 @@ def _prompt(values: Mapping[str, list[Any]]) -> Prompt:
     if "messages" in values:
         return {"messages": _messages(values["messages"][0]), **extra}
     return {"prompt": values["text_input"][0], **extra} if extra else values["text_input"][0]
+
+
+def _image_bytes(data: bytes) -> bytes:
+    """Return an image's bytes; JSON cannot hold them and has base64, perhaps as a data URL."""
+    _, comma, encoded = data.partition(b"base64,")
+    try:
+        return base64.b64decode(encoded if comma else data, validate=True)
+    except ValueError:
+        return data
 
 
 def _messages(text: str) -> list[Any]:
