@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trtkit.deploy.triton.server_files import VARIABLE, ServerFiles, find_server
+from trtkit.deploy.triton.server_files import INSTALL, VARIABLE, ServerFiles, find_server
 from trtkit.errors import DeployError
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -67,6 +67,12 @@ def test_none_at_all_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.Mon
         "there is no tritonserver on this machine\n"
         f"fix: `pip install --no-deps --target {tmp_path}/venv/triton-server nvidia-pytriton==0.7.0 numpy==1.26.4`"
     )
+
+
+def test_the_makefile_installs_what_the_error_names() -> None:
+    makefile = (Path(__file__).parents[4] / "Makefile").read_text()
+    line = next(line for line in makefile.splitlines() if line.startswith("TRITON_SERVER := "))
+    assert INSTALL.endswith(line.removeprefix("TRITON_SERVER := "))
 
 
 def test_a_wheels_python_backend_is_put_together_for_this_python(wheel: Path, tmp_path: Path) -> None:
