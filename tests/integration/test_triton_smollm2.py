@@ -120,6 +120,6 @@ def test_json_follows_its_schema(served: Served) -> None:
 def test_check_says_that_the_server_answers_as_the_bundle(
     served: Served, bundle: Path, trtkit: Callable[..., Ran]
 ) -> None:
-    ran = trtkit("check", served.http, "--bundle", bundle)
+    ran = trtkit("check", f"grpc://{served.grpc}", "--bundle", bundle)
     assert ran.code == 0, ran.out + ran.err
     assert "answered as the bundle does" in ran.out

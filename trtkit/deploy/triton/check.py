@@ -108,14 +108,16 @@ def _check_model(client: Client, entry: dict[str, str], bundle: Bundle | None) -
 def _manifest_differences(client: Client, found: ServedInterface, bundle: Bundle, *, has_known: bool) -> list[str]:
     """Return how tensors and batch differ from the engine's, of the model itself or the ensemble's step that runs it.
 
-    A model in front of the engine has tensors of its own, which the known request speaks for.
+    A model in front of the engine has tensors of its own, which the known request speaks for; so has a language model.
     """
     manifest = bundle.manifest
+    if manifest.decoder is not None:
+        return []
     candidates = [found, *(client.interface(step) for step in found.steps)]
     nearest = max(candidates, key=lambda each: _shared_tensors(each, bundle))
     if _shared_tensors(nearest, bundle):
         return _engine_differences(nearest, bundle)
-    if has_known or manifest.decoder is not None:
+    if has_known:
         return []
     return _engine_differences(found, bundle)
 

@@ -86,11 +86,13 @@ def docker_command(facts: ContainerFacts, repository: Path, endpoints: Endpoints
 
 def dockerfile(facts: ContainerFacts) -> str:
     """Return the Dockerfile of the image that Python models are served from: NVIDIA's container and trtkit."""
+    wheel = f"trtkit-{__version__}-py3-none-any.whl"
     return "\n".join(
         [
-            f"# docker build -t {facts.image} -f Dockerfile .",
+            f"# pip wheel --no-deps -w . FOLDER_OF_TRTKIT && docker build -t {facts.image} -f Dockerfile .",
             f"FROM {facts.release.image}",
-            f"RUN pip install --no-cache-dir --break-system-packages 'trtkit[{_EXTRAS}]=={__version__}'",
+            f"COPY {wheel} /tmp/{wheel}",
+            f"RUN pip install --no-cache-dir --break-system-packages '/tmp/{wheel}[{_EXTRAS}]'",
             "ENV PYTHONDONTWRITEBYTECODE=1",
             "USER triton-server",
             "",

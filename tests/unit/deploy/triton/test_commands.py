@@ -68,9 +68,11 @@ def test_models_on_trtkits_runtime_need_an_image_with_trtkit(tmp_path: Path) -> 
     facts = facts_of(tmp_path)
     assert facts == ContainerFacts(newest_release(), needs_trtkit=True)
     lines = dockerfile(facts).splitlines()
-    assert lines[0] == f"# docker build -t {facts.image} -f Dockerfile ."
+    assert lines[0].endswith(f"docker build -t {facts.image} -f Dockerfile .")
     assert lines[1] == f"FROM {newest_release().image}"
-    assert f"=={__version__}'" in lines[2]
+    wheel = f"trtkit-{__version__}-py3-none-any.whl"
+    assert lines[2] == f"COPY {wheel} /tmp/{wheel}"
+    assert f"'/tmp/{wheel}[" in lines[3]
     assert facts.image in docker_command(facts, tmp_path)
 
 
