@@ -20,6 +20,7 @@ Examples:
   trtkit deploy bundles/resnet50 --to triton --repository models --as tensors --dry-run
   trtkit deploy bundles/vit --to triton --repository models --instances 2 \\
       --set queue.delay_us=500 --set response_cache=true
+  trtkit deploy bundles/ppocr-det --recognizer bundles/ppocr-rec --name ocr --repository models
 
 \b
 Then:
@@ -44,6 +45,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or options."""
     show_default=True,
     help="Vision: the network's tensors, or images in and answers out; auto: what the config knows.",
 )
+@click.option("--recognizer", metavar="BUNDLE", help="Reads the lines of text that BUNDLE, a text detector, finds.")
 @click.option("--instances", type=click.IntRange(1), metavar="N", help="Copies of the model on each device.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change an option of serving.")
 @click.option("--dry-run", is_flag=True, help="Show what would change and write nothing.")
@@ -55,6 +57,7 @@ def command(
     repository: str,
     name: str,
     form: Any,
+    recognizer: str | None,
     instances: int | None,
     overrides: tuple[str, ...],
     dry_run: bool,
@@ -66,7 +69,10 @@ def command(
     Writes config.pbtxt, the engine or a model on trtkit's runtime, and says which and why. Images in and answers out
     where the config knows how; a language model streams, by the names that TensorRT-LLM's clients use.
     """
-    from trtkit.deploy.triton.deploy import deploy
+    from trtkit.deploy.triton.extra import require_extra
+
+    require_extra()
+    from trtkit.deploy.triton.deploy import Asked, deploy
     from trtkit.deploy.triton.options import read_options
     from trtkit.engine.bundle import open_bundle
 
@@ -78,7 +84,9 @@ def command(
             click.echo(f"  {text}", err=True)
 
     folder = Path(repository)
-    found = deploy(open_bundle(Path(bundle)), folder, options, progress, name=name, form=form, is_dry_run=dry_run)
+    reads = open_bundle(Path(recognizer)) if recognizer else None
+    asked = Asked(open_bundle(Path(bundle)), name, form, reads)
+    found = deploy(asked, folder, options, progress, is_dry_run=dry_run)
     if as_json:
         click.echo(json.dumps({**found.to_json(), "repository": str(folder), "dry_run": dry_run}))
     elif dry_run:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.runtime.tasks import ctc_text, top_classes
+from trtkit.runtime.tasks import ctc_scores, ctc_text, top_classes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,9 +33,7 @@ def _classes(logits: Array, settings: Mapping[str, Any]) -> dict[str, Array]:
 def _text(probabilities: Array, settings: Mapping[str, Any]) -> dict[str, Array]:
     """Return text [N, 1] and score [N, 1]: the mean of the probabilities of the steps that are no blank."""
     texts = ctc_text(probabilities, settings["characters"])
-    best, is_text = probabilities.max(axis=-1), probabilities.argmax(axis=-1) != 0
-    scores = [float(row[mask].mean()) if mask.any() else 0.0 for row, mask in zip(best, is_text, strict=True)]
     return {
         "text": np.array([[text.encode()] for text in texts], dtype=np.object_),
-        "score": np.array(scores, dtype=np.float32)[:, None],
+        "score": np.array(ctc_scores(probabilities), dtype=np.float32)[:, None],
     }

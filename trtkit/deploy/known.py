@@ -34,22 +34,27 @@ class KnownRequest:
     tolerance: float
 
 
-def read_known(bundle: Bundle, names: Collection[str] = ()) -> KnownRequest | None:
-    """Return a request that a model with inputs `names` takes, any where none are given; None where there is none.
+def read_known(bundle: Bundle, names: Collection[str] = (), outputs: Collection[str] = ()) -> KnownRequest | None:
+    """Return a request that a model with inputs `names` takes and with `outputs` answers; None where there is none.
 
-    Raises BundleError where the file is damaged.
+    Any where no names are given. Raises BundleError where the file is damaged.
     """
+    found = read_all_known(bundle)
+    return next((each for each in found if _fits(each.inputs, names) and _fits(each.outputs, outputs)), None)
+
+
+def read_all_known(bundle: Bundle) -> list[KnownRequest]:
+    """Return the bundle's known requests. Raises BundleError where the file is damaged."""
     file = bundle.path / FILE
     if not file.is_file():
-        return None
+        return []
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         if data["build_key"] != bundle.manifest.build_key:
-            return None  # of an engine that was here before
-        found = [_request(each) for each in data["requests"]]
+            return []  # of an engine that was here before
+        return [_request(each) for each in data["requests"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BundleError(f"cannot be read: {error}", str(file), "remove it and deploy the bundle again") from None
-    return next((each for each in found if not names or set(each.inputs) <= set(names)), None)
 
 
 def write_known(bundle: Bundle, requests: list[KnownRequest]) -> None:
@@ -65,6 +70,10 @@ def known_tolerance(bundle: Bundle) -> float:
     """Return what verify allows the bundle's outputs."""
     config = bundle.manifest.config
     return config.verify.max_relative_rms_error or 10 * dtype_of(config.precision).tolerance
+
+
+def _fits(arrays: Mapping[str, Array], names: Collection[str]) -> bool:
+    return not names or set(arrays) <= set(names)
 
 
 def _request(data: Mapping[str, Any]) -> KnownRequest:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.deploy.answers import read_answer
-from trtkit.deploy.known import KnownRequest, known_tolerance, read_known, write_known
+from trtkit.deploy.known import KnownRequest, known_tolerance, read_all_known, write_known
 from trtkit.errors import TrtkitError
 from trtkit.network.onnx_io import TensorSpec
-from trtkit.runtime.images import decode_image, image_input
+from trtkit.runtime.images import decode_image
 from trtkit.runtime.model import open_model
 from trtkit.sources import package_file
-from trtkit.verify.samples import as_dtype, random_sample
+from trtkit.verify.samples import random_sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from PIL import Image
 
     from trtkit.engine.bundle import Bundle
     from trtkit.runtime.model import Model
@@ -28,29 +30,60 @@ MAX_BYTES = 32 * 1024**2
 PROMPT, NEW_TOKENS = "Gravity is", 8
 
 
-def ensure_known(bundle: Bundle, answers: Mapping[str, Any] | None, on_progress: Callable[[str], None]) -> str:
-    """Make the bundle's known requests where it has none; return what was done, in words.
+@dataclass(frozen=True)
+class ImageAnswer:
+    """What a pipeline around the bundle answers to an image. shape: of its input for one image."""
 
-    answers: how outputs are read (as the pipeline's settings), None where the bundle is served as tensors.
+    shape: tuple[int, ...]
+    compute: Callable[[Model, Image.Image], dict[str, Array]]
+
+
+def ensure_known(bundle: Bundle, answer: ImageAnswer | None, on_progress: Callable[[str], None]) -> str:
+    """Make the bundle's known requests; return what was done, in words.
+
+    answer: of the pipeline that it is served as, None where it is served as tensors. That one is computed anew, since
+    it follows the deployment's options. A bundle that cannot run or be written here has none.
     """
-    if read_known(bundle) is not None and (answers is None or read_known(bundle, {"image"}) is not None):
-        return "the bundle has a known request"
-    if bundle.manifest.decoder is not None:
-        on_progress("computing a known answer")
-        write_known(bundle, [_text_request(bundle)])
-        return f"known request: {NEW_TOKENS} tokens after `{PROMPT}`"
-    shapes = _smallest_shapes(bundle)
-    volume = sum(int(np.prod(shape)) for shape in shapes.values())
-    flops = bundle.manifest.totals.get("flops") or 0
-    if flops > MAX_FLOPS or volume * 4 > MAX_BYTES:
-        return "no known request: the network is too large to run it here"
     on_progress("computing a known answer")
-    model = open_model(bundle.path, "auto")
-    requests = [_tensor_request(model, shapes)]
-    if answers is not None and (image := _sample_image(bundle)) is not None:
-        requests.append(_image_request(model, image, answers))
-    write_known(bundle, requests)
+    there = read_all_known(bundle)
+    try:
+        if bundle.manifest.decoder is not None:
+            return _ensure_text(bundle, there)
+        if _is_too_large(bundle):
+            return "no known request: the network is too large to run it here"
+        requests = _vision_requests(bundle, answer, there)
+        write_known(bundle, requests)
+    except (TrtkitError, OSError) as error:
+        return f"no known request: {error.what if isinstance(error, TrtkitError) else error}"
     return f"known requests: {len(requests)}, answered by the runtime that is here"
+
+
+def _ensure_text(bundle: Bundle, there: list[KnownRequest]) -> str:
+    if there:
+        return "the bundle has a known request"
+    write_known(bundle, [_text_request(bundle)])
+    return f"known request: {NEW_TOKENS} tokens after `{PROMPT}`"
+
+
+def _is_too_large(bundle: Bundle) -> bool:
+    volume = sum(int(np.prod(shape)) for shape in _smallest_shapes(bundle).values())
+    return (bundle.manifest.totals.get("flops") or 0) > MAX_FLOPS or volume * 4 > MAX_BYTES
+
+
+def _vision_requests(bundle: Bundle, answer: ImageAnswer | None, there: list[KnownRequest]) -> list[KnownRequest]:
+    """Return those that are there and still hold, with what is missing."""
+    names = {record.name for record in bundle.manifest.inputs}
+    outputs = {record.name for record in bundle.manifest.outputs}
+    tensors = [each for each in there if set(each.inputs) == names and set(each.outputs) == outputs]
+    image = None if answer is None else _sample_image(bundle)
+    if tensors and image is None:
+        return there
+    model = open_model(bundle.path, "auto")
+    made = tensors or [_tensor_request(model, _smallest_shapes(bundle))]
+    if answer is not None and image is not None:
+        made = [*made, _image_request(model, image, answer)]
+    kept = [each for each in there if all(set(each.outputs) != set(new.outputs) for new in made)]
+    return [*made, *kept]
 
 
 def _smallest_shapes(bundle: Bundle) -> dict[str, tuple[int, ...]]:
@@ -80,15 +113,11 @@ def _sample_image(bundle: Bundle) -> bytes | None:
     return None
 
 
-def _image_request(model: Model, image: bytes, answers: Mapping[str, Any]) -> KnownRequest:
-    """Return an image's bytes with its answer."""
-    manifest = model.bundle.manifest
-    assert manifest.config.preprocess is not None
-    array = image_input(decode_image(image, "known"), manifest.config.preprocess)
-    target = manifest.inputs[0]
-    outputs = model.run({target.name: as_dtype(array, target.dtype)})
-    answer = read_answer(outputs[answers["input"]], answers) if answers else outputs
-    return KnownRequest({"image": np.array([[image]], dtype=np.object_)}, answer, known_tolerance(model.bundle))
+def _image_request(model: Model, image: bytes, answer: ImageAnswer) -> KnownRequest:
+    """Return an image's bytes with their answer."""
+    found = answer.compute(model, decode_image(image, "known"))
+    asked = np.array([image], dtype=np.object_).reshape(answer.shape)
+    return KnownRequest({"image": asked}, found, known_tolerance(model.bundle))
 
 
 def _text_request(bundle: Bundle) -> KnownRequest:

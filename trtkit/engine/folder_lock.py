@@ -73,7 +73,7 @@ def locked(path: Path, busy: str = "another build is writing this folder", optio
     except BlockingIOError:
         raise BundleError(busy, str(path), f"wait for it, or choose another `{option}`") from None
     except OSError as error:
-        raise _cannot_write(path, error) from None
+        raise _cannot_write(path, error, option) from None
     try:
         yield
     finally:
@@ -103,9 +103,9 @@ def _remove_empty(folders: list[Path]) -> None:
             folder.rmdir()
 
 
-def _cannot_write(path: Path, error: OSError) -> BundleError:
+def _cannot_write(path: Path, error: OSError, option: str = "--out") -> BundleError:
     return BundleError(
         f"cannot write the bundle: {(error.strerror or str(error)).lower()}",
         str(path),
-        "choose a writable `--out` with enough space",
+        f"choose a writable `{option}` with enough space",
     )

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
+MAX_PIXELS = 89_478_485
+"""Of a scaled image: Pillow's own limit for one that is read. A line of pixels may grow a thousandfold."""
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
@@ -41,8 +43,12 @@ def _opened(file: Path | io.BytesIO, name: str, fix: str) -> Image.Image:
 
 
 def image_input(image: Image.Image, preprocess: Preprocess) -> Array:
-    """Return `image` as an fp32 input [1, 3, H, W]."""
-    scaled = image.resize(_scaled_size(image, preprocess), _FILTERS[preprocess.filter])
+    """Return `image` as an fp32 input [1, 3, H, W]. Raises SourceError where scaling makes it too large."""
+    width, height = _scaled_size(image, preprocess)
+    if width * height > MAX_PIXELS:
+        what = f"an image of {image.width}x{image.height} pixels would be scaled to {width}x{height}"
+        raise SourceError(what, "image", f"give one whose sides are more alike; {MAX_PIXELS} pixels are the limit")
+    scaled = image.resize((width, height), _FILTERS[preprocess.filter])
     if preprocess.crop is not None:
         scaled = _centre_crop(scaled, *preprocess.crop)
     pixels = np.asarray(scaled, dtype=np.float32)
@@ -59,7 +65,7 @@ def _scaled_size(image: Image.Image, preprocess: Preprocess) -> tuple[int, int]:
     if preprocess.crop is None and preprocess.multiple_of > 1:
         unit = preprocess.multiple_of
         width, height = (max(unit, round(length / unit) * unit) for length in (width, height))
-    return round(width), round(height)
+    return max(1, round(width)), max(1, round(height))
 
 
 def _resized(size: tuple[int, int], resize: Resize | None) -> tuple[float, float]:

@@ -45,6 +45,12 @@ def ctc_text(probabilities: Array, characters: Sequence[str]) -> list[str]:
     return texts
 
 
+def ctc_scores(probabilities: Array) -> list[float]:
+    """Return for each item of [N, steps, characters] the mean of its steps' best probabilities, but for blanks."""
+    best, is_text = probabilities.max(axis=-1), probabilities.argmax(axis=-1) != 0
+    return [float(row[mask].mean()) if mask.any() else 0.0 for row, mask in zip(best, is_text, strict=True)]
+
+
 def ctc_characters(path: Path) -> list[str]:
     """Return the alphabet of a PaddleOCR recognizer: blank, the `character` list of its metadata, space."""
     import onnx

@@ -7,22 +7,39 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trtkit.deploy.make_known import ensure_known
 from trtkit.deploy.triton.llm_model import llm_model
-from trtkit.deploy.triton.repository import differences, place, write
+from trtkit.deploy.triton.network_models import network_models
+from trtkit.deploy.triton.ocr_pipeline import ocr_pipeline, page_answer
+from trtkit.deploy.triton.repository import differences, place, refuse_links, write, writing
 from trtkit.deploy.triton.served import check_name
-from trtkit.deploy.triton.tensor_model import tensor_model
-from trtkit.deploy.triton.vision_pipeline import answer_settings, takes_images, vision_pipeline
+from trtkit.deploy.triton.vision_pipeline import image_answer, takes_images, vision_pipeline
 from trtkit.errors import DeployError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from trtkit.deploy.make_known import ImageAnswer
     from trtkit.deploy.triton.options import DeployOptions
     from trtkit.deploy.triton.repository import Placement
     from trtkit.deploy.triton.served import ServedModel
     from trtkit.engine.bundle import Bundle
 
 Form = Literal["auto", "tensors", "pipeline"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be served. name: the bundle's own when empty. recognizer: reads the lines that the bundle finds."""
+
+    bundle: Bundle
+    name: str = ""
+    form: Form = "auto"
+    recognizer: Bundle | None = None
+
+    @property
+    def bundles(self) -> list[Bundle]:
+        """All that take part."""
+        return [self.bundle] if self.recognizer is None else [self.bundle, self.recognizer]
 
 
 @dataclass(frozen=True)
@@ -53,57 +70,62 @@ class Deployment:
         return {"models": models, "notes": list(self.notes)}
 
 
-def deploy(  # noqa: PLR0913
-    bundle: Bundle,
-    repository: Path,
-    options: DeployOptions,
-    on_progress: Callable[[str], None],
-    *,
-    name: str = "",
-    form: Form = "auto",
-    is_dry_run: bool = False,
+def deploy(
+    asked: Asked, repository: Path, options: DeployOptions, on_progress: Callable[[str], None], *, is_dry_run: bool
 ) -> Deployment:
-    """Write the bundle's models into `repository`, or only say what would be written.
+    """Write the models into `repository`, or only say what would be written.
 
-    Raises BundleError where a file of the bundle is not the one that was built, DeployError where it cannot be served.
+    Raises BundleError where a file of a bundle is not the one that was built, DeployError where it cannot be served.
     """
     on_progress("checking the bundle")
-    bundle.check_files()
-    notes = _verified(bundle)
-    models = served_models(bundle, check_name(name or bundle.manifest.name), options, form)
-    placements = place(models, repository, options.keep_versions)
-    if not is_dry_run:
-        notes.append(ensure_known(bundle, _answers(bundle, models, options), on_progress))
-        write(placements, repository, on_progress)
+    notes = [note for bundle in asked.bundles for note in _checked(bundle)]
+    models = served_models(asked, options)
+    if is_dry_run:
+        return Deployment(tuple(place(models, repository, options.keep_versions)), tuple(notes))
+    with writing(repository) as folder:
+        placements = place(models, folder, options.keep_versions)
+        notes.append(ensure_known(asked.bundle, _answer(asked, models[-1], options), on_progress))
+        write(placements, folder, on_progress)
     return Deployment(tuple(placements), tuple(notes))
 
 
-def served_models(bundle: Bundle, name: str, options: DeployOptions, form: Form) -> list[ServedModel]:
-    """Return the models that serve the bundle, those that others use first."""
+def served_models(asked: Asked, options: DeployOptions) -> list[ServedModel]:
+    """Return the models that serve the bundle, those that others use first; clients call the last one."""
+    bundle, form = asked.bundle, asked.form
+    name = check_name(asked.name or bundle.manifest.name)
+    if asked.recognizer is not None:
+        if form == "tensors":
+            raise DeployError("`--recognizer` makes a reader of pages, which takes images", "--as", "leave out one")
+        return ocr_pipeline(bundle, asked.recognizer, name, options)
     if bundle.manifest.decoder is not None:
         return [llm_model(bundle, name, options)]
     if form == "pipeline" and not takes_images(bundle):
         what = "the config does not say how an image becomes the input"
         raise DeployError(what, bundle.manifest.name, "add `preprocess:` and build again, or deploy it `--as tensors`")
     if form == "tensors" or not takes_images(bundle):
-        return [tensor_model(bundle, name, options)]
+        return network_models(bundle, name, options)
     return vision_pipeline(bundle, name, options)
 
 
-def _verified(bundle: Bundle) -> list[str]:
-    """Return a note where the bundle was not verified. Raises DeployError where it was found wrong."""
-    found = bundle.manifest.verify
+def _checked(bundle: Bundle) -> list[str]:
+    """Return what to know of the bundle. Raises where its files are not those that were built, or were found wrong."""
+    refuse_links(bundle.path.resolve())
+    bundle.check_files()
+    manifest, notes = bundle.manifest, []
+    found = manifest.verify
     if found is None:
-        return [f"the bundle was not verified: `trtkit verify {bundle.path}`"]
-    if not found.get("passed"):
+        notes.append(f"the bundle was not verified: `trtkit verify {bundle.path}`")
+    elif not found.get("passed"):
         what = "the bundle was verified and is out of tolerance"
         raise DeployError(what, str(bundle.path), "see `trtkit verify --fix`, and verify it again")
-    return []
+    if manifest.hybrid is not None and manifest.backend.name != "tensorrt":
+        source = manifest.config.source.hf
+        notes.append(f"a server without a GPU, or with several engines to run, reads the weights from {source}")
+    return notes
 
 
-def _answers(bundle: Bundle, models: list[ServedModel], options: DeployOptions) -> dict[str, Any] | None:
-    """Return how a pipeline reads outputs: {} where it gives the network's own, None where it is no pipeline."""
-    if models[-1].kind != "ensemble":
-        return None
-    task = bundle.manifest.config.task
-    return {} if task is None else answer_settings(bundle, task, options.top_k)
+def _answer(asked: Asked, served: ServedModel, options: DeployOptions) -> ImageAnswer | None:
+    """Return what a pipeline answers to an image, None where it is no pipeline."""
+    if asked.recognizer is not None:
+        return page_answer(asked.bundle, asked.recognizer)
+    return image_answer(asked.bundle, served, options) if served.kind == "pipeline" else None

@@ -71,7 +71,10 @@ def config_text(sections: Iterable[Section]) -> str:
     parts = []
     for section in sections:
         words = textwrap.fill(section.comment, 100, initial_indent="# ", subsequent_indent="# ")
-        parts.append(f"{words}\n{text_format.MessageToString(ParseDict(section.fields, ModelConfig()))}")
+        fields = text_format.MessageToString(ParseDict(section.fields, ModelConfig()))
+        if section.fields == {"max_batch_size": 0}:
+            fields = "max_batch_size: 0\n"  # Protobuf leaves out what is zero; a reader should see it
+        parts.append(f"{words}\n{fields}")
     text = "\n".join(parts)
     text_format.Parse(text, ModelConfig())
     return text
@@ -116,12 +119,14 @@ def instances(options: DeployOptions, kind: str, profiles: int = 0, *, is_shared
 
 def batching(options: DeployOptions, max_batch_size: int, preferred: Sequence[int]) -> list[Section]:
     """Return batch size and scheduler; preferred: batches that the engine was tuned for."""
-    largest = max_batch_size if options.max_batch_size is None else min(options.max_batch_size, max_batch_size)
-    if largest == 0:
-        return [Section("Requests are run as they are: the model has no batch axis.", {"max_batch_size": 0})]
-    found = [Section("The largest batch of the engine's profiles.", {"max_batch_size": largest})]
-    if largest > 1:
-        sizes = sorted({size for size in preferred if 1 < size <= largest})
+    asked = options.max_batch_size is not None
+    if max_batch_size == 0:
+        words = "`max_batch_size`: requests are run" if asked else "The model has no batch axis: requests are run"
+        return [Section(f"{words} as they are.", {"max_batch_size": 0})]
+    words = "`max_batch_size`." if asked else "The largest batch of the engine's profiles."
+    found = [Section(words, {"max_batch_size": max_batch_size})]
+    if max_batch_size > 1:
+        sizes = sorted({size for size in preferred if 1 < size <= max_batch_size})
         words = f"Requests that wait together run together. `queue.delay_us`: {options.queue.delay_us} microseconds."
         if sizes:
             words += f" Preferred: {_listed(sizes)}, the `opt` sizes of the profiles, for which TensorRT tuned."

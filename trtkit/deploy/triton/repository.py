@@ -6,6 +6,7 @@ versions that are served, is what makes it live. So whoever loads the repository
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import os
@@ -22,7 +23,7 @@ from trtkit.errors import BundleError, DeployError
 from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from trtkit.deploy.triton.served import ServedModel
@@ -45,30 +46,48 @@ class Placement:
 
 def place(models: Sequence[ServedModel], repository: Path, keep_versions: int) -> list[Placement]:
     """Return where the models go. Raises DeployError where one would change what is there in a way clients notice."""
-    if repository.exists() and not repository.is_dir():
-        raise DeployError("is no folder", str(repository), "choose another `--repository`")
+    _check_folder(repository)
     return [_place(model, repository / model.name, keep_versions) for model in models]
 
 
-def write(placements: Sequence[Placement], repository: Path, on_progress: Callable[[str], None]) -> None:
-    """Put the models into the repository, those that others use first. Raises DeployError; then nothing is live."""
+@contextlib.contextmanager
+def writing(repository: Path) -> Iterator[Path]:
+    """Hold the repository, made where it is missing, for one deployment; yield it with its links resolved.
+
+    Raises DeployError while another deployment has it, and where it cannot be written.
+    """
+    _check_folder(repository)
+    folder = repository.resolve()
     try:
-        repository.mkdir(parents=True, exist_ok=True)
-        with locked(repository, _BUSY, "--repository"):
-            staging = _staging(repository)
+        with locked(folder, _BUSY, "--repository"):
+            is_new = not folder.exists()
+            folder.mkdir(exist_ok=True)
             try:
-                for placement in placements:
-                    on_progress(f"{placement.model.name} version {placement.version}")
-                    _fill(placement, staging / placement.model.name)
-                for placement in placements:
-                    _make_live(placement, staging / placement.model.name)
+                yield folder
             finally:
-                shutil.rmtree(staging, ignore_errors=True)
+                if is_new and not any(folder.iterdir()):
+                    folder.rmdir()
     except BundleError as error:
         raise DeployError(error.what, error.where, error.fix) from None
     except OSError as error:
         what = f"cannot write: {(error.strerror or str(error)).lower()}"
         raise DeployError(what, str(repository), "choose a writable `--repository` with enough space") from None
+
+
+def write(placements: Sequence[Placement], repository: Path, on_progress: Callable[[str], None]) -> None:
+    """Put the models into the repository, held by `writing`, those that others use first.
+
+    All files are written before any model goes live.
+    """
+    staging = _staging(repository)
+    try:
+        for placement in placements:
+            on_progress(f"{placement.model.name} version {placement.version}")
+            _fill(placement, staging / placement.model.name)
+        for placement in placements:
+            _make_live(placement, staging / placement.model.name)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def differences(placements: Sequence[Placement]) -> str:
@@ -91,6 +110,11 @@ def refuse_links(folder: Path) -> None:
     for path in (folder, *folder.rglob("*")):
         if path.is_symlink():
             raise DeployError("is a symbolic link", str(path), "put the file or folder itself there")
+
+
+def _check_folder(repository: Path) -> None:
+    if repository.exists() and not repository.is_dir():
+        raise DeployError("is no folder", str(repository), "choose another `--repository`")
 
 
 def _place(model: ServedModel, folder: Path, keep_versions: int) -> Placement:
@@ -141,7 +165,6 @@ def _words(tensor: Any) -> str:
 
 def _staging(repository: Path) -> Path:
     """Return an empty folder to fill: beside the repository, where no server looks, if that is one file system."""
-    repository = repository.resolve()
     is_beside = repository.parent.stat().st_dev == repository.stat().st_dev
     staging = (repository.parent if is_beside else repository) / f".{repository.name}.partial"
     shutil.rmtree(staging, ignore_errors=True)  # left by a killed deployment: the lock says that nobody fills it
@@ -162,7 +185,6 @@ def _contents(model: ServedModel) -> dict[str, Path | str]:
         found["model.plan"] = model.plan
     if model.bundle is not None and model.plan is None:
         root = model.bundle.path
-        refuse_links(root.resolve())
         found |= {f"bundle/{path.relative_to(root)}": path for path in root.rglob("*") if path.is_file()}
     return found
 
@@ -204,11 +226,15 @@ def _record(placement: Placement, version: Path) -> dict[str, Any]:
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """Give the file a second name, which costs no space; copy it where that cannot be."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
+    """Give the file a second name, which costs no space; copy it where that cannot be.
+
+    External data is copied: ONNX refuses to read it from a file with several names.
+    """
+    if source.suffix != ".data":
+        with contextlib.suppress(OSError):
+            os.link(source, target)
+            return
+    shutil.copyfile(source, target)
 
 
 def _make_live(placement: Placement, filled: Path) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trtkit.deploy.triton.model_config import Section, Tensor
     from trtkit.engine.bundle import Bundle
 
-Kind = Literal["model", "ensemble", "preprocess", "postprocess", "llm", "ocr"]
+Kind = Literal["model", "ensemble", "pipeline", "preprocess", "postprocess", "llm", "ocr"]
 BackendName = Literal["tensorrt", "python", "ensemble"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 

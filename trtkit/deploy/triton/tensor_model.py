@@ -1,4 +1,4 @@
-"""A bundle whose tensors are the server's: TensorRT's own backend where it can load the plan, else trtkit's runtime."""
+"""A bundle whose tensors are the server's, on trtkit's runtime; and a network's tensors as Triton has them."""
 
 from __future__ import annotations
 
@@ -10,73 +10,56 @@ from trtkit.deploy.triton.served import ServedModel
 from trtkit.errors import DeployError
 
 if TYPE_CHECKING:
+    from trtkit.config.schema import ShapeRange
     from trtkit.deploy.triton.options import DeployOptions
     from trtkit.engine.bundle import Bundle
-    from trtkit.engine.manifest import IoRecord, Manifest
+    from trtkit.engine.manifest import IoRecord, Manifest, StageRecord
 
 RUNNER = "trtkit.deploy.triton.backend.tensors:TensorModel"
-_OWN_RUNTIME = "Python backend on trtkit's runtime: the plan is for {}, which Triton's TensorRT backend does not load"
-_SEVERAL = "Python backend on trtkit's runtime: the model is {} engines, run in order"
-_NATIVE = "TensorRT backend: the plan is for TensorRT {}; the server must have the very same version"
+_REASON = "Python backend on trtkit's runtime: the plan is for TensorRT-RTX {}, which Triton's TensorRT backend refuses"
 
 
 def tensor_model(bundle: Bundle, name: str, options: DeployOptions) -> ServedModel:
-    """Return the bundle as one model. Raises DeployError for types that Triton does not know."""
+    """Return the bundle as one model of the Python backend. Raises DeployError for types that it does not know."""
     manifest = bundle.manifest
-    reason = backend_reason(manifest)
-    is_native = reason.startswith("TensorRT")
-    if not is_native:
-        _refuse_bf16(manifest)
-    max_batch = max_batch_size(manifest)
+    _refuse_bf16(manifest)
+    max_batch = batch_limit(options, max_batch_size(manifest), manifest.name)
     inputs, outputs = tensors(manifest.inputs, max_batch), tensors(manifest.outputs, max_batch)
-    preferred = [next(iter(profile.values())).opt[0] for profile in manifest.profiles if max_batch]
-    shape_words = f"As the bundle `{manifest.name}` has them" + (", without the batch axis." if max_batch else ".")
+    reason = _REASON.format(manifest.backend.version)
     sections = [
-        Section(f"{reason}.", {"name": name, "backend": "tensorrt" if is_native else "python"}),
-        *model_config.batching(options, max_batch, preferred if is_native else ()),
-        model_config.interface(inputs, outputs, shape_words),
+        Section(f"{reason}.", {"name": name, "backend": "python"}),
+        *model_config.batching(options, max_batch, ()),
+        model_config.interface(inputs, outputs, shape_words(manifest.name, max_batch)),
+        model_config.instances(options, "KIND_AUTO"),
+        *extras(options),
     ]
-    if is_native:
-        sections += [model_config.instances(options, "KIND_GPU", len(manifest.profiles)), *_graphs(options, preferred)]
-    else:
-        sections.append(model_config.instances(options, "KIND_AUTO"))
-    if options.response_cache:
-        sections.append(model_config.response_cache())
     if options.warmup:
-        sections.append(_warm_up(manifest, inputs, max_batch, is_native=is_native))
+        smallest = {key: shape.min for key, shape in (manifest.profiles or ({},))[0].items()}
+        sections.append(model_config.warm_up(inputs, [warm_up_shape(manifest, smallest, max_batch)]))
+    interface = (inputs, outputs)
     return ServedModel(
-        name,
-        "model",
-        "tensorrt" if is_native else "python",
-        inputs,
-        outputs,
-        tuple(sections),
-        (f"{name}: {reason}",),
-        bundle,
-        bundle.engine_path() if is_native else None,
-        None if is_native else RUNNER,
+        name, "model", "python", *interface, tuple(sections), (f"{name}: {reason}",), bundle, runner=RUNNER
     )
 
 
-def backend_reason(manifest: Manifest) -> str:
-    """Return which of Triton's backends runs the bundle, and why."""
-    if manifest.backend.name != "tensorrt":
-        return _OWN_RUNTIME.format(f"TensorRT-RTX {manifest.backend.version}")
-    if len(manifest.engines) > 1:
-        return _SEVERAL.format(len(manifest.engines))
-    return _NATIVE.format(manifest.backend.version)
-
-
-def max_batch_size(manifest: Manifest) -> int:
+def max_batch_size(network: Manifest | StageRecord) -> int:
     """Return the largest batch, 0 where not every input and output has axis 0 for it, from 1 up."""
-    has_axis = all(record.shape and record.shape[0] == -1 for record in (*manifest.inputs, *manifest.outputs))
-    ranges = [
-        {(shape.min[0], shape.max[0]) for name, shape in profile.items() if shape.min} for profile in manifest.profiles
-    ]
+    records, profiles = (*network.inputs, *network.outputs), network.profiles
+    has_axis = all(record.shape and record.shape[0] == -1 for record in records)
+    ranges = [{(shape.min[0], shape.max[0]) for shape in profile.values() if shape.min} for profile in profiles]
     if not has_axis or not ranges or any(len(each) != 1 for each in ranges):
         return 0
     bounds = [next(iter(each)) for each in ranges]
     return max(high for _, high in bounds) if min(low for low, _ in bounds) == 1 else 0
+
+
+def batch_limit(options: DeployOptions, largest: int, where: str) -> int:
+    """Return the batch to serve: the engine's `largest`, or less where asked. Raises DeployError for more."""
+    asked = options.max_batch_size
+    if asked is None or asked <= largest:
+        return largest if asked is None else asked
+    what = f"`max_batch_size` is {asked}; the largest batch of the engine's profiles is {largest}"
+    raise DeployError(what, where, "lower it, or widen the profile and build again")
 
 
 def tensors(records: tuple[IoRecord, ...], max_batch: int) -> tuple[Tensor, ...]:
@@ -88,34 +71,35 @@ def tensors(records: tuple[IoRecord, ...], max_batch: int) -> tuple[Tensor, ...]
     )
 
 
+def shape_words(name: str, max_batch: int) -> str:
+    """Return where the shapes of an interface are from."""
+    return f"As the bundle `{name}` has them" + (", without the batch axis." if max_batch else ".")
+
+
+def extras(options: DeployOptions) -> list[Section]:
+    """Return what the server does around a model, where asked."""
+    return [model_config.response_cache()] if options.response_cache else []
+
+
+def warm_up_shape(
+    network: Manifest | StageRecord, sizes: dict[str, tuple[int, ...]], max_batch: int
+) -> tuple[int, dict[str, tuple[int, ...]]]:
+    """Return a request's batch and its inputs' dims. sizes: of dynamic inputs, with the batch axis."""
+    full = {record.name: sizes.get(record.name, record.shape) for record in network.inputs}
+    if not max_batch:
+        return 0, full
+    batch = min(next(iter(full.values()))[0], max_batch)
+    return batch, {name: shape[1:] for name, shape in full.items()}
+
+
+def opt_shapes(profile: dict[str, ShapeRange]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that TensorRT tuned a profile for."""
+    return {name: shape.opt for name, shape in profile.items()}
+
+
 def _refuse_bf16(manifest: Manifest) -> None:
     """Raise DeployError where a tensor has a type that Python's arrays do not know."""
     for record in (*manifest.inputs, *manifest.outputs):
         if record.dtype == "bf16":
             what = f"`{record.name}` is bf16, which models of the Python backend cannot take or give"
             raise DeployError(what, manifest.name, "build the bundle with `--set io_types=fp32`")
-
-
-def _graphs(options: DeployOptions, preferred: list[int]) -> list[Section]:
-    """Return CUDA graphs where asked: for one request, and for the batches that the engine was tuned for."""
-    if not options.cuda_graphs:
-        return []
-    specs = [{"batch_size": size} for size in sorted({1, *preferred})] if preferred else []
-    words = "`cuda_graphs`: the whole engine as one launch, for these batch sizes."
-    return [Section(words, {"optimization": {"cuda": {"graphs": True, "graph_spec": specs}}})]
-
-
-def _warm_up(manifest: Manifest, inputs: tuple[Tensor, ...], max_batch: int, *, is_native: bool) -> Section:
-    """Return one request for each profile; on trtkit's runtime one of the smallest shape."""
-    profiles = manifest.profiles if is_native else manifest.profiles[:1]
-    shapes = []
-    for profile in profiles or ({},):
-        full = {
-            record.name: (profile[record.name].opt if is_native else profile[record.name].min)
-            if record.name in profile
-            else record.shape
-            for record in manifest.inputs
-        }
-        batch = next(iter(full.values()))[0] if max_batch else 0
-        shapes.append((batch, {name: shape[1:] if max_batch else shape for name, shape in full.items()}))
-    return model_config.warm_up(inputs, shapes)

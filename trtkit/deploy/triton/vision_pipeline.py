@@ -6,17 +6,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from trtkit.deploy.answers import read_answer
+from trtkit.deploy.make_known import ImageAnswer
 from trtkit.deploy.triton import model_config
+from trtkit.deploy.triton.ensemble import ensemble
 from trtkit.deploy.triton.model_config import Section, Tensor
+from trtkit.deploy.triton.network_models import network_models
 from trtkit.deploy.triton.served import Kind, ServedModel
-from trtkit.deploy.triton.tensor_model import tensor_model
+from trtkit.errors import DeployError
+from trtkit.runtime.images import image_input
 from trtkit.runtime.tasks import ctc_characters, read_labels
 from trtkit.sources import package_file
+from trtkit.verify.samples import as_dtype
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from trtkit.config.task import Task
     from trtkit.deploy.triton.options import DeployOptions
     from trtkit.engine.bundle import Bundle
+    from trtkit.runtime.model import Model
+
+Array = np.ndarray[Any, Any]
 
 IMAGE = "image"
 PREPROCESS = "trtkit.deploy.triton.backend.images:ImageModel"
@@ -31,49 +44,68 @@ def takes_images(bundle: Bundle) -> bool:
 
 def vision_pipeline(bundle: Bundle, name: str, options: DeployOptions) -> list[ServedModel]:
     """Return the parts of the ensemble `name` and then itself. Raises SourceError where labels cannot be read."""
-    network = tensor_model(bundle, f"{name}_engine", options)
-    parts = [_preprocess(bundle, name, network, options), network]
+    networks = network_models(bundle, f"{name}_engine", options)
+    steps = [_preprocess(bundle, name, networks[-1], options), networks[-1]]
     task = bundle.manifest.config.task
     if task is not None:
-        parts.append(_postprocess(bundle, task, name, network, options))
-    return [*parts, _ensemble(name, parts)]
+        steps.append(_postprocess(bundle, task, name, networks[-1], options))
+    pipeline = ensemble(name, "pipeline", steps, steps[0].inputs, steps[-1].outputs)
+    return [*networks[:-1], *steps, pipeline]
+
+
+def image_answer(bundle: Bundle, pipeline: ServedModel, options: DeployOptions) -> ImageAnswer:
+    """Return what the pipeline answers to an image, computed in this process."""
+    preprocess, task, target = bundle.manifest.config.preprocess, bundle.manifest.config.task, bundle.manifest.inputs[0]
+    assert preprocess is not None
+    settings = None if task is None else answer_settings(bundle, task, options.top_k)
+
+    def compute(model: Model, image: Image.Image) -> dict[str, Array]:
+        found = model.run({target.name: as_dtype(image_input(image, preprocess), target.dtype)})
+        return found if settings is None else read_answer(found[settings["input"]], settings)
+
+    return ImageAnswer((1, 1) if pipeline.max_batch_size else (1,), compute)
 
 
 def _preprocess(bundle: Bundle, name: str, network: ServedModel, options: DeployOptions) -> ServedModel:
     preprocess, target = bundle.manifest.config.preprocess, bundle.manifest.inputs[0]
     assert preprocess is not None
-    settings = {
-        "preprocess": preprocess.model_dump(mode="json"),
-        "output": target.name,
-        "dtype": target.dtype,
-        "shape": list(target.shape),
-    }
-    inputs = (Tensor(IMAGE, "text", (1,)),)
+    settings = {"preprocess": preprocess.model_dump(mode="json"), "output": target.name, "dtype": target.dtype}
+    inputs = (Tensor(IMAGE, "text", (1,) if network.max_batch_size else network.inputs[0].dims[:1]),)
     what = "The bytes of an image file in, the network's input out: resized, cropped and scaled as the config says."
     return _Step(f"{name}_preprocess", "preprocess", inputs, network.inputs, settings, what).served(network, options)
 
 
 def _postprocess(bundle: Bundle, task: Task, name: str, network: ServedModel, options: DeployOptions) -> ServedModel:
     settings = answer_settings(bundle, task, options.top_k)
+    items = () if network.max_batch_size else network.outputs[0].dims[:1]
     if task.kind == "classification":
         what = f"The {options.top_k} likeliest classes (`top_k`), their names and shares of the softmax."
-        count = min(options.top_k, network.outputs[0].dims[-1]) if network.outputs[0].dims[-1] > 0 else options.top_k
-        outputs = [Tensor("class_id", "int32", (count,)), Tensor("score", "fp32", (count,))]
-        outputs += [Tensor("label", "text", (count,))] if settings["labels"] else []
+        classes = network.outputs[0].dims[-1]
+        dims = (*items, min(options.top_k, classes) if classes > 0 else options.top_k)
+        outputs = [Tensor("class_id", "int32", dims), Tensor("score", "fp32", dims)]
+        outputs += [Tensor("label", "text", dims)] if settings["labels"] else []
     else:
         what = "The text by greedy CTC decoding, and the mean of its characters' probabilities."
-        outputs = [Tensor("text", "text", (1,)), Tensor("score", "fp32", (1,))]
+        outputs = [Tensor("text", "text", (*items, 1)), Tensor("score", "fp32", (*items, 1))]
     step = _Step(f"{name}_postprocess", "postprocess", network.outputs[:1], tuple(outputs), settings, what)
     return step.served(network, options)
 
 
 def answer_settings(bundle: Bundle, task: Task, top_k: int) -> dict[str, Any]:
-    """Return what reading the outputs needs: labels of classes, or the characters of text."""
-    found: dict[str, Any] = {"kind": task.kind, "input": bundle.manifest.outputs[0].name}
+    """Return what reading the outputs needs: labels of classes, or the characters of text.
+
+    Raises DeployError where classes and labels are not as many, SourceError where labels cannot be read.
+    """
+    output = bundle.manifest.outputs[0]
+    found: dict[str, Any] = {"kind": task.kind, "input": output.name}
     if task.kind == "ctc-text":
         return found | {"characters": ctc_characters(bundle.onnx_path)}
     path = task.labels and package_file.resolve(task.labels, task.requires)
-    return found | {"top_k": top_k, "labels": read_labels(Path(path)) if path else []}
+    labels = read_labels(Path(path)) if path else []
+    if labels and len(labels) != output.shape[-1] > 0:
+        what = f"`task.labels` names {len(labels)} classes; `{output.name}` has {output.shape[-1]}"
+        raise DeployError(what, str(path), "give the names of the model's own classes, and build again")
+    return found | {"top_k": top_k, "labels": labels}
 
 
 @dataclass(frozen=True)
@@ -98,41 +130,3 @@ class _Step:
         runner = PREPROCESS if self.kind == "preprocess" else POSTPROCESS
         ports = (self.inputs, self.outputs)
         return ServedModel(self.name, self.kind, "python", *ports, sections, runner=runner, settings=self.settings)
-
-
-def _ensemble(name: str, parts: list[ServedModel]) -> ServedModel:
-    """Return the model that clients call: tensors go from step to step by their names."""
-    first, last = parts[0], parts[-1]
-    sections = (
-        Section("What clients call: each step runs inside the server, tensors never leave it.", {"name": name}),
-        Section("An ensemble schedules, it runs nothing itself.", {"platform": "ensemble"}),
-        Section(f"As `{first.name}`.", {"max_batch_size": first.max_batch_size}),
-        model_config.interface(first.inputs, last.outputs, "The first step's inputs and the last one's outputs."),
-        Section("The newest served version of each step.", {"ensemble_scheduling": {"step": _steps(parts)}}),
-    )
-    reason = f"{name}: image bytes in, {', '.join(tensor.name for tensor in last.outputs)} out; {len(parts)} steps"
-    return ServedModel(name, "ensemble", "ensemble", first.inputs, last.outputs, sections, (reason,))
-
-
-def _steps(parts: list[ServedModel]) -> list[dict[str, Any]]:
-    """Return the ensemble's steps; what goes between two of them has a name that no client can ask for by mistake."""
-    ends = {tensor.name for tensor in (*parts[0].inputs, *parts[-1].outputs)}
-
-    def mapped(tensors: tuple[Tensor, ...]) -> dict[str, str]:
-        return {each.name: each.name if each.name in ends else f"_{each.name}" for each in tensors}
-
-    return [
-        {
-            "model_name": part.name,
-            "model_version": -1,
-            "input_map": mapped(part.inputs),
-            "output_map": mapped(part.outputs if after is None else _used(part.outputs, after.inputs)),
-        }
-        for part, after in zip(parts, [*parts[1:], None], strict=True)
-    ]
-
-
-def _used(outputs: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return the outputs that the next step takes."""
-    names = {tensor.name for tensor in inputs}
-    return tuple(tensor for tensor in outputs if tensor.name in names)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trtkit.deploy.triton.backend.requests import answer, arrays_of, refusal
+from trtkit.deploy.triton.backend.settings import version_folder
 from trtkit.runtime.model import open_model
 from trtkit.verify.samples import Sample, check_profiles
 
@@ -23,9 +23,12 @@ class TensorModel:
     """What Triton's Python backend calls."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Open the bundle in the version's folder, and check its files."""
-        folder = Path(args["model_repository"]) / args["model_version"]
-        self._model = open_model(folder / "bundle", "auto")
+        """Open the bundle in the version's folder, on the GPU that Triton names, and check its files."""
+        if args["model_instance_kind"] == "GPU":
+            import torch
+
+            torch.cuda.set_device(int(args["model_instance_device_id"]))
+        self._model = open_model(version_folder(args) / "bundle", "auto")
         self._max_batch: int = json.loads(args["model_config"])["max_batch_size"]
         self._profiles = self._model.bundle.manifest.profiles
 
@@ -46,11 +49,15 @@ class TensorModel:
         return answers
 
     def _run(self, group: Sequence[int], asked: Sequence[Arrays]) -> Iterator[tuple[int, Any]]:
-        """Run requests as one batch; yield each one's answer."""
+        """Run requests as one batch; yield each one's answer. Where it fails each is run alone: one may be at fault."""
         try:
             outputs = self._model.run(_joined(asked))
         except Exception as error:
-            yield from ((index, refusal(error)) for index in group)
+            if len(group) == 1:
+                yield group[0], refusal(error)
+                return
+            for index, inputs in zip(group, asked, strict=True):
+                yield from self._run([index], [inputs])
             return
         if len(group) == 1:
             yield group[0], answer(outputs)

@@ -1,0 +1,139 @@
+"""Read a page of text: a detector's map as boxes of lines, a recognizer's probabilities as their text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.config.strict import StrictModel
+from trtkit.config.task import Preprocess
+from trtkit.errors import BundleError
+from trtkit.runtime.images import image_input
+from trtkit.runtime.tasks import ctc_characters, ctc_scores, ctc_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from PIL import Image
+
+    from trtkit.engine.bundle import Bundle
+
+Array = np.ndarray[Any, Any]
+Box = tuple[int, int, int, int]
+"""left, top, right, bottom in pixels."""
+
+# The detector marks the core of a line; text reaches about half of its height beyond it on every side.
+MARGIN = 0.5
+THRESHOLD = 0.3
+SMALLEST_HEIGHT = 4
+
+
+class PageReader(StrictModel):
+    """How two networks read a page.
+
+    characters: of the recognizer's probabilities, the blank first. widths: smallest and largest of its input.
+    """
+
+    detector: Preprocess
+    recognizer: Preprocess
+    characters: tuple[str, ...]
+    widths: tuple[int, int]
+
+    def lines(self, page: Image.Image, boxes: Sequence[Box]) -> list[Array]:
+        """Return the recognizer's input [1, 3, H, W] for each box of the page."""
+        return [self._line(page.crop(box)) for box in boxes]
+
+    def _line(self, line: Image.Image) -> Array:
+        """Return a line as an input: one that is too long is squeezed, behind a short one stands grey."""
+        low, high = self.widths
+        made = image_input(line, self.recognizer)
+        if made.shape[3] > high:
+            width = max(1, high * line.height // made.shape[2])
+            made = image_input(line.resize((width, line.height)), self.recognizer)
+        missing = max(0, low - made.shape[3])
+        return np.pad(made, ((0, 0), (0, 0), (0, 0), (0, missing))) if missing else made
+
+    def answer(self, boxes: Sequence[Box], probabilities: Sequence[Array]) -> dict[str, Array]:
+        """Return text [lines] as bytes, score [lines] and box [lines, 4]. probabilities: [1, steps, C] of each line."""
+        texts = [ctc_text(each, self.characters)[0].encode() for each in probabilities]
+        scores = [ctc_scores(each)[0] for each in probabilities]
+        return {
+            "text": np.array(texts, dtype=np.object_),
+            "score": np.array(scores, dtype=np.float32),
+            "box": np.array(boxes, dtype=np.int32).reshape(len(boxes), 4),
+        }
+
+
+def page_reader(detector: Bundle, recognizer: Bundle) -> PageReader:
+    """Return how the two bundles read a page. Raises BundleError where one is not what it is taken for."""
+    found, read = detector.manifest, recognizer.manifest
+    is_map = [len(record.shape) for record in found.outputs] == [4] and found.outputs[0].shape[1] == 1
+    if found.config.preprocess is None or len(found.inputs) != 1 or not is_map:
+        what = f"`{found.name}` is no text detector: it makes no map [N, 1, H, W] of an image"
+        raise BundleError(what, str(detector.path), "give one such as `ppocr-det`")
+    is_text = read.config.task is not None and read.config.task.kind == "ctc-text"
+    if read.config.preprocess is None or len(read.inputs) != 1 or not is_text:
+        what = f"`{read.name}` is no text recognizer: its config has no `preprocess:` or no `task: {{kind: ctc-text}}`"
+        raise BundleError(what, str(recognizer.path), "give one such as `ppocr-rec`")
+    return PageReader(
+        detector=found.config.preprocess,
+        recognizer=read.config.preprocess,
+        characters=tuple(ctc_characters(recognizer.onnx_path)),
+        widths=_widths(recognizer),
+    )
+
+
+def read_page(
+    reader: PageReader, page: Image.Image, detect: Callable[[Array], Array], recognize: Callable[[Array], Array]
+) -> dict[str, Array]:
+    """Return text, score and box of every line, from top to bottom. detect, recognize: the networks."""
+    boxes = find_lines(detect(image_input(page, reader.detector))[0, 0], page.size)
+    return reader.answer(boxes, [recognize(line) for line in reader.lines(page, boxes)])
+
+
+def find_lines(probability: Array, size: tuple[int, int]) -> list[Box]:
+    """Return the boxes of text lines on a page, from top to bottom and from left to right.
+
+    probability: of text, [H, W]. size: width and height of the page in pixels.
+    """
+    from scipy import ndimage
+
+    regions, _ = ndimage.label(probability > THRESHOLD)
+    scale = size[0] / probability.shape[1], size[1] / probability.shape[0]
+    boxes = [
+        _grown(rows, columns, scale, size)
+        for rows, columns in ndimage.find_objects(regions)
+        if rows.stop - rows.start >= SMALLEST_HEIGHT
+    ]
+    return in_reading_order([box for box in boxes if box[0] < box[2] and box[1] < box[3]])
+
+
+def in_reading_order(boxes: Sequence[Box]) -> list[Box]:
+    """Sort boxes into rows, where a box whose middle lies within the row's first box belongs to it."""
+    rows: list[list[Box]] = []
+    for box in sorted(boxes, key=lambda box: box[1]):
+        middle = (box[1] + box[3]) / 2
+        row = next((row for row in rows if row[0][1] < middle < row[0][3]), None)
+        if row is None:
+            rows.append(row := [])
+        row.append(box)
+    return [box for row in rows for box in sorted(row)]
+
+
+def _grown(rows: slice, columns: slice, scale: tuple[float, float], size: tuple[int, int]) -> Box:
+    """Return a region of the map as a box on the page, with a margin."""
+    margin = MARGIN * (rows.stop - rows.start)
+    left, right = (columns.start - margin) * scale[0], (columns.stop + margin) * scale[0]
+    top, bottom = (rows.start - margin) * scale[1], (rows.stop + margin) * scale[1]
+    return max(0, round(left)), max(0, round(top)), min(size[0], round(right)), min(size[1], round(bottom))
+
+
+def _widths(recognizer: Bundle) -> tuple[int, int]:
+    """Return the smallest and largest width that the recognizer's profiles take, its own where it has but one."""
+    manifest = recognizer.manifest
+    shapes = [shape for profile in manifest.profiles for shape in profile.values()]
+    own = manifest.inputs[0].shape[3]
+    if not shapes:
+        return own, own
+    return min(shape.min[3] for shape in shapes), max(shape.max[3] for shape in shapes)
