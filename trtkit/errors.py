@@ -89,6 +89,10 @@ class BundleError(TrtkitError):
     """A bundle folder that cannot be written, read or trusted."""
 
 
+class BenchError(TrtkitError):
+    """What cannot be measured or compared as asked."""
+
+
 class DeployError(TrtkitError):
     """A bundle that cannot be served as asked, or a repository or server that is not fit for it."""
 
