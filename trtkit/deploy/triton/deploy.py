@@ -82,10 +82,10 @@ def deploy(
     models = served_models(asked, options)
     if is_dry_run:
         return Deployment(tuple(place(models, repository, options.keep_versions)), tuple(notes))
-    with writing(repository) as folder:
-        placements = place(models, folder, options.keep_versions)
+    with writing(repository):
+        placements = place(models, repository, options.keep_versions)
         notes.append(ensure_known(asked.bundle, _answer(asked, models[-1], options), on_progress))
-        write(placements, folder, on_progress)
+        write(placements, repository, on_progress)
     return Deployment(tuple(placements), tuple(notes))
 
 

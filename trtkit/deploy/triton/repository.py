@@ -51,8 +51,8 @@ def place(models: Sequence[ServedModel], repository: Path, keep_versions: int) -
 
 
 @contextlib.contextmanager
-def writing(repository: Path) -> Iterator[Path]:
-    """Hold the repository, made where it is missing, for one deployment; yield it with its links resolved.
+def writing(repository: Path) -> Iterator[None]:
+    """Hold the repository, made where it is missing, for one deployment.
 
     Raises DeployError while another deployment has it, and where it cannot be written.
     """
@@ -63,7 +63,7 @@ def writing(repository: Path) -> Iterator[Path]:
             is_new = not folder.exists()
             folder.mkdir(exist_ok=True)
             try:
-                yield folder
+                yield
             finally:
                 if is_new and not any(folder.iterdir()):
                     folder.rmdir()
@@ -79,7 +79,7 @@ def write(placements: Sequence[Placement], repository: Path, on_progress: Callab
 
     All files are written before any model goes live.
     """
-    staging = _staging(repository)
+    staging = _staging(repository.resolve())
     try:
         for placement in placements:
             on_progress(f"{placement.model.name} version {placement.version}")

@@ -1,0 +1,49 @@
+"""Bundles to deploy: a tiny classifier of images, and what a full TensorRT would have built."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from tests import models
+from trtkit.cli.main import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LABELS = ["ant", "bee", "cat", "dog", "eel"]
+CONFIG = """
+name: {name}
+source: {{onnx: {onnx}}}
+profiles: [{{batch: [1, 2, 4]}}]
+preprocess: {{resize: {{exact: [16, 16]}}}}
+task: {{kind: classification, labels: {labels}}}
+verify: {{inputs: [package://skimage/data/chelsea.png], requires: scikit-image==0.26.0}}
+"""
+TENSORRT = "11.4.0.12"
+
+
+def classifier(folder: Path, name: str = "tiny", seed: int = 0) -> Path:
+    """Build images [batch, 3, 16, 16] -> logits [batch, 5] in `folder`; return the bundle."""
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx = models.save(models.classifier(seed=seed), folder / f"{name}.onnx")
+    labels = folder / "labels.json"
+    labels.write_text(json.dumps(LABELS))
+    config = folder / f"{name}.yaml"
+    config.write_text(CONFIG.format(name=name, onnx=onnx, labels=labels))
+    return build(config, folder / name)
+
+
+def build(config: Path, bundle: Path, *words: str) -> Path:
+    """Build a config; return the bundle."""
+    main(["build", "--config", str(config), "--out", str(bundle), "--quiet", *words])
+    return bundle
+
+
+def as_tensorrt(bundle: Path, version: str = TENSORRT) -> Path:
+    """Change the manifest so that full TensorRT seems to have built the bundle; its plans stay what they are."""
+    file = bundle / "manifest.json"
+    manifest = json.loads(file.read_text())
+    manifest["backend"] = {"name": "tensorrt", "version": version}
+    file.write_text(json.dumps(manifest))
+    return bundle

@@ -1,0 +1,261 @@
+"""`trtkit deploy` writes a repository whole or not at all, and refuses what must not be in one."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.conftest import tree
+from tests.deployments import as_tensorrt, classifier
+from trtkit.deploy.triton.deploy import Asked, served_models
+from trtkit.deploy.triton.options import DeployOptions
+from trtkit.deploy.triton.repository import place, write, writing
+from trtkit.deploy.triton.repository_check import check_repository
+from trtkit.deploy.triton.server_files import find_server
+from trtkit.engine.bundle import open_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.conftest import Ran
+
+    Trtkit = Callable[..., Ran]
+
+STEPS = ["tiny_preprocess", "tiny_engine", "tiny_postprocess", "tiny"]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return classifier(tmp_path_factory.mktemp("built"))
+
+
+@pytest.fixture
+def bundle(built: Path, workspace: Path) -> Path:
+    """A copy of the bundle, the tests' own."""
+    return shutil.copytree(built, workspace / "tiny")
+
+
+def deployed(trtkit: Trtkit, *words: object) -> Any:
+    ran = trtkit("deploy", *words, "--repository", "models", "--json")
+    assert ran.code == 0, ran.err
+    return ran.json()
+
+
+def is_whole(repository: Path) -> list[str]:
+    """Return the names of the models that a server would load; all of them must be as they were deployed."""
+    return [model.name for model in check_repository(repository, find_server())]
+
+
+def test_a_pipeline_is_deployed_with_what_and_why(bundle: Path, trtkit: Trtkit, workspace: Path) -> None:
+    found = deployed(trtkit, bundle)
+    assert [(model["name"], model["kind"], model["backend"]) for model in found["models"]] == [
+        ("tiny_preprocess", "preprocess", "python"),
+        ("tiny_engine", "model", "python"),
+        ("tiny_postprocess", "postprocess", "python"),
+        ("tiny", "pipeline", "ensemble"),
+    ]
+    assert found["models"][-1]["reasons"] == ["tiny: image in, class_id, score, label out; 3 steps"]
+    assert found["notes"] == [
+        f"the bundle was not verified: `trtkit verify {bundle}`",
+        "known requests: 2, answered by the runtime that is here",
+    ]
+    assert is_whole(workspace / "models") == sorted(STEPS)
+    assert not list(workspace.glob(".*"))
+
+
+def test_a_dry_run_shows_the_difference_and_writes_nothing(bundle: Path, trtkit: Trtkit, workspace: Path) -> None:
+    deployed(trtkit, bundle, "--as", "tensors")
+    before = tree(workspace)
+    ran = trtkit("deploy", bundle, "--as", "tensors", "--repository", "models", "--dry-run", "--instances", 3)
+    assert ran.code == 0
+    changes = [line for line in ran.out.splitlines() if line[:1] in "+-"]
+    assert changes[:4] == ["--- tiny/config.pbtxt", "+++ tiny/config.pbtxt", *changes[2:4]]
+    assert "-# `instances`: 1 copy, on each GPU, or on the CPU without one." in changes
+    assert "+  count: 3" in changes
+    assert "+    versions: 2" in changes
+    assert "+++ tiny/2/model.py" in changes
+    assert "+++ tiny/2/bundle/engines/tiny.plan" in changes
+    assert tree(workspace) == before
+
+
+def test_deploying_again_adds_a_version(bundle: Path, trtkit: Trtkit, workspace: Path) -> None:
+    deployed(trtkit, bundle)
+    again = deployed(trtkit, bundle, "--set", "keep_versions=2")
+    assert [(model["version"], model["serves"]) for model in again["models"]] == [(2, [1, 2])] * 4
+    third = deployed(trtkit, bundle)
+    assert [(model["version"], model["serves"]) for model in third["models"]] == [(3, [3])] * 4
+    assert is_whole(workspace / "models") == sorted(STEPS)
+    record = json.loads((workspace / "models/tiny_engine/3/deployment.json").read_text())
+    assert (record["version"], record["model"], record["kind"]) == (3, "tiny_engine", "model")
+    assert "bundle/engines/tiny.plan" in record["files"]
+
+
+def test_another_interface_needs_another_name(bundle: Path, trtkit: Trtkit, refuses: Callable[..., str]) -> None:
+    deployed(trtkit, bundle, "--as", "tensors")
+    message = refuses("deploy", bundle, "--repository", "models", "--as", "tensors", "--set", "max_batch_size=0")
+    assert message == (
+        "models/tiny: a new version must keep the interface of the last: input `images` TYPE_FP32 [3, 16, 16] becomes "
+        "`images` TYPE_FP32 [-1, 3, 16, 16]; output `logits` TYPE_FP32 [5] becomes `logits` TYPE_FP32 [-1, 5]; "
+        "max_batch_size 4 becomes 0\nfix: deploy it under another `--name`"
+    )
+
+
+def test_a_folder_of_somebody_else_is_left_alone(bundle: Path, workspace: Path, refuses: Callable[..., str]) -> None:
+    (workspace / "models/tiny_engine/1").mkdir(parents=True)
+    (workspace / "models/tiny_engine/config.pbtxt").write_text('backend: "onnxruntime"\n')
+    message = refuses("deploy", bundle, "--repository", "models")
+    assert message.startswith("models/tiny_engine: is there already and no model that trtkit wrote\nfix: ")
+
+
+@pytest.mark.parametrize("name", ["../tiny", "a/b", "..", ".hidden", "tiny ", "x" * 129, "-x"])
+def test_names_stay_inside_the_repository(name: str, bundle: Path, refuses: Callable[..., str]) -> None:
+    message = refuses("deploy", bundle, "--repository", "models", f"--name={name}")
+    assert message.startswith(f"--name: `{name}` cannot name a model: ")
+
+
+def test_a_changed_plan_is_refused_before_anything_is_written(bundle: Path, refuses: Callable[..., str]) -> None:
+    plan = bundle / "engines/tiny.plan"
+    plan.unlink()
+    plan.write_bytes(b"another plan")
+    message = refuses("deploy", bundle, "--repository", "models")
+    assert message.startswith(f"{plan}: the file is not the one that was built: its SHA-256 differs")
+
+
+@pytest.mark.parametrize("place_of_link", ["notes.txt", "engines/other.plan"])
+def test_links_in_a_bundle_are_refused(place_of_link: str, bundle: Path, refuses: Callable[..., str]) -> None:
+    (bundle / place_of_link).symlink_to("/etc/hostname")
+    message = refuses("deploy", bundle, "--repository", "models")
+    assert message.startswith(f"{bundle / place_of_link}: is a symbolic link\nfix: ")
+
+
+def test_a_path_out_of_the_bundle_is_refused(bundle: Path, refuses: Callable[..., str]) -> None:
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["engines"][0]["path"] = "../outside.plan"
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    message = refuses("deploy", bundle, "--repository", "models")
+    assert "the manifest names a file outside the bundle" in message
+
+
+def test_links_in_a_repository_are_refused(
+    bundle: Path, workspace: Path, trtkit: Trtkit, refuses: Callable[..., str]
+) -> None:
+    deployed(trtkit, bundle, "--as", "tensors")
+    (workspace / "models/tiny/1/bundle/extra").symlink_to("/etc")
+    message = refuses("deploy", bundle, "--repository", "models", "--as", "tensors")
+    assert message.startswith("models/tiny/1/bundle/extra: is a symbolic link\nfix: ")
+
+
+def test_a_repository_that_is_a_link_is_the_folder_behind_it(bundle: Path, workspace: Path, trtkit: Trtkit) -> None:
+    (workspace / "real").mkdir()
+    (workspace / "models").symlink_to("real")
+    deployed(trtkit, bundle, "--as", "tensors")
+    assert is_whole(workspace / "real") == ["tiny"]
+
+
+def test_of_two_deployments_at_once_one_says_busy(bundle: Path, workspace: Path, refuses: Callable[..., str]) -> None:
+    with writing(workspace / "models"):
+        message = refuses("deploy", bundle, "--repository", "models")
+    assert message == (
+        f"{workspace}/models: another deployment is writing this repository\n"
+        "fix: wait for it, or choose another `--repository`"
+    )
+    assert not (workspace / "models").exists()
+
+
+def test_a_repository_that_cannot_be_written_is_told(
+    bundle: Path, workspace: Path, refuses: Callable[..., str]
+) -> None:
+    (workspace / "models").write_text("")
+    message = refuses("deploy", bundle, "--repository", "models")
+    assert message == "models: is no folder\nfix: choose another `--repository`"
+
+
+def test_a_bundle_out_of_tolerance_is_refused(bundle: Path, refuses: Callable[..., str]) -> None:
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    manifest["verify"] = {"passed": False}
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    message = refuses("deploy", bundle, "--repository", "models")
+    assert message.startswith(f"{bundle}: the bundle was verified and is out of tolerance\nfix: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--set", "queue.delay=3"], 2, "--set queue.delay=3"),
+        (["--set", "instances=0"], 2, "--set instances=0"),
+        (["--set", "gpus=[0,0]"], 2, "`gpus` is a list of different numbers from 0 up"),
+        (["--set", "max_batch_size=9"], 1, "`max_batch_size` is 9; the largest batch of the engine's profiles is 4"),
+        (["--recognizer", "tiny"], 1, "`tiny` is no text detector: it makes no map [N, 1, H, W] of an image"),
+        (["--recognizer", "tiny", "--as", "tensors"], 1, "`--recognizer` makes a reader of pages"),
+        (["--recognizer", "lost"], 1, "lost: no bundle here"),
+    ],
+)
+def test_wrong_options_are_told(
+    words: list[str], code: int, said: str, bundle: Path, refuses: Callable[..., str]
+) -> None:
+    assert said in refuses("deploy", bundle, "--repository", "models", *words, code=code)
+
+
+def test_a_bundle_that_cannot_run_here_is_deployed_without_a_known_request(
+    bundle: Path, workspace: Path, trtkit: Trtkit
+) -> None:
+    found = deployed(trtkit, as_tensorrt(bundle), "--as", "tensors")
+    assert [model["backend"] for model in found["models"]] == ["tensorrt"]
+    assert found["notes"][-1].startswith("no known request: ")
+    assert tree(workspace / "models/tiny/1") == ["deployment.json", "model.plan"]
+
+
+CHANGES = {"os.rename", "os.mkdir", "os.link", "os.remove", "os.rmdir", "open"}
+
+
+def killed_deployment(bundle: Path, repository: Path, step: int) -> bool:
+    """Deploy in a process that is killed before its `step`-th change to a file; whether it was."""
+    models = served_models(Asked(open_bundle(bundle)), DeployOptions())
+    child = os.fork()
+    if child == 0:
+        done = 0
+
+        def kill(event: str, arguments: tuple[Any, ...]) -> None:
+            nonlocal done
+            is_read = event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wax"))
+            if event in CHANGES and not is_read:
+                done += 1
+                if done == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(kill)
+        with writing(repository):
+            write(place(models, repository, 1), repository, lambda _: None)
+        os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def test_a_deployment_killed_at_any_step_leaves_what_loads(bundle: Path, workspace: Path) -> None:
+    """First deployment and second one, each killed at every change: what is there is whole, and the next one works."""
+    repository, kept = workspace / "models", workspace / "kept"
+    steps = {}
+    for round_ in ("first", "second"):
+        step = 1
+        while killed_deployment(bundle, repository, step):
+            there = is_whole(repository) if repository.exists() and any(repository.iterdir()) else []
+            # Those that others use come first, so that an ensemble never lacks a step.
+            assert set(there) == set(STEPS if round_ == "second" else STEPS[: len(there)])
+            shutil.rmtree(repository, ignore_errors=True)
+            if round_ == "second":
+                shutil.copytree(kept, repository)
+            step += 1
+        assert is_whole(repository) == sorted(STEPS)
+        steps[round_] = step
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(repository, kept)
+    assert min(steps.values()) > 30
+    versions = {path.parent.name: int(path.name) for path in repository.glob("*/2")}
+    assert versions == dict.fromkeys(STEPS, 2)
+    assert [path.name for path in workspace.iterdir() if path.name.endswith(".partial")] == []
