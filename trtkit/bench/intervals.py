@@ -1,7 +1,7 @@
 """How sure a ratio of medians is: bootstrap intervals that know samples beside each other are alike.
 
 A machine is slow for a while, not for one sample. So whole blocks of neighbours are drawn (the circular block
-bootstrap, Politis and Romano 1992), of about the cube root of the sample count: drawing single samples would promise too much.
+bootstrap, Politis and Romano 1992), of about the cube root of the sample count: single samples would promise too much.
 """
 
 from __future__ import annotations

@@ -40,8 +40,6 @@ class Rules:
         """Whether enough was measured."""
         is_enough = runs >= self.min_runs and elapsed_s >= self.min_s
         return is_enough or (runs >= self.few_runs and elapsed_s >= self.max_s)
-            runs >= self.few_runs and elapsed_s >= self.max_s
-        )
 
 
 @dataclass(frozen=True)
