@@ -72,7 +72,8 @@ def measure(calls: Mapping[str, Callable[[], object]], rules: Rules, clock: Cloc
     while not rules.is_warm(warmups, clock.now() - begun):
         _round(calls, warmups, clock)
         warmups += 1
-    begun, rounds = clock.now(), []
+    begun = clock.now()
+    rounds: list[dict[str, tuple[float, float]]] = []
     while not rules.is_done(len(rounds), clock.now() - begun):
         rounds.append(_round(calls, len(rounds), clock))
     return {

@@ -23,6 +23,7 @@ COMMANDS = {
     "generate": "Generate text with a language model.",
     "chat": "Chat with a language model.",
     "eval": "Evaluate a language model on a text.",
+    "bench": "Measure a bundle, beside others on the same work.",
     "deploy": "Put a bundle into a model repository of Triton.",
     "serve": "Serve a model repository with the tritonserver of this machine.",
     "check": "Check that a server serves a bundle as it was built.",

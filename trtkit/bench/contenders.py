@@ -1,0 +1,105 @@
+"""What can compute a network's outputs: the bundle itself, its source in PyTorch, ONNX Runtime, another bundle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit.bench.provenance import verification
+from trtkit.engine.bundle import is_bundle, open_bundle
+from trtkit.errors import BenchError, SourceError, TrtkitError
+from trtkit.runtime.model import open_model
+from trtkit.verify.references import OnnxRuntimeReference, Origin, choose_reference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
+
+    from trtkit.engine.bundle import Bundle
+
+    Arrays = dict[str, np.ndarray[Any, Any]]
+    Run = Callable[[Mapping[str, np.ndarray[Any, Any]]], Arrays]
+
+TORCH, COMPILED, ONNX_RUNTIME = "torch", "torch.compile", "onnxruntime"
+
+
+@dataclass(frozen=True, eq=False)
+class Contender:
+    """Something that computes. name: in ratios. computes: in words, where too; it stands beside every figure."""
+
+    name: str
+    computes: str
+    run: Run
+
+
+def own_contender(bundle: Bundle, runtime: Any, name: str = "trtkit") -> Contender:
+    """Return the bundle: its engine on the GPU that is here, or the reference executor. runtime: as `open_model`'s."""
+    has_engine = runtime == "tensorrt" or (runtime == "auto" and _runs_engine(bundle))
+    model = open_model(bundle.path, "tensorrt" if has_engine else "reference")
+    return Contender(name, f"{_where(bundle, has_engine)}, {bundle.manifest.config.precision}", model.run)
+
+
+def rival(asked: str, bundle: Bundle, runtime: Any, *, is_waived: bool) -> Contender:
+    """Return what `--compare` asks for. Raises BenchError where it cannot compute this bundle's network."""
+    if asked in (TORCH, COMPILED):
+        return _torch(bundle, is_compiled=asked == COMPILED)
+    if asked == ONNX_RUNTIME:
+        return _onnx_runtime(bundle)
+    if not is_bundle(Path(asked)):
+        fix = f"use {TORCH}, {COMPILED}, {ONNX_RUNTIME}, for a language model transformers, or a bundle's folder"
+        raise BenchError(f"`{asked}` is nothing to compare with", "--compare", fix)
+    other = open_bundle(Path(asked))
+    verification(other, is_waived=is_waived)
+    _check_inputs(bundle, other)
+    return own_contender(other, runtime, asked)
+
+
+def _torch(bundle: Bundle, *, is_compiled: bool) -> Contender:
+    manifest = bundle.manifest
+    outputs, digests = [tensor.name for tensor in manifest.outputs], [file.sha256 for file in manifest.sources]
+    try:
+        if manifest.network is None:
+            raise SourceError("a hybrid's parts have no single PyTorch module")
+        reference: Any = choose_reference(manifest.config, "torch", Origin(bundle.onnx_path, outputs, digests))
+    except SourceError as error:
+        raise BenchError(error.what, f"--compare {TORCH}", f"use --compare {ONNX_RUNTIME}") from None
+    if not is_compiled:
+        return Contender(TORCH, "PyTorch eager, CPU, fp32", reference.run)
+    import torch
+
+    reference.module = torch.compile(reference.module)
+    return Contender(COMPILED, "torch.compile, CPU, fp32", reference.run)
+
+
+def _onnx_runtime(bundle: Bundle) -> Contender:
+    try:
+        path = bundle.onnx_path
+    except TrtkitError as error:
+        raise BenchError(error.what, f"--compare {ONNX_RUNTIME}") from None
+    reference = OnnxRuntimeReference(path, "ONNX Runtime, CPU")
+    return Contender(ONNX_RUNTIME, f"{reference.description}, {bundle.manifest.config.precision}", reference.run)
+
+
+def _check_inputs(bundle: Bundle, other: Bundle) -> None:
+    """Raise BenchError where two bundles do not take the same inputs."""
+    ours, theirs = ([(t.name, t.dtype) for t in each.manifest.inputs] for each in (bundle, other))
+    if ours != theirs:
+        what = f"it takes {theirs}, the first bundle {ours}"
+        raise BenchError(what, f"--compare {other.path}", "compare bundles of the same inputs")
+
+
+def _runs_engine(bundle: Bundle) -> bool:
+    """Whether `open_model` would run the engine of its own accord."""
+    import torch
+
+    return torch.cuda.is_available() and len(bundle.manifest.engines) == 1
+
+
+def _where(bundle: Bundle, has_engine: bool) -> str:
+    if not has_engine:
+        return "reference executor, CPU"
+    import torch
+
+    return f"{bundle.manifest.backend.name} engine, {torch.cuda.get_device_name()}"

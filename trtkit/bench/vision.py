@@ -1,0 +1,147 @@
+"""Measure a network of tensors in, tensors out: latency and throughput at each shape, beside others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from trtkit.bench.contenders import own_contender, rival
+from trtkit.bench.intervals import ratio_of_medians
+from trtkit.bench.provenance import bundle_record, gpu_state, verification
+from trtkit.bench.shapes import batch_cases, profile_cases
+from trtkit.bench.statistics import median, summary
+from trtkit.bench.timing import Rules, measure
+from trtkit.errors import BenchError, SourceError
+from trtkit.network.onnx_io import TensorSpec
+from trtkit.verify.compare import compare, worst
+from trtkit.verify.samples import Sample, random_sample, read_samples, wrapped_sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from trtkit.bench.contenders import Contender
+    from trtkit.bench.shapes import ShapeCase
+    from trtkit.bench.timing import Timing
+    from trtkit.engine.bundle import Bundle
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class VisionRequest:
+    """What to measure. batches: the profiles' min, opt and max shapes when empty. rivals: as `--compare` has them."""
+
+    batches: tuple[int, ...] = ()
+    rivals: tuple[str, ...] = ()
+    runtime: str = "auto"
+    is_waived: bool = False
+    rules: Rules = field(default_factory=Rules)
+
+
+def bench_vision(bundle: Bundle, request: VisionRequest, report: Callable[[Json], None]) -> Json:
+    """Return what the report of a run says, but for its provenance.
+
+    Raises BenchError where the bundle was not verified, cannot take a batch, or a rival cannot compute it.
+    """
+    manifest = bundle.manifest
+    verified = verification(bundle, is_waived=request.is_waived)
+    cases = _cases(bundle, request.batches)
+    report({"event": "phase", "name": "load"})
+    contenders = [own_contender(bundle, request.runtime)]
+    contenders += [rival(asked, bundle, request.runtime, is_waived=request.is_waived) for asked in request.rivals]
+    data, said = _data(bundle)
+    measured = []
+    for case in cases:
+        report({"event": "phase", "name": f"measure {case.name}"})
+        measured.append(measure_case(case, contenders, data(case), request.rules))
+    return {
+        "kind": "vision",
+        "name": manifest.name,
+        "computes": contenders[0].computes,
+        "bundle": bundle_record(bundle, verified),
+        "inputs": said,
+        "transfers": "from and to the host's memory in every latency",
+        "rules": vars(request.rules),
+        "gpu_state_after": gpu_state(),
+        "cases": measured,
+    }
+
+
+def measure_case(case: ShapeCase, contenders: Sequence[Contender], sample: Sample, rules: Rules) -> Json:
+    """Time every contender on one sample, interleaved; return figures, samples and ratios to the first one."""
+    outputs = [contender.run(sample.inputs) for contender in contenders]
+    calls = {contender.name: partial(contender.run, sample.inputs) for contender in contenders}
+    timings = measure(calls, rules)
+    results = [
+        _result(contender, timings[contender.name], case.batch) | {"difference": _difference(outputs[0], found)}
+        for contender, found in zip(contenders, outputs, strict=True)
+    ]
+    ours = timings[contenders[0].name]
+    ratios = [_ratio(contenders[0].name, ours, each.name, timings[each.name]) for each in contenders[1:]]
+    shapes = {name: list(shape) for name, shape in case.shapes.items()}
+    return {"name": case.name, "shapes": shapes, "batch": case.batch, "results": results, "ratios": ratios}
+
+
+def _cases(bundle: Bundle, batches: Sequence[int]) -> list[ShapeCase]:
+    manifest = bundle.manifest
+    if manifest.decoder is not None:
+        raise BenchError("the bundle holds a language model", str(bundle.path))
+    if batches:
+        return batch_cases(batches, manifest.inputs, manifest.profiles)
+    return profile_cases(manifest.inputs, manifest.profiles)
+
+
+def _data(bundle: Bundle) -> tuple[Callable[[ShapeCase], Sample], str]:
+    """Return what makes inputs of a shape, and its description: the config's own data, else seeded random numbers."""
+    config, specs = bundle.manifest.config, _specs(bundle)
+    try:
+        samples = read_samples(config.verify.inputs, config, specs)
+        said = f"{samples[0].name}, cut or repeated to each shape" if samples else "random"
+    except SourceError as error:
+        samples, said = [], f"random, for the config's own cannot be read: {error.what}"
+    if samples:
+        return lambda case: wrapped_sample(case.name, case.shapes, samples[0]), said
+    return lambda case: random_sample(case.name, case.shapes, config, specs), said
+
+
+def _specs(bundle: Bundle) -> list[TensorSpec]:
+    return [
+        TensorSpec(
+            tensor.name,
+            tensor.dtype,
+            tuple(f"{tensor.name}.{axis}" if size == -1 else size for axis, size in enumerate(tensor.shape)),
+        )
+        for tensor in bundle.manifest.inputs
+    ]
+
+
+def _result(contender: Contender, timing: Timing, batch: int) -> Json:
+    """Return one contender's figures. throughput: samples a second at the median latency."""
+    latencies = [seconds * 1e3 for seconds in timing.samples_s]
+    return {
+        "contender": contender.name,
+        "computes": contender.computes,
+        "metrics": {
+            "latency": {"unit": "ms", **summary(latencies)},
+            "throughput": {"unit": "samples/sec", "avg": batch / median(timing.samples_s)},
+        },
+        "samples": {"latency": latencies},
+        "starts_ms": [start * 1e3 for start in timing.starts_s],
+        "warmup_runs": timing.warmup_runs,
+        "drift": timing.drift,
+        "is_steady": timing.is_steady,
+    }
+
+
+def _ratio(ours: str, our_timing: Timing, theirs: str, their_timing: Timing) -> Json:
+    """Return how much longer ours takes than theirs; rounds are pairs."""
+    interval = ratio_of_medians(our_timing.samples_s, their_timing.samples_s, is_paired=True)
+    return {"numerator": ours, "denominator": theirs, "metric": "latency", **interval.to_json()}
+
+
+def _difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float | None:
+    """Return the largest relative RMS error between outputs of the same names; None where it has no number."""
+    shared = [name for name in ours if name in theirs]
+    found = worst([compare(ours[name], theirs[name]) for name in shared]) if shared else None
+    return None if found is None else found.to_json()["relative_rms_error"]

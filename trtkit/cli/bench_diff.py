@@ -1,0 +1,71 @@
+"""`trtkit bench diff`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtkit.cli.options import json_option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+
+EPILOG = """\b
+Examples:
+  trtkit bench diff before.json after.json
+  trtkit bench diff before.json after.json --relative-to onnxruntime --threshold 3
+
+\b
+Exit codes: 0 no regression, 1 failed, 2 wrong usage, 4 a regression."""
+REGRESSION = 4
+_STYLES = {"regression": "bold red", "improvement": "green"}
+
+
+@click.command(epilog=EPILOG)
+@click.argument("before")
+@click.argument("after")
+@click.option(
+    "--threshold", type=click.FloatRange(0, 1000), default=5.0, help="A change up to this is none, in %.  [default: 5]"
+)
+@click.option("--relative-to", metavar="NAME", help="Count in multiples of a contender of the same rounds.")
+@json_option
+def diff(before: str, after: str, threshold: float, relative_to: str | None, as_json: bool) -> None:
+    """Tell a regression from noise between two reports of the same command.
+
+    A regression is a ratio of medians beyond the threshold whose bootstrap interval leaves out 1. On a machine
+    that others use too, measure both with a --compare of your choice and give it as --relative-to.
+    """
+    from trtkit.bench.diff import diff_reports
+    from trtkit.bench.report import read_report
+
+    found = diff_reports(read_report(before), read_report(after), threshold / 100, relative_to)
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        from trtkit.cli.tables import console
+
+        for part in _tables(found):
+            console().print(part)
+    sys.exit(REGRESSION if found["has_regression"] else 0)
+
+
+def _tables(found: dict[str, Any]) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    from trtkit.cli.tables import listing
+
+    rows = listing("after / before", "case", "contender", "metric", "ratio", "95 %", "")
+    for row in found["rows"]:
+        verdict = Text(row["verdict"], _STYLES.get(row["verdict"], ""))
+        interval = f"{row['low']:.3f} to {row['high']:.3f}"
+        rows.add_row(row["case"], row["contender"], row["metric"], f"{row['ratio']:.3f}", interval, verdict)
+    yield rows
+    for said in found["differences"]:
+        yield Text(f"not the same: {said}", "yellow")
+    limit = f"beyond {found['threshold']:.0%}"
+    yield Text(f"a regression {limit}" if found["has_regression"] else f"no regression {limit}", "bold")

@@ -1,0 +1,75 @@
+"""Tables of `trtkit bench`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from trtkit.cli.tables import listing, pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+    from rich.table import Table
+
+Json = dict[str, Any]
+_VISION = ("min", "avg", "p50", "p90", "p95", "p99")
+
+
+def bench_tables(found: Json) -> Iterator[RenderableType]:
+    """Yield the tables of a report."""
+    yield _overview(found)
+    for case in found["cases"]:
+        yield _vision(case)
+        if case["ratios"]:
+            yield _ratios(case["ratios"])
+    yield from _notes(found)
+
+
+def _overview(found: Json) -> Table:
+    machine = found["provenance"]["machine"]
+    rows = pairs(f"bench {found['name']}")
+    rows.add_row("computes", found["computes"])
+    rows.add_row("bundle", f"{found['bundle']['path']}, {found['bundle']['verification']}")
+    rows.add_row("inputs", found["inputs"])
+    gpus = "".join(f", {gpu['name']}" for gpu in machine["gpus"])
+    load = machine["load_average"][0]
+    rows.add_row("machine", f"{machine['processor']}, {machine['usable_cores']} cores{gpus}, load {load:.1f}")
+    return rows
+
+
+def _vision(case: Json) -> Table:
+    rows = listing(f"{case['name']}: latency in ms", "computes", *_VISION, "samples/s", "runs")
+    for column in rows.columns[1:]:
+        column.justify, column.no_wrap = "right", True
+    for result in case["results"]:
+        latency, rate = result["metrics"]["latency"], result["metrics"]["throughput"]["avg"]
+        figures = [number_text(latency[name]) for name in _VISION]
+        mark = "" if result["is_steady"] else " ~"
+        rows.add_row(result["computes"], *figures, number_text(rate), f"{latency['count']}{mark}")
+    return rows
+
+
+def _ratios(ratios: list[Json]) -> Text:
+    """Say how ours compares, metric by metric."""
+    lines = [
+        f"{each['metric']}: {each['numerator']} takes {each['ratio']:.3f} of {each['denominator']}'s time "
+        f"({each['confidence']:.0%}: {each['low']:.3f} to {each['high']:.3f})"
+        for each in ratios
+    ]
+    return Text("\n".join(lines))
+
+
+def _notes(found: Json) -> Iterator[Text]:
+    results = [result for case in found["cases"] for result in case["results"]]
+    if not all(result["is_steady"] for result in results):
+        yield Text("~ not steady: the last third of the run differs from the first by more than 10 %", "yellow")
+    if found["bundle"]["verification"].startswith("UNVERIFIED"):
+        yield Text(found["bundle"]["verification"], "bold red")
+
+
+def number_text(value: float) -> str:
+    """Return a figure with three digits or more."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.3g}"
