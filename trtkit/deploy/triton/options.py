@@ -21,11 +21,12 @@ class QueueOptions(StrictModel):
     """The queue in front of a model. Times in microseconds; 0 is no limit.
 
     delay_us: how long the batcher waits for more requests. max_size: requests that may wait; more are refused.
-    timeout_us: how long one may wait. on_timeout: refuse it, or serve it after the others.
+    timeout_us: how long one may wait. on_timeout: refuse it, or serve it after the others. Limits have a price in
+    Triton 2.51: see `model_config.queue_policy`.
     """
 
     delay_us: StrictInt = Field(2000, ge=0, description="How long the batcher waits for more requests.")
-    max_size: StrictInt = Field(256, ge=0, description="Requests that may wait; 0 is no limit.")
+    max_size: StrictInt = Field(0, ge=0, description="Requests that may wait; 0 is no limit.")
     timeout_us: StrictInt = Field(0, ge=0, description="How long a request may wait; 0 is no limit.")
     on_timeout: Literal["reject", "delay"] = Field("reject", description="What happens to one that waited too long.")
 

@@ -1,0 +1,90 @@
+"""What a Triton server costs beside the same runtime in this process: `python -m benchmarks.serve`.
+
+Vision: EfficientNet-Lite0 as tensors, clients of tritonclient's asyncio gRPC API in a process of their own.
+LLM: SmolLM2 with NVIDIA's AIPerf as the client, which has an environment of its own: set AIPERF to its program;
+without it the LLM part is left out and the file says so. Concurrency is the number of requests under way at once.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.measure import ignore_event, ratio, summary, write
+from benchmarks.serve_llm import llm_figures
+from benchmarks.serve_load import InProcess, Served
+from trtkit.cli.main import main as trtkit
+from trtkit.config.load import load_config
+from trtkit.deploy.triton.endpoints import free_ports
+from trtkit.deploy.triton.local_server import LocalServer, ServeOptions
+from trtkit.deploy.triton.server_files import find_server
+from trtkit.engine.build import build_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+CONCURRENCY, REPEATS, SECONDS = (1, 8, 32), 3, 4.0
+VISION, LLM_MODEL = "efficientnet-lite0", "llama"
+
+
+def main() -> None:
+    """Measure and write benchmarks/results/serve.json."""
+    with tempfile.TemporaryDirectory(prefix="trtkit-serve-") as folder:
+        root = Path(folder)
+        bundles = {name: _bundle(root, name) for name in (VISION, LLM_MODEL)}
+        repository = root / "models"
+        for name, form in ((VISION, "tensors"), (LLM_MODEL, "auto")):
+            trtkit(["deploy", str(bundles[name]), "--repository", str(repository), "--as", form, "-q"])
+        options = ServeOptions(repository, free_ports(), exit_timeout_s=2)
+        with LocalServer(find_server(), options) as server:
+            server.wait_ready(300)
+            figures = {
+                "vision": _vision(bundles[VISION], server.options.endpoints.grpc.removeprefix("grpc://")),
+                "llm": llm_figures(bundles[LLM_MODEL], server.options.endpoints.http, CONCURRENCY),
+            }
+    print(f"wrote {write('serve', figures)}")
+
+
+def _bundle(root: Path, name: str) -> Path:
+    return build_bundle(load_config(name), root / name, ignore_event).bundle.path
+
+
+def _vision(bundle: Path, url: str) -> dict[str, Any]:
+    """Return images a second and latency at each concurrency, one image a request."""
+    local = InProcess(bundle)
+    found: dict[str, Any] = {
+        "model": f"{VISION}, fp32, one image a request, reference executor on both sides",
+        "client": "tritonclient.grpc.aio in its own process; inputs as raw binary tensors",
+        "in process": "one call of a batch as large as the concurrency, again and again",
+    }
+    for concurrency in CONCURRENCY:
+        samples: dict[str, list[Mapping[str, Any]]] = {"in process": [], "served": []}
+        for _ in range(REPEATS):
+            samples["in process"].append(local.run(concurrency, SECONDS))
+            samples["served"].append(Served(url, VISION).run(concurrency, SECONDS))
+        found[f"concurrency {concurrency}"] = _compared(samples)
+    return found
+
+
+def _compared(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """Return both sides' throughput and latency, and the ratios of medians."""
+    rates = {side: [run["per_second"] for run in runs] for side, runs in samples.items()}
+    latencies = {side: [value for run in runs for value in run["latencies_ms"]] for side, runs in samples.items()}
+    found: dict[str, Any] = {
+        side: {"images_per_s": summary(rates[side]), "latency_ms": _percentiles(latencies[side])} for side in samples
+    }
+    found["throughput, served to in process"] = ratio(rates["served"], rates["in process"])
+    medians = {side: statistics.median(values) for side, values in latencies.items()}
+    found["overhead_ms"] = round(medians["served"] - medians["in process"], 2)
+    return found
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    return {"p50": round(cuts[49], 2), "p99": round(cuts[98], 2), "requests": len(values)}
+
+
+if __name__ == "__main__":
+    main()
