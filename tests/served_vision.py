@@ -1,0 +1,57 @@
+"""A client of served vision models over HTTP and gRPC."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import np_to_triton_dtype
+
+from trtkit.sources.package_file import resolve
+
+if TYPE_CHECKING:
+    from tests.triton import Served
+
+TIMEOUT_S = 120.0
+PROTOCOLS = ["http", "grpc"]
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def connect(served: Served, protocol: str) -> Any:
+    """Return a client of the official library."""
+    if protocol == "grpc":
+        return tritonclient.grpc.InferenceServerClient(served.grpc)
+    return tritonclient.http.InferenceServerClient(served.http, network_timeout=TIMEOUT_S, concurrency=8)
+
+
+def ask(client: Any, model: str, version: str = "", **inputs: Any) -> Arrays:
+    """Return all outputs of one request; bytes are text."""
+    module = tritonclient.grpc if isinstance(client, tritonclient.grpc.InferenceServerClient) else tritonclient.http
+    tensors = []
+    for name, value in inputs.items():
+        array = np.asarray(value) if not _is_text(value) else np.array(value, dtype=np.object_)
+        tensor = module.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+        tensor.set_data_from_numpy(array)
+        tensors.append(tensor)
+    found = client.infer(model, tensors, version)
+    response = found.get_response(as_json=True) if module is tritonclient.grpc else found.get_response()
+    return {each["name"]: found.as_numpy(each["name"]) for each in response["outputs"]}
+
+
+def sample(name: str) -> bytes:
+    """Return the bytes of one of scikit-image's pictures."""
+    return resolve(f"package://skimage/data/{name}", "scikit-image==0.26.0").read_bytes()
+
+
+def executions(client: Any, model: str) -> tuple[int, int]:
+    """Return how many requests a model has answered, and in how many runs."""
+    found = client.get_inference_statistics(model)["model_stats"][0]
+    return int(found["inference_count"]), int(found["execution_count"])
+
+
+def _is_text(value: Any) -> bool:
+    while isinstance(value, list):
+        value = value[0]
+    return isinstance(value, bytes)
