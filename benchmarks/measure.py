@@ -93,6 +93,13 @@ def write(name: str, figures: dict[str, Any]) -> Path:
     return path
 
 
+def write_between(path: Path, mark: str, text: str) -> None:
+    """Put `text` between `<!-- MARK -->` and `<!-- end of MARK -->` of a document."""
+    first, last = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
+    before, _, rest = path.read_text(encoding="utf-8").partition(first)
+    path.write_text(f"{before}{first}\n{text}{last}{rest.partition(last)[2]}", encoding="utf-8")
+
+
 def _processor() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.measure import ignore_event, interleaved, ratio, summary, write
+from benchmarks.measure import ignore_event, interleaved, ratio, summary, write, write_between
 from benchmarks.route_models import MODELS, save_model
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.build import build_bundle
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 ROUTES = {"onnx": {"route": "onnx"}, "fused": {"compose": "fused"}, "chained": {"compose": "chained"}}
 ROOT = Path(__file__).parents[1]
 DOCS, README = ROOT / "docs" / "hybrids.md", ROOT / "README.md"
-MARKS = ("<!-- routes -->", "<!-- end of routes -->")
 REPEATS = 3
 
 
@@ -155,9 +154,7 @@ def _errors_text(found: dict[str, Any]) -> str:
 def write_docs(results: dict[str, Any]) -> None:
     """Put the tables between their marks in docs/hybrids.md and README.md."""
     for path, text in ((DOCS, table(results)), (README, short_table(results))):
-        before, _, rest = path.read_text(encoding="utf-8").partition(MARKS[0])
-        after = rest.partition(MARKS[1])[2]
-        path.write_text(f"{before}{MARKS[0]}\n{text}{MARKS[1]}{after}", encoding="utf-8")
+        write_between(path, "routes", text)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.measure import ignore_event, ratio, summary, write
+from benchmarks.measure import ignore_event, ratio, summary, write, write_between
 from benchmarks.serve_llm import llm_figures
 from benchmarks.serve_load import InProcess, Served
 from trtkit.cli.main import main as trtkit
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 CONCURRENCY, REPEATS, SECONDS = (1, 8, 32), 3, 4.0
+DOCS, RATIO = Path(__file__).parents[1] / "docs" / "serving.md", "throughput, served to in process"
 VISION, LLM_MODEL = "efficientnet-lite0", "llama"
 
 
@@ -44,7 +45,29 @@ def main() -> None:
                 "vision": _vision(bundles[VISION], server.options.endpoints.grpc.removeprefix("grpc://")),
                 "llm": llm_figures(bundles[LLM_MODEL], server.options.endpoints.http, CONCURRENCY),
             }
+    write_between(DOCS, "serve", table(figures))
     print(f"wrote {write('serve', figures)}")
+
+
+def table(figures: Mapping[str, Any]) -> str:
+    """Return the table of docs/serving.md."""
+    rows = [
+        "| model | under way | in process | served | ratio | served p50, p99 |",
+        "| --- | --: | --: | --: | --: | --- |",
+    ]
+    for concurrency in CONCURRENCY:
+        found = figures["vision"][f"concurrency {concurrency}"]
+        rates = [f"{found[side]['images_per_s']['median']:.1f} images/s" for side in ("in process", "served")]
+        latency = found["served"]["latency_ms"]
+        cells = [*rates, f"{found[RATIO]:.2f}", f"{latency['p50']:.0f} ms, {latency['p99']:.0f} ms"]
+        rows.append(f"| {VISION} | {concurrency} | {' | '.join(cells)} |")
+    for concurrency in CONCURRENCY if "left out" not in figures["llm"] else ():
+        found = figures["llm"][f"concurrency {concurrency}"]
+        rates = [f"{found[side]['tokens_per_s']['median']:.1f} tokens/s" for side in ("in process", "served")]
+        latency = found["served"]["inter_token_latency_ms"]
+        cells = [*rates, f"{found[RATIO]:.2f}", f"{latency['p50']:.0f} ms, {latency['p99']:.0f} ms between tokens"]
+        rows.append(f"| SmolLM2-135M | {concurrency} | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
 
 
 def _bundle(root: Path, name: str) -> Path:
@@ -75,7 +98,7 @@ def _compared(samples: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, A
     found: dict[str, Any] = {
         side: {"images_per_s": summary(rates[side]), "latency_ms": _percentiles(latencies[side])} for side in samples
     }
-    found["throughput, served to in process"] = ratio(rates["served"], rates["in process"])
+    found[RATIO] = ratio(rates["served"], rates["in process"])
     medians = {side: statistics.median(values) for side, values in latencies.items()}
     found["overhead_ms"] = round(medians["served"] - medians["in process"], 2)
     return found

@@ -24,6 +24,7 @@ from trtkit.config.schema import (
 )
 from trtkit.config.targets import Target
 from trtkit.config.task import Preprocess, Resize, Task, VerifyOptions
+from trtkit.deploy.triton.options import DeployOptions, LlmServing, QueueOptions
 from trtkit.engine.manifest import json_schema
 
 DOCS = Path(__file__).parent
@@ -56,9 +57,22 @@ known key. Relative paths are relative to the config's folder, those given by `-
 """
 
 
+_DEPLOY_INTRO = """\
+# Options of trtkit deploy
+
+Written by `python docs/generate.py` from `trtkit/deploy/triton/options.py`: what `trtkit deploy --set KEY=VALUE` takes.
+"""
+
+
 def config_reference() -> str:
     """Return docs/config.md."""
     return "\n".join([_INTRO, *(_section(title, model) for title, model in _SECTIONS)])
+
+
+def deploy_options() -> str:
+    """Return docs/deploy-options.md."""
+    sections = (("top level", DeployOptions), ("queue", QueueOptions), ("llm", LlmServing))
+    return "\n".join([_DEPLOY_INTRO, *(_section(title, model) for title, model in sections)])
 
 
 def manifest_schema() -> str:
@@ -103,8 +117,9 @@ def _type(annotation: Any) -> str:
 
 
 def main() -> None:
-    """Write both files."""
+    """Write all files."""
     (DOCS / "config.md").write_text(config_reference(), encoding="utf-8")
+    (DOCS / "deploy-options.md").write_text(deploy_options(), encoding="utf-8")
     (DOCS / "manifest.schema.json").write_text(manifest_schema(), encoding="utf-8")
 
 

@@ -9,7 +9,12 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.parametrize(
-    ("file", "function"), [("config.md", "config_reference"), ("manifest.schema.json", "manifest_schema")]
+    ("file", "function"),
+    [
+        ("config.md", "config_reference"),
+        ("deploy-options.md", "deploy_options"),
+        ("manifest.schema.json", "manifest_schema"),
+    ],
 )
 def test_generated_docs_are_those_that_the_code_gives(file: str, function: str) -> None:
     generate = runpy.run_path(str(DOCS / "generate.py"))
