@@ -20,6 +20,7 @@ Examples:
   trtkit deploy bundles/resnet50 --to triton --repository models --as tensors --dry-run
   trtkit deploy bundles/vit --to triton --repository models --instances 2 \\
       --set queue.delay_us=500 --set response_cache=true
+  trtkit deploy bundles/llama --repository models --kubernetes manifests
   trtkit deploy bundles/ppocr-det --recognizer bundles/ppocr-rec --name ocr --repository models
 
 \b
@@ -46,6 +47,8 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or options."""
     help="Vision: the network's tensors, or images in and answers out; auto: what the config knows.",
 )
 @click.option("--recognizer", metavar="BUNDLE", help="Reads the lines of text that BUNDLE, a text detector, finds.")
+@click.option("--release", default="", metavar="YY.MM", help="Refuse what this release of Triton cannot load.")
+@click.option("--kubernetes", metavar="DIR", help="Write Kubernetes manifests for the repository, and the image.")
 @click.option("--instances", type=click.IntRange(1), metavar="N", help="Copies of the model on each device.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change an option of serving.")
 @click.option("--dry-run", is_flag=True, help="Show what would change and write nothing.")
@@ -58,16 +61,18 @@ def command(
     name: str,
     form: Any,
     recognizer: str | None,
+    release: str,
+    kubernetes: str | None,
     instances: int | None,
     overrides: tuple[str, ...],
     dry_run: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Put BUNDLE into a model repository of Triton Inference Server.
+    """Put a bundle into a model repository of Triton Inference Server.
 
-    Writes config.pbtxt, the engine or a model on trtkit's runtime, and says which and why. Images in and answers out
-    where the config knows how; a language model streams, by the names that TensorRT-LLM's clients use.
+    Writes config.pbtxt, the engine of BUNDLE or a model on trtkit's runtime, and says which and why. Images in and
+    answers out where the config knows how; a language model streams, by the names that TensorRT-LLM's clients use.
     """
     from trtkit.deploy.triton.extra import require_extra
 
@@ -85,23 +90,34 @@ def command(
 
     folder = Path(repository)
     reads = open_bundle(Path(recognizer)) if recognizer else None
-    asked = Asked(open_bundle(Path(bundle)), name, form, reads)
+    asked = Asked(open_bundle(Path(bundle)), name, form, reads, release)
     found = deploy(asked, folder, options, progress, is_dry_run=dry_run)
+    files = [] if dry_run or kubernetes is None else _write_cluster(found, folder, Path(kubernetes))
     if as_json:
-        click.echo(json.dumps({**found.to_json(), "repository": str(folder), "dry_run": dry_run}))
+        written = {"repository": str(folder), "dry_run": dry_run, "kubernetes": files}
+        click.echo(json.dumps({**found.to_json(), **written}))
     elif dry_run:
         click.echo(found.differences)
     else:
         _print(found, folder)
+        click.echo("".join(f"wrote {file}\n" for file in files), nl=False)
+
+
+def _write_cluster(found: Deployment, repository: Path, folder: Path) -> list[str]:
+    from trtkit.deploy.triton.elsewhere import write_cluster
+
+    return [str(file) for file in write_cluster(repository, found.placements[-1].model.name, folder)]
 
 
 def _print(found: Deployment, repository: Path) -> None:
     """Say what was deployed, and what to do with it."""
+    from trtkit.deploy.triton.elsewhere import container_notes
+
     for placement in found.placements:
         served = ", ".join(map(str, placement.served))
         click.echo(f"{placement.model.name}  version {placement.version}, {placement.model.backend}; serves {served}")
     for reason in (reason for placement in found.placements for reason in placement.model.reasons):
         click.echo(f"  {reason}")
-    for note in found.notes:
+    for note in (*found.notes, *container_notes(repository)):
         click.echo(f"  {note}")
     click.echo(f"next: trtkit serve {repository}")

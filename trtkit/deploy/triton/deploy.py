@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from trtkit.deploy.make_known import ensure_known
+from trtkit.deploy.triton.elsewhere import check_models
 from trtkit.deploy.triton.llm_model import llm_model
 from trtkit.deploy.triton.network_models import network_models
 from trtkit.deploy.triton.ocr_pipeline import ocr_pipeline, page_answer
@@ -29,12 +30,16 @@ Form = Literal["auto", "tensors", "pipeline"]
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be served. name: the bundle's own when empty. recognizer: reads the lines that the bundle finds."""
+    """What is to be served. name: the bundle's own when empty. recognizer: reads the lines that the bundle finds.
+
+    release: of Triton that must be able to load it, any where empty.
+    """
 
     bundle: Bundle
     name: str = ""
     form: Form = "auto"
     recognizer: Bundle | None = None
+    release: str = ""
 
     @property
     def bundles(self) -> list[Bundle]:
@@ -80,6 +85,8 @@ def deploy(
     on_progress("checking the bundle")
     notes = [note for bundle in asked.bundles for note in _checked(bundle)]
     models = served_models(asked, options)
+    if asked.release:
+        check_models(models, asked.release)
     if is_dry_run:
         return Deployment(tuple(place(models, repository, options.keep_versions)), tuple(notes))
     with writing(repository):
