@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True)
@@ -11,6 +15,7 @@ class Record:
 
     due_s: when it was to be sent. sent_s: when it was; later than due where the sender or the server was behind.
     token_times_s: when each output token came; several that came at once have one time. error: why it failed, in words.
+    reused_tokens: of the prompt, found in a cache.
     """
 
     due_s: float
@@ -19,6 +24,7 @@ class Record:
     token_times_s: tuple[float, ...] = ()
     input_tokens: int = 0
     error: str = ""
+    reused_tokens: int = 0
 
     @property
     def latency_s(self) -> float:
@@ -46,3 +52,19 @@ class Record:
         """The average gap; None where there are fewer than two tokens."""
         times = self.token_times_s
         return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
+
+
+def shifted(record: Record, seconds: float) -> Record:
+    """Return a record as of a load that began so much later."""
+    times = tuple(moment + seconds for moment in record.token_times_s)
+    moments = {name: getattr(record, name) + seconds for name in ("due_s", "sent_s", "ended_s")}
+    return replace(record, token_times_s=times, **moments)
+
+
+def joined(rounds: Sequence[Sequence[Record]]) -> list[Record]:
+    """Return the records of several loads as of one, each beginning where the one before ended."""
+    found: list[Record] = []
+    for records in rounds:
+        begin = max((record.ended_s for record in found), default=0.0)
+        found += [shifted(record, begin) for record in records]
+    return found

@@ -53,13 +53,18 @@ class Timing:
     @property
     def drift(self) -> float:
         """How much slower the last third is than the first one, by their medians."""
-        third = max(1, len(self.samples_s) // 3)
-        return median(self.samples_s[-third:]) / median(self.samples_s[:third]) - 1
+        return drift_of(self.samples_s)
 
     @property
     def is_steady(self) -> bool:
         """Whether the drift is small. What is not steady is marked in every report."""
         return abs(self.drift) <= STEADY_DRIFT
+
+
+def drift_of(samples: Sequence[float]) -> float:
+    """Return how much larger the last third is than the first one, by their medians."""
+    third = max(1, len(samples) // 3)
+    return median(samples[-third:]) / median(samples[:third]) - 1
 
 
 def measure(calls: Mapping[str, Callable[[], object]], rules: Rules, clock: Clock | None = None) -> dict[str, Timing]:

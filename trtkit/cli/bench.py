@@ -9,39 +9,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trtkit.cli.bench_options import FILE, LOAD_NAMES, VISION_NAMES, measure_options, refuse_given
 from trtkit.cli.options import json_option, quiet_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from trtkit.engine.bundle import Bundle
+
+Json = dict[str, Any]
 EPILOG = """\b
 Examples:
   trtkit bench bundles/efficientnet-lite0 --compare torch --compare onnxruntime
   trtkit bench bundles/efficientnet-lite0 --batch 1,8,32 --out before.json
+  trtkit bench bundles/llama --concurrency 1,4,8 --compare transformers
+  trtkit bench bundles/llama --request-rate 0.5,1,2 --goodput ttft:500 --goodput tpot:80
+  trtkit bench bundles/llama --trace conversation.jsonl --speed 2 --aiperf results
+  trtkit bench diff before.json after.json
 
 \b
-Exit codes: 0 done, 1 failed, 2 wrong usage."""
+Exit codes: 0 done, 1 failed, 2 wrong usage, 4 (of diff) a regression."""
+FOLDER = click.Path(path_type=Path, file_okay=False)
 WORDS = "trtkit.bench.words"
-FILE = click.Path(path_type=Path, dir_okay=False)
-
-
-class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic in newer releases only
-    """Numbers with commas between them, each above 0."""
-
-    def __init__(self, kind: type[int] | type[float]) -> None:
-        self.name, self._kind = "numbers", kind
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return a tuple of numbers."""
-        if isinstance(value, tuple):
-            return value
-        try:
-            found = tuple(self._kind(part) for part in str(value).split(","))
-        except ValueError:
-            found = ()
-        if not found or not all(0 < number < float("inf") for number in found):
-            self.fail(f"{value!r} is not numbers above 0 with commas between them, such as 1,4,16")
-        return found
+_KINDS = "torch, torch.compile, onnxruntime, transformers, or a bundle; may be given again."
 
 
 class BenchCommand(click.Command):
@@ -63,36 +53,14 @@ class BenchCommand(click.Command):
 
 @click.command(cls=BenchCommand, epilog=EPILOG)
 @click.argument("bundle")
-@click.option(
-    "--compare",
-    "rivals",
-    multiple=True,
-    metavar="WHAT",
-    help="torch, torch.compile, onnxruntime or a bundle; may be given again.",
-)
-@click.option(
-    "--batch",
-    "batches",
-    type=Numbers(int),
-    default=(),
-    metavar="N,N",
-    help="Batch sizes.  [default: the profiles' shapes]",
-)
-@click.option(
-    "--runtime",
-    type=click.Choice(["auto", "tensorrt", "reference"]),
-    default="auto",
-    help="What runs it.  [default: auto]",
-)
-@click.option("--min-runs", type=click.IntRange(1), default=20, help="Measured rounds at least.  [default: 20]")
-@click.option("--min-seconds", type=float, default=2.0, help="Measured seconds at least, a case.  [default: 2]")
-@click.option(
-    "--max-seconds", type=float, default=60.0, help="Stop after these, with 5 rounds at least.  [default: 60]"
-)
-@click.option("--warmup", type=click.IntRange(0), default=3, help="Rounds that are not counted.  [default: 3]")
+@click.option("--compare", "rivals", multiple=True, metavar="WHAT", help=_KINDS)
+@measure_options
 @click.option("--unverified", is_flag=True, help="Measure a bundle whose verification failed or is missing.")
-@click.option("--out", type=FILE, help="Write the report as JSON.")
+@click.option("--out", type=FILE, help="Write the report as JSON, with all samples.")
 @click.option("--csv", type=FILE, help="Write the figures as CSV.")
+@click.option(
+    "--aiperf", type=click.Path(path_type=Path, file_okay=False), help="Write what AIPerf would, into a folder."
+)
 @json_option
 @quiet_option
 def command(
@@ -104,51 +72,59 @@ def command(
     network is right and what it costs here, never how fast an engine is.
     """
     from trtkit.bench.provenance import provenance
-    from trtkit.bench.report import csv_text, report_text
     from trtkit.cli.progress import show_progress
+    from trtkit.engine.bundle import open_bundle
 
-    for path in (out, csv):
+    aiperf = options["aiperf"]
+    for path in (out, csv, aiperf):
         if path is not None and not path.absolute().parent.is_dir():
             raise click.UsageError(f"cannot write `{path}`: there is no such folder")
+    opened = open_bundle(Path(bundle))
     about = provenance(shlex.join(["trtkit", "bench", *click.get_current_context().meta[WORDS]]))
     with show_progress(quiet=quiet or as_json) as on_event:
-        found = {"provenance": about, **_measure(bundle, unverified, options, on_event)}
-    for path, make in ((out, report_text), (csv, csv_text)):
-        _write(path, make, found)
+        found = {"provenance": about, **_measure(opened, unverified, options, on_event)}
+    _write(found, out, csv, aiperf)
     _show(found, as_json=as_json)
 
 
-def _measure(
-    path: str, is_waived: bool, options: dict[str, Any], on_event: Callable[[dict[str, Any]], None]
-) -> dict[str, Any]:
+def _measure(bundle: Bundle, is_waived: bool, options: Json, on_event: Callable[[Json], None]) -> Json:
     """Measure what the bundle holds."""
-    from trtkit.bench.vision import VisionRequest, bench_vision
-    from trtkit.engine.bundle import open_bundle
+    if bundle.manifest.decoder is not None:
+        from trtkit.bench.llm import bench_llm
+        from trtkit.cli.bench_load import llm_request
 
-    request = VisionRequest(options["batches"], options["rivals"], options["runtime"], is_waived, _rules(options))
-    return bench_vision(open_bundle(Path(path)), request, on_event)
-
-
-def _rules(options: dict[str, Any]) -> Any:
+        refuse_given(VISION_NAMES, "is not for language models")
+        return bench_llm(bundle, llm_request(bundle, options, is_waived), on_event)
     from trtkit.bench.timing import Rules
+    from trtkit.bench.vision import VisionRequest, bench_vision
 
-    return Rules(
+    refuse_given(LOAD_NAMES, "is for language models only")
+    rules = Rules(
         warmup_runs=options["warmup"],
         min_runs=options["min_runs"],
         min_s=options["min_seconds"],
         max_s=options["max_seconds"],
     )
+    request = VisionRequest(options["batches"], options["rivals"], options["runtime"], is_waived, rules)
+    return bench_vision(bundle, request, on_event)
 
 
-def _write(path: Path | None, make: Callable[[dict[str, Any]], str], found: dict[str, Any]) -> None:
-    from trtkit.bench.report import write_text
+def _write(found: Json, out: Path | None, csv: Path | None, aiperf: Path | None) -> None:
+    """Write the files that were asked for, and say so."""
+    from trtkit.bench.report import csv_text, report_text, write_text
 
-    if path is not None:
-        write_text(path, make(found))
-        click.echo(f"written: {path}", err=True)
+    for path, make in ((out, report_text), (csv, csv_text)):
+        if path is not None:
+            write_text(path, make(found))
+            click.echo(f"written: {path}", err=True)
+    if aiperf is not None:
+        from trtkit.bench.aiperf import write_aiperf
+
+        for path in write_aiperf(aiperf, found):
+            click.echo(f"written: {path}", err=True)
 
 
-def _show(found: dict[str, Any], *, as_json: bool) -> None:
+def _show(found: Json, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return

@@ -15,17 +15,23 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Json = dict[str, Any]
+_LOAD = ("time_to_first_token", "inter_token_latency", "request_latency")
+_RATES = ("output_token_throughput", "request_throughput", "goodput")
 _VISION = ("min", "avg", "p50", "p90", "p95", "p99")
 
 
 def bench_tables(found: Json) -> Iterator[RenderableType]:
     """Yield the tables of a report."""
     yield _overview(found)
+    yield from _cases(found)
+    yield from _notes(found)
+
+
+def _cases(found: Json) -> Iterator[RenderableType]:
     for case in found["cases"]:
-        yield _vision(case)
+        yield _vision(case) if found["kind"] == "vision" else load_table(case)
         if case["ratios"]:
             yield _ratios(case["ratios"])
-    yield from _notes(found)
 
 
 def _overview(found: Json) -> Table:
@@ -52,6 +58,27 @@ def _vision(case: Json) -> Table:
     return rows
 
 
+def load_table(case: Json) -> Table:
+    """Return a load's figures: medians and 99th percentiles in ms, rates a second."""
+    names = ("TTFT p50", "p99", "ITL p50", "p99", "E2E p50", "p99", "tokens/s", "requests/s")
+    goodput = any("goodput" in result["metrics"] for result in case["results"])
+    rows = listing(case["name"], "computes", *names, *(["good/s"] if goodput else []), "done")
+    for column in rows.columns[1:]:
+        column.justify, column.no_wrap = "right", True
+    for result in case["results"]:
+        metrics = result["metrics"]
+        latencies = [_statistic(metrics, name, kind) for name in _LOAD for kind in ("p50", "p99")]
+        rates = [_statistic(metrics, name, "avg") for name in _RATES[: 3 if goodput else 2]]
+        failed = metrics["error_request_count"]["avg"]
+        done = f"{metrics['request_count']['avg']:.0f}{f', {failed:.0f} failed' if failed else ''}"
+        rows.add_row(result["computes"], *latencies, *rates, done + ("" if result["is_steady"] else " ~"))
+    return rows
+
+
+def _statistic(metrics: Json, name: str, kind: str) -> str:
+    return number_text(metrics[name][kind]) if name in metrics else "-"
+
+
 def _ratios(ratios: list[Json]) -> Text:
     """Say how ours compares, metric by metric."""
     lines = [
@@ -65,7 +92,10 @@ def _ratios(ratios: list[Json]) -> Text:
 def _notes(found: Json) -> Iterator[Text]:
     results = [result for case in found["cases"] for result in case["results"]]
     if not all(result["is_steady"] for result in results):
-        yield Text("~ not steady: the last third of the run differs from the first by more than 10 %", "yellow")
+        yield Text("~ not steady: the last third of a case differs from its first by more than 10 %", "yellow")
+    reused = sum(result.get("reused_tokens", 0) for result in results)
+    if reused:
+        yield Text(f"{reused} tokens of prompts were found in a cache and not computed again")
     if found["bundle"]["verification"].startswith("UNVERIFIED"):
         yield Text(found["bundle"]["verification"], "bold red")
 

@@ -1,0 +1,110 @@
+"""From the options of `trtkit bench` to the load of a language model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trtkit.bench.llm import LlmRequest, MakeWork
+    from trtkit.bench.schedules import Schedule
+    from trtkit.bench.traces import TraceRow
+    from trtkit.bench.workload import Work
+    from trtkit.cli.llm_options import Model
+    from trtkit.engine.bundle import Bundle
+
+DEFAULT_REQUESTS = 16
+
+
+def llm_request(bundle: Bundle, options: Mapping[str, Any], is_waived: bool) -> LlmRequest:
+    """Return the load that options ask for. Raises BenchError, PromptsError or UsageError for what cannot be."""
+    from trtkit.bench.llm import LlmRequest
+    from trtkit.bench.metrics import parse_objectives
+    from trtkit.cli.llm_options import RUNTIME_NAMES, read_model
+
+    _check(options)
+    model = read_model(str(bundle.path))
+    vision = bundle.manifest.vision  # a placeholder of an image is no token to draw
+    vocab_size = model.vocab_size if vision is None else min(model.vocab_size, vision.image_token_id)
+    rows = _trace(options)
+    make, said, count = _work(options, model, vocab_size, rows)
+    return LlmRequest(
+        _schedules(options, rows, count),
+        make,
+        said,
+        options["rounds"] or (3 if options["rivals"] else 1),
+        parse_objectives(options["objectives"]),
+        options["rivals"],
+        is_waived,
+        {name: options[name] for name in RUNTIME_NAMES},
+    )
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    loads = [name for name in ("concurrency", "request_rate", "trace") if options[name] is not None]
+    if len(loads) > 1:
+        first, second = (f"--{name.replace('_', '-')}" for name in loads[:2])
+        raise click.UsageError(f"{first} and {second} are two loads: give one")
+    if options["trace"] is not None and options["prompts"] is not None:
+        raise click.UsageError("a trace says how long its prompts are: leave out --prompts")
+
+
+def _trace(options: Mapping[str, Any]) -> list[TraceRow]:
+    from trtkit.bench.traces import read_trace
+
+    return [] if options["trace"] is None else read_trace(options["trace"], options["requests"])
+
+
+def _work(
+    options: Mapping[str, Any], model: Model, vocab_size: int, rows: Sequence[TraceRow]
+) -> tuple[MakeWork, str, int]:
+    """Return what makes a round's requests, its description, and how many they are."""
+    from trtkit.bench.workload import Lengths, synthetic_work, traced_work
+
+    seed = options["seed"]
+    if rows:
+        said = f"{len(rows)} requests of {options['trace']}, tokens made up"
+        return (lambda number: traced_work(rows, vocab_size, _seed(seed, number))), said, len(rows)
+    if options["prompts"] is not None:
+        work = _file_work(options, model)
+        return (lambda _number: work), f"{len(work)} prompts of {options['prompts']}", len(work)
+    names = ("input_tokens", "output_tokens", "input_deviation", "output_deviation", "shared_tokens", "prefixes")
+    lengths, count = Lengths(*(options[name] for name in names)), options["requests"] or DEFAULT_REQUESTS
+    said = f"{count} made-up prompts of {lengths.input_tokens} tokens, {lengths.output_tokens} to answer"
+    if lengths.shared_tokens:
+        said += f", {lengths.shared_tokens} shared of {lengths.prefixes} beginnings"
+    return (lambda number: synthetic_work(lengths, count, vocab_size, _seed(seed, number))), said, count
+
+
+def _seed(seed: int, number: int) -> int:
+    """Return another seed for each round; the warm-up's number is -1."""
+    return seed * 1009 + number + 1
+
+
+def _file_work(options: Mapping[str, Any], model: Model) -> list[Work]:
+    """Return the prompts of a file, repeated or cut to the number of requests; a line may have `max_tokens`."""
+    from trtkit.bench.workload import Work
+    from trtkit.cli.prompts import read_prompts
+    from trtkit.cli.requests import Wording, make_asks
+    from trtkit.errors import BenchError
+
+    prompts = read_prompts((), options["prompts"])
+    asks = make_asks(prompts, model, {"max_tokens": options["output_tokens"]}, Wording(True, None))
+    if any(ask.images for ask in asks):
+        raise BenchError("prompts with images cannot be measured", options["prompts"], "leave their `images` out")
+    work = [Work(tuple(ask.ids), ask.params.max_tokens) for ask in asks]
+    count = options["requests"] or len(work)
+    return [work[index % len(work)] for index in range(count)]
+
+
+def _schedules(options: Mapping[str, Any], rows: Sequence[TraceRow], count: int) -> list[Schedule]:
+    from trtkit.bench.schedules import concurrency_schedules, rate_schedules, trace_schedule
+
+    if rows:
+        return [trace_schedule(rows, options["speed"])]
+    if options["request_rate"] is not None:
+        return rate_schedules(options["request_rate"], count, options["arrivals"], options["seed"])
+    return concurrency_schedules(options["concurrency"] or (1,))
