@@ -109,3 +109,9 @@ class RequestError(GenerationError):
     """A prompt or settings that no run could serve."""
 
     exit_code = 2
+
+
+class PlanError(TrtkitError):
+    """A question about capacity that has no answer: an unknown GPU, lengths the model does not have."""
+
+    exit_code = 2

@@ -56,7 +56,10 @@ def _reduce(_layer: Any, inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> 
 
 
 def _attention(_layer: Any, inputs: Sequence[Shape], _outputs: Sequence[Shape]) -> int:
-    """Two matrix products and a softmax; q is [B, N, S, H], k is [B, K, T, H]."""
+    """Two matrix products and a softmax; q is [B, N, S, H], k is [B, K, T, H].
+
+    TensorRT shows an attention as two layers: the first has the operands, the second the result.
+    """
     if len(inputs) < 2 or len(inputs[0]) != 4:
         return 0
     B, N, S, H = inputs[0]
@@ -83,6 +86,6 @@ _FORMULAS: dict[str, Callable[[Any, Sequence[Shape], Sequence[Shape]], int]] = {
     "MATRIX_MULTIPLY": _matrix_multiply,
     "POOLING": _pooling,
     "REDUCE": _reduce,
-    "ATTENTION_OUTPUT": _attention,
+    "ATTENTION_INPUT": _attention,
     "EINSUM": _einsum,
 }

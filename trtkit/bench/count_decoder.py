@@ -1,0 +1,123 @@
+"""The job that counts a decoder-only LLM: its real network is written with zeros for weights, and described.
+
+All weights share one piece of memory that nobody touches, so a model of any size is counted in a few hundred MiB, and
+from its config alone.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from trtkit.backends import load_backend
+from trtkit.bench.counts import counts_of, counts_to_json
+from trtkit.bench.multilinear import fit, sample_points
+from trtkit.bench.traffic import network_cost
+from trtkit.config.schema import ModelConfig
+from trtkit.engine.decoders import network_options
+from trtkit.models.registry import decoder_spec
+from trtkit.models.weights import model_weights
+from trtkit.network.decoder import build_decoder
+from trtkit.network.describe import describe
+from trtkit.network.graph import Graph
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from trtkit.backends import Backend
+    from trtkit.bench.multilinear import Point
+    from trtkit.bench.traffic import NetworkCost
+    from trtkit.dtypes import DType
+    from trtkit.models.spec import DecoderSpec
+    from trtkit.network.decoder import DecoderOptions
+
+Json = dict[str, Any]
+# How far apart the two cached lengths lie that counts are taken at.
+_STEP = 8
+_PROJECTIONS = re.compile(r"/attention/(q|k|v|qkv)/")
+
+
+def count_decoder(arguments: Json, report: Callable[[Json], None]) -> Json:
+    """Count the network of a config.
+
+    arguments: backend, config, fields (of the model's config.json), where, length (tokens of a slot).
+    """
+    config, backend = ModelConfig.model_validate(arguments["config"]), load_backend(arguments["backend"])
+    spec = decoder_spec(arguments["fields"], arguments["where"])
+    options, first = network_options(config), _first_length(spec, int(arguments["length"]))
+    points = sample_points((1, 1, first), _STEP)
+    check = (3, 5, first + _STEP)
+    costs: dict[Point, NetworkCost] = {}
+    for length in (first, first + _STEP):
+        report({"event": "phase", "name": f"count with {length} cached tokens"})
+        graph = _network(backend, spec, replace(options, max_sequence_length=length))
+        for point in (p for p in (*points, check) if p[2] == length):
+            costs[point] = _cost(backend, graph, point)
+    measured = costs.pop(check)
+    counts = counts_of(costs, fit)
+    assert counts.fused_bytes.at(check) == measured.fused_bytes, "bytes are not multilinear"
+    assert counts.flops.at(check) == sum(group.flops for group in measured.groups.values()), "FLOPs are not multilinear"
+    return counts_to_json(counts)
+
+
+def group_of(name: str, kind: str) -> str:
+    """Return the group of a decoder's layer by its name and type."""
+    if kind in ("ATTENTION_INPUT", "ATTENTION_OUTPUT"):
+        return "attention"
+    if kind == "KV_CACHE_UPDATE":
+        return "kv cache update"
+    if kind == "MATRIX_MULTIPLY":
+        return _product_group(name)
+    return "embedding" if kind == "GATHER" and "embedding/" in name else "norms and element-wise"
+
+
+def _product_group(name: str) -> str:
+    """Return the group of a matrix product."""
+    if _PROJECTIONS.search(name):
+        return "q, k, v projections"
+    if "/attention/o/" in name:
+        return "output projection"
+    if "/attention/" in name:
+        return "attention"
+    if "/moe/" in name:
+        return "experts"
+    return "lm head" if name.startswith("lm_head") else "mlp"
+
+
+def _first_length(spec: DecoderSpec, length: int) -> int:
+    """Return a short cached length of the same kind as `length`: longer than the same windows."""
+    windows = [layer.sliding_window or 0 for layer in spec.layers]
+    first = max((window for window in windows if window < length), default=0) + _STEP
+    positions = spec.embedding.positions
+    limit = positions.count if positions is not None else math.inf
+    return first if first + _STEP <= limit else _STEP
+
+
+def _network(backend: Backend, spec: DecoderSpec, options: DecoderOptions) -> Graph:
+    """Write the network with zeros for weights."""
+    graph = Graph(backend)
+    build_decoder(graph, spec, _zeros(spec, options.dtype), options)
+    return graph
+
+
+def _zeros(spec: DecoderSpec, dtype: DType) -> Mapping[str, Any]:
+    """Return zeros for every weight, all in the same memory, which the system does not provide until it is read."""
+    import ml_dtypes
+    import numpy as np
+
+    weights = model_weights(spec)
+    numpy_type = ml_dtypes.bfloat16 if dtype.name == "bf16" else np.dtype(dtype.numpy)
+    memory = np.zeros(max(math.prod(weight.shape) for weight in weights), numpy_type)
+    return {weight.path: memory[: math.prod(weight.shape)].reshape(weight.shape) for weight in weights}
+
+
+def _cost(backend: Backend, graph: Graph, point: Point) -> NetworkCost:
+    """Return the network's cost at (B, S, T); T is the network's own."""
+    shapes = {}
+    for index in range(graph.network.num_inputs):
+        tensor = graph.network.get_input(index)
+        sizes = iter(point[:2])
+        shapes[tensor.name] = tuple(next(sizes) if size < 0 else size for size in tensor.shape)
+    return network_cost(describe(backend, graph.network, shapes), group_of)

@@ -1,0 +1,113 @@
+"""The table of GPUs that plans are made for. Figures and their sources stand in `gpus.yaml`."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from trtkit.backends import BACKENDS
+from trtkit.dtypes import DTYPES
+from trtkit.errors import PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+RATES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4", "fp4")
+"""Types that a GPU multiplies matrices in, as the table calls them; `fp32` is without tensor cores."""
+
+# TensorRT 11 needs Turing or newer.
+_OLDEST_OF_TENSORRT = 75
+
+
+@dataclass(frozen=True)
+class PlannedGpu:
+    """One GPU model. Rates are dense, in operations per second, by type; a type that is missing is not known.
+
+    memory_bytes: the data sheet's GB as 10^9. compute_capability: 10 * major + minor. sources: pages that state the
+    figures, read on `read`.
+    """
+
+    key: str
+    name: str
+    memory_bytes: int
+    bandwidth_bytes_per_s: float
+    compute_capability: int
+    rates: Mapping[str, float]
+    sources: tuple[str, ...]
+    note: str
+    read: str
+
+    def rate(self, dtype: str) -> float | None:
+        """Return the dense rate of matrix products of `dtype`, None where no page that was read states one.
+
+        fp32 products run as TF32 where the GPU has it, which TensorRT allows by default.
+        """
+        return self.rates.get("tf32", self.rates.get("fp32")) if dtype == "fp32" else self.rates.get(dtype)
+
+    def ridge(self, dtype: str) -> float | None:
+        """Return the operations per byte above which `dtype` is bound by compute."""
+        rate = self.rate(dtype)
+        return None if rate is None else rate / self.bandwidth_bytes_per_s
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Libraries that build for this GPU: full TensorRT on the GPU itself, TensorRT-RTX by name."""
+        named = BACKENDS["tensorrt_rtx"].features.compute_capabilities
+        found = ["tensorrt"] if self.compute_capability >= _OLDEST_OF_TENSORRT else []
+        return (*found, "tensorrt_rtx") if self.compute_capability in named else tuple(found)
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Types that TensorRT takes on this GPU: by its capability, or because its tensor cores have a rate for it.
+
+        int4 is for weights only, whatever the tensor cores can do.
+        """
+        known = [dtype for dtype in RATES if dtype != "tf32"]
+        return tuple(name for name in known if self._allows(name) or (name in self.rates and name != "int4"))
+
+    def takes(self, dtype: str) -> bool:
+        """Whether networks of `dtype` run on this GPU."""
+        return dtype in self.precisions
+
+    def _allows(self, name: str) -> bool:
+        return self.compute_capability >= DTYPES[name].min_compute_capability
+
+
+@cache
+def planned_gpus() -> tuple[PlannedGpu, ...]:
+    """Return the whole table, in its order."""
+    data = yaml.safe_load(Path(__file__).with_name("gpus.yaml").read_text(encoding="utf-8"))
+    return tuple(_gpu(key, row, str(data["read"])) for key, row in data["gpus"].items())
+
+
+def find_gpus(names: Sequence[str]) -> tuple[PlannedGpu, ...]:
+    """Return the GPUs called `names`. Raises PlanError for names that are not in the table."""
+    known = {gpu.key: gpu for gpu in planned_gpus()}
+    wanted = [name.strip().lower().replace(" ", "").replace("_", "-") for name in names]
+    for name in wanted:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+            hint = "did you mean " + " or ".join(f"`{each}`" for each in near) + "? " if near else ""
+            raise PlanError(f"unknown GPU `{name}`", "--gpu", f"{hint}known are {', '.join(known)}")
+    return tuple(known[name] for name in dict.fromkeys(wanted))
+
+
+def _gpu(key: str, row: dict[str, Any], read: str) -> PlannedGpu:
+    rates = {dtype: 1e12 * tera for dtype, tera in row["dense_tera_per_s"].items()}
+    assert set(rates) <= set(RATES), f"{key}: unknown type"
+    return PlannedGpu(
+        key,
+        row["name"],
+        round(row["memory_gb"] * 1e9),
+        row["bandwidth_gb_per_s"] * 1e9,
+        row["compute_capability"],
+        rates,
+        tuple(row["sources"]),
+        row.get("note", ""),
+        read,
+    )

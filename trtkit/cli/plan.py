@@ -1,0 +1,130 @@
+"""`trtkit plan`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtkit.cli.options import json_option, quiet_option, set_option, target_option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EPILOG = """\b
+Examples:
+  trtkit plan llama
+  trtkit plan bundles/llama --gpu l4,rtx4090 --concurrency 8
+  trtkit plan ~/models/Qwen3-8B --gpu h200 --input-len 2048 --output-len 256
+  trtkit plan llama-2-7b --gpu a100-80 --price 1.8 --html plan.html
+  trtkit plan llama-3.1-8b --gpu l4,h100 --price l4=0.7 --price h100=2.5
+  trtkit plan efficientnet-lite0 --gpu orin,t4 --concurrency 8
+  trtkit plan --list-gpus
+
+\b
+No GPU and, for language models, no weights are needed.
+Exit codes: 0 done, 1 failed, 2 wrong usage, config, GPU or length."""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("path", required=False)
+@click.option("--gpu", "gpus", metavar="NAME,...", help="GPUs to plan for.  [default: all that are known]")
+@click.option("--input-len", type=click.IntRange(1), metavar="N", help="Prompt tokens.  [default: 512]")
+@click.option("--output-len", type=click.IntRange(1), metavar="N", help="Answer tokens.  [default: 128]")
+@click.option("--concurrency", type=click.IntRange(1), metavar="N", help="Requests at once, or images.")
+@click.option("--price", "prices", multiple=True, metavar="[NAME=]X", help="Price of a GPU for an hour.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write rooflines here.")
+@click.option("--list-gpus", is_flag=True, help="Show the table of GPUs with its sources, and end.")
+@target_option
+@set_option
+@json_option
+@quiet_option
+def command(path: str | None, as_json: bool, **options: Any) -> None:
+    """Say what fits on which GPU, and how fast it can be at best.
+
+    PATH is a bundle, a config's name or file, an .onnx file, a folder with an LLM's config.json, or the name of a
+    published model such as llama-2-7b. Counts are of the network that TensorRT would get; times are the rooflines of
+    published figures, so nothing can be faster.
+    """
+    from trtkit.bench.gpus import find_gpus, planned_gpus
+
+    found = find_gpus(options["gpus"].split(",")) if options["gpus"] else planned_gpus()
+    if options["list_gpus"]:
+        _list_gpus(found, as_json=as_json)
+        return
+    if path is None:
+        raise click.UsageError("Missing argument 'PATH'.")
+    prices = parse_prices(options["prices"], [gpu.key for gpu in found])
+    plan = _plan(path, found, {**options, "prices": prices, "quiet": options["quiet"] or as_json})
+    if options["html"]:
+        _write_html(plan, options["html"])
+    if as_json:
+        click.echo(json.dumps(plan))
+        return
+    from trtkit.cli.plan_tables import plan_tables
+    from trtkit.cli.tables import console
+
+    for table in plan_tables(plan, is_chosen=options["gpus"] is not None):
+        console().print(table, "")
+
+
+def parse_prices(texts: Sequence[str], known: Sequence[str]) -> dict[str, float]:
+    """Return prices by GPU out of `X` for all of them and `NAME=X`. Raises PlanError."""
+    from trtkit.errors import PlanError
+
+    prices: dict[str, float] = {}
+    for text in sorted(texts, key=lambda text: "=" in text):
+        name, equals, number = text.rpartition("=")
+        try:
+            price = float(number)
+        except ValueError:
+            price = -1.0
+        if not 0 < price < float("inf"):
+            raise PlanError(f"`{text}` is no price", "--price", "write it as 2.5, or for one GPU as h200=3.5")
+        if equals and name not in known:
+            raise PlanError(f"`{name}` is not planned for", "--price", f"planned for are {', '.join(known)}")
+        prices |= {name: price} if equals else dict.fromkeys(known, price)
+    return prices
+
+
+def _plan(path: str, gpus: Sequence[Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Find the model, count it and plan."""
+    from trtkit.bench.plan import Asked, make_plan
+    from trtkit.bench.plan_source import find_model
+    from trtkit.cli.progress import show_progress
+
+    lengths = (options["input_len"], options["output_len"], options["concurrency"])
+    with show_progress(quiet=options["quiet"]) as on_event:
+        model = find_model(path, options["overrides"], options["target"])
+        return make_plan(model, Asked(gpus, *lengths, options["prices"]), on_event)
+
+
+def _list_gpus(gpus: Sequence[Any], *, as_json: bool) -> None:
+    from trtkit.bench.plan import gpu_facts
+    from trtkit.cli.plan_tables import gpu_table
+    from trtkit.cli.tables import console
+
+    facts = [gpu_facts(gpu) for gpu in gpus]
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    console().print(gpu_table(facts), "")
+    for row in facts:
+        note = f" ({row['note']})" if row["note"] else ""
+        click.echo(f"{row['gpu']}, read {row['read']}{note}\n  " + "\n  ".join(row["sources"]))
+
+
+def _write_html(plan: dict[str, Any], file: Path) -> None:
+    """Write the page so that there is a whole one or none."""
+    from trtkit.bench.plan_html import plan_page
+    from trtkit.errors import PlanError
+
+    partial = file.with_name(f".{file.name}.partial")
+    try:
+        partial.write_text(plan_page(plan), encoding="utf-8")
+        partial.replace(file)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise PlanError(f"cannot be written: {(error.strerror or str(error)).lower()}", str(file)) from None
