@@ -3,14 +3,18 @@
 Vision: EfficientNet-Lite0 as tensors, clients of tritonclient's asyncio gRPC API in a process of their own.
 LLM: SmolLM2 with NVIDIA's AIPerf as the client, which has an environment of its own: set AIPERF to its program;
 without it the LLM part is left out and the file says so. Concurrency is the number of requests under way at once.
+The runtime computes with one thread on both sides: the client needs a core of its own (AIPerf keeps one fully busy).
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from benchmarks.measure import ignore_event, ratio, summary, write, write_between
 from benchmarks.serve_llm import llm_figures
@@ -32,6 +36,8 @@ VISION, LLM_MODEL = "efficientnet-lite0", "llama"
 
 def main() -> None:
     """Measure and write benchmarks/results/serve.json."""
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the server's models
     with tempfile.TemporaryDirectory(prefix="trtkit-serve-") as folder:
         root = Path(folder)
         bundles = {name: _bundle(root, name) for name in (VISION, LLM_MODEL)}
@@ -78,7 +84,7 @@ def _vision(bundle: Path, url: str) -> dict[str, Any]:
     """Return images a second and latency at each concurrency, one image a request."""
     local = InProcess(bundle)
     found: dict[str, Any] = {
-        "model": f"{VISION}, fp32, one image a request, reference executor on both sides",
+        "model": f"{VISION}, fp32, one image a request, reference executor with one thread on both sides",
         "client": "tritonclient.grpc.aio in its own process; inputs as raw binary tensors",
         "in process": "one call of a batch as large as the concurrency, again and again",
     }

@@ -17,7 +17,7 @@ from trtkit import LLM, SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-NEW_TOKENS, REPEATS = 32, 3
+NEW_TOKENS, REPEATS = 16, 3
 SENTENCE = "The engine of the old ship was repaired by a crew that had never seen one like it before"
 # AIPerf fills this in; `text` is the prompt.
 _BODY = '{{"text_input": {{{{ text|tojson }}}}, "max_tokens": {tokens}, "stream": true, "ignore_eos": true}}'
@@ -30,13 +30,13 @@ def llm_figures(bundle: Path, url: str, concurrencies: Sequence[int]) -> dict[st
         return {"left out": "no AIPerf: set AIPERF to its program"}
     version = subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout.strip()
     found: dict[str, Any] = {
-        "model": f"SmolLM2-135M, {NEW_TOKENS} tokens an answer, reference executor on both sides",
+        "model": f"SmolLM2-135M, {NEW_TOKENS} tokens an answer, reference executor with one thread on both sides",
         "client": f"AIPerf {version}, generate_stream over HTTP",
         "in process": "the same prompts, as many under way at once",
     }
     with LLM(bundle) as llm:
         for concurrency in concurrencies:
-            prompts = _prompts(max(8, 2 * concurrency))
+            prompts = _prompts(max(6, concurrency))
             _local(llm, prompts[:2], 2)
             local, served = [], []
             for _ in range(REPEATS):
