@@ -128,6 +128,9 @@ def _own(bundle: Bundle, options: dict[str, Any], name: str = "trtkit") -> Engin
 
 
 def _rival(asked: str, bundle: Bundle, request: LlmRequest) -> TextServer:
+    if asked == TRANSFORMERS and any(schedule.concurrency is None for schedule in request.schedules):
+        what = "transformers runs batches, not requests that arrive"
+        raise BenchError(what, f"--compare {TRANSFORMERS}", "compare at a --concurrency")
     if asked == TRANSFORMERS:
         return TransformersServer(bundle.manifest.config)
     if not is_bundle(Path(asked)):

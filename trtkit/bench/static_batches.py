@@ -11,7 +11,6 @@ from trtkit.bench.records import Record
 from trtkit.bench.text_server import Served
 from trtkit.dtypes import DTYPES
 from trtkit.engine.decoders import open_decoder
-from trtkit.errors import BenchError
 from trtkit.verify.decoder_reference import TransformersReference
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ class TransformersServer:
     """A causal language model of transformers with the bundle's weights, in the bundle's precision, on the CPU.
 
     Requests are taken in batches of as many as may be under way, padded at the left; a batch ends with its longest
-    answer. Raises BenchError where requests come at a rate: it has no queue.
+    answer. It takes closed loops only.
     """
 
     name = TRANSFORMERS
@@ -45,9 +44,7 @@ class TransformersServer:
 
     def serve(self, work: Sequence[Work], schedule: Schedule) -> Served:
         """Answer all of `work` batch by batch."""
-        if schedule.concurrency is None:
-            fix = "compare at a --concurrency"
-            raise BenchError("transformers runs batches, not requests that arrive", f"--compare {TRANSFORMERS}", fix)
+        assert schedule.concurrency is not None  # it has no queue
         start, size, served = self._clock.now(), schedule.concurrency, Served([])
         for first in range(0, len(work), size):
             self._batch(work[first : first + size], start, served)

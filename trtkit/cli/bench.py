@@ -75,15 +75,15 @@ def command(
     from trtkit.cli.progress import show_progress
     from trtkit.engine.bundle import open_bundle
 
-    aiperf = options["aiperf"]
-    for path in (out, csv, aiperf):
+    html, aiperf = options["html"], options["aiperf"]
+    for path in (out, csv, html, aiperf):
         if path is not None and not path.absolute().parent.is_dir():
             raise click.UsageError(f"cannot write `{path}`: there is no such folder")
     opened = open_bundle(Path(bundle))
     about = provenance(shlex.join(["trtkit", "bench", *click.get_current_context().meta[WORDS]]))
     with show_progress(quiet=quiet or as_json) as on_event:
         found = {"provenance": about, **_measure(opened, unverified, options, on_event)}
-    _write(found, out, csv, aiperf)
+    _write(found, {"out": out, "csv": csv, "html": html}, aiperf)
     _show(found, as_json=as_json)
 
 
@@ -109,13 +109,15 @@ def _measure(bundle: Bundle, is_waived: bool, options: Json, on_event: Callable[
     return bench_vision(bundle, request, on_event)
 
 
-def _write(found: Json, out: Path | None, csv: Path | None, aiperf: Path | None) -> None:
+def _write(found: Json, paths: dict[str, Path | None], aiperf: Path | None) -> None:
     """Write the files that were asked for, and say so."""
     from trtkit.bench.report import csv_text, report_text, write_text
+    from trtkit.bench.report_html import html_report
 
-    for path, make in ((out, report_text), (csv, csv_text)):
+    makers = {"out": report_text, "csv": csv_text, "html": html_report}
+    for name, path in paths.items():
         if path is not None:
-            write_text(path, make(found))
+            write_text(path, makers[name](found))
             click.echo(f"written: {path}", err=True)
     if aiperf is not None:
         from trtkit.bench.aiperf import write_aiperf
