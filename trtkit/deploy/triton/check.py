@@ -93,7 +93,8 @@ def _check_model(client: Client, entry: dict[str, str], bundle: Bundle | None) -
     found = client.interface(name)
     if bundle is None:
         return ModelReport(name, version, state, interface=found)
-    known = read_known(bundle, [tensor.name for tensor in found.inputs])
+    inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (found.inputs, found.outputs))
+    known = read_known(bundle, inputs, outputs) or read_known(bundle, inputs)
     differences = _manifest_differences(client, found, bundle, has_known=known is not None)
     said = "the bundle has no known request for it"
     if known is not None:

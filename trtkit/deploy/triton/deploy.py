@@ -92,6 +92,8 @@ def deploy(
     with writing(repository):
         placements = place(models, repository, options.keep_versions)
         notes.append(ensure_known(asked.bundle, _answer(asked, models[-1], options), on_progress))
+        if asked.recognizer is not None:
+            ensure_known(asked.recognizer, None, on_progress)
         write(placements, repository, on_progress)
     return Deployment(tuple(placements), tuple(notes))
 

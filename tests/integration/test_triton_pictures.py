@@ -1,0 +1,129 @@
+"""Published vision models on a real tritonserver: a cat is a cat, and a page of text is read."""
+
+from __future__ import annotations
+
+import io
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from tritonclient.utils import InferenceServerException
+
+from tests.integration.test_examples import ROOT, blocks
+from tests.served_vision import PROTOCOLS, ask, connect, executions, sample
+from tests.triton import serving
+from trtkit.cli.main import main
+from trtkit.runtime.images import decode_image
+from trtkit.runtime.model import open_model
+from trtkit.runtime.page import page_reader, read_page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.conftest import Ran
+    from tests.triton import Served
+
+    Trtkit = Callable[..., Ran]
+
+pytestmark = pytest.mark.slow
+CAT, PAGE = sample("chelsea.png"), sample("page.png")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the bundles of three shipped configs."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for name in ("efficientnet-lite0", "ppocr-det", "ppocr-rec"):
+        main(["build", "--config", name, "--out", str(folder / name), "-q"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Iterator[Served]:
+    repository, bundles = str(folder / "models"), {path.name: str(path) for path in folder.iterdir()}
+    main(["deploy", bundles["efficientnet-lite0"], "--repository", repository, "--name", "animals", "-q"])
+    reads = ["--recognizer", bundles["ppocr-rec"], "--name", "ocr"]
+    main(["deploy", bundles["ppocr-det"], *reads, "--repository", repository, "-q"])
+    with serving(folder / "models") as running:
+        yield running
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_bytes_of_a_cat_are_answered_with_its_name(served: Served, protocol: str) -> None:
+    found = ask(connect(served, protocol), "animals", image=[[CAT]])
+    assert found["class_id"][0, :2].tolist() == [282, 285]
+    assert found["label"][0, 1] == b"Egyptian Mau"
+    assert 0 < found["score"][0].sum() < 1
+
+
+def test_mixed_clients_are_batched_and_each_gets_its_own_animal(served: Served) -> None:
+    """32 requests, of one picture and of two, over both protocols: the network runs fewer times than it is asked."""
+    clients = {protocol: connect(served, protocol) for protocol in PROTOCOLS}
+    cup, before = sample("coffee.png"), executions(clients["http"], "animals_engine")
+
+    def one(index: int) -> Any:
+        client = clients["grpc"] if index % 2 else connect(served, "http")
+        return ask(client, "animals", image=[[CAT], [cup]] if index % 4 == 0 else [[cup]])["class_id"][:, 0].tolist()
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(one, range(32)))
+    after = executions(clients["http"], "animals_engine")
+    rows, runs = (later - earlier for later, earlier in zip(after, before, strict=True))
+    assert found == [[282, 967] if index % 4 == 0 else [967] for index in range(32)]
+    assert rows == 40
+    assert runs < 32
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_page_is_read_as_the_example_reads_it(served: Served, folder: Path, protocol: str) -> None:
+    found = ask(connect(served, protocol), "ocr", image=[PAGE])
+    (shown,) = blocks(ROOT / "examples" / "ocr" / "README.md", "text")
+    assert b"\n".join(found["text"]).decode() == shown.rstrip("\n")
+    detector, recognizer = (open_model(folder / name, "onnxruntime") for name in ("ppocr-det", "ppocr-rec"))
+    reader = page_reader(detector.bundle, recognizer.bundle)
+    wanted = read_page(reader, decode_image(PAGE, "page"), detector, recognizer)
+    assert found["box"].tolist() == wanted["box"].tolist()
+    np.testing.assert_allclose(found["score"], wanted["score"], rtol=1e-4)
+
+
+def test_a_page_without_text_has_no_lines(served: Served) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (300, 200), "white").save(file, "PNG")
+    found = ask(connect(served, "http"), "ocr", image=[file.getvalue()])
+    assert {name: value.shape for name, value in found.items()} == {"text": (0,), "score": (0,), "box": (0, 4)}
+
+
+def test_what_is_no_page_is_the_clients_mistake(served: Served) -> None:
+    with pytest.raises(InferenceServerException) as error:
+        ask(connect(served, "http"), "ocr", image=[PAGE[:500]])
+    assert error.value.status() == "400"
+    assert "image: not a readable image" in error.value.message()
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ((1, 3, 64, 1000), "dimension 3 of `x` is 1000; the profile allows 32 to 960"),
+        ((1, 3, 16, 64), "dimension 2 of `x` is 16; the profile allows 32 to 960"),
+    ],
+)
+def test_a_shape_outside_of_the_profile_is_named_with_its_dimension(
+    served: Served, shape: tuple[int, ...], said: str
+) -> None:
+    with pytest.raises(InferenceServerException) as error:
+        ask(connect(served, "http"), "ocr_detector", x=np.zeros(shape, np.float32))
+    assert (error.value.status(), said in error.value.message()) == ("400", True)
+
+
+@pytest.mark.parametrize(
+    ("model", "bundle"), [("animals", "efficientnet-lite0"), ("ocr", "ppocr-det"), ("ocr_recognizer", "ppocr-rec")]
+)
+def test_what_is_served_is_what_the_bundle_answers(
+    served: Served, folder: Path, trtkit: Trtkit, model: str, bundle: str
+) -> None:
+    ran = trtkit("check", served.http, "--model", model, "--bundle", folder / bundle)
+    assert (ran.code, ran.err) == (0, "")
+    assert "known request: answered as the bundle does" in ran.out
