@@ -12,6 +12,7 @@ from trtkit.bench.metrics import load_metrics
 from trtkit.bench.provenance import bundle_record, gpu_state, verification
 from trtkit.bench.records import joined
 from trtkit.bench.schedules import Schedule
+from trtkit.bench.served import Endpoint, ServedText
 from trtkit.bench.static_batches import TRANSFORMERS, TransformersServer
 from trtkit.bench.text_server import EngineServer
 from trtkit.bench.timing import STEADY_DRIFT, drift_of
@@ -38,7 +39,7 @@ class LlmRequest:
 
     schedules: a case each. work: a round's requests, by its number: every round has other prompts, since a cache may
     hold those of the one before. said: what they are, in words. objectives: in ms by metric, for goodput. options: of
-    LlmOptions.
+    LlmOptions. endpoint: URL and model of a server that has the bundle, None to run it in this process.
     """
 
     schedules: Sequence[Schedule]
@@ -49,6 +50,7 @@ class LlmRequest:
     rivals: tuple[str, ...] = ()
     is_waived: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    endpoint: tuple[str, str | None] | None = None
 
 
 def bench_llm(bundle: Bundle, request: LlmRequest, report: Callable[[Json], None]) -> Json:
@@ -56,7 +58,7 @@ def bench_llm(bundle: Bundle, request: LlmRequest, report: Callable[[Json], None
     verified = verification(bundle, is_waived=request.is_waived)
     check_fits(request.work(0), llm_options(bundle.manifest.config).max_sequence_length, str(bundle.path))
     report({"event": "phase", "name": "load"})
-    servers: list[TextServer] = [_own(bundle, request.options)]
+    servers: list[TextServer] = [_measured(bundle, request)]
     servers += [_rival(asked, bundle, request) for asked in request.rivals]
     cases = [measure_case(servers, index, request, report) for index in range(len(request.schedules))]
     return {
@@ -121,6 +123,14 @@ def request_json(record: Record) -> Json:
         "input_tokens": record.input_tokens,
         "error": record.error,
     }
+
+
+def _measured(bundle: Bundle, request: LlmRequest) -> TextServer:
+    """Return the bundle in this process, or as a server has it."""
+    if request.endpoint is None:
+        return _own(bundle, request.options)
+    url, model = request.endpoint
+    return ServedText(Endpoint(url, model or bundle.manifest.name))
 
 
 def _own(bundle: Bundle, options: dict[str, Any], name: str = "trtkit") -> EngineServer:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from trtkit.bench.contenders import own_contender, rival
+from trtkit.bench.contenders import Contender, own_contender, rival
 from trtkit.bench.intervals import ratio_of_medians
 from trtkit.bench.provenance import bundle_record, gpu_state, verification
+from trtkit.bench.served import Endpoint
 from trtkit.bench.shapes import batch_cases, profile_cases
 from trtkit.bench.statistics import median, summary
 from trtkit.bench.timing import Rules, measure
@@ -20,7 +21,6 @@ from trtkit.verify.samples import Sample, random_sample, read_samples, wrapped_s
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from trtkit.bench.contenders import Contender
     from trtkit.bench.shapes import ShapeCase
     from trtkit.bench.timing import Timing
     from trtkit.engine.bundle import Bundle
@@ -30,13 +30,17 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class VisionRequest:
-    """What to measure. batches: the profiles' min, opt and max shapes when empty. rivals: as `--compare` has them."""
+    """What to measure. batches: the profiles' min, opt and max shapes when empty. rivals: as `--compare` has them.
+
+    endpoint: URL and model of a server that has the bundle, None to run it in this process.
+    """
 
     batches: tuple[int, ...] = ()
     rivals: tuple[str, ...] = ()
     runtime: str = "auto"
     is_waived: bool = False
     rules: Rules = field(default_factory=Rules)
+    endpoint: tuple[str, str | None] | None = None
 
 
 def bench_vision(bundle: Bundle, request: VisionRequest, report: Callable[[Json], None]) -> Json:
@@ -48,7 +52,7 @@ def bench_vision(bundle: Bundle, request: VisionRequest, report: Callable[[Json]
     verified = verification(bundle, is_waived=request.is_waived)
     cases = _cases(bundle, request.batches)
     report({"event": "phase", "name": "load"})
-    contenders = [own_contender(bundle, request.runtime)]
+    contenders = [_served(bundle, *request.endpoint) if request.endpoint else own_contender(bundle, request.runtime)]
     contenders += [rival(asked, bundle, request.runtime, is_waived=request.is_waived) for asked in request.rivals]
     data, said = _data(bundle)
     measured = []
@@ -81,6 +85,12 @@ def measure_case(case: ShapeCase, contenders: Sequence[Contender], sample: Sampl
     ratios = [_ratio(contenders[0].name, ours, each.name, timings[each.name]) for each in contenders[1:]]
     shapes = {name: list(shape) for name, shape in case.shapes.items()}
     return {"name": case.name, "shapes": shapes, "batch": case.batch, "results": results, "ratios": ratios}
+
+
+def _served(bundle: Bundle, url: str, model: str | None) -> Contender:
+    """Return the bundle as a server has it."""
+    endpoint = Endpoint(url, model or bundle.manifest.name)
+    return Contender("served", endpoint.computes, endpoint.infer)
 
 
 def _cases(bundle: Bundle, batches: Sequence[int]) -> list[ShapeCase]:

@@ -25,6 +25,7 @@ Examples:
   trtkit bench bundles/llama --concurrency 1,4,8 --compare transformers
   trtkit bench bundles/llama --request-rate 0.5,1,2 --goodput ttft:500 --goodput tpot:80
   trtkit bench bundles/llama --trace conversation.jsonl --speed 2 --aiperf results
+  trtkit bench bundles/llama --url grpc://localhost:8001 --concurrency 4
   trtkit bench diff before.json after.json
 
 \b
@@ -55,9 +56,12 @@ class BenchCommand(click.Command):
 @click.argument("bundle")
 @click.option("--compare", "rivals", multiple=True, metavar="WHAT", help=_KINDS)
 @measure_options
+@click.option("--url", metavar="URL", help="Measure the bundle as a Triton server has it: grpc://HOST:PORT.")
+@click.option("--model", metavar="NAME", help="What the server calls it.  [default: the bundle's name]")
 @click.option("--unverified", is_flag=True, help="Measure a bundle whose verification failed or is missing.")
 @click.option("--out", type=FILE, help="Write the report as JSON, with all samples.")
 @click.option("--csv", type=FILE, help="Write the figures as CSV.")
+@click.option("--html", type=FILE, help="Write a report with plots.")
 @click.option(
     "--aiperf", type=click.Path(path_type=Path, file_okay=False), help="Write what AIPerf would, into a folder."
 )
@@ -105,7 +109,8 @@ def _measure(bundle: Bundle, is_waived: bool, options: Json, on_event: Callable[
         min_s=options["min_seconds"],
         max_s=options["max_seconds"],
     )
-    request = VisionRequest(options["batches"], options["rivals"], options["runtime"], is_waived, rules)
+    endpoint = (options["url"], options["model"]) if options["url"] else None
+    request = VisionRequest(options["batches"], options["rivals"], options["runtime"], is_waived, rules, endpoint)
     return bench_vision(bundle, request, on_event)
 
 

@@ -40,6 +40,7 @@ def llm_request(bundle: Bundle, options: Mapping[str, Any], is_waived: bool) -> 
         options["rivals"],
         is_waived,
         {name: options[name] for name in RUNTIME_NAMES},
+        (options["url"], options["model"]) if options["url"] else None,
     )
 
 
