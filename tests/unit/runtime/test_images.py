@@ -15,7 +15,7 @@ from PIL import Image
 from transformers.models.mobilenet_v2 import MobileNetV2ImageProcessorPil
 from transformers.models.vit import ViTImageProcessorPil
 
-from trtkit.config.task import Preprocess
+from trtkit.config.task import Preprocess, Resize
 from trtkit.errors import SourceError
 from trtkit.runtime.images import image_input, read_image
 
@@ -136,3 +136,16 @@ def test_a_damaged_image_is_read_or_refused_but_never_fails_otherwise(tmp_path: 
             except SourceError:
                 refusals += 1
     assert refusals > 20
+
+
+def test_a_line_of_pixels_is_not_scaled_to_an_image_that_no_memory_holds() -> None:
+    with pytest.raises(SourceError) as error:
+        image_input(Image.new("RGB", (60_000, 1)), Preprocess(resize=Resize(shortest_edge=256)))
+    assert str(error.value) == (
+        "image: an image of 60000x1 pixels would be scaled to 15360000x256\n"
+        "fix: give one whose sides are more alike; 89478485 pixels are the limit"
+    )
+
+
+def test_no_side_is_scaled_to_nothing() -> None:
+    assert image_input(Image.new("RGB", (1, 400)), Preprocess(resize=Resize(height=48))).shape == (1, 3, 48, 1)
