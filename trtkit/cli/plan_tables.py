@@ -100,7 +100,7 @@ def _layers(plan: Json, phase: str) -> Table:
 
 
 def _llm_gpus(plan: Json) -> Table:
-    headers = ["fits", "batch", "context", "TTFT ms", "TPOT ms", "bound", "tokens/s", "computes from"]
+    headers = ["fits", "batch", "context", "TTFT ms", "TPOT ms", "bound", "tokens/s", "compute"]
     has_prices = any(gpu["cost_per_million_output_tokens"] is not None for gpu in plan["gpus"])
     table = _numbers("at best", ("gpu",), *headers, *(["$/M out"] if has_prices else []))
     for gpu in plan["gpus"]:
@@ -170,8 +170,8 @@ def _formats(gpu: Json) -> Table:
 
 def _splits(gpu: Json) -> Table:
     """Return what several GPUs would change."""
-    headers = ("at once", "GiB each", "fits", "batch", "TTFT ms", "TPOT ms", "tokens/s", "sent/step")
-    splits = _numbers(f"{gpu['gpu']}: several, links not timed", ("parallel",), *headers)
+    headers = ("at once", "GiB", "fits", "batch", "TTFT ms", "TPOT ms", "tokens/s", "sent")
+    splits = _numbers(f"{gpu['gpu']}: several, GiB of each, links not timed", ("parallel",), *headers)
     for row in gpu["splits"]:
         numbers = (_ms(row["ttft"]), _ms(row["tpot"]), f"{row['decode_tokens_per_second']:.0f}")
         need = f"{row['memory_per_gpu']['total_bytes'] / 2**30:.1f}"

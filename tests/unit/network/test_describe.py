@@ -108,3 +108,16 @@ def test_grid_sample_mode_is_compared_with_the_nodes(mode: str, opset: int, back
     assert str(caught.value) == (
         f"GridSample `sample`: TensorRT parsed mode `{wrong}` as `{right}`\nfix: export with opset 16 to 19"
     )
+
+
+def test_attention_costs_two_products_and_a_softmax(backend: Backend, tmp_path: Path) -> None:
+    B, N, S, T, H = 2, 4, 6, 10, 8
+    node = helper.make_node("Attention", ["q", "k", "v"], ["y"])
+    values = {"q": (B, N, S, H), "k": (B, N, T, H), "v": (B, N, T, H)}
+    inputs = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT16, shape) for name, shape in values.items()]
+    outputs = [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT16, (B, N, S, H))]
+    graph = helper.make_graph([node], "attention", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)])
+    record = described(backend, tmp_path, model, {})
+    attention = sum(layer.flops for layer in record.layers if layer.type.startswith("ATTENTION"))
+    assert attention == B * N * S * T * (4 * H + 5)

@@ -1,0 +1,188 @@
+"""`trtkit plan` on configs, bundles and bare files; what it refuses; the commands of its page."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import models, tiny_llm
+from tests.integration.test_examples import run_script
+from trtkit.bench.plan_source import find_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import Ran
+
+DOCS = Path(__file__).parents[2] / "docs" / "planning.md"
+
+
+@pytest.fixture
+def tiny(workspace: Path) -> Path:
+    """A Llama of which there is a config.json and nothing else."""
+    folder = tiny_llm.save(workspace / "tiny")
+    for file in folder.iterdir():
+        if file.name != "config.json":
+            file.unlink()
+    return folder
+
+
+def test_llm_is_planned_for_without_its_weights(tiny: Path, trtkit: Callable[..., Ran]) -> None:
+    words = ("plan", tiny, "--gpu", "l4,h200", "--input-len", 20, "--output-len", 12, "--concurrency", 3, "--json")
+    plan = trtkit(*words).json()
+    model = plan["model"]
+    assert model["kv_bytes_per_token"] == 2 * 2 * 2 * 8 * 4  # two layers of two heads of 8, in fp32
+    assert plan["workload"]["length"] == 32
+    assert plan["step"]["decode"]["cache_bytes"] == 3 * 26 * model["kv_bytes_per_token"]
+    assert [gpu["gpu"] for gpu in plan["gpus"]] == ["l4", "h200"]
+    assert all(gpu["fits"] and gpu["backends"] and gpu["sources"] for gpu in plan["gpus"])
+    assert plan["gpus"][0]["largest_context"] == model["max_length"] == 256
+    assert plan["gpus"][0]["largest_context_is_the_models"]
+
+
+def test_plan_for_people_fits_80_columns_and_says_what_it_assumes(workspace: Path, trtkit: Callable[..., Ran]) -> None:
+    ran = trtkit("plan", "llama-2-7b", "--gpu", "t4,gb10", "--price", "0.5")
+    assert ran.code == 0
+    tables, assumed = ran.out.split("assumed:")
+    columns = tables[tables.index("prefill: each kind") :].splitlines()
+    assert [line for line in columns if len(line.rstrip()) > 80 and not line.startswith("*")] == []
+    for part in (
+        "llama, 32 layers",
+        "512.0 KiB a token",
+        "KV cache",
+        "decode: each kind of layer",
+        "t4: by batch",
+        "gb10: other formats",
+    ):
+        assert part in tables
+    assert re.search(r"^gb10 +yes .*\?", tables, re.MULTILINE), "no rate of fp16 is known of a GB10"
+    assert re.search(r"^t4 +yes .* memory ", tables, re.MULTILINE)
+    assert "times are floors" in assumed
+
+
+def test_bundle_is_planned_for_up_to_its_own_slots(
+    workspace: Path, trtkit: Callable[..., Ran], refuses: Callable[..., str]
+) -> None:
+    tiny_llm.save(workspace / "tiny")
+    config = {"source": {"hf": "tiny"}, "precision": "fp16"}
+    config["llm"] = {"max_batch_size": 4, "max_sequence_length": 64, "max_prefill_length": 16}
+    (workspace / "tiny.yaml").write_text(json.dumps(config))
+    assert trtkit("build", "--config", "tiny.yaml", "--out", "bundle", "-q").code == 0
+    plan = trtkit("plan", "bundle", "--gpu", "rtx4090", "--json").json()
+    decoder = json.loads((workspace / "bundle" / "manifest.json").read_text())["decoder"]
+    for key in ("parameters", "weight_bytes", "kv_bytes_per_token"):
+        assert plan["model"][key] == decoder[key]
+    assert plan["workload"]["concurrency"] == 4
+    assert plan["workload"]["chunk"] == 16
+    assert plan["model"]["max_length"] == 64
+    said = refuses("plan", "bundle", "--input-len", 60, "--output-len", 5, code=2)
+    assert "60 + 5 = 65 tokens are above the model's 64" in said
+    assert "a bundle is planned for as it was built" in refuses("plan", "bundle", "--set", "precision=fp32", code=2)
+
+
+def test_vision_network_is_planned_for_over_the_batch(workspace: Path, trtkit: Callable[..., Ran]) -> None:
+    models.save(models.classifier(), workspace / "m.onnx")
+    plan = trtkit("plan", "m.onnx", "--gpu", "t4", "--concurrency", 4, "--price", 0.36, "--json").json()
+    gpu = plan["gpus"][0]
+    assert plan["workload"]["profile"] == [1, 8]
+    conv = next(row for row in plan["layers"] if row["group"] == "convolutions")
+    assert conv["run"]["flops"] == 2 * 4 * 8 * 16 * 16 * 3 * 9
+    one, four = gpu["curve"][0], gpu["curve"][2]
+    assert (one["batch"], four["batch"]) == (1, 4)
+    assert four["latency_ms"] == gpu["latency_ms"]
+    assert gpu["images_per_second"] == pytest.approx(4e3 / gpu["latency_ms"])
+    assert gpu["cost_per_million_images"] == pytest.approx(0.36 / 3600 / gpu["images_per_second"] * 1e6)
+
+
+def test_page_shows_every_kind_of_layer_and_loads_nothing(
+    tiny: Path, trtkit: Callable[..., Ran], workspace: Path
+) -> None:
+    plan = trtkit("plan", tiny, "--gpu", "h200,gb10", "--html", "plan.html", "--json").json()
+    page = (workspace / "plan.html").read_text()
+    for row in plan["layers"]:
+        assert row["group"] in page
+    computing = [row for row in plan["layers"] for phase in ("prefill", "decode") if row[phase]["flops_per_byte"] > 0]
+    curves = sum(len(gpu["curve"]) for gpu in plan["gpus"])
+    assert page.count("<circle") == len(plan["gpus"]) * (len(computing) + 2) + curves
+    assert not re.search(r"<(script|link|img)|@import|url\(", page)
+    assert "there is no roof to draw" in trtkit_page(trtkit, tiny, workspace, "orin")
+    assert list(workspace.glob(".*partial")) == []
+
+
+def trtkit_page(trtkit: Callable[..., Ran], tiny: Path, workspace: Path, gpu: str) -> str:
+    """Return the page of a plan in a type that the GPU's row has no rate of."""
+    words = ("--gpu", gpu, "--html", "other.html", "--set", "precision=bf16", "-q")
+    assert trtkit("plan", tiny, *words).code == 0
+    return (workspace / "other.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("llama-2-7b", "--gpu", "h20"), "--gpu: unknown GPU `h20`\nfix: did you mean `h200`"),
+        (
+            ("llama-2-7b", "--input-len", 4000, "--output-len", 200),
+            "--input-len, --output-len: 4000 + 200 = 4200 tokens are above the model's 4096\nfix: lower them to 4096",
+        ),
+        (("llama2-7b",), "nothing to plan for is called `llama2-7b`\nfix: did you mean `llama-2-7b`"),
+        (("llama-2-7b", "--price", "cheap"), "--price: `cheap` is no price\nfix: write it as 2.5, or for one GPU as"),
+        (("llama-2-7b", "--price", "-1"), "--price: `-1` is no price"),
+        (("llama-2-7b", "--gpu", "l4", "--price", "h200=3"), "--price: `h200` is not planned for"),
+        (("llama-2-7b", "--set", "precision=fp2"), "--set precision: precision: 'fp2' is not allowed"),
+    ],
+)
+def test_bad_input_is_refused(words: tuple[Any, ...], said: str, refuses: Callable[..., str]) -> None:
+    assert said in refuses("plan", *words, code=2)
+
+
+def test_wrong_usage_is_clicks(trtkit: Callable[..., Ran]) -> None:
+    for words, said in ((("llama-2-7b", "--concurrency", 0), "0 is not in the range x>=1"), ((), "Missing argument")):
+        ran = trtkit("plan", *words)
+        assert ran.code == 2
+        assert said in ran.err
+
+
+def test_vision_models_take_no_lengths(workspace: Path, refuses: Callable[..., str]) -> None:
+    models.save(models.classifier(), workspace / "m.onnx")
+    said = refuses("plan", "m.onnx", "--input-len", 5, "--output-len", 6, code=2)
+    assert "--input-len and --output-len: `m` takes no prompts, it is no language model" in said
+
+
+def test_folder_without_config_and_page_that_cannot_be_written(workspace: Path, refuses: Callable[..., str]) -> None:
+    (workspace / "empty").mkdir()
+    assert "has neither `manifest.json` nor `config.json`" in refuses("plan", "empty", code=2)
+    page = ("--html", "missing/plan.html", "--gpu", "l4", "-q")
+    assert "missing/plan.html: cannot be written: no such file" in refuses("plan", "llama-2-7b", *page, code=2)
+
+
+def test_unknown_family_and_missing_weights_folder_say_so(workspace: Path, refuses: Callable[..., str]) -> None:
+    (workspace / "config.json").write_text(json.dumps({"model_type": "lama"}))
+    assert "unknown `model_type` `lama`" in refuses("plan", "config.json", code=1)
+    assert "no such file" in refuses("plan", "gpt2", "--set", "source.hf=nowhere", code=1)
+
+
+def test_published_models_keep_their_precision() -> None:
+    assert find_model("llama-3.1-8b").config.precision == "bf16"
+    assert find_model("llama-2-7b", ["precision=fp32"]).config.precision == "fp32"
+
+
+def test_list_of_gpus_names_sources(trtkit: Callable[..., Ran]) -> None:
+    ran = trtkit("plan", "--list-gpus", "--gpu", "gb10,h200")
+    assert ran.code == 0
+    assert "memory is shared with the CPU" in ran.out
+    assert "read 2026-" in ran.out
+    rows = trtkit("plan", "--list-gpus", "--json").json()
+    assert len(rows) == 15
+
+
+@pytest.mark.slow
+def test_commands_of_the_page_run(tmp_path: Path) -> None:
+    (script,) = re.findall(r"^```bash\n(.*?)^```", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    printed = run_script(script, tmp_path)
+    assert "325.2 GiB" in printed
+    assert "512.0 KiB a token" in printed
+    assert (tmp_path / "plan.html").is_file()
