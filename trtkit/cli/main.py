@@ -60,11 +60,12 @@ Examples:
   trtkit inspect bundles/efficientnet-lite0
   trtkit verify bundles/efficientnet-lite0 --html report.html
   trtkit generate bundles/llama --prompt "Hello"
+  trtkit bench bundles/efficientnet-lite0 --compare onnxruntime
   trtkit doctor
 
 \b
 Exit codes: 0 done, 1 failed, 2 wrong usage or config,
-3 out of tolerance, 130 cancelled."""
+3 out of tolerance, 4 a regression (bench diff), 130 cancelled."""
 
 
 @click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
