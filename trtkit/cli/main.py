@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "build": "Build an engine bundle from a config.",
     "inspect": "Show an ONNX file, a config's network or a bundle.",
-    "plan": "Know what fits on which GPU, and how fast it can be.",
+    "plan": "Say what fits on which GPU, and how fast it can be at best.",
     "verify": "Know that a network is right before any GPU is rented.",
     "generate": "Generate text with a language model.",
     "chat": "Chat with a language model.",
