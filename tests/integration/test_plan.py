@@ -162,7 +162,8 @@ def test_folder_without_config_and_page_that_cannot_be_written(workspace: Path, 
 def test_unknown_family_and_missing_weights_folder_say_so(workspace: Path, refuses: Callable[..., str]) -> None:
     (workspace / "config.json").write_text(json.dumps({"model_type": "lama"}))
     assert "unknown `model_type` `lama`" in refuses("plan", "config.json", code=1)
-    assert "no such file" in refuses("plan", "gpt2", "--set", "source.hf=nowhere", code=1)
+    said = refuses("plan", "gpt2", "--set", "source.hf=nowhere", code=1)
+    assert said.endswith("no such file\nfix: name a folder with the model's config.json: `--set source.hf=FOLDER`")
 
 
 def test_published_models_keep_their_precision() -> None:

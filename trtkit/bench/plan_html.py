@@ -15,7 +15,8 @@ _STYLE = """
 body { font: 14px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 1000px; padding: 0 1rem; color: #1b1f24 }
 svg { background: #fafafa; border: 1px solid #ddd } text { font: 11px system-ui; fill: #555 }
 .grid { stroke: #e4e4e4 } polyline { fill: none; stroke-width: 1.6 } circle { stroke: #fff } circle:hover { r: 8 }
-table { border-collapse: collapse } td, th { text-align: right; padding: .1rem 1rem } td:first-child { text-align: left }
+table { border-collapse: collapse } td, th { text-align: right; padding: .1rem 1rem }
+td:first-child { text-align: left }
 """
 _COLOURS = ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#bf3989", "#9a6700", "#57606a")
 # Layers on their own, by phase; a square stands for the whole network, fused.

@@ -21,7 +21,6 @@ from trtkit.engine.bundle import Bundle, is_bundle, open_bundle
 from trtkit.engine.decoders import llm_options, open_decoder
 from trtkit.engine.plan import is_decoder
 from trtkit.errors import ConfigError, PlanError, SourceError
-from trtkit.sources import package_file
 from trtkit.sources.safetensors_folder import read_json
 from trtkit.sources.wrapped_config import text_fields
 
@@ -102,7 +101,10 @@ def _of_config(path: str, overrides: Sequence[str], target: str | None) -> Plann
     if not is_decoder(config):
         return PlannedModel(config.name, config, backend, None, path)
     if config.source.hf is not None:
-        where = package_file.resolve(str(Path(config.source.hf) / CONFIG))
+        where = Path(config.source.hf) / CONFIG
+        if not where.is_file():
+            fix = "name a folder with the model's config.json: `--set source.hf=FOLDER`"
+            raise SourceError("no such file", str(where), fix)
         return PlannedModel(config.name, config, backend, text_fields(where), str(where))
     opened = open_decoder(config.source)
     return PlannedModel(config.name, config, backend, opened.config, opened.where)
