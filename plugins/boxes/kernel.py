@@ -6,7 +6,17 @@ either on a GPU or in the interpreter, not in both.
 
 from __future__ import annotations
 
+from typing import Any
+
+import triton
 import triton.language as tl
+
+_LEAST_BLOCK = 16
+
+
+def block_of(count: Any, most: int) -> int:
+    """Return how many of `count` are looked at at a time, `most` at once: a power of 2; `most` for open sizes."""
+    return min(max(triton.next_power_of_2(count), _LEAST_BLOCK), most) if type(count) is int else most
 
 
 def larger(a, b):

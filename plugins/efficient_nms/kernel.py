@@ -10,7 +10,7 @@ import triton.language as tl
 
 from trtkit.network.aot import Kernel, Launch, pointer
 
-from ..boxes.kernel import bars, larger, number_of, rank
+from ..boxes.kernel import bars, block_of, larger, number_of, rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +23,6 @@ MOST_AT_ONCE = 2048
 """Pairs that a program looks at at a time."""
 SCALARS = ("S", "C")
 _WARPS = 16
-_LEAST_BLOCK = 16
 _NOT_WRITTEN = -77
 
 _bars, _larger, _number_of, _rank = (triton.jit(function) for function in (bars, larger, number_of, rank))
@@ -137,15 +136,10 @@ def plan(
         "IS_AGNOSTIC": attributes.is_class_agnostic,
         "KINDS": max(2, triton.next_power_of_2(int(classes))),
         "ROOM": max(2, triton.next_power_of_2(attributes.max_output_boxes)),
-        "BLOCK": block_of(pairs),
+        "BLOCK": block_of(pairs, MOST_AT_ONCE),
         "NONE": -(2**63),
     }
     return Launch((images, 1, 1), dict(zip(SCALARS, (boxes, int(classes)), strict=True)), constants, _WARPS)
-
-
-def block_of(pairs: Any) -> int:
-    """Return how many pairs are looked at at a time: a power of 2."""
-    return min(max(triton.next_power_of_2(pairs), _LEAST_BLOCK), MOST_AT_ONCE) if type(pairs) is int else MOST_AT_ONCE
 
 
 def launch(inputs: Sequence[torch.Tensor | None], attributes: EfficientNmsAttributes) -> list[torch.Tensor]:

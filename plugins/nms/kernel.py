@@ -14,7 +14,7 @@ import triton.language as tl
 
 from trtkit.network.aot import Kernel, Launch, pointer
 
-from ..boxes.kernel import bars, larger, number_of, rank
+from ..boxes.kernel import bars, block_of, larger, number_of, rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +27,6 @@ MOST_AT_ONCE = 2048
 """Boxes that the program looks at at a time."""
 SCALARS = ("B", "C", "S")
 _WARPS = 16
-_LEAST_BLOCK = 16
 _NOT_WRITTEN = -77
 
 _bars, _larger, _number_of, _rank = (triton.jit(function) for function in (bars, larger, number_of, rank))
@@ -95,15 +94,10 @@ def plan(
         "IOU": attributes.iou_threshold,
         "SCORE": attributes.score_threshold,
         "IS_CENTERED": attributes.is_centered,
-        "BLOCK": block_of(boxes),
+        "BLOCK": block_of(boxes, MOST_AT_ONCE),
         "NONE": -(2**63),
     }
     return Launch((1, 1, 1), dict(zip(SCALARS, (images, classes, boxes), strict=True)), constants, _WARPS)
-
-
-def block_of(boxes: Any) -> int:
-    """Return how many boxes are looked at at a time: a power of 2."""
-    return min(max(triton.next_power_of_2(boxes), _LEAST_BLOCK), MOST_AT_ONCE) if type(boxes) is int else MOST_AT_ONCE
 
 
 def launch(inputs: Sequence[torch.Tensor | None], attributes: NmsAttributes) -> list[torch.Tensor]:

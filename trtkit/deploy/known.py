@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.dtypes import dtype_of
 from trtkit.engine.bundle import write_json
 from trtkit.errors import BundleError
 
@@ -64,12 +63,6 @@ def write_known(bundle: Bundle, requests: list[KnownRequest]) -> None:
         for each in requests
     ]
     write_json(bundle.path / FILE, {"build_key": bundle.manifest.build_key, "requests": found})
-
-
-def known_tolerance(bundle: Bundle) -> float:
-    """Return what verify allows the bundle's outputs."""
-    config = bundle.manifest.config
-    return config.verify.max_relative_rms_error or 10 * dtype_of(config.precision).tolerance
 
 
 def _fits(arrays: Mapping[str, Array], names: Collection[str]) -> bool:

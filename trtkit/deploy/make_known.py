@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.deploy.known import KnownRequest, known_tolerance, read_all_known, write_known
+from trtkit.deploy.known import KnownRequest, read_all_known, write_known
 from trtkit.errors import TrtkitError
 from trtkit.network.onnx_io import TensorSpec
 from trtkit.runtime.images import decode_image
 from trtkit.runtime.model import open_model
 from trtkit.sources import package_file
+from trtkit.verify.job import tolerance_of
 from trtkit.verify.samples import random_sample
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _tensor_request(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> Know
     manifest = model.bundle.manifest
     specs = [TensorSpec(record.name, record.dtype, record.shape) for record in manifest.inputs]
     inputs = random_sample("known", shapes, manifest.config, specs).inputs
-    return KnownRequest(inputs, model.run(inputs), known_tolerance(model.bundle))
+    return KnownRequest(inputs, model.run(inputs), tolerance_of(manifest.config))
 
 
 def _sample_image(bundle: Bundle) -> bytes | None:
@@ -117,7 +118,7 @@ def _image_request(model: Model, image: bytes, answer: ImageAnswer) -> KnownRequ
     """Return an image's bytes with their answer."""
     found = answer.compute(model, decode_image(image, "known"))
     asked = np.array([image], dtype=np.object_).reshape(answer.shape)
-    return KnownRequest({"image": asked}, found, known_tolerance(model.bundle))
+    return KnownRequest({"image": asked}, found, tolerance_of(model.bundle.manifest.config))
 
 
 def _text_request(bundle: Bundle) -> KnownRequest:
