@@ -1,0 +1,108 @@
+"""Run the commands and programs of a page, and compare what they print with what the page shows.
+
+A page is a story: its ```bash and ```python blocks run in order, in one shell, in one folder. A block behind them shows
+what they print on stdout:
+
+```text    as it stands; a line `...` stands for any lines.
+```output  the same, but figures are measured: only the words around them are compared.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+_FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_MARK = "--- end of block {} ---"
+_FIGURE = re.compile(r"\d[\d,.]*(e[-+]\d+)?")
+_STOP_ALL = "trap 'kill $(jobs -p) 2> /dev/null || true; wait' EXIT"
+_RUN = ("bash", "python")
+_SHOWN = ("text", "output")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    language: str
+    text: str
+
+
+def blocks(page: Path, *languages: str) -> list[Block]:
+    """Return a page's blocks in `languages`, all of them where none is named."""
+    found = [Block(language, text) for language, text in _FENCE.findall(page.read_text(encoding="utf-8"))]
+    return [block for block in found if not languages or block.language in languages]
+
+
+def run_script(script: str, folder: Path) -> str:
+    """Run `script` in `folder`, where `examples` leads to the checkout's, up to its first failure. Returns stdout."""
+    if not (folder / "examples").exists():
+        (folder / "examples").symlink_to(ROOT / "examples")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "100"}
+    command = ["bash", "-ec", script]
+    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+    return ran.stdout
+
+
+def run_page(page: Path, folder: Path, changes: dict[str, str] | None = None) -> str:
+    """Run a page in `folder` and compare what it shows. Returns all that was printed.
+
+    changes: texts of the page to replace, such as a port that is taken or a model that the test has not.
+    """
+    story = blocks(page, *_RUN, *_SHOWN)
+    lines = [_STOP_ALL]
+    for number, block in enumerate(story):
+        text = block.text
+        for old, new in (changes or {}).items():
+            text = text.replace(old, new)
+        if block.language == "bash":
+            lines += [text, f'echo "{_MARK.format(number)}"']
+        elif block.language == "python":
+            (folder / f"block_{number}.py").write_text(text, encoding="utf-8")
+            lines += [f"python block_{number}.py", f'echo "{_MARK.format(number)}"']
+    printed = run_script("\n".join(lines), folder)
+    _compare(page, story, printed)
+    return printed
+
+
+def _compare(page: Path, story: list[Block], printed: str) -> None:
+    """Check every shown block against what the block that ran before it printed."""
+    last = ""
+    for number, block in enumerate(story):
+        if block.language in _RUN:
+            last, _, printed = printed.partition(f"{_MARK.format(number)}\n")
+        else:
+            missing = first_missing(block.text, last, is_measured=block.language == "output")
+            assert missing is None, f"{page.name} shows {missing!r}, its command printed:\n{last}"
+
+
+def first_missing(shown: str, printed: str, *, is_measured: bool) -> str | None:
+    """Return the first line of `shown` that is not in `printed` in its place, None where all are."""
+    have = [_plain(line, is_measured) for line in printed.splitlines()]
+    place, is_gap = 0, True
+    for line in shown.splitlines():
+        if line.strip() == "...":
+            is_gap = True
+            continue
+        want = _plain(line, is_measured)
+        allowed = have[place:] if is_gap else have[place : place + 1]
+        if want not in allowed:
+            return line
+        place, is_gap = place + allowed.index(want) + 1, False
+    return None
+
+
+def _plain(line: str, is_measured: bool) -> str:
+    """Return a line without its ends, and without figures and the widths of columns where they are measured."""
+    if not is_measured:
+        return line.rstrip()
+    words = _FIGURE.sub("#", line).replace("~", " ").replace("-", " ")
+    return " ".join(words.split())
