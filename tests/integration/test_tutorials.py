@@ -1,0 +1,38 @@
+"""The tutorials, as a newcomer follows them: every command runs and prints what the page shows."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.docs import DOCS, run_page
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TUTORIALS = DOCS / "tutorials"
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", ["vision", "hybrid", "llm"])
+def test_a_tutorial_prints_what_it_shows(name: str, tmp_path: Path) -> None:
+    run_page(TUTORIALS / f"{name}.md", tmp_path)
+
+
+def test_the_tutorial_on_serving_prints_what_it_shows(tmp_path: Path) -> None:
+    http, grpc, metrics = _free_ports(3)
+    start = f"trtkit serve models --http-port {http} --grpc-port {grpc} --metrics-port {metrics}"
+    changes = {"trtkit serve models": start, ":8000": f":{http}", ":8001": f":{grpc}", ":8002": f":{metrics}"}
+    printed = run_page(TUTORIALS / "serving.md", tmp_path, changes)
+    assert '"text_output":" concept"' in printed  # the last piece of the stream
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens at, all different."""
+    opened = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in opened]
+    for each in opened:
+        each.close()
+    return ports
