@@ -208,8 +208,8 @@ def _head(weights: Weights, spec: DecoderSpec, options: DecoderOptions, ends: tu
         x = norm_block(weights, "final_norm", x, head.norm)
     with graph.scope("lm_head"):
         bias = weights.get("bias", x.rank) if head.has_bias else None
-        weight = table if head.is_tied and table is not None else weights.get("weight", x.rank)
-        logits = cast(linear(x, weight, bias), FP32)
+        tied = table if head.is_tied else None
+        logits = cast(weights.product(x, bias) if tied is None else linear(x, tied, bias), FP32)
         if head.logit_scale != 1:
             logits = logits * head.logit_scale
         if head.softcap is not None:

@@ -133,7 +133,15 @@ class Graph:
 
     def constant(self, array: Array, role: str = "constant", dtype: DType | None = None) -> Tensor:
         """Add an array, converted where `dtype` differs from its own; otherwise its memory is shared."""
-        memory = host_array(array, dtype)
+        return self._held_constant(host_array(array, dtype), role)
+
+    def packed(self, array: Array, dtype: DType, shape: Shape, role: str) -> Tensor:
+        """Add an array's bytes as a constant of `dtype` and `shape`; four-bit types hold two elements to a byte."""
+        memory = np.ascontiguousarray(array)
+        return self._held_constant(HostArray(dtype, shape, memory.ctypes.data, memory), role)
+
+    def _held_constant(self, memory: HostArray, role: str) -> Tensor:
+        """Add memory, which lives as long as the graph, as a constant."""
         trt = self.backend.trt
         weights = trt.Weights(getattr(trt.DataType, memory.dtype.tensorrt), memory.address, memory.size)
         self._held.append(memory)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from trtkit.errors import Problem, ProblemsError
+from trtkit.quantized import QuantizedMatrix
 
 Array = np.ndarray[Any, Any]
 """A NumPy array; bf16 and fp8 through ml_dtypes."""
@@ -63,6 +64,8 @@ def check_finite(checkpoint: Mapping[str, Array], where: str = "") -> None:
 
 def _not_finite(name: str, array: Array, where: str) -> Problem | None:
     """Return what is wrong with one array, None where every value is finite."""
+    if isinstance(array, QuantizedMatrix):
+        array = array.scales.astype(np.float32)  # codes are finite
     if array.dtype.kind in "biu":
         return None
     bad = sum(int(np.count_nonzero(~np.isfinite(piece))) for piece in _pieces(array))

@@ -12,6 +12,7 @@ from trtkit.sources.gguf_config import family_of, hf_config
 from trtkit.sources.gguf_file import read_gguf
 from trtkit.sources.gguf_tokenizer import gguf_tokenizer
 from trtkit.sources.gguf_weights import hf_weights
+from trtkit.sources.quantized.read import read_quantized
 from trtkit.sources.safetensors_file import read_safetensors
 from trtkit.sources.safetensors_folder import read_folder, read_json
 from trtkit.sources.tokenizer import CopiedTokenizer, folder_tokenizer
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from trtkit.quantized import KvQuantization
     from trtkit.sources.checkpoint import Array
     from trtkit.sources.tokenizer import Tokenizer
 
@@ -31,6 +33,8 @@ class DecoderSource:
 
     config: fields of a `config.json`. checkpoint: arrays, bf16 through ml_dtypes; reading an item maps or decodes it.
     files: all that was or will be read. where: what errors call the model.
+    quantized_by: who quantized the checkpoint, whose quantized layers are `QuantizedMatrix`; empty where none are.
+    kv_cache: how its caches are quantized; None where they are not.
     """
 
     config: Mapping[str, Any]
@@ -38,19 +42,26 @@ class DecoderSource:
     files: tuple[Path, ...]
     where: str
     tokenizer: Tokenizer
+    quantized_by: str = ""
+    kv_cache: KvQuantization | None = None
 
 
 def open_hf_folder(folder: Path) -> DecoderSource:
     """Open a folder that transformers saved: config.json, safetensors, tokenizer files.
 
+    Layers that ModelOpt, AutoAWQ, GPTQ or compressed-tensors quantized stay so.
     Of a model with other parts around its language model (Gemma 3, LLaVA), the language model is opened.
     Raises SourceError for a folder without config.json or safetensors, and for files that are damaged.
     """
     path = _config_file(folder, "give a folder that transformers saved, or a model repository downloaded as a whole")
     arrays, weight_files = read_folder(folder)
-    config, arrays = unwrap(path, arrays)
+    quantized = read_quantized(folder, read_json(path), arrays)
+    config, arrays = unwrap(path, quantized.stored)
+    config.pop("quantization_config", None)
     tokenizer = folder_tokenizer(folder)
-    return DecoderSource(config, Checkpoint(arrays), (path, *weight_files, *tokenizer.files), str(path), tokenizer)
+    files = (path, *weight_files, *tokenizer.files)
+    own = (quantized.method, quantized.kv_cache)
+    return DecoderSource(config, Checkpoint(arrays), files, str(path), tokenizer, *own)
 
 
 def open_gguf(path: Path) -> DecoderSource:

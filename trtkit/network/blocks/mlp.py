@@ -50,6 +50,9 @@ def moe_block(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
 
 def _all_experts(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
     """Compute every expert's gated MLP: x [B, 1, S, D] -> [B, E, S, D]."""
+    if weights.is_quantized("experts/0/gate"):  # each expert may change its inputs in its own way
+        each = [mlp_block(weights, f"experts/{index}", x, spec.expert) for index in range(spec.num_experts)]
+        return concat(each, axis=1)
     gate, up, down = (_stacked(weights, name, spec.num_experts) for name in ("gate", "up", "down"))
     with x.graph.scope("experts"):
         inner = activation(linear(x, gate), spec.expert.activation) * linear(x, up)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from trtkit.errors import NetworkError
+from trtkit.network.blocks.quantized import QuantizedLinears
 from trtkit.network.lowering.sampling import GRID_SAMPLE
 from trtkit.network.ops.linear import linear
+from trtkit.quantized import QuantizedMatrix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,12 +35,21 @@ class Weights:
     is_in_out: bool = False
     form: str = GRID_SAMPLE
 
+    @cached_property
+    def quantized(self) -> QuantizedLinears:
+        """What writes matrices in few bits."""
+        return QuantizedLinears(self.graph, self.dtype)
+
     def get(self, role: str, rank: int = 0) -> Tensor:
         """Return weight `role` of the current scope as a tensor, with leading axes of size 1 up to `rank`.
 
         Raises NetworkError where there is none.
         """
         array = self.array(role)
+        if isinstance(array, QuantizedMatrix):
+            if array.inputs is not None or array.input_factors is not None:
+                raise NetworkError("its inputs are to be changed, which only a linear layer can", self.graph.path(role))
+            return self.quantized.weight(array, max(rank, 2))
         shape = tuple(array.shape)
         missing = max(rank - len(shape), 0)
         return self.graph.constant(array.reshape((1,) * missing + shape), role, self.dtype)
@@ -50,8 +62,21 @@ class Weights:
             raise NetworkError("there is no such weight", path)
         return array
 
+    def is_quantized(self, name: str) -> bool:
+        """Whether the linear layer `name` of the current scope has a matrix in few bits."""
+        with self.graph.scope(name):
+            return isinstance(self.array("weight"), QuantizedMatrix)
+
     def linear(self, name: str, x: Tensor, *, has_bias: bool = False) -> Tensor:
         """Apply the linear layer `name` of the current scope to x [..., in] -> [..., out]."""
         with self.graph.scope(name):
             bias = self.get("bias", x.rank) if has_bias else None
-            return linear(x, self.get("weight", x.rank), bias, is_in_out=self.is_in_out)
+            return self.product(x, bias, is_in_out=self.is_in_out)
+
+    def product(self, x: Tensor, bias: Tensor | None, *, is_in_out: bool = False) -> Tensor:
+        """Multiply x [..., in] by `weight` of the current scope, quantized or not, and add a bias -> [..., out]."""
+        matrix = self.array("weight")
+        if not isinstance(matrix, QuantizedMatrix):
+            return linear(x, self.get("weight", x.rank), bias, is_in_out=is_in_out)
+        y = self.quantized.linear(x, matrix)
+        return y if bias is None else y + bias

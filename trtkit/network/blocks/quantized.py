@@ -1,0 +1,99 @@
+"""Linear layers whose matrices stay in few bits: TensorRT dequantizes them inside the product.
+
+Scales are constants in the network's own type, the only one that TensorRT-RTX 1.7.1 takes in all forms.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.dtypes import DTYPES, E8M0, FP8
+from trtkit.errors import NetworkError
+from trtkit.network.ops.arithmetic import sum_over
+from trtkit.network.ops.linear import matmul
+from trtkit.network.ops.quantize import dequantize, dynamic_quantize, quantize, scale_constant
+from trtkit.network.ops.shape import reshape
+
+if TYPE_CHECKING:
+    from trtkit.dtypes import DType
+    from trtkit.network.graph import Graph, Tensor
+    from trtkit.quantized import Array, QuantizedInputs, QuantizedMatrix
+
+
+class QuantizedLinears:
+    """Writes quantized layers into one graph; layers that read the same inputs alike share what quantizes them."""
+
+    def __init__(self, graph: Graph, dtype: DType) -> None:
+        self._graph, self._dtype = graph, dtype
+        self._prepared: dict[tuple[object, ...], Tensor] = {}
+
+    def linear(self, x: Tensor, matrix: QuantizedMatrix) -> Tensor:
+        """Multiply x [..., in] by a matrix [out, in] in few bits -> [..., out], in the current scope."""
+        inputs = self._inputs(x, matrix)
+        y = matmul(inputs, self.weight(matrix, x.rank), transpose_b=True)
+        return y if matrix.offsets is None else y + self._offset(inputs, matrix.offsets)
+
+    def weight(self, matrix: QuantizedMatrix, rank: int) -> Tensor:
+        """Return the matrix dequantized, [..., out, in] with leading axes of size 1 up to `rank`."""
+        lead = (1,) * (rank - 2)
+        codes = self._graph.packed(matrix.codes, matrix.dtype, (*lead, *matrix.shape), "weight")
+        scales = self._scales(matrix, lead)
+        return dequantize(codes, scales, self._dtype, axis=rank - 2)
+
+    def _scales(self, matrix: QuantizedMatrix, lead: tuple[int, ...]) -> Tensor:
+        """Return a matrix's scales as they go into its dequantize layer."""
+        shape = (*lead, *matrix.scales.shape) if matrix.scales.ndim == 2 else matrix.scales.shape
+        if matrix.format == "mxfp8":
+            return self._graph.packed(matrix.scales, E8M0, shape, "scale")
+        if matrix.format == "fp4":
+            codes = self._graph.packed(matrix.scales, FP8, shape, "scale")
+            return dequantize(codes, self._number(matrix.outer_scale, "outer_scale"), self._dtype)
+        return self._checked(matrix.scales.reshape(shape), "scale")
+
+    def _inputs(self, x: Tensor, matrix: QuantizedMatrix) -> Tensor:
+        """Return x as the product reads it: multiplied by the layer's factors, quantized and dequantized."""
+        factors, kind = matrix.input_factors, matrix.inputs
+        if factors is None and kind is None:
+            return x
+        key = (x.name, None if factors is None else np.asarray(factors, np.float32).tobytes(), kind)
+        if key not in self._prepared:
+            scaled = x
+            if factors is not None:
+                scaled = x * self._checked(factors.reshape((1,) * (x.rank - 1) + (-1,)), "input_factors")
+            self._prepared[key] = scaled if kind is None else self._rounded(scaled, kind)
+        return self._prepared[key]
+
+    def _rounded(self, x: Tensor, kind: QuantizedInputs) -> Tensor:
+        """Quantize inputs and dequantize them again; TensorRT joins both with the product."""
+        with self._graph.scope("input"):
+            if kind.format == "mxfp8":
+                codes, scales = dynamic_quantize(x, FP8)
+                return dequantize(codes, scales, self._dtype)
+            scale = self._number(kind.scale, "scale")
+            if kind.format == "fp4":
+                codes, scales = dynamic_quantize(x, DTYPES["fp4"], scale)
+                return dequantize(codes, dequantize(scales, scale, self._dtype), self._dtype)
+            return dequantize(quantize(x, scale, DTYPES[kind.format]), scale, self._dtype)
+
+    def _offset(self, x: Tensor, offsets: Array) -> Tensor:
+        """Return what a matrix's offsets add: each block's inputs summed, times its offset; x [..., in]."""
+        with self._graph.scope("offset"):
+            out, blocks = offsets.shape
+            sums = sum_over(reshape(x, (*[0] * (x.rank - 1), blocks, -1)), -1)
+            return matmul(
+                sums, self._checked(offsets.reshape((1,) * (x.rank - 2) + (out, blocks)), "offsets"), transpose_b=True
+            )
+
+    def _number(self, value: float, role: str) -> Tensor:
+        return self._checked(np.array(value, np.float32), role)
+
+    def _checked(self, values: Array, role: str) -> Tensor:
+        """Add numbers in the network's type. Raises NetworkError where they do not fit it."""
+        wide = np.asarray(values, np.float32)
+        limit = 65504.0 if self._dtype.name == "fp16" else float(np.finfo(np.float32).max)
+        if not np.all(np.isfinite(wide)) or np.abs(wide).max(initial=0.0) > limit:
+            what = f"values up to {np.abs(wide).max():.3g} do not fit {self._dtype}"
+            raise NetworkError(what, self._graph.path(role), "set `precision: bf16`, or quantize with better data")
+        return scale_constant(self._graph, wide, role, self._dtype)

@@ -1,0 +1,137 @@
+"""Matrices of linear layers, and KV caches, in few bits: as checkpoints hold them and as networks take them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from trtkit.dtypes import DTYPES, DType
+from trtkit.errors import SourceError
+
+Array = np.ndarray[Any, Any]
+Format = Literal["int8", "int4", "fp8", "mxfp8", "fp4"]
+FP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+@dataclass(frozen=True)
+class QuantizedInputs:
+    """How a layer's inputs are quantized before its product.
+
+    format: int8 and fp8 by one scale, known beforehand; mxfp8 by block of 32 and fp4 by block of 16 while running.
+    scale: of int8 and fp8; the outer scale of fp4's scales; unused for mxfp8.
+    """
+
+    format: Format
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedMatrix:
+    """A matrix [out, in]: codes times scales, plus offsets.
+
+    codes: int8 or fp8 [out, in]; four-bit types packed along `in` into bytes [out, in / 2], the lower half first.
+    scales: fp32 [], [out] or [out, blocks]; of mxfp8 (blocks of 32) powers of two, of fp4 (blocks of 16) fp8 values.
+    outer_scale: what the scales are multiplied by; 1 unless fp4.
+    offsets: [out, blocks], added to a block's products; None for symmetric types.
+    input_factors: [in], what inputs are multiplied by first (AWQ, SmoothQuant); None where nothing is.
+    inputs: how inputs are quantized; None where they are not.
+    """
+
+    format: Format
+    codes: Array
+    scales: Array
+    outer_scale: float = 1.0
+    offsets: Array | None = None
+    input_factors: Array | None = None
+    inputs: QuantizedInputs | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the parts fit. Raises SourceError."""
+        out, size = self.shape
+        blocks = self.scales.shape[1] if self.scales.ndim == 2 else 1
+        if self.scales.ndim and self.scales.shape[0] != out:
+            raise SourceError(f"{self.scales.shape[0]} rows of scales for {out} rows of a matrix")
+        if size % blocks:
+            raise SourceError(f"{blocks} blocks do not divide {size} columns")
+        if self.offsets is not None and self.offsets.shape != (out, blocks):
+            raise SourceError(f"offsets of shape {list(self.offsets.shape)} for {out} rows of {blocks} blocks")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns: [out, in]."""
+        out, columns = self.codes.shape
+        return int(out), int(columns) * (2 if self.dtype.bits == 4 else 1)
+
+    @property
+    def dtype(self) -> DType:
+        """TensorRT's type of the codes."""
+        return DTYPES["fp8" if self.format == "mxfp8" else self.format]
+
+    @property
+    def block(self) -> int:
+        """Columns that share a scale; 0 where a whole row or the matrix does."""
+        return self.shape[1] // self.scales.shape[1] if self.scales.ndim == 2 else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, scales (8 bits each in mxfp8 and fp4, else 16) and offsets."""
+        scale_bytes = 1 if self.format in ("mxfp8", "fp4") else 2
+        offsets = 0 if self.offsets is None else 2 * self.offsets.size
+        factors = 0 if self.input_factors is None else 2 * self.input_factors.size
+        return int(self.codes.nbytes + scale_bytes * self.scales.size + offsets + factors)
+
+    def products(self) -> Array:
+        """Return codes times scales plus offsets in fp32, [out, in]: what inputs are multiplied with."""
+        values = self._numbers()
+        out, size = values.shape
+        scales = np.asarray(self.scales, np.float32) * np.float32(self.outer_scale)
+        if scales.ndim < 2:
+            return np.asarray(values * (scales[:, None] if scales.ndim else scales))
+        blocks = values.reshape(out, scales.shape[1], -1) * scales[:, :, None]
+        if self.offsets is not None:
+            blocks += np.asarray(self.offsets, np.float32)[:, :, None]
+        return np.asarray(blocks.reshape(out, size))
+
+    def weights(self) -> Array:
+        """Return the matrix in fp32 as the unquantized layer would hold it: input factors multiplied in."""
+        found = self.products()
+        return found if self.input_factors is None else found * np.asarray(self.input_factors, np.float32)
+
+    def rows(self, order: Array) -> QuantizedMatrix:
+        """Return the matrix with its rows in another order, or some of them."""
+        scales = self.scales[order] if self.scales.ndim else self.scales
+        offsets = None if self.offsets is None else self.offsets[order]
+        return replace(self, codes=self.codes[order], scales=scales, offsets=offsets)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Return the dequantized weights, so that readers who want an array get one."""
+        return self.weights().astype(dtype or np.float32, copy=False)
+
+    def _numbers(self) -> Array:
+        """Return the codes as fp32 numbers [out, in]."""
+        if self.dtype.bits == 8:
+            return self.codes.astype(np.float32)
+        halves = unpack(self.codes)
+        return FP4_VALUES[halves] if self.format == "fp4" else (halves ^ 8).astype(np.float32) - 8
+
+
+def pack(halves: Array) -> Array:
+    """Pack four-bit values (their low bits) two to a byte along the last axis, the first in the lower half."""
+    low, high = halves[..., 0::2].astype(np.uint8) & 15, halves[..., 1::2].astype(np.uint8) & 15
+    return np.asarray(low | high << 4)
+
+
+def unpack(packed: Array) -> Array:
+    """Return the four-bit values of bytes as numbers from 0 to 15, the lower half first."""
+    return np.stack((packed & 15, packed >> 4), axis=-1).reshape(*packed.shape[:-1], -1)
+
+
+@dataclass(frozen=True)
+class KvQuantization:
+    """KV caches in eight bits: they hold keys / key_scales[layer] and values / value_scales[layer], rounded."""
+
+    format: Literal["int8", "fp8"]
+    key_scales: tuple[float, ...]
+    value_scales: tuple[float, ...]

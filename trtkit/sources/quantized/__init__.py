@@ -1,0 +1,1 @@
+"""Checkpoints whose linear layers are quantized already, by the tools that made them."""

@@ -1,0 +1,89 @@
+"""Find out who quantized a checkpoint, and read it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from trtkit.errors import SourceError
+from trtkit.quantized import KvQuantization
+from trtkit.sources.quantized.layers import number
+from trtkit.sources.quantized.modelopt import modelopt_layers
+from trtkit.sources.safetensors_folder import read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from trtkit.sources.quantized.layers import Parts, Stored
+
+_Json = dict[str, Any]
+_KV_SCALE = re.compile(r"\.(\d+)\..*[._]([kv])_scale$")
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A quantized checkpoint, read. method: who made it. kv_cache: None where caches stay in the network's type."""
+
+    stored: Parts
+    method: str = ""
+    kv_cache: KvQuantization | None = None
+
+
+def read_quantized(folder: Path, config: Mapping[str, Any], stored: Stored) -> Quantized:
+    """Return a folder's tensors with each quantized layer as one matrix; as they are where nothing is quantized.
+
+    config: the fields of its config.json. Raises SourceError for a `quant_method` that is not known, ProblemsError
+    for layers that cannot be read.
+    """
+    asked = _asked(folder, config)
+    if asked is None:
+        return Quantized(dict(stored))
+    method = str(asked.get("quant_method", "modelopt"))
+    if method not in _READERS:
+        known = ", ".join(f"`{name}`" for name in _READERS)
+        raise SourceError(f"`quant_method` is `{method}`", str(folder / "config.json"), f"known are {known}")
+    rest, kv_cache = _kv_cache(stored, asked)
+    return Quantized(_READERS[method](rest, asked), method, kv_cache)
+
+
+def _asked(folder: Path, config: Mapping[str, Any]) -> _Json | None:
+    """Return how a checkpoint says that it is quantized: in config.json, or in ModelOpt's file beside it."""
+    found = config.get("quantization_config")
+    if isinstance(found, dict):
+        return found
+    beside = folder / "hf_quant_config.json"
+    if beside.is_file():
+        section = read_json(beside).get("quantization")
+        return section if isinstance(section, dict) else {}
+    return None
+
+
+def _modelopt(stored: Stored, asked: _Json) -> Parts:
+    return modelopt_layers(stored, str(asked.get("quant_algo")))
+
+
+_READERS: dict[str, Callable[[Stored, _Json], Parts]] = {"modelopt": _modelopt}
+
+
+def _kv_cache(stored: Stored, asked: _Json) -> tuple[Parts, KvQuantization | None]:
+    """Take the scales of keys and values out of a checkpoint."""
+    found = {name: match for name in stored if (match := _KV_SCALE.search(name))}
+    rest = {name: array for name, array in stored.items() if name not in found}
+    if not found:
+        return rest, None
+    scales: dict[str, dict[int, float]] = {"k": {}, "v": {}}
+    for name, match in found.items():
+        scales[match[2]][int(match[1])] = number({"scale": stored[name]}, "scale")
+    layers = range(max(scales["k"], default=-1) + 1)
+    if set(scales["k"]) != set(layers) or set(scales["v"]) != set(layers):
+        what = "scales of keys and values are missing for some layers"
+        raise SourceError(what, fix="quantize the caches of all layers, or of none")
+    keys, values = (tuple(scales[kind][layer] for layer in layers) for kind in "kv")
+    return rest, KvQuantization(_kv_format(asked), keys, values)
+
+
+def _kv_format(asked: _Json) -> Literal["int8", "fp8"]:
+    """Return the caches' type."""
+    return "int8" if "INT8" in str(asked.get("kv_cache_quant_algo", "FP8")).upper() else "fp8"
