@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtkit.cli.bench_options import FILE, LOAD_NAMES, VISION_NAMES, measure_options, refuse_given
-from trtkit.cli.options import json_option, quiet_option
+from trtkit.cli import completions
+from trtkit.cli.bench_options import FILE, LOAD_NAMES, SERVER_NAMES, VISION_NAMES, measure_options, refuse_given
+from trtkit.cli.options import json_option, quiet_option, set_option, target_option
+from trtkit.cli.say import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,12 +22,14 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 EPILOG = """\b
 Examples:
-  trtkit bench bundles/efficientnet-lite0 --compare torch --compare onnxruntime
-  trtkit bench bundles/efficientnet-lite0 --batch 1,8,32 --out before.json
+  trtkit bench bundles/resnet50 --compare torch --compare onnxruntime
+  trtkit bench bundles/resnet50 --batch 1,8,32 --out before.json
   trtkit bench bundles/llama --concurrency 1,4,8 --compare transformers
-  trtkit bench bundles/llama --request-rate 0.5,1,2 --goodput ttft:500 --goodput tpot:80
-  trtkit bench bundles/llama --trace conversation.jsonl --speed 2 --aiperf results
+  trtkit bench bundles/llama --request-rate 1,2 --goodput ttft:500
+  trtkit bench bundles/llama --trace trace.jsonl --speed 2 --aiperf results
+  trtkit bench efficientnet-lite0 --set precision=fp16 --unverified
   trtkit bench bundles/llama --url grpc://localhost:8001 --concurrency 4
+  trtkit bench bundles/resnet50 --url localhost:8000 --concurrency 1,8
   trtkit bench diff before.json after.json
 
 \b
@@ -36,7 +40,7 @@ _KINDS = "torch, torch.compile, onnxruntime, transformers, or a bundle; may be g
 
 
 class BenchCommand(click.Command):
-    """`bench BUNDLE`, and `bench diff A B`."""
+    """`bench MODEL`, and `bench diff A B`."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -53,10 +57,12 @@ class BenchCommand(click.Command):
 
 
 @click.command(cls=BenchCommand, epilog=EPILOG)
-@click.argument("bundle")
+@click.argument("bundle", metavar="BUNDLE|CONFIG", shell_complete=completions.bundles)
+@target_option
+@set_option
 @click.option("--compare", "rivals", multiple=True, metavar="WHAT", help=_KINDS)
 @measure_options
-@click.option("--url", metavar="URL", help="Measure the bundle as a Triton server has it: grpc://HOST:PORT.")
+@click.option("--url", metavar="URL", help="Measure the bundle as a Triton server has it: grpc:// or http://HOST:PORT.")
 @click.option("--model", metavar="NAME", help="What the server calls it.  [default: the bundle's name]")
 @click.option("--unverified", is_flag=True, help="Measure a bundle whose verification failed or is missing.")
 @click.option("--out", type=FILE, help="Write the report as JSON, with all samples.")
@@ -72,23 +78,46 @@ def command(
 ) -> None:
     """Measure a bundle, beside others on the same work.
 
+    A config, by name or as a YAML file, is built into bundles/NAME first, where it was not yet.
     Every figure says what computed it: without a GPU that is the reference executor, which shows that the
     network is right and what it costs here, never how fast an engine is.
     """
     from trtkit.bench.provenance import provenance
     from trtkit.cli.progress import show_progress
-    from trtkit.engine.bundle import open_bundle
 
     html, aiperf = options["html"], options["aiperf"]
     for path in (out, csv, html, aiperf):
         if path is not None and not path.absolute().parent.is_dir():
             raise click.UsageError(f"cannot write `{path}`: there is no such folder")
-    opened = open_bundle(Path(bundle))
     about = provenance(shlex.join(["trtkit", "bench", *click.get_current_context().meta[WORDS]]))
     with show_progress(quiet=quiet or as_json) as on_event:
+        opened = _opened(bundle, options, on_event)
         found = {"provenance": about, **_measure(opened, unverified, options, on_event)}
     _write(found, {"out": out, "csv": csv, "html": html}, aiperf)
     _show(found, as_json=as_json)
+
+
+def _opened(path: str, options: Json, on_event: Callable[[Json], None]) -> Bundle:
+    """Return a bundle, or the one that a config is built into; the same build is not done twice."""
+    from trtkit.config import load_config
+    from trtkit.config.load import find_config
+    from trtkit.engine.build import build_bundle
+    from trtkit.engine.bundle import is_bundle, open_bundle
+    from trtkit.errors import ConfigError
+
+    given = [name for name in ("overrides", "target") if options[name]]
+    if is_bundle(Path(path)):
+        if given:
+            raise click.UsageError("a bundle is measured as it was built: --set and --target are for configs")
+        return open_bundle(Path(path))
+    try:
+        find_config(path)
+    except ConfigError:
+        if not given:
+            return open_bundle(Path(path))  # which says what is missing
+        raise
+    config = load_config(path, options["overrides"], options["target"])
+    return build_bundle(config, Path("bundles") / config.name, on_event).bundle
 
 
 def _measure(bundle: Bundle, is_waived: bool, options: Json, on_event: Callable[[Json], None]) -> Json:
@@ -101,8 +130,11 @@ def _measure(bundle: Bundle, is_waived: bool, options: Json, on_event: Callable[
         return bench_llm(bundle, llm_request(bundle, options, is_waived), on_event)
     from trtkit.bench.timing import Rules
     from trtkit.bench.vision import VisionRequest, bench_vision
+    from trtkit.cli.bench_load import server_load
 
     refuse_given(LOAD_NAMES, "is for language models only")
+    if not options["url"]:
+        refuse_given(SERVER_NAMES, "is for language models, or for a server (--url)")
     rules = Rules(
         warmup_runs=options["warmup"],
         min_runs=options["min_runs"],
@@ -110,8 +142,9 @@ def _measure(bundle: Bundle, is_waived: bool, options: Json, on_event: Callable[
         max_s=options["max_seconds"],
     )
     endpoint = (options["url"], options["model"]) if options["url"] else None
-    request = VisionRequest(options["batches"], options["rivals"], options["runtime"], is_waived, rules, endpoint)
-    return bench_vision(bundle, request, on_event)
+    graphs, load = options["has_cuda_graphs"], server_load(options)
+    asked = (options["batches"], options["rivals"], options["runtime"], is_waived, rules, endpoint, graphs)
+    return bench_vision(bundle, VisionRequest(*asked, **load), on_event)
 
 
 def _write(found: Json, paths: dict[str, Path | None], aiperf: Path | None) -> None:
@@ -123,12 +156,12 @@ def _write(found: Json, paths: dict[str, Path | None], aiperf: Path | None) -> N
     for name, path in paths.items():
         if path is not None:
             write_text(path, makers[name](found))
-            click.echo(f"written: {path}", err=True)
+            say(f"written: {path}")
     if aiperf is not None:
         from trtkit.bench.aiperf import write_aiperf
 
         for path in write_aiperf(aiperf, found):
-            click.echo(f"written: {path}", err=True)
+            say(f"written: {path}")
 
 
 def _show(found: Json, *, as_json: bool) -> None:

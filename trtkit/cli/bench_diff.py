@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtkit.cli.options import json_option
+from trtkit.cli import completions
+from trtkit.cli.options import json_option, run_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   trtkit bench diff before.json after.json
-  trtkit bench diff before.json after.json --relative-to onnxruntime --threshold 3
+  trtkit bench diff before.json after.json --relative-to torch --threshold 3
 
 \b
 Exit codes: 0 no regression, 1 failed, 2 wrong usage, 4 a regression."""
@@ -27,13 +28,14 @@ _STYLES = {"regression": "bold red", "improvement": "green"}
 
 
 @click.command(epilog=EPILOG)
-@click.argument("before")
-@click.argument("after")
+@click.argument("before", shell_complete=completions.files)
+@click.argument("after", shell_complete=completions.files)
 @click.option(
     "--threshold", type=click.FloatRange(0, 1000), default=5.0, help="A change up to this is none, in %.  [default: 5]"
 )
 @click.option("--relative-to", metavar="NAME", help="Count in multiples of a contender of the same rounds.")
 @json_option
+@run_options
 def diff(before: str, after: str, threshold: float, relative_to: str | None, as_json: bool) -> None:
     """Tell a regression from noise between two reports of the same command.
 

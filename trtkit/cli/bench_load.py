@@ -41,7 +41,21 @@ def llm_request(bundle: Bundle, options: Mapping[str, Any], is_waived: bool) -> 
         is_waived,
         {name: options[name] for name in RUNTIME_NAMES},
         (options["url"], options["model"]) if options["url"] else None,
+        options["has_cuda_graphs"],
     )
+
+
+def server_load(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the load on a served network: its schedules, requests and objectives; none where none was asked for."""
+    from trtkit.bench.metrics import parse_objectives
+
+    count = options["requests"] or DEFAULT_REQUESTS
+    has_load = options["concurrency"] is not None or options["request_rate"] is not None
+    _check(options)
+    if has_load and options["rivals"]:
+        raise click.UsageError("a load on a server has nobody beside it: leave out --compare")
+    schedules = tuple(_schedules(options, (), count)) if has_load else ()
+    return {"schedules": schedules, "requests": count, "objectives": parse_objectives(options["objectives"])}
 
 
 def _check(options: Mapping[str, Any]) -> None:

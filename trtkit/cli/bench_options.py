@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from trtkit.cli.llm_options import llm_options
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -34,92 +32,61 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic in newer re
         return found
 
 
-_COUNT = click.IntRange(1)
+_Option = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+def _count(name: str, said: str, default: int | None = None, least: int = 1) -> _Option:
+    """Return an option for a whole number."""
+    return click.option(name, type=click.IntRange(least), default=default, metavar="N", help=_said(said, default))
+
+
+def _amount(name: str, said: str, default: float, metavar: str = "N", *, is_open: bool = False) -> _Option:
+    """Return an option for a number from 0 on, or above it."""
+    kind = click.FloatRange(0, min_open=is_open)
+    return click.option(name, type=kind, default=default, metavar=metavar, help=_said(said, default))
+
+
+def _said(said: str, default: float | None) -> str:
+    """Return help with the default where it says something."""
+    return f"{said}  [default: {default:g}]" if default else said
+
+
+_RATE_HELP, _PATTERNS = "Requests a second, sent when they are due.", click.Choice(["poisson", "constant"])
+_GRAPHS_HELP = "Capture an engine's launches and replay them.  [default: for decode steps only]"
+_TRACE_HELP = "Requests of a trace: Mooncake's JSON lines, or Azure's CSV."
+_GOODPUT_HELP = "An objective: ttft, tpot or e2e in ms; may be given again."
+_BATCH_HELP = "Batch sizes.  [default: the profiles' shapes]"
 _VISION = (
-    click.option(
-        "--batch",
-        "batches",
-        type=Numbers(int),
-        default=(),
-        metavar="N,N",
-        help="Batch sizes.  [default: the profiles' shapes]",
-    ),
-    click.option("--min-runs", type=_COUNT, default=20, metavar="N", help="Measured rounds at least.  [default: 20]"),
-    click.option(
-        "--min-seconds",
-        type=click.FloatRange(0),
-        default=2.0,
-        metavar="S",
-        help="Measured seconds of a case at least.  [default: 2]",
-    ),
-    click.option(
-        "--max-seconds",
-        type=click.FloatRange(0),
-        default=60.0,
-        metavar="S",
-        help="Stop after these, with 5 rounds at least.  [default: 60]",
-    ),
-    click.option(
-        "--warmup", type=click.IntRange(0), default=3, metavar="N", help="Rounds that are not counted.  [default: 3]"
-    ),
+    click.option("--batch", "batches", type=Numbers(int), default=(), metavar="N,N", help=_BATCH_HELP),
+    _count("--min-runs", "Measured rounds at least.", 20),
+    _amount("--min-seconds", "Measured seconds of a case at least.", 2.0, "S"),
+    _amount("--max-seconds", "Stop after these, with 5 rounds at least.", 60.0, "S"),
+    _count("--warmup", "Rounds that are not counted.", 3, least=0),
 )
 _LOAD = (
+    click.option("--cuda-graphs/--no-cuda-graphs", "has_cuda_graphs", default=None, help=_GRAPHS_HELP),
     click.option("--concurrency", type=Numbers(int), metavar="N,N", help="Requests under way at once.  [default: 1]"),
-    click.option(
-        "--request-rate", type=Numbers(float), metavar="R,R", help="Requests a second, sent when they are due."
-    ),
-    click.option(
-        "--arrivals",
-        type=click.Choice(["poisson", "constant"]),
-        default="poisson",
-        help="How they come at a rate.  [default: poisson]",
-    ),
-    click.option("--trace", metavar="FILE", help="Requests of a trace: Mooncake's JSON lines, or Azure's CSV."),
-    click.option(
-        "--speed",
-        type=click.FloatRange(0, min_open=True),
-        default=1.0,
-        metavar="X",
-        help="Times as fast as the trace.  [default: 1]",
-    ),
-    click.option("--requests", type=_COUNT, metavar="N", help="Requests of a round.  [default: 16, or all of a file]"),
-    click.option("--rounds", type=_COUNT, metavar="N", help="Rounds of a case.  [default: 1; 3 with --compare]"),
+    click.option("--request-rate", type=Numbers(float), metavar="R,R", help=_RATE_HELP),
+    click.option("--arrivals", type=_PATTERNS, default="poisson", help="How they come at a rate.  [default: poisson]"),
+    click.option("--trace", metavar="FILE", help=_TRACE_HELP),
+    _amount("--speed", "Times as fast as the trace.", 1.0, "X", is_open=True),
+    _count("--requests", "Requests of a round.  [default: 16, or all of a file]"),
+    _count("--rounds", "Rounds of a case.  [default: 1; 3 with --compare]"),
     click.option("--prompts", metavar="FILE", help="Prompts of a file, as `trtkit generate` takes them."),
-    click.option(
-        "--input-tokens", type=_COUNT, default=128, metavar="N", help="Length of a made-up prompt.  [default: 128]"
-    ),
-    click.option("--output-tokens", type=_COUNT, default=32, metavar="N", help="Length of an answer.  [default: 32]"),
-    click.option(
-        "--input-deviation",
-        type=click.FloatRange(0),
-        default=0.0,
-        metavar="N",
-        help="Standard deviation of prompts' lengths.",
-    ),
-    click.option(
-        "--output-deviation",
-        type=click.FloatRange(0),
-        default=0.0,
-        metavar="N",
-        help="Standard deviation of answers' lengths.",
-    ),
-    click.option(
-        "--shared-tokens", type=click.IntRange(0), default=0, metavar="N", help="Tokens that prompts begin alike with."
-    ),
-    click.option("--prefixes", type=_COUNT, default=1, metavar="N", help="How many such beginnings.  [default: 1]"),
-    click.option(
-        "--goodput",
-        "objectives",
-        multiple=True,
-        metavar="NAME:MS",
-        help="An objective: ttft, tpot or e2e in ms; may be given again.",
-    ),
+    _count("--input-tokens", "Length of a made-up prompt.", 128),
+    _count("--output-tokens", "Length of an answer.", 32),
+    _amount("--input-deviation", "Standard deviation of prompts' lengths.", 0.0),
+    _amount("--output-deviation", "Standard deviation of answers' lengths.", 0.0),
+    _count("--shared-tokens", "Tokens that prompts begin alike with.", 0, least=0),
+    _count("--prefixes", "How many such beginnings.", 1),
+    click.option("--goodput", "objectives", multiple=True, metavar="NAME:MS", help=_GOODPUT_HELP),
     click.option("--seed", type=int, default=0, metavar="N", help="Of prompts and arrivals.  [default: 0]"),
 )
+SERVER_NAMES = ("concurrency", "request_rate", "arrivals", "requests", "objectives", "seed")
+"""Options of a load that a served network takes too."""
 LOAD_NAMES = (
-    "concurrency", "request_rate", "arrivals", "trace", "speed", "requests", "rounds", "prompts", "input_tokens",
-    "output_tokens", "input_deviation", "output_deviation", "shared_tokens", "prefixes", "objectives", "seed", "slots",
-    "prefill_budget", "lookup", "draft", "aiperf",
+    "trace", "speed", "rounds", "prompts", "input_tokens", "output_tokens", "input_deviation", "output_deviation",
+    "shared_tokens", "prefixes", "slots", "prefill_budget", "lookup", "draft", "aiperf",
 )  # fmt: skip
 VISION_NAMES = ("batches", "min_runs", "min_seconds", "max_seconds", "warmup")
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from trtkit.cli.bench_ceilings import ceiling_tables, number_text
 from trtkit.cli.tables import listing, pairs
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def _cases(found: Json) -> Iterator[RenderableType]:
         yield _vision(case) if found["kind"] == "vision" else load_table(case)
         if case["ratios"]:
             yield _ratios(case["ratios"])
+        yield from ceiling_tables(case)
 
 
 def _overview(found: Json) -> Table:
@@ -43,6 +45,10 @@ def _overview(found: Json) -> Table:
     gpus = "".join(f", {gpu['name']}" for gpu in machine["gpus"])
     load = machine["load_average"][0]
     rows.add_row("machine", f"{machine['processor']}, {machine['usable_cores']} cores{gpus}, load {load:.1f}")
+    rows.add_row("ceiling", found["ceiling"]["said"])
+    rows.add_row("CUDA graphs", found["cuda_graphs"])
+    for gpu in found["gpu_state_after"]:
+        rows.add_row("GPU", ", ".join(f"{name} {value}" for name, value in gpu.items()))
     return rows
 
 
@@ -98,8 +104,3 @@ def _notes(found: Json) -> Iterator[Text]:
         yield Text(f"{reused} tokens of prompts were found in a cache and not computed again")
     if found["bundle"]["verification"].startswith("UNVERIFIED"):
         yield Text(found["bundle"]["verification"], "bold red")
-
-
-def number_text(value: float) -> str:
-    """Return a figure with three digits or more."""
-    return f"{value:.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.3g}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trtkit.cli import completions
 from trtkit.cli.options import json_option, quiet_option, set_option, target_option
 
 if TYPE_CHECKING:
@@ -21,7 +22,13 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.option("--config", required=True, metavar="FILE", help="A YAML file, or the name of a shipped config.")
+@click.option(
+    "--config",
+    required=True,
+    metavar="FILE",
+    help="A YAML file, or the name of a shipped config.",
+    shell_complete=completions.configs,
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the bundle.  [default: bundles/NAME]")
 @target_option
 @set_option

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtkit.cli.llm_options import llm_options
-from trtkit.cli.options import quiet_option
+from trtkit.cli.options import bundle_argument, run_options
 from trtkit.cli.sampling_options import sampling_options
 
 if TYPE_CHECKING:
@@ -26,8 +26,9 @@ Examples:
   echo "What is the capital of France?" | trtkit chat bundles/llama --quiet
 
 \b
-In the conversation: /reset forgets it, /system TEXT forgets it and sets the system
-message, /stats shows times, /help, /exit. Ctrl-C stops an answer, Ctrl-D leaves."""
+In the conversation: /reset forgets it, /system TEXT forgets it and sets the
+system message, /stats shows times, /help, /exit. Ctrl-C stops an answer,
+Ctrl-D leaves."""
 
 HELP = """/reset        forget the conversation
 /system TEXT  forget it and set the system message; without TEXT, take it away
@@ -37,13 +38,13 @@ Ctrl-C stops an answer."""
 
 
 @click.command(epilog=EPILOG)
-@click.argument("bundle")
+@bundle_argument
 @click.option("--system", metavar="TEXT", help="The system message.")
 @sampling_options
 @llm_options
 @click.option("--stats", is_flag=True, help="Show times and counts behind each answer, on stderr.")
-@quiet_option
-def command(bundle: str, system: str | None, stats: bool, quiet: bool, **options: Any) -> None:
+@run_options
+def command(bundle: str, system: str | None, stats: bool, **options: Any) -> None:
     """Chat with the language model in BUNDLE.
 
     What was said before stays in the cache and is not computed again. Lines come from the terminal or a pipe.
@@ -62,7 +63,7 @@ def command(bundle: str, system: str | None, stats: bool, quiet: bool, **options
         params = option_params(model, given_settings(settings))
         if params.n > 1:
             raise click.UsageError("--num-return-sequences has no place in a conversation: use `trtkit generate`")
-        with open_llm(model, runtime, quiet=quiet) as llm:
+        with open_llm(model, runtime) as llm:
             Conversation(llm, model, params, system, has_stats=stats).run()
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtkit.cli.options import json_option
+from trtkit.cli import completions
+from trtkit.cli.options import json_option, run_options
 
 if TYPE_CHECKING:
     from trtkit.deploy.triton.check import ModelReport, ServerReport
@@ -18,12 +19,13 @@ EPILOG = """\b
 Examples:
   trtkit check localhost:8000
   trtkit check http://localhost:8000 --bundle bundles/resnet50
-  trtkit check grpc://gpu-7:8001 --model chat --bundle bundles/llama --timeout 120
+  trtkit check grpc://gpu-7:8001 --model chat --bundle bundles/llama
 
 \b
 Without --bundle: what the server has, and whether it is ready.
 Models that stream their answers are asked over gRPC.
-Exit codes: 0 right, 1 unreachable, not ready or failed, 2 wrong usage, 3 differs."""
+Exit codes: 0 right, 1 unreachable, not ready or failed, 2 wrong usage,
+3 differs."""
 
 _EXIT_CODES = {"right": 0, "failed": 1, "differs": 3}
 
@@ -31,10 +33,11 @@ _EXIT_CODES = {"right": 0, "failed": 1, "differs": 3}
 @click.command(epilog=EPILOG)
 @click.argument("url")
 @click.option("--model", metavar="NAME", help="The model.  [default: the bundle's name, or all]")
-@click.option("--bundle", metavar="BUNDLE", help="What the model should be.")
+@click.option("--bundle", metavar="BUNDLE", help="What the model should be.", shell_complete=completions.bundles)
 @click.option("--protocol", type=click.Choice(["http", "grpc"]), help="For URLs that do not say.  [default: http]")
 @click.option("--timeout", type=click.FloatRange(0.1), default=60.0, show_default=True, help="Seconds for an answer.")
 @json_option
+@run_options
 def command(url: str, model: str | None, bundle: str | None, protocol: Any, timeout: float, as_json: bool) -> None:
     """Check that a server serves a bundle as it was built.
 
@@ -45,8 +48,8 @@ def command(url: str, model: str | None, bundle: str | None, protocol: Any, time
 
     require_extra()
     from trtkit.deploy.triton.check import check_server
-    from trtkit.deploy.triton.client import Client, parse_url
     from trtkit.engine.bundle import open_bundle
+    from trtkit.runtime.triton_client import Client, parse_url
 
     address = parse_url(url, protocol)
     opened = None if bundle is None else open_bundle(Path(bundle))

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtkit.cli.options import json_option, quiet_option
+from trtkit.cli import completions
+from trtkit.cli.options import bundle_argument, json_option, quiet_option
+from trtkit.cli.say import say
 
 if TYPE_CHECKING:
     from trtkit.deploy.triton.deploy import Deployment
@@ -17,11 +19,12 @@ EPILOG = """\b
 Examples:
   trtkit deploy bundles/efficientnet-lite0 --to triton --repository models
   trtkit deploy bundles/llama --to triton --repository models --name chat
-  trtkit deploy bundles/resnet50 --to triton --repository models --as tensors --dry-run
+  trtkit deploy bundles/resnet50 --repository models --as tensors --dry-run
   trtkit deploy bundles/vit --to triton --repository models --instances 2 \\
       --set queue.delay_us=500 --set response_cache=true
   trtkit deploy bundles/llama --repository models --kubernetes manifests
-  trtkit deploy bundles/ppocr-det --recognizer bundles/ppocr-rec --name ocr --repository models
+  trtkit deploy bundles/ppocr-det --recognizer bundles/ppocr-rec --name ocr \\
+      --repository models
 
 \b
 Then:
@@ -29,14 +32,20 @@ Then:
   trtkit check localhost:8000 --bundle bundles/efficientnet-lite0
 
 \b
-Deploying again adds a version; it is live at once when the new config.pbtxt is in place.
+Deploying again adds a version, live when the new config.pbtxt is in place.
 Exit codes: 0 done, 1 failed, 2 wrong usage or options."""
 
 
 @click.command(epilog=EPILOG)
-@click.argument("bundle")
+@bundle_argument
 @click.option("--to", type=click.Choice(["triton"]), default="triton", show_default=True, help="The server.")
-@click.option("--repository", required=True, metavar="DIR", help="The model repository; made where it is missing.")
+@click.option(
+    "--repository",
+    required=True,
+    metavar="DIR",
+    help="The model repository; made where it is missing.",
+    shell_complete=completions.folders,
+)
 @click.option("--name", default="", metavar="NAME", help="The model's name; the bundle's when not given.")
 @click.option(
     "--as",
@@ -46,11 +55,23 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or options."""
     show_default=True,
     help="Vision: the network's tensors, or images in and answers out; auto: what the config knows.",
 )
-@click.option("--recognizer", metavar="BUNDLE", help="Reads the lines of text that BUNDLE, a text detector, finds.")
+@click.option(
+    "--recognizer",
+    metavar="BUNDLE",
+    help="Reads the lines of text that BUNDLE, a text detector, finds.",
+    shell_complete=completions.bundles,
+)
 @click.option("--release", default="", metavar="YY.MM", help="Refuse what this release of Triton cannot load.")
 @click.option("--kubernetes", metavar="DIR", help="Write Kubernetes manifests for the repository, and the image.")
 @click.option("--instances", type=click.IntRange(1), metavar="N", help="Copies of the model on each device.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change an option of serving.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change an option of serving.",
+    shell_complete=completions.serving_keys,
+)
 @click.option("--dry-run", is_flag=True, help="Show what would change and write nothing.")
 @json_option
 @quiet_option
@@ -86,7 +107,7 @@ def command(
 
     def progress(text: str) -> None:
         if not (quiet or as_json):
-            click.echo(f"  {text}", err=True)
+            say(f"  {text}")
 
     folder = Path(repository)
     reads = open_bundle(Path(recognizer)) if recognizer else None

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from trtkit.cli.options import json_option
+from trtkit.cli.options import json_option, run_options
 
 EPILOG = """\b
 Examples:
@@ -44,6 +44,7 @@ _PACKAGES = (
 
 @click.command(epilog=EPILOG)
 @json_option
+@run_options
 def command(as_json: bool) -> None:
     """Check what this machine can do and what is missing.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtkit.cli.options import json_option, quiet_option
+from trtkit.cli.options import bundle_argument, json_option, quiet_option
 
 if TYPE_CHECKING:
     from trtkit.cli.llm_options import Model
@@ -23,7 +23,7 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.argument("bundle")
+@bundle_argument
 @click.option("--perplexity", "text", required=True, metavar="FILE", help="A UTF-8 text to read.")
 @click.option(
     "--windows", type=click.IntRange(0), default=8, metavar="N", help="Windows to read; 0: all.  [default: 8]"

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtkit.cli.llm_options import llm_options
-from trtkit.cli.options import json_option, quiet_option
+from trtkit.cli.options import bundle_argument, json_option, run_options
 from trtkit.cli.sampling_options import sampling_options
+from trtkit.cli.say import warn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,23 +24,23 @@ EPILOG = """\b
 Examples:
   trtkit generate bundles/llama --prompt "What is the capital of France?"
   trtkit generate bundles/llama --no-chat --prompt "Gravity is" --stats
-  trtkit generate bundles/llama --prompt "Write a haiku." --temperature 0.8 --seed 1
-  trtkit generate bundles/llama --prompts prompts.jsonl --json > answers.jsonl
-  trtkit generate bundles/llama --prompt "A person, as JSON." --json-schema schema.json
-  trtkit generate bundles/llava --prompt "What is in the picture?" --image photo.jpg
+  trtkit generate bundles/llama --prompt "A haiku." --temperature 0.8 --seed 1
+  trtkit generate bundles/llama --prompts asked.jsonl --json > answers.jsonl
+  trtkit generate bundles/llama --prompt "A person." --json-schema schema.json
+  trtkit generate bundles/llava --prompt "What is this?" --image photo.jpg
 
 \b
-A line of a JSONL file: {"prompt": "Hi", "id": 7, "temperature": 0.8}; `messages` or
-`prompt_token_ids` may stand for `prompt`; `images` lists paths; settings of a line
-win over options.
+A line of a JSONL file: {"prompt": "Hi", "id": 7, "temperature": 0.8};
+`messages` or `prompt_token_ids` may stand for `prompt`; `images` lists paths;
+settings of a line win over options.
 
 \b
-Exit codes: 0 done, 1 failed, also one request of many, 2 wrong usage, prompts or
-settings, 130 cancelled."""
+Exit codes: 0 done, 1 failed, also one request of many, 2 wrong usage, prompts
+or settings, 130 cancelled."""
 
 
 @click.command(epilog=EPILOG)
-@click.argument("bundle")
+@bundle_argument
 @click.option("--prompt", "texts", multiple=True, metavar="TEXT", help="What to answer; may be given again.")
 @click.option("--prompts", "file", metavar="FILE", help="JSON lines, or plain lines of a .txt file; - is stdin.")
 @click.option("--image", "images", multiple=True, metavar="FILE", help="An image for --prompt; may be given again.")
@@ -49,7 +50,7 @@ settings, 130 cancelled."""
 @llm_options
 @click.option("--stats", is_flag=True, help="Show times and counts on stderr.")
 @json_option
-@quiet_option
+@run_options
 def command(
     bundle: str,
     texts: tuple[str, ...],
@@ -59,7 +60,6 @@ def command(
     system: str | None,
     stats: bool,
     as_json: bool,
-    quiet: bool,
     **options: Any,
 ) -> None:
     """Generate text with the language model in BUNDLE.
@@ -80,7 +80,7 @@ def command(
         prompts, given = read_prompts(texts, file, images), given_settings(settings)
         model = read_model(bundle)
         asks = make_asks(prompts, model, given, Wording(chat, system))
-        with open_llm(model, runtime, quiet=quiet) as llm:
+        with open_llm(model, runtime) as llm:
             run = Run(llm, asks, as_json, stats)
             run.submit()
             run.stream() if run.is_stream else run.print_all()
@@ -174,7 +174,7 @@ class Run:
             self.failures += bool(errors)
             prompt = self._asks[index].prompt
             for error in errors:
-                click.echo(f"error: {prompt.where}: {error}", err=True)
+                warn(f"error: {prompt.where}: {error}")
         return [index for index, _ in done]
 
     def _print_json(self, index: int) -> None:

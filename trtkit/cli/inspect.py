@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trtkit.cli import completions
 from trtkit.cli.options import json_option, quiet_option, set_option, target_option
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.argument("path")
+@click.argument("path", shell_complete=completions.networks)
 @target_option
 @set_option
 @click.option("--layers", is_flag=True, help="List every layer.")

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trtkit.cli import completions
+from trtkit.cli.say import say
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -23,7 +26,12 @@ _OPTIONS = (
     click.option("--slots", type=int, metavar="N", help="Sequences at once.  [default: the engine's]"),
     click.option("--prefill-budget", type=int, metavar="N", help="New tokens of one step.  [default: the engine's]"),
     click.option("--lookup", type=int, default=0, metavar="N", help="Speculate: N tokens from earlier text."),
-    click.option("--draft", metavar="BUNDLE", help="Speculate: tokens of a smaller model."),
+    click.option(
+        "--draft",
+        metavar="BUNDLE",
+        help="Speculate: tokens of a smaller model.",
+        shell_complete=completions.bundles,
+    ),
 )
 # What the runtime calls its settings, as options.
 _FLAGS = {
@@ -95,17 +103,15 @@ def read_model(path: str) -> Model:
     return Model(Path(path), tokenizer, logits.shape[-1], length, images)
 
 
-def open_llm(model: Model, options: Mapping[str, Any], *, quiet: bool) -> LLM:
+def open_llm(model: Model, options: Mapping[str, Any]) -> LLM:
     """Open the model, and say on stderr what runs it."""
     from trtkit.errors import RequestError
     from trtkit.runtime.llm import LLM
 
-    if not quiet:
-        click.echo(f"opening {model.path}", err=True)
+    say(f"opening {model.path}")
     try:
         llm = LLM(model.path, **options)
     except RequestError as error:
         raise RequestError(error.what, _FLAGS.get(error.where, error.where), error.fix) from None
-    if not quiet:
-        click.echo(f"runtime: {llm.description}", err=True)
+    say(f"runtime: {llm.description}")
     return llm

@@ -5,32 +5,48 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from trtkit import __version__
+from trtkit.cli.colour import colour
+from trtkit.cli.options import is_logged, run_options
 from trtkit.errors import TrtkitError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Command name to its one-line help. Each lives in trtkit/cli/<name>.py as `command`.
-COMMANDS = {
-    "build": "Build an engine bundle from a config.",
-    "inspect": "Show an ONNX file, a config's network or a bundle.",
-    "plan": "Say what fits on which GPU, and how fast it can be at best.",
-    "verify": "Know that a network is right before any GPU is rented.",
-    "generate": "Generate text with a language model.",
-    "chat": "Chat with a language model.",
-    "eval": "Evaluate a language model on a text.",
-    "bench": "Measure a bundle, beside others on the same work.",
-    "deploy": "Put a bundle into a model repository of Triton.",
-    "serve": "Serve a model repository with the tritonserver of this machine.",
-    "check": "Check that a server serves a bundle as it was built.",
-    "plugins": "List custom ops, or check them against their references.",
-    "doctor": "Check what this machine can do and what is missing.",
+# Command name to its one-line help, in the order of work. Each lives in trtkit/cli/<name>.py as `command`.
+GROUPS = {
+    "Before anything is built": {
+        "doctor": "Check what this machine can do and what is missing.",
+        "inspect": "Show an ONNX file, a config's network or a bundle.",
+        "plan": "Say what fits on which GPU, and how fast it can be at best.",
+    },
+    "Build, and know that it is right": {
+        "build": "Build an engine bundle from a config.",
+        "verify": "Know that a network is right before any GPU is rented.",
+        "plugins": "List custom ops, or check them against their references.",
+    },
+    "Run and measure": {
+        "generate": "Generate text with a language model.",
+        "chat": "Chat with a language model.",
+        "eval": "Evaluate a language model on a text.",
+        "bench": "Measure a bundle, beside others on the same work.",
+    },
+    "Deploy": {
+        "deploy": "Put a bundle into a model repository of Triton.",
+        "serve": "Serve a model repository with the tritonserver of this machine.",
+        "check": "Check that a server serves a bundle as it was built.",
+    },
+    "Your shell": {
+        "completion": "Print what completes trtkit's words in bash, zsh or fish.",
+    },
 }
+COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
+_WIDEST = max(map(len, COMMANDS))
 
 
 class LazyGroup(click.Group):
@@ -48,9 +64,26 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        """List the commands by the step of work, without importing them."""
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(_WIDEST), text) for name, text in commands.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer commands without importing them."""
+        found = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; where there is a log, it says how the command ended."""
+        try:
+            return super().invoke(ctx)
+        except BaseException as stop:
+            if is_logged(ctx):
+                from trtkit.cli.logs import log_end
+
+                log_end(stop)
+            raise
 
 
 EPILOG = """\b
@@ -61,17 +94,26 @@ Examples:
   trtkit verify bundles/efficientnet-lite0 --html report.html
   trtkit generate bundles/llama --prompt "Hello"
   trtkit bench bundles/efficientnet-lite0 --compare onnxruntime
-  trtkit doctor
+  trtkit deploy bundles/efficientnet-lite0 --repository models
 
 \b
-Exit codes: 0 done, 1 failed, 2 wrong usage or config,
-3 out of tolerance, 4 a regression (bench diff), 130 cancelled."""
+`trtkit COMMAND --help` has examples of each. The options above stand before
+or behind the command's name. Results go to stdout, all else to stderr.
+
+\b
+Exit codes: 0 done, 1 failed, 2 wrong usage or config, 3 out of tolerance
+(verify, check, plugins check), 4 a regression (bench diff), 130 cancelled,
+143 terminated."""
 
 
 @click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@run_options
 @click.version_option(__version__, prog_name="trtkit")
 def cli() -> None:
-    """Turn models into TensorRT engines, prove them right without a GPU, measure and deploy them."""
+    """Turn models into TensorRT engines, prove them right without a GPU, measure and deploy them.
+
+    A config becomes a bundle (build); the bundle is proved (verify), run, measured (bench) and served (deploy).
+    """
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -79,7 +121,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        cli.main(args=words, prog_name="trtkit", standalone_mode=False)
+        try:
+            _run(words)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _leave_quietly()
+
+
+def _run(words: list[str]) -> None:
+    """Run the command that `words` ask for; exceptions become messages and exit codes."""
+    try:
+        cli.main(args=words, prog_name="trtkit", standalone_mode=False, color=colour(), obj=words)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:
@@ -88,9 +141,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("cancelled: nothing was written", err=True)
         sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(1)
     except TrtkitError as error:
         _show(error, as_json="--json" in words)
         sys.exit(error.exit_code)
@@ -102,10 +152,17 @@ def _terminate(_signal: int, _frame: object) -> None:
     sys.exit(128 + signal.SIGTERM)
 
 
+def _leave_quietly() -> None:
+    """End because nobody reads what is printed; Python would complain once more when it flushes at exit."""
+    sys.stdout = None
+    sys.stderr.close()
+    sys.exit(1)
+
+
 def _show(error: TrtkitError, *, as_json: bool) -> None:
     """Print an error for a person on stderr, or for a program on stdout."""
     if as_json:
         import json
 
         click.echo(json.dumps(error.to_json()))
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True)
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True, color=colour())

@@ -2,10 +2,124 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-quiet_option = click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
+from trtkit.cli import completions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Command = Callable[..., Any]
+
+# What the options of a run leave in the context, for the group and its commands alike.
+_QUIET, _VERBOSE, _LOGGED = "trtkit.quiet", "trtkit.verbose", "trtkit.logged"
 _SET_HELP = "Change a key of the config, such as `precision=fp16`."
-set_option = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=_SET_HELP)
-target_option = click.option("--target", metavar="NAME", help="Hardware to build for: any, sm80, sm86, sm89, sm120.")
+_TARGET_HELP = "Hardware to build for: any, sm80, sm86, sm89, sm120."
+
+
+def is_quiet() -> bool:
+    """Whether only results, warnings and errors are shown."""
+    return _is_given(_QUIET)
+
+
+def is_verbose() -> bool:
+    """Whether the log is shown on stderr."""
+    return _is_given(_VERBOSE)
+
+
+def is_logged(ctx: click.Context) -> bool:
+    """Whether there is a log, in a file or on stderr."""
+    return bool(ctx.meta.get(_LOGGED))
+
+
+def _is_given(name: str) -> bool:
+    ctx = click.get_current_context(silent=True)
+    return ctx is not None and bool(ctx.meta.get(name))
+
+
+def _keep_quiet(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
+    """Return whether the option stands before or behind the command's name."""
+    ctx.meta[_QUIET] = value or ctx.meta.get(_QUIET, False)
+    if ctx.meta[_QUIET] and ctx.meta.get(_VERBOSE):
+        raise click.UsageError("--quiet and --verbose exclude each other")
+    return bool(ctx.meta[_QUIET])
+
+
+def _be_verbose(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    """Show the log from here on."""
+    if not value or ctx.resilient_parsing or ctx.meta.get(_VERBOSE):
+        return
+    from trtkit.cli.logs import log_to_stderr
+
+    ctx.meta[_VERBOSE] = ctx.meta[_LOGGED] = True
+    log_to_stderr(ctx)
+
+
+def _open_log(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:
+    """Write the log from here on."""
+    if value is None or ctx.resilient_parsing:
+        return
+    from trtkit.cli.logs import log_to_file
+
+    log_to_file(ctx, value)
+    ctx.meta[_LOGGED] = True
+
+
+_VERBOSE_OPTION = click.option(
+    "--verbose",
+    "-v",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_be_verbose,
+    help="Show every step and message with its time.",
+)
+_LOG_OPTION = click.option(
+    "--log-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    is_eager=True,
+    expose_value=False,
+    callback=_open_log,
+    help="Append what --verbose shows to FILE, TensorRT's log too.",
+)
+
+
+def _with_quiet(command: Command, *, is_exposed: bool) -> Command:
+    """Give a command --quiet, --verbose and --log-file, in this order."""
+    quiet = click.option(
+        "--quiet",
+        "-q",
+        is_flag=True,
+        expose_value=is_exposed,
+        callback=_keep_quiet,
+        help="Show results, warnings and errors only.",
+    )
+    with_all: Command = quiet(_VERBOSE_OPTION(_LOG_OPTION(command)))
+    return with_all
+
+
+def quiet_option(command: Command) -> Command:
+    """Give a command --quiet as the argument `quiet`, and --verbose and --log-file, which need none."""
+    return _with_quiet(command, is_exposed=True)
+
+
+def run_options(command: Command) -> Command:
+    """Give a command that has nothing to silence the same options; it needs no argument for them."""
+    return _with_quiet(command, is_exposed=False)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+set_option = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help=_SET_HELP,
+    shell_complete=completions.config_keys,
+)
+target_option = click.option("--target", metavar="NAME", help=_TARGET_HELP, shell_complete=completions.targets)
+bundle_argument = click.argument("bundle", shell_complete=completions.bundles)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trtkit.cli import completions
 from trtkit.cli.options import json_option, quiet_option, set_option, target_option
 
 if TYPE_CHECKING:
@@ -29,8 +30,14 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, config, GPU or length."""
 
 
 @click.command(epilog=EPILOG)
-@click.argument("path", required=False)
-@click.option("--gpu", "gpus", metavar="NAME,...", help="GPUs to plan for.  [default: all that are known]")
+@click.argument("path", required=False, shell_complete=completions.networks)
+@click.option(
+    "--gpu",
+    "gpus",
+    metavar="NAME,...",
+    help="GPUs to plan for.  [default: all that are known]",
+    shell_complete=completions.gpus,
+)
 @click.option("--input-len", type=click.IntRange(1), metavar="N", help="Prompt tokens.  [default: 512]")
 @click.option("--output-len", type=click.IntRange(1), metavar="N", help="Answer tokens.  [default: 128]")
 @click.option("--concurrency", type=click.IntRange(1), metavar="N", help="Requests at once, or images.")

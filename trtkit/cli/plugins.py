@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtkit.cli.options import json_option, quiet_option
+from trtkit.cli.options import json_option, quiet_option, run_options
+from trtkit.cli.say import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,6 +38,7 @@ def command() -> None:
 
 @command.command("list")
 @json_option
+@run_options
 def list_ops(as_json: bool) -> None:
     """List the ops, the nodes they stand for, and their implementations."""
     from trtkit.network.custom_op import load_ops
@@ -84,7 +86,7 @@ def _outcomes(op: CustomOp, *, is_quiet: bool) -> Iterator[Outcome]:
     backend = load_backend(choose_backend())
     for trial in trials(op):
         if not is_quiet:
-            click.echo(f"{op.name}: {trial}", err=True)
+            say(f"{op.name}: {trial}")
         yield from outcomes(backend, trial)
 
 

@@ -1,30 +1,55 @@
-"""Show a job's events while it runs: a live bar on a terminal, plain lines elsewhere."""
+"""Show a job's events while it runs: a live bar on a terminal, plain lines elsewhere; and log them."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from trtkit.cli.options import is_verbose
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 Json = dict[str, Any]
+_LOG = logging.getLogger("trtkit.progress")
 
 
 @contextlib.contextmanager
 def show_progress(*, quiet: bool = False) -> Iterator[Callable[[Json], None]]:
     """Yield the function that takes events; everything goes to stderr."""
-    console = Console(stderr=True, quiet=quiet)
-    if not console.is_terminal:
+    console = Console(stderr=True, quiet=quiet or is_verbose())
+    with _shown_on(console) as show:
+
+        def on_event(event: Json) -> None:
+            _log(event)
+            show(event)
+
+        yield on_event
+
+
+@contextlib.contextmanager
+def _shown_on(console: Console) -> Iterator[Callable[[Json], None]]:
+    """Yield what shows events: a bar only where a cursor can move, whatever FORCE_COLOR says."""
+    if console.quiet or not sys.stderr.isatty() or console.is_dumb_terminal:
         yield _Lines(console)
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(30), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         yield _Bar(progress, progress.add_task("start", total=None))
+
+
+def _log(event: Json) -> None:
+    """Log what has begun or is done."""
+    if event["event"] == "phase":
+        _LOG.info("%s", event["name"])
+    elif event["event"] == "step":
+        _LOG.info("%s", _step(event).strip())
 
 
 class _Lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtkit.cli.options import json_option, quiet_option
+from trtkit.cli import completions
+from trtkit.cli.options import is_verbose, json_option, quiet_option
+from trtkit.cli.say import say, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,14 +30,14 @@ Examples:
   trtkit serve models --server /opt/tritonserver/bin/tritonserver --quiet
 
 \b
-The server: --server, TRTKIT_TRITON_SERVER, `tritonserver` on PATH, NVIDIA's container,
-an installed nvidia-pytriton, the environment's folder `triton-server`.
+The server: --server, TRTKIT_TRITON_SERVER, `tritonserver` on PATH, NVIDIA's
+container, an installed nvidia-pytriton, the environment's `triton-server`.
 Ctrl-C and SIGTERM stop it. Port 0 is any free one.
 Exit codes: 0 stopped, 1 failed or ended by itself, 2 wrong usage."""
 
 
 @click.command(epilog=EPILOG)
-@click.argument("repository")
+@click.argument("repository", shell_complete=completions.folders)
 @click.option("--server", metavar="PATH", help="A tritonserver, or the folder of one.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True)
@@ -72,7 +75,7 @@ def command(repository: str, load: tuple[str, ...], as_json: bool, quiet: bool, 
         with LocalServer(files, serve_options, _log_to_stderr(quiet=quiet)) as server:
             _serve(server, as_json=as_json)
     except KeyboardInterrupt:
-        click.echo("stopped", err=True)
+        say("stopped")
         sys.exit(0)
 
 
@@ -128,8 +131,13 @@ def _endpoints(options: dict[str, Any]) -> Endpoints:
 def _log_to_stderr(*, quiet: bool) -> Callable[[str], None]:
     from trtkit.deploy.triton.server_log import is_noise, level
 
+    log, is_shown = logging.getLogger("trtkit.server"), not is_verbose()
+
     def show(line: str) -> None:
-        if not is_noise(line) and not (quiet and level(line) == "I"):
+        if is_noise(line):
+            return
+        log.info("%s", line)
+        if is_shown and not (quiet and level(line) == "I"):
             click.echo(line, err=True)
 
     return show
@@ -142,16 +150,16 @@ def _serve(server: LocalServer, *, as_json: bool) -> None:
     from trtkit.errors import DeployError
 
     endpoints, files = server.options.endpoints, server.files
-    click.echo(f"starting {files.binary} ({files.found})", err=True)
+    say(f"starting {files.binary} ({files.found})")
     if files.warning is not None:
-        click.echo(f"warning: {files.warning}", err=True)
+        warn(f"warning: {files.warning}")
     if not endpoints.is_loopback:
-        click.echo(f"warning: other machines can reach {endpoints.host}; Triton asks nobody who they are", err=True)
+        warn(f"warning: other machines can reach {endpoints.host}; Triton asks nobody who they are")
     states = server.wait_ready()
     version = server_version(endpoints)
     old = server_warning(version)
     if old is not None and not endpoints.is_loopback:
-        click.echo(f"warning: {old}", err=True)
+        warn(f"warning: {old}")
     if as_json:
         click.echo(json.dumps(_report(server, version, states)))
     else:

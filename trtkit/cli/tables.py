@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, RenderableType
@@ -24,9 +26,8 @@ _TOP = 8
 
 
 def console() -> Console:
-    """Return a console on stdout, 100 columns wide in a pipe. Names and paths may hold brackets: no markup."""
-    plain = Console(markup=False)
-    return plain if plain.is_terminal else Console(width=100, markup=False)
+    """Return a console on stdout; in a pipe COLUMNS wide, or 80. Names and paths may hold brackets: no markup."""
+    return Console(markup=False, width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or 80))
 
 
 def bundle_summary(bundle: Bundle) -> Table:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trtkit.cli import completions
 from trtkit.cli.options import json_option, quiet_option, set_option, target_option
+from trtkit.cli.say import say
 from trtkit.errors import TrtkitError
 
 if TYPE_CHECKING:
@@ -26,13 +28,13 @@ Examples:
   trtkit verify bundles/llama --text book.txt
 
 \b
-Exit codes: 0 right, 1 failed to run, 2 wrong usage or config, 3 out of tolerance."""
+Exit codes: 0 right, 1 failed, 2 wrong usage or config, 3 out of tolerance."""
 
 OUT_OF_TOLERANCE = 3
 
 
 @click.command(epilog=EPILOG)
-@click.argument("path")
+@click.argument("path", shell_complete=completions.networks)
 @click.option(
     "--inputs",
     multiple=True,
@@ -150,7 +152,7 @@ def _report(found: dict[str, Any], html: Path | None, *, as_json: bool) -> None:
     for table in verify_tables(found):
         console().print(table, "")
     if html is not None:
-        click.echo(f"report: {html}", err=True)
+        say(f"report: {html}")
 
 
 def _write(path: Path, text: str) -> None:

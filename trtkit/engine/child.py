@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit import errors
+from trtkit.engine.child_log import followed
 from trtkit.engine.trt_log import last_lines
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _converse(job: str, arguments: Json, on_event: Callable[[Json], None], log: 
     os.close(write_end)
     answer: Json | None = None
     try:
-        with os.fdopen(read_end, encoding="utf-8") as events:
+        with os.fdopen(read_end, encoding="utf-8") as events, followed(log, job):
             _send(process, arguments)
             for line in events:
                 event = json.loads(line)

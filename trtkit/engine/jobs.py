@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trtkit.engine.child import ChildCrashError, run_job
+from trtkit.engine.child_log import is_followed
 from trtkit.engine.crash import explain_crash
 from trtkit.errors import UnsupportedOperatorsError
 
@@ -12,12 +13,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Json = dict[str, Any]
+# Jobs in which TensorRT works, and that take how talkative it is.
+_TENSORRT = {
+    "describe",
+    "compile",
+    "trtkit.engine.decoder_compile:compile_decoder",
+    "trtkit.engine.hybrid_compile:compile_stage",
+}
 
 
 def run(job: str, arguments: Json, on_event: Callable[[Json], None]) -> Json:
-    """Do a job in a child process; a crash becomes an error that says where it was."""
+    """Do a job in a child process; a crash becomes an error that says where it was.
+
+    Where a log is kept, TensorRT says what it does too, not only what is wrong.
+    """
+    talkative = {"severity": "INFO"} if job in _TENSORRT and is_followed() else {}
     try:
-        return run_job(job, arguments, on_event)
+        return run_job(job, {**talkative, **arguments}, on_event)
     except ChildCrashError as crash:
         raise explain_crash(crash, arguments) from None
 

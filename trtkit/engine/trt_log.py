@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import re
 
 # `[11/21/2026-07:44:25] [TRT] [E] text`
 _LINE = re.compile(r"^\[[^\]]*\] \[TRT\] \[(?P<severity>[A-Z])\] (?P<text>.*)$")
+_LEVELS = {"V": logging.DEBUG, "I": logging.INFO, "W": logging.WARNING, "E": logging.ERROR, "F": logging.CRITICAL}
 _PARSING = re.compile(r"Parsing node: (?P<name>.*) \[(?P<op>\w+)\]")
 # What a machine without a GPU always logs; it is not the fault.
 _NOISE = ("cudaError", "CUDA initialization failure with error: 35", "Cuda failure: 35", "no CUDA-capable device")
@@ -19,6 +21,14 @@ def error_lines(log: str) -> list[str]:
         if match and match["severity"] in "EF" and not any(noise in match["text"] for noise in _NOISE):
             texts.append(match["text"].strip())
     return list(dict.fromkeys(texts))
+
+
+def level_of(line: str) -> int:
+    """Return a line's severity as Python's logging has it; lines that are not TensorRT's, and its noise, are INFO."""
+    match = _LINE.match(line)
+    if match is None or any(noise in match["text"] for noise in _NOISE):
+        return logging.INFO
+    return _LEVELS.get(match["severity"][0], logging.INFO)
 
 
 def warning_lines(log: str) -> list[str]:

@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import itertools
 import json
+import re
+import shlex
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import click
 import pytest
 
 from tests.conftest import TRTKIT
 from trtkit import __version__
-from trtkit.cli.main import COMMANDS
+from trtkit.cli.bench_diff import diff
+from trtkit.cli.main import COMMANDS, GROUPS, cli
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.conftest import Ran
 
@@ -43,12 +48,59 @@ def test_help_imports_nothing_heavy(words: list[str]) -> None:
 def test_help_lists_every_command_with_what_it_does(trtkit: Callable[..., Ran]) -> None:
     ran = trtkit("--help")
     assert ran.code == 0
-    listed = dict(
-        line.strip().split("  ", 1) for line in ran.out.partition("Commands:\n")[2].splitlines()[: len(COMMANDS)]
-    )
-    assert {name: text.strip() for name, text in listed.items()} == COMMANDS
-    for code in ("0 done", "1 failed", "2 wrong usage or config", "130 cancelled"):
-        assert code in ran.out.partition("Exit codes: ")[2]
+    places = [ran.out.index(f"\n{title}:\n") for title in GROUPS]
+    assert places == sorted(places)
+    listed = dict(re.findall(r"^  ([a-z]+)  +(\S.*)$", ran.out[places[0] :], re.MULTILINE))
+    assert listed == COMMANDS
+    for code in ("0 done", "1 failed", "2 wrong usage or config", "4 a regression", "130 cancelled"):
+        assert code in " ".join(ran.out.partition("Exit codes: ")[2].split())
+
+
+def leaves(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield a command, or those below a group."""
+    yield name, command
+    for below, each in getattr(command, "commands", {}).items():
+        yield from leaves(each, f"{name} {below}")
+
+
+def every_command() -> dict[str, click.Command]:
+    found = {"": cli, "bench diff": diff}
+    for name in COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        found |= leaves(command, name)
+    return found
+
+
+@pytest.mark.parametrize("name", every_command())
+def test_every_help_fits_80_columns_and_has_the_options_of_a_run(name: str, trtkit: Callable[..., Ran]) -> None:
+    out = trtkit(*name.split(), "--help").out
+    assert [line for line in out.splitlines() if len(line) > 80] == []
+    if not isinstance(every_command()[name], click.Group) or not name:
+        for flag in ("-q, --quiet", "-v, --verbose", "--log-file FILE"):
+            assert flag in out
+
+
+@pytest.mark.parametrize("name", sorted(every_command()))
+def test_every_command_has_examples_that_parse(name: str) -> None:
+    """Each line of the examples is taken by the parser of the command it names."""
+    epilog = every_command()[name].epilog or every_command()[name.rpartition(" ")[0]].epilog or ""
+    lines = epilog.partition("Examples:\n")[2].partition("\n\n")[0].replace("\\\n", " ").splitlines()
+    mine = [line for line in lines if f"trtkit {name}".strip() in line]
+    assert mine
+    for line in mine:
+        words = shlex.split(line[line.index("trtkit ") :].replace(')"', ""), comments=True)[1:]
+        words = list(itertools.takewhile(lambda word: word not in {">", "|"}, words))
+        parse(cli, words)
+
+
+def parse(group: click.Group, words: list[str]) -> None:
+    """Parse words as a call would, running nothing. Raises UsageError."""
+    command: click.Command | None = group
+    while isinstance(command, click.Group):
+        _, command, words = command.resolve_command(click.Context(command), words)
+    assert command is not None
+    command.make_context("trtkit", words).close()
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,0 +1,107 @@
+"""What shells offer while a command is typed: names that trtkit knows, bundles and files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from click.shell_completion import CompletionItem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import click
+
+_PACKAGE = Path(__file__).parents[1]
+_FILE = re.compile(r"\.(yaml|yml|onnx)$")
+# Rows of the table of GPUs: names two blanks in, below `gpus:`.
+_GPU = re.compile(r"^  ([\w.-]+):$", re.MULTILINE)
+
+
+def configs(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer shipped configs and YAML files."""
+    return [*_named(_shipped(), incomplete), *_paths(incomplete, has_bundles=False)]
+
+
+def networks(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer shipped configs, YAML and ONNX files, and bundles."""
+    return [*_named(_shipped(), incomplete), *_paths(incomplete, has_bundles=True)]
+
+
+def bundles(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer bundles, and folders that lead to some."""
+    return [item for item in _paths(incomplete, has_bundles=True) if not _FILE.search(item.value)]
+
+
+def files(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Let the shell offer files."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def folders(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Let the shell offer folders."""
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def targets(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the hardware there are overlays for."""
+    return _named((path.stem for path in (_configs_folder() / "targets").glob("*.yaml")), incomplete)
+
+
+def gpus(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer GPUs for the last name of a list with commas."""
+    text = (_PACKAGE / "bench/gpus.yaml").read_text(encoding="utf-8").partition("\ngpus:\n")[2]
+    return _listed(_GPU.findall(text), incomplete)
+
+
+def config_keys(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer keys of a config, with `=` behind those that take a value."""
+    from trtkit.config import ModelConfig
+    from trtkit.config.keys import key_paths
+
+    return _named((f"{key}=" for key in key_paths(ModelConfig)), incomplete)
+
+
+def serving_keys(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer options of serving."""
+    from trtkit.config.keys import key_paths
+    from trtkit.deploy.triton.options import DeployOptions
+
+    return _named((f"{key}=" for key in key_paths(DeployOptions)), incomplete)
+
+
+def _shipped() -> Iterator[str]:
+    return (path.stem for path in _configs_folder().glob("*.yaml"))
+
+
+def _configs_folder() -> Path:
+    """Return where shipped configs are, as `trtkit.config` finds them; it imports more than a key press may cost."""
+    installed = _PACKAGE / "_configs"
+    return installed if installed.is_dir() else _PACKAGE.parent / "configs"
+
+
+def _named(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+
+
+def _listed(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    """Offer names for what stands behind the last comma."""
+    before, comma, last = incomplete.rpartition(",")
+    given = before.split(",")
+    return [CompletionItem(before + comma + item.value) for item in _named(names, last) if item.value not in given]
+
+
+def _paths(incomplete: str, *, has_bundles: bool) -> Iterator[CompletionItem]:
+    """Yield files that can be built, bundles, and other folders with a slash behind, since they lead on."""
+    start, slash, last = incomplete.rpartition("/")
+    folder = Path(start + slash).expanduser()
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if not path.name.startswith(last) or (path.name.startswith(".") and not last):
+            continue
+        if path.is_dir():
+            is_bundle = (path / "manifest.json").is_file()
+            if has_bundles or not is_bundle:
+                yield CompletionItem(f"{start}{slash}{path.name}{'' if is_bundle else '/'}")
+        elif _FILE.search(path.name):
+            yield CompletionItem(f"{start}{slash}{path.name}")

@@ -1,0 +1,73 @@
+"""The log of a command: every step and message with its time, those of child processes and TensorRT among them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from trtkit import __version__
+from trtkit.errors import TrtkitError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
+_LOG = logging.getLogger("trtkit")
+
+
+def log_to_file(ctx: click.Context, path: Path) -> None:
+    """Append to `path` until the command ends. Raises TrtkitError where it cannot be written."""
+    try:
+        handler = logging.FileHandler(path, encoding="utf-8")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise TrtkitError(f"cannot be written: {reason}", f"--log-file {path}", "name a file that can") from None
+    _attach(ctx, handler)
+
+
+def log_to_stderr(ctx: click.Context) -> None:
+    """Show the log on stderr until the command ends."""
+    _attach(ctx, logging.StreamHandler(sys.stderr))
+
+
+def _attach(ctx: click.Context, handler: logging.Handler) -> None:
+    """Give the root logger a handler; messages of other libraries come with their own levels."""
+    handler.setFormatter(logging.Formatter(_FORMAT, "%Y-%m-%d %H:%M:%S"))
+    root, level, started = logging.getLogger(), _LOG.level, time.monotonic()
+    root.addHandler(handler)
+    _LOG.setLevel(logging.DEBUG)
+    logging.captureWarnings(capture=True)
+
+    def close() -> None:
+        _LOG.debug("process %d ended after %.2f s", os.getpid(), time.monotonic() - started)
+        root.removeHandler(handler)
+        _LOG.setLevel(level)
+        logging.captureWarnings(capture=bool(root.handlers))
+        handler.close()
+
+    ctx.find_root().call_on_close(close)
+    words: Sequence[str] = ctx.find_root().obj or ()
+    _LOG.info("trtkit %s: %s", __version__, shlex.join(["trtkit", *words]))
+    _LOG.debug("process %d, Python %s in %s", os.getpid(), sys.version.split()[0], os.getcwd())  # noqa: PTH109
+
+
+def log_end(stop: BaseException) -> None:
+    """Note how a command ended that did not simply return."""
+    if isinstance(stop, SystemExit | click.exceptions.Exit):
+        code = stop.code if isinstance(stop, SystemExit) else stop.exit_code
+        _LOG.info("exit code %s", code or 0)
+    elif isinstance(stop, KeyboardInterrupt | click.Abort):
+        _LOG.error("cancelled")
+    elif isinstance(stop, click.ClickException):
+        _LOG.error("%s", stop.format_message())
+    elif isinstance(stop, TrtkitError):
+        _LOG.error("%s", stop)
+    else:
+        _LOG.error("internal error", exc_info=stop)

@@ -1,0 +1,28 @@
+"""Messages beside a result: on stderr and in the log."""
+
+from __future__ import annotations
+
+import click
+
+from trtkit.cli.options import is_logged, is_quiet, is_verbose
+
+
+def say(text: str) -> None:
+    """Tell what happens, unless --quiet."""
+    _tell(text, "info", is_shown=not is_quiet())
+
+
+def warn(text: str) -> None:
+    """Tell what is not as it should be."""
+    _tell(text, "warning", is_shown=True)
+
+
+def _tell(text: str, level: str, *, is_shown: bool) -> None:
+    """Log a message, and show it where the log is not on stderr anyway."""
+    ctx = click.get_current_context(silent=True)
+    if ctx is not None and is_logged(ctx):
+        import logging
+
+        getattr(logging.getLogger("trtkit.cli"), level)("%s", text)
+    if is_shown and not is_verbose():
+        click.echo(text, err=True)
