@@ -46,6 +46,10 @@ class Nothing:
     def forward(self, call: Call) -> torch.Tensor:
         return self.logits[: len(call.starts)]
 
+    def layer_seconds(self, call: Call) -> dict[str, float]:
+        """Return nothing: there are no layers."""
+        return {}
+
     def copy(self, source: int, target: int, tokens: slice) -> None: ...
 
     def close(self) -> None: ...

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from trtkit.bench.ceiling import CPU, GPU
 from trtkit.bench.provenance import verification
 from trtkit.engine.bundle import is_bundle, open_bundle
 from trtkit.errors import BenchError, SourceError, TrtkitError
@@ -27,18 +28,48 @@ TORCH, COMPILED, ONNX_RUNTIME = "torch", "torch.compile", "onnxruntime"
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """Something that computes. name: in ratios. computes: in words, where too; it stands beside every figure."""
+    """Something that computes. name: in ratios. computes: in words, where too; it stands beside every figure.
+
+    place: CPU, GPU, or None where that is not known. precision: of the measured bundle's network, where this is it.
+    layer_seconds: how long each layer of one run took; None where nobody can tell. cuda_graphs: in words.
+    """
 
     name: str
     computes: str
     run: Run
+    place: str | None = None
+    precision: str | None = None
+    layer_seconds: Callable[[Mapping[str, np.ndarray[Any, Any]]], dict[str, float]] | None = None
+    cuda_graphs: str = ""
 
 
-def own_contender(bundle: Bundle, runtime: Any, name: str = "trtkit") -> Contender:
-    """Return the bundle: its engine on the GPU that is here, or the reference executor. runtime: as `open_model`'s."""
+def own_contender(
+    bundle: Bundle, runtime: Any, name: str = "trtkit", *, has_cuda_graphs: bool | None = None
+) -> Contender:
+    """Return the bundle: its engine on the GPU that is here, or the reference executor. runtime: as `open_model`'s.
+
+    Raises BenchError where CUDA graphs are asked of the reference executor.
+    """
     has_engine = runtime == "tensorrt" or (runtime == "auto" and _runs_engine(bundle))
-    model = open_model(bundle.path, "tensorrt" if has_engine else "reference")
-    return Contender(name, f"{_where(bundle, has_engine)}, {bundle.manifest.config.precision}", model.run)
+    graphs = graphs_said(has_cuda_graphs, has_engine=has_engine, are_usual=False)
+    kind: Literal["tensorrt", "reference"] = "tensorrt" if has_engine else "reference"
+    model = open_model(bundle.path, kind, has_cuda_graphs=bool(has_cuda_graphs))
+    precision = bundle.manifest.config.precision
+    computes, place = f"{_where(bundle, has_engine)}, {precision}", GPU if has_engine else CPU
+    return Contender(name, computes, model.run, place, precision, model.layer_seconds, graphs)
+
+
+def graphs_said(asked: bool | None, *, has_engine: bool, are_usual: bool) -> str:
+    """Return in words whether CUDA graphs are used. asked: None for what is usual.
+
+    Raises BenchError where they are asked of the reference executor.
+    """
+    if has_engine:
+        return "on" if (are_usual if asked is None else asked) else "off"
+    if asked:
+        what = "the reference executor has no CUDA graphs: they replay an engine's launches on a GPU"
+        raise BenchError(what, "--cuda-graphs", "leave it out")
+    return "none: the reference executor has none"
 
 
 def rival(asked: str, bundle: Bundle, runtime: Any, *, is_waived: bool) -> Contender:
@@ -53,7 +84,7 @@ def rival(asked: str, bundle: Bundle, runtime: Any, *, is_waived: bool) -> Conte
     other = open_bundle(Path(asked))
     verification(other, is_waived=is_waived)
     _check_inputs(bundle, other)
-    return own_contender(other, runtime, asked)
+    return replace(own_contender(other, runtime, asked), precision=None)  # another network has other counts
 
 
 def _torch(bundle: Bundle, *, is_compiled: bool) -> Contender:
@@ -66,11 +97,11 @@ def _torch(bundle: Bundle, *, is_compiled: bool) -> Contender:
     except SourceError as error:
         raise BenchError(error.what, f"--compare {TORCH}", f"use --compare {ONNX_RUNTIME}") from None
     if not is_compiled:
-        return Contender(TORCH, "PyTorch eager, CPU, fp32", reference.run)
+        return Contender(TORCH, "PyTorch eager, CPU, fp32", reference.run, CPU, "fp32")
     import torch
 
     reference.module = torch.compile(reference.module)
-    return Contender(COMPILED, "torch.compile, CPU, fp32", reference.run)
+    return Contender(COMPILED, "torch.compile, CPU, fp32", reference.run, CPU, "fp32")
 
 
 def _onnx_runtime(bundle: Bundle) -> Contender:
@@ -79,7 +110,8 @@ def _onnx_runtime(bundle: Bundle) -> Contender:
     except TrtkitError as error:
         raise BenchError(error.what, f"--compare {ONNX_RUNTIME}") from None
     reference = OnnxRuntimeReference(path, "ONNX Runtime, CPU")
-    return Contender(ONNX_RUNTIME, f"{reference.description}, {bundle.manifest.config.precision}", reference.run)
+    precision = bundle.manifest.config.precision
+    return Contender(ONNX_RUNTIME, f"{reference.description}, {precision}", reference.run, CPU, precision)
 
 
 def _check_inputs(bundle: Bundle, other: Bundle) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import load_backend
+from trtkit.bench.count_network import layer_of
 from trtkit.bench.counts import counts_of, counts_to_json
 from trtkit.bench.multilinear import fit, sample_points
 from trtkit.bench.traffic import network_cost
@@ -36,13 +37,15 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 # How far apart the two cached lengths lie that counts are taken at.
 _STEP = 8
+_BLOCK = re.compile(r"^layers\.\d+/")
 _PROJECTIONS = re.compile(r"/attention/(q|k|v|qkv)/")
 
 
 def count_decoder(arguments: Json, report: Callable[[Json], None]) -> Json:
     """Count the network of a config.
 
-    arguments: backend, config, fields (of the model's config.json), where, length (tokens of a slot).
+    arguments: backend, config, fields (of the model's config.json), where, length (tokens of a slot); by_layer: whether
+    groups are layers by their place in a block, else kinds of layers.
     """
     config, backend = ModelConfig.model_validate(arguments["config"]), load_backend(arguments["backend"])
     spec = decoder_spec(arguments["fields"], arguments["where"])
@@ -54,7 +57,7 @@ def count_decoder(arguments: Json, report: Callable[[Json], None]) -> Json:
         report({"event": "phase", "name": f"count with {length} cached tokens"})
         graph = _network(backend, spec, replace(options, max_sequence_length=length))
         for point in (p for p in (*points, check) if p[2] == length):
-            costs[point] = _cost(backend, graph, point)
+            costs[point] = _cost(backend, graph, point, place_of if arguments.get("by_layer") else group_of)
     measured = costs.pop(check)
     counts = counts_of(costs, fit)
     assert counts.fused_bytes.at(check) == measured.fused_bytes, "bytes are not multilinear"
@@ -71,6 +74,11 @@ def group_of(name: str, kind: str) -> str:
     if kind == "MATRIX_MULTIPLY":
         return _product_group(name)
     return "embedding" if kind == "GATHER" and "embedding/" in name else "norms and element-wise"
+
+
+def place_of(name: str, kind: str = "") -> str:
+    """Return a layer's name with its block's number left out: `layers.*/mlp/up/matmul`."""
+    return _BLOCK.sub("layers.*/", layer_of(name, kind))
 
 
 def _product_group(name: str) -> str:
@@ -113,11 +121,11 @@ def _zeros(spec: DecoderSpec, dtype: DType) -> Mapping[str, Any]:
     return {weight.path: memory[: math.prod(weight.shape)].reshape(weight.shape) for weight in weights}
 
 
-def _cost(backend: Backend, graph: Graph, point: Point) -> NetworkCost:
+def _cost(backend: Backend, graph: Graph, point: Point, group: Callable[[str, str], str]) -> NetworkCost:
     """Return the network's cost at (B, S, T); T is the network's own."""
     shapes = {}
     for index in range(graph.network.num_inputs):
         tensor = graph.network.get_input(index)
         sizes = iter(point[:2])
         shapes[tensor.name] = tuple(next(sizes) if size < 0 else size for size in tensor.shape)
-    return network_cost(describe(backend, graph.network, shapes), group_of)
+    return network_cost(describe(backend, graph.network, shapes), group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from trtkit.engine.plan import plan_build
 from trtkit.network.describe import LayerRecord, NetworkRecord, TensorRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from trtkit.config.schema import ModelConfig
@@ -30,6 +31,8 @@ _GROUPS = {
     "SOFTMAX": "norms and reductions", "GRID_SAMPLE": "sampling", "RESIZE": "sampling", "GATHER": "moves",
     "SLICE": "moves", "SHUFFLE": "moves", "CONCATENATION": "moves", "CAST": "moves", "PADDING": "moves",
 }  # fmt: skip
+
+_ATTENTION_ENDS = re.compile(r"_Attention(Input|Output)$")
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,27 @@ def _counted(arguments: Json, profiles: list[Json], on_event: Callable[[Json], N
         record = _record(described["network"])
         costs[batch] = network_cost(record, group_of)
     return CountedNetwork(counts_of(costs, fit_batch), (low, high), record.shapes)
+
+
+def count_layers(
+    bundle: Bundle, shapes: Mapping[str, Sequence[int]], on_event: Callable[[Json], None]
+) -> Counts | None:
+    """Count every layer of a vision bundle's network at exactly these input shapes, whatever point is asked for.
+
+    None for a hybrid at other shapes than it was described at when it was built.
+    """
+    known, wanted = bundle.network_record(), {name: list(shape) for name, shape in shapes.items()}
+    if {name: list(shape) for name, shape in known["shapes"].items()} != wanted:
+        if bundle.manifest.hybrid is not None:
+            return None
+        arguments = {"backend": bundle.manifest.backend.name, "onnx": str(bundle.onnx_path)}
+        known = run_parser("describe", {**arguments, "grid_samples": [], "opt_shapes": wanted}, on_event)["network"]
+    return counts_of({1: network_cost(_record(known), layer_of)}, fit_batch)
+
+
+def layer_of(name: str, _kind: str) -> str:
+    """Return the layer's own name as its group; attention is two layers of TensorRT's and one of anyone else's."""
+    return _ATTENTION_ENDS.sub("", name)
 
 
 def group_of(_name: str, kind: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,11 @@ RATES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4", "fp4")
 
 # TensorRT 11 needs Turing or newer.
 _OLDEST_OF_TENSORRT = 75
+# What tells a GPU model, and what tells that it is another make of it, with other rates.
+_MODEL = re.compile(r"RTX \d+|\b(?:[A-Z]{1,2}\d+[A-Z]?|Orin|Thor)\b")
+_OTHER_MAKES = re.compile(r"\b(?:PCIe|NVL|Laptop|Ti|SUPER|D|Max-Q|MIG|GH200)\b", re.IGNORECASE)
+# Drivers report up to this share more or less than the data sheet's memory.
+_MEMORY_SHARE = 0.15
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,19 @@ def find_gpus(names: Sequence[str]) -> tuple[PlannedGpu, ...]:
             hint = "did you mean " + " or ".join(f"`{each}`" for each in near) + "? " if near else ""
             raise PlanError(f"unknown GPU `{name}`", "--gpu", f"{hint}known are {', '.join(known)}")
     return tuple(known[name] for name in dict.fromkeys(wanted))
+
+
+def gpu_of_device(name: str, memory_bytes: int) -> PlannedGpu | None:
+    """Return the GPU of the table that a driver calls `name`, such as `NVIDIA H200`; None where it is none of them."""
+    found = _MODEL.search(name)
+    if found is None or _OTHER_MAKES.search(name):
+        return None
+    for gpu in planned_gpus():
+        known = _MODEL.search(gpu.name)
+        is_model = known is not None and known.group() == found.group()
+        if is_model and abs(memory_bytes - gpu.memory_bytes) <= _MEMORY_SHARE * gpu.memory_bytes:
+            return gpu
+    return None
 
 
 def _gpu(key: str, row: dict[str, Any], read: str) -> PlannedGpu:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtkit.bench.contenders import graphs_said
 from trtkit.bench.intervals import ratio_of_medians
+from trtkit.bench.llm_ceiling import add_ceilings
 from trtkit.bench.metrics import load_metrics
 from trtkit.bench.provenance import bundle_record, gpu_state, verification
-from trtkit.bench.records import joined
+from trtkit.bench.records import joined, request_json
 from trtkit.bench.schedules import Schedule
 from trtkit.bench.served import Endpoint, ServedText
 from trtkit.bench.static_batches import TRANSFORMERS, TransformersServer
@@ -20,6 +22,7 @@ from trtkit.bench.workload import Work, check_fits
 from trtkit.engine.bundle import is_bundle, open_bundle
 from trtkit.engine.decoders import llm_options
 from trtkit.errors import BenchError
+from trtkit.runtime.decoder import runs_on_gpu
 from trtkit.runtime.llm import LLM
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ class LlmRequest:
     schedules: a case each. work: a round's requests, by its number: every round has other prompts, since a cache may
     hold those of the one before. said: what they are, in words. objectives: in ms by metric, for goodput. options: of
     LlmOptions. endpoint: URL and model of a server that has the bundle, None to run it in this process.
+    has_cuda_graphs: None for what is usual.
     """
 
     schedules: Sequence[Schedule]
@@ -51,16 +55,20 @@ class LlmRequest:
     is_waived: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     endpoint: tuple[str, str | None] | None = None
+    has_cuda_graphs: bool | None = None
 
 
 def bench_llm(bundle: Bundle, request: LlmRequest, report: Callable[[Json], None]) -> Json:
     """Return what the report of a run says, but for its provenance. Raises BenchError, GenerationError."""
     verified = verification(bundle, is_waived=request.is_waived)
     check_fits(request.work(0), llm_options(bundle.manifest.config).max_sequence_length, str(bundle.path))
+    graphs = _graphs(request)
     report({"event": "phase", "name": "load"})
     servers: list[TextServer] = [_measured(bundle, request)]
     servers += [_rival(asked, bundle, request) for asked in request.rivals]
     cases = [measure_case(servers, index, request, report) for index in range(len(request.schedules))]
+    state = gpu_state()
+    ceiling = add_ceilings(bundle, servers, cases, report)
     return {
         "kind": "llm",
         "name": bundle.manifest.name,
@@ -69,7 +77,9 @@ def bench_llm(bundle: Bundle, request: LlmRequest, report: Callable[[Json], None
         "inputs": request.said,
         "rules": {"rounds": request.rounds, "warmup_tokens": _WARMUP_TOKENS, "greedy": True, "ignore_eos": True},
         "objectives": request.objectives,
-        "gpu_state_after": gpu_state(),
+        "cuda_graphs": graphs,
+        "ceiling": ceiling.to_json(),
+        "gpu_state_after": state,
         "cases": cases,
     }
 
@@ -113,28 +123,26 @@ def load_result(server: TextServer, records: Sequence[Record], objectives: dict[
     }
 
 
-def request_json(record: Record) -> Json:
-    """Return a request as JSON, times in ms from the start of the load."""
-    return {
-        "due_ms": record.due_s * 1e3,
-        "sent_ms": record.sent_s * 1e3,
-        "ended_ms": record.ended_s * 1e3,
-        "token_ms": [moment * 1e3 for moment in record.token_times_s],
-        "input_tokens": record.input_tokens,
-        "error": record.error,
-    }
-
-
 def _measured(bundle: Bundle, request: LlmRequest) -> TextServer:
     """Return the bundle in this process, or as a server has it."""
     if request.endpoint is None:
-        return _own(bundle, request.options)
+        return _own(bundle, request)
     url, model = request.endpoint
     return ServedText(Endpoint(url, model or bundle.manifest.name))
 
 
-def _own(bundle: Bundle, options: dict[str, Any], name: str = "trtkit") -> EngineServer:
-    return EngineServer(LLM(bundle, **options), bundle.manifest.config.precision, name)
+def _graphs(request: LlmRequest) -> str:
+    """Return in words whether CUDA graphs are used; see `graphs_said`."""
+    if request.endpoint is not None:
+        return "as the server has it"
+    return graphs_said(
+        request.has_cuda_graphs, has_engine=runs_on_gpu(request.options.get("runtime", "auto")), are_usual=True
+    )
+
+
+def _own(bundle: Bundle, request: LlmRequest, name: str = "trtkit") -> EngineServer:
+    graphs = {} if request.has_cuda_graphs is None else {"has_cuda_graphs": request.has_cuda_graphs}
+    return EngineServer(LLM(bundle, **request.options, **graphs), bundle.manifest.config.precision, name)
 
 
 def _rival(asked: str, bundle: Bundle, request: LlmRequest) -> TextServer:
@@ -151,7 +159,7 @@ def _rival(asked: str, bundle: Bundle, request: LlmRequest) -> TextServer:
     if other.manifest.decoder is None:
         raise BenchError("the bundle holds no language model", f"--compare {asked}", "compare models of one kind")
     check_fits(request.work(0), llm_options(other.manifest.config).max_sequence_length, asked)
-    return _own(other, request.options, asked)
+    return _own(other, request, asked)
 
 
 def _warm_up(server: TextServer, work: Sequence[Work], schedule: Schedule) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,3 +68,15 @@ def joined(rounds: Sequence[Sequence[Record]]) -> list[Record]:
         begin = max((record.ended_s for record in found), default=0.0)
         found += [shifted(record, begin) for record in records]
     return found
+
+
+def request_json(record: Record) -> dict[str, Any]:
+    """Return a request as JSON, times in ms from the start of the load."""
+    return {
+        "due_ms": record.due_s * 1e3,
+        "sent_ms": record.sent_s * 1e3,
+        "ended_ms": record.ended_s * 1e3,
+        "token_ms": [moment * 1e3 for moment in record.token_times_s],
+        "input_tokens": record.input_tokens,
+        "error": record.error,
+    }

@@ -13,6 +13,7 @@ from trtkit.errors import BenchError
 Json = dict[str, Any]
 SCHEMA_VERSION = 1
 _STATISTICS = ("avg", "min", "max", "sum", "p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99", "std", "count")
+_CEILING = ("ceiling", "reached", "bound")
 _FIX = "give a file that `trtkit bench --out` wrote"
 
 
@@ -47,11 +48,22 @@ def read_report(path: str) -> Json:
 
 
 def csv_text(found: Json) -> str:
-    """Return a line for each figure: case, contender, what computes, metric, unit, statistics, verification."""
+    """Return a line for each figure: case, contender, what computes, metric, statistics, ceiling, verification."""
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
     rows.writerow(
-        ["name", "case", "contender", "computes", "metric", "unit", *_STATISTICS, "is_steady", "verification"]
+        [
+            "name",
+            "case",
+            "contender",
+            "computes",
+            "metric",
+            "unit",
+            *_STATISTICS,
+            *_CEILING,
+            "is_steady",
+            "verification",
+        ]
     )
     verified = found["bundle"]["verification"]
     for case in found["cases"]:
@@ -59,5 +71,7 @@ def csv_text(found: Json) -> str:
             for metric, figures in result["metrics"].items():
                 head = [found["name"], case["name"], result["contender"], result["computes"], metric, figures["unit"]]
                 statistics = [figures.get(name, "") for name in _STATISTICS]
-                rows.writerow([*head, *statistics, result["is_steady"], verified])
+                against = result.get("ceilings", {}).get(metric, {})
+                reached = [against.get(name, "") for name in _CEILING]
+                rows.writerow([*head, *statistics, *reached, result["is_steady"], verified])
     return out.getvalue()

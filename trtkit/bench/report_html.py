@@ -6,6 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from trtkit.bench.plots import Bar, Point, Series, axis_of, plot, timeline
+from trtkit.bench.report_layers import roofline_plots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,7 +19,8 @@ body { font: 14px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 1040p
 table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums }
 td, th { text-align: left; padding: .15rem .9rem .15rem 0; vertical-align: top }
 th { border-bottom: 1px solid #ccc; font-weight: 600 } .warning { color: #c00; font-weight: 600 }
-svg { background: #fafafa; border: 1px solid #ddd } .axis { stroke: #e2e2e2 } text { font: 11px system-ui; fill: #555 }
+svg { background: #fafafa; border: 1px solid #ddd } .axis, .grid { stroke: #e2e2e2 } polyline { fill: none }
+text { font: 11px system-ui; fill: #555 }
 circle:hover { r: 6 } rect:hover { opacity: .6 } g.hidden { display: none } button.off { opacity: .3 }
 .legend button { border: 0; background: none; font: inherit; cursor: pointer }
 .wait { fill: #d0d7de } .first { fill: #bf8700 } .tokens, .call { fill: #0969da } .failed { fill: #cf222e }
@@ -37,7 +39,8 @@ def html_report(found: Json) -> str:
     title = f"bench {escape(found['name'])}"
     body = [f"<h1>{title}</h1>", *_about(found), *_curve(found)]
     for case in found["cases"]:
-        body += [f"<h2>{escape(case['name'])}</h2>", _figures(case), _ratios(case), *_distributions(case)]
+        body += [f"<h2>{escape(case['name'])}</h2>", _figures(case), _ratios(case), _ceilings(case), _gaps(case)]
+        body += [*_distributions(case), *roofline_plots(found, case)]
         body += [part for result in case["results"] for part in _timeline(result)]
     head = f"<meta charset='utf-8'><title>{title}</title><style>{_STYLE}</style>"
     script = f"<script>{_SCRIPT}</script>"
@@ -53,6 +56,7 @@ def _about(found: Json) -> Iterator[str]:
     versions = ", ".join(f"{name} {version}" for name, version in provenance["versions"].items())
     where = f"{machine['processor']}, {machine['usable_cores']} cores, load {machine['load_average'][0]}"
     rows = [("computes", found["computes"]), ("bundle", bundle["path"]), ("verification", bundle["verification"])]
+    rows += [("ceiling", found.get("ceiling", {}).get("said", "")), ("CUDA graphs", found.get("cuda_graphs", ""))]
     rows += [("inputs", found["inputs"]), ("machine", where), ("command", provenance["command"])]
     yield _table((), [*rows, ("measured", provenance["measured_at"]), ("versions", versions)])
 
@@ -96,6 +100,33 @@ def _ratios(case: Json) -> str:
         for each in case["ratios"]
     ]
     return _table(("metric", "times of", "ratio", "95 %"), rows) if rows else ""
+
+
+def _ceilings(case: Json) -> str:
+    """Return the figures that have one beside their ceiling."""
+    rows = [
+        (result["contender"], metric, f"{each['ceiling']:.4g}", f"{each['reached']:.1%}", each["bound"])
+        for result in case["results"]
+        for metric, each in result.get("ceilings", {}).items()
+    ]
+    return _table(("contender", "metric", "at best", "reached", "bound by"), rows) if rows else ""
+
+
+def _gaps(case: Json) -> str:
+    """Return the layers that lose the most time to their ceilings."""
+    rows = [
+        (
+            phase["name"],
+            row["layer"],
+            f"{row['ms']:.4g}",
+            f"{row['floor_ms']:.4g}",
+            f"{row['reached']:.1%}",
+            row["bound"],
+        )
+        for phase in case.get("phases", ())
+        for row in phase["gaps"]
+    ]
+    return _table(("largest gaps", "layer", "ms", "at best", "reached", "bound by"), rows) if rows else ""
 
 
 def _range(interval: Json) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trtkit.bench.ceiling import CPU
 from trtkit.bench.load import WallClock
 from trtkit.bench.records import Record
 from trtkit.bench.text_server import Served
@@ -31,6 +32,7 @@ class TransformersServer:
     """
 
     name = TRANSFORMERS
+    place: str | None = CPU
 
     def __init__(self, config: ModelConfig) -> None:
         import torch

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from trtkit.bench.ceiling import CPU, GPU
 from trtkit.bench.load import WallClock
 from trtkit.bench.records import Record
 from trtkit.runtime.sampling.params import SamplingParams
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from trtkit.bench.load import Clock
     from trtkit.bench.schedules import Schedule
     from trtkit.bench.workload import Work
+    from trtkit.runtime.decoder import DecoderExecution
     from trtkit.runtime.llm import LLM, Delta
 
 Tokens = list[tuple[int, ...]]
@@ -30,10 +32,14 @@ class Served:
 
 
 class TextServer(Protocol):
-    """Answers requests. name: in ratios. computes: in words, where too; it stands beside every figure."""
+    """Answers requests. name: in ratios. computes: in words, where too; it stands beside every figure.
+
+    place: CPU, GPU, or None where that is not known.
+    """
 
     name: str
     computes: str
+    place: str | None
 
     def serve(self, work: Sequence[Work], schedule: Schedule) -> Served:
         """Answer all of `work` as `schedule` says, greedily, each with exactly as many tokens as it asks for."""
@@ -63,7 +69,13 @@ class EngineServer:
         self._llm, self._clock = llm, clock or WallClock()
         has_reference = llm.description.startswith("reference executor")
         self.name = name
+        self.place: str | None = CPU if has_reference else GPU
         self.computes = f"{'reference executor, CPU' if has_reference else llm.description}, {precision}"
+
+    @property
+    def execution(self) -> DecoderExecution:
+        """The network with its caches."""
+        return self._llm.frontend.execution
 
     def serve(self, work: Sequence[Work], schedule: Schedule) -> Served:
         """Answer all of `work`: steps while there is something to do, and what is due is submitted between them."""

@@ -13,14 +13,17 @@ from trtkit.bench.served import Endpoint
 from trtkit.bench.shapes import batch_cases, profile_cases
 from trtkit.bench.statistics import median, summary
 from trtkit.bench.timing import Rules, measure
+from trtkit.bench.vision_ceiling import add_ceilings
+from trtkit.bench.vision_load import measure_load
 from trtkit.errors import BenchError, SourceError
 from trtkit.network.onnx_io import TensorSpec
 from trtkit.verify.compare import compare, worst
 from trtkit.verify.samples import Sample, random_sample, read_samples, wrapped_sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from trtkit.bench.schedules import Schedule
     from trtkit.bench.shapes import ShapeCase
     from trtkit.bench.timing import Timing
     from trtkit.engine.bundle import Bundle
@@ -32,7 +35,8 @@ Json = dict[str, Any]
 class VisionRequest:
     """What to measure. batches: the profiles' min, opt and max shapes when empty. rivals: as `--compare` has them.
 
-    endpoint: URL and model of a server that has the bundle, None to run it in this process.
+    endpoint: URL and model of a server that has the bundle, None to run it in this process. has_cuda_graphs: None for
+    what is usual. schedules, requests, objectives: a load on the server, a case for each schedule; objectives in ms.
     """
 
     batches: tuple[int, ...] = ()
@@ -41,6 +45,10 @@ class VisionRequest:
     is_waived: bool = False
     rules: Rules = field(default_factory=Rules)
     endpoint: tuple[str, str | None] | None = None
+    has_cuda_graphs: bool | None = None
+    schedules: tuple[Schedule, ...] = ()
+    requests: int = 16
+    objectives: Mapping[str, float] = field(default_factory=dict)
 
 
 def bench_vision(bundle: Bundle, request: VisionRequest, report: Callable[[Json], None]) -> Json:
@@ -52,13 +60,16 @@ def bench_vision(bundle: Bundle, request: VisionRequest, report: Callable[[Json]
     verified = verification(bundle, is_waived=request.is_waived)
     cases = _cases(bundle, request.batches)
     report({"event": "phase", "name": "load"})
-    contenders = [_served(bundle, *request.endpoint) if request.endpoint else own_contender(bundle, request.runtime)]
+    contenders = [_measured(bundle, request)]
     contenders += [rival(asked, bundle, request.runtime, is_waived=request.is_waived) for asked in request.rivals]
     data, said = _data(bundle)
     measured = []
     for case in cases:
         report({"event": "phase", "name": f"measure {case.name}"})
-        measured.append(measure_case(case, contenders, data(case), request.rules))
+        sample = data(case)
+        measured += [(case, sample, found) for found in _measured_cases(case, contenders, sample, request)]
+    state = gpu_state()
+    ceiling = add_ceilings(bundle, contenders, measured, report)
     return {
         "kind": "vision",
         "name": manifest.name,
@@ -67,9 +78,21 @@ def bench_vision(bundle: Bundle, request: VisionRequest, report: Callable[[Json]
         "inputs": said,
         "transfers": "from and to the host's memory in every latency",
         "rules": vars(request.rules),
-        "gpu_state_after": gpu_state(),
-        "cases": measured,
+        "cuda_graphs": contenders[0].cuda_graphs,
+        "ceiling": ceiling.to_json(),
+        "gpu_state_after": state,
+        "cases": [found for _, _, found in measured],
     }
+
+
+def _measured_cases(
+    case: ShapeCase, contenders: Sequence[Contender], sample: Sample, request: VisionRequest
+) -> Iterator[Json]:
+    """Yield one case, or one for each load on the server."""
+    if not request.schedules:
+        yield measure_case(case, contenders, sample, request.rules)
+    for schedule in request.schedules:
+        yield measure_load(case, schedule, contenders[0], sample, (request.requests, request.objectives))
 
 
 def measure_case(case: ShapeCase, contenders: Sequence[Contender], sample: Sample, rules: Rules) -> Json:
@@ -87,8 +110,11 @@ def measure_case(case: ShapeCase, contenders: Sequence[Contender], sample: Sampl
     return {"name": case.name, "shapes": shapes, "batch": case.batch, "results": results, "ratios": ratios}
 
 
-def _served(bundle: Bundle, url: str, model: str | None) -> Contender:
-    """Return the bundle as a server has it."""
+def _measured(bundle: Bundle, request: VisionRequest) -> Contender:
+    """Return the bundle in this process, or as a server has it."""
+    if request.endpoint is None:
+        return own_contender(bundle, request.runtime, has_cuda_graphs=request.has_cuda_graphs)
+    url, model = request.endpoint
     endpoint = Endpoint(url, model or bundle.manifest.name)
     return Contender("served", endpoint.computes, endpoint.infer)
 

@@ -13,13 +13,14 @@ from trtkit.reference.compile import Compiler
 from trtkit.reference.graph import read_graph
 from trtkit.reference.layer import Settings, Tensor
 from trtkit.reference.precision import Precision
-from trtkit.reference.program import execute, observe
+from trtkit.reference.program import execute, observe, timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from trtkit.backends import Backend
     from trtkit.dtypes import DType
+    from trtkit.reference.program import LayerTimer
     from trtkit.reference.ranks import Rank
 
 
@@ -83,11 +84,13 @@ class Executor:
         inputs: Mapping[str, Any],
         keep: Iterable[str] | None = None,
         on_tensor: Callable[[str, Tensor], None] | None = None,
+        on_layer: LayerTimer | None = None,
     ) -> dict[str, Tensor]:
         """Return the outputs by name for arrays or tensors by input name.
 
         keep: names of further tensors to return, or "all"; those inside loops and branches are not seen.
         on_tensor: told each tensor's name and value as it is computed; the value is valid during the call.
+        on_layer: told each layer's name and seconds as it has run, where no tensor is asked for.
         Raises ExecutionError for inputs that the network does not take and for layers that fail.
         """
         values = list(self._program.initial)
@@ -99,10 +102,16 @@ class Executor:
             if wanted or on_tensor is not None:
                 observe(self._program, values, self._observer(set(wanted.values()), kept, on_tensor))
             else:
-                execute(self._program, values)
+                execute(self._program if on_layer is None else timed(self._program, on_layer), values)
         found = {name: self._known.get(slot) if kept.get(slot) is None else kept[slot] for name, slot in wanted.items()}
         outputs = {name: values[slot] for name, slot in zip(self.output_names, self._program.outputs, strict=True)}
         return {name: value for name, value in found.items() if value is not None} | outputs
+
+    def layer_seconds(self, inputs: Mapping[str, Any]) -> dict[str, float]:
+        """Run once; return how long each layer took, in the order they ran. Layers of one name are added up."""
+        seconds: dict[str, float] = {}
+        self.run(inputs, on_layer=lambda name, took: seconds.update({name: seconds.get(name, 0.0) + took}))
+        return seconds
 
     def leave_group(self) -> None:
         """Let the other ranks fail instead of waiting for this one."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import ExecutionError
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
 Observer = Callable[[int, Any], None]
 """Told each tensor's slot and value as it is computed."""
+
+LayerTimer = Callable[[str, float], None]
+"""Told each layer's name and seconds as it has run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +64,21 @@ def execute(program: Program, values: list[Any]) -> None:
     except (RuntimeError, IndexError, ValueError, TypeError, NotImplementedError, OverflowError) as error:
         assert step is not None
         raise failed(step, values, error) from error
+
+
+def timed(program: Program, timer: LayerTimer) -> Program:
+    """Return the program with every step telling `timer` how long it took."""
+    return replace(program, steps=tuple(replace(step, fast=_timed(step, timer)) for step in program.steps))
+
+
+def _timed(step: Step, timer: LayerTimer) -> Op:
+    def run(*inputs: Any) -> Any:
+        started = time.perf_counter()
+        result = step.fast(*inputs)
+        timer(step.name, time.perf_counter() - started)
+        return result
+
+    return run
 
 
 def observe(program: Program, values: list[Any], observer: Observer) -> None:

@@ -33,6 +33,10 @@ class StageExecution(Protocol):
         """Return the outputs by name."""
         ...
 
+    def layer_seconds(self, inputs: Mapping[str, Any]) -> dict[str, float]:
+        """Run once; return how long each layer took, in the order they ran."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class HybridExecution:
@@ -47,6 +51,15 @@ class HybridExecution:
         for stage in self.stages:
             tensors |= stage.run({name: tensors[name] for name in stage.input_names})
         return {name: tensors[name] for name in self.output_names}
+
+    def layer_seconds(self, inputs: Mapping[str, Any]) -> dict[str, float]:
+        """Run once; return how long each layer of each stage took, in the order they ran."""
+        tensors, seconds = dict(inputs), dict[str, float]()
+        for stage in self.stages:
+            given = {name: tensors[name] for name in stage.input_names}
+            seconds |= stage.layer_seconds(given)
+            tensors |= stage.run(given)
+        return seconds
 
 
 class ReferenceStage:
@@ -71,6 +84,10 @@ class ReferenceStage:
         found = self._executor.run(inputs, keep=kept.values() if kept else None)
         self.seams = {name: found[tensor] for name, tensor in kept.items()}
         return {name: found[name] for name in self._executor.output_names}
+
+    def layer_seconds(self, inputs: Mapping[str, Any]) -> dict[str, float]:
+        """Run once; return how long each layer took, in the order they ran."""
+        return self._executor.layer_seconds(inputs)
 
 
 def reference_hybrid(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -21,8 +21,12 @@ from trtkit.sources.digest import digest_source
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import torch
+
     from trtkit.engine.bundle import Bundle
     from trtkit.network.onnx_parse import Network
+    from trtkit.runtime.engine_execution import EngineExecution
+    from trtkit.runtime.hybrid import HybridExecution
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
@@ -36,6 +40,8 @@ class Model:
     bundle: Bundle
     run: Callable[[Mapping[str, Array]], Arrays]
     """Takes every input by name; returns every output by name."""
+    layer_seconds: Callable[[Mapping[str, Array]], dict[str, float]]
+    """Runs once; returns how long each layer took, in the order they ran."""
 
     def __call__(self, x: Array) -> Array:
         """Return the first output for the only input. Raises ExecutionError where the model has several inputs."""
@@ -45,21 +51,48 @@ class Model:
         return next(iter(self.run({names[0]: x}).values()))
 
 
-def open_model(path: Path | str, runtime: RuntimeName = "reference") -> Model:
+class _Running(Protocol):
+    """What runs a network."""
+
+    def run(self, inputs: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
+        """Return the outputs by name."""
+        ...
+
+    def layer_seconds(self, inputs: Mapping[str, Any]) -> dict[str, float]:
+        """Run once; return how long each layer took, in the order they ran."""
+        ...
+
+
+def open_model(path: Path | str, runtime: RuntimeName = "reference", *, has_cuda_graphs: bool = False) -> Model:
     """Open the bundle at `path` to run it.
 
     runtime: `reference` computes on the CPU the very network that the engine was built from, `onnxruntime` the ONNX
     file that TensorRT parsed; `tensorrt` runs the engine on the GPU that is here; `auto` does where there is one.
+    has_cuda_graphs: an engine's launches are captured once for each shape, and replayed.
     Raises BundleError where the file is not the one that was built, BackendError where the TensorRT library is missing
     or does not load the engine.
     """
     bundle = open_bundle(Path(path))
     bundle.check_network()
+    if runtime == "onnxruntime":
+        return Model(bundle, _onnx_runtime(bundle), _no_layers)
     if runtime == "tensorrt" or (runtime == "auto" and _has_gpu(bundle)):
-        return Model(bundle, _engine(bundle))
-    if bundle.manifest.hybrid is not None:
-        return Model(bundle, _hybrid(bundle, runtime))
-    return Model(bundle, _onnx_runtime(bundle) if runtime == "onnxruntime" else _reference(bundle))
+        return _model(bundle, _engine(bundle, has_cuda_graphs))
+    return _model(bundle, _reference(bundle) if bundle.manifest.hybrid is None else _hybrid(bundle))
+
+
+def _model(bundle: Bundle, running: _Running) -> Model:
+    """Return a model whose outputs are arrays."""
+
+    def run(inputs: Mapping[str, Array]) -> Arrays:
+        return {name: to_array(value) for name, value in running.run(inputs).items()}
+
+    return Model(bundle, run, running.layer_seconds)
+
+
+def _no_layers(_inputs: Mapping[str, Array]) -> dict[str, float]:
+    """Return nothing: ONNX Runtime runs other layers than the network has."""
+    return {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +102,11 @@ class _Reference:
     network: Network
     executor: Executor
 
-    def __call__(self, inputs: Mapping[str, Array]) -> Arrays:
-        return {name: to_array(value) for name, value in self.executor.run(inputs).items()}
+    def run(self, inputs: Mapping[str, Array]) -> Mapping[str, torch.Tensor]:
+        return self.executor.run(inputs)
+
+    def layer_seconds(self, inputs: Mapping[str, Array]) -> dict[str, float]:
+        return self.executor.layer_seconds(inputs)
 
 
 def _reference(bundle: Bundle) -> _Reference:
@@ -81,16 +117,12 @@ def _reference(bundle: Bundle) -> _Reference:
     return _Reference(network, Executor(backend, network.definition, options))
 
 
-def _hybrid(bundle: Bundle, runtime: RuntimeName) -> Callable[[Mapping[str, Array]], Arrays]:
+def _hybrid(bundle: Bundle) -> HybridExecution:
     """Return the reference executor on all stages of a hybrid. Raises BundleError where its source has changed."""
-    if runtime == "onnxruntime":
-        what = "a hybrid is no ONNX file: its parts are written by the network API"
-        raise ExecutionError(what, str(bundle.path), "use runtime `reference`, or build it with `route: onnx`")
     config = bundle.manifest.config
     bundle.check_sources({file.sha256 for file in digest_source(config.source)})
     backend, opened = load_backend(bundle.manifest.backend.name), open_hybrid(config)
-    execution = reference_hybrid(backend, opened, stages_of_bundle(bundle), lambda _event: None)
-    return lambda inputs: {name: to_array(value) for name, value in execution.run(inputs).items()}
+    return reference_hybrid(backend, opened, stages_of_bundle(bundle), lambda _event: None)
 
 
 def _has_gpu(bundle: Bundle) -> bool:
@@ -100,7 +132,7 @@ def _has_gpu(bundle: Bundle) -> bool:
     return len(bundle.manifest.engines) == 1 and torch.cuda.is_available()
 
 
-def _engine(bundle: Bundle) -> Callable[[Mapping[str, Array]], Arrays]:
+def _engine(bundle: Bundle, has_cuda_graphs: bool) -> EngineExecution:
     """Return the engine on the GPU that is here. Raises ExecutionError where there are several engines."""
     from trtkit.runtime.engine_execution import EngineExecution
 
@@ -108,12 +140,15 @@ def _engine(bundle: Bundle) -> Callable[[Mapping[str, Array]], Arrays]:
         what = f"the model is {len(bundle.manifest.engines)} engines"
         raise ExecutionError(what, str(bundle.path), "use runtime `reference`, or build it with `compose: fused`")
     check_file(bundle.path, bundle.manifest.engines[0])
-    execution = EngineExecution(load_backend(bundle.manifest.backend.name), bundle.engine_path())
-    return lambda inputs: {name: to_array(value) for name, value in execution.run(inputs).items()}
+    backend = load_backend(bundle.manifest.backend.name)
+    return EngineExecution(backend, bundle.engine_path(), has_cuda_graphs=has_cuda_graphs)
 
 
 def _onnx_runtime(bundle: Bundle) -> Callable[[Mapping[str, Array]], Arrays]:
-    """Return ONNX Runtime on the bundle's ONNX file."""
+    """Return ONNX Runtime on the bundle's ONNX file. Raises ExecutionError for a hybrid."""
+    if bundle.manifest.hybrid is not None:
+        what = "a hybrid is no ONNX file: its parts are written by the network API"
+        raise ExecutionError(what, str(bundle.path), "use runtime `reference`, or build it with `route: onnx`")
     session = onnx_runtime_session(bundle.onnx_path)
     names = [item.name for item in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True))

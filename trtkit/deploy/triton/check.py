@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.deploy.known import KnownRequest
-    from trtkit.deploy.triton.client import Client, ServedInterface, ServedTensor
+    from trtkit.runtime.triton_client import Client, ServedInterface, ServedTensor
     from trtkit.engine.bundle import Bundle
     from trtkit.engine.manifest import IoRecord
 

@@ -105,6 +105,10 @@ class DecoderExecution(Protocol):
         """
         ...
 
+    def layer_seconds(self, call: Call) -> dict[str, float]:
+        """Run new tokens; return how long each layer took, in the order they ran."""
+        ...
+
     def copy(self, source: int, target: int, tokens: slice) -> None:
         """Copy cached tokens of slot `source` to slot `target`."""
         ...

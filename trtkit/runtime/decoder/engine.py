@@ -12,6 +12,7 @@ from trtkit.engine.decoders import llm_options
 from trtkit.errors import GenerationError
 from trtkit.runtime.decoder.embeddings import bundle_embeddings
 from trtkit.runtime.decoder.runtime_cache import context_with_cache, save_cache
+from trtkit.runtime.layer_profiler import layer_profiler
 
 if TYPE_CHECKING:
     from trtkit.backends import Backend
@@ -22,14 +23,14 @@ _PREFILL, _DECODE = 0, 1  # the engine's profiles, in the order that `decoder_pr
 
 
 class EngineDecoder:
-    """A DecoderExecution on the GPU that is here.
+    """A DecoderExecution on the GPU that is here. has_cuda_graphs: whether decode steps are captured and replayed.
 
     Raises GenerationError where TensorRT does not load the plan on this GPU.
     """
 
-    def __init__(self, backend: Backend, bundle: Bundle, slots: int) -> None:
+    def __init__(self, backend: Backend, bundle: Bundle, slots: int, *, has_cuda_graphs: bool = True) -> None:
         options = llm_options(bundle.manifest.config)
-        self._trt, self._logger, self._bundle = backend.trt, backend.logger(), bundle
+        self._backend, self._trt, self._logger, self._bundle = backend, backend.trt, backend.logger(), bundle
         self._runtime = backend.trt.Runtime(self._logger)
         self._engine = self._runtime.deserialize_cuda_engine(bundle.engine_path().read_bytes())
         if self._engine is None:
@@ -43,6 +44,7 @@ class EngineDecoder:
         self._embeddings = bundle_embeddings(bundle.path)
         self._allocate(slots)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._has_cuda_graphs = has_cuda_graphs
         self.description = f"{backend.name} {backend.version} on {torch.cuda.get_device_name()}"
 
     def forward(self, call: Call) -> torch.Tensor:
@@ -50,10 +52,9 @@ class EngineDecoder:
         call.check(self.slots, self.max_length)
         rows, size = call.ids.shape
         with torch.cuda.stream(self._stream):
-            for name, value in self._feed(call).items():
-                self._inputs[name][: value.numel()].copy_(value.reshape(-1), non_blocking=True)
+            self._copy_inputs(call)
             is_decode = size == 1
-            if is_decode and call.first_slot == 0:
+            if is_decode and call.first_slot == 0 and self._has_cuda_graphs:
                 self._decode_graph(rows).replay()
             else:
                 self._enqueue(self._contexts[_DECODE if is_decode else _PREFILL], call.first_slot, rows, size)
@@ -61,6 +62,21 @@ class EngineDecoder:
             logits = self._logits[: rows * size if self.has_all_logits else rows].view(shape)
         torch.cuda.current_stream().wait_stream(self._stream)
         return logits
+
+    def layer_seconds(self, call: Call) -> dict[str, float]:
+        """Run new tokens without a CUDA graph; return how long each of the engine's layers took, in order."""
+        call.check(self.slots, self.max_length)
+        rows, size = call.ids.shape
+        context, profiler = self._contexts[_DECODE if size == 1 else _PREFILL], layer_profiler(self._backend)
+        context.profiler = profiler
+        try:
+            with torch.cuda.stream(self._stream):
+                self._copy_inputs(call)
+                self._enqueue(context, call.first_slot, rows, size)
+            self._stream.synchronize()
+        finally:
+            context.profiler = None
+        return dict(profiler.seconds)
 
     def copy(self, source: int, target: int, tokens: slice) -> None:
         """Copy cached tokens between slots."""
@@ -85,6 +101,11 @@ class EngineDecoder:
         self.vocab_size = int(self._engine.get_tensor_shape("logits")[-1])
         rows = tokens if self.has_all_logits else slots
         self._logits = torch.empty(rows, self.vocab_size, dtype=torch.float32, device="cuda")
+
+    def _copy_inputs(self, call: Call) -> None:
+        """Copy a call's inputs to the device."""
+        for name, value in self._feed(call).items():
+            self._inputs[name][: value.numel()].copy_(value.reshape(-1), non_blocking=True)
 
     def _feed(self, call: Call) -> dict[str, torch.Tensor]:
         """Return the inputs of a call but its caches, on the host."""

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 Runtime = Literal["auto", "tensorrt", "reference"]
 
 
-def open_execution(bundle: Bundle, runtime: Runtime = "auto", slots: int | None = None) -> DecoderExecution:
+def open_execution(
+    bundle: Bundle, runtime: Runtime = "auto", slots: int | None = None, *, has_cuda_graphs: bool = True
+) -> DecoderExecution:
     """Open an LLM bundle to run it. slots: sequences at once, the engine's `llm.max_batch_size` by default.
+
+    has_cuda_graphs: whether an engine's decode steps are replayed; the reference executor has none.
 
     Raises GenerationError for a bundle of no LLM and for TensorRT without a GPU, RequestError for slots that the
     engine does not have, BundleError where the bundle's files or its source have changed.
@@ -32,7 +36,7 @@ def open_execution(bundle: Bundle, runtime: Runtime = "auto", slots: int | None 
         from trtkit.runtime.decoder.engine import EngineDecoder
 
         bundle.check_files()
-        return EngineDecoder(load_backend(bundle.manifest.backend.name), bundle, count)
+        return EngineDecoder(load_backend(bundle.manifest.backend.name), bundle, count, has_cuda_graphs=has_cuda_graphs)
     return ReferenceDecoder(bundle_network(bundle), count)
 
 

@@ -38,6 +38,10 @@ class ReferenceDecoder:
         """Run new tokens; see DecoderExecution."""
         return self._executor.run(self.inputs(call))["logits"].float()
 
+    def layer_seconds(self, call: Call) -> dict[str, float]:
+        """Run new tokens; return how long each layer took, in the order they ran."""
+        return self._executor.layer_seconds(self.inputs(call))
+
     def inputs(self, call: Call) -> dict[str, Any]:
         """Return every input of the network for a call; the caches are views."""
         call.check(self.slots, self.max_length)

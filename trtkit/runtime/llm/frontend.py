@@ -37,6 +37,7 @@ class LlmOptions:
     runtime: "tensorrt", "reference", or "auto" for what is there. slots: sequences at once; the engine's own number.
     prefill_budget: new tokens of one step. max_queue: requests that may wait for a slot.
     lookup: tokens to guess from the text itself. draft: a bundle of a smaller model, which guesses `draft_tokens`.
+    has_cuda_graphs: whether an engine's decode steps are captured and replayed.
     """
 
     runtime: Runtime = "auto"
@@ -47,6 +48,7 @@ class LlmOptions:
     lookup: int = 0
     draft: str | Path | None = None
     draft_tokens: int = 4
+    has_cuda_graphs: bool = True
 
 
 class Frontend:
@@ -55,7 +57,7 @@ class Frontend:
     def __init__(self, bundle: Bundle | Path | str, options: LlmOptions) -> None:
         opened = open_bundle(Path(bundle)) if isinstance(bundle, (str, Path)) else bundle
         self.bundle, folder = opened, opened.path / "model"
-        self.execution = open_execution(opened, options.runtime, options.slots)
+        self.execution = open_execution(opened, options.runtime, options.slots, has_cuda_graphs=options.has_cuda_graphs)
         self.tokenizer = open_tokenizer(folder)
         vision = opened.manifest.vision
         self.images = None if vision is None else ImagePrompts(vision, folder, self.tokenizer)

@@ -14,6 +14,7 @@ import numpy as np
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from trtkit.errors import DeployError
+from trtkit.runtime.triton_events import generate_stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -83,6 +84,7 @@ class Client:
     def __init__(self, address: Address, timeout_s: float) -> None:
         self.address = address
         self._timeout_s = timeout_s
+        self._answers: queue.Queue[tuple[Any, Any]] | None = None
         self._client: Any
         if address.protocol == "grpc":
             import tritonclient.grpc as module
@@ -112,6 +114,11 @@ class Client:
         """Whether the server takes requests."""
         with self._errors():
             return bool(self._client.is_server_ready(**self._limit))
+
+    def has_ready(self, model: str) -> bool:
+        """Whether the server has a model that takes requests."""
+        with self._errors():
+            return bool(self._client.is_model_ready(model, **self._limit))
 
     def version(self) -> str:
         """Return Triton's version."""
@@ -152,22 +159,47 @@ class Client:
         if self.address.protocol != "grpc":
             what = f"`{model}` streams its answers, which takes gRPC"
             raise DeployError(what, str(self.address), "give the gRPC endpoint: grpc://HOST:PORT")
-        answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
         parts: dict[str, list[Array]] = defaultdict(list)
-        with self._errors(model):
-            self._client.start_stream(lambda result, error: answers.put((result, error)))
-            try:
-                self._client.async_stream_infer(model, self._inputs(inputs), enable_empty_final_response=True)
-                while (found := self._next(answers, model)) is not None:
-                    for name in outputs:
-                        if (value := found.as_numpy(name)) is not None:
-                            parts[name].append(value.reshape(-1))
-            finally:
-                self._client.stop_stream(cancel_requests=True)
+        for found in self.responses(model, inputs):
+            for name in outputs:
+                if name in found:
+                    parts[name].append(found[name].reshape(-1))
         return {name: np.concatenate(values) for name, values in parts.items()}
 
+    def responses(self, model: str, inputs: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+        """Yield each response of a decoupled model as it comes, its tensors by name; over HTTP by `generate_stream`.
+
+        Leaving early cancels the request.
+        """
+        if self.address.protocol != "grpc":
+            yield from self._generated(model, inputs)
+            return
+        is_done = False
+        with self._errors(model):
+            try:
+                answers = self._opened_stream()
+                self._client.async_stream_infer(model, self._inputs(inputs), enable_empty_final_response=True)
+                while not is_done:
+                    found = self._next(answers, model)
+                    response = found.get_response()
+                    is_done = response.parameters["triton_final_response"].bool_param
+                    if response.outputs:
+                        yield {output.name: found.as_numpy(output.name) for output in response.outputs}
+            finally:
+                if not is_done:
+                    self._client.stop_stream(cancel_requests=True)
+                    self._answers = None
+
+    def _opened_stream(self) -> queue.Queue[tuple[Any, Any]]:
+        """Return what arrives on the connection's stream, which is kept from one request to the next."""
+        if self._answers is None:
+            answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+            self._client.start_stream(lambda result, error: answers.put((result, error)))
+            self._answers = answers
+        return self._answers
+
     def _next(self, answers: queue.Queue[tuple[Any, Any]], model: str) -> Any:
-        """Return the stream's next response, None where the last one has come."""
+        """Return the stream's next response."""
         try:
             result, error = answers.get(timeout=self._timeout_s)
         except queue.Empty:
@@ -175,10 +207,15 @@ class Client:
             raise DeployError(what, f"{self.address} {model}", "raise `--timeout`") from None
         if error is not None:
             raise error
-        response = result.get_response()
-        if response.parameters["triton_final_response"].bool_param and not response.outputs:
-            return None
         return result
+
+    def _generated(self, model: str, inputs: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
+        """Yield the server-sent events of Triton's `generate_stream`."""
+        with self._errors(model):
+            for event in generate_stream(self.address.target, self.address.is_tls, model, inputs, self._timeout_s):
+                if set(event) == {"error"}:
+                    raise DeployError(f"the server refuses: {event['error']}", f"{self.address} {model}")
+                yield {name: np.asarray(value) for name, value in event.items()}
 
     def _inputs(self, arrays: Mapping[str, Array]) -> list[Any]:
         found = []

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from trtkit.deploy.triton.client import Client, parse_url
+from trtkit.runtime.triton_client import Client, parse_url
 from trtkit.deploy.triton.endpoints import free_ports
 from trtkit.errors import DeployError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trtkit.deploy.triton.client import Protocol
+    from trtkit.runtime.triton_client import Protocol
 
 
 @pytest.mark.parametrize(
