@@ -21,7 +21,7 @@ $(STAMPS)/demo: pyproject.toml constraints.txt examples/models.txt
 
 $(STAMPS)/dev: $(STAMPS)/demo
 	@echo "installing the development tools"
-	@$(PIP) install -c constraints.txt -e '.[rtx,onnx,torch,verify,quantize,llm,kernels,triton,dev]'
+	@$(PIP) install -c constraints.txt -e '.[rtx,onnx,torch,verify,quantize,llm,kernels,triton,docs,dev]'
 	@touch $@
 
 # A tritonserver out of a wheel, in a folder of its own: it wants an older NumPy than trtkit does.
@@ -57,7 +57,11 @@ types: $(STAMPS)/dev ## Check types.
 layers: $(STAMPS)/dev ## Check that imports go down only.
 	$(BIN)/lint-imports --no-cache
 
-check: lint types layers test slow ## All checks: what CI runs.
+docs: $(STAMPS)/dev ## Build the site of the docs into build/site; open its index.html.
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+check: lint types layers docs test slow ## All checks: what CI runs.
 
 format: $(STAMPS)/dev ## Format the code.
 	$(BIN)/ruff check --fix .
@@ -72,4 +76,4 @@ ops-report: $(STAMPS)/dev ## Check custom ops and compile their kernels, and wri
 clean: ## Remove the environment and what was built.
 	rm -rf $(VENV) bundles build dist
 
-.PHONY: help install demo triton test slow conformance lint types layers check format bench ops-report clean
+.PHONY: help install demo triton test slow conformance lint types layers docs check format bench ops-report clean
