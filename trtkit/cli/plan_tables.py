@@ -31,7 +31,17 @@ def plan_tables(plan: Json, *, is_chosen: bool) -> Iterator[RenderableType]:
     if is_chosen and len(plan["gpus"]) <= _DETAILED:
         for gpu in plan["gpus"]:
             yield from _details(gpu, is_llm=is_llm)
-    yield Text("assumed:\n" + "\n".join(f"- {line}" for line in plan["assumptions"]))
+    yield _assumed(plan["assumptions"])
+
+
+def _assumed(lines: Sequence[str]) -> Table:
+    """Return the assumptions as a list whose long lines hang."""
+    table = Table(
+        "", "", title="assumed:", title_justify="left", title_style="", show_header=False, box=None, padding=0
+    )
+    for line in lines:
+        table.add_row("- ", line)
+    return table
 
 
 def gpu_table(facts: Sequence[Json]) -> Table:
@@ -100,9 +110,9 @@ def _layers(plan: Json, phase: str) -> Table:
 
 
 def _llm_gpus(plan: Json) -> Table:
-    headers = ["fits", "batch", "context", "TTFT ms", "TPOT ms", "bound", "tokens/s", "compute"]
+    headers = ["fits", "batch", "context", "TTFT\nms", "TPOT\nms", "bound", "tokens\n/s", "compute"]
     has_prices = any(gpu["cost_per_million_output_tokens"] is not None for gpu in plan["gpus"])
-    table = _numbers("at best", ("gpu",), *headers, *(["$/M out"] if has_prices else []))
+    table = _numbers("at best", ("gpu",), *headers, *(["$/M\nout"] if has_prices else []))
     for gpu in plan["gpus"]:
         row = [
             _fits(gpu),
@@ -111,7 +121,7 @@ def _llm_gpus(plan: Json) -> Table:
             _ms(gpu["ttft"]),
             _ms(gpu["tpot"]),
             _bound(gpu["tpot"]["bound"]),
-            _if_fits(gpu, f"{gpu['output_tokens_per_second']:.0f}"),
+            _if_fits(gpu, _rate(gpu["output_tokens_per_second"])),
             _turn(gpu),
         ]
         cost = _if_fits(gpu, _price(gpu["cost_per_million_output_tokens"]))
@@ -129,8 +139,8 @@ def _turn(gpu: Json) -> str:
 
 def _vision_gpus(plan: Json) -> Table:
     has_prices = any(gpu["cost_per_million_images"] is not None for gpu in plan["gpus"])
-    headers = ["fits", "batch", "latency ms", "bound", "unfused ms", "images/s"]
-    table = _numbers("at best", ("gpu",), *headers, *(["$/M images"] if has_prices else []))
+    headers = ["fits", "batch", "latency\nms", "bound", "unfused\nms", "images\n/s"]
+    table = _numbers("at best", ("gpu",), *headers, *(["$/M\nimages"] if has_prices else []))
     for gpu in plan["gpus"]:
         row = [
             _fits(gpu),
@@ -138,7 +148,7 @@ def _vision_gpus(plan: Json) -> Table:
             _ms({"ms": gpu["latency_ms"], "compute_ms": gpu["compute_ms"]}),
             _bound(gpu["bound"]),
             _number(gpu["unfused_ms"]),
-            _if_fits(gpu, f"{gpu['images_per_second']:.0f}"),
+            _if_fits(gpu, _rate(gpu["images_per_second"])),
         ]
         cost = _if_fits(gpu, _price(gpu["cost_per_million_images"]))
         table.add_row(gpu["gpu"], *row, *([cost] if has_prices else []))
@@ -170,10 +180,10 @@ def _formats(gpu: Json) -> Table:
 
 def _splits(gpu: Json) -> Table:
     """Return what several GPUs would change."""
-    headers = ("at once", "GiB", "fits", "batch", "TTFT ms", "TPOT ms", "tokens/s", "sent")
+    headers = ("at\nonce", "GiB", "fits", "batch", "TTFT\nms", "TPOT\nms", "tokens\n/s", "sent")
     splits = _numbers(f"{gpu['gpu']}: several, GiB of each, links not timed", ("parallel",), *headers)
     for row in gpu["splits"]:
-        numbers = (_ms(row["ttft"]), _ms(row["tpot"]), f"{row['decode_tokens_per_second']:.0f}")
+        numbers = (_ms(row["ttft"]), _ms(row["tpot"]), _rate(row["decode_tokens_per_second"]))
         need = f"{row['memory_per_gpu']['total_bytes'] / 2**30:.1f}"
         name, sent = f"{row['kind']} {row['gpus']}", size_text(row["sent_bytes_per_step"])
         splits.add_row(name, str(row["at_once"]), need, _fits(row), str(row["largest_batch"]), *numbers, sent)
@@ -188,15 +198,15 @@ def _curve(gpu: Json, *, is_llm: bool) -> Table:
         cells = (row["ttft_of_all"], row["tpot"]) if is_llm else ({"ms": row["latency_ms"], **row},)
         rate = row["output_tokens_per_second" if is_llm else "images_per_second"]
         bound = () if is_llm else (_bound(row["bound"]),)
-        table.add_row(str(row["batch"]), *map(_ms, cells), *bound, f"{rate:.0f}")
+        table.add_row(str(row["batch"]), *map(_ms, cells), *bound, _rate(rate))
     return table
 
 
 def _numbers(title: str, first: Sequence[str], *columns: str) -> Table:
-    """Return a table whose first column is text and whose others are numbers, which break in the header only."""
+    """Return a table whose first column is text and whose others are numbers, which never break."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="cyan")
     for index, column in enumerate((*first, *columns)):
-        table.add_column(column, justify="right" if index else "left", overflow="fold")
+        table.add_column(column, justify="right" if index else "left", no_wrap=True, overflow="fold")
     return table
 
 
@@ -217,6 +227,11 @@ def _bound(text: str) -> str:
 def _ms(found: Json) -> str:
     """Return a floor in ms, marked where it is memory's alone."""
     return _number(found["ms"]) + ("?" if found["compute_ms"] is None else "")
+
+
+def _rate(value: float) -> str:
+    """Return a rate a second, whole up to a million."""
+    return f"{value:.0f}" if value < 1e6 else count_text(value).replace(" ", "")
 
 
 def _number(value: float) -> str:

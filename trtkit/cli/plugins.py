@@ -72,7 +72,8 @@ def check_ops(op: str | None, as_json: bool, quiet: bool) -> None:
     else:
         from trtkit.cli.tables import console
 
-        console().print(_errors(found))
+        for name in dict.fromkeys(outcome.op for outcome in found):
+            console().print(_errors(name, [outcome for outcome in found if outcome.op == name]), "")
     if not all(outcome.is_within for outcome in found):
         sys.exit(_OUT_OF_TOLERANCE)
 
@@ -104,16 +105,17 @@ def _described(op: dict[str, Any]) -> Table:
     return table
 
 
-def _errors(found: list[Outcome]) -> Table:
-    """Return the outcomes as a table."""
+def _errors(op: str, found: list[Outcome]) -> Table:
+    """Return the outcomes of an op as a table."""
     from trtkit.cli.tables import listing
 
-    table = listing("against the reference", "op", "case", "type", "implementation", "relative RMS error", "layers")
+    title = f"{op}: relative RMS error against the reference"
+    table = listing(title, "case", "type", "implementation", "error", "layers")
     for outcome in found:
         way = f"{outcome.route}, {outcome.form}" if outcome.form else outcome.route
         error = f"{outcome.relative_rms_error:.1e}"
         style = None if outcome.is_within else "red"
         said = f"{way}: {outcome.problem}" if outcome.problem else way
         layers = str(outcome.layers or "")
-        table.add_row(outcome.op, outcome.case, outcome.dtype, said, error, layers, style=style)
+        table.add_row(outcome.case, outcome.dtype, said, error, layers, style=style)
     return table

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 # Columns that are set to the right.
 _NUMBERS = {
-    "layers", "FLOP", "bytes moved", "moved", "size", "relative RMS error", "max abs error", "cosine", "largest",
+    "layers", "FLOP", "bytes moved", "moved", "size", "relative RMS error", "error", "max abs error", "cosine", "largest",
     "fp16", "bf16", "fp8", "flushed in fp16",
 }  # fmt: skip
 # How many of the costliest layers and largest tensors are listed.

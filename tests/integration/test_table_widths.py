@@ -1,0 +1,95 @@
+"""Tables in 80 columns: no line is longer, and long names and large numbers are wrapped, not cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import tiny_chat
+from tests.models import classifier, save
+from trtkit.bench.gpus import planned_gpus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import Ran
+
+    Run = Callable[..., Ran]
+
+ROOT = Path(__file__).parents[2]
+LONG = "backbone/stages.11/blocks.23/attention/self/query_key_value_projection/with_bias"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a network whose names are long, and the bundle of a language model."""
+    folder = tmp_path_factory.mktemp("wide")
+    model = classifier()
+    for index, node in enumerate(model.graph.node):
+        node.name = f"{LONG}/{index}"
+    save(model, folder / "wide.onnx")
+    (folder / "wide.yaml").write_text("source: {onnx: wide.onnx}\nprofiles: [{batch: [1, 2, 4]}]\n")
+    tiny_chat.build(folder)
+    return folder
+
+
+@pytest.fixture
+def printed(trtkit: Run, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Callable[..., str]:
+    """Run a command in the folder; return what it prints, after a check of its width."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(folder)
+
+    def run(line: str) -> str:
+        ran = trtkit(*line.split())
+        assert ran.code == 0
+        assert [row for row in ran.out.splitlines() if len(row) > 80] == []
+        assert "\N{HORIZONTAL ELLIPSIS}" not in ran.out
+        return ran.out
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "plan llama-3.1-8b --price 2000 --concurrency 64",
+        "plan opt-175b --price 2000 --gpu h200,b200",
+        "plan bundle --price 2000",
+        "plan wide.yaml --price 2000 --concurrency 4",
+    ],
+)
+def test_plans_with_prices(line: str, printed: Callable[..., str]) -> None:
+    """Prices make the widest tables; of each GPU there is one row, with no figure broken."""
+    text = printed(f"{line} -q")
+    table = text.partition("\nat best")[2].partition("\n\n")[0].splitlines()
+    wanted = line.rsplit(maxsplit=1)[-1].split(",") if "--gpu" in line else [gpu.key for gpu in planned_gpus()]
+    assert [row.split()[0] for row in table[3:]] == wanted
+    assert len({len(row.split()) for row in table[3:]}) == 1
+
+
+def test_a_network_with_long_names(printed: Callable[..., str]) -> None:
+    for line in ("inspect wide.yaml --layers", "verify wide.yaml --layers"):
+        text = printed(f"{line} -q")
+        column = "".join(row[:36].strip() for row in text.splitlines())
+        assert f"{LONG}/0" in column or LONG[:20] in text
+    printed("build --config wide.yaml -q")
+
+
+def test_a_language_model(printed: Callable[..., str]) -> None:
+    assert "input_ids int32 [?, ?]" in printed("inspect bundle --layers")
+    printed("verify bundle --no-corners -q")
+    printed(f"eval bundle --perplexity {ROOT}/LICENSE --windows 1 -q")
+
+
+@pytest.mark.parametrize("line", ["doctor", "plugins list", "plugins check pillar_scatter -q"])
+def test_the_rest(line: str, printed: Callable[..., str]) -> None:
+    printed(line)
+
+
+def test_the_table_of_gpus(trtkit: Run) -> None:
+    """Addresses of the sources behind it are left whole."""
+    table, _, sources = trtkit("plan", "--list-gpus").out.partition("\n\n")
+    assert max(map(len, table.splitlines())) <= 80
+    assert "\n  https://" in sources
