@@ -5,6 +5,8 @@ what they print on stdout:
 
 ```text    as it stands; a line `...` stands for any lines.
 ```output  the same, but figures are measured: only the words around them are compared.
+
+```console and ```py are neither run nor compared: what needs a machine of the reader's own, or is a part of a program.
 """
 
 from __future__ import annotations

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tests.docs import DOCS, run_page
 from tests.tiny_chat import build as build_text_only
 from tests.tiny_vlm import VLMS, Reference, Vlm, bundle_of, folder_of, picture, tokenizer
 from trtkit import LLM
@@ -252,19 +249,10 @@ def test_a_vision_language_model_for_text_only(trtkit: Run, tmp_path: Path, phot
 
 
 def test_every_command_and_program_of_the_docs_runs(workspace: Path) -> None:
-    """All but those that name a FOLDER."""
-    text = (Path(__file__).parents[2] / "docs/vision-language.md").read_text(encoding="utf-8")
-    (workspace / "bundles").mkdir()
-    (workspace / "bundles/llava").symlink_to(bundle_of(LLAVA))
     picture(70, 50).save("photo.png")
-    blocks = re.findall(r"```(bash|python)\n(.*?)```", text, re.DOTALL)
-    blocks = [(kind, block) for kind, block in blocks if "FOLDER" not in block]
-    assert {kind for kind, _ in blocks} == {"bash", "python"}
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    for kind, block in blocks:
-        words = ["bash", "-ec"] if kind == "bash" else [sys.executable, "-c"]
-        done = subprocess.run([*words, block], env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, block + done.stderr
+    picture(60, 50).save("photo.jpg")
+    folder = f"{folder_of(LLAVA)} --set llm.max_sequence_length=96 --set llm.max_prefill_length=32 --set precision=fp32"
+    run_page(DOCS / "vision-language.md", workspace, {"FOLDER": folder})
     assert len((workspace / "answers.jsonl").read_text().splitlines()) == 3
 
 

@@ -1,0 +1,49 @@
+"""Commands and programs of the pages run: here on small models, or in the tests that are named here."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import hybrids, tiny_chat
+from tests.decoder_cases import SIZES, Case
+from tests.decoders import model_of
+from tests.docs import DOCS, ROOT, blocks, run_page
+from tests.unit.runtime.text.tokenizers import CHATML, byte_level
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_some_test_names_every_page_with_commands() -> None:
+    """Pages that are not here have tests of their own, which name them; so does every tutorial."""
+    pages = [page for page in DOCS.rglob("*.md") if blocks(page, "bash", "python")]
+    tests = "".join(test.read_text(encoding="utf-8") for test in (ROOT / "tests").rglob("test_*.py"))
+    alone = [page.name for page in pages if page.parent == DOCS]
+    assert len(alone) > 4
+    assert [name for name in alone if not re.search(rf"[/\"]{name}\"", tests)] == []
+    assert {page.parent.name for page in pages if page.parent != DOCS} == {"tutorials"}
+    assert {page.stem for page in (DOCS / "tutorials").iterdir()} == {"vision", "hybrid", "llm", "serving"}
+
+
+@pytest.mark.slow
+def test_commands_on_hybrids_run(tmp_path: Path) -> None:
+    hybrids.saved(hybrids.case_of("RTDetrV2ForObjectDetection"), tmp_path / "detector")
+    run_page(DOCS / "hybrids.md", tmp_path, {"FOLDER": "detector --set image_size=[64,96] --set precision=fp32"})
+
+
+@pytest.mark.slow
+def test_commands_on_language_models_run(tmp_path: Path) -> None:
+    """A small Qwen3 stands for the reader's folder, a small Llama for the shipped one."""
+    tokenizer = byte_level(chat_template=CHATML)
+    sizes = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_token_ids[0]}
+    config = {**SIZES, **sizes, "max_position_embeddings": 8192}
+    model_of(Case("tiny", "qwen3", config)).hf.save_pretrained(tmp_path / "qwen3")
+    tokenizer.hf.save_pretrained(tmp_path / "qwen3")
+    tiny_chat.save_model(tmp_path / "llama")
+    (tmp_path / "book.txt").write_text("The quick brown fox jumps over the lazy dog. " * 20, encoding="utf-8")
+    small = "--set llm.max_sequence_length=96 --set llm.max_prefill_length=32"
+    changes = {"--config llama ": f"--config llama --set source.hf=llama {small} ", "FOLDER": f"qwen3 {small}"}
+    run_page(DOCS / "llm.md", tmp_path, changes)
