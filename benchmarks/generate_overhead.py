@@ -46,7 +46,7 @@ class Nothing:
     def forward(self, call: Call) -> torch.Tensor:
         return self.logits[: len(call.starts)]
 
-    def layer_seconds(self, call: Call) -> dict[str, float]:
+    def layer_seconds(self, call: Call) -> dict[str, float]:  # noqa: ARG002  # a protocol's name
         """Return nothing: there are no layers."""
         return {}
 

@@ -87,8 +87,7 @@ def test_a_request_that_the_server_refuses_is_counted(folder: Path, served: Serv
 def test_what_is_no_endpoint_or_model_is_refused(folder: Path, served: Served, refuses: Callable[..., str]) -> None:
     words = ["bench", folder / "tiny", "--unverified", "-q"]
     assert refuses(*words, "--url", "localhost") == (
-        "`localhost` is no server's address\n"
-        "fix: use http://HOST:PORT, grpc://HOST:PORT or HOST:PORT"
+        "`localhost` is no server's address\nfix: use http://HOST:PORT, grpc://HOST:PORT or HOST:PORT"
     )
     assert refuses(*words, "--url", "grpc://127.0.0.1:9").startswith("grpc://127.0.0.1:9: no Triton server answers")
     assert refuses(*words, "--url", url(served), "--model", "nobody") == (

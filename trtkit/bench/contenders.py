@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +18,7 @@ from trtkit.runtime.model import open_model
 from trtkit.verify.references import OnnxRuntimeReference, Origin, choose_reference
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy as np
 
@@ -93,15 +97,37 @@ def _torch(bundle: Bundle, *, is_compiled: bool) -> Contender:
     try:
         if manifest.network is None:
             raise SourceError("a hybrid's parts have no single PyTorch module")
-        reference: Any = choose_reference(manifest.config, "torch", Origin(bundle.onnx_path, outputs, digests))
+        with _modules_of_this_folder():
+            reference: Any = choose_reference(manifest.config, "torch", Origin(bundle.onnx_path, outputs, digests))
     except SourceError as error:
         raise BenchError(error.what, f"--compare {TORCH}", f"use --compare {ONNX_RUNTIME}") from None
-    if not is_compiled:
+    if is_compiled:
+        _check_compiler()
+    else:
         return Contender(TORCH, "PyTorch eager, CPU, fp32", reference.run, CPU, "fp32")
     import torch
 
-    reference.module = torch.compile(reference.module)
+    reference.module = torch.compile(reference.module, dynamic=False)  # a kernel for each shape, as engines tune
     return Contender(COMPILED, "torch.compile, CPU, fp32", reference.run, CPU, "fp32")
+
+
+@contextlib.contextmanager
+def _modules_of_this_folder() -> Iterator[None]:
+    """Let factories beside a config be imported, as they are in the processes of a build."""
+    before = list(sys.path)
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _check_compiler() -> None:
+    """Raise BenchError where torch.compile would find no compiler for its kernels."""
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        fix = f"install it, or name another one in the environment as CXX; --compare {TORCH} needs none"
+        raise BenchError(f"it compiles with `{compiler}`, which is not found", f"--compare {COMPILED}", fix)
 
 
 def _onnx_runtime(bundle: Bundle) -> Contender:

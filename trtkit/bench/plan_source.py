@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 CONFIG = "config.json"
+_TOWER = ("the vision tower is not counted, the language model is",)
 # What a config.json calls its type -> precision.
 _PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
@@ -84,7 +85,7 @@ def _of_bundle(bundle: Bundle, overrides: Sequence[str], target: str | None) -> 
     where = bundle.path / "model" / CONFIG
     if manifest.decoder is not None:
         fields, limit = read_json(where), llm_options(manifest.config).max_sequence_length
-    notes = () if manifest.vision is None else ("the vision tower is not counted, the language model is",)
+    notes = () if manifest.vision is None else _TOWER
     return PlannedModel(manifest.name, manifest.config, manifest.backend.name, fields, str(where), limit, bundle, notes)
 
 
@@ -105,7 +106,7 @@ def _of_config(path: str, overrides: Sequence[str], target: str | None) -> Plann
         if not where.is_file():
             fix = "name a folder with the model's config.json: `--set source.hf=FOLDER`"
             raise SourceError("no such file", str(where), fix)
-        return PlannedModel(config.name, config, backend, text_fields(where), str(where))
+        return PlannedModel(config.name, config, backend, text_fields(where), str(where), notes=_notes(where))
     opened = open_decoder(config.source)
     return PlannedModel(config.name, config, backend, opened.config, opened.where)
 
@@ -133,7 +134,12 @@ def _of_config_json(file: Path, overrides: Sequence[str]) -> PlannedModel:
     fields = text_fields(file)
     stated = str(fields.get("dtype") or fields.get("torch_dtype") or "float16").removeprefix("torch.")
     config = _made(str(file.parent), file.parent.resolve().name, _PRECISIONS.get(stated, "fp16"), overrides)
-    return PlannedModel(config.name, config, choose_backend(), fields, str(file))
+    return PlannedModel(config.name, config, choose_backend(), fields, str(file), notes=_notes(file))
+
+
+def _notes(file: Path) -> tuple[str, ...]:
+    """Return what a plan by a config.json leaves out."""
+    return _TOWER if "vision_config" in read_json(file) else ()
 
 
 def _of_architecture(name: str, overrides: Sequence[str]) -> PlannedModel:

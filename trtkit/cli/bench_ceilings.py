@@ -21,7 +21,7 @@ _NAMES = {
     "output_token_throughput": "tokens/s",
 }
 _RATES = ("throughput", "output_token_throughput")
-_LONGEST = 36
+_LONGEST = 30
 
 
 def ceiling_tables(case: Json) -> Iterator[RenderableType]:

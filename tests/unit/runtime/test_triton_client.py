@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from trtkit.runtime.triton_client import Client, parse_url
 from trtkit.deploy.triton.endpoints import free_ports
 from trtkit.errors import DeployError
+from trtkit.runtime.triton_client import Client, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
