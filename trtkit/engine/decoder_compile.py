@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,10 +106,13 @@ def compile_decoder(arguments: Json, report: Callable[[Json], None]) -> Json:
     return {**result, "metrics": metrics, **built}
 
 
-def decoder_graph(backend: Backend, config: ModelConfig, spec: DecoderSpec, weights: Mapping[str, Any]) -> Graph:
-    """Return the network of `spec` with `weights` by path."""
+def decoder_graph(
+    backend: Backend, config: ModelConfig, model: tuple[DecoderSpec, DecoderSource], weights: Mapping[str, Any]
+) -> Graph:
+    """Return the network of a model with `weights` by path."""
+    spec, opened = model
     graph = Graph(backend)
-    build_decoder(graph, spec, weights, network_options(config))
+    build_decoder(graph, spec, weights, replace(network_options(config), kv_cache=opened.kv_cache))
     return graph
 
 
@@ -143,7 +146,7 @@ def _write_network(
     spec, opened = model
     weights = find_weights(spec, opened.checkpoint, opened.where)
     steps.add("weights", f"{len(weights)} found, all names and shapes right")
-    graph = decoder_graph(backend, config, spec, Reported(weights, steps.report))
+    graph = decoder_graph(backend, config, model, Reported(weights, steps.report))
     options = llm_options(config)
     detail = f"{config.precision}, {options.max_batch_size} slots of {options.max_sequence_length} tokens"
     steps.add("network", f"{graph.network.num_layers} layers in {detail}; all weights finite")

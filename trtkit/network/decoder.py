@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtkit.dtypes import FP16, FP32, INT32, DType
+from trtkit.dtypes import DTYPES, FP16, FP32, INT32, DType
 from trtkit.errors import NetworkError
 from trtkit.network.blocks.attention import Past, Positions
 from trtkit.network.blocks.layer import decoder_layer
@@ -16,7 +16,7 @@ from trtkit.network.ops.activation import tanh
 from trtkit.network.ops.arithmetic import cast
 from trtkit.network.ops.gather import embedding, pick, token_at
 from trtkit.network.ops.linear import linear
-from trtkit.network.ops.mask import alibi_mask, alibi_slopes, causal_mask
+from trtkit.network.ops.mask import alibi_mask, alibi_slopes, appended_positions, causal_mask
 from trtkit.network.ops.shape import concat, take
 from trtkit.network.rope_tables import rope_tables
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trtkit.models.spec import DecoderSpec, LayerSpec, RopeSpec
     from trtkit.network.graph import Graph, Tensor
     from trtkit.network.host_array import Array
+    from trtkit.quantized import KvQuantization
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class DecoderOptions:
     has_embeds_input: `inputs_embeds` [B, S, D], scaled as embeddings are, in place of `input_ids`.
     has_hidden_states: also give `hidden_states` [B, S, D], after the final norm.
     has_native_lengths: tell the attention layer `kv_lengths` besides masking by them, so that it may skip the rest.
+    kv_cache: caches in eight bits, with each layer's scales. They are read only: `present_*` then holds the new keys
+        and values alone, [B, K, S, H], and whoever runs the engine writes them into the caches.
     """
 
     dtype: DType = FP16
@@ -47,6 +50,7 @@ class DecoderOptions:
     has_embeds_input: bool = False
     has_hidden_states: bool = False
     has_native_lengths: bool = False
+    kv_cache: KvQuantization | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +95,11 @@ def _check(spec: DecoderSpec, options: DecoderOptions) -> None:
     if options.dtype not in COMPUTE_TYPES:
         names = ", ".join(str(dtype) for dtype in COMPUTE_TYPES)
         raise NetworkError(f"a network cannot be written in {options.dtype}", spec.model_type, f"use one of {names}")
+    if options.kv_cache is not None and len(options.kv_cache.key_scales) != len(spec.layers):
+        counts = (
+            f"{len(options.kv_cache.key_scales)} layers' caches have scales, the model has {len(spec.layers)} layers"
+        )
+        raise NetworkError(counts, spec.model_type, "quantize the caches again")
     positions = spec.embedding.positions
     if positions is not None and options.max_sequence_length > positions.count:
         raise NetworkError(
@@ -141,8 +150,11 @@ def _position(weights: Weights, x: Tensor, spec: DecoderSpec, inputs: _Inputs) -
 def _past(graph: Graph, spec: DecoderSpec, options: DecoderOptions, index: int, write_indices: Tensor) -> Past:
     """Add the inputs for one layer's cache."""
     shape = (-1, spec.attention.num_key_value_heads, options.max_sequence_length, spec.attention.head_dim)
-    keys, values = (graph.input(f"past_{name}_{index}", options.dtype, shape) for name in ("key", "value"))
-    return Past(keys, values, write_indices)
+    kv = options.kv_cache
+    dtype = options.dtype if kv is None else DTYPES[kv.format]
+    scales = None if kv is None else (kv.key_scales[index], kv.value_scales[index])
+    keys, values = (graph.input(f"past_{name}_{index}", dtype, shape) for name in ("key", "value"))
+    return Past(keys, values, write_indices, scales)
 
 
 class _Rows:
@@ -151,6 +163,7 @@ class _Rows:
     def __init__(self, graph: Graph, spec: DecoderSpec, options: DecoderOptions, inputs: _Inputs) -> None:
         self._graph, self._spec, self._options, self._inputs = graph, spec, options, inputs
         self._masks: dict[int | None, Tensor] = {}
+        self._keys: Tensor | None = None
         self._tables: list[tuple[RopeSpec, tuple[Tensor, Tensor]]] = []
 
     def of(self, layer: LayerSpec) -> Positions:
@@ -164,13 +177,20 @@ class _Rows:
         window = None if window is None or window >= length else window
         if window not in self._masks:
             ids = cast(self._inputs.position_ids, INT32)
-            mask = causal_mask(ids, self._inputs.kv_lengths, length, window)
+            keys = self._appended(ids)
+            mask = causal_mask(ids, self._inputs.kv_lengths, length if keys is None else keys, window)
             attention = self._spec.attention
             if attention.has_alibi:
                 slopes = alibi_slopes(attention.num_attention_heads) * attention.alibi_scale
-                mask = alibi_mask(mask, ids, slopes, self._options.dtype)
+                mask = alibi_mask(mask, ids, slopes, self._options.dtype, keys)
             self._masks[window] = mask
         return self._masks[window]
+
+    def _appended(self, ids: Tensor) -> Tensor | None:
+        """Return the keys' positions where new keys stand behind the caches, None where they are written into them."""
+        if self._options.kv_cache is not None and self._keys is None:
+            self._keys = appended_positions(ids, self._inputs.write_indices, self._options.max_sequence_length)
+        return self._keys
 
     def _rope(self, rope: RopeSpec) -> tuple[Tensor, Tensor]:
         for known, tables in self._tables:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.network.blocks.norm import norm_block
 from trtkit.network.ops.attention import attention, attention_from_primitives, scale_query
-from trtkit.network.ops.kv_cache import update_cache
+from trtkit.network.ops.kv_cache import append_quantized, update_cache
 from trtkit.network.ops.norm import layer_norm
 from trtkit.network.ops.rotary import rotary_embedding
 from trtkit.network.ops.shape import concat, merge_heads, reshape, split, split_heads, take, transpose
@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """A layer's cached keys and values [B, K, T, H], and where each sequence's new ones go [B]."""
+    """A layer's cached keys and values [B, K, T, H], and where each sequence's new ones go [B].
+
+    scales: of keys and values, where caches are in eight bits.
+    """
 
     keys: Tensor
     values: Tensor
     write_indices: Tensor
+    scales: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,13 +55,25 @@ def attention_block(
         if spec.qk_norm in ("head", "each_head", "listed_heads"):
             q, k = _norm_heads(weights, "q_norm", q, spec), _norm_heads(weights, "k_norm", k, spec)
         q, k = _rotate("rope_q", q, positions), _rotate("rope_k", k, positions)
-        with x.graph.scope("past_key"):
-            keys = update_cache(past.keys, k, past.write_indices)
-        with x.graph.scope("past_value"):
-            values = update_cache(past.values, v, past.write_indices)
+        (keys, values), present = _remember(past, k, v)
         attended = _attend(weights, (scale_query(q, spec.scale), keys, values), positions, spec)
-        y = weights.linear("o", merge_heads(attended), has_bias=spec.has_output_bias)
-        return y, Past(keys, values, past.write_indices)
+        return weights.linear("o", merge_heads(attended), has_bias=spec.has_output_bias), present
+
+
+def _remember(past: Past, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor], Past]:
+    """Return all keys and values to attend to, and what the caches get: k and v [B, K, S, H] are new."""
+    graph = k.graph
+    scales = past.scales or (None, None)
+    both = []
+    for name, cache, new, scale in (("key", past.keys, k, scales[0]), ("value", past.values, v, scales[1])):
+        with graph.scope(f"past_{name}"):
+            if scale is None:
+                updated = update_cache(cache, new, past.write_indices)
+                both.append((updated, updated))
+            else:
+                both.append(append_quantized(cache, new, scale))
+    (keys, new_keys), (values, new_values) = both
+    return (keys, values), Past(new_keys, new_values, past.write_indices, past.scales)
 
 
 def _project(weights: Weights, x: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,35 +9,59 @@ import numpy as np
 
 from trtkit.dtypes import FP16, FP32
 from trtkit.network.ops.arithmetic import cast, select
-from trtkit.network.ops.shape import unsqueeze
+from trtkit.network.ops.shape import concat, unsqueeze
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
     from trtkit.network.graph import Graph, Tensor
 
 
-def causal_mask(position_ids: Tensor, kv_lengths: Tensor, length: int, window: int | None = None) -> Tensor:
-    """Return true where a token may attend: position_ids [B, S], kv_lengths [B] -> [B, 1, S, length].
+def cached_positions(graph: Graph, length: int) -> Tensor:
+    """Return the positions of a cache's keys [1, 1, 1, length]: a key's position is its place."""
+    return graph.constant(np.arange(length, dtype=np.int32).reshape(1, 1, 1, -1), "cached_positions")
 
-    A token sees the cache up to its own position, `window` tokens with itself where given, and nothing behind the
-    slot's length.
+
+def appended_positions(position_ids: Tensor, write_indices: Tensor, length: int) -> Tensor:
+    """Return the positions of a cache's keys and of new ones behind it [B, 1, 1, length + S].
+
+    position_ids: [B, S]; write_indices: [B], how many keys each slot's cache holds. Places behind these hold nothing,
+    and are further away than any token.
+    """
+    with position_ids.graph.scope("key_positions"):
+        cached = cached_positions(position_ids.graph, length)
+        held = select(cached < unsqueeze(write_indices, 1, 2, 3), cached, _NOWHERE)
+        return concat([held, unsqueeze(position_ids, 1, 2)], axis=-1)
+
+
+def causal_mask(position_ids: Tensor, kv_lengths: Tensor, keys: Tensor | int, window: int | None = None) -> Tensor:
+    """Return true where a token may attend: position_ids [B, S], kv_lengths [B] -> [B, 1, S, keys].
+
+    A token sees keys up to its own position, `window` tokens with itself where given, and nothing behind the slot's
+    length. keys: their positions, or the length of a cache.
     """
     graph = position_ids.graph
     with graph.scope("sliding_mask" if window else "causal_mask"):
-        columns, rows = _columns(graph, length), unsqueeze(position_ids, 1, 3)
+        columns = cached_positions(graph, keys) if isinstance(keys, int) else keys
+        rows = unsqueeze(position_ids, 1, 3)
         allowed = (columns < rows + 1) & (columns < unsqueeze(kv_lengths, 1, 2, 3))
         return allowed & (columns > rows - window) if window else allowed
 
 
-def alibi_mask(allowed: Tensor, position_ids: Tensor, slopes: np.ndarray[Any, Any], dtype: DType) -> Tensor:
+def alibi_mask(
+    allowed: Tensor, position_ids: Tensor, slopes: np.ndarray[Any, Any], dtype: DType, keys: Tensor | None = None
+) -> Tensor:
     """Return what ALiBi adds to scores, its lowest value where not allowed [B, 1, S, T] -> [B, N, S, T].
+
+    keys: their positions, where they are not those of a cache.
 
     Distances rather than key positions are scaled: the softmax is the same, and near keys stay exact in 16 bits.
     Source: https://arxiv.org/abs/2108.12409.
     """
-    graph = position_ids.graph
+    graph = allowed.graph
     with graph.scope("alibi"):
-        distance = _columns(graph, allowed.shape[-1]) - unsqueeze(position_ids, 1, 3)
+        distance = (cached_positions(graph, allowed.shape[-1]) if keys is None else keys) - unsqueeze(
+            position_ids, 1, 3
+        )
         slope = graph.constant(slopes.astype(np.float32).reshape(1, -1, 1, 1), "slopes")
         return cast(select(allowed, cast(distance, FP32) * slope, lowest(dtype)), dtype)
 
@@ -57,6 +81,5 @@ def lowest(dtype: DType) -> float:
     return -65504.0 if dtype == FP16 else -3.0e38
 
 
-def _columns(graph: Graph, length: int) -> Tensor:
-    """Return cached positions [1, 1, 1, length]."""
-    return graph.constant(np.arange(length, dtype=np.int32).reshape(1, 1, 1, -1), "cached_positions")
+# Further than any position, so that nothing attends to it.
+_NOWHERE = 1 << 30

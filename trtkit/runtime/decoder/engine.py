@@ -97,6 +97,7 @@ class EngineDecoder:
         inputs = [name for name in names if self._engine.get_tensor_mode(name) == is_input]
         tokens = max(slots * self.max_prefill_length, slots)
         self._caches = {name: self._cache(name, slots) for name in inputs if name.startswith("past_")}
+        self._new = self._appended(tokens)
         self._inputs = {name: self._buffer(name, tokens) for name in inputs if name not in self._caches}
         self.vocab_size = int(self._engine.get_tensor_shape("logits")[-1])
         rows = tokens if self.has_all_logits else slots
@@ -106,6 +107,14 @@ class EngineDecoder:
         """Copy a call's inputs to the device."""
         for name, value in self._feed(call).items():
             self._inputs[name][: value.numel()].copy_(value.reshape(-1), non_blocking=True)
+
+    def _appended(self, tokens: int) -> dict[str, torch.Tensor]:
+        """Return room for the new keys and values that engines with caches in eight bits give; for others none."""
+        eight_bits = [name for name in self._caches if self._dtype(name).itemsize == 1]
+        sizes = {name: self._caches[name].shape[1] * self._caches[name].shape[3] for name in eight_bits}
+        return {
+            name: torch.zeros(tokens * size, dtype=self._dtype(name), device="cuda") for name, size in sizes.items()
+        }
 
     def _feed(self, call: Call) -> dict[str, torch.Tensor]:
         """Return the inputs of a call but its caches, on the host."""
@@ -151,7 +160,21 @@ class EngineDecoder:
         for name, cache in self._caches.items():
             context.set_input_shape(name, (rows, *cache.shape[1:]))
             context.set_tensor_address(name, cache[first].data_ptr())
-            context.set_tensor_address(name.replace("past_", "present_", 1), cache[first].data_ptr())
+            present = self._new.get(name, cache[first])
+            context.set_tensor_address(name.replace("past_", "present_", 1), present.data_ptr())
         context.set_tensor_address("logits", self._logits.data_ptr())
         if not context.execute_async_v3(self._stream.cuda_stream):
             raise GenerationError("TensorRT could not run the engine", fix="its log says why")
+        if self._new:
+            self._append(first, rows, size)
+
+    def _append(self, first: int, rows: int, size: int) -> None:
+        """Write new keys and values behind those of each slot; places come from the device, as CUDA graphs need."""
+        starts = self._inputs["write_indices"][:rows].long()
+        places = starts[:, None] + torch.arange(size, device="cuda")  # [R, S]
+        slots = torch.arange(first, first + rows, device="cuda")[:, None, None]
+        for name, cache in self._caches.items():
+            heads, head_dim = cache.shape[1], cache.shape[3]
+            new = self._new[name][: rows * heads * size * head_dim].view(rows, heads, size, head_dim)
+            head = torch.arange(heads, device="cuda")[None, :, None]
+            cache.view(torch.int8)[slots, head, places[:, None, :]] = new.view(torch.int8)

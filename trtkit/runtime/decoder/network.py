@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trtkit.engine.bundle import Bundle
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.graph import Graph
+    from trtkit.quantized import KvQuantization
     from trtkit.sources.decoder_source import DecoderSource
 
 
@@ -30,6 +31,7 @@ class DecoderNetwork:
     """A network with its weights, which its graph owns.
 
     max_prefill_length: new tokens that a row may bring. embeddings: the table, where the network takes vectors.
+    kv_cache: how caches are quantized; the network then gives new keys and values, which its runtime keeps.
     """
 
     backend: Backend
@@ -38,6 +40,7 @@ class DecoderNetwork:
     max_prefill_length: int
     has_all_logits: bool
     embeddings: TokenEmbeddings | None = None
+    kv_cache: KvQuantization | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +60,7 @@ class DecoderModel:
         options = llm_options(self.config)
         options = options if logits is None else options.model_copy(update={"logits": logits})
         config = self.config.model_copy(update={"llm": options})
-        graph = decoder_graph(self.backend, config, self.spec, self.weights)
+        graph = decoder_graph(self.backend, config, (self.spec, self.source), self.weights)
         return DecoderNetwork(
             self.backend,
             graph,
@@ -65,6 +68,7 @@ class DecoderModel:
             options.max_prefill_length,
             options.logits == "all",
             embeddings if embeddings is not None or not takes_embeddings(config) else self._embeddings(),
+            self.source.kv_cache,
         )
 
     def _embeddings(self) -> TokenEmbeddings:

@@ -28,6 +28,7 @@ class ReferenceDecoder:
         specs = [spec for spec in self._executor.inputs if spec.name.startswith("past_")]
         hold = Precision(widen).storage
         self._caches = {spec.name: torch.zeros(slots, *spec.shape[1:], dtype=hold(spec.dtype)) for spec in specs}
+        self._appends = network.kv_cache is not None
         self.slots, self.max_length = slots, specs[0].shape[2]
         self.vocab_size, self.has_all_logits = network.vocab_size, network.has_all_logits
         self.max_prefill_length = network.max_prefill_length
@@ -36,7 +37,10 @@ class ReferenceDecoder:
 
     def forward(self, call: Call) -> torch.Tensor:
         """Run new tokens; see DecoderExecution."""
-        return self._executor.run(self.inputs(call))["logits"].float()
+        found = self._executor.run(self.inputs(call))
+        if self._appends:
+            self._write(call, found)
+        return found["logits"].float()
 
     def layer_seconds(self, call: Call) -> dict[str, float]:
         """Run new tokens; return how long each layer took, in the order they ran."""
@@ -51,6 +55,14 @@ class ReferenceDecoder:
         if self._network.embeddings is not None:
             feed["inputs_embeds"] = self._network.embeddings.inputs(call)
         return feed | {name: cache[call.rows] for name, cache in self._caches.items()}
+
+    def _write(self, call: Call, found: dict[str, Any]) -> None:
+        """Write new keys and values [R, K, S, H] into the caches, each row at its own start."""
+        size = call.ids.shape[1]
+        for name, cache in self._caches.items():
+            new = found[name.replace("past_", "present_", 1)]
+            for row, start in enumerate(call.starts):
+                cache[call.first_slot + row, :, start : start + size] = new[row]
 
     def copy(self, source: int, target: int, tokens: slice) -> None:
         """Copy cached tokens between slots."""
