@@ -28,9 +28,9 @@ H head size, D hidden size, F size inside a feed-forward block, E experts, V voc
 
 _OPS = (
     *("arithmetic", "shape", "gather", "linear", "norm", "activation"),
-    *("rotary", "mask", "attention", "kv_cache", "moe"),
+    *("rotary", "mask", "attention", "kv_cache", "moe", "quantize"),
 )
-_BLOCKS = ("weights", "norm", "attention", "mlp", "layer")
+_BLOCKS = ("weights", "norm", "attention", "mlp", "quantized", "layer")
 # Title of a section, then modules with the names to show; no names: every public function and class.
 _API: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = (
     (

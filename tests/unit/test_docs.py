@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs import first_missing
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -36,3 +38,23 @@ def test_tables_of_routes_are_those_of_the_results() -> None:
     results = json.loads((DOCS.parent / "benchmarks/results/routes.json").read_text(encoding="utf-8"))["routes"]
     assert short_table(results) in README.read_text(encoding="utf-8"), "run `python -m benchmarks.routes`"
     assert table(results) in (DOCS / "hybrids.md").read_text(encoding="utf-8"), "run `python -m benchmarks.routes`"
+
+
+PRINTED = "built bundles/x\nengine    9.4 MiB, 100 layers\ntook 1.5 s\n"
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_measured", "missing"),
+    [
+        ("built bundles/x\nengine    9.4 MiB, 100 layers\n", False, None),
+        ("engine    9.4 MiB, 100 layers\n", False, None),  # may begin anywhere
+        ("built bundles/x\n...\ntook 1.5 s\n", False, None),
+        ("built bundles/x\ntook 1.5 s\n", False, "took 1.5 s"),  # what stands between is not shown
+        ("took 1.5 s\n...\nbuilt bundles/x\n", False, "built bundles/x"),
+        ("engine    9.5 MiB, 100 layers\n", False, "engine    9.5 MiB, 100 layers"),
+        ("engine  12 MiB, 7 layers\n", True, None),
+        ("engine  12 MiB, 7 nodes\n", True, "engine  12 MiB, 7 nodes"),
+    ],
+)
+def test_what_a_page_shows_is_compared(shown: str, is_measured: bool, missing: str | None) -> None:
+    assert first_missing(shown, PRINTED, is_measured=is_measured) == missing
