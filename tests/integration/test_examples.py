@@ -7,8 +7,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import Ran
 
 ROOT = Path(__file__).parents[2]
 TOPICS = sorted(readme.parent.name for readme in (ROOT / "examples").glob("*/README.md"))
@@ -40,7 +46,10 @@ def run_readme(topic: str, folder: Path) -> str:
 
 
 def test_every_example_has_commands() -> None:
-    assert {"classification", "ocr"} <= set(TOPICS)
+    wanted = {"classification", "ocr", "llm-chat", "custom-decoder", "custom-op", "detr3d", "serving"}
+    assert set(TOPICS) == wanted
+    index = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| \[([\w-]+)\]\(\1\) \|", index, re.MULTILINE)) == wanted
     assert [topic for topic in TOPICS if not blocks(ROOT / "examples" / topic / "README.md", "bash")] == []
 
 
@@ -65,3 +74,13 @@ def test_the_ocr_example_reads_the_same_text_in_both_runtimes(tmp_path: Path) ->
     assert "Region-based segmentation\nLet us first determine markers of the coins and the\n" in printed
     again = blocks(ROOT / "examples" / "ocr" / "README.md", "bash")[-1].rstrip() + " --runtime onnxruntime"
     assert run_script(again, tmp_path) == text
+
+
+def test_the_op_of_the_custom_op_example_is_unknown_without_its_folder(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, trtkit: Callable[..., Ran]
+) -> None:
+    monkeypatch.delenv("TRTKIT_PLUGINS", raising=False)
+    run_script("python examples/custom-op/export.py radiance.onnx", workspace)
+    ran = trtkit("inspect", "radiance.onnx")
+    assert (ran.code, ran.out) == (1, "")
+    assert "FourierFeatures" in ran.err

@@ -42,10 +42,9 @@ def command(
     if as_json:
         click.echo(json.dumps(found))
         return
-    from trtkit.cli.tables import console, inspect_tables
+    from trtkit.cli.tables import inspect_tables, show
 
-    for table in inspect_tables(found, every_layer=layers):
-        console().print(table, "")
+    show(inspect_tables(found, every_layer=layers))
 
 
 def _bundle(path: str) -> dict[str, Any] | None:

@@ -71,10 +71,9 @@ def command(path: str | None, as_json: bool, **options: Any) -> None:
         click.echo(json.dumps(plan))
         return
     from trtkit.cli.plan_tables import plan_tables
-    from trtkit.cli.tables import console
+    from trtkit.cli.tables import show
 
-    for table in plan_tables(plan, is_chosen=options["gpus"] is not None):
-        console().print(table, "")
+    show(plan_tables(plan, is_chosen=options["gpus"] is not None))
 
 
 def parse_prices(texts: Sequence[str], known: Sequence[str]) -> dict[str, float]:

@@ -48,10 +48,9 @@ def list_ops(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return
-    from trtkit.cli.tables import console
+    from trtkit.cli.tables import show
 
-    for described in found:
-        console().print(_described(described), "")
+    show(map(_described, found))
 
 
 @command.command("check")
@@ -70,10 +69,10 @@ def check_ops(op: str | None, as_json: bool, quiet: bool) -> None:
     if as_json:
         click.echo(json.dumps([asdict(outcome) | {"is_within": outcome.is_within} for outcome in found]))
     else:
-        from trtkit.cli.tables import console
+        from trtkit.cli.tables import show
 
-        for name in dict.fromkeys(outcome.op for outcome in found):
-            console().print(_errors(name, [outcome for outcome in found if outcome.op == name]), "")
+        names = dict.fromkeys(outcome.op for outcome in found)
+        show(_errors(name, [outcome for outcome in found if outcome.op == name]) for name in names)
     if not all(outcome.is_within for outcome in found):
         sys.exit(_OUT_OF_TOLERANCE)
 

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from trtkit.engine.bundle import Bundle
 
@@ -18,8 +18,8 @@ Json = dict[str, Any]
 
 # Columns that are set to the right.
 _NUMBERS = {
-    "layers", "FLOP", "bytes moved", "moved", "size", "relative RMS error", "error", "max abs error", "cosine", "largest",
-    "fp16", "bf16", "fp8", "flushed in fp16",
+    "layers", "FLOP", "bytes moved", "moved", "size", "relative RMS error", "error", "max abs error", "cosine",
+    "largest", "fp16", "bf16", "fp8", "flushed in fp16",
 }  # fmt: skip
 # How many of the costliest layers and largest tensors are listed.
 _TOP = 8
@@ -28,6 +28,15 @@ _TOP = 8
 def console() -> Console:
     """Return a console on stdout; in a pipe COLUMNS wide, or 80. Names and paths may hold brackets: no markup."""
     return Console(markup=False, width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or 80))
+
+
+def show(parts: Iterable[RenderableType]) -> None:
+    """Print tables and texts with an empty line between them."""
+    out = console()
+    for index, part in enumerate(parts):
+        if index:
+            out.print()
+        out.print(part)
 
 
 def bundle_summary(bundle: Bundle) -> Table:

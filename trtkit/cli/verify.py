@@ -146,11 +146,10 @@ def _report(found: dict[str, Any], html: Path | None, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return
-    from trtkit.cli.tables import console
+    from trtkit.cli.tables import show
     from trtkit.cli.verify_tables import verify_tables
 
-    for table in verify_tables(found):
-        console().print(table, "")
+    show(verify_tables(found))
     if html is not None:
         say(f"report: {html}")
 
