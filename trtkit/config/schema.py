@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StrictBool, StrictInt, model_validator
 
+from trtkit.config.quantize import QuantizeOptions
 from trtkit.config.strict import StrictModel
 from trtkit.config.task import Preprocess, Task, VerifyOptions
 
@@ -188,6 +189,7 @@ class ModelConfig(StrictModel):
     build: BuildOptions = Field(BuildOptions(), description="How TensorRT builds.")
     custom_ops: CustomOpOptions = Field(CustomOpOptions(), description="How operators that TensorRT lacks are made.")
     llm: LlmOptions | None = Field(None, description="Size of a decoder-only LLM's engine.")
+    quantize: QuantizeOptions | None = Field(None, description="Fewer bits for weights, activations, KV caches.")
     vision: VisionOptions | None = Field(None, description="The vision tower of a vision-language model.")
     preprocess: Preprocess | None = Field(None, description="How an image becomes an input.")
     task: Task | None = Field(None, description="How outputs are read; adds its measure to verify.")

@@ -1,0 +1,65 @@
+"""Quantization of a model: how, of which layers, and on which data its scales are measured."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, StrictBool, StrictInt, model_validator
+
+from trtkit.config.strict import StrictModel
+
+# Names of ModelOpt and TensorRT-LLM (`--qformat`), where they have one.
+LLM_METHODS = ("int8_wo", "int8_sq", "int4_wo", "int4_awq", "int4_gptq", "fp8", "fp8_pc", "nvfp4", "mxfp8")
+VISION_METHODS = ("int8", "fp8", "int8_wo", "int4_wo")
+Method = Literal[
+    "int8", "int8_wo", "int8_sq", "int4_wo", "int4_awq", "int4_gptq", "fp8", "fp8_pc", "nvfp4", "mxfp8",
+    "as_stored", "none",
+]  # fmt: skip
+
+
+class Calibration(StrictModel):
+    """What runs through the model to measure the ranges of its activations."""
+
+    data: str | None = Field(
+        None,
+        description="A text file for LLMs; a folder of images, an image or an .npz file for vision; "
+        "a path or `package://module/file`.",
+    )
+    samples: StrictInt = Field(32, ge=1, description="Windows of text, or images, at most.")
+    length: StrictInt = Field(512, ge=2, description="Tokens in a window of text.")
+
+
+class QuantizeOptions(StrictModel):
+    """How a model is quantized; `trtkit quantize` and `trtkit build` do it.
+
+    int8_wo, int4_wo: weights only, rounded to nearest. int8: weights by channel, activations by one scale. int8_sq:
+    the same by SmoothQuant. int4_awq, int4_gptq: weights in blocks, by AWQ or GPTQ. fp8: weights and activations by
+    one scale each; fp8_pc: weights by channel. nvfp4, mxfp8: both by blocks. as_stored: keep what a GGUF file holds.
+    """
+
+    method: Method = Field(description="How layers are quantized; `none`: those of `layers` only.")
+    kv_cache: Literal["int8", "fp8"] | None = Field(
+        None, description="Type of an LLM's caches; the model's when unset."
+    )
+    block: Literal[32, 64, 128] | None = Field(
+        None, description="Columns that share a scale, of the int4 methods; the largest that divides when unset."
+    )
+    layers: dict[str, Method] = Field(
+        default_factory=dict,
+        description="Methods of layers by glob, such as `*.mlp.down: fp8`; the last that fits holds.",
+    )
+    exclude: tuple[str, ...] = Field((), description="Globs of layers, or of ONNX nodes, that stay as they are.")
+    head: StrictBool = Field(False, description="Quantize an LLM's untied output projection too.")
+    algorithm: Literal["max", "entropy", "percentile"] = Field(
+        "max", description="How a vision model's ranges follow from what was measured (INT8)."
+    )
+    smoothing: float | None = Field(
+        None, ge=0, le=1, description="SmoothQuant's alpha; 0.7, where a model's own is not known."
+    )
+    calibration: Calibration = Field(Calibration(), description="Data that ranges are measured on.")
+
+    @model_validator(mode="after")
+    def _has_work(self) -> Self:
+        if self.method == "none" and not self.layers and self.kv_cache is None:
+            raise ValueError("`method: none` needs `layers` or `kv_cache`: nothing would be quantized")
+        return self
