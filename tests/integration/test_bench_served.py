@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -43,13 +44,14 @@ def served(folder: Path) -> Iterator[Served]:
         yield server
 
 
-def url(served: Served) -> str:
-    return f"grpc://{served.grpc}"
+def url(served: Served, protocol: str = "grpc") -> str:
+    return f"{protocol}://{served.grpc if protocol == 'grpc' else served.http}"
 
 
-def test_a_served_model_gives_the_same_tokens_and_their_times(folder: Path, served: Served) -> None:
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_served_model_gives_the_same_tokens_and_their_times(folder: Path, served: Served, protocol: str) -> None:
     work = synthetic_work(Lengths(12, 6, 4, 2), 7, 200)
-    found = ServedText(Endpoint(url(served), "bundle")).serve(work, Schedule("closed", 3))
+    found = ServedText(Endpoint(url(served, protocol), "bundle")).serve(work, Schedule("closed", 3))
     with LLM(folder / "bundle") as llm:
         assert found.tokens == EngineServer(llm, "fp32").serve(work, Schedule("closed", 3)).tokens
     for record, each in zip(found.records, work, strict=True):
@@ -77,9 +79,48 @@ def test_a_network_over_the_wire_beside_the_bundle_in_process(folder: Path, serv
     assert here["difference"] == pytest.approx(0, abs=1e-6)
 
 
-def test_a_request_that_the_server_refuses_is_counted(folder: Path, served: Served) -> None:
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+@pytest.mark.parametrize(("words", "peak"), [(("--concurrency", "1,3"), 3), (("--request-rate", 200), None)])
+def test_a_load_on_a_network_counts_requests_and_samples(
+    folder: Path, served: Served, trtkit: Run, protocol: str, words: tuple[Any, ...], peak: int | None
+) -> None:
+    common = ("--url", url(served, protocol), "--model", "tiny", "--batch", 2, "--unverified", "--json", "-q")
+    found = trtkit("bench", folder / "tiny", *common, "--requests", 12, "--goodput", "e2e:1e6", *words).json()
+    for case in found["cases"]:
+        (result,) = case["results"]
+        requests, metrics = result["requests"], result["metrics"]
+        assert (len(requests), metrics["error_request_count"]["avg"]) == (12, 0)
+        spans = [(each["due_ms"], each["sent_ms"], each["ended_ms"]) for each in requests]
+        assert result["samples"]["latency"] == pytest.approx(
+            [ended - due for due, _, ended in sorted(spans, key=lambda span: span[0])]
+        )
+        seconds = (max(ended for *_, ended in spans) - min(due for due, *_ in spans)) / 1e3
+        assert metrics["throughput"]["avg"] == pytest.approx(2 * 12 / seconds)
+        assert metrics["goodput"]["avg"] == pytest.approx(12 / seconds)
+    assert found["ceiling"] == {"said": "none: the server's hardware is not known here"}
+    if peak:
+        assert [case["concurrency"] for case in found["cases"]] == [1, 3]
+        events = sorted([(sent, 1) for _, sent, _ in spans] + [(ended, -1) for *_, ended in spans])
+        assert max(itertools.accumulate(change for _, change in events)) == peak
+    else:
+        assert all(due <= sent for due, sent, _ in spans)
+        assert sorted(due for due, *_ in spans)[-1] > 0
+
+
+def test_a_load_needs_a_server_and_has_nobody_beside_it(folder: Path, served: Served, trtkit: Run) -> None:
+    words = ("bench", folder / "tiny", "--unverified", "--concurrency", 2)
+    for more, said in (
+        ((), "--concurrency is for language models, or for a server (--url)"),
+        (("--url", url(served), "--model", "tiny", "--compare", "onnxruntime"), "leave out --compare"),
+    ):
+        ran = trtkit(*words, *more)
+        assert (ran.code, said in ran.err) == (2, True), ran.err
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_request_that_the_server_refuses_is_counted(folder: Path, served: Served, protocol: str) -> None:
     work = synthetic_work(Lengths(200, 4), 1, 200) + synthetic_work(Lengths(8, 4), 2, 200)
-    found = ServedText(Endpoint(url(served), "bundle")).serve(work, Schedule("closed", 1))
+    found = ServedText(Endpoint(url(served, protocol), "bundle")).serve(work, Schedule("closed", 1))
     assert [bool(record.error) for record in found.records] == [True, False, False]
     assert "the server refuses: " in found.records[0].error
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from tests import models, tiny_llm
+from tests import hybrids, models, tiny_llm, tiny_vlm
 from tests.integration.test_examples import run_script
 from trtkit.bench.plan_source import find_model
 
@@ -187,3 +189,34 @@ def test_commands_of_the_page_run(tmp_path: Path) -> None:
     assert "325.2 GiB" in printed
     assert "512.0 KiB a token" in printed
     assert (tmp_path / "plan.html").is_file()
+
+
+@pytest.mark.parametrize("compose", ["fused", "chained"])
+def test_a_hybrid_is_planned_for_at_the_batch_that_was_described(
+    workspace: Path, trtkit: Callable[..., Ran], refuses: Callable[..., str], compose: str
+) -> None:
+    model = hybrids.saved(hybrids.CASES[0], workspace / "vit")
+    Path("vit.yaml").write_text(f"source: {{hf: vit}}\ncompose: {compose}\n")
+    plan = trtkit("plan", "vit.yaml", "--gpu", "l4", "--json").json()
+    assert (plan["kind"], plan["workload"]["profile"]) == ("vision", [1, 1])
+    weights = 4 * sum(parameter.numel() for parameter in model.parameters())
+    assert plan["model"]["weight_bytes"] == pytest.approx(weights, rel=0.01)  # class token and positions are folded
+    model.set_attn_implementation("eager")  # torch counts no products inside its fused attention
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, 3, 30, 18))
+    products = sum(plan["step"]["run"]["products"].values())
+    assert products == pytest.approx(counter.get_total_flops(), rel=0.02)  # attention's softmax is not torch's product
+    assert plan["gpus"][0]["fits"]
+    assert "at batch 1 only, not 4" in refuses("plan", "vit.yaml", "--concurrency", 4, code=2)
+
+
+def test_a_vlm_is_planned_for_by_its_language_model_and_says_so(workspace: Path, trtkit: Callable[..., Ran]) -> None:
+    vlm = tiny_vlm.vlms()[0]
+    folder = tiny_vlm.folder_of(vlm)
+    Path("vlm.yaml").write_text(f"source: {{hf: {folder}}}\nllm: {{max_batch_size: 2}}\n")
+    text_model = tiny_vlm.model_of(vlm).get_decoder()
+    for path in ("vlm.yaml", folder):
+        plan = trtkit("plan", path, "--gpu", "l4", "--input-len", 20, "--output-len", 4, "--json").json()
+        assert plan["kind"] == "llm"
+        assert plan["model"]["layers"] == text_model.config.num_hidden_layers
+        assert "the vision tower is not counted, the language model is" in plan["assumptions"]
