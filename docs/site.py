@@ -20,14 +20,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 _WRITTEN = {"reference/commands.md": reference.commands, "reference/python.md": reference.python}
-_READMES = (
-    "examples/classification",
-    "examples/ocr",
-    "examples/custom-decoder",
-    "examples/detr3d",
-    "examples/serving",
-    "plugins",
-)
+_FOUND = (*ROOT.glob("examples/**/README.md"), ROOT / "plugins/README.md")
+_READMES = sorted(str(readme.parent.relative_to(ROOT)) for readme in _FOUND)
 _LINK = re.compile(r"(\]\()([^)\s:#]+)((?:#[^)]*)?\))")
 _CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
