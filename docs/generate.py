@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from trtkit.config.quantize import Calibration, QuantizeOptions
 from trtkit.config.schema import (
     BuildOptions,
     CustomOpOptions,
@@ -39,6 +40,8 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("profiles: range of an input", ShapeRange),
     ("build", BuildOptions),
     ("custom_ops", CustomOpOptions),
+    ("quantize", QuantizeOptions),
+    ("quantize.calibration", Calibration),
     ("llm", LlmOptions),
     ("vision", VisionOptions),
     ("preprocess", Preprocess),
