@@ -49,7 +49,8 @@ def _roofline(phase: Json, rates: dict[str, float], bandwidth: float, took_ms: f
     plot = LogPlot(x_range, (min(bandwidth * x_range[0], *ys) / 2, 2 * max(*rates.values(), *ys)))
     for index, (dtype, rate) in enumerate(rates.items()):
         roof = [(x_range[0], bandwidth * x_range[0]), (rate / bandwidth, rate), (x_range[1], rate)]
-        plot.line(roof, COLOURS[index], f"{dtype}: {rate / 1e9:.4g} x 10^9 operations/s, {bandwidth / 1e9:.4g} GB/s")
+        label = f"{dtype}: {rate / 1e9:.4g} x 10^9 operations/s, {bandwidth / 1e9:.4g} GB/s"
+        plot.line(roof, COLOURS[index % len(COLOURS)], label)
     for x, y, label in points:
         plot.point((x, y), COLOURS[3], label)
     plot.point(whole[:2], COLOURS[4], whole[2], is_large=True)

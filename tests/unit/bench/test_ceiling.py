@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import numpy as np
@@ -12,6 +13,7 @@ from trtkit.bench.counts import Counts, Group
 from trtkit.bench.gpus import find_gpus, gpu_of_device
 from trtkit.bench.machine_rates import MeasuredMachine, measure_machine
 from trtkit.bench.multilinear import Multilinear
+from trtkit.bench.report_layers import roofline_plots
 
 POINT = (1, 0, 0)
 
@@ -45,6 +47,21 @@ def test_a_fused_layer_of_an_engine_computes_all_its_parts_and_moves_the_largest
     (row,) = layer_rows(COUNTS, POINT, MACHINE, {"conv + relu": 0.01})
     assert (row["flops"], row["bytes"], row["layers"]) == (4000, 300, 2)
     assert row["floor_ms"] == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("key", ["h200", "t4"])
+def test_a_report_draws_every_roof_of_a_gpu_and_its_layers_below(key: str) -> None:
+    (gpu,) = find_gpus([key])
+    rows = layer_rows(COUNTS, POINT, gpu, {"conv": 1e-4, "relu": 1e-5})
+    phase = {"name": "run", "flops": 4001, "bytes": 400, "layers": rows, "gaps": largest_gaps(rows)}
+    facts = {"said": "x", "operations_per_s": dict(gpu.rates), "bytes_per_s": gpu.bandwidth_bytes_per_s}
+    page = "".join(roofline_plots({"ceiling": facts}, {"phases": [phase]}))
+    assert page.count("<polyline") == len(gpu.rates)
+    assert page.count("<circle") == 2  # the layer that computes, and the whole
+    assert page.count("<rect") == 2  # every layer in time
+    heights = [float(y) for y in re.findall(r"cy='([\d.]+)'", page)]
+    roofs = [float(y) for line in re.findall(r"points='([^']+)'", page) for y in re.findall(r",([\d.]+)", line)]
+    assert min(heights) > min(roofs)
 
 
 def test_layers_are_timed_by_their_medians_behind_a_first_run() -> None:
