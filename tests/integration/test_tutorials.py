@@ -16,12 +16,14 @@ TUTORIALS = DOCS / "tutorials"
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", ["vision", "hybrid", "llm"])
+@pytest.mark.parametrize("name", ["vision", "hybrid"])
 def test_a_tutorial_prints_what_it_shows(name: str, tmp_path: Path) -> None:
     run_page(TUTORIALS / f"{name}.md", tmp_path)
 
 
-def test_the_tutorial_on_serving_prints_what_it_shows(tmp_path: Path) -> None:
+def test_the_tutorials_on_a_language_model_and_on_serving_it_print_what_they_show(tmp_path: Path) -> None:
+    """The second goes on with the bundle of the first."""
+    run_page(TUTORIALS / "llm.md", tmp_path)
     http, grpc, metrics = _free_ports(3)
     start = f"trtkit serve models --http-port {http} --grpc-port {grpc} --metrics-port {metrics}"
     changes = {"trtkit serve models": start, ":8000": f":{http}", ":8001": f":{grpc}", ":8002": f":{metrics}"}
