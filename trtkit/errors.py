@@ -73,6 +73,10 @@ class SourceError(TrtkitError):
     """A model file or factory that cannot be read."""
 
 
+class QuantizeError(TrtkitError):
+    """A model that cannot be quantized: its data, its activations."""
+
+
 class UnsupportedOperatorsError(ProblemsError):
     """Operators that TensorRT's parser refuses, all at once."""
 

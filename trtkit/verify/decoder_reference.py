@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from trtkit.errors import SourceError
+from trtkit.sources.transformers_model import causal_lm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,21 +21,10 @@ class TransformersReference:
     """
 
     def __init__(self, opened: DecoderSource) -> None:
-        import torch
         import transformers
 
-        fields = {key: value for key, value in opened.config.items() if key not in _NOT_ARGUMENTS}
-        config = transformers.AutoConfig.for_model(opened.config["model_type"], **fields)
-        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
-        state = {name: _fp32(opened.checkpoint[name]) for name in opened.checkpoint}
-        missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
-        model.tie_weights()
-        tied = set(getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ())
-        if unexpected or set(missing) - tied:
-            names = ", ".join([*unexpected, *sorted(set(missing) - tied)][:5])
-            raise SourceError(f"transformers does not take these weights: {names}", opened.where)
-        self.model = model.eval()
-        self.description = f"transformers {transformers.__version__}, {type(model).__name__} in fp32"
+        self.model = causal_lm(opened)
+        self.description = f"transformers {transformers.__version__}, {type(self.model).__name__} in fp32"
 
     def logits(self, ids: Sequence[int]) -> torch.Tensor:
         """Return logits [S, V] of one sequence."""
@@ -63,14 +50,3 @@ class TransformersReference:
             )
         answer = [int(token) for token in found[0, len(prompt) :]]
         return answer[:-1] if answer and answer[-1] in stop else answer
-
-
-# Fields of a config.json that a config class does not take as arguments.
-_NOT_ARGUMENTS = {"model_type", "architectures", "transformers_version", "auto_map"}
-
-
-def _fp32(array: Any) -> torch.Tensor:
-    """Return an array as an fp32 tensor."""
-    import torch
-
-    return torch.from_numpy(np.array(array, dtype=np.float32))

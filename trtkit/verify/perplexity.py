@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trtkit.errors import SourceError
-from trtkit.verify.prompts import encoder
+from trtkit.sources.transformers_model import encoder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

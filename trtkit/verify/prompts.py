@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trtkit.errors import SourceError
+from trtkit.sources.transformers_model import encoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,8 +24,6 @@ _TEXTS = (
     "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
 )
 _RANDOM_LENGTHS = (9, 17, 4)
-# Files that hold a tokenizer's vocabulary, one of which must be there.
-_VOCABULARIES = {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"}
 
 
 def _as_numbers(ids: Sequence[int]) -> str:
@@ -39,17 +37,6 @@ class Prompt:
     name: str
     ids: list[int]
     decode: Callable[[Sequence[int]], str] = _as_numbers
-
-
-def encoder(opened: DecoderSource) -> Any:
-    """Return transformers' tokenizer of the source. Raises SourceError where it has none."""
-    import transformers
-
-    with tempfile.TemporaryDirectory() as folder:
-        written = {path.name for path in opened.tokenizer.write(Path(folder))}
-        if not written & _VOCABULARIES:
-            raise SourceError("the source has no tokenizer", opened.where, "give a source that has one")
-        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def read_prompts(paths: Sequence[str], opened: DecoderSource, options: LlmOptions) -> list[Prompt]:

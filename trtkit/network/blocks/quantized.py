@@ -40,7 +40,7 @@ class QuantizedLinears:
         lead = (1,) * (rank - 2)
         codes = self._graph.packed(matrix.codes, matrix.dtype, (*lead, *matrix.shape), "weight")
         scales = self._scales(matrix, lead)
-        return dequantize(codes, scales, self._dtype, axis=rank - 2)
+        return dequantize(codes, scales, self._dtype, rank - 2 if matrix.scales.ndim == 1 else None)
 
     def _scales(self, matrix: QuantizedMatrix, lead: tuple[int, ...]) -> Tensor:
         """Return a matrix's scales as they go into its dequantize layer."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trtkit.network.graph import Graph, Tensor
 
 
-def quantize(x: Tensor, scale: Tensor, dtype: DType, axis: int = 0) -> Tensor:
+def quantize(x: Tensor, scale: Tensor, dtype: DType, axis: int | None = None) -> Tensor:
     """Return x / scale rounded to `dtype` (ties to even), saturated. scale: one number, or one per index of `axis`.
 
     Source: https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/operators/Quantize.html
@@ -22,7 +22,7 @@ def quantize(x: Tensor, scale: Tensor, dtype: DType, axis: int = 0) -> Tensor:
     return x.graph.add(_along(layer, axis), "quantize")
 
 
-def dequantize(x: Tensor, scale: Tensor, dtype: DType, axis: int = 0) -> Tensor:
+def dequantize(x: Tensor, scale: Tensor, dtype: DType, axis: int | None = None) -> Tensor:
     """Return x times its scale in `dtype`. A scale of x's rank has one number per block, else see `quantize`.
 
     Source: https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/operators/Dequantize.html
@@ -62,8 +62,8 @@ def _kind(graph: Graph, dtype: DType) -> Any:
     return getattr(graph.backend.trt.DataType, dtype.tensorrt)
 
 
-def _along(layer: Any, axis: int) -> Any:
-    """Set a layer's axis; a refused layer is left for `Graph.add` to report."""
-    if layer is not None:
+def _along(layer: Any, axis: int | None) -> Any:
+    """Set the axis that a scale has an element for each index of; a refused layer is left for `Graph.add` to report."""
+    if layer is not None and axis is not None:
         layer.axis = axis
     return layer

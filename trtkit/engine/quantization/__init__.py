@@ -1,0 +1,1 @@
+"""Jobs that quantize models, by ModelOpt."""

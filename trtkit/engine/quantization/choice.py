@@ -1,0 +1,113 @@
+"""Which layers of an LLM are quantized, and how."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.engine.quantization.methods import METHODS, LlmMethod, largest_block
+from trtkit.errors import ConfigError, Problem
+from trtkit.models.weights import model_weights
+
+if TYPE_CHECKING:
+    from trtkit.config.quantize import QuantizeOptions
+    from trtkit.models.spec import DecoderSpec
+
+_LINEAR = re.compile(r"\.(q|k|v|o|qkv|gate|up|gate_up|down)$")
+_HEAD = "lm_head"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer. name: its path here; module: its name in transformers; size: columns of its matrix."""
+
+    name: str
+    module: str
+    rows: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method for each quantized layer. block: columns that share a scale in int4."""
+
+    methods: dict[Layer, str]
+    block: int
+
+    def of(self, layer: Layer) -> LlmMethod:
+        """Return a layer's method."""
+        return METHODS[self.methods[layer]]
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether any method needs calibration."""
+        return any(METHODS[method].reads_data for method in self.methods.values())
+
+
+def linear_layers(spec: DecoderSpec) -> list[Layer]:
+    """Return a model's linear layers; the output projection only where it has a matrix of its own."""
+    found = []
+    for weight in model_weights(spec):
+        name = weight.path.removesuffix(".weight")
+        if len(weight.shape) == 2 and (_LINEAR.search(name) or name == _HEAD):
+            rows, size = weight.shape[::-1] if spec.is_in_out and name != _HEAD else weight.shape
+            found.append(Layer(name, weight.name.removesuffix(".weight"), rows, size))
+    return found
+
+
+def choose(spec: DecoderSpec, options: QuantizeOptions) -> Choice:
+    """Return how each layer is to be quantized.
+
+    Raises ConfigError for globs that match nothing, methods that are not for LLMs, blocks that do not divide, and
+    models whose layers ModelOpt does not quantize.
+    """
+    problems = list(_problems(spec, options))
+    if problems:
+        raise ConfigError("the model cannot be quantized so", problems)
+    methods = {layer: method for layer in linear_layers(spec) if (method := _method(layer, options)) != "none"}
+    sizes = [layer.size for layer, method in methods.items() if METHODS[method].has_blocks]
+    block = options.block or largest_block(sizes)
+    odd = [
+        layer for layer, method in methods.items() if METHODS[method].has_blocks and (not block or layer.size % block)
+    ]
+    if odd:
+        what = f"blocks of {block or 32} do not divide the {odd[0].size} columns of `{odd[0].name}`"
+        fix = f"use {largest_block(sizes)}" if largest_block(sizes) else "exclude such layers, or use int8_wo"
+        raise ConfigError("the model cannot be quantized so", [Problem(what, "quantize.block", fix)])
+    return Choice(methods, block)
+
+
+def _method(layer: Layer, options: QuantizeOptions) -> str:
+    """Return a layer's method, `none` where it stays."""
+    if any(fnmatch.fnmatchcase(layer.name, glob) for glob in options.exclude):
+        return "none"
+    asked = [method for glob, method in options.layers.items() if fnmatch.fnmatchcase(layer.name, glob)]
+    if asked:
+        return asked[-1]
+    return "none" if layer.name == _HEAD and not options.head else options.method
+
+
+def _problems(spec: DecoderSpec, options: QuantizeOptions) -> list[Problem]:
+    """Return what is wrong with what is asked."""
+    names = [layer.name for layer in linear_layers(spec)]
+    allowed = ", ".join(METHODS)
+    asked = {"quantize.method": options.method} | {f"quantize.layers.{k}": v for k, v in options.layers.items()}
+    wrong = {key: method for key, method in asked.items() if method not in (*METHODS, "none")}
+    problems = [Problem(f"`{method}` is not for LLMs", key, f"use one of {allowed}") for key, method in wrong.items()]
+    globs = [(glob, "quantize.exclude") for glob in options.exclude] + [(g, "quantize.layers") for g in options.layers]
+    for glob, key in globs:
+        if not fnmatch.filter(names, glob):
+            near = ", ".join(difflib.get_close_matches(glob, names, n=3, cutoff=0.3))
+            problems.append(Problem(f"`{glob}` matches no linear layer", key, f"near: {near}"))
+    if spec.is_in_out:
+        problems.append(
+            Problem(f"matrices of `{spec.model_type}` are stored [in, out], which ModelOpt leaves alone", "quantize")
+        )
+    if any(".experts." in name for name in names):
+        problems.append(
+            Problem("mixtures of experts are not quantized by trtkit yet", "quantize", "quantize it elsewhere")
+        )
+    return problems

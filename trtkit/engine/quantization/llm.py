@@ -1,0 +1,164 @@
+"""The job that quantizes an LLM: ModelOpt on transformers' model, written as ModelOpt's own checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit.config.schema import ModelConfig
+from trtkit.dtypes import dtype_of
+from trtkit.engine.decoders import open_decoder
+from trtkit.engine.quantization import calibration
+from trtkit.engine.quantization.choice import Choice, choose
+from trtkit.engine.quantization.export import Extra, export
+from trtkit.engine.quantization.methods import METHODS, OUTLIERS, SMOOTHING, quantizer
+from trtkit.engine.steps import Steps
+from trtkit.errors import QuantizeError
+from trtkit.models.registry import decoder_spec
+from trtkit.quantized import KvQuantization
+from trtkit.sources.transformers_model import causal_lm, encoder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.config.quantize import QuantizeOptions
+    from trtkit.engine.quantization.calibration import Peaks
+    from trtkit.sources.decoder_source import DecoderSource
+
+Json = dict[str, Any]
+KV_LARGEST = {"int8": 127.0, "fp8": 448.0}
+
+
+def quantize_llm(arguments: Json, report: Callable[[Json], None]) -> Json:
+    """Quantize the LLM of `config` as its `quantize` section asks, into `folder`: a checkpoint with its tokenizer.
+
+    Returns steps and counts. Raises ConfigError, QuantizeError, SourceError.
+    """
+    config, folder, steps = ModelConfig.model_validate(arguments["config"]), Path(arguments["folder"]), Steps(report)
+    assert config.quantize is not None
+    report({"event": "phase", "name": "read source"})
+    opened = open_decoder(config.source)
+    if opened.quantized_by:
+        what = f"the checkpoint was quantized by {opened.quantized_by} already"
+        raise QuantizeError(what, opened.where, "remove `quantize`, or give the model as it was before")
+    choice = choose(decoder_spec(opened.config, opened.where), config.quantize)
+    texts = _texts(config.quantize, choice, opened)
+    steps.add("source", f"{len(choice.methods)} linear layers to quantize")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        made = quantized_model(opened, config.quantize, choice, texts, steps)
+        made.write(config, folder, steps)
+    return {"steps": steps.done, "layers": len(choice.methods), "block": choice.block}
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedModel:
+    """A model of transformers with ModelOpt's quantizers in it. peaks: what calibration measured, if anything."""
+
+    model: Any
+    opened: DecoderSource
+    choice: Choice
+    peaks: Peaks | None
+
+    def write(self, config: ModelConfig, folder: Path, steps: Steps) -> None:
+        """Write the checkpoint: weights, config and tokenizer."""
+        assert config.quantize is not None
+        extra = Extra(_kv_cache(config.quantize, self.peaks), self._input_scales())
+        export(self.model, folder, dtype_of(config.precision), extra)
+        written = self.opened.tokenizer.write(folder)
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        steps.add("export", f"{size / 2**20:.1f} MiB, {len(written)} tokenizer files")
+
+    def _input_scales(self) -> dict[str, float]:
+        """Return input scales that ModelOpt's export leaves out: of fp8 with a scale for each row."""
+        rows = [layer for layer, method in self.choice.methods.items() if method == "fp8_pc"]
+        modules = dict(self.model.named_modules())
+        return {layer.module: float(modules[layer.module].input_quantizer.amax) / 448.0 for layer in rows}
+
+
+def quantized_model(
+    opened: DecoderSource, options: QuantizeOptions, choice: Choice, texts: list[list[int]], steps: Steps
+) -> QuantizedModel:
+    """Return the model, measured and quantized."""
+    model = causal_lm(opened)
+    model.config.architectures = [type(model).__name__]
+    counted = _counted(steps, len(texts))
+    peaks = calibration.measure(model, list(choice.methods), texts, counted("measure")) if texts else None
+    if peaks is not None:
+        steps.add("measure", f"{len(texts)} windows of {len(texts[0])} tokens")
+    if choice.methods:
+        _quantize(model, options, choice, peaks, lambda found: calibration.run(found, texts, counted("calibrate")))
+        steps.add("quantize", ", ".join(_described(choice)))
+    return QuantizedModel(model, opened, choice, peaks)
+
+
+def _quantize(model: Any, options: QuantizeOptions, choice: Choice, peaks: Peaks | None, loop: Any) -> None:
+    """Let ModelOpt quantize the model where it stands."""
+    import modelopt.torch.quantization as mtq
+
+    logging.getLogger("modelopt").setLevel(logging.ERROR)
+    entries: list[Json] = [{"quantizer_name": "*", "enable": False}]
+    for layer, name in choice.methods.items():
+        method = METHODS[name]
+        entries.append(_entry(f"{layer.module}.weight_quantizer", quantizer(method, choice.block)))
+        keeps_inputs = name == "int8_sq" and peaks is not None and peaks.is_outlier(layer, OUTLIERS)
+        if method.inputs is not None and not keeps_inputs:
+            entries.append(_entry(f"{layer.module}.input_quantizer", method.inputs))
+    algorithm = dict(_algorithm(choice))
+    if algorithm["method"] == "smoothquant":
+        algorithm["alpha"] = SMOOTHING if options.smoothing is None else options.smoothing
+    if algorithm["method"] == "gptq":
+        algorithm["block_size"] = max(choice.block, 64)
+    mtq.quantize(model, {"quant_cfg": entries, "algorithm": algorithm}, loop if choice.reads_data else None)
+
+
+def _entry(name: str, attributes: Json) -> Json:
+    return {"quantizer_name": name, "cfg": attributes, "enable": True}
+
+
+def _algorithm(choice: Choice) -> Json:
+    """Return the one algorithm that the methods ask for beside rounding. Raises QuantizeError for two."""
+    asked = {method: METHODS[method].algorithm for method in choice.methods.values()}
+    special = {name: algorithm for name, algorithm in asked.items() if algorithm["method"] != "max"}
+    if len(special) > 1:
+        names = " and ".join(special)
+        raise QuantizeError(f"{names} cannot be mixed in one model", "quantize.layers", "use one of them")
+    return next(iter(special.values()), {"method": "max"})
+
+
+def _texts(options: QuantizeOptions, choice: Choice, opened: DecoderSource) -> list[list[int]]:
+    """Return windows of the calibration text as tokens; none where nothing is to be measured."""
+    if not choice.reads_data and options.kv_cache is None:
+        return []
+    text = calibration.read_text(options.calibration)
+    return calibration.windows(encoder(opened).encode(text), options.calibration)
+
+
+def _kv_cache(options: QuantizeOptions, peaks: Peaks | None) -> KvQuantization | None:
+    """Return the caches' scales. An fp8 scale below 1 gains nothing: its numbers have an exponent of their own."""
+    if options.kv_cache is None or peaks is None:
+        return None
+    largest, least = KV_LARGEST[options.kv_cache], 1.0 if options.kv_cache == "fp8" else 1e-6
+    keys, values = (tuple(max(peak / largest, least) for peak in found) for found in (peaks.keys, peaks.values))
+    return KvQuantization(options.kv_cache, keys, values)
+
+
+def _counted(steps: Steps, total: int) -> Callable[[str], Callable[[int], None]]:
+    """Return what makes reporters of progress, by name."""
+
+    def named(name: str) -> Callable[[int], None]:
+        return lambda done: steps.report({"event": "progress", "name": name, "done": done, "total": total})
+
+    return named
+
+
+def _described(choice: Choice) -> list[str]:
+    """Return each method with how many layers it has."""
+    counts: dict[str, int] = {}
+    for method in choice.methods.values():
+        counts[method] = counts.get(method, 0) + 1
+    block = f" in blocks of {choice.block}" if choice.block else ""
+    return [f"{count} layers {name}{block if METHODS[name].has_blocks else ''}" for name, count in counts.items()]

@@ -1,0 +1,61 @@
+"""transformers' own model and tokenizer, made of a source."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.errors import SourceError
+
+if TYPE_CHECKING:
+    import torch
+
+    from trtkit.sources.decoder_source import DecoderSource
+
+
+def causal_lm(opened: DecoderSource) -> Any:
+    """Return a causal language model of transformers in fp32 on the CPU, ready to run; quantized weights dequantized.
+
+    Raises SourceError where transformers does not know the model or the weights do not fit it.
+    """
+    import torch
+    import transformers
+
+    fields = {key: value for key, value in opened.config.items() if key not in _NOT_ARGUMENTS}
+    config = transformers.AutoConfig.for_model(opened.config["model_type"], **fields)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    state = {name: _fp32(opened.checkpoint[name]) for name in opened.checkpoint}
+    missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
+    model.tie_weights()
+    tied = set(getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ())
+    if unexpected or set(missing) - tied:
+        names = ", ".join([*unexpected, *sorted(set(missing) - tied)][:5])
+        raise SourceError(f"transformers does not take these weights: {names}", opened.where)
+    return model.eval()
+
+
+def encoder(opened: DecoderSource) -> Any:
+    """Return transformers' tokenizer of the source. Raises SourceError where it has none."""
+    import transformers
+
+    with tempfile.TemporaryDirectory() as folder:
+        written = {path.name for path in opened.tokenizer.write(Path(folder))}
+        if not written & _VOCABULARIES:
+            raise SourceError("the source has no tokenizer", opened.where, "give a source that has one")
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+# Files that hold a tokenizer's vocabulary, one of which must be there.
+_VOCABULARIES = {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"}
+# Fields of a config.json that a config class does not take as arguments.
+_NOT_ARGUMENTS = {"model_type", "architectures", "transformers_version", "auto_map"}
+
+
+def _fp32(array: Any) -> torch.Tensor:
+    """Return an array as an fp32 tensor."""
+    import torch
+
+    return torch.from_numpy(np.array(array, dtype=np.float32))
