@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
 STAMPS := $(VENV)/.stamps
+# A file's fixtures (bundles, servers) are made once; torch's threads of two processes would fight for the cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 TRITON_SERVER := nvidia-pytriton==0.7.0 numpy==1.26.4
 
 .DEFAULT_GOAL := help
@@ -39,10 +41,10 @@ demo: $(STAMPS)/demo $(STAMPS)/triton ## Build and verify a classifier and an LL
 triton: $(STAMPS)/triton ## Put a Triton server for `trtkit serve` and the tests into .venv.
 
 test: $(STAMPS)/dev $(STAMPS)/triton ## Run the tests, but for the slow ones.
-	$(BIN)/pytest -n 2 -m "not slow and not conformance"
+	$(PYTEST) -m "not slow and not conformance"
 
 slow: $(STAMPS)/dev $(STAMPS)/triton ## Run the slow tests: every shipped config is built.
-	$(BIN)/pytest -n 2 -m "slow and not conformance"
+	$(PYTEST) -m "slow and not conformance"
 
 conformance: $(STAMPS)/dev ## Run ONNX's whole node test suite through parser, builder and executor.
 	$(BIN)/python -m tests.conformance

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -33,9 +34,11 @@ class Ran:
 
 @pytest.fixture(scope="session", autouse=True)
 def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the user's own cache out of the tests."""
+    """Keep the user's own cache out of the tests; the processes of one run share what they built."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRTKIT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("TRTKIT_CACHE_DIR", str(shared / "trtkit-cache"))
         yield
 
 
