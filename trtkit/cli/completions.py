@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
     import click
 
-_PACKAGE = Path(__file__).parents[1]
 _FILE = re.compile(r"\.(yaml|yml|onnx)$")
 # Rows of the table of GPUs: names two blanks in, below `gpus:`.
 _GPU = re.compile(r"^  ([\w.-]+):$", re.MULTILINE)
@@ -51,7 +50,7 @@ def targets(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> li
 
 def gpus(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer GPUs for the last name of a list with commas."""
-    text = (_PACKAGE / "bench/gpus.yaml").read_text(encoding="utf-8").partition("\ngpus:\n")[2]
+    text = (_package() / "bench/gpus.yaml").read_text(encoding="utf-8").partition("\ngpus:\n")[2]
     return _listed(_GPU.findall(text), incomplete)
 
 
@@ -77,8 +76,15 @@ def _shipped() -> Iterator[str]:
 
 def _configs_folder() -> Path:
     """Return where shipped configs are, as `trtkit.config` finds them; it imports more than a key press may cost."""
-    installed = _PACKAGE / "_configs"
-    return installed if installed.is_dir() else _PACKAGE.parent / "configs"
+    installed = _package() / "_configs"
+    return installed if installed.is_dir() else _package().parent / "configs"
+
+
+def _package() -> Path:
+    """Return trtkit's folder; this module is imported for `--help` too, which wants no paths."""
+    from pathlib import Path
+
+    return Path(__file__).parents[1]
 
 
 def _named(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
@@ -94,6 +100,8 @@ def _listed(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
 
 def _paths(incomplete: str, *, has_bundles: bool) -> Iterator[CompletionItem]:
     """Yield files that can be built, bundles, and other folders with a slash behind, since they lead on."""
+    from pathlib import Path
+
     start, slash, last = incomplete.rpartition("/")
     folder = Path(start + slash).expanduser()
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:

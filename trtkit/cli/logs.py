@@ -16,13 +16,12 @@ from trtkit.errors import TrtkitError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
 _LOG = logging.getLogger("trtkit")
 
 
-def log_to_file(ctx: click.Context, path: Path) -> None:
+def log_to_file(ctx: click.Context, path: str) -> None:
     """Append to `path` until the command ends. Raises TrtkitError where it cannot be written."""
     try:
         handler = logging.FileHandler(path, encoding="utf-8")

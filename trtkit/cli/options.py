@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -58,7 +57,7 @@ def _be_verbose(ctx: click.Context, _param: click.Parameter, value: bool) -> Non
     log_to_stderr(ctx)
 
 
-def _open_log(ctx: click.Context, _param: click.Parameter, value: Path | None) -> None:
+def _open_log(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
     """Write the log from here on."""
     if value is None or ctx.resilient_parsing:
         return
@@ -79,7 +78,7 @@ _VERBOSE_OPTION = click.option(
 )
 _LOG_OPTION = click.option(
     "--log-file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(dir_okay=False),
     metavar="FILE",
     is_eager=True,
     expose_value=False,
