@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from trtkit.engine import cache
-from trtkit.engine.bundle import MANIFEST, NETWORK, Bundle, is_bundle, open_bundle, write_json
+from trtkit.engine.bundle import MANIFEST, NETWORK, QUANTIZED, Bundle, is_bundle, open_bundle, write_json
 from trtkit.engine.decoder_build import compile_decoder, describe_decoder
 from trtkit.engine.embeddings import EMBEDDINGS
 from trtkit.engine.folder_lock import atomic_folder
@@ -145,10 +145,21 @@ def _manifest(plan: Plan, compiled: Json, engines: tuple[FileRecord, ...], folde
         hybrid=HybridRecord(**compiled["hybrid"]) if plan.is_hybrid else None,
         vision=VisionRecord(**compiled["vision"]) if plan.takes_images else None,
         embeddings=_record(folder, EMBEDDINGS),
+        quantized=_quantized(folder),
         engines=engines,
         warnings=tuple(compiled["warnings"]),
         metrics=BuildMetrics(prepare_s=prepare_s, **compiled["metrics"]),
     )
+
+
+def _quantized(folder: Path) -> tuple[FileRecord, ...]:
+    """Return the records of the quantized checkpoint's weights and config, none where there is none."""
+    names = sorted(path.relative_to(folder) for path in (folder / QUANTIZED).glob("*") if path.suffix in _WEIGHT_FILES)
+    return tuple(record for name in names if (record := _record(folder, str(name))) is not None)
+
+
+# Of a quantized checkpoint: what its weights follow from.
+_WEIGHT_FILES = (".safetensors", ".json")
 
 
 def _record(folder: Path, path: str) -> FileRecord | None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from trtkit.engine.manifest import FileRecord
 
-MANIFEST, NETWORK = "manifest.json", "network.json"
+MANIFEST, NETWORK, QUANTIZED = "manifest.json", "network.json", "quantized"
 _REBUILD = "build the bundle again"
 
 
@@ -40,6 +40,11 @@ class Bundle:
             kind = "an LLM" if self.manifest.hybrid is None else "a hybrid"
             raise BundleError(f"the network of {kind} bundle is no ONNX file", str(self.path))
         return self.path / self.manifest.network.path
+
+    @property
+    def quantized_path(self) -> Path | None:
+        """The folder of the checkpoint that the build made by quantizing the source; None where it made none."""
+        return self.path / QUANTIZED if self.manifest.quantized else None
 
     def network_record(self) -> dict[str, Any]:
         """Return the layers as `describe` recorded them."""
@@ -66,7 +71,7 @@ class Bundle:
         hybrid = self.manifest.hybrid
         files = [] if hybrid is None else [file for stage in hybrid.stages for file in stage.files]
         own = self.manifest
-        for record in (own.network, own.network_data, own.network_plugins, own.embeddings, *files):
+        for record in (own.network, own.network_data, own.network_plugins, own.embeddings, *files, *own.quantized):
             if record is not None:
                 check_file(self.path, record)
 

@@ -19,7 +19,7 @@ from trtkit.engine.decoders import (
     decoder_size,
     llm_options,
     network_options,
-    open_decoder,
+    open_model_source,
     takes_embeddings,
 )
 from trtkit.engine.embeddings import embedding_table, write_embeddings
@@ -48,6 +48,7 @@ class DecoderRequest:
     """What to build.
 
     config: the whole ModelConfig as data. folder: the bundle under construction. plan: empty to only describe.
+    quantized: the checkpoint that was made of the config's source; empty where the source itself is read.
     """
 
     backend: str
@@ -57,6 +58,7 @@ class DecoderRequest:
     plan: str
     log_path: str
     severity: str = "WARNING"
+    quantized: str = ""
 
 
 def compile_decoder(arguments: Json, report: Callable[[Json], None]) -> Json:
@@ -67,16 +69,18 @@ def compile_decoder(arguments: Json, report: Callable[[Json], None]) -> Json:
     request = DecoderRequest(**arguments)
     config, backend, steps = ModelConfig.model_validate(request.config), load_backend(request.backend), Steps(report)
     report({"event": "phase", "name": "read source"})
-    opened = open_decoder(config.source)
+    opened = open_model_source(config, request.quantized)
     spec = checked_spec(config, opened)
     parameters = sum(math.prod(weight.shape) for weight in model_weights(spec))
-    size = decoder_size(spec, parameters, config)
+    size = decoder_size(spec, parameters, config, opened.kv_cache)
     steps.add("source", f"{spec.model_type}, {len(spec.layers)} layers, {parameters / 1e6:.1f} M parameters")
     check_room(Load(size.weight_bytes), Path(request.folder))
     graph = _write_network(backend, config, (spec, opened), steps)
     record, profiles = _describe(backend, graph, config)
     check_types(record, request.target["name"], request.target["compute_capabilities"], backend.features)
     steps.add("describe", f"{len(record.layers)} layers")
+    if opened.quantized_by:
+        size = replace(size, weight_bytes=sum(record.totals()["weight_bytes"].values()))
     _carry(opened, Path(request.folder), steps)
     if takes_embeddings(config):
         table = embedding_table(spec, find_weights(spec, opened.checkpoint, opened.where), dtype_of(config.precision))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import LlmOptions, ModelConfig
@@ -16,10 +17,16 @@ from trtkit.sources import decoder_source, package_file
 if TYPE_CHECKING:
     from trtkit.config.schema import Source
     from trtkit.models.spec import DecoderSpec
+    from trtkit.quantized import KvQuantization
     from trtkit.sources.decoder_source import DecoderSource
 
 Json = dict[str, Any]
 Shapes = dict[str, dict[str, list[int]]]
+
+
+def open_model_source(config: ModelConfig, quantized: str | Path = "") -> DecoderSource:
+    """Open the model that a config's network is written from. quantized: the checkpoint made of it, where one was."""
+    return decoder_source.open_hf_folder(Path(quantized)) if quantized else open_decoder(config.source)
 
 
 def open_decoder(source: Source) -> DecoderSource:
@@ -94,11 +101,17 @@ class DecoderSize:
     kv_bytes_per_slot: int
 
 
-def decoder_size(spec: DecoderSpec, parameters: int, config: ModelConfig) -> DecoderSize:
-    """Return parameter count, weight bytes and KV-cache bytes (linear caches: every layer at full length)."""
+def decoder_size(
+    spec: DecoderSpec, parameters: int, config: ModelConfig, kv_cache: KvQuantization | None = None
+) -> DecoderSize:
+    """Return parameter count, weight bytes and KV-cache bytes (linear caches: every layer at full length).
+
+    Weight bytes are those of an unquantized network.
+    """
     dtype, attention = dtype_of(config.precision), spec.attention
     per_layer = 2 * attention.num_key_value_heads * attention.head_dim
-    per_token = dtype.size_bytes(per_layer * len(spec.layers))
+    cached = dtype if kv_cache is None else dtype_of(kv_cache.format)
+    per_token = cached.size_bytes(per_layer * len(spec.layers))
     per_slot = per_token * llm_options(config).max_sequence_length
     return DecoderSize(parameters, dtype.size_bytes(parameters), per_token, per_slot)
 

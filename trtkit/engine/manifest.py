@@ -170,6 +170,7 @@ class Manifest(StrictModel):
     embeddings: FileRecord | None = Field(
         None, description="The LLM's embedding table, where its engine takes vectors."
     )
+    quantized: tuple[FileRecord, ...] = Field((), description="The quantized checkpoint that the LLM is written from.")
     engines: tuple[FileRecord, ...] = Field(min_length=1)
     warnings: tuple[str, ...] = ()
     metrics: BuildMetrics

@@ -41,7 +41,7 @@ class DecoderVerifier:
     def __init__(self, arguments: Json, report: Callable[[Json], None]) -> None:
         self.config = ModelConfig.model_validate(arguments["config"])
         report({"event": "phase", "name": "read source"})
-        self._model = open_model(self.config, arguments["backend"])
+        self._model = open_model(self.config, arguments["backend"], arguments.get("quantized", ""))
         self.backend, self.opened = self._model.backend, self._model.source
         report({"event": "phase", "name": "write network"})
         self.network = self._model.network(logits="all")

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit import __version__
-from trtkit.engine.bundle import MANIFEST, write_json
+from trtkit.engine.bundle import MANIFEST, QUANTIZED, write_json
+from trtkit.engine.decoder_build import makes_checkpoint, quantize_decoder
 from trtkit.engine.hybrid_build import prepare_stages
 from trtkit.engine.hybrids import stages_of_bundle
 from trtkit.engine.jobs import run
@@ -64,7 +65,7 @@ def verify_config(config: ModelConfig, request: Request, on_event: Callable[[Jso
             arguments |= {"onnx": str(Path(folder) / "network/model.onnx"), "vision": vision_record(tower, opened)}
             return {"name": config.name, **run(VISION_LANGUAGE_JOB, arguments, on_event)}
     if plan.is_decoder:
-        return {"name": config.name, **run(DECODER_JOB, arguments, on_event)}
+        return {"name": config.name, **_verify_decoder(config, arguments, on_event)}
     _refuse_text(request)
     with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
         if plan.is_hybrid:
@@ -74,6 +75,15 @@ def verify_config(config: ModelConfig, request: Request, on_event: Callable[[Jso
         prepared, parse = prepare_network(plan, Path(folder), on_event)
         arguments |= {"onnx": parse["onnx"], "profiles": prepared["profiles"]}
         return {"name": config.name, **run(JOB, arguments, on_event)}
+
+
+def _verify_decoder(config: ModelConfig, arguments: Json, on_event: Callable[[Json], None]) -> Json:
+    """Verify an LLM's network, of the quantized model where its config asks for one."""
+    with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
+        if makes_checkpoint(config):
+            arguments = {**arguments, "quantized": str(Path(folder) / QUANTIZED)}
+            quantize_decoder(config, Path(folder) / QUANTIZED, on_event)
+        return run(DECODER_JOB, arguments, on_event)
 
 
 def verify_bundle(bundle: Bundle, request: Request, on_event: Callable[[Json], None]) -> Json:
@@ -88,6 +98,7 @@ def verify_bundle(bundle: Bundle, request: Request, on_event: Callable[[Json], N
     if manifest.decoder is not None or manifest.hybrid is not None:
         digests = run("digest", {"config": stored["config"]}, on_event)["files"]
         bundle.check_sources({file["sha256"] for file in digests})
+        arguments["quantized"] = str(bundle.quantized_path or "")
     if manifest.vision is not None:
         _refuse_text(request)
         arguments |= {"onnx": str(bundle.onnx_path), "vision": stored["vision"]}

@@ -59,7 +59,7 @@ class VisionLanguageVerifier:
         assert self.config.source.hf is not None
         folder = Path(self.config.source.hf)
         report({"event": "phase", "name": "write network"})
-        model = open_model(self.config, arguments["backend"])
+        model = open_model(self.config, arguments["backend"], arguments.get("quantized", ""))
         self.backend = model.backend
         self.stepper = Stepper(ReferenceDecoder(model.network(logits="all"), 1))
         self._tower: VisionTower = reference_tower(self._record, self.backend, Path(arguments["onnx"]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from trtkit.backends import load_backend
 from trtkit.dtypes import dtype_of
 from trtkit.engine.decoder_compile import decoder_graph
-from trtkit.engine.decoders import checked_spec, llm_options, open_decoder, takes_embeddings
+from trtkit.engine.decoders import checked_spec, llm_options, open_model_source, takes_embeddings
 from trtkit.engine.embeddings import embedding_table
 from trtkit.models.weights import find_weights
 from trtkit.runtime.decoder.embeddings import TokenEmbeddings, bundle_embeddings
@@ -16,6 +16,7 @@ from trtkit.sources.digest import digest_source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from trtkit.backends import Backend
     from trtkit.config.schema import ModelConfig
@@ -76,9 +77,9 @@ class DecoderModel:
         return TokenEmbeddings(embedding_table(self.spec, self.weights, dtype_of(self.config.precision)))
 
 
-def open_model(config: ModelConfig, backend: str) -> DecoderModel:
-    """Open the source of an LLM's config. Raises what reading it raises."""
-    source = open_decoder(config.source)
+def open_model(config: ModelConfig, backend: str, quantized: str | Path = "") -> DecoderModel:
+    """Open the source of an LLM's config, or the checkpoint `quantized` made of it. Raises what reading raises."""
+    source = open_model_source(config, quantized)
     spec = checked_spec(config, source)
     weights = find_weights(spec, source.checkpoint, source.where)
     return DecoderModel(config, load_backend(backend), source, spec, weights)
@@ -90,5 +91,5 @@ def bundle_network(bundle: Bundle, *, has_all_logits: bool = False) -> DecoderNe
     Raises BundleError where the source is not the one that the bundle was built from.
     """
     bundle.check_sources({file.sha256 for file in digest_source(bundle.manifest.config.source)})
-    model = open_model(bundle.manifest.config, bundle.manifest.backend.name)
+    model = open_model(bundle.manifest.config, bundle.manifest.backend.name, bundle.quantized_path or "")
     return model.network("all" if has_all_logits else None, bundle_embeddings(bundle.path))
