@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from trtkit.runtime.images import read_image
+from trtkit.inputs.images import read_image
 from trtkit.runtime.model import open_model
 from trtkit.runtime.page import page_reader, read_page
 

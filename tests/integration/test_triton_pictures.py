@@ -15,7 +15,7 @@ from tests.integration.test_examples import ROOT, blocks
 from tests.served_vision import PROTOCOLS, ask, connect, executions, sample
 from tests.triton import serving
 from trtkit.cli.main import main
-from trtkit.runtime.images import decode_image
+from trtkit.inputs.images import decode_image
 from trtkit.runtime.model import open_model
 from trtkit.runtime.page import page_reader, read_page
 

@@ -17,7 +17,7 @@ from tests.hybrids import case_of, saved
 from tests.served_vision import PROTOCOLS, ask, connect, executions, sample
 from tests.triton import serving
 from trtkit.cli.main import main
-from trtkit.runtime.images import decode_image, image_input
+from trtkit.inputs.images import decode_image, image_input
 from trtkit.runtime.model import open_model
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from trtkit.backends import load_backend
 from trtkit.config import load_config
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.prepare import prepare
+from trtkit.inputs.samples import Sample, random_sample, read_samples
 from trtkit.network.onnx_io import graph_inputs
 from trtkit.network.onnx_parse import parse_onnx
 from trtkit.reference import Executor, to_array
@@ -19,7 +20,6 @@ from trtkit.sources import onnx_file
 from trtkit.sources.torch_export import make_module
 from trtkit.verify.compare import compare
 from trtkit.verify.references import OnnxRuntimeReference
-from trtkit.verify.samples import Sample, random_sample, read_samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,9 +16,9 @@ from trtkit.bench.timing import Rules, measure
 from trtkit.bench.vision_ceiling import add_ceilings
 from trtkit.bench.vision_load import measure_load
 from trtkit.errors import BenchError, SourceError
+from trtkit.inputs.samples import Sample, random_sample, read_samples, wrapped_sample
 from trtkit.network.onnx_io import TensorSpec
 from trtkit.verify.compare import compare, worst
-from trtkit.verify.samples import Sample, random_sample, read_samples, wrapped_sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trtkit.bench.roofline import Roof
     from trtkit.bench.shapes import ShapeCase
     from trtkit.engine.bundle import Bundle
-    from trtkit.verify.samples import Sample
+    from trtkit.inputs.samples import Sample
 
 Json = dict[str, Any]
 _POINT = (1, 0, 0)  # counts are taken at the case's own shapes

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trtkit.bench.records import Record
     from trtkit.bench.schedules import Schedule
     from trtkit.bench.shapes import ShapeCase
-    from trtkit.verify.samples import Sample
+    from trtkit.inputs.samples import Sample
 
 Json = dict[str, Any]
 _WARMUP = 3

@@ -9,12 +9,12 @@ import numpy as np
 
 from trtkit.deploy.known import KnownRequest, read_all_known, write_known
 from trtkit.errors import TrtkitError
+from trtkit.inputs.images import decode_image
+from trtkit.inputs.samples import random_sample
 from trtkit.network.onnx_io import TensorSpec
-from trtkit.runtime.images import decode_image
 from trtkit.runtime.model import open_model
 from trtkit.sources import package_file
 from trtkit.verify.job import tolerance_of
-from trtkit.verify.samples import random_sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

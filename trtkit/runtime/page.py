@@ -9,7 +9,7 @@ import numpy as np
 from trtkit.config.strict import StrictModel
 from trtkit.config.task import Preprocess
 from trtkit.errors import BundleError
-from trtkit.runtime.images import image_input
+from trtkit.inputs.images import image_input
 from trtkit.runtime.tasks import ctc_characters, ctc_scores, ctc_text
 
 if TYPE_CHECKING:

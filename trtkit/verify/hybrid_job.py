@@ -19,7 +19,7 @@ from trtkit.verify.layers import LayerError, layer_errors
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trtkit.verify.samples import Sample
+    from trtkit.inputs.samples import Sample
 
 Json = dict[str, Any]
 

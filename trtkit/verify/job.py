@@ -11,6 +11,7 @@ from trtkit.backends import list_gpus, load_backend
 from trtkit.config.schema import ModelConfig, ShapeRange
 from trtkit.dtypes import dtype_of
 from trtkit.errors import ExecutionError
+from trtkit.inputs.samples import Sample, check_profiles, random_sample, read_samples, wrapped_sample
 from trtkit.network.onnx_io import graph_inputs
 from trtkit.network.onnx_parse import parse_onnx
 from trtkit.reference import Executor, Options, constants_from_onnx, to_array
@@ -22,7 +23,6 @@ from trtkit.verify.intermediates import onnx_runtime_tensors
 from trtkit.verify.layers import LayerError, layer_errors
 from trtkit.verify.references import Origin, Reference, choose_reference
 from trtkit.verify.rows import paired_rows, partners
-from trtkit.verify.samples import Sample, check_profiles, random_sample, read_samples, wrapped_sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -13,9 +13,9 @@ from trtkit.config.schema import ModelConfig
 from trtkit.engine.decoders import llm_options
 from trtkit.engine.manifest import VisionRecord
 from trtkit.errors import SourceError
+from trtkit.inputs.images import read_image
 from trtkit.reference import to_array
 from trtkit.runtime.decoder import ReferenceDecoder, open_model
-from trtkit.runtime.images import read_image
 from trtkit.runtime.text import open_tokenizer
 from trtkit.runtime.vision_language import ImagePrompts, reference_tower
 from trtkit.verify.compare import Comparison, compare, worst

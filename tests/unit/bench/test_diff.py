@@ -17,7 +17,7 @@ from trtkit.bench.shapes import ShapeCase
 from trtkit.bench.timing import Rules
 from trtkit.bench.vision import measure_case
 from trtkit.errors import BenchError
-from trtkit.verify.samples import Sample
+from trtkit.inputs.samples import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable

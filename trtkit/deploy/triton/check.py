@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.deploy.known import KnownRequest
-    from trtkit.runtime.triton_client import Client, ServedInterface, ServedTensor
     from trtkit.engine.bundle import Bundle
     from trtkit.engine.manifest import IoRecord
+    from trtkit.runtime.triton_client import Client, ServedInterface, ServedTensor
 
 
 @dataclass(frozen=True)

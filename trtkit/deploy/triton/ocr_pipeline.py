@@ -11,9 +11,9 @@ from trtkit.deploy.triton import model_config
 from trtkit.deploy.triton.model_config import Section, Tensor
 from trtkit.deploy.triton.network_models import network_models
 from trtkit.deploy.triton.served import ServedModel
+from trtkit.inputs.samples import as_dtype
 from trtkit.runtime.model import open_model
 from trtkit.runtime.page import page_reader, read_page
-from trtkit.verify.samples import as_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable

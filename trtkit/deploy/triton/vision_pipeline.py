@@ -16,10 +16,10 @@ from trtkit.deploy.triton.model_config import Section, Tensor
 from trtkit.deploy.triton.network_models import network_models
 from trtkit.deploy.triton.served import Kind, ServedModel
 from trtkit.errors import DeployError
-from trtkit.runtime.images import image_input
+from trtkit.inputs.images import image_input
+from trtkit.inputs.samples import as_dtype
 from trtkit.runtime.tasks import ctc_characters, read_labels
 from trtkit.sources import package_file
-from trtkit.verify.samples import as_dtype
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from trtkit.errors import GenerationError, RequestError, SourceError
-from trtkit.runtime.images import read_image
+from trtkit.inputs.images import read_image
 
 if TYPE_CHECKING:
     from trtkit.engine.manifest import VisionRecord

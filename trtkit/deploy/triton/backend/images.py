@@ -10,8 +10,8 @@ from trtkit.config.task import Preprocess
 from trtkit.deploy.triton.backend.requests import answer, arrays_of, refusal
 from trtkit.deploy.triton.backend.settings import read_settings
 from trtkit.errors import SourceError
-from trtkit.runtime.images import decode_image, image_input
-from trtkit.verify.samples import as_dtype
+from trtkit.inputs.images import decode_image, image_input
+from trtkit.inputs.samples import as_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

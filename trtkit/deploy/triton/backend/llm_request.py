@@ -12,7 +12,7 @@ import numpy as np
 
 from trtkit.deploy.triton.llm_fields import FIELDS
 from trtkit.errors import Problem, RequestError
-from trtkit.runtime.images import decode_image
+from trtkit.inputs.images import decode_image
 from trtkit.runtime.sampling.checks import SettingsError, raise_problems
 from trtkit.runtime.sampling.params import SamplingParams
 

@@ -11,9 +11,9 @@ import triton_python_backend_utils as pb_utils
 from trtkit.deploy.triton.backend.requests import answer, arrays_of, refusal
 from trtkit.deploy.triton.backend.settings import read_settings
 from trtkit.errors import DeployError
-from trtkit.runtime.images import decode_image, image_input
+from trtkit.inputs.images import decode_image, image_input
+from trtkit.inputs.samples import as_dtype
 from trtkit.runtime.page import PageReader, find_lines
-from trtkit.verify.samples import as_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,8 +9,8 @@ import numpy as np
 
 from trtkit.deploy.triton.backend.requests import answer, arrays_of, refusal
 from trtkit.deploy.triton.backend.settings import version_folder
+from trtkit.inputs.samples import Sample, check_profiles
 from trtkit.runtime.model import open_model
-from trtkit.verify.samples import Sample, check_profiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -10,7 +10,7 @@ import numpy as np
 
 from trtkit.dtypes import dtype_of
 from trtkit.errors import SourceError
-from trtkit.runtime.images import image_input, read_image
+from trtkit.inputs.images import image_input, read_image
 from trtkit.sources import package_file
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from transformers.models.vit import ViTImageProcessorPil
 
 from trtkit.config.task import Preprocess, Resize
 from trtkit.errors import SourceError
-from trtkit.runtime.images import image_input, read_image
+from trtkit.inputs.images import image_input, read_image
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -12,8 +12,8 @@ from PIL import Image
 
 from trtkit.config.schema import ModelConfig, ShapeRange
 from trtkit.errors import SourceError
+from trtkit.inputs.samples import check_profiles, random_sample, read_samples, wrapped_sample
 from trtkit.network.onnx_io import TensorSpec
-from trtkit.verify.samples import check_profiles, random_sample, read_samples, wrapped_sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,7 +117,7 @@ def test_real_data_is_cut_or_repeated_to_other_shapes() -> None:
 
 
 def _sample(**inputs: Any) -> Any:
-    from trtkit.verify.samples import Sample
+    from trtkit.inputs.samples import Sample
 
     return Sample("given.npz", inputs)
 

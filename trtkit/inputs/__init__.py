@@ -1,0 +1,1 @@
+"""How files become a network's inputs: images, arrays, samples of them."""
