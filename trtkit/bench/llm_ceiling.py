@@ -75,6 +75,7 @@ def add_ceilings(
         return ceiling_of(None, ())
     counts = _counts(bundle, report)
     ceiling = ceiling_of(own.place, counts.products)
+    timed: dict[Point, Json] = {}
     for case in cases if ceiling.roof is not None else ():
         assert ceiling.roof is not None
         for server, result in zip(servers, case["results"], strict=True):
@@ -85,7 +86,7 @@ def add_ceilings(
         load = _load(case["results"][0])
         if load is not None:
             report({"event": "phase", "name": f"layers of {case['name']}"})
-            case["phases"] = _phases(own.execution, counts, ceiling.roof, load)
+            case["phases"] = _phases(own.execution, counts, ceiling.roof, load, timed)
     return ceiling
 
 
@@ -137,18 +138,23 @@ def _figures(counts: Counts, roof: Roof, load: _Load, result: Json) -> Json:
     return found | {"output_token_throughput": of_rate(most, throughput, bound)}
 
 
-def _phases(execution: DecoderExecution, counts: Counts, roof: Roof, load: _Load) -> list[Json]:
-    """Return every layer of a prefill and of a decode step, those of all blocks added up."""
+def _phases(
+    execution: DecoderExecution, counts: Counts, roof: Roof, load: _Load, timed: dict[Point, Json]
+) -> list[Json]:
+    """Return every layer of a prefill and of a decode step, those of all blocks added up.
+
+    timed: what was already timed, which is not timed again: cases at several concurrencies share their prefill.
+    """
     rows = min(load.under_way, execution.slots)
     size = min(load.new_tokens, execution.max_prefill_length)
     known = min(load.input_tokens, execution.max_length - 1)
     prefill = Call(0, np.zeros((1, size), np.int64), np.zeros(1, np.int64), np.full(1, size))
     decode = Call(0, np.zeros((rows, 1), np.int64), np.full(rows, known), np.ones(rows, np.int64))
     points = {"prefill": (1, size, size), "decode": (rows, 1, known + 1)}
-    return [
-        _phase(name, point, counts, roof, partial(_by_place, execution, call))
-        for (name, point), call in zip(points.items(), (prefill, decode), strict=True)
-    ]
+    for (name, point), call in zip(points.items(), (prefill, decode), strict=True):
+        if point not in timed:
+            timed[point] = _phase(name, point, counts, roof, partial(_by_place, execution, call))
+    return [timed[point] for point in points.values()]
 
 
 def _phase(name: str, point: Point, counts: Counts, roof: Roof, run_once: Callable[[], dict[str, float]]) -> Json:
