@@ -26,6 +26,7 @@ GROUPS = {
         "plan": "Say what fits on which GPU, and how fast it can be at best.",
     },
     "Build, and know that it is right": {
+        "quantize": "Quantize a model: fewer bits for weights, activations, caches.",
         "build": "Build an engine bundle from a config.",
         "verify": "Know that a network is right before any GPU is rented.",
         "plugins": "List custom ops, or check them against their references.",

@@ -24,6 +24,7 @@ _PATH_KEYS: tuple[KeyPath, ...] = (
     ("source", "gguf"),
     ("source", "trtllm"),
     ("source", "torch", "checkpoint"),
+    ("quantize", "calibration", "data"),
 )
 
 

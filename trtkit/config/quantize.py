@@ -44,6 +44,9 @@ class QuantizeOptions(StrictModel):
     block: Literal[32, 64, 128] | None = Field(
         None, description="Columns that share a scale, of the int4 methods; the largest that divides when unset."
     )
+    zero_points: StrictBool = Field(
+        False, description="Let each int4 block have an offset: nearer to its weights, for one more small product."
+    )
     layers: dict[str, Method] = Field(
         default_factory=dict,
         description="Methods of layers by glob, such as `*.mlp.down: fp8`; the last that fits holds.",

@@ -8,26 +8,32 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from trtkit import __version__
+from trtkit.quantized import unpack
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from trtkit.dtypes import DType
-    from trtkit.quantized import KvQuantization
+    from trtkit.quantized import KvQuantization, QuantizedMatrix
 
 Json = dict[str, Any]
-_SINGLE, _INDEX, _EXTRA = "model.safetensors", "model.safetensors.index.json", "model-scales.safetensors"
+_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
 class Extra:
-    """Scales that are not ModelOpt's to write. input_scales: by module."""
+    """What is not ModelOpt's to write. input_scales, matrices: by module; matrices are of int4."""
 
     kv_cache: KvQuantization | None = None
     input_scales: dict[str, float] = field(default_factory=dict)
+    matrices: dict[str, QuantizedMatrix] = field(default_factory=dict)
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def scales(self) -> dict[str, torch.Tensor]:
         """Return the scales by the names that ModelOpt's checkpoints give them."""
         found = {f"{module}.input_scale": scale for module, scale in self.input_scales.items()}
         if self.kv_cache is not None:
@@ -36,6 +42,19 @@ class Extra:
                 start = f"model.layers.{index}.self_attn"
                 found |= {f"{start}.k_proj.k_scale": key, f"{start}.v_proj.v_scale": value}
         return {name: torch.tensor(scale, dtype=torch.float32) for name, scale in found.items()}
+
+    def int4(self) -> dict[str, torch.Tensor]:
+        """Return int4 layers' tensors: codes packed by pairs of rows, as ModelOpt does; `weight_offset` is trtkit's."""
+        found: dict[str, Any] = {}
+        for module, matrix in self.matrices.items():
+            codes = unpack(matrix.codes)
+            found[f"{module}.weight"] = codes[0::2] | codes[1::2] << 4
+            found[f"{module}.weight_scale"] = matrix.scales
+            if matrix.offsets is not None:
+                found[f"{module}.weight_offset"] = matrix.offsets
+            if matrix.input_factors is not None:
+                found[f"{module}.pre_quant_scale"] = matrix.input_factors
+        return {name: torch.from_numpy(np.array(array)) for name, array in found.items()}
 
 
 def export(model: Any, folder: Path, dtype: DType, extra: Extra) -> None:
@@ -46,37 +65,61 @@ def export(model: Any, folder: Path, dtype: DType, extra: Extra) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         if ModeloptStateManager.is_converted(model):
             export_hf_checkpoint(model, dtype=getattr(torch, dtype.torch), export_dir=folder)
-        else:  # caches only
+        else:
             model.to(getattr(torch, dtype.torch)).save_pretrained(folder)
-    tensors = extra.tensors()
+    tensors = extra.scales() | extra.int4()
     if tensors:
-        _add(folder, tensors)
-    if extra.kv_cache is not None:
-        _note_caches(folder, extra.kv_cache.format)
+        _replace(folder, tensors)
+    _note(folder, extra)
 
 
-def _add(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Add tensors to a checkpoint: a file of their own beside shards, else into the only file."""
+def _replace(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Put tensors into a checkpoint, in the place of those of the same name; new ones into its first file."""
     from safetensors.torch import load_file, save_file
 
+    files = sorted(folder.glob("model*.safetensors"))
+    places: dict[str, str] = {}
+    for number, file in enumerate(files):
+        held = load_file(file)
+        held |= {name: tensors[name] for name in held.keys() & tensors.keys()}
+        if number == 0:
+            known = _names(files)
+            held |= {name: tensor for name, tensor in tensors.items() if name not in known}
+        save_file(held, file, metadata={"format": "pt"})
+        places |= dict.fromkeys(held, file.name)
     index = folder / _INDEX
-    if not index.is_file():
-        save_file(load_file(folder / _SINGLE) | tensors, folder / _SINGLE, metadata={"format": "pt"})
-        return
-    save_file(tensors, folder / _EXTRA, metadata={"format": "pt"})
-    fields: Json = json.loads(index.read_text(encoding="utf-8"))
-    fields["weight_map"] |= dict.fromkeys(tensors, _EXTRA)
-    index.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    if index.is_file():
+        fields: Json = json.loads(index.read_text(encoding="utf-8"))
+        fields["weight_map"] = places
+        index.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
-def _note_caches(folder: Path, kind: str) -> None:
-    """Say in both of ModelOpt's places which type the caches have."""
-    config = folder / "config.json"
+def _names(files: Sequence[Path]) -> set[str]:
+    """Return the names of all tensors in safetensors files."""
+    from safetensors import safe_open
+
+    found: set[str] = set()
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            found.update(opened.keys())
+    return found
+
+
+def _note(folder: Path, extra: Extra) -> None:
+    """Say in both of ModelOpt's places how the checkpoint is quantized, where ModelOpt did not."""
+    config, beside = folder / "config.json", folder / "hf_quant_config.json"
     fields: Json = json.loads(config.read_text(encoding="utf-8"))
-    fields.setdefault("quantization_config", {"quant_method": "modelopt"})["kv_cache_quant_algo"] = kind.upper()
+    asked = fields.setdefault("quantization_config", {"quant_method": "modelopt", "quant_algo": None})
+    if extra.matrices:
+        mixed = asked.get("quant_algo") is not None
+        asked["quant_algo"] = "MIXED_PRECISION" if mixed else "W4A16_AWQ"
+        asked["group_size"] = next(iter(extra.matrices.values())).block
+    if extra.kv_cache is not None:
+        asked["kv_cache_quant_algo"] = extra.kv_cache.format.upper()
     config.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-    beside = folder / "hf_quant_config.json"
+    quantization = {key: value for key, value in asked.items() if key not in ("quant_method", "producer")}
+    record = {"producer": {"name": "trtkit", "version": __version__}, "quantization": quantization}
     if beside.is_file():
-        fields = json.loads(beside.read_text(encoding="utf-8"))
-        fields["quantization"]["kv_cache_quant_algo"] = kind.upper()
-        beside.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+        written: Json = json.loads(beside.read_text(encoding="utf-8"))
+        record = {**written, "quantization": {**written["quantization"], **quantization}}
+    beside.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -1,10 +1,11 @@
-"""The job that quantizes an LLM: ModelOpt on transformers' model, written as ModelOpt's own checkpoint."""
+"""The job that quantizes an LLM: ModelOpt on transformers' model, int4 by trtkit, written as ModelOpt's checkpoints."""
 
 from __future__ import annotations
 
 import logging
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,9 @@ from trtkit.engine.decoders import open_decoder
 from trtkit.engine.quantization import calibration
 from trtkit.engine.quantization.choice import Choice, choose
 from trtkit.engine.quantization.export import Extra, export
-from trtkit.engine.quantization.methods import METHODS, OUTLIERS, SMOOTHING, quantizer
+from trtkit.engine.quantization.int4 import Rounding
+from trtkit.engine.quantization.methods import METHODS, OUTLIERS, SMOOTHING
+from trtkit.engine.quantization.sequential import INT4, quantize_int4
 from trtkit.engine.steps import Steps
 from trtkit.errors import QuantizeError
 from trtkit.models.registry import decoder_spec
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
     from trtkit.config.quantize import QuantizeOptions
     from trtkit.engine.quantization.calibration import Peaks
+    from trtkit.engine.quantization.choice import Layer
+    from trtkit.quantized import QuantizedMatrix
     from trtkit.sources.decoder_source import DecoderSource
 
 Json = dict[str, Any]
@@ -56,17 +61,22 @@ def quantize_llm(arguments: Json, report: Callable[[Json], None]) -> Json:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedModel:
-    """A model of transformers with ModelOpt's quantizers in it. peaks: what calibration measured, if anything."""
+    """A model of transformers with ModelOpt's quantizers in it. peaks: what calibration measured, if anything.
+
+    matrices: of the layers that trtkit rounded itself, with which the model computes.
+    """
 
     model: Any
     opened: DecoderSource
     choice: Choice
     peaks: Peaks | None
+    matrices: dict[Layer, QuantizedMatrix]
 
     def write(self, config: ModelConfig, folder: Path, steps: Steps) -> None:
         """Write the checkpoint: weights, config and tokenizer."""
         assert config.quantize is not None
-        extra = Extra(_kv_cache(config.quantize, self.peaks), self._input_scales())
+        matrices = {layer.module: matrix for layer, matrix in self.matrices.items()}
+        extra = Extra(_kv_cache(config.quantize, self.peaks), self._input_scales(), matrices)
         export(self.model, folder, dtype_of(config.precision), extra)
         written = self.opened.tokenizer.write(folder)
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
@@ -85,14 +95,21 @@ def quantized_model(
     """Return the model, measured and quantized."""
     model = causal_lm(opened)
     model.config.architectures = [type(model).__name__]
-    counted = _counted(steps, len(texts))
-    peaks = calibration.measure(model, list(choice.methods), texts, counted("measure")) if texts else None
-    if peaks is not None:
+    peaks = None
+    if texts:
+        peaks = calibration.measure(model, list(choice.methods), texts, _counted(steps, "measure", len(texts)))
         steps.add("measure", f"{len(texts)} windows of {len(texts[0])} tokens")
+    matrices = {}
+    if any(method in INT4 for method in choice.methods.values()):
+        rounding = Rounding(choice.block, options.zero_points)
+        needed = texts if choice.reads_data else []
+        matrices = quantize_int4(model, choice, rounding, needed, _counted(steps, "blocks"))
+    if any(method not in INT4 for method in choice.methods.values()):
+        loop = partial(calibration.run, texts=texts, report=_counted(steps, "calibrate", len(texts)))
+        _quantize(model, options, choice, peaks, loop)
     if choice.methods:
-        _quantize(model, options, choice, peaks, lambda found: calibration.run(found, texts, counted("calibrate")))
         steps.add("quantize", ", ".join(_described(choice)))
-    return QuantizedModel(model, opened, choice, peaks)
+    return QuantizedModel(model, opened, choice, peaks, matrices)
 
 
 def _quantize(model: Any, options: QuantizeOptions, choice: Choice, peaks: Peaks | None, loop: Any) -> None:
@@ -103,30 +120,20 @@ def _quantize(model: Any, options: QuantizeOptions, choice: Choice, peaks: Peaks
     entries: list[Json] = [{"quantizer_name": "*", "enable": False}]
     for layer, name in choice.methods.items():
         method = METHODS[name]
-        entries.append(_entry(f"{layer.module}.weight_quantizer", quantizer(method, choice.block)))
         keeps_inputs = name == "int8_sq" and peaks is not None and peaks.is_outlier(layer, OUTLIERS)
+        if method.weights is not None:
+            entries.append(_entry(f"{layer.module}.weight_quantizer", method.weights))
         if method.inputs is not None and not keeps_inputs:
             entries.append(_entry(f"{layer.module}.input_quantizer", method.inputs))
-    algorithm = dict(_algorithm(choice))
-    if algorithm["method"] == "smoothquant":
-        algorithm["alpha"] = SMOOTHING if options.smoothing is None else options.smoothing
-    if algorithm["method"] == "gptq":
-        algorithm["block_size"] = max(choice.block, 64)
+    algorithm: Json = {"method": "max"}
+    if "int8_sq" in choice.methods.values():
+        alpha = SMOOTHING if options.smoothing is None else options.smoothing
+        algorithm = {"method": "smoothquant", "alpha": alpha}
     mtq.quantize(model, {"quant_cfg": entries, "algorithm": algorithm}, loop if choice.reads_data else None)
 
 
 def _entry(name: str, attributes: Json) -> Json:
     return {"quantizer_name": name, "cfg": attributes, "enable": True}
-
-
-def _algorithm(choice: Choice) -> Json:
-    """Return the one algorithm that the methods ask for beside rounding. Raises QuantizeError for two."""
-    asked = {method: METHODS[method].algorithm for method in choice.methods.values()}
-    special = {name: algorithm for name, algorithm in asked.items() if algorithm["method"] != "max"}
-    if len(special) > 1:
-        names = " and ".join(special)
-        raise QuantizeError(f"{names} cannot be mixed in one model", "quantize.layers", "use one of them")
-    return next(iter(special.values()), {"method": "max"})
 
 
 def _texts(options: QuantizeOptions, choice: Choice, opened: DecoderSource) -> list[list[int]]:
@@ -146,13 +153,13 @@ def _kv_cache(options: QuantizeOptions, peaks: Peaks | None) -> KvQuantization |
     return KvQuantization(options.kv_cache, keys, values)
 
 
-def _counted(steps: Steps, total: int) -> Callable[[str], Callable[[int], None]]:
-    """Return what makes reporters of progress, by name."""
+def _counted(steps: Steps, name: str, total: int = 0) -> Callable[..., None]:
+    """Return what reports progress: how many are done, of `total` or of as many as it is told."""
 
-    def named(name: str) -> Callable[[int], None]:
-        return lambda done: steps.report({"event": "progress", "name": name, "done": done, "total": total})
+    def report(done: int, of: int = total) -> None:
+        steps.report({"event": "progress", "name": name, "done": done, "total": of})
 
-    return named
+    return report
 
 
 def _described(choice: Choice) -> list[str]:

