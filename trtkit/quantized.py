@@ -21,10 +21,12 @@ class QuantizedInputs:
 
     format: int8 and fp8 by one scale, known beforehand; mxfp8 by block of 32 and fp4 by block of 16 while running.
     scale: of int8 and fp8; the outer scale of fp4's scales; unused for mxfp8.
+    is_per_token: int8 and fp8 by each token's largest value while running; `scale` is unused.
     """
 
     format: Format
     scale: float = 1.0
+    is_per_token: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +39,7 @@ class QuantizedMatrix:
     offsets: [out, blocks], added to a block's products; None for symmetric types.
     input_factors: [in], what inputs are multiplied by first (AWQ, SmoothQuant); None where nothing is.
     inputs: how inputs are quantized; None where they are not.
+    columns: [in], which input each column is multiplied with (GPTQ's act-order); None where they are in order.
     """
 
     format: Format
@@ -46,6 +49,7 @@ class QuantizedMatrix:
     offsets: Array | None = None
     input_factors: Array | None = None
     inputs: QuantizedInputs | None = None
+    columns: Array | None = None
 
     def __post_init__(self) -> None:
         """Check that the parts fit. Raises SourceError."""
@@ -57,6 +61,8 @@ class QuantizedMatrix:
             raise SourceError(f"{blocks} blocks do not divide {size} columns")
         if self.offsets is not None and self.offsets.shape != (out, blocks):
             raise SourceError(f"offsets of shape {list(self.offsets.shape)} for {out} rows of {blocks} blocks")
+        if self.columns is not None and not np.array_equal(np.sort(self.columns), np.arange(size)):
+            raise SourceError(f"the columns' order is none of {size} columns")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -83,7 +89,7 @@ class QuantizedMatrix:
         return int(self.codes.nbytes + scale_bytes * self.scales.size + offsets + factors)
 
     def products(self) -> Array:
-        """Return codes times scales plus offsets in fp32, [out, in]: what inputs are multiplied with."""
+        """Return codes times scales plus offsets in fp32, [out, in]: what inputs in the order of `columns` meet."""
         values = self._numbers()
         out, size = values.shape
         scales = np.asarray(self.scales, np.float32) * np.float32(self.outer_scale)
@@ -97,7 +103,14 @@ class QuantizedMatrix:
     def weights(self) -> Array:
         """Return the matrix in fp32 as the unquantized layer would hold it: input factors multiplied in."""
         found = self.products()
+        if self.columns is not None:
+            found = found[:, np.argsort(self.columns)]
         return found if self.input_factors is None else found * np.asarray(self.input_factors, np.float32)
+
+    @property
+    def changes_inputs(self) -> bool:
+        """Whether inputs are multiplied, put in order or quantized before the product."""
+        return not (self.input_factors is None and self.inputs is None and self.columns is None)
 
     def rows(self, order: Array) -> QuantizedMatrix:
         """Return the matrix with its rows in another order, or some of them."""

@@ -20,10 +20,14 @@ _SHOWN_PROBLEMS = 20
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array that was not read yet. read: maps or decodes it, anew at each call."""
+    """An array that was not read yet.
+
+    read: maps or decodes it, anew at each call. is_quantized: it is a `QuantizedMatrix` [out, in], in all families.
+    """
 
     shape: tuple[int, ...]
     read: Callable[[], Array]
+    is_quantized: bool = False
 
 
 class Checkpoint(Mapping[str, Array]):
@@ -47,6 +51,10 @@ class Checkpoint(Mapping[str, Array]):
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Return an array's shape without reading it."""
         return self._stored[name].shape
+
+    def is_quantized(self, name: str) -> bool:
+        """Whether an array is a `QuantizedMatrix`, without reading it."""
+        return self._stored[name].is_quantized
 
 
 def check_finite(checkpoint: Mapping[str, Array], where: str = "") -> None:

@@ -11,7 +11,8 @@ import numpy as np
 
 from trtkit.dtypes import DTYPES, E8M0, FP8
 from trtkit.errors import NetworkError
-from trtkit.network.ops.arithmetic import sum_over
+from trtkit.network.ops.arithmetic import absolute, max_over, maximum, sum_over
+from trtkit.network.ops.gather import reorder
 from trtkit.network.ops.linear import matmul
 from trtkit.network.ops.quantize import dequantize, dynamic_quantize, quantize, scale_constant
 from trtkit.network.ops.shape import reshape
@@ -21,19 +22,27 @@ if TYPE_CHECKING:
     from trtkit.network.graph import Graph, Tensor
     from trtkit.quantized import Array, QuantizedInputs, QuantizedMatrix
 
+_Prepared = tuple["Tensor", "Tensor | None"]
+"""Inputs as a product reads them, and what it is multiplied by."""
+LARGEST = {"int8": 127.0, "fp8": 448.0}
+"""The largest code of inputs that are scaled while running."""
+LEAST = 1e-6
+"""What a token's largest magnitude is taken for at least."""
+
 
 class QuantizedLinears:
     """Writes quantized layers into one graph; layers that read the same inputs alike share what quantizes them."""
 
     def __init__(self, graph: Graph, dtype: DType) -> None:
         self._graph, self._dtype = graph, dtype
-        self._prepared: dict[tuple[object, ...], Tensor] = {}
+        self._prepared: dict[tuple[object, ...], _Prepared] = {}
 
     def linear(self, x: Tensor, matrix: QuantizedMatrix) -> Tensor:
         """Multiply x [..., in] by a matrix [out, in] in few bits -> [..., out], in the current scope."""
-        inputs = self._inputs(x, matrix)
+        inputs, scale = self._inputs(x, matrix)
         y = matmul(inputs, self.weight(matrix, x.rank), transpose_b=True)
-        return y if matrix.offsets is None else y + self._offset(inputs, matrix.offsets)
+        y = y if matrix.offsets is None else y + self._offset(inputs, matrix.offsets)
+        return y if scale is None else y * scale
 
     def weight(self, matrix: QuantizedMatrix, rank: int) -> Tensor:
         """Return the matrix dequantized, [..., out, in] with leading axes of size 1 up to `rank`."""
@@ -52,30 +61,41 @@ class QuantizedLinears:
             return dequantize(codes, self._number(matrix.outer_scale, "outer_scale"), self._dtype)
         return self._checked(matrix.scales.reshape(shape), "scale")
 
-    def _inputs(self, x: Tensor, matrix: QuantizedMatrix) -> Tensor:
-        """Return x as the product reads it: multiplied by the layer's factors, quantized and dequantized."""
-        factors, kind = matrix.input_factors, matrix.inputs
-        if factors is None and kind is None:
-            return x
-        key = (x.name, None if factors is None else np.asarray(factors, np.float32).tobytes(), kind)
+    def _inputs(self, x: Tensor, matrix: QuantizedMatrix) -> _Prepared:
+        """Return x as the product reads it: multiplied by factors, in the columns' order, quantized and dequantized."""
+        factors, kind, columns = matrix.input_factors, matrix.inputs, matrix.columns
+        if not matrix.changes_inputs:
+            return x, None
+        arrays = [None if array is None else np.asarray(array, np.float32).tobytes() for array in (factors, columns)]
+        key = (x.name, *arrays, kind)
         if key not in self._prepared:
-            scaled = x
+            changed = x
             if factors is not None:
-                scaled = x * self._checked(factors.reshape((1,) * (x.rank - 1) + (-1,)), "input_factors")
-            self._prepared[key] = scaled if kind is None else self._rounded(scaled, kind)
+                changed = changed * self._checked(factors.reshape((1,) * (x.rank - 1) + (-1,)), "input_factors")
+            if columns is not None:
+                changed = reorder(changed, columns)
+            self._prepared[key] = (changed, None) if kind is None else self._rounded(changed, kind)
         return self._prepared[key]
 
-    def _rounded(self, x: Tensor, kind: QuantizedInputs) -> Tensor:
+    def _rounded(self, x: Tensor, kind: QuantizedInputs) -> _Prepared:
         """Quantize inputs and dequantize them again; TensorRT joins both with the product."""
         with self._graph.scope("input"):
+            if kind.is_per_token:
+                return self._rounded_tokens(x, kind)
             if kind.format == "mxfp8":
                 codes, scales = dynamic_quantize(x, FP8)
-                return dequantize(codes, scales, self._dtype)
+                return dequantize(codes, scales, self._dtype), None
             scale = self._number(kind.scale, "scale")
             if kind.format == "fp4":
                 codes, scales = dynamic_quantize(x, DTYPES["fp4"], scale)
-                return dequantize(codes, dequantize(scales, scale, self._dtype), self._dtype)
-            return dequantize(quantize(x, scale, DTYPES[kind.format]), scale, self._dtype)
+                return dequantize(codes, dequantize(scales, scale, self._dtype), self._dtype), None
+            return dequantize(quantize(x, scale, DTYPES[kind.format]), scale, self._dtype), None
+
+    def _rounded_tokens(self, x: Tensor, kind: QuantizedInputs) -> _Prepared:
+        """Divide each token by its largest magnitude [..., 1], by which the product is multiplied; round it."""
+        largest = maximum(max_over(absolute(x), -1), LEAST)
+        step = self._number(1 / LARGEST[kind.format], "scale")
+        return dequantize(quantize(x / largest, step, DTYPES[kind.format]), step, self._dtype), largest
 
     def _offset(self, x: Tensor, offsets: Array) -> Tensor:
         """Return what a matrix's offsets add: each block's inputs summed, times its offset; x [..., in]."""

@@ -47,7 +47,7 @@ class Weights:
         """
         array = self.array(role)
         if isinstance(array, QuantizedMatrix):
-            if array.inputs is not None or array.input_factors is not None:
+            if array.changes_inputs:
                 raise NetworkError("its inputs are to be changed, which only a linear layer can", self.graph.path(role))
             return self.quantized.weight(array, max(rank, 2))
         shape = tuple(array.shape)

@@ -23,6 +23,11 @@ def sqrt(x: Tensor) -> Tensor:
     return _unary(x, "SQRT")
 
 
+def absolute(x: Tensor) -> Tensor:
+    """Take magnitudes."""
+    return _unary(x, "ABS")
+
+
 def logical_not(x: Tensor) -> Tensor:
     """Negate a bool tensor."""
     return _unary(x, "NOT")
@@ -46,6 +51,11 @@ def mean(x: Tensor, axis: int) -> Tensor:
 def sum_over(x: Tensor, axis: int) -> Tensor:
     """Sum over one axis, which goes."""
     return _reduce(x, "SUM", axis, keep=False)
+
+
+def max_over(x: Tensor, axis: int) -> Tensor:
+    """Take the largest along one axis, which stays with size 1."""
+    return _reduce(x, "MAX", axis, keep=True)
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:

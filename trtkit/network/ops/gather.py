@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,13 @@ def token_at(x: Tensor, index: Tensor) -> Tensor:
     layer = graph.network.add_gather_v2(x.trt, unsqueeze(index, 1).trt, graph.backend.trt.GatherMode.ND)
     layer.num_elementwise_dims = 1
     return graph.add(layer, "gather")
+
+
+def reorder(x: Tensor, order: Any) -> Tensor:
+    """Put the last axis into another order: element i of the result is element order[i] of x."""
+    graph = x.graph
+    at = graph.constant(np.asarray(order, np.int32), "order")
+    return graph.add(graph.network.add_gather(x.trt, at.trt, x.rank - 1), "reorder")
 
 
 def pick(x: Tensor, index: int) -> Tensor:

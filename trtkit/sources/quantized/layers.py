@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Stored = Mapping[str, StoredArray]
 Parts = dict[str, StoredArray]
 """A layer's tensors by what follows its name: `weight`, `weight_scale`, `qzeros`."""
+Read = Callable[[str, Parts], "QuantizedMatrix"]
 
 
 def layers(stored: Stored, marker: str, names: tuple[str, ...]) -> dict[str, Parts]:
@@ -27,10 +28,10 @@ def layers(stored: Stored, marker: str, names: tuple[str, ...]) -> dict[str, Par
     }
 
 
-def replaced(stored: Stored, found: Mapping[str, Parts], read: Callable[[Parts], QuantizedMatrix]) -> Parts:
+def replaced(stored: Stored, found: Mapping[str, Parts], read: Read) -> Parts:
     """Return all tensors, those of each found module as one `weight` that is read when it is asked for.
 
-    read: makes a matrix of a module's tensors; it is called once for each module now, to know that it can be.
+    read: makes a matrix of a module and its tensors; it is called once for each now, to know that it can be.
     Raises ProblemsError with every module that cannot.
     """
     used = {f"{module}.{part}" for module, parts in found.items() for part in parts}
@@ -38,12 +39,12 @@ def replaced(stored: Stored, found: Mapping[str, Parts], read: Callable[[Parts],
     problems, weights = [], {}
     for module, parts in found.items():
         try:
-            shape = read(parts).shape
+            shape = read(module, parts).shape
         except TrtkitError as error:
             problems.append(Problem(error.what, module))
             continue
-        again: Any = partial(read, parts)
-        weights[f"{module}.weight"] = StoredArray(shape, again)
+        again: Any = partial(read, module, parts)
+        weights[f"{module}.weight"] = StoredArray(shape, again, is_quantized=True)
     if problems:
         raise ProblemsError("quantized layers that cannot be read", problems)
     return rest | weights

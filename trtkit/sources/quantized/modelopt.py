@@ -3,67 +3,90 @@
 A linear layer is a `weight` of codes and a `weight_scale`, by the types of which its format is known:
 int8 [out, in] with [out]; int4 packed by pairs of rows, uint8 [out / 2, in] with [out, blocks]; fp8 with one number or
 [out]; MXFP8 with uint8 exponents [out, in / 32]; NVFP4 packed [out, in / 2] with fp8 [out, in / 16] and a
-`weight_scale_2`. `input_scale` says that inputs are quantized too, `pre_quant_scale` multiplies them first.
+`weight_scale_2`. `input_scale` says that inputs are quantized too, `pre_quant_scale` multiplies them first. int4 may
+have a `weight_offset` [out, blocks], which trtkit alone writes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trtkit.errors import SourceError
 from trtkit.quantized import QuantizedInputs, QuantizedMatrix, pack
 from trtkit.sources.quantized.layers import Parts, layers, number, part, replaced
+from trtkit.sources.quantized.scales import block_scales, finite, row_scales
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from trtkit.quantized import Array, Format
     from trtkit.sources.quantized.layers import Stored
 
-_PARTS = ("weight", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
+_BLOCK = (128, 128)
+"""Rows and columns that share a scale in FP8_PB."""
+_REFUSED = {
+    "W4A8_AWQ": "no layer multiplies int4 by fp8",
+    "NVFP4_SVD": "it adds a product of small rank",
+    "MXFP4": "TensorRT has no MXFP4",
+    "W4A8_MXFP4_FP8": "TensorRT has no MXFP4",
+    "W4A8_NVFP4_FP8": "no layer multiplies fp4 by fp8",
+}
+_PARTS = ("weight", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale", "weight_offset")
 
 
-def modelopt_layers(stored: Stored, algorithm: str) -> Parts:
-    """Return a checkpoint's tensors, each quantized layer as one matrix. algorithm: its `quant_algo`.
+def modelopt_layers(stored: Stored, asked: Mapping[str, Any]) -> Parts:
+    """Return a checkpoint's tensors, each quantized layer as one matrix. asked: its `quantization_config`.
 
-    Raises ProblemsError naming layers of a form that no network takes.
+    Raises SourceError for algorithms that no network takes, ProblemsError naming layers that cannot be read.
     """
-    dynamic = "MXFP8" in algorithm.upper() or "MIXED" in algorithm.upper()
-    return replaced(stored, layers(stored, "weight_scale", _PARTS), lambda parts: _matrix(parts, dynamic))
+    algorithm = str(asked.get("quant_algo")).upper()
+    each = {name: str(how.get("quant_algo")).upper() for name, how in (asked.get("quantized_layers") or {}).items()}
+    for found in (algorithm, *each.values()):
+        if found in _REFUSED:
+            what = f"ModelOpt's `{found}` is not supported: {_REFUSED[found]}"
+            raise SourceError(what, "quant_algo", "quantize again with another format")
+    found_layers = layers(stored, "weight_scale", _PARTS)
+    return replaced(stored, found_layers, lambda module, parts: modelopt_matrix(parts, each.get(module, algorithm)))
 
 
-def _matrix(parts: Parts, has_dynamic_inputs: bool) -> QuantizedMatrix:
-    """Return one layer's matrix."""
+def modelopt_matrix(parts: Parts, algorithm: str) -> QuantizedMatrix:
+    """Return one layer's matrix. algorithm: its `quant_algo`. Raises SourceError."""
     codes, scales = part(parts, "weight"), part(parts, "weight_scale")
-    factors = np.asarray(part(parts, "pre_quant_scale"), np.float32) if "pre_quant_scale" in parts else None
+    factors = finite(part(parts, "pre_quant_scale")).reshape(-1) if "pre_quant_scale" in parts else None
     if codes.ndim != 2:
         raise SourceError(f"a weight of {codes.ndim} axes is no linear layer's", fix="export experts one by one")
+    kind = codes.dtype.name
     if "weight_scale_2" in parts:
+        if kind != "uint8" or scales.dtype.name != "float8_e4m3fn":
+            what = f"codes of {kind} with scales of {scales.dtype.name} and of these are not known"
+            raise SourceError(what, fix="export as NVFP4")
         outer = number(parts, "weight_scale_2")
         inputs = QuantizedInputs("fp4", number(parts, "input_scale")) if "input_scale" in parts else None
-        return QuantizedMatrix("fp4", codes, scales, outer, input_factors=factors, inputs=inputs)
-    kind = codes.dtype.name
+        fp4_scales = block_scales(scales, (len(codes), 2 * codes.shape[1]), 16)
+        return QuantizedMatrix("fp4", codes, fp4_scales, outer, input_factors=factors, inputs=inputs)
     if kind == "uint8":
         rows = _unpacked_rows(codes)
-        return QuantizedMatrix("int4", rows, _blocks(scales, len(rows)), input_factors=factors)
+        wide = row_scales(scales, (len(rows), 2 * rows.shape[1]))
+        offsets = finite(part(parts, "weight_offset")) if "weight_offset" in parts else None
+        return QuantizedMatrix("int4", rows, wide.reshape(len(rows), -1), offsets=offsets, input_factors=factors)
     if kind == "float8_e4m3fn" and scales.dtype.name == "uint8":
-        inputs = QuantizedInputs("mxfp8") if has_dynamic_inputs else None
-        return QuantizedMatrix("mxfp8", codes, scales.view("float8_e8m0fnu"), inputs=inputs)
+        exponents = block_scales(scales, codes.shape, 32).view("float8_e8m0fnu")
+        inputs = QuantizedInputs("mxfp8") if "MXFP8" in algorithm or "MIXED" in algorithm else None
+        return QuantizedMatrix("mxfp8", codes, exponents, inputs=inputs)
     if kind not in ("int8", "float8_e4m3fn"):
         raise SourceError(f"codes of type {kind} are not known", fix="export as int8, int4, fp8, MXFP8 or NVFP4")
     name: Format = "int8" if kind == "int8" else "fp8"
-    inputs = QuantizedInputs(name, number(parts, "input_scale")) if "input_scale" in parts else None
-    return QuantizedMatrix(name, codes, _blocks(scales, len(codes)), input_factors=factors, inputs=inputs)
+    wide = row_scales(scales, codes.shape, _BLOCK)
+    return QuantizedMatrix(name, codes, wide, input_factors=factors, inputs=_inputs(parts, name, algorithm))
 
 
-def _blocks(scales: Array, rows: int) -> Array:
-    """Return scales in fp32 as [], [rows] or [rows, blocks]."""
-    wide = np.asarray(scales, np.float32)
-    if wide.size == 1:
-        return wide.reshape(())
-    if wide.shape[0] != rows or wide.ndim > 2:
-        raise SourceError(f"scales of shape {list(wide.shape)} do not belong to rows or blocks of {rows} rows")
-    return wide.reshape(rows) if wide.size == rows else wide
+def _inputs(parts: Parts, name: Format, algorithm: str) -> QuantizedInputs | None:
+    """Return how inputs are quantized to eight bits."""
+    if "input_scale" in parts:
+        return QuantizedInputs(name, number(parts, "input_scale"))
+    return QuantizedInputs(name, is_per_token=True) if "PER_TOKEN" in algorithm else None
 
 
 def _unpacked_rows(packed: Array) -> Array:

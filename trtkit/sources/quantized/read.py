@@ -6,8 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from trtkit.errors import SourceError
+from trtkit.errors import Problem, ProblemsError, SourceError
 from trtkit.quantized import KvQuantization
+from trtkit.sources.quantized.awq import awq_layers
+from trtkit.sources.quantized.compressed_tensors import compressed_layers
+from trtkit.sources.quantized.fp8 import fp8_layers
+from trtkit.sources.quantized.gptq import gptq_layers
 from trtkit.sources.quantized.layers import number
 from trtkit.sources.quantized.modelopt import modelopt_layers
 from trtkit.sources.safetensors_folder import read_json
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
     from trtkit.sources.quantized.layers import Parts, Stored
 
 _Json = dict[str, Any]
-_KV_SCALE = re.compile(r"\.(\d+)\..*[._]([kv])_scale$")
+_KV_SCALE = re.compile(r"\.(\d+)\..*(?:[._](?P<kind>[kv])_scale|\.(?P<old>[kv])_proj\.output_scale)$")
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,9 @@ def read_quantized(folder: Path, config: Mapping[str, Any], stored: Stored) -> Q
         known = ", ".join(f"`{name}`" for name in _READERS)
         raise SourceError(f"`quant_method` is `{method}`", str(folder / "config.json"), f"known are {known}")
     rest, kv_cache = _kv_cache(stored, asked)
-    return Quantized(_READERS[method](rest, asked), method, kv_cache)
+    found = _READERS[method](rest, asked)
+    _check_rest(found)
+    return Quantized(found, method, kv_cache)
 
 
 def _asked(folder: Path, config: Mapping[str, Any]) -> _Json | None:
@@ -60,11 +66,23 @@ def _asked(folder: Path, config: Mapping[str, Any]) -> _Json | None:
     return None
 
 
-def _modelopt(stored: Stored, asked: _Json) -> Parts:
-    return modelopt_layers(stored, str(asked.get("quant_algo")))
+_READERS: dict[str, Callable[[Stored, Mapping[str, Any]], Parts]] = {
+    "modelopt": modelopt_layers,
+    "awq": awq_layers,
+    "gptq": gptq_layers,
+    "compressed-tensors": compressed_layers,
+    "fp8": fp8_layers,
+}
+_CODES = ("int8", "uint8", "int32", "float8_e4m3fn", "float8_e5m2")
 
 
-_READERS: dict[str, Callable[[Stored, _Json], Parts]] = {"modelopt": _modelopt}
+def _check_rest(stored: Stored) -> None:
+    """Raise ProblemsError naming weights that are codes, although nothing says by what they are multiplied."""
+    names = [name for name, array in stored.items() if name.endswith(".weight") and not array.is_quantized]
+    kinds = {name: str(stored[name].read().dtype) for name in names}
+    problems = [Problem(f"`{name}` holds {kind}", name) for name, kind in kinds.items() if kind in _CODES]
+    if problems:
+        raise ProblemsError("quantized weights without scales", problems, "copy the checkpoint's files again")
 
 
 def _kv_cache(stored: Stored, asked: _Json) -> tuple[Parts, KvQuantization | None]:
@@ -75,7 +93,7 @@ def _kv_cache(stored: Stored, asked: _Json) -> tuple[Parts, KvQuantization | Non
         return rest, None
     scales: dict[str, dict[int, float]] = {"k": {}, "v": {}}
     for name, match in found.items():
-        scales[match[2]][int(match[1])] = number({"scale": stored[name]}, "scale")
+        scales[match["kind"] or match["old"]][int(match[1])] = number({"scale": stored[name]}, "scale")
     layers = range(max(scales["k"], default=-1) + 1)
     if set(scales["k"]) != set(layers) or set(scales["v"]) != set(layers):
         what = "scales of keys and values are missing for some layers"
@@ -85,5 +103,11 @@ def _kv_cache(stored: Stored, asked: _Json) -> tuple[Parts, KvQuantization | Non
 
 
 def _kv_format(asked: _Json) -> Literal["int8", "fp8"]:
-    """Return the caches' type."""
-    return "int8" if "INT8" in str(asked.get("kv_cache_quant_algo", "FP8")).upper() else "fp8"
+    """Return the caches' type. Raises SourceError for one that no network takes."""
+    scheme = asked.get("kv_cache_scheme")
+    kind = str(asked.get("kv_cache_quant_algo") or "FP8").upper()
+    if isinstance(scheme, dict) and "kv_cache_quant_algo" not in asked:
+        kind = f"{'FP' if scheme.get('type') == 'float' else 'INT'}{scheme.get('num_bits', 8)}"
+    if kind not in ("INT8", "FP8"):
+        raise SourceError(f"caches in {kind} are not supported", "quantization_config", "use FP8 or INT8")
+    return "int8" if kind == "INT8" else "fp8"
