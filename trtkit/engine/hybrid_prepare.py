@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.config.schema import InputSpec, ModelConfig, TorchSource
 from trtkit.dtypes import dtype_of
 from trtkit.engine.hybrids import OpenedHybrid, Stage, open_hybrid, opt_sizes, stage_profiles
-from trtkit.engine.prepare import care, plugin_file, save_model
+from trtkit.engine.prepare import care, plugin_file
 from trtkit.engine.profiles import opt_shapes, resolve_profiles
 from trtkit.engine.room import Load, check_room, hybrid_load
 from trtkit.engine.steps import Steps
@@ -19,7 +19,7 @@ from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
 from trtkit.models.hybrids.weights import find_part_weights
 from trtkit.network import onnx_care, onnx_function, onnx_precision
 from trtkit.network.hybrid import input_name
-from trtkit.network.onnx_io import graph_inputs
+from trtkit.network.onnx_io import graph_inputs, save_model
 from trtkit.network.onnx_merge import merged, prefixed
 from trtkit.sources import onnx_file, torch_export
 from trtkit.sources.hybrid_source import PartFactory, part_module
@@ -121,7 +121,7 @@ class _Exporter:
         in_fp32 = tuple(f"{part.name}/" for part in parts if part.dtype == "fp32")
         if precision == "fp32" or len(in_fp32) == len(parts):
             return model
-        keep = onnx_precision.keep_fp32_nodes(model, self.config.keep_fp32)
+        keep = onnx_precision.select_nodes(model, self.config.keep_fp32)
         keep += onnx_function.fp32_nodes(model)
         keep += [node.name for node in model.graph.node if in_fp32 and node.name.startswith(in_fp32)]
         own = {spec.name: tuple(shapes[spec.name]) for spec in graph_inputs(model)}

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.plugins import write_plugins
 from trtkit.engine.profiles import opt_dims, opt_shapes, resolve_profiles
+from trtkit.engine.quantization.vision_model import Place, quantized
 from trtkit.engine.steps import Steps
 from trtkit.network import onnx_care, onnx_custom_ops, onnx_function, onnx_precision, onnx_rewrites
-from trtkit.network.onnx_io import graph_inputs, graph_outputs
+from trtkit.network.onnx_io import graph_inputs, graph_outputs, save_model
 from trtkit.sources import hf_vision, onnx_file, package_file, torch_export
 from trtkit.sources.digest import digest_source
 
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     import onnx
 
 Json = dict[str, Any]
-
-# protobuf cannot hold more in one file.
-_LARGEST_INLINE_BYTES = 2**31 - 2**20
 
 
 def digest(arguments: Json, report: Callable[[Json], None]) -> Json:
@@ -48,8 +46,11 @@ def prepare(arguments: Json, report: Callable[[Json], None]) -> Json:
     profiles, detail = resolve_profiles(graph_inputs(model), config.profiles)
     steps.add("profiles", detail)
     shapes = opt_shapes(graph_inputs(model), profiles)
+    if config.quantize is not None:
+        report({"event": "phase", "name": "quantize"})
+        model = quantized(model, config, Place(shapes, folder, steps))
     if config.precision != "fp32":
-        keep = onnx_precision.keep_fp32_nodes(model, config.keep_fp32)
+        keep = onnx_precision.select_nodes(model, config.keep_fp32)
         keep += onnx_function.fp32_nodes(model)
         model, detail = onnx_precision.cast_to(model, config.precision, keep, shapes, folder)
         steps.add("precision", detail)
@@ -120,14 +121,6 @@ def plugin_file(model: onnx.ModelProto, path: Path, steps: Steps) -> Json:
     plugins, detail = write_plugins(model, path)
     steps.add("plugins", detail)
     return plugins
-
-
-def save_model(model: onnx.ModelProto, path: Path) -> None:
-    """Write `model`, with its weights beside it where one file cannot hold them."""
-    import onnx
-
-    large = model.ByteSize() > _LARGEST_INLINE_BYTES
-    onnx.save(model, str(path), save_as_external_data=large, location=f"{path.name}.data" if large else None)
 
 
 def _remove_intermediates(folder: Path) -> None:

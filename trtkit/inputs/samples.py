@@ -41,9 +41,47 @@ def read_samples(paths: Sequence[str], config: ModelConfig, inputs: Sequence[Ten
     Raises SourceError for what cannot be read, does not fit the inputs or is not finite.
     """
     samples = [sample for path in paths for sample in _read(path, config, inputs)]
-    for sample in samples:
-        _check(sample, inputs)
+    check_samples(samples, inputs)
     return samples
+
+
+def sample_files(path: Path) -> list[Path]:
+    """Return the files of a folder that hold inputs, in order, or the file itself. Raises SourceError without any."""
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in _SUFFIXES)
+    if not files:
+        kinds = ", ".join(sorted(_SUFFIXES))
+        raise SourceError("the folder holds no inputs", str(path), f"put files in it that end in {kinds}")
+    return files
+
+
+def check_samples(samples: Sequence[Sample], inputs: Sequence[TensorSpec]) -> None:
+    """Refuse names, types, shapes and values that the network does not take. Raises SourceError."""
+    for sample in samples:
+        check_names(sample, inputs)
+        for spec in inputs:
+            _check_array(sample.inputs[spec.name], spec, sample.name)
+
+
+def check_names(sample: Sample, inputs: Sequence[TensorSpec]) -> None:
+    """Refuse inputs that the network does not have, and missing ones. Raises SourceError."""
+    known = [spec.name for spec in inputs]
+    wrong = [f"unknown input `{name}`" for name in sample.inputs if name not in known]
+    wrong += [f"missing input `{name}`" for name in known if name not in sample.inputs]
+    if wrong:
+        raise SourceError(", ".join(wrong), sample.name, f"the network's inputs are {', '.join(known)}")
+
+
+def read_npz(path: Path) -> Arrays:
+    """Return the arrays of an .npz file. Raises SourceError."""
+    try:
+        with zipfile.ZipFile(path):
+            pass  # NumPy takes any other file for pickled data and says so
+        with np.load(path, allow_pickle=False) as data:
+            return {name: np.asarray(data[name]) for name in data.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise SourceError(f"not a readable .npz file: {error}", str(path), "save it with numpy.savez") from None
 
 
 def random_sample(
@@ -99,15 +137,11 @@ def _read(text: str, config: ModelConfig, inputs: Sequence[TensorSpec]) -> list[
     """Read one path: a folder's files in order, or one file."""
     path = package_file.resolve(text, config.verify.requires)
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix.lower() in _SUFFIXES)
-        if not files:
-            kinds = ", ".join(sorted(_SUFFIXES))
-            raise SourceError("the folder holds no inputs", str(path), f"put files in it that end in {kinds}")
-        return [sample for file in files for sample in _read(str(file), config, inputs)]
+        return [sample for file in sample_files(path) for sample in _read(str(file), config, inputs)]
     if path.suffix.lower() in _IMAGES:
         return [_image_sample(path, config, inputs)]
     if path.suffix.lower() == ".npz":
-        return [Sample(path.name, _read_npz(path))]
+        return [Sample(path.name, read_npz(path))]
     if path.suffix.lower() == ".json":
         return _polygraphy_samples(path)
     raise SourceError(f"unknown kind of input `{path.suffix}`", str(path), f"use {', '.join(sorted(_SUFFIXES))}")
@@ -121,16 +155,6 @@ def _image_sample(path: Path, config: ModelConfig, inputs: Sequence[TensorSpec])
         raise SourceError(f"an image is one input; the model has {len(inputs)}", str(path), "give .npz arrays")
     array = image_input(read_image(path), config.preprocess)
     return Sample(path.name, {inputs[0].name: as_dtype(array, inputs[0].dtype)})
-
-
-def _read_npz(path: Path) -> Arrays:
-    try:
-        with zipfile.ZipFile(path):
-            pass  # NumPy takes any other file for pickled data and says so
-        with np.load(path, allow_pickle=False) as data:
-            return {name: np.asarray(data[name]) for name in data.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise SourceError(f"not a readable .npz file: {error}", str(path), "save it with numpy.savez") from None
 
 
 def _polygraphy_samples(path: Path) -> list[Sample]:
@@ -153,17 +177,6 @@ def _polygraphy_samples(path: Path) -> list[Sample]:
         Sample(f"{path.name}#{index}", {name: np.asarray(value) for name, value in feed.items()})
         for index, feed in enumerate(feeds)
     ]
-
-
-def _check(sample: Sample, inputs: Sequence[TensorSpec]) -> None:
-    """Refuse names, types, shapes and values that the network does not take."""
-    known = [spec.name for spec in inputs]
-    wrong = [f"unknown input `{name}`" for name in sample.inputs if name not in known]
-    wrong += [f"missing input `{name}`" for name in known if name not in sample.inputs]
-    if wrong:
-        raise SourceError(", ".join(wrong), sample.name, f"the network's inputs are {', '.join(known)}")
-    for spec in inputs:
-        _check_array(sample.inputs[spec.name], spec, sample.name)
 
 
 def _check_array(array: Array, spec: TensorSpec, where: str) -> None:

@@ -9,7 +9,12 @@ from trtkit.dtypes import from_onnx
 from trtkit.errors import SourceError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import onnx
+
+# protobuf cannot hold more in one file.
+LARGEST_INLINE_BYTES = 2**31 - 2**20
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,14 @@ def graph_inputs(model: onnx.ModelProto) -> list[TensorSpec]:
 def graph_outputs(model: onnx.ModelProto) -> list[TensorSpec]:
     """Return the outputs."""
     return [_spec(value) for value in model.graph.output]
+
+
+def save_model(model: onnx.ModelProto, path: Path) -> None:
+    """Write `model`, with its weights beside it where one file cannot hold them."""
+    import onnx
+
+    large = model.ByteSize() > LARGEST_INLINE_BYTES
+    onnx.save(model, str(path), save_as_external_data=large, location=f"{path.name}.data" if large else None)
 
 
 def _spec(value: onnx.ValueInfoProto) -> TensorSpec:

@@ -29,8 +29,8 @@ _BF16_OPSET = 22
 _LARGEST_RANGE_RUN_BYTES = 6 * 2**30
 
 
-def keep_fp32_nodes(model: onnx.ModelProto, patterns: Sequence[str]) -> list[str]:
-    """Return the names of nodes that `patterns` select: globs of names, or `op:Type`.
+def select_nodes(model: onnx.ModelProto, patterns: Sequence[str], key: str = "keep_fp32") -> list[str]:
+    """Return the names of nodes that `patterns` select: globs of names, or `op:Type`. key: the config's, for errors.
 
     Raises ConfigError for every pattern that selects none.
     """
@@ -42,7 +42,7 @@ def keep_fp32_nodes(model: onnx.ModelProto, patterns: Sequence[str]) -> list[str
         selected.update(dict.fromkeys(matched))
         if not matched:
             near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3)
-            problems.append(Problem(f"`{pattern}` matches no node", "keep_fp32", f"near: {', '.join(near)}"))
+            problems.append(Problem(f"`{pattern}` matches no node", key, f"near: {', '.join(near)}"))
     if problems:
         raise ConfigError("invalid config", problems, fix="`trtkit inspect MODEL --layers` lists the names")
     return list(selected)

@@ -9,7 +9,7 @@ from onnx import helper
 from tests import models
 from trtkit.errors import ConfigError
 from trtkit.network.onnx_io import graph_inputs, graph_outputs
-from trtkit.network.onnx_precision import cast_io, keep_fp32_nodes, random_inputs
+from trtkit.network.onnx_precision import cast_io, select_nodes, random_inputs
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,12 @@ from trtkit.network.onnx_precision import cast_io, keep_fp32_nodes, random_input
     ],
 )
 def test_patterns_select_nodes_by_name_or_operator_each_once(patterns: list[str], expected: list[str]) -> None:
-    assert keep_fp32_nodes(models.classifier(), patterns) == expected
+    assert select_nodes(models.classifier(), patterns) == expected
 
 
 def test_every_pattern_that_selects_nothing_is_named() -> None:
     with pytest.raises(ConfigError) as caught:
-        keep_fp32_nodes(models.classifier(), ["stem/con", "op:conv", "pool"])
+        select_nodes(models.classifier(), ["stem/con", "op:conv", "pool"])
     assert [problem.what for problem in caught.value.problems] == [
         "`stem/con` matches no node",
         "`op:conv` matches no node",

@@ -1,0 +1,199 @@
+"""Quantize a prepared ONNX model: by ModelOpt with what data measures, or its weights alone."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.config.quantize import VISION_METHODS, QuantizeOptions
+from trtkit.engine.quantization import vision_data
+from trtkit.errors import BackendError, ConfigError, Problem, QuantizeError
+from trtkit.inputs.samples import wrapped_sample
+from trtkit.network import onnx_quantize
+from trtkit.network.onnx_io import LARGEST_INLINE_BYTES, graph_inputs, save_model
+from trtkit.network.onnx_precision import select_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import onnx
+
+    from trtkit.config.schema import ModelConfig
+    from trtkit.engine.quantization.vision_data import Range
+    from trtkit.engine.steps import Steps
+    from trtkit.inputs.samples import Sample
+
+Json = dict[str, Any]
+Shapes = dict[str, tuple[int, ...]]
+NUMBERS = {"int8": "int8", "fp8": "fp8", "int8_wo": "int8", "int4_wo": "int4"}
+"""The type that each method stores, by trtkit's name."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model is quantized. shapes: typical ones, at which products are judged. folder: for files in between."""
+
+    shapes: Shapes
+    folder: Path
+    steps: Steps
+
+
+def quantized(model: onnx.ModelProto, config: ModelConfig, place: Place) -> onnx.ModelProto:
+    """Return the model quantized as `config.quantize` asks; all else stays in fp32.
+
+    Raises ConfigError, QuantizeError, SourceError.
+    """
+    assert config.quantize is not None
+    options = config.quantize
+    check_options(options)
+    exclude = select_nodes(model, options.exclude, "quantize.exclude")
+    _check_model(model)
+    try:
+        model = onnx_quantize.lifted(model, options.method)
+    except ValueError as error:
+        opset = onnx_quantize.OPSETS[options.method]
+        what = f"{options.method} needs opset {opset}, and the model does not convert: {error}"
+        raise QuantizeError(what, "opset", f"export the model with opset {opset} or newer") from None
+    if options.method in ("int8", "fp8"):
+        model = _by_modelopt(model, config, exclude, place)
+    else:
+        onnx_quantize.quantize_weights(model, options.method, exclude, options.block)
+    counts = onnx_quantize.counts(model)
+    if not counts.weights and not counts.activations:
+        what = f"{options.method} finds nothing to quantize: no large enough product that is not excluded"
+        raise QuantizeError(what, "quantize", "exclude less, use another method, or remove `quantize`")
+    place.steps.add("quantize", f"{options.method}: {counts}")
+    return model
+
+
+def check_options(options: QuantizeOptions) -> None:
+    """Refuse what is not for vision models. Raises ConfigError."""
+    problems = []
+    if options.method not in VISION_METHODS:
+        fix = f"use one of {', '.join(VISION_METHODS)}"
+        problems.append(Problem(f"`{options.method}` is not for vision models", "quantize.method", fix))
+    given = {"kv_cache": options.kv_cache, "layers": options.layers, "smoothing": options.smoothing}
+    for key, value in (given | {"head": options.head}).items():
+        if value:
+            problems.append(Problem("this is for language models only", f"quantize.{key}", "remove it"))
+    if problems:
+        raise ConfigError("the model cannot be quantized so", problems)
+
+
+def _check_model(model: onnx.ModelProto) -> None:
+    """Refuse models that are quantized already, and operators that ModelOpt does not know. Raises QuantizeError."""
+    if onnx_quantize.is_quantized(model):
+        what = "the model has Q/DQ nodes already"
+        raise QuantizeError(what, "quantize", "remove `quantize`, or give the model as it was before")
+    own = Counter(node.op_type for node in model.graph.node if node.domain not in {"", "ai.onnx"})
+    if own:
+        names = ", ".join(f"{count} {name}" for name, count in own.items())
+        fix = "quantize a model of ONNX's own operators; trtkit's `custom_ops` stay in `precision`"
+        raise QuantizeError(f"operators of other domains are not quantized: {names}", "quantize", fix)
+
+
+def _by_modelopt(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[str], place: Place) -> onnx.ModelProto:
+    """Measure the model on data and let ModelOpt place Q/DQ."""
+    assert config.quantize is not None
+    options, where = config.quantize, str(config.quantize.calibration.data)
+    samples = vision_data.read_calibration(config, graph_inputs(model))
+    place.steps.add("calibration data", f"{len(samples)} samples")
+    before = onnx_quantize.product_inputs(model, exclude)
+    ranges = vision_data.measure(model, before, samples, place.folder)
+    vision_data.check_ranges(ranges, _readers(model), where)
+    made = _placed(model, options, exclude, _Reader(samples, place.shapes), place.folder)
+    if options.algorithm == "percentile":
+        tensors = [node.input[0] for node in onnx_quantize.quantized_activations(made)]
+        ranges = vision_data.measure(model, tensors, samples, place.folder)
+        _set_scales(made, ranges, options.method)
+    return made
+
+
+def _readers(model: onnx.ModelProto) -> dict[str, str]:
+    """Return a node that reads each tensor: the first."""
+    found: dict[str, str] = {}
+    for node in model.graph.node:
+        for name in node.input:
+            if node.op_type in onnx_quantize.PRODUCTS:
+                found.setdefault(name, node.name)
+    return found
+
+
+def _placed(
+    model: onnx.ModelProto, options: QuantizeOptions, exclude: Sequence[str], reader: _Reader, folder: Path
+) -> onnx.ModelProto:
+    """Return the model with ModelOpt's Q/DQ, weights stored in 8 bits. Raises BackendError, QuantizeError."""
+    import onnx
+
+    try:
+        from modelopt.onnx.quantization import quantize
+    except ImportError as error:
+        fix = "pip install 'trtkit[quantize]'"
+        raise BackendError(f"quantizing needs ModelOpt: {error}", "quantize", fix) from error
+    source, made = folder / "before-quantize.onnx", folder / "quantized.onnx"
+    save_model(model, source)
+    logging.getLogger("modelopt").setLevel(logging.ERROR)
+    try:
+        quantize(
+            str(source),
+            quantize_mode=options.method,
+            calibration_data_reader=reader,
+            calibration_method="entropy" if options.algorithm == "entropy" else "max",
+            calibration_eps=["cpu"],
+            nodes_to_exclude=[f"^{re.escape(name)}$" for name in exclude],
+            use_external_data_format=model.ByteSize() > LARGEST_INLINE_BYTES,
+            high_precision_dtype="fp32",
+            output_path=str(made),
+            log_level="ERROR",
+            dq_only=True,
+        )
+    except Exception as error:  # ModelOpt, ONNX Runtime and GraphSurgeon raise all kinds
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        fix = "leave the nodes at fault out by `quantize.exclude`, or use int8_wo"
+        raise QuantizeError(f"ModelOpt cannot quantize the model: {reason}", "quantize", fix) from error
+    found = onnx.load(str(made))
+    del found.metadata_props[:]
+    found.metadata_props.extend(model.metadata_props)  # text recognizers keep their alphabet there
+    return found
+
+
+class _Reader:
+    """Gives ModelOpt the samples one by one, and the first one in the shapes that the engine is tuned for."""
+
+    def __init__(self, samples: Sequence[Sample], shapes: Shapes) -> None:
+        self._samples, self._shapes = samples, shapes
+        self.rewind()
+
+    def get_next(self) -> Mapping[str, Any] | None:
+        """Return the next sample's arrays, None after the last."""
+        found = next(self._left, None)
+        return None if found is None else found.inputs
+
+    def get_first(self) -> Mapping[str, Any]:
+        """Return the sample by which ModelOpt judges products too narrow for quantization."""
+        return wrapped_sample("opt", self._shapes, self._samples[0]).inputs
+
+    def rewind(self) -> None:
+        """Begin again."""
+        self._left = iter(self._samples)
+
+
+def _set_scales(model: onnx.ModelProto, ranges: Mapping[str, Range], method: str) -> None:
+    """Let activations' scales follow from percentiles; those that share one follow from the largest."""
+    from onnx import numpy_helper
+
+    largest = 448.0 if method == "fp8" else 127.0
+    scales: dict[str, float] = {}
+    for node in onnx_quantize.quantized_activations(model):
+        scale = ranges[node.input[0]].percentile / largest
+        scales[node.input[1]] = max(scale, scales.get(node.input[1], 0.0))
+    for tensor in model.graph.initializer:
+        if scales.get(tensor.name, 0.0) > 0:
+            shape = numpy_helper.to_array(tensor).shape
+            tensor.CopyFrom(numpy_helper.from_array(np.full(shape, scales[tensor.name], np.float32), tensor.name))
