@@ -48,10 +48,15 @@ def tool_versions() -> dict[str, str]:
 def build_key(
     config: ModelConfig, target: Target, backend: str, sources: Sequence[FileRecord], tools: Mapping[str, str]
 ) -> str:
-    """Return the SHA-256 of everything the plan follows from; descriptions and paths are no part of it."""
+    """Return the SHA-256 of everything the plan follows from; descriptions and paths are no part of it.
+
+    sources: the model's files, then those that it is calibrated on.
+    """
     asked = config.model_dump(mode="json", exclude={"description", "target", "preprocess", "task", "verify"})
     digests = [source.sha256 for source in sources]
     asked["source"] = _without_paths(asked["source"])
+    if asked["quantize"] is not None:
+        asked["quantize"]["calibration"]["data"] = None
     where = {"backend": backend, "compute_capabilities": target.compute_capabilities}
     text = json.dumps([asked, digests, where, dict(tools)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

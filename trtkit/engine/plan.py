@@ -51,10 +51,11 @@ def plan_build(config: ModelConfig, on_event: Callable[[Json], None]) -> Plan:
     target = load_target(config.target)
     backend = choose_backend(target.backend)
     has_plugins = uses_plugins(config, backend)
-    files = run("digest", {"config": config.model_dump(mode="json")}, on_event)["files"]
-    sources = tuple(FileRecord(**file) for file in files)
+    digests = run("digest", {"config": config.model_dump(mode="json")}, on_event)
+    sources = tuple(FileRecord(**file) for file in digests["files"])
+    data = tuple(FileRecord(**file) for file in digests["data"])
     tools = cache.tool_versions()
-    key = cache.build_key(config, target, backend, sources, tools)
+    key = cache.build_key(config, target, backend, (*sources, *data), tools)
     kinds = is_decoder(config), is_hybrid(config), takes_images(config)
     return Plan(config, target, backend, sources, tools, key, *kinds, uses_plugins=has_plugins)
 

@@ -8,7 +8,7 @@ from trtkit.dtypes import DTYPES
 from trtkit.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from trtkit.backends import Features
     from trtkit.network.describe import NetworkRecord
@@ -20,9 +20,16 @@ def check_types(record: NetworkRecord, target: str, compute_capabilities: Sequen
     TensorRT-RTX builds such types without complaint when no compute capability is named, and the engine then fails on
     the GPU; so the target must name one. Raises ConfigError.
     """
-    tensors = (tensor for layer in record.layers for tensor in layer.outputs)
+    names = {tensor.dtype for layer in record.layers for tensor in layer.outputs}
+    check_named_types(names, target, compute_capabilities, features)
+
+
+def check_named_types(
+    names: Collection[str], target: str, compute_capabilities: Sequence[int], features: Features
+) -> None:
+    """Do the same for types by name. Raises ConfigError."""
     problems = []
-    for name in sorted({tensor.dtype for tensor in tensors}):
+    for name in sorted(names):
         needed = DTYPES[name].min_compute_capability
         fix = f"build with a target of SM{needed} or newer, such as `--target sm{needed}`"
         if needed and not features.needs_gpu and not compute_capabilities:

@@ -29,6 +29,15 @@ def digest_source(source: Source) -> list[SourceFile]:
     return [_digest(path) for path in source_files(source)]
 
 
+def digest_data(data: str | None) -> list[SourceFile]:
+    """Return the files of calibration data with their SHA-256: a file, or what lies in a folder; none for None."""
+    if data is None:
+        return []
+    path = package_file.resolve(data)
+    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    return [_digest(file) for file in files]
+
+
 def source_files(source: Source) -> list[Path]:
     """Return the files of `source`: model and external data, checkpoint and factory module, or a folder's files."""
     if source.onnx is not None:

@@ -32,6 +32,8 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 # End to end, errors of many layers add up: ten times what one op may have.
 _END_TO_END = 10
+# Of a vision model against what it was before: what methods cost (docs/quantization.md), with room.
+_QUANTIZED = {"int8": 0.3, "fp8": 0.3, "int8_wo": 0.05, "int4_wo": 0.3}
 
 
 class Execution(Protocol):
@@ -68,13 +70,13 @@ class Verifier:
         report({"event": "phase", "name": "load reference"})
         origin = Origin(self.onnx, list(self.executor.output_names), arguments.get("sources"))
         self.reference: Reference = choose_reference(self.config, arguments.get("against"), origin)
-        self.tolerance = tolerance_of(self.config)
+        self.tolerance = max(tolerance_of(self.config), quantized_tolerance(self.config))
         self.pairs_rows = self.config.verify.pair_rows
         self.unpaired = 0.0
 
     def samples(self, paths: list[str]) -> list[Sample]:
         """Return the inputs to compare on: those asked for, else the config's, else random ones at opt."""
-        named = paths or list(self.config.verify.inputs)
+        named = paths or self._named()
         if named:
             samples = read_samples(named, self.config, self.inputs)
         else:
@@ -85,7 +87,15 @@ class Verifier:
 
     def has_real_data(self, paths: list[str]) -> bool:
         """Whether `samples` reads files."""
-        return bool(paths or self.config.verify.inputs)
+        return bool(paths or self._named())
+
+    def _named(self) -> list[str]:
+        """Return the data that the config names: to verify on, else the images that it was quantized on."""
+        quantize = self.config.quantize
+        named = list(self.config.verify.inputs)
+        if named or quantize is None or quantize.calibration.data is None or self.config.preprocess is None:
+            return named
+        return [quantize.calibration.data]
 
     def run(self, sample: Sample) -> tuple[Arrays, Arrays]:
         """Return our outputs and the reference's."""
@@ -135,6 +145,13 @@ class Verifier:
 def tolerance_of(config: ModelConfig) -> float:
     """Return the relative RMS error that outputs may have, end to end."""
     return config.verify.max_relative_rms_error or _END_TO_END * dtype_of(config.precision).tolerance
+
+
+def quantized_tolerance(config: ModelConfig) -> float:
+    """Return the relative RMS error that quantizing a vision model may cost; 0 where the config does not, or says."""
+    if config.quantize is None or config.verify.max_relative_rms_error is not None:
+        return 0.0
+    return _QUANTIZED.get(config.quantize.method, 0.0)
 
 
 def verify(arguments: Json, report: Callable[[Json], None]) -> Json:

@@ -36,14 +36,18 @@ class Reference(Protocol):
 
 @dataclass
 class OnnxRuntimeReference:
-    """ONNX Runtime on CPU. Inputs are converted to the types that the model takes. form: of ops that it lacks."""
+    """ONNX Runtime on CPU. Inputs are converted to the types that the model takes. form: of ops that it lacks.
+
+    optimize: whether it may fuse nodes; Q/DQ would become integer kernels of its own, and some it fuses wrongly.
+    """
 
     path: Path
     description: str
     form: str = GATHER
+    optimize: bool = True
 
     def __post_init__(self) -> None:
-        self._session = onnx_runtime_session(self.path, form=self.form)
+        self._session = onnx_runtime_session(self.path, optimize=self.optimize, form=self.form)
         replaced = self._session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
         if replaced:
             self.description += f", with trtkit's functions for {replaced}"
@@ -104,7 +108,8 @@ def choose_reference(config: ModelConfig, against: str | None, origin: Origin) -
         raise SourceError(f"the source {change}", "--against torch", "build the bundle again, or leave out --against")
     if change or (against == "onnxruntime" and source.onnx is None):
         own = "ONNX Runtime on the network's own ONNX file"
-        return OnnxRuntimeReference(origin.onnx, f"{own}; the source {change}" if change else own, _other(config))
+        said = f"{own}; the source {change}" if change else own
+        return OnnxRuntimeReference(origin.onnx, said, _other(config), optimize=config.quantize is None)
     if source.onnx is not None:
         path = package_file.resolve(source.onnx, source.requires)
         return OnnxRuntimeReference(path, f"ONNX Runtime on {path.name}", _other(config))
