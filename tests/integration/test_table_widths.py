@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from rich.console import Console
 
 from tests import tiny_chat
 from tests.models import classifier, save
 from trtkit.bench.gpus import planned_gpus
+from trtkit.cli.bench_tables import load_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +85,30 @@ def test_a_language_model(printed: Callable[..., str]) -> None:
     assert "input_ids int32 [?, ?]" in printed("inspect bundle --layers")
     printed("verify bundle --no-corners -q")
     printed(f"eval bundle --perplexity {ROOT}/LICENSE --windows 1 -q")
+
+
+def test_figures_of_a_network(printed: Callable[..., str]) -> None:
+    words = "--unverified --batch 4 --compare onnxruntime --min-runs 5 --min-seconds 0.01 -q"
+    text = printed(f"bench wide.yaml {words} --out before.json")
+    assert LONG[:20] in text
+    assert "trtkit" in printed("bench diff before.json before.json")
+
+
+def test_figures_of_a_language_model(printed: Callable[..., str]) -> None:
+    """Those of a slow machine too, by a report whose times are a thousand times as long."""
+    load = "--requests 2 --concurrency 2 --input-tokens 8 --output-tokens 4 --goodput ttft:500"
+    printed(f"bench bundle --unverified {load} --compare transformers --rounds 1 --out llm.json -q")
+    printed("bench diff llm.json llm.json")
+    found = json.loads(Path("llm.json").read_text())
+    case = found["cases"][0]
+    for result in case["results"]:
+        for metric in ("time_to_first_token", "inter_token_latency", "request_latency"):
+            result["metrics"][metric]["p50"], result["metrics"][metric]["p99"] = 123456.7, 234567.8
+    out = Console(width=80, file=io.StringIO())
+    out.print(load_table(case))
+    text = out.file.getvalue()
+    assert text.count("123457/234568") == 3 * len(case["results"])
+    assert max(map(len, text.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("line", ["doctor", "plugins list", "plugins check pillar_scatter -q"])

@@ -57,7 +57,7 @@ class BenchCommand(click.Command):
 
 
 @click.command(cls=BenchCommand, epilog=EPILOG)
-@click.argument("bundle", metavar="BUNDLE|CONFIG", shell_complete=completions.bundles)
+@click.argument("bundle", metavar="BUNDLE|CONFIG", shell_complete=completions.configs_and_bundles)
 @target_option
 @set_option
 @click.option("--compare", "rivals", multiple=True, metavar="WHAT", help=_KINDS)
@@ -169,7 +169,6 @@ def _show(found: Json, *, as_json: bool) -> None:
         click.echo(json.dumps(found))
         return
     from trtkit.cli.bench_tables import bench_tables
-    from trtkit.cli.tables import console
+    from trtkit.cli.tables import show
 
-    for table in bench_tables(found):
-        console().print(table, "")
+    show(bench_tables(found))

@@ -21,7 +21,6 @@ _NAMES = {
     "output_token_throughput": "tokens/s",
 }
 _RATES = ("throughput", "output_token_throughput")
-_LONGEST = 30
 
 
 def ceiling_tables(case: Json) -> Iterator[RenderableType]:
@@ -35,7 +34,7 @@ def ceiling_tables(case: Json) -> Iterator[RenderableType]:
 def _figures(results: list[Json]) -> RenderableType:
     rows = listing("", "ceiling of", "figure", "measured", "at best", "reached", "bound by")
     for column in rows.columns[2:5]:
-        column.justify = "right"
+        column.justify, column.no_wrap = "right", True
     for result in results:
         for metric, against in result.get("ceilings", {}).items():
             measured = result["metrics"][metric]["avg" if metric in _RATES else "p50"]
@@ -52,10 +51,10 @@ def _gaps(phase: Json) -> RenderableType:
         "layer", "layers", "ms", "at best", "reached", "bound by",
     )  # fmt: skip
     for column in rows.columns[1:5]:
-        column.justify = "right"
+        column.justify, column.no_wrap = "right", True
     for row in phase["gaps"]:
         numbers = (number_text(row["ms"]), number_text(row["floor_ms"]), share_text(row["reached"]))
-        rows.add_row(_shortened(row["layer"]), str(row["layers"]), *numbers, row["bound"])
+        rows.add_row(row["layer"], str(row["layers"]), *numbers, row["bound"])
     return rows
 
 
@@ -67,8 +66,3 @@ def number_text(value: float) -> str:
 def share_text(share: float) -> str:
     """Return a share as a percentage, of those below 1 % one digit."""
     return f"{share:.0%}" if share >= 0.01 else f"{100 * share:.1g}%"
-
-
-def _shortened(name: str) -> str:
-    """Return a name, of long ones the end: the beginning is the block's."""
-    return name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"

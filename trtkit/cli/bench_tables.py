@@ -66,7 +66,7 @@ def _vision(case: Json) -> Table:
 
 def load_table(case: Json) -> Table:
     """Return a load's figures: medians and 99th percentiles in ms, rates a second; 80 columns hold them."""
-    names = ("TTFT p50/99", "ITL p50/99", "E2E p50/99", "tok/s", "req/s")
+    names = ("TTFT ms\np50/99", "ITL ms\np50/99", "E2E ms\np50/99", "tok/s", "req/s")
     goodput = any("goodput" in result["metrics"] for result in case["results"])
     rows = listing(case["name"], "computes", *names, *(["good/s"] if goodput else []), "done")
     for column in rows.columns[1:]:

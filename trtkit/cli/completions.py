@@ -28,6 +28,11 @@ def networks(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> l
     return [*_named(_shipped(), incomplete), *_paths(incomplete, has_bundles=True)]
 
 
+def configs_and_bundles(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer shipped configs, YAML files and bundles."""
+    return [item for item in networks(_ctx, _param, incomplete) if not item.value.endswith(".onnx")]
+
+
 def bundles(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer bundles, and folders that lead to some."""
     return [item for item in _paths(incomplete, has_bundles=True) if not _FILE.search(item.value)]

@@ -63,6 +63,8 @@ def offered(script: str, workspace: Path) -> Callable[[str], list[str]]:
         ("trtkit verify bundles/", ["bundles/one", "bundles/two"]),
         ("trtkit generate b", ["bundles/"]),
         ("trtkit bench bundles/t", ["bundles/two"]),
+        ("trtkit bench my", ["my.yaml"]),
+        ("trtkit bench effic", ["efficientnet-lite0"]),
         ("trtkit build --set llm.max_b", ["llm.max_batch_size="]),
         ("trtkit build --target sm8", ["sm80", "sm86", "sm89"]),
         ("trtkit plan --gpu h", ["h100", "h200"]),
