@@ -76,7 +76,9 @@ def _missing(spec: DecoderSpec, names: Mapping[str, str], source: Mapping[str, A
         name = names[weight.path]
         if name not in source:
             yield Problem(f"`{name}` is missing, of shape {list(weight.shape)}")
-        elif (shape := _shape(source, name)) != weight.shape:
+        elif (shape := _shape(source, name)) != weight.shape and not (
+            spec.is_in_out and shape == weight.shape[::-1] and _is_quantized(source, name)
+        ):
             yield Problem(f"`{name}` has shape {list(shape)}, wanted is {list(weight.shape)}")
 
 
@@ -84,6 +86,12 @@ def _shape(source: Mapping[str, Any], name: str) -> Shape:
     """Return a weight's shape, without reading it where the source can tell."""
     shape_of = getattr(source, "shape_of", None)
     return tuple(shape_of(name) if shape_of else source[name].shape)
+
+
+def _is_quantized(source: Mapping[str, Any], name: str) -> bool:
+    """Whether a weight is in few bits: then it is [out, in], however the family stores its matrices."""
+    is_quantized = getattr(source, "is_quantized", None)
+    return bool(is_quantized and is_quantized(name))
 
 
 def _extra(spec: DecoderSpec, known: set[str], source: Mapping[str, Any]) -> Iterator[Problem]:

@@ -22,11 +22,12 @@ def row_scales(scales: Array, shape: tuple[int, int], block: tuple[int, int] = (
     wide, (out, size), (rows, columns) = finite(scales), shape, block
     if wide.size == 1:
         return wide.reshape(())
-    wide = wide.reshape([length for length in wide.shape if length > 1])
-    if wide.shape == (out,) or (wide.ndim == 2 and len(wide) == out and size % wide.shape[1] == 0):
+    if wide.ndim == 2 and len(wide) == out and size % wide.shape[1] == 0:
+        return wide.reshape(out) if wide.shape[1] == 1 else wide
+    if wide.shape == (out,):
         return wide
-    grid = finite(scales).reshape(-1, max(size // columns, 1)) if columns and size % columns == 0 else None
-    if grid is not None and rows and len(grid) == -(-out // rows):
+    if rows and size % columns == 0 and wide.size == -(-out // rows) * (size // columns):
+        grid = wide.reshape(-1, size // columns)
         return np.ascontiguousarray(np.repeat(grid, rows, axis=0)[:out])
     what = f"scales of shape {list(scales.shape)} do not belong to rows or blocks of {out} rows and {size} columns"
     raise SourceError(what, fix="copy the checkpoint's files again")
@@ -44,9 +45,8 @@ def block_scales(scales: Array, shape: tuple[int, int], block: int) -> Array:
     """Return scales [out, in / block] as they are. Raises SourceError where they are of another shape or NaN."""
     out, size = shape
     if scales.shape != (out, size // block) or size % block:
-        what = (
-            f"scales of shape {list(scales.shape)} do not belong to blocks of {block} of {out} rows and {size} columns"
-        )
+        where = f"{out} rows of {size} columns in blocks of {block}"
+        what = f"scales of shape {list(scales.shape)} do not belong to {where}"
         raise SourceError(what, fix="copy the checkpoint's files again")
     finite(scales)
     return scales
