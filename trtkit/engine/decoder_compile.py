@@ -73,7 +73,8 @@ def compile_decoder(arguments: Json, report: Callable[[Json], None]) -> Json:
     spec = checked_spec(config, opened)
     parameters = sum(math.prod(weight.shape) for weight in model_weights(spec))
     size = decoder_size(spec, parameters, config, opened.kv_cache)
-    steps.add("source", f"{spec.model_type}, {len(spec.layers)} layers, {parameters / 1e6:.1f} M parameters")
+    note = f"; {opened.note}" if opened.note else ""
+    steps.add("source", f"{spec.model_type}, {len(spec.layers)} layers, {parameters / 1e6:.1f} M parameters{note}")
     check_room(Load(size.weight_bytes), Path(request.folder))
     graph = _write_network(backend, config, (spec, opened), steps)
     record, profiles = _describe(backend, graph, config)

@@ -25,14 +25,24 @@ Shapes = dict[str, dict[str, list[int]]]
 
 
 def open_model_source(config: ModelConfig, quantized: str | Path = "") -> DecoderSource:
-    """Open the model that a config's network is written from. quantized: the checkpoint made of it, where one was."""
-    return decoder_source.open_hf_folder(Path(quantized)) if quantized else open_decoder(config.source)
+    """Open the model that a config's network is written from. quantized: the checkpoint made of it, where one was.
+
+    Raises ConfigError where layers are to stay as stored in what is no GGUF file.
+    """
+    if quantized:
+        return decoder_source.open_hf_folder(Path(quantized))
+    keeps = config.quantize is not None and config.quantize.method == "as_stored"
+    if keeps and config.source.gguf is None:
+        what = "`as_stored` is for GGUF files; checkpoints of other kinds that are quantized stay so by themselves"
+        raise ConfigError("the config does not fit its source", [Problem(what, "quantize.method", "remove `quantize`")])
+    return open_decoder(config.source, keep_quantized=keeps)
 
 
-def open_decoder(source: Source) -> DecoderSource:
-    """Open the config, weights and tokenizer of a decoder-only LLM."""
+def open_decoder(source: Source, *, keep_quantized: bool = False) -> DecoderSource:
+    """Open the config, weights and tokenizer of a decoder-only LLM. keep_quantized: layers of GGUF files stay so."""
     if source.gguf is not None:
-        return decoder_source.open_gguf(package_file.resolve(source.gguf, source.requires))
+        path = package_file.resolve(source.gguf, source.requires)
+        return decoder_source.open_gguf(path, keep_quantized=keep_quantized)
     if source.trtllm is not None:
         return decoder_source.open_trtllm(package_file.resolve(source.trtllm))
     assert source.hf is not None

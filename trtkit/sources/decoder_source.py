@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
 from trtkit.sources import trtllm_config, trtllm_weights
 from trtkit.sources.checkpoint import Checkpoint
+from trtkit.sources.gguf_blocks import KEPT
 from trtkit.sources.gguf_config import family_of, hf_config
 from trtkit.sources.gguf_file import read_gguf
 from trtkit.sources.gguf_tokenizer import gguf_tokenizer
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.quantized import KvQuantization
-    from trtkit.sources.checkpoint import Array
+    from trtkit.sources.checkpoint import Array, StoredArray
+    from trtkit.sources.gguf_file import GgufFile
     from trtkit.sources.tokenizer import Tokenizer
 
 
@@ -35,6 +37,7 @@ class DecoderSource:
     files: all that was or will be read. where: what errors call the model.
     quantized_by: who quantized the checkpoint, whose quantized layers are `QuantizedMatrix`; empty where none are.
     kv_cache: how its caches are quantized; None where they are not.
+    note: what was kept in few bits and what was not, for those who read the build's steps.
     """
 
     config: Mapping[str, Any]
@@ -44,6 +47,7 @@ class DecoderSource:
     tokenizer: Tokenizer
     quantized_by: str = ""
     kv_cache: KvQuantization | None = None
+    note: str = ""
 
 
 def open_hf_folder(folder: Path) -> DecoderSource:
@@ -64,15 +68,30 @@ def open_hf_folder(folder: Path) -> DecoderSource:
     return DecoderSource(config, Checkpoint(arrays), files, str(path), tokenizer, *own)
 
 
-def open_gguf(path: Path) -> DecoderSource:
+def open_gguf(path: Path, *, keep_quantized: bool = False) -> DecoderSource:
     """Open a GGUF file: metadata as a Hugging Face config, tensors dequantized as they are read, the tokenizer rebuilt.
 
-    Raises SourceError for damaged files, and for architectures, tensor types and tokenizers that are not supported.
+    keep_quantized: linear layers in Q8_0, Q4_0 and Q4_1 stay so. Raises SourceError for damaged files, for
+    architectures, tensor types and tokenizers that are not supported, and where there is nothing to keep.
     """
     file = read_gguf(path)
     family = family_of(file)
-    checkpoint = Checkpoint(hf_weights(file, family))
-    return DecoderSource(hf_config(file, family), checkpoint, (path,), str(path), gguf_tokenizer(file))
+    weights = hf_weights(file, family, keep_quantized=keep_quantized)
+    note = _kept(file, weights) if keep_quantized else ""
+    opened = DecoderSource(hf_config(file, family), Checkpoint(weights), (path,), str(path), gguf_tokenizer(file))
+    return replace(opened, quantized_by="llama.cpp", note=note) if keep_quantized else opened
+
+
+def _kept(file: GgufFile, weights: Mapping[str, StoredArray]) -> str:
+    """Say how many matrices stay in few bits, and which types do not. Raises SourceError where none does."""
+    kept = sum(array.is_quantized for array in weights.values())
+    others = {tensor.type for tensor in file.tensors.values() if len(tensor.shape) > 1} - set(KEPT)
+    listed = ", ".join(sorted(others))
+    if not kept:
+        what = f"no linear layer is of a type that TensorRT has a form for: {', '.join(KEPT)}"
+        raise SourceError(what, str(file.path), f"remove `quantize`: {listed or 'all'} are dequantized then")
+    rest = f"; {listed}, tables and experts dequantized" if listed else "; tables and experts dequantized"
+    return f"{kept} matrices kept as stored{rest}"
 
 
 def open_trtllm(folder: Path) -> DecoderSource:

@@ -16,6 +16,7 @@ import numpy as np
 
 from trtkit.errors import SourceError
 from trtkit.sources.checkpoint import StoredArray
+from trtkit.sources.gguf_blocks import KEPT, block_matrix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,6 +57,14 @@ class GgufFile:
         tensor = self.tensors[name]
         return StoredArray(tensor.shape, lambda: self._read(tensor, slice(None)))
 
+    def stored_matrix(self, name: str) -> StoredArray:
+        """Return a matrix that is kept in few bits where TensorRT has its type's form, otherwise as `stored` does."""
+        tensor = self.tensors[name]
+        if tensor.type not in KEPT or len(tensor.shape) != 2:
+            return self.stored(name)
+        read: Any = lambda: block_matrix(self._bytes(tensor).reshape(tensor.shape[0], -1), tensor.type)  # noqa: E731
+        return StoredArray(tensor.shape, read, is_quantized=True)
+
     def stored_row(self, name: str, index: int) -> StoredArray:
         """Return entry `index` of a tensor's first axis, without reading the others."""
         tensor = self.tensors[name]
@@ -63,7 +72,7 @@ class GgufFile:
         return StoredArray(tensor.shape[1:], lambda: self._read(tensor, rows)[0])
 
     def _read(self, tensor: GgufTensor, rows: slice) -> Array:
-        raw = self.memory[tensor.offset : tensor.offset + tensor.size_bytes]
+        raw = self._bytes(tensor)
         if tensor.type in _PLAIN:
             import ml_dtypes
 
@@ -75,6 +84,9 @@ class GgufFile:
         quantized = raw.reshape(*tensor.shape[:-1], -1)[rows]
         values: Array = gguf.quants.dequantize(quantized, gguf.GGMLQuantizationType[tensor.type])
         return values
+
+    def _bytes(self, tensor: GgufTensor) -> Array:
+        return self.memory[tensor.offset : tensor.offset + tensor.size_bytes]
 
 
 def read_gguf(path: Path) -> GgufFile:

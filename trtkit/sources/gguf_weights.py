@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,14 +28,17 @@ _HEADS = {
 _Named = tuple[str, StoredArray]
 
 
-def hf_weights(file: GgufFile, family: GgufFamily) -> dict[str, StoredArray]:
-    """Return the weights by Hugging Face name. Raises ProblemsError naming tensors that the architecture lacks."""
+def hf_weights(file: GgufFile, family: GgufFamily, *, keep_quantized: bool = False) -> dict[str, StoredArray]:
+    """Return the weights by Hugging Face name. Raises ProblemsError naming tensors that the architecture lacks.
+
+    keep_quantized: linear layers whose type TensorRT has a form for stay in it, as `QuantizedMatrix`.
+    """
     weights: dict[str, StoredArray] = {}
     unknown = []
     for name in file.tensors:
         if name in _NOT_WEIGHTS or name.endswith(".attn_rot_embd.weight"):
             continue
-        found = dict(_named(file, family, name))
+        found = dict(_named(file, family, name, keep_quantized))
         weights |= found
         if not found:
             unknown.append(Problem(f"`{name}` of shape {list(file.tensors[name].shape)}", str(file.path)))
@@ -44,17 +47,19 @@ def hf_weights(file: GgufFile, family: GgufFamily) -> dict[str, StoredArray]:
     return weights
 
 
-def _named(file: GgufFile, family: GgufFamily, name: str) -> Iterator[_Named]:
+def _named(file: GgufFile, family: GgufFamily, name: str, keep_quantized: bool) -> Iterator[_Named]:
     """Yield what one tensor of the file holds: a weight, or one for each expert; nothing where it is not known."""
     block = _BLOCK.fullmatch(name)
     module, _, suffix = (block[2] if block else name).rpartition(".")
     if block is None:
         if module in family.names:
-            yield f"{family.names[module]}.{suffix}", _restored(file, family, name, module)
+            restore = _kept if keep_quantized and module == "output" else _restored
+            yield f"{family.names[module]}.{suffix}", restore(file, family, name, module)
         return
     start = family.layers.format(i=block[1])
     if module in family.blocks:
-        yield f"{start}{family.blocks[module]}.{suffix}", _restored(file, family, name, module)
+        restore = _kept if keep_quantized else _restored
+        yield f"{start}{family.blocks[module]}.{suffix}", restore(file, family, name, module)
     elif module in family.experts:
         for expert in range(file.tensors[name].shape[0]):
             yield f"{start}{family.experts[module].format(e=expert)}.{suffix}", file.stored_row(name, expert)
@@ -72,6 +77,19 @@ def _restored(file: GgufFile, family: GgufFamily, name: str, module: str) -> Sto
     elif change == "squeeze":
         shape = (1, *shape) if len(shape) == 1 else shape
     return StoredArray(shape, lambda: _undo(change, stored.read(), heads).reshape(shape))
+
+
+def _kept(file: GgufFile, family: GgufFamily, name: str, module: str) -> StoredArray:
+    """Return a linear layer's matrix in few bits, [out, in] in all families; other tensors as `_restored` does."""
+    stored, change = file.stored_matrix(name), family.changes.get(module)
+    if not stored.is_quantized:
+        return _restored(file, family, name, module)
+    if change is None or change == "transpose":
+        return stored
+    heads = _head_count(file, _HEADS[change])
+    order = _undo(change, np.arange(stored.shape[0]), heads).reshape(-1)
+    read: Any = lambda: stored.read().rows(order)  # type: ignore[attr-defined]  # noqa: E731
+    return StoredArray(stored.shape, read, is_quantized=True)
 
 
 def _undo(change: Change, array: Array, heads: int) -> Array:

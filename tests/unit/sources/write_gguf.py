@@ -26,18 +26,27 @@ def write_model(
     arch: str,
     config: dict[str, Any],
     checkpoint: dict[str, Array],
-    more: Callable[[gguf.GGUFWriter], None],
+    more: Callable[[gguf.GGUFWriter], None] = lambda _: None,
+    kind: Callable[[str], str] = lambda _: "F32",
 ) -> Path:
-    """Write config and weights. arch: a name in gguf.MODEL_ARCH. more: adds keys and tensors that only some have."""
+    """Write config and weights. arch: a name in gguf.MODEL_ARCH. more: adds keys and tensors that only some have.
+
+    kind: the type to store a matrix in, by its name in the file.
+    """
     model_arch = MODEL_ARCH[arch]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[model_arch])
     add_sizes(writer, config)
     more(writer)
     names = gguf.get_tensor_name_map(model_arch, 8)
-    for name, array in _stacked(checkpoint):
+    for name, weight in _stacked(checkpoint):
         stored = names.get_name(name, (".weight", ".bias"))
         assert stored is not None, name
-        writer.add_tensor(stored, np.ascontiguousarray(_converted(arch, name, array, config)))
+        array = np.ascontiguousarray(_converted(arch, name, weight, config))
+        if array.ndim == 1 or kind(stored) == "F32":
+            writer.add_tensor(stored, array)
+        else:
+            as_type = gguf.GGMLQuantizationType[kind(stored)]
+            writer.add_tensor(stored, gguf.quants.quantize(array, as_type), raw_dtype=as_type)
     return finish(writer, path)
 
 
