@@ -64,7 +64,7 @@ def cast_to(
         raise BackendError(
             f"precision {precision} needs ModelOpt: {error}", "precision", "pip install 'trtkit[quantize]'"
         ) from error
-    is_measured = _has_measured_ranges(model, shapes)
+    unmeasured = _why_unmeasured(model, shapes)
     original, model = model, _copy(model)
     inside = open_calls(model)  # written for the types that are given, they keep these
     if precision == "bf16":
@@ -78,21 +78,25 @@ def cast_to(
         nodes_to_exclude=[f"^{re.escape(name)}$" for name in (*keep, *inside)],
         keep_io_types=True,
         calibration_data=str(data),
-        **({} if is_measured else {"data_max": np.inf}),
+        **({"data_max": np.inf} if unmeasured else {}),
     )
     close_calls(cast, original)
     del cast.metadata_props[:]
     cast.metadata_props.extend(model.metadata_props)  # AutoCast drops them; text recognizers keep their alphabet there
-    words = "" if is_measured else "; ranges not measured: too large a run"
+    words = f"; ranges not measured: {unmeasured}" if unmeasured else ""
     return cast, f"{precision} by AutoCast, {len(keep)} nodes kept in fp32{words}"
 
 
-def _has_measured_ranges(model: onnx.ModelProto, shapes: Shapes) -> bool:
-    """Whether all tensors of a run at `shapes` fit into memory together: then AutoCast measures their ranges.
+def _why_unmeasured(model: onnx.ModelProto, shapes: Shapes) -> str:
+    """Return why AutoCast cannot measure the ranges of all tensors in a run at `shapes`, empty where it can.
 
-    Where they do not, only nodes that are asked for stay in fp32, and `verify` tells whether more should.
+    They must fit into memory together, and ONNX Runtime must know the types: its fusions take Q/DQ for 8-bit integers.
+    Where it cannot, only nodes that are asked for stay in fp32, and `verify` tells whether more should.
     """
     import onnx
+
+    if any(tensor.data_type == onnx.TensorProto.FLOAT8E4M3FN for tensor in model.graph.initializer):
+        return "ONNX Runtime does not run fp8"
 
     fixed = _copy(model)
     for value in fixed.graph.input:
@@ -102,9 +106,9 @@ def _has_measured_ranges(model: onnx.ModelProto, shapes: Shapes) -> bool:
     try:
         inferred = onnx.shape_inference.infer_shapes(fixed, data_prop=True).graph.value_info
     except ValueError:  # protobuf's limit of 2 GiB
-        return True
+        return ""
     elements = sum(math.prod(max(d.dim_value, 1) for d in value.type.tensor_type.shape.dim) for value in inferred)
-    return 4 * elements <= _LARGEST_RANGE_RUN_BYTES
+    return "" if 4 * elements <= _LARGEST_RANGE_RUN_BYTES else "too large a run"
 
 
 def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
