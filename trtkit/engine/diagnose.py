@@ -10,6 +10,7 @@ from trtkit.engine.advice import advice_for
 from trtkit.engine.callbacks import parse_recorder
 from trtkit.errors import Problem, UnsupportedOperatorsError
 from trtkit.network.onnx_care import all_nodes, opset_of
+from trtkit.network.trt_errors import reason_of
 from trtkit.sources import onnx_file
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def _first_fault(backend: Backend, model: onnx.ModelProto, logger: Any) -> tuple
     if parser.parse(model.SerializeToString()):
         return None
     error = parser.get_error(0) if parser.num_errors else None
-    reason = error.desc().removeprefix("Assertion failed: ").strip() if error else "no reason given"
+    reason = reason_of(error) if error else "no reason given"
     if reason == "false":
         reason = "TensorRT's parser has no importer for it"
     name = (error.node_name() if error else "") or logger.last_node

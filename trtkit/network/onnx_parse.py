@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import NetworkError, Problem, UnsupportedOperatorsError
+from trtkit.network.trt_errors import reason_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +59,5 @@ def check_grid_samples(backend: Backend, network: Network, expected: Sequence[tu
 
 def _problem(error: Any) -> Problem:
     """Put one parser error into words: node, operator, reason."""
-    reason = error.desc().removeprefix("Assertion failed: ").strip()
     name = error.node_name() or f"node {error.node()}"
-    return Problem(reason, f"{error.node_operator() or 'model'} `{name}`")
+    return Problem(reason_of(error), f"{error.node_operator() or 'model'} `{name}`")

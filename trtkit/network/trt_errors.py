@@ -11,6 +11,12 @@ if TYPE_CHECKING:
 _NOISE = ("cudaError", "Cuda failure", "CUDA initialization")
 
 
+def reason_of(error: Any) -> str:
+    """Return what a parser's error says, without the noise of a missing GPU."""
+    lines = [line for line in error.desc().splitlines() if not any(noise in line for noise in _NOISE)]
+    return "\n".join(lines).removeprefix("Assertion failed: ").strip() or "no reason given"
+
+
 def error_recorder(backend: Backend) -> Any:
     """Return an IErrorRecorder that keeps descriptions in `texts`, without the noise of a missing GPU.
 

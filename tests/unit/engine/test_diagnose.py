@@ -14,14 +14,20 @@ from trtkit.errors import UnsupportedOperatorsError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from trtkit.errors import Problem
+
 
 def refused(folder: Path, model: onnx.ModelProto) -> list[str]:
+    return [problem.where for problem in problems(folder, model)]
+
+
+def problems(folder: Path, model: onnx.ModelProto) -> list[Problem]:
     path = models.save(model, folder / "m.onnx")
     with pytest.raises(UnsupportedOperatorsError) as caught:
         diagnose({"backend": "tensorrt_rtx", "onnx": str(path)}, lambda _event: None)
     count = len(caught.value.problems)
     assert caught.value.what == f"TensorRT refuses {count} node{'s' * (count != 1)} of the model"
-    return [problem.where for problem in caught.value.problems]
+    return list(caught.value.problems)
 
 
 def test_every_node_of_an_unknown_operator_is_named(tmp_path: Path) -> None:
@@ -40,6 +46,17 @@ def test_node_that_is_known_but_misused_is_named_alone(tmp_path: Path) -> None:
     assert refused(tmp_path, models.model(nodes, inputs, [models.tensor("y", 4)])) == [
         "ScatterElements `adding` (ai.onnx)"
     ]
+
+
+def test_the_missing_gpu_is_no_reason(tmp_path: Path) -> None:
+    nodes = [helper.make_node("DequantizeLinear", [f"b{i}", "s"], [f"y{i}"], name=f"dq{i}") for i in range(2)]
+    constants = [models.constant("s", 0.5), *(models.constant(f"b{i}", [1, 2], "int32") for i in range(2))]
+    model = models.model(nodes, [], [models.tensor(f"y{i}", 2) for i in range(2)], constants)
+    found = problems(tmp_path, model)
+    assert [problem.where for problem in found] == [f"DequantizeLinear `dq{i}` (ai.onnx)" for i in range(2)]
+    for problem in found:
+        assert "input has type Int32 but must have type" in problem.what
+        assert "cuda" not in problem.what.lower()
 
 
 def test_model_without_fault_has_nothing_to_report(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 A constant zero point z and scale s go over to numbers: Q(x) = round(x / s + z) = Q0(x + z s), DQ(q) = DQ0(q) - z s, so
 that TensorRT's own layers stay. Ties may round to the other side: results are within one quantization step.
-Those that are computed are written as arithmetic, exactly as ONNX defines them.
+Those that are computed are written as arithmetic, exactly as ONNX defines them. So is DequantizeLinear of int32, which
+TensorRT refuses: of a constant, the bias of a quantized layer, its values take its place.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def quantize(o: Writer, node: Node) -> Written:
 
 def dequantize(o: Writer, node: Node) -> Written:
     """Write DequantizeLinear without a zero point."""
-    if node.fact(0) is not None and node.x(0).dtype == INT32 and not node.known(0):
-        return [o.cast(o.cast(node.x(0), FP32) * o.along(node.x(1), node.number("axis", 1), 1), node.x(1).dtype)]
+    if node.fact(0) is not None and node.x(0).dtype == INT32:
+        return [_dequantized_int32(o, node)]
     if not _is_ours(node, 2):
         return None
     x, scale, zero_point = node.x(0), node.x(1), node.x(2)
@@ -57,6 +58,18 @@ def dequantize(o: Writer, node: Node) -> Written:
         return [o.cast(shifted * along.spread(o.cast(scale, FP32)), scale.dtype)]
     shift = along.spread(_product(o, node))
     return [o.call("DequantizeLinear", [x, scale, zeros], **along.attributes) - o.cast(shift, scale.dtype)]
+
+
+def _dequantized_int32(o: Writer, node: Node) -> OnnxValue:
+    """Return int32 times scale, in fp32 as ONNX Runtime has it. Its zero point is 0, ONNX allows no other."""
+    values, scale, axis = node.constants[0], node.constants[1], node.number("axis", 1)
+    if values is None or scale is None:
+        return o.cast(o.cast(node.x(0), FP32) * o.along(node.x(1), axis, len(node.x(0).shape)), node.x(1).dtype)
+    sizes = [1] * values.ndim
+    if scale.size > 1:
+        sizes[axis] = -1
+    product = values.astype(np.float32) * scale.astype(np.float32).reshape(sizes)
+    return o.cast(o.constant(product), node.x(1).dtype)
 
 
 def _is_ours(node: Node, place: int) -> bool:

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
 from tests import models
 from tests.unit.network.onnx_rewrites.ways import Arrays, assert_all_agree
 from trtkit.errors import UnsupportedOperatorsError
 from trtkit.network.onnx_rewrites import rewrite
 from trtkit.network.onnx_rewrites.rule import MICROSOFT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 RANDOM = np.random.default_rng(0)
 
@@ -215,6 +219,43 @@ def test_weights_of_uint8(zero_point: int) -> None:
     constants += _scalars(s=(0.1, "float32"), z=(zero_point, "uint8"))
     model = models.model(nodes, [models.tensor("x", "n", 4)], [models.tensor("y", "n", 5)], constants)
     assert_all_agree(model, {"x": RANDOM.standard_normal((3, 4)).astype(np.float32)}, atol=1e-3)
+
+
+@pytest.mark.parametrize(("scale", "axis"), [(0.003, None), ([0.003], 0), ([0.1, 0.02, 0.5, 1e-4, 3], 0)])
+def test_biases_of_int32(scale: float | list[float], axis: int | None) -> None:
+    along = {} if axis is None else {"axis": axis}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["b", "s", "z"], ["f"], "dq", **along),
+        helper.make_node("Gemm", ["x", "w", "f"], ["y"], "g"),
+    ]
+    zeros = [0] * len(scale) if isinstance(scale, list) else 0
+    constants = [models.constant("b", [2**31 - 1, -(2**31), 7, -123457, 0], "int32"), models.constant("s", scale)]
+    constants += [models.constant("z", zeros, "int32"), models.constant("w", RANDOM.standard_normal((4, 5)))]
+    model = models.model(nodes, [models.tensor("x", "n", 4)], [models.tensor("y", "n", 5)], constants)
+    said = assert_all_agree(model, {"x": RANDOM.standard_normal((3, 4)).astype(np.float32)}, rtol=1e-6, atol=1e-5)
+    assert said == "1 DequantizeLinear"
+
+
+@pytest.mark.parametrize("kind", [QuantType.QInt8, QuantType.QUInt8])
+@pytest.mark.parametrize("is_per_channel", [False, True])
+def test_models_that_onnx_runtime_quantizes(kind: QuantType, is_per_channel: bool, tmp_path: Path) -> None:
+    """Its own quantizer writes biases as int32."""
+    x = RANDOM.standard_normal((4, 3, 16, 16)).astype(np.float32)
+    models.save(models.classifier(), tmp_path / "m.onnx")
+
+    samples = iter([{"images": x}])
+
+    class Samples(CalibrationDataReader):  # type: ignore[misc]
+        def get_next(self) -> Arrays | None:
+            return next(samples, None)
+
+    quantize_static(tmp_path / "m.onnx", tmp_path / "q.onnx", Samples(), activation_type=kind,
+                    weight_type=QuantType.QInt8, per_channel=is_per_channel)  # fmt: skip
+    model = onnx.load(tmp_path / "q.onnx")
+    kinds = [tensor.data_type for tensor in model.graph.initializer if "bias_quantized" in tensor.name]
+    assert onnx.TensorProto.INT32 in kinds
+    steps = [onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.name == "logits_scale"]
+    assert "DequantizeLinear" in assert_all_agree(model, {"images": x}, atol=2.01 * steps[0])
 
 
 def test_a_quantized_tensor_that_is_an_output_keeps_its_type() -> None:
