@@ -12,6 +12,8 @@ from trtkit.cli import completions
 from trtkit.cli.options import json_option, quiet_option, set_option, target_option
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from trtkit.config.schema import ModelConfig
 
 EPILOG = """\b
@@ -19,6 +21,9 @@ Examples:
   trtkit quantize llama --method int8_wo --out smollm2-int8
   trtkit quantize llama --method int4_awq --block 32 --calib book.txt
   trtkit quantize llama --method fp8 --kv-cache int8 --calib book.txt
+  trtkit quantize llama --method int4_awq --calib book.txt --sensitivity
+  trtkit quantize llama --method fp8 --calib book.txt --budget 0.02nats \\
+      --write llama-fp8.yaml
   trtkit quantize efficientnet-lite0 --method int8 --calib photographs/
   trtkit build --config llama --set source.hf=quantized/llama-int8_wo
 
@@ -37,6 +42,13 @@ fp8_pc, nvfp4, mxfp8. Vision models: int8, fp8, int8_wo, int4_wo.
 @click.option("--kv-cache", type=click.Choice(["int8", "fp8"]), help="Quantize an LLM's caches too.")
 @click.option("--layer", "layers", multiple=True, metavar="GLOB=NAME", help="Another method for some layers.")
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Layers, or ONNX nodes, that stay as they are.")
+@click.option("--sensitivity", is_flag=True, help="Measure what each LLM layer loses, quantized alone.")
+@click.option(
+    "--budget",
+    metavar="AMOUNT",
+    help="Leave layers that lose most: `5.5bits` a weight, `80MiB` of linear layers, `0.02nats` of loss.",
+)
+@click.option("--write", type=click.Path(path_type=Path, dir_okay=False), help="Write the config with the choice made.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder.  [default: quantized/NAME-METHOD]")
 @target_option
 @set_option
@@ -51,6 +63,9 @@ def command(
     kv_cache: str | None,
     layers: tuple[str, ...],
     exclude: tuple[str, ...],
+    sensitivity: bool,
+    budget: str | None,
+    write: Path | None,
     out: Path | None,
     target: str | None,
     overrides: tuple[str, ...],
@@ -71,7 +86,9 @@ def command(
     name = "none" if model.quantize is None else model.quantize.method
     folder = out or Path("quantized") / f"{model.name}-{name}"
     with show_progress(quiet=quiet or as_json) as on_event:
-        record = quantize_model(model, folder, on_event)
+        record = quantize_model(model, folder, on_event, {"sensitivity": sensitivity, "budget": budget})
+    if write is not None:
+        _write(write, model, record)
     if as_json:
         click.echo(json.dumps({"path": str(folder), **record}))
     else:
@@ -113,7 +130,44 @@ def _render(folder: Path, config: str, record: dict[str, Any]) -> None:
     from trtkit.cli.tables import console
 
     size = record["size_bytes"] / 2**20
+    if "sensitivity" in record:
+        console().print(_losses(record["sensitivity"]))
     console().print(Text.assemble(("quantized", "bold green"), f" {folder}, {size:.1f} MiB"), soft_wrap=True)
     key = "hf" if (folder / "config.json").is_file() else "onnx"
     source = folder if key == "hf" else folder / "model.onnx"
     console().print(f"next: trtkit build --config {config} --set source.{key}={source}", soft_wrap=True)
+
+
+_SHOWN = 10
+
+
+def _losses(scores: dict[str, Any]) -> Table:
+    """Return the layers that lose most, ranked."""
+    from rich.table import Table
+
+    table = Table(
+        box=None, pad_edge=False, title_justify="left", title="\nloss of one layer quantized alone, nats a token"
+    )
+    for name, justify in (("layer", "left"), ("method", "left"), ("loss", "right"), ("", "left"), ("", "left")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    rows, kept = scores["layers"], set(scores["kept"])
+    largest = max((row["loss"] for row in rows), default=0.0) or 1.0
+    for row in rows[:_SHOWN]:
+        bar = "\u2588" * max(1, round(16 * row["loss"] / largest))
+        table.add_row(row["layer"], row["method"], f"{row['loss']:.2e}", bar, "kept" if row["layer"] in kept else "")
+    quantized = len(rows) - len(kept)
+    table.add_row(f"{quantized} of {len(rows)} together", "", f"{scores['loss']:.2e}", "", "", style="bold")
+    return table
+
+
+def _write(path: Path, config: ModelConfig, record: dict[str, Any]) -> None:
+    """Write the config with the layers that were left as they are."""
+    from trtkit.verify.fix import config_yaml
+
+    assert config.quantize is not None
+    kept = record.get("sensitivity", {}).get("kept", [])
+    options = config.quantize.model_copy(update={"exclude": (*config.quantize.exclude, *kept)})
+    try:
+        path.write_text(config_yaml(config.model_copy(update={"quantize": options})), encoding="utf-8")
+    except OSError as error:
+        raise click.UsageError(f"cannot write `{path}`: {(error.strerror or str(error)).lower()}") from None

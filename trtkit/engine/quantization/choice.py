@@ -13,6 +13,8 @@ from trtkit.errors import ConfigError, Problem
 from trtkit.models.weights import model_weights
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trtkit.config.quantize import QuantizeOptions
     from trtkit.models.spec import DecoderSpec
 
@@ -40,6 +42,10 @@ class Choice:
     def of(self, layer: Layer) -> LlmMethod:
         """Return a layer's method."""
         return METHODS[self.methods[layer]]
+
+    def without(self, names: Sequence[str]) -> Choice:
+        """Return the choice without some layers."""
+        return Choice({layer: method for layer, method in self.methods.items() if layer.name not in names}, self.block)
 
     @property
     def reads_data(self) -> bool:

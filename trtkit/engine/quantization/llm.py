@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
@@ -17,6 +17,7 @@ from trtkit.engine.quantization.choice import Choice, choose
 from trtkit.engine.quantization.export import Extra, export
 from trtkit.engine.quantization.int4 import Rounding
 from trtkit.engine.quantization.methods import METHODS, OUTLIERS, SMOOTHING
+from trtkit.engine.quantization.sensitivity import Budget, Scores, bits_of, parse_budget, score
 from trtkit.engine.quantization.sequential import INT4, quantize_int4
 from trtkit.engine.steps import Steps
 from trtkit.errors import QuantizeError
@@ -26,6 +27,8 @@ from trtkit.sources.transformers_model import causal_lm, encoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     from trtkit.config.quantize import QuantizeOptions
     from trtkit.engine.quantization.calibration import Peaks
@@ -50,20 +53,48 @@ def quantize_llm(arguments: Json, report: Callable[[Json], None]) -> Json:
         what = f"the checkpoint was quantized by {opened.quantized_by} already"
         raise QuantizeError(what, opened.where, "remove `quantize`, or give the model as it was before")
     choice = choose(decoder_spec(opened.config, opened.where), config.quantize)
-    texts = _texts(config.quantize, choice, opened)
+    scoring = _scoring(arguments)
+    texts = _texts(config.quantize, opened, is_needed=choice.reads_data or scoring is not None)
     steps.add("source", f"{len(choice.methods)} linear layers to quantize")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made = quantized_model(opened, config.quantize, choice, texts, steps)
+        scores = None if scoring is None else _scored(made, texts, scoring, config.quantize, steps)
+        if scores is not None and scores.kept:
+            choice = choice.without(scores.kept)
+            made = quantized_model(opened, config.quantize, choice, texts, steps)
         made.write(config, folder, steps)
-    return {"steps": steps.done, "layers": len(choice.methods), "block": choice.block}
+    found = {"steps": steps.done, "layers": len(choice.methods), "block": choice.block}
+    return found if scores is None else {**found, "sensitivity": scores.to_json()}
+
+
+def _scored(
+    made: QuantizedModel,
+    texts: list[list[int]],
+    budget: Budget | Literal["none"],
+    options: QuantizeOptions,
+    steps: Steps,
+) -> Scores:
+    """Measure what each layer's quantization loses."""
+    bits = partial(bits_of, block=made.choice.block, has_zero_points=options.zero_points)
+    scores = score(made, texts, None if budget == "none" else budget, bits, _counted(steps, "layers"))
+    kept = f"; {len(scores.kept)} layers stay" if budget != "none" else ""
+    steps.add("sensitivity", f"{len(scores.losses)} layers one by one; together {scores.loss:.4f} nats a token{kept}")
+    return scores
+
+
+def _scoring(arguments: Json) -> Budget | Literal["none"] | None:
+    """Return the budget that layers are to be measured for, `none` where only that is asked, None where neither is."""
+    if arguments.get("budget"):
+        return parse_budget(str(arguments["budget"]))
+    return "none" if arguments.get("sensitivity") else None
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedModel:
     """A model of transformers with ModelOpt's quantizers in it. peaks: what calibration measured, if anything.
 
-    matrices: of the layers that trtkit rounded itself, with which the model computes.
+    matrices: of the layers that trtkit rounded itself, with which the model computes; originals: their weights before.
     """
 
     model: Any
@@ -71,6 +102,7 @@ class QuantizedModel:
     choice: Choice
     peaks: Peaks | None
     matrices: dict[Layer, QuantizedMatrix]
+    originals: dict[Layer, torch.Tensor]
 
     def write(self, config: ModelConfig, folder: Path, steps: Steps) -> None:
         """Write the checkpoint: weights, config and tokenizer."""
@@ -99,17 +131,19 @@ def quantized_model(
     if texts:
         peaks = calibration.measure(model, list(choice.methods), texts, _counted(steps, "measure", len(texts)))
         steps.add("measure", f"{len(texts)} windows of {len(texts[0])} tokens")
-    matrices = {}
-    if any(method in INT4 for method in choice.methods.values()):
+    matrices, modules = {}, dict(model.named_modules())
+    own = [layer for layer, method in choice.methods.items() if method in INT4]
+    originals = {layer: modules[layer.module].weight.detach() for layer in own}
+    if own:
         rounding = Rounding(choice.block, options.zero_points)
         needed = texts if choice.reads_data else []
         matrices = quantize_int4(model, choice, rounding, needed, _counted(steps, "blocks"))
-    if any(method not in INT4 for method in choice.methods.values()):
+    if len(own) < len(choice.methods):
         loop = partial(calibration.run, texts=texts, report=_counted(steps, "calibrate", len(texts)))
         _quantize(model, options, choice, peaks, loop)
     if choice.methods:
         steps.add("quantize", ", ".join(_described(choice)))
-    return QuantizedModel(model, opened, choice, peaks, matrices)
+    return QuantizedModel(model, opened, choice, peaks, matrices, originals)
 
 
 def _quantize(model: Any, options: QuantizeOptions, choice: Choice, peaks: Peaks | None, loop: Any) -> None:
@@ -136,9 +170,9 @@ def _entry(name: str, attributes: Json) -> Json:
     return {"quantizer_name": name, "cfg": attributes, "enable": True}
 
 
-def _texts(options: QuantizeOptions, choice: Choice, opened: DecoderSource) -> list[list[int]]:
+def _texts(options: QuantizeOptions, opened: DecoderSource, *, is_needed: bool) -> list[list[int]]:
     """Return windows of the calibration text as tokens; none where nothing is to be measured."""
-    if not choice.reads_data and options.kv_cache is None:
+    if not is_needed and options.kv_cache is None:
         return []
     text = calibration.read_text(options.calibration)
     return calibration.windows(encoder(opened).encode(text), options.calibration)
