@@ -1,0 +1,66 @@
+"""Budgets: parsed, held, and refused where nothing holds them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtkit.engine.quantization.sensitivity import Budget, LayerLoss, keep_for, parse_budget
+from trtkit.errors import QuantizeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LOSSES = st.lists(st.floats(0, 1), min_size=1, max_size=12).map(
+    lambda losses: [LayerLoss(f"layers.{i}", "int4_wo", loss, 4.5, 1000 + i) for i, loss in enumerate(losses)]
+)
+
+
+def whole(losses: Sequence[LayerLoss], kept: Sequence[str]) -> float:
+    return sum(row.loss for row in losses if row.layer not in kept)
+
+
+def bits(losses: Sequence[LayerLoss], kept: Sequence[str]) -> float:
+    used = sum(row.weights * (16 if row.layer in kept else row.bits) for row in losses)
+    return used / sum(row.weights for row in losses)
+
+
+@given(LOSSES, st.floats(4.5, 16))
+def test_a_budget_of_bits_is_held_and_used(losses: list[LayerLoss], value: float) -> None:
+    kept, loss = keep_for(Budget(value, "bits"), losses, lambda names: whole(losses, names))
+    assert bits(losses, kept) <= value * (1 + 1e-12)
+    assert loss == whole(losses, kept)
+    more, _ = keep_for(Budget(value + 1, "bits"), losses, lambda names: whole(losses, names))
+    assert set(kept) <= set(more)
+
+
+@given(LOSSES, st.floats(0, 3))
+def test_a_budget_of_loss_is_held_by_as_few_layers_as_can_be(losses: list[LayerLoss], value: float) -> None:
+    kept, loss = keep_for(Budget(value, "nats"), losses, lambda names: whole(losses, names))
+    assert loss <= value
+    assert not kept or whole(losses, kept[:-1]) > value
+
+
+def test_a_budget_that_nothing_holds_is_refused() -> None:
+    losses = [LayerLoss("layers.0", "int8_wo", 0.1, 8, 1 << 20)]
+    for budget, least in ((Budget(4, "bits"), "8.00bits"), (Budget(0.5, "mib"), "1.00mib")):
+        with pytest.raises(QuantizeError, match="all layers quantized take more") as caught:
+            keep_for(budget, losses, lambda _: 0.0)
+        assert least in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [("5.5bits", Budget(5.5, "bits")), ("80MiB", Budget(80, "mib")), ("0.02nats", Budget(0.02, "nats"))],
+)
+def test_budgets_have_units(text: str, budget: Budget) -> None:
+    assert parse_budget(text) == budget
+
+
+@pytest.mark.parametrize("text", ["5", "bits", "-1bits", "5GB", ""])
+def test_budgets_without_a_unit_are_refused(text: str) -> None:
+    with pytest.raises(QuantizeError, match="is no budget"):
+        parse_budget(text)
