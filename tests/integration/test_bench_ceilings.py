@@ -130,6 +130,21 @@ def test_a_hybrid_is_held_against_its_ceiling_where_it_was_counted(workspace: Pa
     assert all("phases" not in case for case in others)  # counts hold for the shapes that were described
 
 
+def test_a_hybrid_beside_its_model_in_torch(workspace: Path, trtkit: Run, refuses: Callable[..., str]) -> None:
+    hybrids.saved(hybrids.CASES[0], workspace / "vit")
+    Path("vit.yaml").write_text("source: {hf: vit}\n")
+    words = ("--unverified", "--batch", 1, *QUICK)
+    found = trtkit("bench", "vit.yaml", *words, "--compare", "torch", "--json").json()
+    _, theirs = found["cases"][0]["results"]
+    assert theirs["computes"] == "PyTorch eager, CPU, fp32"
+    assert theirs["difference"] < 1e-5
+    said = refuses("bench", "bundles/vit", *words, "--compare", "onnxruntime")
+    assert said == ("--compare onnxruntime: the network of a hybrid bundle is no ONNX file\nfix: use --compare torch")
+    (workspace / "vit" / "extra.json").write_text("{}")
+    said = refuses("bench", "bundles/vit", *words, "--compare", "torch")
+    assert said == "--compare torch: the source has changed since the build\nfix: build the bundle again"
+
+
 def test_a_language_model_has_ceilings_of_prefill_and_decode(tmp_path: Path, workspace: Path, trtkit: Run) -> None:
     bundle = tiny_chat.build(tmp_path)
     words = ("--input-tokens", 12, "--output-tokens", 5, "--requests", 4, "--concurrency", 2, "--rounds", 1)

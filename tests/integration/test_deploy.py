@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import tiny_chat
 from tests.conftest import tree
 from tests.deployments import as_tensorrt, classifier
 from trtkit.deploy.triton.deploy import Asked, served_models
@@ -34,6 +35,11 @@ STEPS = ["tiny_preprocess", "tiny_engine", "tiny_postprocess", "tiny"]
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return classifier(tmp_path_factory.mktemp("built"))
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_chat.build(tmp_path_factory.mktemp("llm"))
 
 
 @pytest.fixture
@@ -201,6 +207,29 @@ def test_wrong_options_are_told(
     words: list[str], code: int, said: str, bundle: Path, refuses: Callable[..., str]
 ) -> None:
     assert said in refuses("deploy", bundle, "--repository", "models", *words, code=code)
+
+
+@pytest.mark.parametrize(
+    ("option", "fix"),
+    [
+        ("queue.max_size=64", "set `llm.max_queue`"),
+        ("queue.delay_us=5", "leave it out: requests join the batch under way at once"),
+        ("max_batch_size=4", "set `llm.slots`"),
+        ("cuda_graphs=true", "leave it out: an engine's decode steps are captured anyway"),
+        ("top_k=3", "leave it out: clients send `top_k` with a request"),
+        ("response_cache=true", "leave it out: answers come in pieces, which Triton does not cache"),
+    ],
+)
+def test_options_that_a_language_model_lacks_are_refused(
+    option: str, fix: str, language_model: Path, refuses: Callable[..., str]
+) -> None:
+    said = refuses("deploy", language_model, "--repository", "models", "--set", option)
+    assert said == f"--set {option.partition('=')[0]}: a language model has no such option\nfix: {fix}"
+
+
+def test_options_of_a_language_model_are_for_one(bundle: Path, refuses: Callable[..., str]) -> None:
+    said = refuses("deploy", bundle, "--repository", "models", "--set", "llm.max_queue=64")
+    assert said == "--set llm: the bundle holds no language model\nfix: leave it out"
 
 
 def test_a_bundle_that_cannot_run_here_is_deployed_without_a_known_request(

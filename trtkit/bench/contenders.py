@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from trtkit.bench.ceiling import CPU, GPU
 from trtkit.bench.provenance import verification
 from trtkit.engine.bundle import is_bundle, open_bundle
+from trtkit.engine.hybrids import open_hybrid
 from trtkit.errors import BenchError, SourceError, TrtkitError
 from trtkit.runtime.model import open_model
-from trtkit.verify.references import OnnxRuntimeReference, Origin, choose_reference
+from trtkit.verify.hybrid_reference import HybridReference
+from trtkit.verify.references import OnnxRuntimeReference, Origin, choose_reference, source_change
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -92,15 +94,12 @@ def rival(asked: str, bundle: Bundle, runtime: Any, *, is_waived: bool) -> Conte
 
 
 def _torch(bundle: Bundle, *, is_compiled: bool) -> Contender:
-    manifest = bundle.manifest
-    outputs, digests = [tensor.name for tensor in manifest.outputs], [file.sha256 for file in manifest.sources]
     try:
-        if manifest.network is None:
-            raise SourceError("a hybrid's parts have no single PyTorch module")
         with _modules_of_this_folder():
-            reference: Any = choose_reference(manifest.config, "torch", Origin(bundle.onnx_path, outputs, digests))
+            reference: Any = _torch_reference(bundle)
     except SourceError as error:
-        raise BenchError(error.what, f"--compare {TORCH}", f"use --compare {ONNX_RUNTIME}") from None
+        fix = f"use --compare {ONNX_RUNTIME}" if bundle.manifest.hybrid is None else "build the bundle again"
+        raise BenchError(error.what, f"--compare {TORCH}", fix) from None
     if is_compiled:
         _check_compiler()
     else:
@@ -109,6 +108,18 @@ def _torch(bundle: Bundle, *, is_compiled: bool) -> Contender:
 
     reference.module = torch.compile(reference.module, dynamic=False)  # a kernel for each shape, as engines tune
     return Contender(COMPILED, "torch.compile, CPU, fp32", reference.run, CPU, "fp32")
+
+
+def _torch_reference(bundle: Bundle) -> Any:
+    """Return the source in eager PyTorch; a hybrid's whole model. Raises SourceError where it has none."""
+    manifest = bundle.manifest
+    digests = [file.sha256 for file in manifest.sources]
+    if manifest.hybrid is None:
+        origin = Origin(bundle.onnx_path, [tensor.name for tensor in manifest.outputs], digests)
+        return choose_reference(manifest.config, TORCH, origin)
+    if change := source_change(manifest.config.source, digests):
+        raise SourceError(f"the source {change}")
+    return HybridReference(open_hybrid(manifest.config))
 
 
 @contextlib.contextmanager
@@ -134,7 +145,7 @@ def _onnx_runtime(bundle: Bundle) -> Contender:
     try:
         path = bundle.onnx_path
     except TrtkitError as error:
-        raise BenchError(error.what, f"--compare {ONNX_RUNTIME}") from None
+        raise BenchError(error.what, f"--compare {ONNX_RUNTIME}", f"use --compare {TORCH}") from None
     reference = OnnxRuntimeReference(path, "ONNX Runtime, CPU")
     precision = bundle.manifest.config.precision
     return Contender(ONNX_RUNTIME, f"{reference.description}, {precision}", reference.run, CPU, precision)

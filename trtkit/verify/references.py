@@ -103,7 +103,7 @@ def choose_reference(config: ModelConfig, against: str | None, origin: Origin) -
     source = config.source
     if source.onnx is not None and against == "torch":
         raise SourceError("an ONNX source has no PyTorch module", "--against torch", "use --against onnxruntime")
-    change = _change(source, origin.digests)
+    change = source_change(source, origin.digests)
     if change and against == "torch":
         raise SourceError(f"the source {change}", "--against torch", "build the bundle again, or leave out --against")
     if change or (against == "onnxruntime" and source.onnx is None):
@@ -124,7 +124,7 @@ def _other(config: ModelConfig) -> str:
     return GRID_SAMPLE if config.custom_ops.form == GATHER else GATHER
 
 
-def _change(source: Source, digests: Sequence[str] | None) -> str:
+def source_change(source: Source, digests: Sequence[str] | None) -> str:
     """Return in words how the source differs from what a bundle was built from, empty where it does not."""
     if digests is None:
         return ""

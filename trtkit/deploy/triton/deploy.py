@@ -101,6 +101,8 @@ def deploy(
 def served_models(asked: Asked, options: DeployOptions) -> list[ServedModel]:
     """Return the models that serve the bundle, those that others use first; clients call the last one."""
     bundle, form = asked.bundle, asked.form
+    if "llm" in options.model_fields_set and bundle.manifest.decoder is None:
+        raise DeployError("the bundle holds no language model", "--set llm", "leave it out")
     name = check_name(asked.name or bundle.manifest.name)
     if asked.recognizer is not None:
         if form == "tensors":

@@ -14,6 +14,17 @@ if TYPE_CHECKING:
     from trtkit.deploy.triton.options import DeployOptions
     from trtkit.engine.bundle import Bundle
 
+_INSTEAD = {
+    "queue.max_size": "set `llm.max_queue`",
+    "queue.delay_us": "leave it out: requests join the batch under way at once",
+    "queue.timeout_us": "let clients end requests that take too long",
+    "queue.on_timeout": "leave it out",
+    "max_batch_size": "set `llm.slots`",
+    "cuda_graphs": "leave it out: an engine's decode steps are captured anyway",
+    "top_k": "leave it out: clients send `top_k` with a request",
+    "response_cache": "leave it out: answers come in pieces, which Triton does not cache",
+}
+"""What other models have, and what to do instead: requests wait for a slot in trtkit's own queue, not in Triton's."""
 RUNNER = "trtkit.deploy.triton.backend.llm:LlmModel"
 _WITH_IMAGES = "image"
 
@@ -21,9 +32,7 @@ _WITH_IMAGES = "image"
 def llm_model(bundle: Bundle, name: str, options: DeployOptions) -> ServedModel:
     """Return the bundle as one model. Raises DeployError where an option makes no sense for it."""
     manifest = bundle.manifest
-    if options.response_cache:
-        what = "`response_cache`: answers of a language model come in pieces, which Triton does not cache"
-        raise DeployError(what, "--set", "leave it out")
+    _check(options)
     llm = manifest.config.llm
     slots = options.llm.slots or (llm.max_batch_size if llm is not None else 1)
     fields = [field for field in FIELDS if field.name != _WITH_IMAGES or manifest.vision is not None]
@@ -42,3 +51,12 @@ def llm_model(bundle: Bundle, name: str, options: DeployOptions) -> ServedModel:
     return ServedModel(
         name, "llm", "python", inputs, OUTPUTS, sections, (f"{name}: {reason}",), bundle, None, RUNNER, settings
     )
+
+
+def _check(options: DeployOptions) -> None:
+    """Raise DeployError where an option was set that a language model does not have."""
+    queue = options.queue.model_fields_set if "queue" in options.model_fields_set else set()
+    given = options.model_fields_set | {f"queue.{name}" for name in queue}
+    for name, fix in _INSTEAD.items():
+        if name in given:
+            raise DeployError("a language model has no such option", f"--set {name}", fix)

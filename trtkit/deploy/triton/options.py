@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class QueueOptions(StrictModel):
-    """The queue in front of a model. Times in microseconds; 0 is no limit.
+    """The queue in front of a model; a language model has `llm.max_queue`. Times in microseconds; 0 is no limit.
 
     delay_us: how long the batcher waits for more requests. max_size: requests that may wait; more are refused.
     timeout_us: how long one may wait. on_timeout: refuse it, or serve it after the others. Limits have a price in
