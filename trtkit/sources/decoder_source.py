@@ -13,7 +13,9 @@ from trtkit.sources.gguf_config import family_of, hf_config
 from trtkit.sources.gguf_file import read_gguf
 from trtkit.sources.gguf_tokenizer import gguf_tokenizer
 from trtkit.sources.gguf_weights import hf_weights
+from trtkit.sources.quantized.layers import check_rest
 from trtkit.sources.quantized.read import read_quantized
+from trtkit.sources.quantized.trtllm import cache_scales, quantized_rank
 from trtkit.sources.safetensors_file import read_safetensors
 from trtkit.sources.safetensors_folder import read_folder, read_json
 from trtkit.sources.tokenizer import CopiedTokenizer, folder_tokenizer
@@ -97,8 +99,8 @@ def _kept(file: GgufFile, weights: Mapping[str, StoredArray]) -> str:
 def open_trtllm(folder: Path) -> DecoderSource:
     """Open a TensorRT-LLM checkpoint: config.json and rank*.safetensors, ranks merged. It has no tokenizer.
 
-    Raises SourceError for missing files and architectures that are not supported, ProblemsError for quantized or
-    pipeline-parallel checkpoints.
+    Layers that ModelOpt quantized stay so. Raises SourceError for missing files and architectures that are not
+    supported, ProblemsError for pipeline-parallel checkpoints and layers that cannot be read.
     """
     path = _config_file(folder, "give the folder that holds config.json and rank*.safetensors")
     config = read_json(path)
@@ -110,9 +112,13 @@ def open_trtllm(folder: Path) -> DecoderSource:
         what = f"{len(missing)} of {len(files)} ranks are missing: {listed}"
         raise SourceError(what, str(folder), "copy the files of all ranks")
     ranks = [read_safetensors(file) for file in files]
-    weights = trtllm_weights.hf_weights(ranks, config, str(folder))
+    kv_cache = cache_scales(ranks[0], config)
+    weights = trtllm_weights.hf_weights([quantized_rank(rank, config) for rank in ranks], config, str(folder))
+    check_rest(weights)
     fields = trtllm_config.hf_config(config, ranks[0])
-    return DecoderSource(fields, Checkpoint(weights), (path, *files), str(path), CopiedTokenizer())
+    is_quantized = any(array.is_quantized for array in weights.values())
+    own = ("modelopt" if is_quantized else "", kv_cache)
+    return DecoderSource(fields, Checkpoint(weights), (path, *files), str(path), CopiedTokenizer(), *own)
 
 
 def _config_file(folder: Path, fix: str) -> Path:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.errors import SourceError
+from trtkit.quantized import QuantizedMatrix
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,7 @@ def causal_lm(opened: DecoderSource) -> Any:
     fields = {key: value for key, value in opened.config.items() if key not in _NOT_ARGUMENTS}
     config = transformers.AutoConfig.for_model(opened.config["model_type"], **fields)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
-    state = {name: _fp32(opened.checkpoint[name]) for name in opened.checkpoint}
+    state = {name: _weight(model, name, opened.checkpoint[name]) for name in opened.checkpoint}
     missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
     model.tie_weights()
     tied = set(getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ())
@@ -54,8 +55,13 @@ _VOCABULARIES = {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"}
 _NOT_ARGUMENTS = {"model_type", "architectures", "transformers_version", "auto_map"}
 
 
-def _fp32(array: Any) -> torch.Tensor:
-    """Return an array as an fp32 tensor."""
+def _weight(model: Any, name: str, array: Any) -> torch.Tensor:
+    """Return a weight as an fp32 tensor, [in, out] where its module (GPT-2's) wants a matrix so."""
     import torch
+    from transformers.pytorch_utils import Conv1D
 
-    return torch.from_numpy(np.array(array, dtype=np.float32))
+    wide = torch.from_numpy(np.array(array, dtype=np.float32))
+    if not isinstance(array, QuantizedMatrix):
+        return wide
+    module = dict(model.named_modules()).get(name.removesuffix(".weight"))
+    return wide.T.contiguous() if isinstance(module, Conv1D) else wide

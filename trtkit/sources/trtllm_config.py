@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import Problem, ProblemsError, SourceError
+from trtkit.sources.quantized.trtllm import ALGORITHMS, CACHES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -61,9 +62,10 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
     problems = [f"`{name}` is missing" for name in needed if config.get(name) is None]
     problems += [f"`{name}` is `{config[name]}`" for name, ok in _NEUTRAL.items() if config.get(name) not in ok]
     quantization, moe = config.get("quantization") or {}, config.get("moe") or {}
-    for name in ("quant_algo", "kv_cache_quant_algo"):
-        if quantization.get(name) is not None:
-            problems.append(f"`quantization.{name}` is `{quantization[name]}`: only unquantized checkpoints are read")
+    for name, readable in (("quant_algo", ALGORITHMS), ("kv_cache_quant_algo", CACHES)):
+        if quantization.get(name) not in (None, *readable):
+            listed = ", ".join(readable)
+            problems.append(f"`quantization.{name}` is `{quantization[name]}`: known are {listed}")
     if moe.get("num_experts"):
         problems.append(f"`moe.num_experts` is `{moe['num_experts']}`")
     if pipeline_size(config) > 1:

@@ -11,6 +11,7 @@ import numpy as np
 
 from trtkit.errors import Problem, ProblemsError
 from trtkit.sources.checkpoint import StoredArray
+from trtkit.sources.quantized.joined import join_columns, join_rows
 from trtkit.sources.trtllm_config import ARCHITECTURES, head_size, key_value_heads
 
 if TYPE_CHECKING:
@@ -119,8 +120,7 @@ def _outside(ranks: _Ranks, config: Mapping[str, Any], name: str) -> StoredArray
     rows = config["vocab_size"]
     if name == "transformer.position_embedding.weight" or len(stored.shape) != 2 or stored.shape[0] <= rows:
         return stored
-    # Vocabularies are padded to a multiple of the ranks.
-    return StoredArray((rows, *stored.shape[1:]), lambda: stored.read()[:rows])
+    return _rows(stored, 0, rows)  # vocabularies are padded to a multiple of the ranks
 
 
 def _embedding_axis(shape: tuple[int, ...], config: Mapping[str, Any], is_position: bool) -> int | None:
@@ -148,7 +148,11 @@ def _qkv(ranks: _Ranks, config: Mapping[str, Any], family: _Family, name: str) -
 
 def _rows(stored: StoredArray, start: int, count: int) -> StoredArray:
     """Return some rows of an array."""
-    return StoredArray((count, *stored.shape[1:]), lambda: stored.read()[start : start + count])
+    wanted, shape = slice(start, start + count), (count, *stored.shape[1:])
+    if stored.is_quantized:
+        read: Any = lambda: stored.read().rows(np.arange(start, start + count))  # type: ignore[attr-defined] # noqa: E731
+        return StoredArray(shape, read, is_quantized=True)
+    return StoredArray(shape, lambda: stored.read()[wanted])
 
 
 def _joined(parts: Sequence[StoredArray], axis: int) -> StoredArray:
@@ -157,12 +161,15 @@ def _joined(parts: Sequence[StoredArray], axis: int) -> StoredArray:
         return parts[0]
     shape = list(parts[0].shape)
     shape[axis] = sum(part.shape[axis] for part in parts)
+    if parts[0].is_quantized:
+        join: Any = join_columns if axis else join_rows
+        return StoredArray(tuple(shape), lambda: join([part.read() for part in parts]), is_quantized=True)
     read: Callable[[], Array] = lambda: np.concatenate([part.read() for part in parts], axis)  # noqa: E731
     return StoredArray(tuple(shape), read)
 
 
 def _oriented(stored: StoredArray, family: _Family) -> StoredArray:
-    """Return a matrix as HF's module stores it."""
-    if not family.is_in_out or len(stored.shape) != 2:
+    """Return a matrix as HF's module stores it; one in few bits as it is."""
+    if stored.is_quantized or not family.is_in_out or len(stored.shape) != 2:
         return stored
     return StoredArray(stored.shape[::-1], lambda: stored.read().T)

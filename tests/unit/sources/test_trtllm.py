@@ -179,10 +179,10 @@ def refused(folder: Path) -> str:
     ("fields", "message"),
     [
         (
-            {"quantization": {"quant_algo": "W4A16_AWQ", "kv_cache_quant_algo": "FP8"}},
-            "`quantization.quant_algo` is `W4A16_AWQ`: only unquantized checkpoints are read",
+            {"quantization": {"quant_algo": "W4A8_AWQ", "kv_cache_quant_algo": "FP8"}},
+            "`quantization.quant_algo` is `W4A8_AWQ`: known are W8A16, W4A16, W4A16_AWQ, W8A8_SQ_PER_CHANNEL, FP8, ",
         ),
-        ({"quantization": {"kv_cache_quant_algo": "FP8"}}, "`quantization.kv_cache_quant_algo` is `FP8`"),
+        ({"quantization": {"kv_cache_quant_algo": "NVFP4"}}, "`quantization.kv_cache_quant_algo` is `NVFP4`: known"),
         ({"mapping": {"tp_size": 1, "pp_size": 2}}, "`mapping.pp_size` is `2`: write the checkpoint with `pp_size` 1"),
         ({"moe": {"num_experts": 8}}, "`moe.num_experts` is `8`"),
         ({"rotary_pct": 0.5}, "`rotary_pct` is `0.5`"),

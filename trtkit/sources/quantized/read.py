@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from trtkit.errors import Problem, ProblemsError, SourceError
+from trtkit.errors import SourceError
 from trtkit.quantized import KvQuantization
 from trtkit.sources.quantized.awq import awq_layers
 from trtkit.sources.quantized.compressed_tensors import compressed_layers
 from trtkit.sources.quantized.fp8 import fp8_layers
 from trtkit.sources.quantized.gptq import gptq_layers
-from trtkit.sources.quantized.layers import number
+from trtkit.sources.quantized.layers import check_rest, number
 from trtkit.sources.quantized.modelopt import modelopt_layers
 from trtkit.sources.safetensors_folder import read_json
 
@@ -50,7 +50,7 @@ def read_quantized(folder: Path, config: Mapping[str, Any], stored: Stored) -> Q
         raise SourceError(f"`quant_method` is `{method}`", str(folder / "config.json"), f"known are {known}")
     rest, kv_cache = _kv_cache(stored, asked)
     found = _READERS[method](rest, asked)
-    _check_rest(found)
+    check_rest(found)
     return Quantized(found, method, kv_cache)
 
 
@@ -73,16 +73,6 @@ _READERS: dict[str, Callable[[Stored, Mapping[str, Any]], Parts]] = {
     "compressed-tensors": compressed_layers,
     "fp8": fp8_layers,
 }
-_CODES = ("int8", "uint8", "int32", "float8_e4m3fn", "float8_e5m2")
-
-
-def _check_rest(stored: Stored) -> None:
-    """Raise ProblemsError naming weights that are codes, although nothing says by what they are multiplied."""
-    names = [name for name, array in stored.items() if name.endswith(".weight") and not array.is_quantized]
-    kinds = {name: str(stored[name].read().dtype) for name in names}
-    problems = [Problem(f"`{name}` holds {kind}", name) for name, kind in kinds.items() if kind in _CODES]
-    if problems:
-        raise ProblemsError("quantized weights without scales", problems, "copy the checkpoint's files again")
 
 
 def _kv_cache(stored: Stored, asked: _Json) -> tuple[Parts, KvQuantization | None]:
