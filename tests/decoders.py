@@ -24,6 +24,8 @@ from trtkit.network.graph import Graph
 from trtkit.reference import Executor, Options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.decoder_cases import Case
     from trtkit.models.spec import DecoderSpec
 
@@ -129,8 +131,11 @@ class Runner:
         return outputs
 
 
-def builds(graph: Graph) -> bool:
-    """Whether TensorRT-RTX builds the network, for 1 to 4 slots and up to T new tokens."""
+def builds(graph: Graph, capabilities: Sequence[int] = ()) -> bool:
+    """Whether TensorRT-RTX builds the network, for 1 to 4 slots and up to T new tokens.
+
+    capabilities: compute capabilities to build for; all that it knows where none is named.
+    """
     config, profile = graph.builder.create_builder_config(), graph.builder.create_optimization_profile()
     for index in range(graph.network.num_inputs):
         tensor = graph.network.get_input(index)
@@ -138,6 +143,11 @@ def builds(graph: Graph) -> bool:
         profile.set_shape(tensor.name, *shapes)
     config.add_optimization_profile(profile)
     config.builder_optimization_level = 0
+    if capabilities:
+        config.num_compute_capabilities = len(capabilities)
+    for index, capability in enumerate(capabilities):
+        named = getattr(graph.backend.trt.ComputeCapability, f"SM{capability}")
+        config.set_compute_capability(named, index)
     return graph.builder.build_serialized_network(graph.network, config) is not None
 
 
