@@ -31,23 +31,49 @@ def layers(stored: Stored, marker: str, names: tuple[str, ...]) -> dict[str, Par
 def replaced(stored: Stored, found: Mapping[str, Parts], read: Read) -> Parts:
     """Return all tensors, those of each found module as one `weight` that is read when it is asked for.
 
-    read: makes a matrix of a module and its tensors; it is called once for each now, to know that it can be.
-    Raises ProblemsError with every module that cannot.
+    read: makes a matrix of a module and its tensors. Of modules whose tensors are alike it is called for the first now,
+    to know that it can be; reading all would take minutes. Raises ProblemsError with every module that cannot.
     """
     used = {f"{module}.{part}" for module, parts in found.items() for part in parts}
     rest = {name: array for name, array in stored.items() if name not in used}
-    problems, weights = [], {}
+    problems, weights, shapes = [], {}, {}
     for module, parts in found.items():
         try:
-            shape = read(module, parts).shape
+            kind = _kind(module, parts)
+            if kind not in shapes:
+                shapes[kind] = read(module, parts).shape
         except TrtkitError as error:
             problems.append(Problem(error.what, module))
             continue
-        again: Any = partial(read, module, parts)
-        weights[f"{module}.weight"] = StoredArray(shape, again, is_quantized=True)
+        again: Any = partial(_read, read, module, parts)
+        weights[f"{module}.weight"] = StoredArray(shapes[kind], again, is_quantized=True)
     if problems:
         raise ProblemsError("quantized layers that cannot be read", problems)
     return rest | weights
+
+
+def _kind(module: str, parts: Parts) -> tuple[object, ...]:
+    """Return what decides whether a module can be read: the last part of its name, its tensors' forms and ranges."""
+    return (module.rpartition(".")[2], *((name, *_form(array.read())) for name, array in sorted(parts.items())))
+
+
+def _form(array: Any) -> tuple[object, ...]:
+    """Return shape, type and range of a tensor; of codes no range, of short integers their bytes."""
+    form = (array.shape, array.dtype.name)
+    if array.dtype.itemsize == 1 or (array.ndim > 1 and array.dtype.kind in "iu"):
+        return form
+    if array.dtype.kind in "iu":
+        return (*form, array.tobytes())
+    wide = np.asarray(array, np.float32)
+    return (*form, bool(np.isfinite(wide).all()), bool((wide > 0).all()))
+
+
+def _read(read: Read, module: str, parts: Parts) -> QuantizedMatrix:
+    """Read a module's matrix. Raises SourceError naming the module."""
+    try:
+        return read(module, parts)
+    except TrtkitError as error:
+        raise SourceError(error.what, module, error.fix) from None
 
 
 _CODES = ("int8", "uint8", "int32", "float8_e4m3fn", "float8_e5m2")
