@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import tiny_chat
+from tests.docs import DOCS, blocks
 from tests.integration.test_bench_vision import build
 from trtkit.engine.bundle import open_bundle
 from trtkit.verify.verify import Request, verify_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.conftest import Ran
-
-DOCS = Path(__file__).parents[2] / "docs/benchmarking.md"
 
 
 @pytest.mark.slow
@@ -30,9 +28,9 @@ def test_every_command_of_the_docs_runs(tmp_path: Path, workspace: Path, trtkit:
     for name, path in (("efficientnet-lite0", build(tmp_path)), ("llama", tiny_chat.build(tmp_path))):
         assert verify_bundle(open_bundle(path), Request(), lambda _: None)["passed"]
         (bundles / name).symlink_to(path)
-    blocks = re.findall(r"```bash\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 2
-    for line in "".join(blocks).splitlines():
+    scripts = [block.text for block in blocks(DOCS / "benchmarking.md", "bash")]
+    assert len(scripts) == 2
+    for line in "".join(scripts).splitlines():
         if not line.startswith("trtkit "):
             subprocess.run(["bash", "-ec", line], check=True)
             continue

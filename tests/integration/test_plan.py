@@ -12,15 +12,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests import hybrids, models, tiny_llm, tiny_vlm
-from tests.integration.test_examples import run_script
+from tests.docs import DOCS, blocks, run_script
 from trtkit.bench.plan_source import find_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.conftest import Ran
-
-DOCS = Path(__file__).parents[2] / "docs" / "planning.md"
 
 
 @pytest.fixture
@@ -184,8 +182,8 @@ def test_list_of_gpus_names_sources(trtkit: Callable[..., Ran]) -> None:
 
 @pytest.mark.slow
 def test_commands_of_the_page_run(tmp_path: Path) -> None:
-    (script,) = re.findall(r"^```bash\n(.*?)^```", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    printed = run_script(script, tmp_path)
+    (script,) = blocks(DOCS / "planning.md", "bash")
+    printed = run_script(script.text, tmp_path)
     assert "325.2 GiB" in printed
     assert "512.0 KiB a token" in printed
     assert (tmp_path / "plan.html").is_file()
