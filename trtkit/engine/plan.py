@@ -15,6 +15,7 @@ from trtkit.engine.jobs import run
 from trtkit.engine.manifest import FileRecord
 from trtkit.engine.plugins import uses_plugins
 from trtkit.engine.vision_language import takes_images
+from trtkit.errors import ConfigError, Problem
 from trtkit.models.registry import FAMILIES
 from trtkit.models.vision_language.registry import VISION_LANGUAGE
 
@@ -47,7 +48,10 @@ class Plan:
 
 
 def plan_build(config: ModelConfig, on_event: Callable[[Json], None]) -> Plan:
-    """Resolve target and backend and fingerprint the source."""
+    """Resolve target and backend and fingerprint the source and calibration data. Raises TrtkitError."""
+    if config.quantize is not None and is_hybrid(config):
+        fix = "set `route: onnx`, which quantizes it whole, or remove `quantize`"
+        raise ConfigError("the model cannot be quantized so", [Problem("a hybrid's parts are not", "quantize", fix)])
     target = load_target(config.target)
     backend = choose_backend(target.backend)
     has_plugins = uses_plugins(config, backend)

@@ -1,0 +1,185 @@
+"""Quantized vision models beside their fp32 originals: loss on images they were not calibrated on, size, build time."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks import quantize_vision_data as data
+from benchmarks.measure import RESULTS, ignore_event, write, write_between
+from trtkit.backends import load_backend
+from trtkit.config import load_config
+from trtkit.engine.child import run_job
+from trtkit.engine.onnx_build import prepare_network
+from trtkit.engine.plan import plan_build
+from trtkit.inputs.images import image_input
+from trtkit.network.onnx_io import graph_inputs
+from trtkit.network.onnx_parse import parse_onnx
+from trtkit.reference import Executor, Options, constants_from_onnx, to_array
+from trtkit.runtime.page import find_lines
+from trtkit.runtime.tasks import ctc_characters, ctc_text, top_classes
+from trtkit.sources import onnx_file
+from trtkit.verify.references import OnnxRuntimeReference
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.config.schema import ModelConfig
+
+Array = np.ndarray[Any, Any]
+Json = dict[str, Any]
+DOCUMENT = Path(__file__).parents[1] / "docs/quantization.md"
+TARGET = "sm89"
+# Method, algorithm.
+ALL = (
+    ("none", "max"), ("int8", "max"), ("int8", "entropy"), ("int8", "percentile"), ("fp8", "max"), ("int8_wo", "max"),
+)  # fmt: skip
+WIDE = (("none", "max"), ("int8", "max"), ("fp8", "max"), ("int8_wo", "max"), ("int4_wo", "max"))
+MODELS = {
+    "efficientnet-lite0": ALL, "mobilenet-v2": ALL, "ppocr-det": ALL[:5], "ppocr-rec": ALL, "vit": WIDE,
+}  # fmt: skip
+
+
+def calibration(name: str, folder: Path) -> Path:
+    """Write and return the folder of images that a model is calibrated on."""
+    made = {"ppocr-det": data.pages, "ppocr-rec": data.lines}
+    return data.save(made[name]() if name in made else data.views(data.CALIBRATION, 3), folder / "calibration")
+
+
+def inputs(name: str, config: ModelConfig) -> list[Array]:
+    """Return what a model is measured on: views of photographs, a page, or the lines of that page."""
+    assert config.preprocess is not None
+    page = data.photograph("page.png")
+    if name == "ppocr-rec":
+        detector = load_config("ppocr-det")
+        assert detector.preprocess is not None
+        with tempfile.TemporaryDirectory() as folder:
+            run_job("prepare", {"config": detector.model_dump(mode="json"), "folder": folder}, ignore_event)
+            reference = OnnxRuntimeReference(Path(folder) / "model.onnx", "")
+            (found,) = reference.run({"x": image_input(page, detector.preprocess)}).values()
+        images = [page.crop(box) for box in find_lines(found[0, 0], page.size)]
+    else:
+        images = [page] if name == "ppocr-det" else list(data.views(data.MEASURED, 4 if name == "vit" else 16))
+    return [image_input(image, config.preprocess) for image in images]
+
+
+def built(config: ModelConfig, folder: Path) -> tuple[Path, Json]:
+    """Prepare and build; return the network's ONNX file and the figures of both."""
+    folder.mkdir()
+    plan = plan_build(config, ignore_event)
+    prepared, arguments = prepare_network(plan, folder, ignore_event)
+    arguments |= {
+        "profiles": prepared["profiles"],
+        "target": plan.target.model_dump(mode="json"),
+        "options": plan.config.build.model_dump(mode="json"),
+        "plan": str(folder / "model.plan"),
+    }
+    compiled = run_job("compile", arguments, ignore_event)
+    seconds = {step["name"]: step["seconds"] for step in prepared["steps"]}
+    figures = {
+        "weights_mib": round(sum(compiled["network"]["totals"]["weight_bytes"].values()) / 2**20, 2),
+        "engine_mib": round((folder / "model.plan").stat().st_size / 2**20, 2),
+        "quantize_s": round(seconds.get("quantize", 0.0), 1),
+        "build_s": round(compiled["metrics"]["build_s"], 1),
+    }
+    return Path(arguments["onnx"]), figures
+
+
+def executed(path: Path, feeds: Sequence[Array]) -> list[Array]:
+    """Return the first output of the network that TensorRT parses, for each feed."""
+    backend = load_backend("tensorrt_rtx")
+    network = parse_onnx(backend, path, "ERROR")
+    executor = Executor(backend, network.definition, Options(constants=constants_from_onnx(path)))
+    (spec,) = executor.inputs
+    return [to_array(next(iter(executor.run({spec.name: feed}).values()))) for feed in feeds]
+
+
+def loss(name: str, found: Sequence[Array], wanted: Sequence[Array], path: Path) -> Json:
+    """Return the relative RMS error over all outputs, and the share of answers that are the same."""
+    apart = sum(float(((a.astype(np.float64) - b) ** 2).sum()) for a, b in zip(found, wanted, strict=True))
+    size = sum(float((b.astype(np.float64) ** 2).sum()) for b in wanted)
+    return {"relative_rms_error": round(float(np.sqrt(apart / size)), 4), **answers(name, found, wanted, path)}
+
+
+def answers(name: str, found: Sequence[Array], wanted: Sequence[Array], path: Path) -> Json:
+    """Return how many answers there are and how many are the same: classes, texts or boxes; a random model has none."""
+    if name == "vit":
+        return {}
+    if name == "ppocr-det":
+        ours, theirs = (find_lines(maps[0][0, 0], (736, 736)) for maps in (found, wanted))
+        same = sum(any(_overlap(a, b) > 0.7 for a in ours) for b in theirs)
+        return {"measure": "lines found", "same": same, "of": len(theirs), "too_many": len(ours) - same}
+    if name == "ppocr-rec":
+        characters = ctc_characters(path)
+        pairs = [(ctc_text(a, characters), ctc_text(b, characters)) for a, b in zip(found, wanted, strict=True)]
+        return {"measure": "texts", "same": sum(a == b for a, b in pairs), "of": len(pairs)}
+    best = [(top_classes(a, 1), top_classes(b, 1)) for a, b in zip(found, wanted, strict=True)]
+    return {"measure": "top-1", "same": sum(a == b for a, b in best), "of": len(best)}
+
+
+def _overlap(first: Sequence[int], second: Sequence[int]) -> float:
+    """Return the shared area of two boxes over their joint area."""
+    width = min(first[2], second[2]) - max(first[0], second[0])
+    height = min(first[3], second[3]) - max(first[1], second[1])
+    shared = max(width, 0) * max(height, 0)
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (first, second)]
+    return shared / (sum(areas) - shared)
+
+
+def figures_of(name: str) -> list[Json]:
+    """Measure every method on one model against ONNX Runtime on its fp32 model."""
+    rows: list[Json] = []
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        images = calibration(name, folder)
+        feeds, wanted = inputs(name, load_config(name)), None
+        for method, algorithm in MODELS[name]:
+            asked = [f"quantize.method={method}", f"quantize.algorithm={algorithm}"]
+            overrides = [*asked, f"quantize.calibration.data={images}"] if method != "none" else []
+            path, figures = built(load_config(name, overrides, TARGET), folder / f"{method}-{algorithm}")
+            if wanted is None:
+                reference = OnnxRuntimeReference(path, "")
+                (first,) = [spec.name for spec in graph_inputs(onnx_file.read_graph(path))]
+                wanted = [next(iter(reference.run({first: feed}).values())) for feed in feeds]
+            row = {
+                "method": method,
+                "algorithm": algorithm,
+                **figures,
+                **loss(name, executed(path, feeds), wanted, path),
+            }
+            print(name, row, flush=True)
+            rows.append(row)
+    return rows
+
+
+def table(figures: dict[str, list[Json]]) -> str:
+    """Return the table of the documentation."""
+    lines = ["| model | method | answers | relative RMS error | weights MiB | engine MiB | quantize s | build s |"]
+    lines += ["| --- | --- | --- | --- | --- | --- | --- | --- |"]
+    for name, rows in figures.items():
+        for row in rows:
+            method = row["method"] if row["method"] != "int8" else f"int8, {row['algorithm']}"
+            answer = f"{row['measure']} {row['same']} of {row['of']}" if "measure" in row else ""
+            error, sizes = f"{row['relative_rms_error']:.2%}", f"{row['weights_mib']:.1f} | {row['engine_mib']:.1f}"
+            times = f"{row['quantize_s'] or ''} | {row['build_s']}"
+            lines.append(f"| {name} | {method.replace('none', 'fp32')} | {answer} | {error} | {sizes} | {times} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(names: Sequence[str] = ()) -> None:
+    """Measure models, all where none is named; write the results and the table, with those of the others before."""
+    path = RESULTS / "quantize_vision.json"
+    figures: dict[str, list[Json]] = json.loads(path.read_text())["models"] if path.is_file() and names else {}
+    for name in names or MODELS:
+        figures[name] = figures_of(name)
+        write("quantize_vision", {"target": TARGET, "models": figures})
+    write_between(DOCUMENT, "figures of vision", table(figures))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
