@@ -80,7 +80,7 @@ def awq_factors(weights: Sequence[torch.Tensor], moments: torch.Tensor, rounding
     for power in torch.linspace(0, 1, 11).tolist():
         scale = sizes**power
         factors = (scale.max() * scale.min()).sqrt() / scale
-        loss = sum(_loss(weight, nearest(weight, rounding, factors), moments) for weight in weights)
+        loss = sum(_loss(weight, moments, rounding, factors) for weight in weights)
         if loss < least:
             best, least = factors, loss
     return best
@@ -127,9 +127,12 @@ def _inverse_factor(moments: torch.Tensor) -> torch.Tensor:
     raise QuantizeError("the inputs' moments cannot be inverted", fix="give more calibration text")
 
 
-def _loss(weight: torch.Tensor, matrix: QuantizedMatrix, moments: torch.Tensor) -> float:
-    """Return how far a layer's outputs move: the squared error over the inputs that moments are of."""
-    change = weight - torch.from_numpy(matrix.weights())
+def _loss(weight: torch.Tensor, moments: torch.Tensor, rounding: Rounding, factors: torch.Tensor) -> float:
+    """Return how far rounding moves a layer's outputs: the squared error over the inputs that moments are of."""
+    scaled = weight / factors
+    scales, offsets = _by_column(*rounding.levels(scaled), rounding.block)
+    rounded = round_to(scaled, scales, offsets) * scales
+    change = (scaled - (rounded if offsets is None else rounded + offsets)) * factors
     return float(((change @ moments) * change).sum())
 
 
