@@ -46,7 +46,8 @@ def test_the_table_of_quantized_vision_models_is_that_of_the_results() -> None:
     from benchmarks.quantize_vision import DOCUMENT, table
 
     results = json.loads((DOCS.parent / "benchmarks/results/quantize_vision.json").read_text(encoding="utf-8"))
-    assert table(results["models"]) in DOCUMENT.read_text(encoding="utf-8"), "run `python -m benchmarks.quantize_vision`"
+    found = DOCUMENT.read_text(encoding="utf-8")
+    assert table(results["models"]) in found, "run `python -m benchmarks.quantize_vision`"
 
 
 PRINTED = "built bundles/x\nengine    9.4 MiB, 100 layers\ntook 1.5 s\n"

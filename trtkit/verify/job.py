@@ -21,6 +21,7 @@ from trtkit.verify.compare import Comparison, compare, worst
 from trtkit.verify.corners import corner_shapes
 from trtkit.verify.intermediates import onnx_runtime_tensors
 from trtkit.verify.layers import LayerError, layer_errors
+from trtkit.verify.quantized import calibration_samples, has_calibration, quantized_tolerance
 from trtkit.verify.references import Origin, Reference, choose_reference
 from trtkit.verify.rows import paired_rows, partners
 
@@ -32,8 +33,6 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 # End to end, errors of many layers add up: ten times what one op may have.
 _END_TO_END = 10
-# Of a vision model against what it was before: what methods cost (docs/quantization.md), with room.
-_QUANTIZED = {"int8": 0.3, "fp8": 0.3, "int8_wo": 0.05, "int4_wo": 0.3}
 
 
 class Execution(Protocol):
@@ -75,27 +74,20 @@ class Verifier:
         self.unpaired = 0.0
 
     def samples(self, paths: list[str]) -> list[Sample]:
-        """Return the inputs to compare on: those asked for, else the config's, else random ones at opt."""
-        named = paths or self._named()
+        """Return the inputs to compare on: those asked for, the config's, what it was quantized on, or random ones."""
+        named = paths or list(self.config.verify.inputs)
         if named:
             samples = read_samples(named, self.config, self.inputs)
         else:
-            samples = [random_sample("random", self._opt_shapes(), self.config, self.inputs)]
+            samples = calibration_samples(self.config, self.inputs)
+            samples = samples or [random_sample("random", self._opt_shapes(), self.config, self.inputs)]
         for sample in samples:
             check_profiles(sample, self.profiles)
         return samples
 
     def has_real_data(self, paths: list[str]) -> bool:
         """Whether `samples` reads files."""
-        return bool(paths or self._named())
-
-    def _named(self) -> list[str]:
-        """Return the data that the config names: to verify on, else the images that it was quantized on."""
-        quantize = self.config.quantize
-        named = list(self.config.verify.inputs)
-        if named or quantize is None or quantize.calibration.data is None or self.config.preprocess is None:
-            return named
-        return [quantize.calibration.data]
+        return bool(paths or self.config.verify.inputs or has_calibration(self.config))
 
     def run(self, sample: Sample) -> tuple[Arrays, Arrays]:
         """Return our outputs and the reference's."""
@@ -145,13 +137,6 @@ class Verifier:
 def tolerance_of(config: ModelConfig) -> float:
     """Return the relative RMS error that outputs may have, end to end."""
     return config.verify.max_relative_rms_error or _END_TO_END * dtype_of(config.precision).tolerance
-
-
-def quantized_tolerance(config: ModelConfig) -> float:
-    """Return the relative RMS error that quantizing a vision model may cost; 0 where the config does not, or says."""
-    if config.quantize is None or config.verify.max_relative_rms_error is not None:
-        return 0.0
-    return _QUANTIZED.get(config.quantize.method, 0.0)
 
 
 def verify(arguments: Json, report: Callable[[Json], None]) -> Json:

@@ -1,0 +1,42 @@
+"""Quantized vision models: what they may lose, and the data that they were quantized on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.engine.quantization.vision_data import read_calibration
+from trtkit.errors import SourceError
+from trtkit.sources import package_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.config.schema import ModelConfig
+    from trtkit.inputs.samples import Sample
+    from trtkit.network.onnx_io import TensorSpec
+
+TOLERANCES = {"int8": 0.3, "fp8": 0.3, "int8_wo": 0.05, "int4_wo": 0.3}
+"""Relative RMS error against the model in fp32: what methods cost (docs/quantization.md), with room."""
+
+
+def quantized_tolerance(config: ModelConfig) -> float:
+    """Return the relative RMS error that quantizing a vision model may cost; 0 where the config does not, or says."""
+    if config.quantize is None or config.verify.max_relative_rms_error is not None:
+        return 0.0
+    return TOLERANCES.get(config.quantize.method, 0.0)
+
+
+def has_calibration(config: ModelConfig) -> bool:
+    """Whether the model was quantized on data that is still there."""
+    if config.quantize is None or config.quantize.calibration.data is None:
+        return False
+    try:
+        package_file.resolve(config.quantize.calibration.data)
+    except SourceError:
+        return False
+    return True
+
+
+def calibration_samples(config: ModelConfig, inputs: Sequence[TensorSpec]) -> list[Sample]:
+    """Return the samples that a model was quantized on, none where it was not or they are gone. Raises TrtkitError."""
+    return read_calibration(config, inputs) if has_calibration(config) else []
