@@ -9,7 +9,7 @@ from onnx import helper
 from tests import models
 from trtkit.errors import ConfigError
 from trtkit.network.onnx_io import graph_inputs, graph_outputs
-from trtkit.network.onnx_precision import cast_io, select_nodes, random_inputs
+from trtkit.network.onnx_precision import cast_io, random_inputs, select_nodes
 
 
 @pytest.mark.parametrize(
