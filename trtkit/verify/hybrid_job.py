@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from trtkit.backends import load_backend
 from trtkit.config.schema import ModelConfig, ShapeRange
 from trtkit.engine.hybrids import open_hybrid
-from trtkit.errors import SourceError
 from trtkit.reference import to_array
 from trtkit.runtime.hybrid import HybridExecution, ReferenceStage, engine_hybrid, reference_hybrid
 from trtkit.verify.compare import compare
@@ -41,9 +40,6 @@ class HybridVerifier(Verifier):
         self.hybrid = reference_hybrid(self.backend, self.opened, self.stages, report)
         self.executor: HybridExecution = self.hybrid
         report({"event": "phase", "name": "load reference"})
-        if arguments.get("against") == "onnxruntime":
-            fix = "leave it out, or verify with `--set route=onnx`"
-            raise SourceError("a hybrid is no ONNX file", "--against onnxruntime", fix)
         self._whole = HybridReference(self.opened)
         self.reference = self._whole
         self.tolerance = tolerance_of(self.config)

@@ -69,6 +69,7 @@ def verify_config(config: ModelConfig, request: Request, on_event: Callable[[Jso
     _refuse_text(request)
     with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
         if plan.is_hybrid:
+            _refuse_onnx_runtime(request)
             prepared = prepare_stages(plan, Path(folder), on_event)
             arguments |= {"stages": prepared["stages"], "profiles": prepared["profiles"]}
             return {"name": config.name, **run(HYBRID_JOB, arguments, on_event)}
@@ -107,6 +108,7 @@ def verify_bundle(bundle: Bundle, request: Request, on_event: Callable[[Json], N
         found = {"name": manifest.name, **run(DECODER_JOB, arguments, on_event)}
     elif manifest.hybrid is not None:
         _refuse_text(request)
+        _refuse_onnx_runtime(request)
         arguments |= {"stages": stages_of_bundle(bundle), "profiles": stored["profiles"]}
         found = {"name": manifest.name, **run(HYBRID_JOB, arguments, on_event)}
     else:
@@ -121,6 +123,13 @@ def verify_bundle(bundle: Bundle, request: Request, on_event: Callable[[Json], N
 def _refuse_text(request: Request) -> None:
     if request.text is not None:
         raise SourceError("perplexity is a measure of language models only", "--text", "leave it out")
+
+
+def _refuse_onnx_runtime(request: Request) -> None:
+    """Raise SourceError where ONNX Runtime is asked to run a hybrid."""
+    if request.against == "onnxruntime":
+        fix = "leave it out, or verify with `--set route=onnx`"
+        raise SourceError("a hybrid is no ONNX file", "--against onnxruntime", fix)
 
 
 def _summary(found: Json) -> Json:
