@@ -251,7 +251,7 @@ def test_a_bundle_says_what_was_quantized_and_follows_its_data(
     assert origins == ["unchanged", "built"]
     ran = trtkit("verify", "out", "--json")
     assert ran.code == 0, ran.out
-    assert json.loads(ran.out)["tolerance"] == 0.3
+    assert json.loads(ran.out)["tolerance"] == 0.4
 
 
 def test_fp8_values_of_the_network_are_those_of_ml_dtypes(make: Callable[..., Any]) -> None:
