@@ -1,0 +1,152 @@
+"""Real vision models in few bits: photographs keep their classes, a page its text; steps equal ONNX Runtime's."""
+
+from __future__ import annotations
+
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from benchmarks import quantize_vision_data as data
+from tests import models
+from tests.quantized_vision import executed, in_single_steps, onnx_runtime, scales, with_steps
+from trtkit.config import load_config
+from trtkit.config.schema import ModelConfig
+from trtkit.engine.prepare import prepare
+from trtkit.inputs.images import image_input
+from trtkit.runtime.page import find_lines
+from trtkit.runtime.tasks import ctc_characters, ctc_text, top_classes
+from trtkit.verify.compare import compare
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# ImageNet: 281 tabby, 282 tiger cat and 285 Egyptian cat, 967 espresso, 665 moped and 670 motor scooter.
+CLASSES = {"chelsea.png": {281, 282, 285}, "coffee.png": {967}, "motorcycle_left.png": {665, 670}}
+VIT = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 128, "image_size": 64}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def prepared(config: ModelConfig, folder: Path, quantize: dict[str, Any] | None = None) -> Path:
+    """Return the ONNX file that TensorRT parses for `config`."""
+    folder.mkdir()
+    asked = ModelConfig.model_validate({**config.model_dump(mode="json"), "quantize": quantize})
+    prepare({"config": asked.model_dump(mode="json"), "folder": str(folder)}, lambda _: None)
+    return folder / "model.onnx"
+
+
+def from_onnx(config: ModelConfig, path: Path) -> ModelConfig:
+    """Return the config with a model that has been exported already."""
+    return config.model_copy(update={"source": config.source.model_copy(update={"torch": None, "onnx": str(path)})})
+
+
+def worst_steps(path: Path, inputs: dict[str, Any]) -> tuple[float, float]:
+    """Return how far, in steps, a quantized value is from ONNX Runtime's at most, and how many differ at all.
+
+    Each step of the network is given what ONNX Runtime made before it.
+    """
+    model = onnx.load(path)
+    theirs = onnx_runtime(with_steps(model), inputs)
+    single = models.save(in_single_steps(model), path.with_name("single.onnx"))
+    ours = executed(single, inputs | theirs)
+    apart = [np.abs(ours[f"{name}/own"] - theirs[name]).ravel() / scale for name, scale in scales(model).items()]
+    assert len(apart) > 15
+    together = np.concatenate(apart)
+    return float(together.max()), float((together > 0.5).mean())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["efficientnet-lite0", "mobilenet-v2"])
+def test_classifiers_in_8_bits_know_the_photographs(name: str, tmp_path: Path) -> None:
+    config = load_config(name)
+    assert config.preprocess is not None
+    exact = prepared(config, tmp_path / "fp32")
+    folder = data.save(data.views(data.CALIBRATION, 3), tmp_path / "images")
+    images = {file: image_input(data.photograph(file), config.preprocess) for file in CLASSES}
+    together = {"images": np.concatenate(list(images.values()))}
+    want = onnx_runtime(onnx.load(exact), together)["logits"]
+    for method in ("int8", "fp8"):
+        asked = {"method": method, "calibration": {"data": str(folder)}}
+        path = prepared(from_onnx(config, exact), tmp_path / method, asked)
+        got = executed(path, together)["logits"]
+        for (best,), known in zip(top_classes(got, 1), CLASSES.values(), strict=True):
+            assert best in known, method
+        assert 0.02 < compare(got, want).relative_rms_error < 0.3
+        assert path.stat().st_size < 0.3 * exact.stat().st_size
+        if method == "int8":
+            apart, differing = worst_steps(path, {"images": images["coffee.png"]})
+            assert apart <= 1.001
+            assert differing < 1e-4
+
+
+def test_a_vit_in_8_bits_is_near_and_its_steps_equal_onnx_runtimes(tmp_path: Path) -> None:
+    source = {
+        "factory": "trtkit.sources.hf_vision:from_config",
+        "kwargs": {"model_type": "vit", "seed": 0, "num_labels": 32, **VIT},
+        "inputs": {"pixel_values": {"shape": ["batch", 3, 64, 64]}},
+        "outputs": ["logits"],
+    }
+    preprocess = {"resize": {"exact": [64, 64]}, "mean": [0.5] * 3, "std": [0.5] * 3}
+    asked = {"name": "vit", "source": {"torch": source}, "profiles": [{"batch": [1, 2, 4]}], "preprocess": preprocess}
+    config = ModelConfig.model_validate(asked)
+    assert config.preprocess is not None
+    exact = prepared(config, tmp_path / "fp32")
+    folder = data.save(data.views(data.CALIBRATION, 1), tmp_path / "images")
+    inputs = {"pixel_values": image_input(data.photograph("coffee.png"), config.preprocess)}
+    want = onnx_runtime(onnx.load(exact), inputs)["logits"]
+    for method, limit in (("int8", 0.1), ("fp8", 0.15)):
+        quantize = {"method": method, "calibration": {"data": str(folder)}}
+        path = prepared(from_onnx(config, exact), tmp_path / method, quantize)
+        assert 1e-4 < compare(executed(path, inputs)["logits"], want).relative_rms_error < limit
+    apart, differing = worst_steps(tmp_path / "int8/model.onnx", inputs)
+    assert apart <= 1.001
+    assert differing < 1e-4
+
+
+@pytest.mark.slow
+def test_a_page_is_read_in_8_bits(tmp_path: Path) -> None:
+    detector, recognizer = load_config("ppocr-det"), load_config("ppocr-rec")
+    assert detector.preprocess is not None
+    assert recognizer.preprocess is not None
+    drawn = {
+        "ppocr-det": data.save(data.pages(), tmp_path / "pages"),
+        "ppocr-rec": data.save(data.lines(), tmp_path / "lines"),
+    }
+    paths = {
+        (config.name, method): prepared(config, tmp_path / f"{config.name}-{method}", quantize)
+        for config in (detector, recognizer)
+        for method, quantize in (
+            ("fp32", None),
+            ("int8", {"method": "int8", "algorithm": "entropy", "calibration": {"data": str(drawn[config.name])}}),
+        )
+    }
+    page = data.photograph("page.png")
+    x = {"x": image_input(page, detector.preprocess)}
+    characters = ctc_characters(paths["ppocr-rec", "int8"])
+    texts = {}
+    for method in ("fp32", "int8"):
+        (probability,) = executed(paths["ppocr-det", method], x).values()
+        boxes = find_lines(probability[0, 0], page.size)
+        read = [
+            executed_line(paths["ppocr-rec", method], image_input(page.crop(box), recognizer.preprocess))
+            for box in boxes
+        ]
+        texts[method] = [ctc_text(each, characters)[0] for each in read]
+    assert len(texts["int8"]) == len(texts["fp32"])
+    same = SequenceMatcher(None, "\n".join(texts["int8"]), "\n".join(texts["fp32"]), autojunk=False)
+    assert same.ratio() >= 0.9, texts
+
+
+def executed_line(path: Path, line: Any) -> Any:
+    return next(iter(executed(path, {"x": line}).values()))
