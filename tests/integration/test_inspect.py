@@ -58,7 +58,10 @@ def test_tables_show_what_a_person_asks(classifier: Path, trtkit: Callable[..., 
     assert "the largest tensors" in lines
 
 
-def test_layers_lists_every_layer_in_order(classifier: Path, trtkit: Callable[..., Ran]) -> None:
+def test_layers_lists_every_layer_in_order(
+    classifier: Path, trtkit: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # a row each
     found = trtkit("inspect", classifier, "--json").json()["network"]["layers"]
     out = trtkit("inspect", classifier, "--layers").out
     rows = out.partition("layers in order")[2].splitlines()[2:]

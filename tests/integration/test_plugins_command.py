@@ -63,7 +63,7 @@ def test_the_steps_of_the_readme_make_an_op(trtkit: Callable[..., Ran], my_ops: 
     assert sorted(path.name for path in my_ops.glob("*.py")) == ["cases.py", "lowering.py", "op.py", "reference.py"]
     ran = trtkit("plugins", "check", "scale_shift")
     assert ran.code == 0, ran.out
-    assert len(re.findall(r"^ScaleShift", ran.out, re.M)) == 6  # two types of three implementations
+    assert len(re.findall(r" fp(?:32|16)  .*e[-+]\d\d ", ran.out)) == 6  # two types of three implementations
 
 
 def test_a_model_with_the_foreign_node_builds(trtkit: Callable[..., Ran], my_ops: Path, workspace: Path) -> None:

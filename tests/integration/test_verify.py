@@ -73,7 +73,7 @@ def test_a_network_out_of_tolerance_is_exit_3_and_shows_its_layers(config: Path,
     ran = trtkit("verify", config, "--no-corners", "--set", "verify.max_relative_rms_error=1.0e-12")
     assert ran.code == 3
     lines = ran.out.splitlines()
-    assert lines[-1] == "out of tolerance: tiny in fp32, tolerance 1e-12 "
+    assert lines[-1] == "out of tolerance: tiny in fp32, tolerance 1e-12"
     assert any(line.startswith("first layer out of tolerance: stem/conv (convolution fp32)") for line in lines)
 
 
