@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TRTKIT = [sys.executable, "-c", "from trtkit.cli import main; main()"]
+
+
+def pytest_configure() -> None:
+    """Look for cycles less often: importing torch and collecting all tests makes many objects that stay."""
+    gc.set_threshold(20_000, 50, 100)
 
 
 @dataclass(frozen=True)
