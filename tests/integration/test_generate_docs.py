@@ -6,6 +6,7 @@ What SmolLM2 itself answers stands in test_generate_command_smollm2.py.
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +15,10 @@ from tests.docs import DOCS, Block, blocks, run_script
 from tests.tiny_chat import build_smollm2_words
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from tests.conftest import Ran
 
 # The block that makes the real bundle, and asks it.
 MADE = """\
@@ -24,15 +28,38 @@ trtkit generate bundles/llama --prompt "What is the capital of France?"
 
 
 @pytest.mark.slow
-def test_every_command_and_program_of_the_docs_runs(tmp_path: Path, workspace: Path) -> None:
+def test_every_command_and_program_of_the_docs_runs(
+    tmp_path: Path, workspace: Path, trtkit: Callable[..., Ran]
+) -> None:
     (workspace / "bundles").mkdir()
     (workspace / "bundles/llama").symlink_to(build_smollm2_words(tmp_path))
     made, *others = blocks(DOCS / "generate.md", "bash", "python")
     assert made == Block("bash", MADE)
     assert {block.language for block in others} == {"bash", "python"}
-    for block in others:
-        script = block.text if block.language == "bash" else f"python - <<'END'\n{block.text}END\n"
-        run_script(script, workspace)
+    for script in (script for block in others for script in _scripts(block)):
+        words = shlex.split(script)
+        if words[0] == "trtkit" and not {"|", ">"} & set(words):
+            assert trtkit(*words[1:]).code == 0, script  # in this process: each of its own would import torch
+        else:
+            run_script(script, workspace)
     answers = [json.loads(line) for line in (workspace / "answers.jsonl").read_text().splitlines()]
     assert [one["id"] for one in answers if one["finish_reason"] == "error"] == []
     assert {one["id"] for one in answers} == {"capital", 1, 2, 3}
+
+
+def _scripts(block: Block) -> Iterator[str]:
+    """Yield a program whole, of a shell's block each command, with what stands before it."""
+    if block.language == "python":
+        yield f"python - <<'END'\n{block.text}END\n"
+        return
+    before = ""
+    for line in block.text.splitlines(keepends=True):
+        if line.startswith("trtkit "):
+            if before:
+                yield before
+            yield line
+            before = ""
+        else:
+            before += line
+    if before:
+        yield before
