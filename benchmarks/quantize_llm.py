@@ -48,6 +48,8 @@ VARIANTS: dict[str, list[str]] = {
     "int4_wo, block 64, zero points": ["method=int4_wo", "block=64", "zero_points=true"],
     "int4_awq, block 64, zero points": ["method=int4_awq", "block=64", "zero_points=true"],
     "int4_gptq, block 64, zero points": ["method=int4_gptq", "block=64", "zero_points=true"],
+    "int4_awq, block 32, zero points": ["method=int4_awq", "block=32", "zero_points=true"],
+    "int4_gptq, block 32, zero points": ["method=int4_gptq", "block=32", "zero_points=true"],
     "fp16, KV int8": ["method=none", "kv_cache=int8"],
     "fp16, KV fp8": ["method=none", "kv_cache=fp8"],
     "int8_wo, KV int8": ["method=int8_wo", "kv_cache=int8"],
@@ -96,7 +98,7 @@ def encoder_of(bundle: Bundle) -> Any:
 def measure(name: str, calibration: Path, folder: Path) -> Json:
     """Build one variant and return its figures."""
     keys = [f"quantize.{key}" for key in VARIANTS[name]]
-    keys += [f"quantize.calibration.data={calibration}"] if keys else []
+    keys += [f"quantize.calibration.data={calibration}", "quantize.calibration.samples=16"] if keys else []
     config = load_config("llama", keys, TARGETS.get(name))
     out = folder / "bundle"
     shutil.rmtree(out, ignore_errors=True)

@@ -116,10 +116,13 @@ def _loaded(
 
 
 def _parted(pair: str) -> tuple[str, str]:
-    """Return the two sides of GLOB=NAME."""
+    """Return the two sides of GLOB=NAME. Raises ConfigError."""
+    from trtkit.errors import ConfigError, Problem
+
     glob, equals, name = pair.rpartition("=")
     if not equals:
-        raise click.UsageError(f"--layer `{pair}` is not GLOB=NAME, such as `*.mlp.down=fp8`")
+        problem = Problem(f"`{pair}` is not GLOB=NAME", "--layer", "write it as `*.mlp.down=fp8`")
+        raise ConfigError("no such layers", [problem])
     return glob, name
 
 
