@@ -84,6 +84,35 @@ def test_bundle_is_planned_for_up_to_its_own_slots(
     assert "a bundle is planned for as it was built" in refuses("plan", "bundle", "--set", "precision=fp32", code=2)
 
 
+def test_quantized_bundle_is_planned_for_as_it_is_and_as_its_config_says(
+    workspace: Path, trtkit: Callable[..., Ran], refuses: Callable[..., str]
+) -> None:
+    tiny_llm.save(workspace / "tiny", hidden_size=384, intermediate_size=512)
+    (workspace / "text.txt").write_text(tiny_llm.TEXT * 4, encoding="utf-8")
+    config: dict[str, Any] = {"source": {"hf": "tiny"}, "precision": "fp16"}
+    config["llm"] = {"max_batch_size": 4, "max_sequence_length": 64, "max_prefill_length": 16}
+    config["target"] = "sm89"
+    config["quantize"] = {"method": "int8_wo", "kv_cache": "int8", "layers": {"*.mlp.*": "int4_wo"}, "block": 128}
+    config["quantize"]["calibration"] = {"data": "text.txt", "samples": 2, "length": 32}
+    (workspace / "tiny.yaml").write_text(json.dumps(config))
+    assert trtkit("build", "--config", "tiny.yaml", "--out", "bundle", "-q").code == 0
+    asked = ("--gpu", "l4,t4", "--input-len", 40, "--output-len", 20, "--json")
+    built, meant = (trtkit("plan", path, *asked).json() for path in ("bundle", "tiny.yaml"))
+    assert built["layers"] == meant["layers"]
+    assert built["step"] == meant["step"]
+    decoder = json.loads((workspace / "bundle" / "manifest.json").read_text())["decoder"]
+    for plan in (built, meant):
+        assert plan["model"]["weight_bytes"] == pytest.approx(decoder["weight_bytes"], rel=0.01)
+        assert plan["model"]["kv_bytes_per_token"] == decoder["kv_bytes_per_token"]
+        assert [gpu["takes_precision"] for gpu in plan["gpus"]] == [True, False]  # int4 needs SM80
+        said = "8 layers int8, 6 layers int4 by 128; caches int8"
+        assert plan["model"]["quantized"] == said
+    found = trtkit("inspect", "bundle", "--json").json()["quantized"]
+    assert found == {"method": "int8_wo", "blocks": [128], "kv_cache": "int8", "layers": 14, "said": said}
+    assert re.search(rf"^quantized +int8_wo: {said}", trtkit("inspect", "bundle").out, re.MULTILINE)
+    assert "type int4 needs SM80: not on sm75" in refuses("plan", "tiny.yaml", "--target", "sm75", code=2)
+
+
 def test_vision_network_is_planned_for_over_the_batch(workspace: Path, trtkit: Callable[..., Ran]) -> None:
     models.save(models.classifier(), workspace / "m.onnx")
     plan = trtkit("plan", "m.onnx", "--gpu", "t4", "--concurrency", 4, "--price", 0.36, "--json").json()

@@ -15,9 +15,12 @@ from trtkit.backends import load_backend
 from trtkit.bench.count_network import layer_of
 from trtkit.bench.counts import counts_of, counts_to_json
 from trtkit.bench.multilinear import fit, sample_points
+from trtkit.bench.quantized_model import quantized_from_json
+from trtkit.bench.quantized_record import as_quantized, read_bytes
 from trtkit.bench.traffic import network_cost
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.decoders import network_options
+from trtkit.engine.quantization.choice import linear_layers
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import model_weights
 from trtkit.network.decoder import build_decoder
@@ -29,10 +32,12 @@ if TYPE_CHECKING:
 
     from trtkit.backends import Backend
     from trtkit.bench.multilinear import Point
+    from trtkit.bench.quantized_model import QuantizedModel
     from trtkit.bench.traffic import NetworkCost
     from trtkit.dtypes import DType
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.decoder import DecoderOptions
+    from trtkit.network.describe import NetworkRecord
 
 Json = dict[str, Any]
 # How far apart the two cached lengths lie that counts are taken at.
@@ -45,19 +50,25 @@ def count_decoder(arguments: Json, report: Callable[[Json], None]) -> Json:
     """Count the network of a config.
 
     arguments: backend, config, fields (of the model's config.json), where, length (tokens of a slot); by_layer: whether
-    groups are layers by their place in a block, else kinds of layers.
+    groups are layers by their place in a block, else kinds of layers; quantized: a `QuantizedModel` as data.
     """
     config, backend = ModelConfig.model_validate(arguments["config"]), load_backend(arguments["backend"])
     spec = decoder_spec(arguments["fields"], arguments["where"])
     options, first = network_options(config), _first_length(spec, int(arguments["length"]))
     points = sample_points((1, 1, first), _STEP)
     check = (3, 5, first + _STEP)
+    quantized, by_layer = quantized_from_json(arguments.get("quantized")), arguments.get("by_layer")
     costs: dict[Point, NetworkCost] = {}
     for length in (first, first + _STEP):
         report({"event": "phase", "name": f"count with {length} cached tokens"})
-        graph = _network(backend, spec, replace(options, max_sequence_length=length))
+        graph = _network(backend, spec, replace(options, max_sequence_length=length), quantized)
         for point in (p for p in (*points, check) if p[2] == length):
-            costs[point] = _cost(backend, graph, point, place_of if arguments.get("by_layer") else group_of)
+            record = as_quantized(_record(backend, graph, point), quantized.kv_cache)
+            cost = network_cost(record, place_of if by_layer else group_of)
+            if quantized.kv_cache is not None:
+                alive = zip(cost.alive_bytes, read_bytes(record, options.dtype), strict=True)
+                cost.alive_bytes = [results + read for results, read in alive]
+            costs[point] = cost
     measured = costs.pop(check)
     counts = counts_of(costs, fit)
     assert counts.fused_bytes.at(check) == measured.fused_bytes, "bytes are not multilinear"
@@ -103,29 +114,40 @@ def _first_length(spec: DecoderSpec, length: int) -> int:
     return first if first + _STEP <= limit else _STEP
 
 
-def _network(backend: Backend, spec: DecoderSpec, options: DecoderOptions) -> Graph:
+def _network(backend: Backend, spec: DecoderSpec, options: DecoderOptions, quantized: QuantizedModel) -> Graph:
     """Write the network with zeros for weights."""
     graph = Graph(backend)
-    build_decoder(graph, spec, _zeros(spec, options.dtype), options)
+    build_decoder(graph, spec, _zeros(spec, options.dtype, quantized), options)
     return graph
 
 
-def _zeros(spec: DecoderSpec, dtype: DType) -> Mapping[str, Any]:
-    """Return zeros for every weight, all in the same memory, which the system does not provide until it is read."""
+def _zeros(spec: DecoderSpec, dtype: DType, quantized: QuantizedModel) -> Mapping[str, Any]:
+    """Return zeros for every weight, all in the same memory, which the system does not provide until it is read.
+
+    Scales of quantized matrices have memory of their own.
+    """
     import ml_dtypes
     import numpy as np
 
     weights = model_weights(spec)
     numpy_type = ml_dtypes.bfloat16 if dtype.name == "bf16" else np.dtype(dtype.numpy)
     memory = np.zeros(max(math.prod(weight.shape) for weight in weights), numpy_type)
-    return {weight.path: memory[: math.prod(weight.shape)].reshape(weight.shape) for weight in weights}
+    found: dict[str, Any] = {}
+    sizes = {layer.name: (layer.rows, layer.size) for layer in linear_layers(spec)}
+    for weight in weights:
+        name = weight.path.removesuffix(".weight")
+        if name in quantized.layers:
+            found[weight.path] = quantized.layers[name].matrix(*sizes[name], memory.view(np.uint8))
+        else:
+            found[weight.path] = memory[: math.prod(weight.shape)].reshape(weight.shape)
+    return found
 
 
-def _cost(backend: Backend, graph: Graph, point: Point, group: Callable[[str, str], str]) -> NetworkCost:
-    """Return the network's cost at (B, S, T); T is the network's own."""
+def _record(backend: Backend, graph: Graph, point: Point) -> NetworkRecord:
+    """Return the network's record at (B, S, T); T is the network's own."""
     shapes = {}
     for index in range(graph.network.num_inputs):
         tensor = graph.network.get_input(index)
         sizes = iter(point[:2])
         shapes[tensor.name] = tuple(next(sizes) if size < 0 else size for size in tensor.shape)
-    return network_cost(describe(backend, graph.network, shapes), group)
+    return describe(backend, graph.network, shapes)

@@ -17,6 +17,7 @@ from trtkit.bench.ceiling import Ceiling, ceiling_of, largest_gaps, layer_rows, 
 from trtkit.bench.count_decoder import place_of
 from trtkit.bench.counts import counts_from_json
 from trtkit.bench.plan import COUNT
+from trtkit.bench.quantized_by import by_network
 from trtkit.bench.roofline import floor
 from trtkit.bench.static_batches import TransformersServer
 from trtkit.bench.text_server import EngineServer
@@ -93,7 +94,7 @@ def add_ceilings(
 def _counts(bundle: Bundle, report: Callable[[Json], None]) -> Counts:
     """Count the bundle's network in a process of its own, a group for each layer of a block."""
     where = bundle.path / "model" / "config.json"
-    config = bundle.manifest.config
+    config, quantized = bundle.manifest.config, by_network(bundle.network_record())
     arguments = {
         "backend": bundle.manifest.backend.name,
         "config": config.model_dump(mode="json"),
@@ -101,6 +102,7 @@ def _counts(bundle: Bundle, report: Callable[[Json], None]) -> Counts:
         "where": str(where),
         "length": llm_options(config).max_sequence_length,
         "by_layer": True,
+        "quantized": None if quantized is None else quantized.to_json(),
     }
     return counts_from_json(run(COUNT, arguments, report))
 

@@ -13,6 +13,7 @@ from trtkit.bench.plan_assumptions import llm_assumptions, vision_assumptions
 from trtkit.bench.plan_llm import Question, plan_llm
 from trtkit.bench.plan_model import decoder_model, formulas, workload
 from trtkit.bench.plan_vision import VisionQuestion, plan_vision
+from trtkit.bench.quantized_by import quantized_of
 from trtkit.bench.roofline import intensity
 from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import llm_options
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from trtkit.bench.gpus import PlannedGpu
     from trtkit.bench.multilinear import Point
     from trtkit.bench.plan_source import PlannedModel
+    from trtkit.bench.quantized_model import QuantizedModel
 
 Json = dict[str, Any]
 COUNT = "trtkit.bench.count_decoder:count_decoder"
@@ -57,10 +59,13 @@ def _plan_llm(planned: PlannedModel, asked: Asked, on_event: Callable[[Json], No
     spec = decoder_spec(planned.fields, planned.where)
     options, dtype = llm_options(planned.config), dtype_of(planned.config.precision)
     model = decoder_model(planned.name, spec, dtype, planned.max_length)
+    quantized = quantized_of(planned, spec)
+    if quantized is not None:
+        model = model.quantized_as(spec, quantized)
     slots = options.max_batch_size if planned.config.llm is not None and planned.config.llm.model_fields_set else 1
     lengths = asked.input_len, asked.output_len, asked.concurrency or slots
     work = workload(model, lengths, options.max_prefill_length)
-    counts = _count(planned, work.length, on_event)
+    counts = _count(planned, quantized, work.length, on_event)
     question = Question(model, counts, work)
     points = {"prefill": (1, work.input_len, work.input_len), "decode": (work.concurrency, 1, work.mean_length)}
     windowed = model.windowed_kv_bytes(work.length)
@@ -104,7 +109,9 @@ def _plan_vision(planned: PlannedModel, asked: Asked, on_event: Callable[[Json],
     }
 
 
-def _count(planned: PlannedModel, length: int, on_event: Callable[[Json], None]) -> Counts:
+def _count(
+    planned: PlannedModel, quantized: QuantizedModel | None, length: int, on_event: Callable[[Json], None]
+) -> Counts:
     """Count a decoder's network in a process of its own."""
     arguments = {
         "backend": planned.backend,
@@ -112,6 +119,7 @@ def _count(planned: PlannedModel, length: int, on_event: Callable[[Json], None])
         "fields": dict(planned.fields or {}),
         "where": planned.where,
         "length": length,
+        "quantized": None if quantized is None else quantized.to_json(),
     }
     return counts_from_json(run(COUNT, arguments, on_event))
 

@@ -26,7 +26,8 @@ def llm_assumptions(model: DecoderModel, work: Workload) -> list[str]:
         "all requests start together",
         f"decoding is timed at {work.mean_length} cached tokens, the mean; a slot holds {work.length}",
         "caches are linear and as long as needed; attention computes and reads all of a cache, masked parts too",
-        "what other formats and several GPUs would change is arithmetic: trtkit builds fp32, fp16 and bf16 for one GPU",
+        "what other formats and several GPUs would change is arithmetic: engines are for one GPU, and in few bits as "
+        "`quantize` in a config or the checkpoint says",
         "links between GPUs are not timed: their speed is not in the table",
         *_ALWAYS,
     ]
@@ -35,6 +36,13 @@ def llm_assumptions(model: DecoderModel, work: Workload) -> list[str]:
         found.append(
             f"every expert computes every token, as trtkit's network does; the chosen ones alone are {share:.0%} of "
             "the weights"
+        )
+    if model.quantized:
+        found.append("quantized layers compute in the type of codes and inputs; input factors (AWQ) are not counted")
+    if model.keeps_new:
+        found.append(
+            "caches in eight bits need room for one step's new keys and values besides, and are read in "
+            f"{model.dtype} by one layer at a time"
         )
     if any(model.windows):
         found.append("sliding layers cache all tokens, as trtkit's engines do")

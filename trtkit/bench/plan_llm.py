@@ -33,13 +33,14 @@ class Question:
 def plan_llm(question: Question, gpu: PlannedGpu, price_per_hour: float | None = None) -> Json:
     """Return everything about one GPU. Times are floors: nothing that runs this network there can be faster."""
     model, counts, work = question.model, question.counts, question.work
-    footprint = Footprint(counts, model.weight_bytes, model.kv_bytes_per_token, work.chunk)
+    footprint = Footprint(counts, model.weight_bytes, model.kv_bytes_per_token, work.chunk, model.keeps_new)
     need = footprint.need(work.concurrency, work.length)
     batch = footprint.largest_batch(work.length, gpu.memory_bytes)
     limit = model.max_length or _NO_LIMIT
+    formats = FORMATS[:1] if model.quantized else FORMATS  # others are shares of the network's own type
     context = footprint.largest_context(work.concurrency, gpu.memory_bytes, limit)
     return {
-        "takes_precision": gpu.takes(model.dtype.name),
+        "takes_precision": all(gpu.takes(name) for name in (model.dtype.name, *model.types)),
         "memory": need.to_json(),
         "fits": need.total <= gpu.memory_bytes,
         "largest_batch": batch,
@@ -49,7 +50,7 @@ def plan_llm(question: Question, gpu: PlannedGpu, price_per_hour: float | None =
         "compute_bound_batch_without_caches": compute_bound_batch(counts, 0, gpu),
         **speeds(question, gpu, work.concurrency, price_per_hour),
         "curve": [speeds(question, gpu, size, price_per_hour) for size in _batches(batch)],
-        "formats": [_in_format(question, gpu, form) for form in FORMATS if form.fits(gpu)],
+        "formats": [_in_format(question, gpu, form) for form in formats if form.fits(gpu)],
         "splits": [_split(question, gpu, kind, size) for kind in ("tensor", "pipeline") for size in SIZES],
     }
 
@@ -103,7 +104,8 @@ def _in_format(question: Question, gpu: PlannedGpu, form: Any) -> Json:
     counts = in_format(question.counts, model.dtype, form)
     saved = quantized_bytes(question.counts, model.dtype, form.weight_bits)
     kv = model.kv_bytes_per_token * (form.kv_bits or model.dtype.bits) // model.dtype.bits
-    footprint = Footprint(counts, model.weight_bytes - saved, kv, work.chunk)
+    keeps_new = form.kv_bits is not None or model.keeps_new
+    footprint = Footprint(counts, model.weight_bytes - saved, kv, work.chunk, keeps_new)
     return {
         "name": form.name,
         "weight_bytes": footprint.weights,
@@ -125,7 +127,7 @@ def _split(question: Question, gpu: PlannedGpu, kind: str, gpus: int) -> Json:
     share = tensor_share(counts, model, gpus) if is_tensor else counts
     weights = split_weight_bytes(counts, model, gpus) if is_tensor else -(-model.weight_bytes // gpus)
     kept = kv_share(model, gpus) if is_tensor else -(-model.layers // gpus) / model.layers
-    footprint = Footprint(share, weights, round(kept * model.kv_bytes_per_token), work.chunk)
+    footprint = Footprint(share, weights, round(kept * model.kv_bytes_per_token), work.chunk, model.keeps_new)
     tpot = floor(share, (work.concurrency, 1, work.mean_length), gpu)
     at_once = work.concurrency if is_tensor else gpus * work.concurrency
     need = footprint.need(at_once, work.length)

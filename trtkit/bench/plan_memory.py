@@ -41,18 +41,21 @@ class Footprint:
     """What a decoder-only LLM keeps on one GPU.
 
     weights: bytes. kv_per_token: bytes, of all layers. chunk: new tokens of each slot in a prefill step, which the
-    activations follow from.
+    activations follow from. keeps_new: engines with caches in eight bits give a step's keys and values apart.
     """
 
     counts: Counts
     weights: int
     kv_per_token: int
     chunk: int
+    keeps_new: bool = False
 
     def need(self, batch: int, length: int) -> Need:
         """Return what `batch` slots of `length` tokens need."""
-        activations = self.counts.activation_bytes((batch, min(self.chunk, length), length))
-        return Need(self.weights, self.kv_per_token * batch * length, activations)
+        new = min(self.chunk, length)
+        activations = self.counts.activation_bytes((batch, new, length))
+        tokens = batch * (length + new) if self.keeps_new else batch * length
+        return Need(self.weights, self.kv_per_token * tokens, activations)
 
     def largest_batch(self, length: int, memory_bytes: int) -> int:
         """Return the most slots of `length` tokens that fit, 0 where not even one does."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from trtkit.bench.quantized_model import said
+from trtkit.dtypes import DTYPES
+from trtkit.engine.quantization.choice import linear_layers
 from trtkit.errors import PlanError
 from trtkit.models.spec import MoeSpec
 from trtkit.models.weights import model_weights
 
 if TYPE_CHECKING:
     from trtkit.bench.counts import Counts
+    from trtkit.bench.quantized_model import QuantizedModel
     from trtkit.dtypes import DType
     from trtkit.models.spec import DecoderSpec
 
@@ -45,7 +49,8 @@ class DecoderModel:
 
     active_parameters: those that compute one token: all, but of a mixture of experts the chosen ones.
     looked_up: parameters of tables that no product reads. max_length: the longest sequence that model, or engine, was
-    made for; 0 for no limit. windows: tokens that each layer sees; 0 for all.
+    made for; 0 for no limit. windows: tokens that each layer sees; 0 for all. saved_bytes: what weights in few bits
+    take less. cache_dtype: None for the model's own. quantized: in words what is in few bits.
     """
 
     name: str
@@ -61,27 +66,52 @@ class DecoderModel:
     head_dim: int
     max_length: int
     windows: tuple[int, ...]
+    saved_bytes: int = 0
+    cache_dtype: DType | None = None
+    types: tuple[str, ...] = ()
+    quantized: str = ""
 
     @property
     def weight_bytes(self) -> int:
         """All weights, tables too."""
-        return self.dtype.size_bytes(self.parameters)
+        return self.dtype.size_bytes(self.parameters) - self.saved_bytes
+
+    @property
+    def kv_dtype(self) -> DType:
+        """Type of the caches."""
+        return self.cache_dtype or self.dtype
+
+    @property
+    def keeps_new(self) -> bool:
+        """Whether new keys and values need room beside the caches."""
+        return self.kv_dtype.bits == 8
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values of one token in all layers; caches are linear, windows do not shorten them."""
-        return self.dtype.size_bytes(2 * self.layers * self.kv_heads * self.head_dim)
+        return self.kv_dtype.size_bytes(2 * self.layers * self.kv_heads * self.head_dim)
 
     def windowed_kv_bytes(self, length: int) -> int:
         """Return what a slot's cache of `length` tokens would take if sliding layers kept no more than their window."""
         tokens = sum(min(window or length, length) for window in self.windows)
-        return self.dtype.size_bytes(2 * self.kv_heads * self.head_dim * tokens)
+        return self.kv_dtype.size_bytes(2 * self.kv_heads * self.head_dim * tokens)
 
     def to_json(self) -> Json:
         """Return all numbers."""
         derived = {"weight_bytes": self.weight_bytes, "kv_bytes_per_token": self.kv_bytes_per_token}
         windows = [] if not any(self.windows) else list(self.windows)
-        return {**asdict(self), "dtype": self.dtype.name, "windows": windows, **derived}
+        types = {"dtype": self.dtype.name, "cache_dtype": self.kv_dtype.name}
+        return {**asdict(self), **types, "windows": windows, **derived}
+
+    def quantized_as(self, spec: DecoderSpec, quantized: QuantizedModel) -> DecoderModel:
+        """Return the model with layers and caches in few bits."""
+        sizes = {layer.name: (layer.rows, layer.size) for layer in linear_layers(spec)}
+        saved = sum(
+            self.dtype.size_bytes(math.prod(sizes[name])) - form.size_bytes(*sizes[name], self.dtype)
+            for name, form in quantized.layers.items()
+        )
+        cache = DTYPES[quantized.kv_cache] if quantized.kv_cache else None
+        return replace(self, saved_bytes=saved, cache_dtype=cache, types=quantized.types, quantized=said(quantized))
 
 
 def decoder_model(name: str, spec: DecoderSpec, dtype: DType, max_length: int = 0) -> DecoderModel:

@@ -39,6 +39,7 @@ def command(
     from trtkit.cli.models import model_config
 
     found = _bundle(path) or _network(model_config(path, overrides, target), quiet=quiet or as_json)
+    found["quantized"] = _quantized(found.get("manifest", found)["config"], found["network"])
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -57,6 +58,24 @@ def _bundle(path: str) -> dict[str, Any] | None:
     bundle = open_bundle(Path(path))
     bundle.check_files()
     return {"kind": "bundle", "manifest": bundle.manifest.model_dump(mode="json"), "network": bundle.network_record()}
+
+
+def _quantized(config: dict[str, Any], network: dict[str, Any]) -> dict[str, Any] | None:
+    """Return how a network is quantized: as its config asks, and as it is; None where it is not."""
+    from trtkit.bench.quantized_by import by_network
+    from trtkit.bench.quantized_model import said
+
+    asked, model = config.get("quantize"), by_network(network)
+    if asked is None and model is None:
+        return None
+    forms = [] if model is None else list(model.layers.values())
+    return {
+        "method": None if asked is None else asked["method"],
+        "blocks": sorted({form.block for form in forms if form.block}),
+        "kv_cache": None if model is None else model.kv_cache,
+        "layers": len(forms),
+        "said": "" if model is None else said(model),
+    }
 
 
 def _network(config: ModelConfig, *, quiet: bool) -> dict[str, Any]:

@@ -63,6 +63,8 @@ def _model(plan: Json) -> Table:
     table = pairs(f"plan {model['name']}")
     parameters = f"{model['parameters']:,} parameters, {size_text(model['weight_bytes'])} in {model['dtype']}"
     table.add_row("model", f"{model['model_type']}, {model['layers']} layers, {parameters}")
+    if model["quantized"]:
+        table.add_row("quantized", model["quantized"])
     slot = f"{size_text(model['slot_bytes'])} a slot of {work['length']} tokens"
     table.add_row("KV cache", f"{size_text(model['kv_bytes_per_token'])} a token, {slot}")
     if plan["windowed_slot_bytes"] is not None:

@@ -131,6 +131,8 @@ def _overview(found: Json) -> Table:
     table.add_row("source", f"{kind}: {origin if isinstance(origin, str) else origin['factory']}")
     kept = f", fp32 kept in {', '.join(config['keep_fp32'])}" if config["keep_fp32"] else ""
     table.add_row("precision", f"{config['precision']}{kept}; I/O types: {config['io_types']}")
+    if quantized := found.get("quantized"):
+        table.add_row("quantized", ": ".join(part for part in (quantized["method"], quantized["said"]) if part))
     table.add_row("target", config["target"])
     options = ", ".join(f"{name} {value}" for name, value in config["build"].items() if value is not None)
     table.add_row("build", f"{options}, fold_constants {str(config['fold_constants']).lower()}")

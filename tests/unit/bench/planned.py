@@ -20,8 +20,10 @@ TINY_LLAMA = {
 }  # fmt: skip
 
 
-def counted(fields: dict[str, Any], precision: str = "fp16", length: int = 64, **llm: Any) -> Counts:
-    """Return the counts of a config's network."""
+def counted(
+    fields: dict[str, Any], precision: str = "fp16", length: int = 64, quantized: Any = None, **llm: Any
+) -> Counts:
+    """Return the counts of a config's network. quantized: how it is, as data."""
     config = ModelConfig(
         name="tiny",
         source=Source(hf="/nowhere"),
@@ -34,6 +36,7 @@ def counted(fields: dict[str, Any], precision: str = "fp16", length: int = 64, *
         "fields": fields,
         "where": "config.json",
         "length": length,
+        "quantized": quantized,
     }
     return counts_from_json(count_decoder(arguments, lambda _event: None))
 

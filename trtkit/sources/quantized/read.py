@@ -41,7 +41,7 @@ def read_quantized(folder: Path, config: Mapping[str, Any], stored: Stored) -> Q
     config: the fields of its config.json. Raises SourceError for a `quant_method` that is not known, ProblemsError
     for layers that cannot be read.
     """
-    asked = _asked(folder, config)
+    asked = declared(folder, config)
     if asked is None:
         return Quantized(dict(stored))
     method = str(asked.get("quant_method", "modelopt"))
@@ -54,7 +54,7 @@ def read_quantized(folder: Path, config: Mapping[str, Any], stored: Stored) -> Q
     return Quantized(found, method, kv_cache)
 
 
-def _asked(folder: Path, config: Mapping[str, Any]) -> _Json | None:
+def declared(folder: Path, config: Mapping[str, Any]) -> _Json | None:
     """Return how a checkpoint says that it is quantized: in config.json, or in ModelOpt's file beside it."""
     found = config.get("quantization_config")
     if isinstance(found, dict):
