@@ -84,6 +84,21 @@ def test_bundle_is_planned_for_up_to_its_own_slots(
     assert "a bundle is planned for as it was built" in refuses("plan", "bundle", "--set", "precision=fp32", code=2)
 
 
+def test_folder_is_planned_for_as_its_config_says_that_it_is_quantized(
+    tiny: Path, trtkit: Callable[..., Ran], refuses: Callable[..., str]
+) -> None:
+    words, file = ("plan", tiny, "--gpu", "l4", "--set", "precision=fp16", "--json"), tiny / "config.json"
+    fields, plain = json.loads(file.read_text()), trtkit(*words).json()["model"]
+    asked = {"quant_method": "gptq", "bits": 4, "group_size": 16, "sym": True}
+    file.write_text(json.dumps({**fields, "quantization_config": asked}))
+    model = trtkit(*words).json()["model"]
+    matrices = 2 * (2 * 48 * 48 + 2 * 16 * 48 + 3 * 48 * 80)
+    assert plain["weight_bytes"] - model["weight_bytes"] == matrices * (16 - 5) / 8  # 4 bits, and 16 for 16 of them
+    assert model["quantized"] == "14 layers int4 by 16"
+    file.write_text(json.dumps({**fields, "quantization_config": {"quant_method": "hqq"}}))
+    assert "`quant_method` is `hqq`" in refuses(*words[:-1], code=2)
+
+
 def test_quantized_bundle_is_planned_for_as_it_is_and_as_its_config_says(
     workspace: Path, trtkit: Callable[..., Ran], refuses: Callable[..., str]
 ) -> None:

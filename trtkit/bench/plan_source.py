@@ -106,7 +106,7 @@ def _of_config(path: str, overrides: Sequence[str], target: str | None) -> Plann
         if not where.is_file():
             fix = "name a folder with the model's config.json: `--set source.hf=FOLDER`"
             raise SourceError("no such file", str(where), fix)
-        return PlannedModel(config.name, config, backend, text_fields(where), str(where), notes=_notes(where))
+        return PlannedModel(config.name, config, backend, _fields(where), str(where), notes=_notes(where))
     opened = open_decoder(config.source)
     return PlannedModel(config.name, config, backend, opened.config, opened.where)
 
@@ -131,10 +131,15 @@ def _of_config_json(file: Path, overrides: Sequence[str]) -> PlannedModel:
     if not file.is_file():
         fix = f"give a bundle, a config, or a folder with {CONFIG}"
         raise PlanError(f"the folder has neither `manifest.json` nor `{CONFIG}`", str(file.parent), fix)
-    fields = text_fields(file)
+    fields = _fields(file)
     stated = str(fields.get("dtype") or fields.get("torch_dtype") or "float16").removeprefix("torch.")
     config = _made(str(file.parent), file.parent.resolve().name, _PRECISIONS.get(stated, "fp16"), overrides)
     return PlannedModel(config.name, config, choose_backend(), fields, str(file), notes=_notes(file))
+
+
+def _fields(file: Path) -> Json:
+    """Return a language model's fields; how it is quantized is read apart from them."""
+    return {key: value for key, value in text_fields(file).items() if key != "quantization_config"}
 
 
 def _notes(file: Path) -> tuple[str, ...]:

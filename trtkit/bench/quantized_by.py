@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -130,7 +131,7 @@ def _codes_form(dequantize: Json) -> tuple[Format, int | None]:
     shape, columns = scales["shape"], codes["shape"][-1]
     kind: Format = "mxfp8" if scales["dtype"] == "e8m0" else codes["dtype"]
     if len(shape) < 2:
-        return kind, 0 if shape else None
+        return kind, 0 if math.prod(shape) > 1 else None
     return kind, columns // shape[-1]
 
 
