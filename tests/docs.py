@@ -3,7 +3,7 @@
 A page is a story: its ```bash and ```python blocks run in order, in one shell, in one folder. A block behind them shows
 what they print on stdout:
 
-```text    as it stands; a line `...` stands for any lines.
+```text    as it stands; a line `...` stands for any lines. What an earlier test has built is restored: that is `built`.
 ```output  the same, but figures are measured: only the words around them are compared.
 
 ```console and ```py are neither run nor compared: what needs a machine of the reader's own, or is a part of a program.
@@ -24,6 +24,7 @@ _FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _MARK = "--- end of block {} ---"
 _FIGURE = re.compile(r"\d[\d,.]*(e[-+]\d+)?")
 _STOP_ALL = "trap 'kill $(jobs -p) 2> /dev/null || true; wait' EXIT"
+_RESTORED = "cache hit: restored, nothing was built"
 _RUN = ("bash", "python")
 _SHOWN = ("text", "output")
 
@@ -70,7 +71,7 @@ def run_page(page: Path, folder: Path, changes: dict[str, str] | None = None) ->
         elif block.language == "python":
             (folder / f"block_{number}.py").write_text(text, encoding="utf-8")
             lines += [f"python block_{number}.py", f'echo "{_MARK.format(number)}"']
-    printed = run_script("\n".join(lines), folder)
+    printed = run_script("\n".join(lines), folder).replace(_RESTORED, "built")
     _compare(page, story, printed)
     return printed
 
