@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -37,3 +37,14 @@ def test_shipped_config_builds(name: str, workspace: Path, trtkit: Callable[...,
     weights = sum(manifest["totals"]["weight_bytes"].values())
     assert plan.stat().st_size > SMALLEST_PLAN.get(name, 0.9) * weights, "the plan does not hold the weights"
     assert manifest["totals"]["flops"] > 1e7
+
+
+@pytest.mark.slow
+def test_vit_costs_what_is_published(workspace: Path, trtkit: Callable[..., Ran]) -> None:
+    assert trtkit("build", "--config", "vit", "-q").code == 0  # the one of the test above
+    found: Any = trtkit("inspect", "bundles/vit", "--json").json()["network"]
+    kinds = {"CONVOLUTION", "MATRIX_MULTIPLY", "ATTENTION_OUTPUT", "EINSUM"}
+    flops = sum(layer["flops"] for layer in found["layers"] if layer["type"] in kinds)
+    (batch, *_), *_ = found["shapes"].values()
+    assert flops / batch / 2e9 == pytest.approx(17.56, rel=0.01)  # torchvision's ViT-B/16: 17.56 G multiply-adds
+    assert found["totals"]["weight_bytes"]["fp32"] / 4 == pytest.approx(86.6e6, rel=0.01)
