@@ -136,7 +136,7 @@ def test_ctrl_c_stops_it_and_quiet_shows_no_information(repository: Path, start_
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert [line.partition(" ")[0] for line in err.splitlines()] == ["starting", "stopped"]
+    assert err == ""
 
 
 def test_a_server_that_is_killed_is_reported(repository: Path, start_trtkit: Start) -> None:

@@ -26,7 +26,7 @@ def test_job_answers_and_reports_what_it_does(tmp_path: Path) -> None:
     answer = run_job("digest", {"config": config}, events.append)
     # FIPS 180-2, appendix B.1: SHA-256 of "abc".
     sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert answer == {"files": [{"path": f"{tmp_path}/config.json", "size_bytes": 3, "sha256": sha256}]}
+    assert answer == {"files": [{"path": f"{tmp_path}/config.json", "size_bytes": 3, "sha256": sha256}], "data": []}
     assert events == [{"event": "phase", "name": "read source"}]
 
 
