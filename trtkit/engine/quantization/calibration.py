@@ -74,7 +74,8 @@ def measure(
     Raises QuantizeError where inputs are not finite or all zero.
     """
     peaks = Peaks()
-    hooks = [_module(model, layer).register_forward_pre_hook(_hook(peaks, layer)) for layer in layers]
+    modules = dict(model.named_modules())
+    hooks = [_linear(modules, layer).register_forward_pre_hook(_hook(peaks, layer)) for layer in layers]
     try:
         with torch.inference_mode():
             for index, ids in enumerate(texts):
@@ -92,9 +93,9 @@ def measure(
     return peaks
 
 
-def _module(model: Any, layer: Layer) -> torch.nn.Module:
+def _linear(modules: dict[str, torch.nn.Module], layer: Layer) -> torch.nn.Module:
     """Return a layer's module. Raises QuantizeError where it is none that ModelOpt quantizes."""
-    module = dict(model.named_modules()).get(layer.module)
+    module = modules.get(layer.module)
     if not isinstance(module, torch.nn.Linear):
         what = f"`{layer.module}` is no linear layer in transformers"
         raise QuantizeError(what, layer.name, "exclude it: `quantize.exclude`")

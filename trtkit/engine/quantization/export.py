@@ -78,13 +78,12 @@ def _replace(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     from safetensors.torch import load_file, save_file
 
     files = sorted(folder.glob("model*.safetensors"))
+    new = tensors.keys() - _names(files)
     places: dict[str, str] = {}
-    for number, file in enumerate(files):
+    for file in files:
         held = load_file(file)
-        held |= {name: tensors[name] for name in held.keys() & tensors.keys()}
-        if number == 0:
-            known = _names(files)
-            held |= {name: tensor for name, tensor in tensors.items() if name not in known}
+        held |= {name: tensors[name] for name in tensors if name in held or name in new}
+        new = set()
         save_file(held, file, metadata={"format": "pt"})
         places |= dict.fromkeys(held, file.name)
     index = folder / _INDEX

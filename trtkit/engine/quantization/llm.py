@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from trtkit.sources.decoder_source import DecoderSource
 
 Json = dict[str, Any]
-KV_LARGEST = {"int8": 127.0, "fp8": 448.0}
+LARGEST = {"int8": 127.0, "fp8": 448.0}
 
 
 def quantize_llm(arguments: Json, report: Callable[[Json], None]) -> Json:
@@ -118,7 +118,7 @@ class QuantizedModel:
         """Return input scales that ModelOpt's export leaves out: of fp8 with a scale for each row."""
         rows = [layer for layer, method in self.choice.methods.items() if method == "fp8_pc"]
         modules = dict(self.model.named_modules())
-        return {layer.module: float(modules[layer.module].input_quantizer.amax) / 448.0 for layer in rows}
+        return {layer.module: float(modules[layer.module].input_quantizer.amax) / LARGEST["fp8"] for layer in rows}
 
 
 def quantized_model(
@@ -182,7 +182,7 @@ def _kv_cache(options: QuantizeOptions, peaks: Peaks | None) -> KvQuantization |
     """Return the caches' scales. An fp8 scale below 1 gains nothing: its numbers have an exponent of their own."""
     if options.kv_cache is None or peaks is None:
         return None
-    largest, least = KV_LARGEST[options.kv_cache], 1.0 if options.kv_cache == "fp8" else 1e-6
+    largest, least = LARGEST[options.kv_cache], 1.0 if options.kv_cache == "fp8" else 1e-6
     keys, values = (tuple(max(peak / largest, least) for peak in found) for found in (peaks.keys, peaks.values))
     return KvQuantization(options.kv_cache, keys, values)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trtkit.engine.quantization.calibration import run
 from trtkit.engine.quantization.int4 import Rounding, awq_factors, gptq, nearest
 
 if TYPE_CHECKING:
@@ -30,9 +31,7 @@ def quantize_int4(
     layers = [layer for layer, method in choice.methods.items() if method in INT4]
     modules = dict(model.named_modules())
     if not texts:
-        return {
-            layer: _put(modules[layer.module], nearest(_weight(modules[layer.module]), rounding)) for layer in layers
-        }
+        return _rounded(layers, rounding, modules)
     found: dict[Layer, QuantizedMatrix] = {}
     blocks = _by_block(layers)
     calls = _first_calls(model, [name for name in blocks if name], texts)
@@ -43,10 +42,7 @@ def quantize_int4(
                 found |= _quantized(state, choice, rounding, modules)
             _advance(modules[name], calls, name)
         else:  # the head stands outside of blocks
-            found |= {
-                layer: _put(modules[layer.module], nearest(_weight(modules[layer.module]), rounding))
-                for layer in inside
-            }
+            found |= _rounded(inside, rounding, modules)
         report(index + 1, len(blocks))
     return found
 
@@ -97,9 +93,7 @@ def _first_calls(model: Any, names: Sequence[str], texts: Sequence[Sequence[int]
         return hook
 
     hooks = [modules[name].register_forward_pre_hook(note(name), with_kwargs=True) for name in names]
-    with torch.inference_mode():
-        for ids in texts:
-            model(torch.tensor([list(ids)]), use_cache=False)
+    run(model, texts, lambda _: None)
     for hook in hooks:
         hook.remove()
     return calls
@@ -133,6 +127,15 @@ def _states(
         else:
             alike.layers.append(layer)
     return found
+
+
+def _rounded(layers: Sequence[Layer], rounding: Rounding, modules: dict[str, Any]) -> dict[Layer, QuantizedMatrix]:
+    """Round layers to nearest, whatever their inputs are."""
+    return {
+        layer: _put(module, nearest(_weight(module), rounding))
+        for layer in layers
+        for module in [modules[layer.module]]
+    }
 
 
 def _quantized(
