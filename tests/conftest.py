@@ -101,6 +101,17 @@ def refuses(trtkit: Callable[..., Ran], workspace: Path) -> Callable[..., str]:
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread, as tests run side by side."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def start_trtkit() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start the command line as a process of its own, which ends with the test."""
     started: list[subprocess.Popen[str]] = []

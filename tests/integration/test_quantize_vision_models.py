@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 import pytest
-import torch
 
 from benchmarks import quantize_vision_data as data
 from tests import models
@@ -22,7 +21,6 @@ from trtkit.runtime.tasks import ctc_characters, ctc_text, top_classes
 from trtkit.verify.compare import compare
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 # ImageNet: 281 tabby, 282 tiger cat and 285 Egyptian cat, 967 espresso, 665 moped and 670 motor scooter.
@@ -30,12 +28,7 @@ CLASSES = {"chelsea.png": {281, 282, 285}, "coffee.png": {967}, "motorcycle_left
 VIT = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 128, "image_size": 64}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def prepared(config: ModelConfig, folder: Path, quantize: dict[str, Any] | None = None) -> Path:

@@ -22,7 +22,6 @@ from trtkit.verify.compare import compare
 from trtkit.verify.references import OnnxRuntimeReference
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 # ImageNet: 282 tiger cat and 285 Egyptian cat, 967 espresso, 665 moped.
@@ -30,12 +29,7 @@ CLASSES = {"chelsea.png": {282, 285}, "coffee.png": {967}, "motorcycle_left.png"
 VIT = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96, "image_size": 48}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def prepared(config: ModelConfig, folder: Path) -> Path:
