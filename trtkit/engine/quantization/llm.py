@@ -147,8 +147,9 @@ def quantized_model(
 
 
 def _quantize(model: Any, options: QuantizeOptions, choice: Choice, peaks: Peaks | None, loop: Any) -> None:
-    """Let ModelOpt quantize the model where it stands."""
+    """Let ModelOpt quantize the model where it stands, layers that read the same inputs alike as in its checkpoints."""
     import modelopt.torch.quantization as mtq
+    from modelopt.torch.export.unified_export_hf import requantize_resmooth_fused_llm_layers
 
     logging.getLogger("modelopt").setLevel(logging.ERROR)
     entries: list[Json] = [{"quantizer_name": "*", "enable": False}]
@@ -164,6 +165,7 @@ def _quantize(model: Any, options: QuantizeOptions, choice: Choice, peaks: Peaks
         alpha = SMOOTHING if options.smoothing is None else options.smoothing
         algorithm = {"method": "smoothquant", "alpha": alpha}
     mtq.quantize(model, {"quant_cfg": entries, "algorithm": algorithm}, loop if choice.reads_data else None)
+    requantize_resmooth_fused_llm_layers(model)
 
 
 def _entry(name: str, attributes: Json) -> Json:
