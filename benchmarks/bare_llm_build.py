@@ -7,7 +7,9 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from trtkit.backends import load_backend
 from trtkit.dtypes import dtype_of
@@ -15,16 +17,28 @@ from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights
 from trtkit.network.decoder import DecoderOptions, build_decoder
 from trtkit.network.graph import Graph
+from trtkit.quantized import QuantizedMatrix
 from trtkit.sources.decoder_source import open_hf_folder
+from trtkit.sources.safetensors_file import read_safetensors
 
 folder, precision, out = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 started = time.perf_counter()
 backend = load_backend("tensorrt_rtx")
 trt = backend.trt
-opened = open_hf_folder(folder)
-spec = decoder_spec(opened.config)
+spec = decoder_spec(json.loads((folder / "config.json").read_text()))
 graph = Graph(backend)
-build_decoder(graph, spec, find_weights(spec, opened.checkpoint), DecoderOptions(dtype_of(precision), 2048))
+if precision == "int4":
+    stored = read_safetensors(folder / "model.safetensors")
+    weights: Mapping[str, Any] = {
+        name: QuantizedMatrix("int4", array.read(), stored[f"{name}_scale"].read())
+        if f"{name}_scale" in stored
+        else array.read()
+        for name, array in stored.items()
+        if not name.endswith("_scale")
+    }
+else:
+    weights = find_weights(spec, open_hf_folder(folder).checkpoint)
+build_decoder(graph, spec, weights, DecoderOptions(dtype_of(precision.replace("int4", "fp16")), 2048))
 config = graph.builder.create_builder_config()
 for new_tokens in (512, 1):
     profile = graph.builder.create_optimization_profile()

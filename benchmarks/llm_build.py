@@ -1,6 +1,8 @@
 """Build a 1.1 B-parameter Llama with trtkit, and with a bare script on the same network: time and peak memory.
 
-The weights are random and unique, made once in a folder beside the user's cache.
+The weights are random and unique, made once in a folder beside the user's cache. `int4` is in blocks of 128, the rest
+in fp16: trtkit reads a checkpoint in ModelOpt's form, the bare script codes as TensorRT takes them, mapped from a file.
+`python -m benchmarks.llm_build [PRECISION...]` measures some again and keeps the others.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import ignore_event, interleaved, ratio, run_bare, summary, write
+from benchmarks.measure import RESULTS, ignore_event, interleaved, ratio, run_bare, summary, write
 from trtkit.config.load import load_config
 from trtkit.engine.cache import cache_folder
 from trtkit.engine.child import run_job
@@ -36,7 +38,8 @@ CONFIG = {
     "tie_word_embeddings": False,
 }
 REPEATS = 2
-PRECISIONS = ("fp16", "bf16", "fp32")
+PRECISIONS = ("fp16", "bf16", "fp32", "int4")
+BLOCK = 128
 
 
 def weights_folder(dtype: str) -> Path:
@@ -44,9 +47,39 @@ def weights_folder(dtype: str) -> Path:
     folder = cache_folder().parent / "trtkit-benchmarks" / f"llama-1.1b-{dtype}"
     if not (folder / "model.safetensors").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(CONFIG))
-        _save(folder / "model.safetensors", dtype)
+        asked = {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "group_size": BLOCK}
+        fields = {**CONFIG, "quantization_config": asked} if dtype == "int4" else CONFIG
+        (folder / "config.json").write_text(json.dumps(fields))
+        (_save_int4 if dtype == "int4" else _save)(folder / "model.safetensors", dtype)
     return folder
+
+
+def _save_int4(path: Path, _dtype: str) -> None:
+    """Write random codes with their scales: as ModelOpt does, and beside it as TensorRT takes them (`trt/`)."""
+    from safetensors.numpy import save_file
+
+    from trtkit.engine.quantization.choice import linear_layers
+    from trtkit.models.registry import decoder_spec
+    from trtkit.models.weights import model_weights
+    from trtkit.quantized import pack
+
+    spec, generator = decoder_spec(CONFIG), np.random.default_rng(0)
+    linear = {f"{layer.name}.weight" for layer in linear_layers(spec)} - {"lm_head.weight"}
+    theirs, ours = {}, {}
+    for weight in model_weights(spec):
+        if weight.path not in linear:
+            drawn = generator.standard_normal(weight.shape, dtype=np.float32) * np.float32(0.02)
+            ours[weight.path] = theirs[weight.name] = (drawn + np.float32(len(weight.shape) == 1)).astype(np.float16)
+            continue
+        rows, columns = weight.shape
+        codes = generator.integers(0, 16, weight.shape, np.uint8)
+        scales = generator.uniform(0.002, 0.006, (rows, columns // BLOCK)).astype(np.float16)
+        theirs[weight.name], theirs[f"{weight.name}_scale"] = codes[0::2] | codes[1::2] << 4, scales
+        ours[weight.path], ours[f"{weight.path}_scale"] = pack(codes), scales
+    save_file(theirs, str(path))
+    (path.parent / "trt").mkdir(exist_ok=True)
+    (path.parent / "trt/config.json").write_text(json.dumps(CONFIG))
+    save_file(ours, str(path.parent / "trt/model.safetensors"))
 
 
 def _save(path: Path, dtype: str) -> None:
@@ -71,11 +104,11 @@ def figures(precision: str) -> dict[str, Any]:
     folder = weights_folder(precision)
     overrides = [
         f"source.hf={folder}",
-        f"precision={precision}",
+        f"precision={'fp16' if precision == 'int4' else precision}",
         "llm.max_batch_size=8",
         "llm.max_sequence_length=2048",
     ]
-    plan = plan_build(load_config("llama", overrides), ignore_event)
+    plan = plan_build(load_config("llama", overrides, "sm80" if precision == "int4" else None), ignore_event)
     with tempfile.TemporaryDirectory() as text:
         bundle = Path(text)
         arguments = {
@@ -85,7 +118,8 @@ def figures(precision: str) -> dict[str, Any]:
             "target": plan.target.model_dump(mode="json"),
             "plan": str(bundle / "trtkit.plan"),
         }
-        bare = [sys.executable, "-m", "benchmarks.bare_llm_build", str(folder), precision, str(bundle / "bare.plan")]
+        read = folder / "trt" if precision == "int4" else folder
+        bare = [sys.executable, "-m", "benchmarks.bare_llm_build", str(read), precision, str(bundle / "bare.plan")]
         samples = interleaved(
             {"trtkit": lambda: run_job(JOB, arguments, ignore_event), "bare": lambda: run_bare(bare)}, REPEATS
         )
@@ -104,14 +138,16 @@ def figures(precision: str) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(names: list[str] | None = None) -> None:
     """Measure and write the results."""
-    results = {precision: figures(precision) for precision in PRECISIONS}
-    print(write("llm_build", {"build": results}))
+    path = RESULTS / "llm_build.json"
+    results: dict[str, Any] = json.loads(path.read_text())["build"] if path.is_file() and names else {}
+    results |= {precision: figures(precision) for precision in names or PRECISIONS}
+    print(write("llm_build", {"build": {name: results[name] for name in PRECISIONS if name in results}}))
     for precision, result in results.items():
         time_ratio, memory_ratio = result["work_ratio"], result["peak_memory_ratio"]
         print(f"1.1 B Llama in {precision}: time {time_ratio}x, peak memory {memory_ratio}x of a bare script")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

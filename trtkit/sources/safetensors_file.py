@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,22 @@ def read_safetensors(path: Path) -> dict[str, StoredArray]:
     _check_ends(path, places)
     memory = np.memmap(path, np.uint8, "r")
     return {name: StoredArray(place.shape, lambda place=place: _view(memory, place)) for name, place in places.items()}  # type: ignore[misc]
+
+
+def release(array: Array) -> None:
+    """Give the memory of an array that is mapped from a file back to the system, which reads it again when needed.
+
+    Others than whole pages are kept. Does nothing for an array that is not mapped.
+    """
+    base: Any = array
+    while base is not None and not isinstance(base, np.memmap):
+        base = getattr(base, "base", None) if isinstance(base, np.ndarray) else getattr(base, "obj", None)
+    if base is None or not array.nbytes or not array.flags.c_contiguous or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    start = array.ctypes.data - base.ctypes.data
+    first, last = -(-start // mmap.PAGESIZE), (start + array.nbytes) // mmap.PAGESIZE
+    if last > first:
+        base._mmap.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (last - first) * mmap.PAGESIZE)  # type: ignore[attr-defined]
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int]:

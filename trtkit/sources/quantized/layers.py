@@ -10,6 +10,7 @@ import numpy as np
 
 from trtkit.errors import Problem, ProblemsError, SourceError, TrtkitError
 from trtkit.sources.checkpoint import StoredArray
+from trtkit.sources.safetensors_file import release
 
 if TYPE_CHECKING:
     from trtkit.quantized import QuantizedMatrix
@@ -69,11 +70,17 @@ def _form(array: Any) -> tuple[object, ...]:
 
 
 def _read(read: Read, module: str, parts: Parts) -> QuantizedMatrix:
-    """Read a module's matrix. Raises SourceError naming the module."""
+    """Read a module's matrix; what was copied out of a file is let go. Raises SourceError naming the module."""
     try:
-        return read(module, parts)
+        matrix = read(module, parts)
     except TrtkitError as error:
         raise SourceError(error.what, module, error.fix) from None
+    kept = [array for array in (matrix.codes, matrix.scales, matrix.offsets, matrix.input_factors) if array is not None]
+    for stored in parts.values():
+        array = stored.read()
+        if not any(np.may_share_memory(array, other) for other in kept):
+            release(array)
+    return matrix
 
 
 _CODES = ("int8", "uint8", "int32", "float8_e4m3fn", "float8_e5m2")
