@@ -204,17 +204,6 @@ def test_fp8_for_a_target_without_it_is_refused_before_any_work(
     assert message.endswith("fix: build with a target of SM89 or newer, such as `--target sm89`")
 
 
-def test_the_parts_of_a_hybrid(workspace: Path, refuses: Callable[..., str]) -> None:
-    (workspace / "vit").mkdir()
-    (workspace / "vit/config.json").write_text('{"model_type": "vit"}')
-    asked = ("--set", "source.hf=vit", "--set", "quantize.method=int8_wo")
-    message = refuses("build", "--config", "vit-hybrid", "--quiet", *asked, code=2)
-    assert message == (
-        "the model cannot be quantized so\n  quantize: a hybrid's parts are not\n"
-        "    fix: set `route: onnx`, which quantizes it whole, or remove `quantize`"
-    )
-
-
 def test_the_command_line_says_how_to_give_data(workspace: Path, refuses: Callable[..., str]) -> None:
     models.save(small(), workspace / "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\nprofiles: [{batch: [1, 4, 8]}]\n")

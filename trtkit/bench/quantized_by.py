@@ -10,6 +10,7 @@ from trtkit.backends import BACKENDS
 from trtkit.bench.quantization_config import by_config
 from trtkit.bench.quantized_model import BLOCKS, LayerForm, QuantizedModel
 from trtkit.config.targets import load_target
+from trtkit.engine.decoder_build import makes_checkpoint
 from trtkit.engine.decoders import open_model_source
 from trtkit.engine.quantization.choice import choose
 from trtkit.models.weights import find_weights
@@ -51,7 +52,7 @@ def quantized_of(planned: PlannedModel, spec: DecoderSpec) -> QuantizedModel | N
 def _of_config(planned: PlannedModel, spec: DecoderSpec) -> QuantizedModel | None:
     """Return how a config's network is to be quantized, or its source is."""
     config, file = planned.config, Path(planned.where)
-    if config.quantize is not None and config.quantize.method != "as_stored":
+    if config.quantize is not None and makes_checkpoint(config):
         return by_options(spec, config.quantize)
     if config.source.hf is None:
         return by_source(spec, open_model_source(config))

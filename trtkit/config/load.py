@@ -15,9 +15,9 @@ from trtkit.config.yaml_file import KeyPath, YamlFile, read_yaml
 from trtkit.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-# Keys whose text is a path: relative to the config's folder in a file, to the current folder in `--set`.
+# Keys whose text is a path: relative to the config's folder in a file, to the current folder in `--set`; `*`: any key.
 _PATH_KEYS: tuple[KeyPath, ...] = (
     ("source", "onnx"),
     ("source", "hf"),
@@ -25,6 +25,7 @@ _PATH_KEYS: tuple[KeyPath, ...] = (
     ("source", "trtllm"),
     ("source", "torch", "checkpoint"),
     ("quantize", "calibration", "data"),
+    ("quantize", "parts", "*", "calibration", "data"),
 )
 
 
@@ -69,7 +70,7 @@ def _finish(file: YamlFile, overrides: Sequence[str], target: str | None) -> Mod
     origins: dict[KeyPath, str] = {}
     for text in overrides:
         key_path, value = parse_override(text)
-        if key_path in _PATH_KEYS and isinstance(value, str):
+        if _is_path(key_path) and isinstance(value, str):
             value = _anchor(value, Path.cwd())
         apply_override(data, key_path, value, text)
         origins[key_path] = f"--set {text}"
@@ -105,12 +106,28 @@ def _validate(data: dict[str, Any], file: YamlFile, origins: dict[KeyPath, str])
 def _anchor_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Make the file's relative paths relative to its folder."""
     for key_path in _PATH_KEYS:
-        parent: Any = data
-        for part in key_path[:-1]:
-            parent = parent.get(part) if isinstance(parent, dict) else None
-        if isinstance(parent, dict) and isinstance(parent.get(key_path[-1]), str):
-            parent[key_path[-1]] = _anchor(parent[key_path[-1]], folder)
+        for parent in _below(data, key_path[:-1]):
+            if isinstance(parent.get(key_path[-1]), str):
+                parent[key_path[-1]] = _anchor(parent[key_path[-1]], folder)
     return data
+
+
+def _below(data: Any, key_path: KeyPath) -> Iterator[dict[Any, Any]]:
+    """Yield the mappings at a path of keys."""
+    if not isinstance(data, dict):
+        return
+    if not key_path:
+        yield data
+        return
+    keys = list(data) if key_path[0] == "*" else [key_path[0]]
+    for key in keys:
+        yield from _below(data.get(key), key_path[1:])
+
+
+def _is_path(key_path: KeyPath) -> bool:
+    """Whether the text at a key is a path."""
+    alike = (known for known in _PATH_KEYS if len(known) == len(key_path))
+    return any(all(want in ("*", have) for want, have in zip(known, key_path, strict=True)) for known in alike)
 
 
 def _anchor(path: str, folder: Path) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StrictBool, StrictInt, model_validator
+from pydantic import BeforeValidator, Field, StrictBool, StrictInt, model_validator
 
 from trtkit.config.strict import StrictModel
 
 # Names of ModelOpt and TensorRT-LLM (`--qformat`), where they have one.
 LLM_METHODS = ("int8_wo", "int8_sq", "int4_wo", "int4_awq", "int4_gptq", "fp8", "fp8_pc", "nvfp4", "mxfp8")
 VISION_METHODS = ("int8", "fp8", "int8_wo", "int4_wo")
+# Of a hybrid's parts that the network API writes.
+WRITTEN_METHODS = ("int8", "fp8", "int8_wo", "int4_wo", "mxfp8")
 Method = Literal[
     "int8", "int8_wo", "int8_sq", "int4_wo", "int4_awq", "int4_gptq", "fp8", "fp8_pc", "nvfp4", "mxfp8",
     "as_stored", "none",
@@ -29,15 +31,10 @@ class Calibration(StrictModel):
     length: StrictInt = Field(512, ge=2, description="Tokens in a window of text.")
 
 
-class QuantizeOptions(StrictModel):
-    """How a model is quantized; `trtkit quantize` and `trtkit build` do it.
+class PartOptions(StrictModel):
+    """How one part of a model is quantized; its method alone is a short form."""
 
-    int8_wo, int4_wo: weights only, rounded to nearest. int8: weights by channel, activations by one scale. int8_sq:
-    the same by SmoothQuant. int4_awq, int4_gptq: weights in blocks, by AWQ or GPTQ. fp8: weights and activations by
-    one scale each; fp8_pc: weights by channel. nvfp4, mxfp8: both by blocks. as_stored: keep what a GGUF file holds.
-    """
-
-    method: Method = Field(description="How layers are quantized; `none`: those of `layers` only.")
+    method: Method = Field("none", description="How layers are quantized; `none`: those of `layers` only.")
     kv_cache: Literal["int8", "fp8"] | None = Field(
         None, description="Type of an LLM's caches; the model's when unset."
     )
@@ -61,8 +58,48 @@ class QuantizeOptions(StrictModel):
     )
     calibration: Calibration = Field(Calibration(), description="Data that ranges are measured on.")
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is quantized."""
+        return self.method == "none" and not self.layers and self.kv_cache is None
+
+
+def _read_part(value: Any) -> Any:
+    """Turn the short form into the mapping."""
+    return {"method": value} if isinstance(value, str) else value
+
+
+Part = Annotated[PartOptions, BeforeValidator(_read_part)]
+
+
+class QuantizeOptions(PartOptions):
+    """How a model is quantized; `trtkit quantize` and `trtkit build` do it.
+
+    int8_wo, int4_wo: weights only, rounded to nearest. int8: weights by channel, activations by one scale. int8_sq:
+    the same by SmoothQuant. int4_awq, int4_gptq: weights in blocks, by AWQ or GPTQ. fp8: weights and activations by
+    one scale each; fp8_pc: weights by channel. nvfp4, mxfp8: both by blocks. as_stored: keep what a GGUF file holds.
+    """
+
+    parts: dict[str, Part] = Field(
+        default_factory=dict,
+        description="The same keys, or a method alone, for a hybrid's parts by name, or for a language model's "
+        "`vision` tower; see Quantization.",
+    )
+
     @model_validator(mode="after")
     def _has_work(self) -> Self:
-        if self.method == "none" and not self.layers and self.kv_cache is None:
-            raise ValueError("`method: none` needs `layers` or `kv_cache`: nothing would be quantized")
+        if self.is_idle and all(part.is_idle for part in self.parts.values()):
+            raise ValueError("nothing would be quantized: name a `method`, or give `layers`, `kv_cache` or `parts`")
         return self
+
+    def of(self, part: str) -> PartOptions:
+        """Return the options of a hybrid's part; data that it does not name itself is the section's."""
+        own = self.parts.get(part, self)
+        if own.calibration.data is not None:
+            return own
+        return own.model_copy(update={"calibration": self.calibration})
+
+
+def whole(options: PartOptions) -> QuantizeOptions:
+    """Return a part's options as those of a model of its own. Raises ValueError where nothing is to be quantized."""
+    return QuantizeOptions(**{name: getattr(options, name) for name in PartOptions.model_fields})

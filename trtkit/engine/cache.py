@@ -56,7 +56,7 @@ def build_key(
     digests = [source.sha256 for source in sources]
     asked["source"] = _without_paths(asked["source"])
     if asked["quantize"] is not None:
-        asked["quantize"]["calibration"]["data"] = None
+        asked["quantize"] = _without_data(asked["quantize"])
     where = {"backend": backend, "compute_capabilities": target.compute_capabilities}
     text = json.dumps([asked, digests, where, dict(tools)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -66,6 +66,19 @@ def _without_paths(source: dict[str, Any]) -> dict[str, Any]:
     """Return what `source` asks for but where its files lie: their digests stand for them."""
     torch = source["torch"] and {**source["torch"], "checkpoint": None}
     return {"kind": next(kind for kind, value in source.items() if value is not None), "torch": torch}
+
+
+def _without_data(options: dict[str, Any]) -> dict[str, Any]:
+    """Return what `quantize` asks for, its data numbered in the place of paths: their digests come in that order."""
+    numbers: dict[str, int] = {}
+
+    def numbered(asked: dict[str, Any]) -> dict[str, Any]:
+        data = asked["calibration"]["data"]
+        number = None if data is None else numbers.setdefault(data, len(numbers))
+        return {**asked, "calibration": {**asked["calibration"], "data": number}}
+
+    whole = numbered(options)
+    return {**whole, "parts": {name: numbered(part) for name, part in options["parts"].items()}}
 
 
 def cache_folder() -> Path:

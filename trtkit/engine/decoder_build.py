@@ -37,7 +37,8 @@ def quantize_decoder(config: ModelConfig, folder: Path, on_event: Callable[[Json
 
 def makes_checkpoint(config: ModelConfig) -> bool:
     """Whether building an LLM begins with quantizing it."""
-    return config.quantize is not None and config.quantize.method != "as_stored"
+    asked = config.quantize
+    return asked is not None and not asked.is_idle and asked.method != "as_stored"
 
 
 def _run(plan: Plan, folder: Path, plan_file: str, on_event: Callable[[Json], None]) -> Json:

@@ -6,11 +6,14 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtkit.backends import BACKENDS
 from trtkit.dtypes import dtype_of
 from trtkit.engine.hybrids import open_hybrid
 from trtkit.engine.jobs import run, run_parser
+from trtkit.engine.quantization.parts import NUMBERS
 from trtkit.models.hybrids.spec import OnnxPart
 from trtkit.network.hybrid import input_name, port_dtype
+from trtkit.network.targets import check_named_types
 from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ def describe_hybrid(plan: Plan, folder: Path, on_event: Callable[[Json], None]) 
 
 def compile_hybrid(plan: Plan, folder: Path, _engine: str, on_event: Callable[[Json], None]) -> Json:
     """Write every stage and build it; return the same with plans and metrics."""
+    _check_target(plan)
     prepared = prepare_stages(plan, folder, on_event)
     compiled = []
     for stage in prepared["stages"]:
@@ -44,6 +48,14 @@ def compile_hybrid(plan: Plan, folder: Path, _engine: str, on_event: Callable[[J
     engines = [{"path": item["plan_path"], **item["plan"]} for item in compiled]
     warnings = list(dict.fromkeys(line for item in compiled for line in item["warnings"]))
     return {**_result(plan, folder, prepared, compiled), "engines": engines, "metrics": metrics, "warnings": warnings}
+
+
+def _check_target(plan: Plan) -> None:
+    """Refuse types that the target cannot compute in, before any work. Raises ConfigError."""
+    asked = open_hybrid(plan.config).quantization
+    if asked is not None:
+        names, target = {NUMBERS[method] for method in asked.methods}, plan.target
+        check_named_types(names, target.name, target.compute_capabilities, BACKENDS[plan.backend].features)
 
 
 def prepare_stages(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> Json:

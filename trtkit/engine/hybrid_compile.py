@@ -20,7 +20,7 @@ from trtkit.network.hybrid import Material, StageNetwork, write_stage
 from trtkit.network.targets import check_types
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from trtkit.backends import Backend
 
@@ -83,7 +83,9 @@ def stage_network(
     backend: Backend, opened: OpenedHybrid, stage: Json, report: Callable[[Json], None], severity: str = "WARNING"
 ) -> StageNetwork:
     """Return a stage's network. stage: as `prepare_hybrid` returned it."""
-    weights = find_part_weights(opened.spec, opened.source.checkpoint, opened.source.where)
+    weights: Mapping[str, Any] = find_part_weights(opened.spec, opened.source.checkpoint, opened.source.where)
+    if opened.quantization is not None:
+        weights = opened.quantization.weights(weights)
     material = Material(
         dtype_of(opened.precision),
         Reported(weights, report),

@@ -13,8 +13,10 @@ from trtkit.dtypes import dtype_of
 from trtkit.engine.hybrids import OpenedHybrid, Stage, open_hybrid, opt_sizes, stage_profiles
 from trtkit.engine.prepare import care, plugin_file
 from trtkit.engine.profiles import opt_shapes, resolve_profiles
+from trtkit.engine.quantization.vision_model import Place, quantized_part
 from trtkit.engine.room import Load, check_room, hybrid_load
 from trtkit.engine.steps import Steps
+from trtkit.errors import QuantizeError
 from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
 from trtkit.models.hybrids.weights import find_part_weights
 from trtkit.network import onnx_care, onnx_function, onnx_precision
@@ -25,9 +27,11 @@ from trtkit.sources import onnx_file, torch_export
 from trtkit.sources.hybrid_source import PartFactory, part_module
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import onnx
+
+    from trtkit.engine.quantization.parts import HybridQuantization
 
 Json = dict[str, Any]
 
@@ -49,12 +53,15 @@ def prepare_hybrid(arguments: Json, report: Callable[[Json], None]) -> Json:
     steps.add("weights", f"{len(found)} of network parts found, all names and shapes right")
     profiles, detail = resolve_profiles(opened.inputs, config.profiles)
     steps.add("profiles", detail)
+    exporter = _Exporter(opened, config, opt_sizes(opened.inputs, profiles), steps, bool(arguments.get("plugins")))
+    exported = {stage.name: exporter.exported(stage) for stage in opened.stages}
+    if opened.quantization is not None:
+        _check_quantization(opened.quantization, [model for model in exported.values() if model is not None], steps)
     stages = []
     for stage in opened.stages:
         inputs = opened.stage_inputs(stage)
         own = stage_profiles(inputs, opened.inputs, profiles)
-        exporter = _Exporter(opened, config, opt_sizes(opened.inputs, profiles), steps, bool(arguments.get("plugins")))
-        made = exporter.write(stage, folder / "network", opt_shapes(inputs, own))
+        made = exporter.write(stage, exported.pop(stage.name), folder / "network", opt_shapes(inputs, own))
         stages.append({"name": stage.name, "parts": list(stage.parts), **made, "profiles": _dumped(own)})
         stages[-1]["opt_shapes"] = opt_shapes(inputs, own)
     return {"steps": steps.done, "profiles": _dumped(profiles), "stages": stages}
@@ -79,20 +86,36 @@ class _Exporter:
     steps: Steps
     has_plugins: bool
 
-    def write(self, stage: Stage, folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Json:
-        """Export a stage's ONNX parts into one file; return its path, its plugins and grid samples."""
-        parts = [part for name in stage.parts if isinstance(part := self.opened.spec.part(name), OnnxPart)]
+    def exported(self, stage: Stage) -> onnx.ModelProto | None:
+        """Return a stage's ONNX parts as one model; None where it has none."""
+        parts = self._parts(stage)
         if not parts:
+            return None
+        with tempfile.TemporaryDirectory(prefix="trtkit-") as scratch:
+            model = merged([self._export(part, Path(scratch)) for part in parts])
+            return care(model, self.config, f"{stage.name}.onnx", self.steps, has_plugins=self.has_plugins)
+
+    def write(
+        self, stage: Stage, model: onnx.ModelProto | None, folder: Path, shapes: Mapping[str, tuple[int, ...]]
+    ) -> Json:
+        """Write what a stage exported, quantized and in its precision; return its path, plugins and grid samples."""
+        if model is None:
             return {"onnx": "", "grid_samples": []}
         folder.mkdir(exist_ok=True)
         path = folder / f"{stage.name}.onnx"
         with tempfile.TemporaryDirectory(prefix="trtkit-") as scratch:
-            model = merged([self._export(part, Path(scratch)) for part in parts])
-            model = care(model, self.config, str(path), self.steps, has_plugins=self.has_plugins)
-            model = self._in_precision(model, parts, shapes, Path(scratch))
+            own = {spec.name: tuple(shapes[spec.name]) for spec in graph_inputs(model)}
+            if (asked := self.opened.quantization) is not None:
+                for part in self._parts(stage):
+                    place = Place(own, Path(scratch), self.steps)
+                    model = quantized_part(model, self.config, asked.choices[part.name], place)
+            model = self._in_precision(model, self._parts(stage), own, Path(scratch))
         save_model(model, path)
         plugins = plugin_file(model, folder / f"{stage.name}.plugins.onnx", self.steps) if self.has_plugins else None
         return {"onnx": str(path), "plugins": plugins, "grid_samples": onnx_care.grid_sample_modes(model)}
+
+    def _parts(self, stage: Stage) -> list[OnnxPart]:
+        return [part for name in stage.parts if isinstance(part := self.opened.spec.part(name), OnnxPart)]
 
     def _export(self, part: OnnxPart, scratch: Path) -> onnx.ModelProto:
         """Export one part; its inputs and outputs have the names of their seams, all else the part's before it."""
@@ -114,7 +137,7 @@ class _Exporter:
         return prefixed(onnx_file.read_model(path), f"{part.name}/")
 
     def _in_precision(
-        self, model: onnx.ModelProto, parts: list[OnnxPart], shapes: Mapping[str, tuple[int, ...]], scratch: Path
+        self, model: onnx.ModelProto, parts: list[OnnxPart], shapes: dict[str, tuple[int, ...]], scratch: Path
     ) -> onnx.ModelProto:
         """Return the model in the config's precision, but parts that ask for fp32."""
         precision = self.config.precision
@@ -124,10 +147,24 @@ class _Exporter:
         keep = onnx_precision.select_nodes(model, self.config.keep_fp32)
         keep += onnx_function.fp32_nodes(model)
         keep += [node.name for node in model.graph.node if in_fp32 and node.name.startswith(in_fp32)]
-        own = {spec.name: tuple(shapes[spec.name]) for spec in graph_inputs(model)}
-        model, detail = onnx_precision.cast_to(model, precision, keep, own, scratch)
+        model, detail = onnx_precision.cast_to(model, precision, keep, shapes, scratch)
         self.steps.add("precision", detail)
         return model
+
+
+def _check_quantization(asked: HybridQuantization, models: Sequence[onnx.ModelProto], steps: Steps) -> None:
+    """Refuse globs that match nothing, and written parts of which nothing is quantized; say what is of the others."""
+    nodes: dict[str, list[str]] = {}
+    for node in (node for model in models for node in model.graph.node):
+        nodes.setdefault(node.name.partition("/")[0], []).extend((node.name, f"op:{node.op_type}"))
+    asked.check_globs(nodes)
+    for name, choice in asked.choices.items():
+        said = asked.described(name)
+        if isinstance(choice.part, NetworkPart) and not said and choice.is_own and not choice.options.is_idle:
+            what = f"{choice.options.method} finds nothing to quantize in part `{name}`"
+            raise QuantizeError(what, choice.key, "exclude less, or use another method or block")
+        if said:
+            steps.add("quantize", f"part `{name}`: {said}")
 
 
 def _exported(dtype: str) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import ShapeRange
 from trtkit.dtypes import dtype_of
+from trtkit.engine.quantization.parts import hybrid_quantization
 from trtkit.errors import ConfigError, Problem
 from trtkit.models.hybrids.registry import HYBRIDS, HybridOptions, hybrid_spec
 from trtkit.network.hybrid import input_name, port_dtype
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.engine.bundle import Bundle
     from trtkit.engine.profiles import ResolvedProfile
+    from trtkit.engine.quantization.parts import HybridQuantization
     from trtkit.models.hybrids.spec import HybridSpec
 
 Json = dict[str, Any]
@@ -36,13 +38,17 @@ class Stage:
 
 @dataclass(frozen=True)
 class OpenedHybrid:
-    """A hybrid with its source and the stages that it runs in. form: of written ops that sample."""
+    """A hybrid with its source and the stages that it runs in.
+
+    form: of written ops that sample. quantization: None where no part is quantized.
+    """
 
     spec: HybridSpec
     source: HybridSource
     stages: tuple[Stage, ...]
     precision: str
     form: str
+    quantization: HybridQuantization | None = None
 
     def stage(self, name: str) -> Stage:
         """Return the stage of a name."""
@@ -90,7 +96,8 @@ def open_hybrid(config: ModelConfig) -> OpenedHybrid:
     if config.io_types != "model":
         fix = "remove it: the parts' ports have types of their own"
         raise ConfigError("the config does not fit a hybrid", [Problem("has no meaning here", "io_types", fix)])
-    return OpenedHybrid(spec, source, stages_of(spec, config), config.precision, config.custom_ops.form)
+    asked = None if config.quantize is None else hybrid_quantization(spec, config.quantize)
+    return OpenedHybrid(spec, source, stages_of(spec, config), config.precision, config.custom_ops.form, asked)
 
 
 def stages_of(spec: HybridSpec, config: ModelConfig) -> tuple[Stage, ...]:

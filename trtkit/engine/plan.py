@@ -14,8 +14,8 @@ from trtkit.engine.hybrids import is_hybrid
 from trtkit.engine.jobs import run
 from trtkit.engine.manifest import FileRecord
 from trtkit.engine.plugins import uses_plugins
+from trtkit.engine.quantization.parts import VISION, check_names
 from trtkit.engine.vision_language import takes_images
-from trtkit.errors import ConfigError, Problem
 from trtkit.models.registry import FAMILIES
 from trtkit.models.vision_language.registry import VISION_LANGUAGE
 
@@ -49,9 +49,8 @@ class Plan:
 
 def plan_build(config: ModelConfig, on_event: Callable[[Json], None]) -> Plan:
     """Resolve target and backend and fingerprint the source and calibration data. Raises TrtkitError."""
-    if config.quantize is not None and is_hybrid(config):
-        fix = "set `route: onnx`, which quantizes it whole, or remove `quantize`"
-        raise ConfigError("the model cannot be quantized so", [Problem("a hybrid's parts are not", "quantize", fix)])
+    if config.quantize is not None and not is_hybrid(config):
+        check_names(config.quantize, (VISION,) if takes_images(config) else ())
     target = load_target(config.target)
     backend = choose_backend(target.backend)
     has_plugins = uses_plugins(config, backend)

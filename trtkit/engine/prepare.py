@@ -28,7 +28,7 @@ def digest(arguments: Json, report: Callable[[Json], None]) -> Json:
     """Return the files that the source of `config` reads, and those of its calibration data, with their SHA-256."""
     config = ModelConfig.model_validate(arguments["config"])
     report({"event": "phase", "name": "read source"})
-    data = digest_data(None if config.quantize is None else config.quantize.calibration.data)
+    data = digest_data(config.quantize)
     return {"files": [asdict(file) for file in digest_source(config.source)], "data": [asdict(file) for file in data]}
 
 

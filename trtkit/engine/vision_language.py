@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtkit.config.quantize import QuantizeOptions, whole
 from trtkit.config.schema import InputSpec, LlmOptions, ModelConfig, Source, TorchSource, VisionOptions
+from trtkit.engine.quantization.parts import VISION
 from trtkit.errors import Problem, ProblemsError, SourceError
 from trtkit.models.vision_language.registry import VISION_LANGUAGE, vision_spec
 from trtkit.models.vision_language.spec import VisionLimits
@@ -75,7 +77,14 @@ def _tower_config(config: ModelConfig, spec: VisionSpec, limits: VisionLimits, f
         target=config.target,
         build=config.build,
         custom_ops=config.custom_ops,
+        quantize=None if config.quantize is None else _tower_options(config.quantize),
     )
+
+
+def _tower_options(options: QuantizeOptions) -> QuantizeOptions | None:
+    """Return how the tower is quantized; None where it stays as it is."""
+    own = options.parts.get(VISION)
+    return None if own is None or own.is_idle else whole(own)
 
 
 def _most_tokens(folder: Path, fields: dict[str, Any], config: ModelConfig) -> int:

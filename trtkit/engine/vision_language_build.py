@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +13,15 @@ from trtkit.dtypes import dtype_of
 from trtkit.engine.decoder_build import compile_decoder, describe_decoder
 from trtkit.engine.decoders import checked_spec, open_decoder
 from trtkit.engine.onnx_build import compile_onnx, describe_onnx
+from trtkit.engine.quantization.parts import VISION
 from trtkit.engine.room import Load, check_room, hybrid_load
 from trtkit.engine.vision_language import PROCESSOR_FILES, open_vision
+from trtkit.errors import ConfigError, QuantizeError
 from trtkit.models.weights import model_weights
 from trtkit.sources.safetensors_folder import read_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from trtkit.engine.plan import Plan
@@ -30,7 +34,8 @@ LLM_ENGINE, VISION_ENGINE = "engines/llm.plan", "engines/vision.plan"
 def describe_tower(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> tuple[Json, OpenedVision]:
     """Prepare the vision tower without building it; return its record and what it was opened as."""
     opened = open_vision(plan.config)
-    return describe_onnx(replace(plan, config=opened.config, is_decoder=False), folder, on_event), opened
+    with _of_part():
+        return describe_onnx(replace(plan, config=opened.config, is_decoder=False), folder, on_event), opened
 
 
 def describe_vision_language(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> Json:
@@ -44,7 +49,8 @@ def compile_vision_language(plan: Plan, folder: Path, _engine: str, on_event: Ca
     opened = open_vision(plan.config)
     check_room(_load(plan, opened), folder)
     tower_plan = replace(plan, config=opened.config, is_decoder=False)
-    tower = compile_onnx(tower_plan, folder, VISION_ENGINE, on_event)
+    with _of_part():
+        tower = compile_onnx(tower_plan, folder, VISION_ENGINE, on_event)
     llm = compile_decoder(plan, folder, LLM_ENGINE, on_event)
     for name in PROCESSOR_FILES:
         if (opened.folder / name).is_file():
@@ -56,6 +62,22 @@ def compile_vision_language(plan: Plan, folder: Path, _engine: str, on_event: Ca
         metrics[key] = round(llm["metrics"][key] + tower["metrics"][key], 3)
     warnings = list(dict.fromkeys([*tower["warnings"], *llm["warnings"]]))
     return {**joined, "engines": engines, "metrics": metrics, "warnings": warnings}
+
+
+@contextmanager
+def _of_part() -> Iterator[None]:
+    """Let errors name the keys of the tower's quantization as the whole config has them."""
+
+    def key(where: str) -> str:
+        return re.sub(r"^quantize(?=\.|$)", f"quantize.parts.{VISION}", where)
+
+    try:
+        yield
+    except ConfigError as error:
+        problems = [replace(problem, where=key(problem.where)) for problem in error.problems]
+        raise ConfigError(error.what, problems, error.fix) from None
+    except QuantizeError as error:
+        raise QuantizeError(error.what, key(error.where), error.fix) from None
 
 
 def _load(plan: Plan, opened: OpenedVision) -> Load:

@@ -24,11 +24,12 @@ _NOT_WEIGHTS = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight of a model. name: in the checkpoint."""
+    """One weight of a model. name: in the checkpoint. is_table: rows are looked up or added, never multiplied with."""
 
     path: str
     name: str
     shape: Shape
+    is_table: bool = False
 
 
 def model_weights(spec: DecoderSpec) -> tuple[Weight, ...]:
@@ -44,6 +45,10 @@ class WeightArrays(Mapping[str, Any]):
 
     def __getitem__(self, path: str) -> Any:
         return self._source[self._names[path]]
+
+    def name_of(self, path: str) -> str:
+        """Return what the source calls a weight."""
+        return self._names[path]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -38,7 +38,7 @@ def select_nodes(model: onnx.ModelProto, patterns: Sequence[str], key: str = "ke
     selected: dict[str, None] = {}
     problems = []
     for pattern in patterns:
-        matched = [node.name for node in model.graph.node if _matches(node, pattern)]
+        matched = [node.name for node in model.graph.node if matches(node, pattern)]
         selected.update(dict.fromkeys(matched))
         if not matched:
             near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3)
@@ -161,7 +161,8 @@ def random_inputs(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]])
     return arrays
 
 
-def _matches(node: onnx.NodeProto, pattern: str) -> bool:
+def matches(node: onnx.NodeProto, pattern: str) -> bool:
+    """Whether a pattern, a glob of names or `op:Type`, selects a node."""
     if pattern.startswith("op:"):
         return node.op_type == pattern.removeprefix("op:")
     return fnmatch.fnmatchcase(node.name, pattern)

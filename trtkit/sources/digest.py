@@ -12,6 +12,7 @@ from trtkit.errors import SourceError
 from trtkit.sources import onnx_file, package_file
 
 if TYPE_CHECKING:
+    from trtkit.config.quantize import QuantizeOptions
     from trtkit.config.schema import Source
 
 
@@ -29,10 +30,17 @@ def digest_source(source: Source) -> list[SourceFile]:
     return [_digest(path) for path in source_files(source)]
 
 
-def digest_data(data: str | None) -> list[SourceFile]:
-    """Return the files of calibration data with their SHA-256: a file, or what lies in a folder; none for None."""
-    if data is None:
+def digest_data(options: QuantizeOptions | None) -> list[SourceFile]:
+    """Return the files of calibration data with their SHA-256, of the whole first, then of parts."""
+    if options is None:
         return []
+    asked = (options, *options.parts.values())
+    named = dict.fromkeys(each.calibration.data for each in asked if each.calibration.data is not None)
+    return [file for data in named for file in _data_files(data)]
+
+
+def _data_files(data: str) -> list[SourceFile]:
+    """Return the files of one calibration data: a file, or what lies in a folder."""
     path = package_file.resolve(data)
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
     return [_digest(file) for file in files]

@@ -42,7 +42,7 @@ def unwrap(path: Path, arrays: Mapping[str, StoredArray]) -> tuple[dict[str, Any
     config, fields = read_json(path), text_fields(path)
     if not _PARTS & config.keys():
         return fields, dict(arrays)
-    inner = {name: stored for full, stored in arrays.items() if (name := _inner_name(full))}
+    inner = {name: stored for full, stored in arrays.items() if (name := inner_name(full))}
     if not inner:
         known = ", ".join(f"`{prefix}`" for prefix in _PREFIXES)
         what = f"no weights of the language model inside `{config.get('model_type')}` were found"
@@ -68,7 +68,7 @@ def text_fields(path: Path) -> dict[str, Any]:
     return {**fields, "tie_word_embeddings": True} if outer.get("tie_word_embeddings") else fields
 
 
-def _inner_name(name: str) -> str | None:
+def inner_name(name: str) -> str | None:
     """Return the name that a weight has in the language model alone, None for weights of other parts."""
     for prefix, inner in _PREFIXES.items():
         if name.startswith(prefix) and not name.startswith(_OTHER_PARTS):

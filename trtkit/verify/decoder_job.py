@@ -36,7 +36,7 @@ _SLOTS = 3
 _CLEAR_ROUNDINGS = 4
 _MIN_AGREEMENT = 0.99
 # Of networks that round activations, which transformers' do not: of logits, and of perplexity.
-_ROUNDED_ACTIVATIONS, _ROUNDED_PERPLEXITY = 0.3, 0.1
+ROUNDED_ACTIVATIONS, _ROUNDED_PERPLEXITY = 0.3, 0.1
 _MAX_PERPLEXITY_CHANGE = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 2e-2}
 
 
@@ -57,7 +57,7 @@ class DecoderVerifier:
         self.rounds_activations = rounds_activations(self.opened)
         self.tolerance = tolerance_of(self.config)
         if self.rounds_activations and self.config.verify.max_relative_rms_error is None:
-            self.tolerance = max(self.tolerance, _ROUNDED_ACTIVATIONS)
+            self.tolerance = max(self.tolerance, ROUNDED_ACTIVATIONS)
 
     def engine_stepper(self) -> Stepper:
         """Return the network exactly as the engine has it: its own kind of logits."""

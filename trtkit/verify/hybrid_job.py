@@ -14,6 +14,7 @@ from trtkit.verify.compare import compare
 from trtkit.verify.hybrid_reference import HybridReference
 from trtkit.verify.job import Arrays, Verifier, compare_all, tolerance_of
 from trtkit.verify.layers import LayerError, layer_errors
+from trtkit.verify.quantized import hybrid_tolerance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +43,7 @@ class HybridVerifier(Verifier):
         report({"event": "phase", "name": "load reference"})
         self._whole = HybridReference(self.opened)
         self.reference = self._whole
-        self.tolerance = tolerance_of(self.config)
+        self.tolerance = max(tolerance_of(self.config), hybrid_tolerance(self.config, self.opened.quantization))
         self.pairs_rows = self.config.verify.pair_rows or self.opened.spec.has_unordered_rows
         self.unpaired = 0.0
 

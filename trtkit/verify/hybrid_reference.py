@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.errors import SourceError
+from trtkit.verify.dequantized import hybrid_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,9 +30,12 @@ class HybridReference:
         self._inputs = [port.name for port in opened.spec.inputs]
         module, _, function = opened.spec.reference.partition(":")
         make = getattr(importlib.import_module(module), function)
-        self.module: torch.nn.Module = make(folder=str(opened.source.folder), outputs=self._outputs).eval()
+        with hybrid_folder(opened) as folder:
+            self.module: torch.nn.Module = make(folder=str(folder), outputs=self._outputs).eval()
         rows = "; rows are paired, since queries have no order" if opened.spec.has_unordered_rows else ""
-        self.description = f"PyTorch on {opened.spec.reference}{rows}"
+        asked = opened.quantization
+        weights = "; written parts' weights dequantized" if asked is not None and asked.layers else ""
+        self.description = f"PyTorch on {opened.spec.reference}{rows}{weights}"
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
         """Return the outputs by name."""

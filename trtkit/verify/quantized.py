@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from trtkit.engine.quantization.vision_data import read_calibration
 from trtkit.errors import SourceError
+from trtkit.models.hybrids.spec import OnnxPart
 from trtkit.sources import package_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.config.schema import ModelConfig
+    from trtkit.engine.quantization.parts import HybridQuantization
     from trtkit.inputs.samples import Sample
     from trtkit.network.onnx_io import TensorSpec
 
@@ -24,6 +26,15 @@ def quantized_tolerance(config: ModelConfig) -> float:
     if config.quantize is None or config.verify.max_relative_rms_error is not None:
         return 0.0
     return TOLERANCES.get(config.quantize.method, 0.0)
+
+
+def hybrid_tolerance(config: ModelConfig, asked: HybridQuantization | None) -> float:
+    """Return what quantizing a hybrid may cost beside rounded weights of written parts, which the reference has too."""
+    if asked is None or config.verify.max_relative_rms_error is not None:
+        return 0.0
+    parsed = [each.options.method for each in asked.choices.values() if isinstance(each.part, OnnxPart)]
+    rounded = [TOLERANCES["int8"] for method in asked.layers.values() if not method.endswith("_wo")]
+    return max([0.0, *rounded, *(TOLERANCES.get(method, 0.0) for method in parsed)])
 
 
 def has_calibration(config: ModelConfig) -> bool:

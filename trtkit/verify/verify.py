@@ -63,6 +63,9 @@ def verify_config(config: ModelConfig, request: Request, on_event: Callable[[Jso
         with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
             tower, opened = describe_tower(plan, Path(folder), on_event)
             arguments |= {"onnx": str(Path(folder) / "network/model.onnx"), "vision": vision_record(tower, opened)}
+            if makes_checkpoint(config):
+                arguments["quantized"] = str(Path(folder) / QUANTIZED)
+                quantize_decoder(config, Path(folder) / QUANTIZED, on_event)
             return {"name": config.name, **run(VISION_LANGUAGE_JOB, arguments, on_event)}
     if plan.is_decoder:
         return {"name": config.name, **_verify_decoder(config, arguments, on_event)}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from trtkit.config.quantize import Calibration, QuantizeOptions
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.quantization.vision_data import PERCENTILE, Range, read_calibration
 from trtkit.errors import QuantizeError
@@ -72,5 +73,6 @@ def test_percentile_is_numpys(sizes: list[int]) -> None:
 
 def test_digests_are_of_what_calibrates(tmp_path: Path) -> None:
     save(tmp_path, 2)
-    assert [file.path for file in digest_data(str(tmp_path))] == [str(tmp_path / f"{index:02}.png") for index in (0, 1)]
+    options = QuantizeOptions(method="int8", calibration=Calibration(data=str(tmp_path)))
+    assert [file.path for file in digest_data(options)] == [str(tmp_path / f"{index:02}.png") for index in (0, 1)]
     assert digest_data(None) == []

@@ -10,6 +10,8 @@ from trtkit.engine.folder_lock import atomic_folder
 from trtkit.engine.hybrids import is_hybrid
 from trtkit.engine.jobs import run
 from trtkit.engine.plan import is_decoder
+from trtkit.engine.quantization.parts import SUMMARY, check_names
+from trtkit.engine.vision_language import takes_images
 from trtkit.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -33,11 +35,7 @@ def quantize_model(config: ModelConfig, out: Path, on_event: Callable[[Json], No
     if config.quantize is None or config.quantize.method == "as_stored":
         problem = Problem("no method is given", "quantize.method", "name one: `--method int8_wo`")
         raise ConfigError("nothing to quantize", [problem])
-    if is_hybrid(config):
-        problem = Problem(
-            "a hybrid's parts are not quantized", "quantize", "set `route: onnx`, which quantizes it whole"
-        )
-        raise ConfigError("the model cannot be quantized so", [problem])
+    _check_whole(config)
     job = LLM_JOB if is_decoder(config) else VISION_JOB
     with atomic_folder(out, replaces=RECORD) as folder:
         arguments = {"config": config.model_dump(mode="json"), "folder": str(folder), **(asked or {})}
@@ -46,3 +44,17 @@ def quantize_model(config: ModelConfig, out: Path, on_event: Callable[[Json], No
         record: Json = {"trtkit": __version__, "quantize": arguments["config"]["quantize"], **made, "size_bytes": size}
         (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return record
+
+
+def _check_whole(config: ModelConfig) -> None:
+    """Refuse models of several parts, which no one folder holds. Raises ConfigError."""
+    assert config.quantize is not None
+    fix = "run `trtkit build`, which quantizes each part as it is built; "
+    if is_hybrid(config):
+        fix += "`--set route=onnx` quantizes the whole"
+    elif takes_images(config):
+        fix += "`--set vision.enabled=false` quantizes the language model alone"
+    else:
+        check_names(config.quantize, ())
+        return
+    raise ConfigError(SUMMARY, [Problem("the model is made of parts, and this writes one model", "quantize", fix)])

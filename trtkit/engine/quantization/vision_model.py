@@ -16,7 +16,7 @@ from trtkit.errors import BackendError, ConfigError, Problem, QuantizeError
 from trtkit.inputs.samples import wrapped_sample
 from trtkit.network import onnx_quantize
 from trtkit.network.onnx_io import LARGEST_INLINE_BYTES, graph_inputs, save_model
-from trtkit.network.onnx_precision import select_nodes
+from trtkit.network.onnx_precision import matches, select_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     import onnx
 
     from trtkit.config.schema import ModelConfig
+    from trtkit.engine.quantization.parts import PartChoice
     from trtkit.engine.quantization.vision_data import Range
     from trtkit.engine.steps import Steps
     from trtkit.inputs.samples import Sample
+    from trtkit.network.onnx_quantize import QuantizedCounts
 
 Json = dict[str, Any]
 Shapes = dict[str, tuple[int, ...]]
@@ -52,7 +54,20 @@ def quantized(model: onnx.ModelProto, config: ModelConfig, place: Place) -> onnx
     assert config.quantize is not None
     options = config.quantize
     check_options(options)
-    exclude = select_nodes(model, options.exclude, "quantize.exclude")
+    model, counts = quantized_but(model, config, select_nodes(model, options.exclude, "quantize.exclude"), place)
+    if not counts.weights and not counts.activations:
+        what = f"{options.method} finds nothing to quantize: no large enough product that is not excluded"
+        raise QuantizeError(what, "quantize", "exclude less, use another method, or remove `quantize`")
+    place.steps.add("quantize", f"{options.method}: {counts}")
+    return model
+
+
+def quantized_but(
+    model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[str], place: Place
+) -> tuple[onnx.ModelProto, QuantizedCounts]:
+    """Return the model quantized but for the nodes `exclude`, and what of it is. Raises QuantizeError, SourceError."""
+    assert config.quantize is not None
+    options = config.quantize
     _check_model(model)
     try:
         model = onnx_quantize.lifted(model, options.method)
@@ -64,12 +79,30 @@ def quantized(model: onnx.ModelProto, config: ModelConfig, place: Place) -> onnx
         model = _by_modelopt(model, config, exclude, place)
     else:
         onnx_quantize.quantize_weights(model, options.method, exclude, options.block)
-    counts = onnx_quantize.counts(model)
+    return model, onnx_quantize.counts(model)
+
+
+def quantized_part(model: onnx.ModelProto, config: ModelConfig, choice: PartChoice, place: Place) -> onnx.ModelProto:
+    """Return a hybrid's exported parts, the one of `choice` quantized. Nodes begin with their part's name.
+
+    Raises QuantizeError, SourceError.
+    """
+    options, name = choice.options, choice.part.name
+    if options.method == "none":
+        return model
+    kept = {"method": options.method, "block": options.block, "algorithm": options.algorithm}
+    whole = QuantizeOptions.model_validate({**kept, "calibration": options.calibration})
+    named = [pattern for pattern in options.exclude if any(matches(node, pattern) for node in model.graph.node)]
+    exclude = {node.name for node in model.graph.node if not node.name.startswith(f"{name}/")}
+    exclude.update(select_nodes(model, named, f"{choice.key}.exclude"))
+    found, counts = quantized_but(model, config.model_copy(update={"quantize": whole}), sorted(exclude), place)
     if not counts.weights and not counts.activations:
-        what = f"{options.method} finds nothing to quantize: no large enough product that is not excluded"
-        raise QuantizeError(what, "quantize", "exclude less, use another method, or remove `quantize`")
-    place.steps.add("quantize", f"{options.method}: {counts}")
-    return model
+        if choice.is_own:
+            what = f"{options.method} finds nothing to quantize in part `{name}`: no large enough product"
+            raise QuantizeError(what, choice.key, "use another method, or `none`")
+        return model
+    place.steps.add("quantize", f"part `{name}`, {options.method}: {counts}")
+    return found
 
 
 def check_options(options: QuantizeOptions) -> None:

@@ -143,7 +143,7 @@ def _encoder_weights(model: DetrSpec) -> Iterator[Weight]:
 
 def _decoder_weights(model: DetrSpec) -> Iterator[Weight]:
     D = model.decoder.hidden_size
-    yield Weight("queries.weight", "model.query_position_embeddings.weight", (model.num_queries, D))
+    yield Weight("queries.weight", "model.query_position_embeddings.weight", (model.num_queries, D), is_table=True)
     for index in range(model.decoder_layers):
         names = {**_SELF, **_CROSS}
         yield from layer_weights(f"layers.{index}", f"model.decoder.layers.{index}", model.decoder, names)

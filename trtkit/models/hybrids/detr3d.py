@@ -147,7 +147,8 @@ def _level_sizes(image: tuple[int, int], levels: int) -> Iterator[tuple[int, int
 def _weights(spec: Detr3dSpec) -> Iterator[Weight]:
     """Yield every weight of the decoder under the names of mmdetection3d's state dict."""
     D, transformer = spec.hidden_size, f"{_HEAD}.transformer"
-    yield from linear_weights("query_embedding", f"{_HEAD}.query_embedding", (spec.num_queries, 2 * D), has_bias=False)
+    queries = (spec.num_queries, 2 * D)
+    yield Weight("query_embedding.weight", f"{_HEAD}.query_embedding.weight", queries, is_table=True)
     yield from linear_weights("reference_points", f"{transformer}.reference_points", (3, D))
     for index in range(spec.num_layers):
         yield from _layer(spec, f"layers.{index}", f"{transformer}.decoder.layers.{index}")

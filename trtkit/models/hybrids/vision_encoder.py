@@ -144,7 +144,7 @@ def num_labels(config: HfConfig) -> int:
 def encoder_weights(spec: VisionEncoderSpec, names: Names) -> Iterator[Weight]:
     """Yield every weight with its path, name and shape."""
     for path, shape in _shapes(spec):
-        yield Weight(path, checkpoint_name(path, names), shape)
+        yield Weight(path, checkpoint_name(path, names), shape, is_table=path == "positions.weight")
 
 
 def checkpoint_name(path: str, names: Names) -> str:

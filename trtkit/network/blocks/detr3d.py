@@ -14,7 +14,6 @@ from trtkit.network.custom_op import find
 from trtkit.network.lowering.trt_ops import TrtOps
 from trtkit.network.ops.activation import relu, sigmoid
 from trtkit.network.ops.attention import attention, scale_query
-from trtkit.network.ops.linear import linear
 from trtkit.network.ops.shape import concat, merge_heads, reshape, split_heads, take
 
 if TYPE_CHECKING:
@@ -38,8 +37,7 @@ def write_detr3d_decoder(weights: Weights, spec: Detr3dSpec, inputs: Mapping[str
     """
     cameras = _Cameras(weights, spec, inputs)
     position, x = cameras.queries()
-    with weights.graph.scope("reference_points"):
-        reference = sigmoid(_linear(weights, position))
+    reference = sigmoid(weights.linear("reference_points", position, has_bias=True))
     codes = reference
     for index in range(spec.num_layers):
         with weights.graph.scope(f"layers.{index}"):
@@ -101,12 +99,7 @@ def _layer(weights: Weights, spec: Detr3dSpec, state: tuple[Tensor, Tensor, Tens
 def _self_attention(weights: Weights, spec: Detr3dSpec, at: Tensor, x: Tensor) -> Tensor:
     """Attend among queries: queries and keys from `at`, values from x. Weights of q, k and v lie in one matrix."""
     D, heads = spec.hidden_size, spec.num_attention_heads
-    with weights.graph.scope("qkv"):
-        matrix, bias = weights.get("weight", 3), weights.get("bias", 3)
-        q, k, v = (
-            split_heads(linear(source, take(matrix, 1, place * D, D), take(bias, 2, place * D, D)), heads)
-            for place, source in enumerate((at, at, x))
-        )
+    q, k, v = (split_heads(part, heads) for part in weights.linear_by_rows("qkv", (at, at, x)))
     attended = attention((scale_query(q, (D // heads) ** -0.5), k, v), None)
     return weights.linear("o", merge_heads(attended), has_bias=True)
 
@@ -126,11 +119,6 @@ def _branch(weights: Weights, name: str, x: Tensor, places: tuple[int, int, int]
             x = weights.linear(str(place), x, has_bias=True)
             x = relu(norm_block(weights, str(place + 1), x, _NORM) if name == "classes" else x)
         return weights.linear(str(places[2]), x, has_bias=True)
-
-
-def _linear(weights: Weights, x: Tensor) -> Tensor:
-    """Apply the linear layer of the current scope."""
-    return linear(x, weights.get("weight", x.rank), weights.get("bias", x.rank))
 
 
 def inverse_sigmoid(x: Tensor) -> Tensor:

@@ -13,8 +13,7 @@ from trtkit.network.blocks.norm import norm_block
 from trtkit.network.ops.activation import activation
 from trtkit.network.ops.arithmetic import cast, mean
 from trtkit.network.ops.attention import attention, scale_query
-from trtkit.network.ops.linear import linear
-from trtkit.network.ops.shape import concat, merge_heads, reshape, split, split_heads, take, transpose
+from trtkit.network.ops.shape import concat, merge_heads, reshape, split_heads, take, transpose
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -126,11 +125,7 @@ def _attention_head(weights: Weights, spec: VisionEncoderSpec, x: Tensor) -> Ten
     with weights.graph.scope("head"):
         query = weights.get("query") + take(x, 1, 0, 1) * 0.0
         with weights.graph.scope("attention"):
-            with weights.graph.scope("qkv"):
-                matrices = split(weights.get("weight", 3), 1, (D, D, D))
-                biases = split(weights.get("bias", 3), 2, (D, D, D))
-            parts = zip((query, x, x), matrices, biases, strict=True)
-            q, k, v = (split_heads(linear(source, matrix, bias), heads) for source, matrix, bias in parts)
+            q, k, v = (split_heads(part, heads) for part in weights.linear_by_rows("qkv", (query, x, x)))
             attended = merge_heads(attention((scale_query(q, spec.attention.scale), k, v)))
             y = weights.linear("o", attended, has_bias=True)
         y = y + mlp_block(weights, "mlp", norm_block(weights, "norm", y, spec.norm), spec.mlp)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from trtkit.errors import NetworkError
 from trtkit.network.blocks.quantized import QuantizedLinears
 from trtkit.network.lowering.sampling import GRID_SAMPLE
@@ -13,7 +15,7 @@ from trtkit.network.ops.linear import linear
 from trtkit.quantized import QuantizedMatrix
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from trtkit.dtypes import DType
     from trtkit.network.graph import Graph, Tensor
@@ -73,10 +75,29 @@ class Weights:
             bias = self.get("bias", x.rank) if has_bias else None
             return self.product(x, bias, is_in_out=self.is_in_out)
 
+    def linear_by_rows(self, name: str, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Apply equal shares of the rows of layer `name`, and of its bias, to one input [..., in] each."""
+        with self.graph.scope(name):
+            matrix, bias = self.array("weight"), self.array("bias")
+            size = matrix.shape[0] // len(inputs)
+            found = []
+            for index, x in enumerate(inputs):
+                rows = slice(index * size, (index + 1) * size)
+                with self.graph.scope(str(index)):
+                    share = bias[rows].reshape((1,) * (x.rank - 1) + (size,))
+                    is_quantized = isinstance(matrix, QuantizedMatrix)
+                    own = matrix.rows(np.arange(rows.start, rows.stop)) if is_quantized else matrix[rows]
+                    found.append(self._multiplied(x, own, self.graph.constant(share, "bias", self.dtype)))
+            return found
+
     def product(self, x: Tensor, bias: Tensor | None, *, is_in_out: bool = False) -> Tensor:
         """Multiply x [..., in] by `weight` of the current scope, quantized or not, and add a bias -> [..., out]."""
-        matrix = self.array("weight")
+        return self._multiplied(x, self.array("weight"), bias, is_in_out=is_in_out)
+
+    def _multiplied(self, x: Tensor, matrix: Array, bias: Tensor | None, *, is_in_out: bool = False) -> Tensor:
+        """Multiply x by a matrix in the current scope and add a bias."""
         if not isinstance(matrix, QuantizedMatrix):
-            return linear(x, self.get("weight", x.rank), bias, is_in_out=is_in_out)
+            weight = self.graph.constant(matrix.reshape((1,) * (x.rank - 2) + matrix.shape), "weight", self.dtype)
+            return linear(x, weight, bias, is_in_out=is_in_out)
         y = self.quantized.linear(x, matrix)
         return y if bias is None else y + bias
