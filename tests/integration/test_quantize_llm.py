@@ -150,7 +150,8 @@ def test_build_quantizes_and_the_bundle_keeps_the_checkpoint(
 def test_sensitivity_ranks_layers_and_a_budget_writes_its_choice(
     models: Path, workspace: Path, trtkit: Callable[..., Ran]
 ) -> None:
-    asked = ["--method", "int4_wo", "--budget", "8bits", "--write", "chosen.yaml", "--out", "q", "--json"]
+    files = ["--write", "chosen.yaml", "--html", "losses.html"]
+    asked = ["--method", "int4_wo", "--budget", "8bits", *files, "--out", "q", "--json"]
     ran = trtkit("quantize", models / "m.yaml", *asked)
     assert ran.code == 0, ran.err
     scores = ran.json()["sensitivity"]
@@ -158,6 +159,12 @@ def test_sensitivity_ranks_layers_and_a_budget_writes_its_choice(
     assert len(losses) == 14
     assert losses == sorted(losses, reverse=True)
     assert 0 < len(scores["kept"]) < 14
+    page = (workspace / "losses.html").read_text(encoding="utf-8")
+    assert page.count("<circle") == 14 + len(scores["curve"])
+    assert page.count("<td>left as it is</td>") == len(scores["kept"])
+    for row in scores["layers"]:
+        assert f"<td>{row['layer']}</td><td>int4_wo</td><td>{row['loss']:.3g}</td>" in page
+    assert next(point["loss"] for point in scores["curve"]) >= scores["loss"]
     chosen = load_config("chosen.yaml")
     assert chosen.quantize is not None
     assert set(chosen.quantize.exclude) == set(scores["kept"])
@@ -199,6 +206,15 @@ def test_what_cannot_be_quantized_says_why(
     words: list[str], code: int, said: str, models: Path, refuses: Callable[..., str]
 ) -> None:
     assert said in refuses("quantize", models / "m.yaml", *words, "--out", "q", "-q", code=code)
+
+
+@pytest.mark.parametrize("option", ["--html", "--write"])
+def test_pages_that_could_not_be_written_are_refused_before_the_work(
+    option: str, models: Path, trtkit: Callable[..., Ran]
+) -> None:
+    ran = trtkit("quantize", models / "m.yaml", option, "no/page.html")
+    assert ran.code == 2
+    assert "cannot write `no/page.html`: there is no such folder" in ran.err
 
 
 def changed(models: Path, workspace: Path, **sizes: int) -> Path:

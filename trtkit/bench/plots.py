@@ -12,6 +12,14 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 960, 260, 64, 34, 12
 COLOURS = ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#4d2d00")
+SCRIPT = """
+for (const button of document.querySelectorAll("[data-toggle]")) button.onclick = () => {
+  const svg = button.parentElement.nextElementSibling;
+  svg.querySelector(`[data-series="${button.dataset.toggle}"]`).classList.toggle("hidden");
+  button.classList.toggle("off");
+};
+"""
+"""Lets legends hide series; a page has it once."""
 
 
 @dataclass(frozen=True)

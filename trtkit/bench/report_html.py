@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from trtkit.bench.plots import Bar, Point, Series, axis_of, plot, timeline
+from trtkit.bench.plots import SCRIPT, Bar, Point, Series, axis_of, plot, timeline
 from trtkit.bench.report_layers import roofline_plots
 
 if TYPE_CHECKING:
@@ -25,13 +25,6 @@ circle:hover { r: 6 } rect:hover { opacity: .6 } g.hidden { display: none } butt
 .legend button { border: 0; background: none; font: inherit; cursor: pointer }
 .wait { fill: #d0d7de } .first { fill: #bf8700 } .tokens, .call { fill: #0969da } .failed { fill: #cf222e }
 """
-_SCRIPT = """
-for (const button of document.querySelectorAll("[data-toggle]")) button.onclick = () => {
-  const svg = button.parentElement.nextElementSibling;
-  svg.querySelector(`[data-series="${button.dataset.toggle}"]`).classList.toggle("hidden");
-  button.classList.toggle("off");
-};
-"""
 
 
 def html_report(found: Json) -> str:
@@ -43,7 +36,7 @@ def html_report(found: Json) -> str:
         body += [*_distributions(case), *roofline_plots(found, case)]
         body += [part for result in case["results"] for part in _timeline(result)]
     head = f"<meta charset='utf-8'><title>{title}</title><style>{_STYLE}</style>"
-    script = f"<script>{_SCRIPT}</script>"
+    script = f"<script>{SCRIPT}</script>"
     return f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(body)}{script}</body></html>\n"
 
 

@@ -21,7 +21,8 @@ Examples:
   trtkit quantize llama --method int8_wo --out smollm2-int8
   trtkit quantize llama --method int4_awq --block 32 --calib book.txt
   trtkit quantize llama --method fp8 --kv-cache int8 --calib book.txt
-  trtkit quantize llama --method int4_awq --calib book.txt --sensitivity
+  trtkit quantize llama --method int4_awq --calib book.txt --sensitivity \
+      --html losses.html
   trtkit quantize llama --method fp8 --calib book.txt --budget 0.02nats \\
       --write llama-fp8.yaml
   trtkit quantize efficientnet-lite0 --method int8 --calib photographs/
@@ -49,6 +50,7 @@ fp8_pc, nvfp4, mxfp8. Vision models: int8, fp8, int8_wo, int4_wo.
     help="Leave layers that lose most: `5.5bits` a weight, `80MiB` of linear layers, `0.02nats` of loss.",
 )
 @click.option("--write", type=click.Path(path_type=Path, dir_okay=False), help="Write the config with the choice made.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page of what layers lose.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder.  [default: quantized/NAME-METHOD]")
 @target_option
 @set_option
@@ -66,6 +68,7 @@ def command(
     sensitivity: bool,
     budget: str | None,
     write: Path | None,
+    html: Path | None,
     out: Path | None,
     target: str | None,
     overrides: tuple[str, ...],
@@ -80,15 +83,21 @@ def command(
     from trtkit.cli.progress import show_progress
     from trtkit.engine.quantization.run import quantize_model
 
+    _check_outputs(write, html)
     asked = {"method": method, "block": block, "kv_cache": kv_cache, "calibration.data": calib}
     asked |= {"calibration.samples": None if samples is None else str(samples)}
     model = _loaded(config, asked, (layers, exclude), overrides, target)
     name = "none" if model.quantize is None else model.quantize.method
     folder = out or Path("quantized") / f"{model.name}-{name}"
     with show_progress(quiet=quiet or as_json) as on_event:
-        record = quantize_model(model, folder, on_event, {"sensitivity": sensitivity, "budget": budget})
+        scored = {"sensitivity": sensitivity or html is not None, "budget": budget}
+        record = quantize_model(model, folder, on_event, scored)
     if write is not None:
-        _write(write, model, record)
+        _write(write, _with_choice(model, record))
+    if html is not None:
+        from trtkit.bench.sensitivity_html import sensitivity_page
+
+        _write(html, sensitivity_page(model.name, record["sensitivity"]))
     if as_json:
         click.echo(json.dumps({"path": str(folder), **record}))
     else:
@@ -163,14 +172,25 @@ def _losses(scores: dict[str, Any]) -> Table:
     return table
 
 
-def _write(path: Path, config: ModelConfig, record: dict[str, Any]) -> None:
-    """Write the config with the layers that were left as they are."""
+def _check_outputs(*paths: Path | None) -> None:
+    """Refuse what could not be written after the work is done."""
+    for out in paths:
+        if out is not None and not out.absolute().parent.is_dir():
+            raise click.UsageError(f"cannot write `{out}`: there is no such folder")
+
+
+def _with_choice(config: ModelConfig, record: dict[str, Any]) -> str:
+    """Return the config as YAML, with the layers that were left as they are."""
     from trtkit.verify.fix import config_yaml
 
     assert config.quantize is not None
     kept = record.get("sensitivity", {}).get("kept", [])
     options = config.quantize.model_copy(update={"exclude": (*config.quantize.exclude, *kept)})
+    return config_yaml(config.model_copy(update={"quantize": options}))
+
+
+def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(config_yaml(config.model_copy(update={"quantize": options})), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise click.UsageError(f"cannot write `{path}`: {(error.strerror or str(error)).lower()}") from None

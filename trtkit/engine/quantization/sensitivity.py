@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from trtkit.engine.quantization.emulation import EmulatedLayer
 from trtkit.engine.quantization.methods import METHODS
 from trtkit.errors import QuantizeError
 
@@ -66,6 +67,11 @@ class Switchboard:
         self._quantized, self._originals = quantized, quantized.originals
         self._modules = dict(quantized.model.named_modules())
         self._wanted = {layer: self._is_inputs_enabled(layer) for layer in quantized.choice.methods}
+        self._emulated = {
+            layer: EmulatedLayer(self._modules[layer.module], kind)
+            for layer, method in quantized.choice.methods.items()
+            if (kind := METHODS[method].format) == "fp4" or kind == "mxfp8"
+        }
 
     @property
     def layers(self) -> list[Layer]:
@@ -78,8 +84,17 @@ class Switchboard:
         for layer in self._wanted:
             self._set(layer, layer in on)
 
+    def restore(self) -> None:
+        """Quantize all layers, as before this was made."""
+        self.only(self.layers)
+        for layer in self._emulated.values():
+            layer.give_back()
+
     def _set(self, layer: Layer, is_on: bool) -> None:
         module = self._modules[layer.module]
+        if layer in self._emulated:
+            self._emulated[layer].set(is_on=is_on)
+            return
         if layer in self._originals:
             matrix = self._quantized.matrices[layer]
             module.weight.data = torch.from_numpy(matrix.weights()) if is_on else self._originals[layer]
@@ -147,7 +162,7 @@ def keep_for(
     Layers are left by what they lose for what they save. loss_without: measures the model with all but some layers
     quantized. Raises QuantizeError where no choice holds it.
     """
-    ranked = sorted(losses, key=lambda row: -row.loss / (row.weights * max(_ORIGINAL_BITS - row.bits, 1e-9)))
+    ranked = by_loss_saved(losses)
     names = [row.layer for row in ranked]
     if budget.unit == "nats":
         count = _fewest(len(names), lambda kept: loss_without(names[:kept]) <= budget.value)
@@ -167,16 +182,30 @@ def keep_for(
 
 
 @dataclass(frozen=True)
+class Choosable:
+    """What leaving some layers as they are gives. mib: of all linear layers; loss: of quantizing the others."""
+
+    kept: int
+    mib: float
+    loss: float
+
+
+@dataclass(frozen=True)
 class Scores:
-    """Each layer's loss, the largest first; the layers that a budget leaves alone; the loss of quantizing the rest."""
+    """Each layer's loss, the largest first; the layers that a budget leaves alone; the loss of quantizing the rest.
+
+    curve: what other budgets would give.
+    """
 
     losses: list[LayerLoss]
     kept: list[str]
     loss: float
+    curve: list[Choosable]
 
     def to_json(self) -> Json:
         """Return the scores as JSON data."""
-        return {"layers": [asdict(row) for row in self.losses], "kept": self.kept, "loss": self.loss}
+        lists = {"layers": [asdict(row) for row in self.losses], "curve": [asdict(point) for point in self.curve]}
+        return {**lists, "kept": self.kept, "loss": self.loss}
 
 
 def score(
@@ -188,7 +217,7 @@ def score(
 ) -> Scores:
     """Measure every layer alone, and the whole as the budget allows. The model is quantized as before after this.
 
-    Raises QuantizeError for methods that ModelOpt cannot compute here, and for budgets that nothing holds.
+    Raises QuantizeError for budgets that nothing holds.
     """
     switches = Switchboard(made)
     switches.only([])
@@ -201,8 +230,27 @@ def score(
         return scorer.loss()
 
     kept, loss = ([], loss_without([])) if budget is None else keep_for(budget, losses, loss_without)
-    switches.only(switches.layers)
-    return Scores(losses, kept, loss)
+    curve = loss_by_size(losses, loss_without)
+    switches.restore()
+    return Scores(losses, kept, loss, curve)
+
+
+def loss_by_size(losses: Sequence[LayerLoss], loss_without: Callable[[Sequence[str]], float]) -> list[Choosable]:
+    """Return sizes and losses with none, an eighth, a quarter, half and three quarters of the layers left as they are.
+
+    The layers are those that budgets leave first; the smallest size comes first.
+    """
+    ranked, found = by_loss_saved(losses), []
+    for count in sorted({0, *(len(ranked) * share // 8 for share in (1, 2, 4, 6))}):
+        bits = sum(_ORIGINAL_BITS * row.weights for row in ranked[:count])
+        bits += sum(row.bits * row.weights for row in ranked[count:])
+        found.append(Choosable(count, bits / 2**23, loss_without([row.layer for row in ranked[:count]])))
+    return found
+
+
+def by_loss_saved(losses: Sequence[LayerLoss]) -> list[LayerLoss]:
+    """Return layers by what they lose for what they save, the largest first."""
+    return sorted(losses, key=lambda row: -row.loss / (row.weights * max(_ORIGINAL_BITS - row.bits, 1e-9)))
 
 
 def _fewest(count: int, holds: Callable[[int], bool]) -> int:

@@ -1,0 +1,59 @@
+"""NVFP4 and MXFP8 are scored by what TensorRT's network computes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.quantize_agreement import QUIET, executed, faked, quantized
+from tests import tiny_llm
+from trtkit.config.load import load_config
+from trtkit.engine.quantization.sensitivity import Switchboard, score
+from trtkit.quantized import QuantizedMatrix
+from trtkit.sources.decoder_source import open_hf_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+WINDOWS = np.random.default_rng(0).integers(6, 320, (2, 48))
+
+
+@pytest.mark.parametrize("method", ["nvfp4", "mxfp8"])
+def test_what_is_scored_is_what_the_network_computes(method: str, tmp_path: Path) -> None:
+    tiny_llm.save(tmp_path / "model", **SIZES)
+    (tmp_path / "text.txt").write_text(tiny_llm.TEXT * 12, encoding="utf-8")
+    (tmp_path / "m.yaml").write_text(
+        "source: {hf: model}\nprecision: fp32\nllm: {max_sequence_length: 96, max_prefill_length: 48, logits: all}\n"
+        f"quantize: {{method: {method}, calibration: {{data: text.txt, samples: 4, length: 64}}}}\n"
+    )
+    config = load_config(str(tmp_path / "m.yaml"), target="sm120")
+    made = quantized(config)
+    before = {name: weight.clone() for name, weight in made.model.state_dict().items()}
+    scores = score(made, WINDOWS.tolist(), None, lambda _: 4.5, lambda *_: None)
+    assert all(row.loss > 0 for row in scores.losses)
+    assert [point.kept for point in scores.curve] == [0, 1, 3, 7, 10]
+    assert scores.curve[0].loss == scores.loss
+    assert [point.mib for point in scores.curve] == sorted(point.mib for point in scores.curve)
+    assert all(torch.equal(weight, before[name]) for name, weight in made.model.state_dict().items())
+    switches = Switchboard(made)
+    switches.only(switches.layers)
+    want = torch.stack(list(faked(made, WINDOWS)))
+    weights = {
+        layer.module: made.model.get_submodule(layer.module).weight.detach().clone() for layer in switches.layers
+    }
+    switches.restore()
+    made.write(config, tmp_path / "out", QUIET)
+    stored = open_hf_folder(tmp_path / "out").checkpoint
+    for module, weight in weights.items():
+        matrix = stored[f"{module}.weight"]
+        assert isinstance(matrix, QuantizedMatrix)
+        assert np.array_equal(matrix.weights(), weight.numpy()), module
+    got = torch.stack(list(executed(config, tmp_path / "out", WINDOWS)))
+    errors = (got - want).norm(dim=-1) / want.norm(dim=-1)
+    print(errors.median(), errors.max())
+    assert errors.median() < 1e-5
+    assert errors.max() < 0.1  # a code between two values flips, and moves its token
