@@ -18,6 +18,7 @@ from trtkit.runtime.hybrid import HybridExecution, reference_hybrid
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from trtkit.engine.hybrids import OpenedHybrid
     from trtkit.models.hybrids.spec import HybridSpec
 
 transformers_logging.disable_progress_bar()
@@ -117,10 +118,15 @@ def answers(model: Any, case: Case, pixels: torch.Tensor) -> dict[str, torch.Ten
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A hybrid on the reference executor. spec: as its config.json says."""
+    """A hybrid on the reference executor."""
 
-    spec: HybridSpec
+    opened: OpenedHybrid
     execution: HybridExecution
+
+    @property
+    def spec(self) -> HybridSpec:
+        """What its config.json says."""
+        return self.opened.spec
 
     def run(self, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
         return self.execution.run({"pixel_values": pixels})
@@ -130,8 +136,8 @@ class Made:
         return all(_builds(stage.network.graph, stage.network.graph.network) for stage in self.execution.stages)
 
 
-def make(case: Case, folder: Path, compose: str, precision: str = "fp32") -> Made:
-    """Export, write and compile the hybrid in `folder`, in this process."""
+def make(case: Case, folder: Path, compose: str, precision: str = "fp32", **more: Any) -> Made:
+    """Export, write and compile the hybrid in `folder`, in this process. more: of its config."""
     config = ModelConfig.model_validate(
         {
             "name": "m",
@@ -139,13 +145,14 @@ def make(case: Case, folder: Path, compose: str, precision: str = "fp32") -> Mad
             "image_size": case.size,
             "compose": compose,
             "precision": precision,
+            **more,
         }
     )
     opened = open_hybrid(config)
     work = folder.parent / f"{compose}-{precision}"
     work.mkdir()
     prepared = prepare_hybrid({"config": config.model_dump(mode="json"), "folder": str(work)}, _silent)
-    return Made(opened.spec, reference_hybrid(rtx(), opened, prepared["stages"], _silent))
+    return Made(opened, reference_hybrid(rtx(), opened, prepared["stages"], _silent))
 
 
 def _silent(_event: Any) -> None:

@@ -16,7 +16,6 @@ from trtkit.engine.profiles import opt_shapes, resolve_profiles
 from trtkit.engine.quantization.vision_model import Place, quantized_part
 from trtkit.engine.room import Load, check_room, hybrid_load
 from trtkit.engine.steps import Steps
-from trtkit.errors import QuantizeError
 from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
 from trtkit.models.hybrids.weights import find_part_weights
 from trtkit.network import onnx_care, onnx_function, onnx_precision
@@ -153,17 +152,13 @@ class _Exporter:
 
 
 def _check_quantization(asked: HybridQuantization, models: Sequence[onnx.ModelProto], steps: Steps) -> None:
-    """Refuse globs that match nothing, and written parts of which nothing is quantized; say what is of the others."""
+    """Refuse globs that match nothing; say what of written parts is quantized."""
     nodes: dict[str, list[str]] = {}
     for node in (node for model in models for node in model.graph.node):
         nodes.setdefault(node.name.partition("/")[0], []).extend((node.name, f"op:{node.op_type}"))
     asked.check_globs(nodes)
-    for name, choice in asked.choices.items():
-        said = asked.described(name)
-        if isinstance(choice.part, NetworkPart) and not said and choice.is_own and not choice.options.is_idle:
-            what = f"{choice.options.method} finds nothing to quantize in part `{name}`"
-            raise QuantizeError(what, choice.key, "exclude less, or use another method or block")
-        if said:
+    for name in asked.choices:
+        if said := asked.described(name):
             steps.add("quantize", f"part `{name}`: {said}")
 
 

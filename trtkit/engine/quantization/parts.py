@@ -50,6 +50,11 @@ class PartChoice:
         return self.key != "quantize"
 
     @property
+    def has_own_work(self) -> bool:
+        """Whether the part alone is asked to be quantized."""
+        return self.is_own and not self.options.is_idle
+
+    @property
     def methods(self) -> tuple[str, ...]:
         """What the part can have."""
         return VISION_METHODS if isinstance(self.part, OnnxPart) else WRITTEN_METHODS
@@ -127,10 +132,14 @@ def hybrid_quantization(spec: HybridSpec, options: QuantizeOptions) -> HybridQua
     check_names(options, [part.name for part in spec.parts])
     choices = {part.name: _choice(part, options) for part in spec.parts}
     problems = [problem for choice in choices.values() for problem in choice.problems()]
+    layers = {name: {} if problems else _layers(choice) for name, choice in choices.items()}
+    for choice in [] if problems else choices.values():
+        if isinstance(choice.part, NetworkPart) and not layers[choice.part.name] and choice.has_own_work:
+            what = f"nothing of part `{choice.part.name}` is quantized so"
+            problems.append(Problem(what, choice.key, "exclude less, use another method or block, or `none`"))
     if problems:
         raise ConfigError(SUMMARY, list(dict.fromkeys(problems)))
-    layers = {path: method for choice in choices.values() for path, method in _layers(choice).items()}
-    return HybridQuantization(choices, layers)
+    return HybridQuantization(choices, {path: method for own in layers.values() for path, method in own.items()})
 
 
 def _choice(part: Part, options: QuantizeOptions) -> PartChoice:

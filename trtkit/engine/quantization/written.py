@@ -54,7 +54,7 @@ def block_of(columns: int, method: str, options: PartOptions) -> int | None:
 
 def rounded(weight: Array, method: str, options: PartOptions) -> QuantizedMatrix:
     """Return a matrix [out, in], rounded to nearest. Its columns are those that `block_of` has a block for."""
-    wide = np.asarray(weight, np.float32)
+    wide = np.array(weight, np.float32)
     if method == "int4_wo":
         return _int4(wide, options)
     if method == "mxfp8":
