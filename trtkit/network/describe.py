@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trtkit.dtypes import DTYPES, DType, from_tensorrt
 from trtkit.network.cost import layer_flops
+from trtkit.network.stand_ins import StandIns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -92,10 +93,14 @@ def describe(backend: Backend, network: Any, shapes: Mapping[str, tuple[int, ...
     for tensor in inputs:
         if tensor.name in shapes and -1 in declared[tensor.name]:
             tensor.shape = shapes[tensor.name]
+    known: dict[str, TensorRecord] = {}
+    stand_ins = StandIns(backend, network)
     try:
-        known: dict[str, TensorRecord] = {}
-        layers = tuple(_layer(backend, network.get_layer(index), known) for index in range(network.num_layers))
+        layers = tuple(
+            _layer(backend, network.get_layer(index), known, stand_ins) for index in range(network.num_layers)
+        )
     finally:
+        stand_ins.put_back()
         for tensor in inputs:
             tensor.shape = declared[tensor.name]
             for axis, name in enumerate(names[tensor.name]):
@@ -113,12 +118,12 @@ def _tensor(tensor: Any) -> TensorRecord:
     return TensorRecord(tensor.name, from_tensorrt(tensor.dtype.name).name, shape)
 
 
-def _layer(backend: Backend, untyped: Any, known: dict[str, TensorRecord]) -> LayerRecord:
+def _layer(backend: Backend, untyped: Any, known: dict[str, TensorRecord], stand_ins: StandIns) -> LayerRecord:
     """Read one layer; `known` keeps the tensors read so far, since asking TensorRT for a shape takes time."""
     layer, kind = backend.typed(untyped), backend.layer_type(untyped)
-    given = (layer.get_input(index) for index in range(layer.num_inputs))
-    inputs = tuple(known.get(tensor.name) or _tensor(tensor) for tensor in given if tensor is not None)
-    outputs = tuple(_tensor(layer.get_output(index)) for index in range(layer.num_outputs))
+    given = stand_ins.inputs_of(layer)
+    inputs = tuple(known.get(tensor.name) or _tensor(tensor) for tensor in given)
+    outputs = tuple(_output(layer.get_output(index), stand_ins) for index in range(layer.num_outputs))
     known.update({tensor.name: tensor for tensor in (*inputs, *outputs)})
     weights = dict(_weights(layer, kind, outputs))
     is_known = all(min(tensor.shape, default=0) >= 0 for tensor in (*inputs, *outputs))
@@ -127,6 +132,12 @@ def _layer(backend: Backend, untyped: Any, known: dict[str, TensorRecord]) -> La
         0 if kind == "CONSTANT" else sum(tensor.size_bytes for tensor in (*inputs, *outputs)) + sum(weights.values())
     )
     return LayerRecord(layer.name, kind, inputs, outputs, weights, flops, moved)
+
+
+def _output(tensor: Any, stand_ins: StandIns) -> TensorRecord:
+    """Read a layer's output; its shape off what stands in for it, where something does."""
+    found = stand_ins.of(tensor.name)
+    return _tensor(tensor) if found is None else replace(_tensor(found), name=tensor.name)
 
 
 def _weights(layer: Any, kind: str, outputs: tuple[TensorRecord, ...]) -> Iterator[tuple[str, int]]:

@@ -122,7 +122,8 @@ def _widened(inputs: Mapping[str, Any], widen: str) -> dict[str, torch.Tensor]:
 
 def _measure(name: LayerName, tensor: str, value: torch.Tensor, wide: torch.Tensor, reference: Any) -> LayerError:
     """Compare one tensor with its widened self."""
-    magnitude = wide.detach().abs().to(torch.float64)
+    value, wide = (each.detach().to(torch.float64) for each in (value, wide))  # fp8 has few operations of its own
+    magnitude = wide.abs()
     finite = magnitude[torch.isfinite(magnitude)]
     nonzero = finite[finite > 0]
     largest = float(finite.max()) if finite.numel() else 0.0
