@@ -191,6 +191,7 @@ def test_layers_may_have_methods_of_their_own(quantized: Callable[..., Path]) ->
 BAD = [
     (["--method", "int9"], 2, "quantize.method"),
     (["--method", "as_stored"], 2, "nothing to quantize"),
+    (["--method", "as_stored", "--exclude", "a", "--kv-cache", "fp8"], 2, "remove `exclude` and `kv_cache`, or use"),
     (["--method", "int8", "--set", "quantize.calibration.data=null"], 1, "no text is given"),
     (["--method", "int8", "--calib", "none.txt"], 1, "none.txt"),
     (["--method", "int8", "--set", "quantize.calibration.length=100000"], 1, "a window takes 100000"),
@@ -247,11 +248,12 @@ def test_inputs_that_are_not_numbers_name_their_layer(
 def test_targets_that_cannot_compute_in_a_type_are_refused(
     models: Path, workspace: Path, refuses: Callable[..., str]
 ) -> None:
-    said = refuses(
-        "build", "--config", models / "m.yaml", "--set", "quantize.method=fp8", "--target", "sm86", "-q", code=2
-    )
-    assert "fp8" in said
-    assert "sm89" in said
+    words = ("--set", "quantize.method=fp8", "--target", "sm86", "-q")
+    for said in (
+        refuses("build", "--config", models / "m.yaml", *words, code=2),
+        refuses("quantize", models / "m.yaml", *words, code=2),
+    ):
+        assert "type fp8 needs SM89: not on sm86" in said
 
 
 def test_a_quantized_checkpoint_is_not_quantized_again(

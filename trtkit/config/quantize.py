@@ -31,6 +31,10 @@ class Calibration(StrictModel):
     length: StrictInt = Field(512, ge=2, description="Tokens in a window of text.")
 
 
+# What asks for other layers or caches than a file holds.
+_CHANGES = ("layers", "exclude", "kv_cache", "head", "block", "zero_points", "smoothing")
+
+
 class PartOptions(StrictModel):
     """How one part of a model is quantized; its method alone is a short form."""
 
@@ -57,6 +61,14 @@ class PartOptions(StrictModel):
         None, ge=0, le=1, description="SmoothQuant's alpha; 0.7, where a model's own is not known."
     )
     calibration: Calibration = Field(Calibration(), description="Data that ranges are measured on.")
+
+    @model_validator(mode="after")
+    def _stays_as_stored(self) -> Self:
+        given = [key for key in _CHANGES if getattr(self, key)] if self.method == "as_stored" else []
+        if given:
+            keys = " and ".join(f"`{key}`" for key in given)
+            raise ValueError(f"`as_stored` keeps layers as the file holds them: remove {keys}, or use another method")
+        return self
 
     @property
     def is_idle(self) -> bool:

@@ -6,6 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from trtkit import __version__
+from trtkit.backends import choose_backend
+from trtkit.config.targets import load_target
 from trtkit.engine.folder_lock import atomic_folder
 from trtkit.engine.hybrids import is_hybrid
 from trtkit.engine.jobs import run
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 RECORD = "quantization.json"
+CHECK_JOB = "trtkit.engine.quantization.check:check_target"
 LLM_JOB, VISION_JOB = "trtkit.engine.quantization.llm:quantize_llm", "trtkit.engine.quantization.vision:quantize_vision"
 
 
@@ -36,6 +39,9 @@ def quantize_model(config: ModelConfig, out: Path, on_event: Callable[[Json], No
         problem = Problem("no method is given", "quantize.method", "name one: `--method int8_wo`")
         raise ConfigError("nothing to quantize", [problem])
     _check_whole(config)
+    if (asked or {}).get("sensitivity") or (asked or {}).get("budget"):
+        _check_scored(config)
+    _check_target(config, on_event)
     job = LLM_JOB if is_decoder(config) else VISION_JOB
     with atomic_folder(out, replaces=RECORD) as folder:
         arguments = {"config": config.model_dump(mode="json"), "folder": str(folder), **(asked or {})}
@@ -44,6 +50,25 @@ def quantize_model(config: ModelConfig, out: Path, on_event: Callable[[Json], No
         record: Json = {"trtkit": __version__, "quantize": arguments["config"]["quantize"], **made, "size_bytes": size}
         (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return record
+
+
+def _check_scored(config: ModelConfig) -> None:
+    """Refuse models whose layers are not scored one by one. Raises ConfigError."""
+    if not is_decoder(config):
+        fix = "leave out --sensitivity, --budget and --html; `trtkit verify --layers` shows where a vision model loses"
+        raise ConfigError(SUMMARY, [Problem("only layers of language models are scored one by one", "quantize", fix)])
+
+
+def _check_target(config: ModelConfig, on_event: Callable[[Json], None]) -> None:
+    """Refuse types that the target's GPUs cannot compute in, where it names any. Raises ConfigError."""
+    target = load_target(config.target)
+    if target.compute_capabilities:
+        arguments = {"config": config.model_dump(mode="json"), "target": target.model_dump(mode="json")}
+        run(
+            CHECK_JOB,
+            {**arguments, "is_decoder": is_decoder(config), "backend": choose_backend(target.backend)},
+            on_event,
+        )
 
 
 def _check_whole(config: ModelConfig) -> None:
