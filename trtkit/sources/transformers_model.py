@@ -12,6 +12,8 @@ from trtkit.errors import SourceError
 from trtkit.quantized import QuantizedMatrix
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
     from trtkit.sources.decoder_source import DecoderSource
@@ -25,8 +27,9 @@ def causal_lm(opened: DecoderSource) -> Any:
     import torch
     import transformers
 
-    fields = {key: value for key, value in opened.config.items() if key not in _NOT_ARGUMENTS}
-    config = transformers.AutoConfig.for_model(opened.config["model_type"], **fields)
+    fields = {key: value for key, value in _text_alone(opened.config).items() if key not in _NOT_ARGUMENTS}
+    model_type = opened.config["model_type"]
+    config = transformers.AutoConfig.for_model(_PLAIN_ROPE.get(model_type, model_type), **fields)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     state = {name: _weight(model, name, opened.checkpoint[name]) for name in opened.checkpoint}
     missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
@@ -36,6 +39,29 @@ def causal_lm(opened: DecoderSource) -> Any:
         names = ", ".join([*unexpected, *sorted(set(missing) - tied)][:5])
         raise SourceError(f"transformers does not take these weights: {names}", opened.where)
     return model.eval()
+
+
+# In text, M-RoPE counts time, rows and columns alike and is plain RoPE, which these models have without images.
+_PLAIN_ROPE = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2"}
+_ROPE = ("rope_parameters", "rope_scaling")
+
+
+def beyond_text(opened: DecoderSource) -> dict[str, Any]:
+    """Return the fields of a model's config that `causal_lm` leaves out since text alone does not need them."""
+    if opened.config["model_type"] not in _PLAIN_ROPE:
+        return {}
+    return {key: opened.config[key] for key in ("model_type", *_ROPE) if key in opened.config}
+
+
+def _text_alone(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with plain RoPE in the place of M-RoPE."""
+    fields = dict(config)
+    if config["model_type"] not in _PLAIN_ROPE:
+        return fields
+    for key in (key for key in _ROPE if isinstance(fields.get(key), dict)):
+        rope = {name: value for name, value in fields[key].items() if name != "mrope_section"}
+        fields[key] = {name: "default" if value == "mrope" else value for name, value in rope.items()}
+    return fields
 
 
 def encoder(opened: DecoderSource) -> Any:

@@ -27,11 +27,15 @@ _INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Extra:
-    """What is not ModelOpt's to write. input_scales, matrices: by module; matrices are of int4."""
+    """What is not ModelOpt's to write. input_scales, matrices: by module; matrices are of int4.
+
+    fields: of config.json, in the place of what stands for them in transformers' model.
+    """
 
     kv_cache: KvQuantization | None = None
     input_scales: dict[str, float] = field(default_factory=dict)
     matrices: dict[str, QuantizedMatrix] = field(default_factory=dict)
+    fields: Json = field(default_factory=dict)
 
     def scales(self) -> dict[str, torch.Tensor]:
         """Return the scales by the names that ModelOpt's checkpoints give them."""
@@ -108,6 +112,8 @@ def _note(folder: Path, extra: Extra) -> None:
     """Say in both of ModelOpt's places how the checkpoint is quantized, where ModelOpt did not."""
     config, beside = folder / "config.json", folder / "hf_quant_config.json"
     fields: Json = json.loads(config.read_text(encoding="utf-8"))
+    if extra.fields:
+        fields = {**{key: value for key, value in fields.items() if not key.startswith("rope_")}, **extra.fields}
     asked = fields.setdefault("quantization_config", {"quant_method": "modelopt", "quant_algo": None})
     if extra.matrices:
         mixed = asked.get("quant_algo") is not None

@@ -13,17 +13,18 @@ from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import open_decoder
 from trtkit.engine.quantization import calibration
-from trtkit.engine.quantization.choice import Choice, choose
+from trtkit.engine.quantization.choice import Choice, choose, has_experts
 from trtkit.engine.quantization.export import Extra, export
 from trtkit.engine.quantization.int4 import Rounding
 from trtkit.engine.quantization.methods import METHODS, OUTLIERS, SMOOTHING
+from trtkit.engine.quantization.mixtures import write_mixture
 from trtkit.engine.quantization.sensitivity import Budget, Scores, bits_of, parse_budget, score
 from trtkit.engine.quantization.sequential import INT4, quantize_int4
 from trtkit.engine.steps import Steps
 from trtkit.errors import QuantizeError
 from trtkit.models.registry import decoder_spec
 from trtkit.quantized import KvQuantization
-from trtkit.sources.transformers_model import causal_lm, encoder
+from trtkit.sources.transformers_model import beyond_text, causal_lm, encoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,8 +53,14 @@ def quantize_llm(arguments: Json, report: Callable[[Json], None]) -> Json:
     if opened.quantized_by:
         what = f"the checkpoint was quantized by {opened.quantized_by} already"
         raise QuantizeError(what, opened.where, "remove `quantize`, or give the model as it was before")
-    choice = choose(decoder_spec(opened.config, opened.where), config.quantize)
-    scoring = _scoring(arguments)
+    spec = decoder_spec(opened.config, opened.where)
+    choice, scoring = choose(spec, config.quantize), _scoring(arguments)
+    if has_experts(spec):
+        if scoring is not None:
+            fix = "leave out --sensitivity, --budget and --html"
+            raise QuantizeError("layers of a mixture of experts are not scored one by one", opened.where, fix)
+        write_mixture(opened, choice, config, folder, steps)
+        return {"steps": steps.done, "layers": len(choice.methods), "block": choice.block}
     texts = _texts(config.quantize, opened, is_needed=choice.reads_data or scoring is not None)
     steps.add("source", f"{len(choice.methods)} linear layers to quantize")
     with warnings.catch_warnings():
@@ -108,7 +115,8 @@ class QuantizedModel:
         """Write the checkpoint: weights, config and tokenizer."""
         assert config.quantize is not None
         matrices = {layer.module: matrix for layer, matrix in self.matrices.items()}
-        extra = Extra(_kv_cache(config.quantize, self.peaks), self._input_scales(), matrices)
+        scales = _kv_cache(config.quantize, self.peaks)
+        extra = Extra(scales, self._input_scales(), matrices, beyond_text(self.opened))
         export(self.model, folder, dtype_of(config.precision), extra)
         written = self.opened.tokenizer.write(folder)
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
