@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING
 
 from trtkit.engine.quantization.methods import METHODS, LlmMethod, largest_block
 from trtkit.errors import ConfigError, Problem
+from trtkit.models.spec import MoeSpec
 from trtkit.models.weights import model_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from trtkit.config.quantize import QuantizeOptions
     from trtkit.models.spec import DecoderSpec
 
 _LINEAR = re.compile(r"\.(q|k|v|o|qkv|gate|up|gate_up|down)$")
 _HEAD = "lm_head"
+OF_MIXTURES = ("int8_wo", "int4_wo")
+"""Methods for mixtures of experts."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +115,21 @@ def _problems(spec: DecoderSpec, options: QuantizeOptions) -> list[Problem]:
         problems.append(
             Problem(f"matrices of `{spec.model_type}` are stored [in, out], which ModelOpt leaves alone", "quantize")
         )
-    if any(".experts." in name for name in names):
-        problems.append(
-            Problem("mixtures of experts are not quantized by trtkit yet", "quantize", "quantize it elsewhere")
-        )
+    return [*problems, *_problems_of_mixtures(asked, options)] if has_experts(spec) else problems
+
+
+def has_experts(spec: DecoderSpec) -> bool:
+    """Whether the model is a mixture of experts."""
+    return any(isinstance(layer.feed_forward, MoeSpec) for layer in spec.layers)
+
+
+def _problems_of_mixtures(asked: Mapping[str, str], options: QuantizeOptions) -> list[Problem]:
+    """Return what a mixture of experts cannot have. asked: methods by key."""
+    allowed = " and ".join(f"`{name}`" for name in OF_MIXTURES)
+    wrong = {key: name for key, name in asked.items() if name in METHODS and name not in OF_MIXTURES}
+    fix = f"use one of {', '.join(OF_MIXTURES)}, or quantize it elsewhere"
+    what = f"mixtures of experts take {allowed}"
+    problems = [Problem(f"{what}, not `{name}`", key, fix) for key, name in wrong.items()]
+    if options.kv_cache is not None:
+        problems.append(Problem(f"{what}: caches stay", "quantize.kv_cache", "remove it"))
     return problems
