@@ -11,8 +11,8 @@ import torch
 
 from tests.tiny_vlm import MAX_PREFILL, VLMS, Reference, Vlm, bundle_of, model_of, picture
 from trtkit import LLM, SamplingParams
+from trtkit.inputs.vision_language import PreparedImage
 from trtkit.runtime.soft_tokens import SoftTokens, shared_length
-from trtkit.runtime.vision_language.images import PreparedImage
 from trtkit.runtime.vision_language.placeholders import rope_positions
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from trtkit.engine.decoder_build import compile_decoder, describe_decoder
 from trtkit.engine.decoders import checked_spec, open_decoder
 from trtkit.engine.onnx_build import compile_onnx, describe_onnx
 from trtkit.engine.quantization.parts import VISION
+from trtkit.engine.quantization.vision_language import measured_on_arrays
 from trtkit.engine.room import Load, check_room, hybrid_load
 from trtkit.engine.vision_language import PROCESSOR_FILES, open_vision
 from trtkit.errors import ConfigError, QuantizeError
@@ -34,8 +35,8 @@ LLM_ENGINE, VISION_ENGINE = "engines/llm.plan", "engines/vision.plan"
 def describe_tower(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> tuple[Json, OpenedVision]:
     """Prepare the vision tower without building it; return its record and what it was opened as."""
     opened = open_vision(plan.config)
-    with _of_part():
-        return describe_onnx(replace(plan, config=opened.config, is_decoder=False), folder, on_event), opened
+    with _of_part(), measured_on_arrays(opened) as config:
+        return describe_onnx(replace(plan, config=config, is_decoder=False), folder, on_event), opened
 
 
 def describe_vision_language(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> Json:
@@ -48,9 +49,8 @@ def compile_vision_language(plan: Plan, folder: Path, _engine: str, on_event: Ca
     """Build both engines, the smaller first; return the same with plans and metrics."""
     opened = open_vision(plan.config)
     check_room(_load(plan, opened), folder)
-    tower_plan = replace(plan, config=opened.config, is_decoder=False)
-    with _of_part():
-        tower = compile_onnx(tower_plan, folder, VISION_ENGINE, on_event)
+    with _of_part(), measured_on_arrays(opened) as config:
+        tower = compile_onnx(replace(plan, config=config, is_decoder=False), folder, VISION_ENGINE, on_event)
     llm = compile_decoder(plan, folder, LLM_ENGINE, on_event)
     for name in PROCESSOR_FILES:
         if (opened.folder / name).is_file():

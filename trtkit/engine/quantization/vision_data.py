@@ -42,14 +42,14 @@ def read_calibration(config: ModelConfig, inputs: Sequence[TensorSpec]) -> list[
     files = sample_files(path)
     images = [file for file in files if file.suffix.lower() != ".npz"]
     if images:
-        return read_samples([str(file) for file in _spread(images, asked.samples)], config, inputs)
+        return read_samples([str(file) for file in spread(images, asked.samples)], config, inputs)
     found = [sample for file in files for sample in _parts(file, inputs)]
-    chosen = _spread(found, asked.samples)
+    chosen = spread(found, asked.samples)
     check_samples(chosen, inputs)
     return chosen
 
 
-def _spread(items: Sequence[Any], count: int) -> list[Any]:
+def spread(items: Sequence[Any], count: int) -> list[Any]:
     """Return `count` items at most, evenly spread."""
     if len(items) <= count:
         return list(items)

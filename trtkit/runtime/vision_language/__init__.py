@@ -1,6 +1,6 @@
 """Images in prompts: preprocessing, placeholders, the vision tower, and positions in three axes."""
 
-from trtkit.runtime.vision_language.images import ImageReader, PreparedImage
+from trtkit.inputs.vision_language import ImageReader, PreparedImage
 from trtkit.runtime.vision_language.prompts import ImagePrompts, MergedPrompt, split_messages
 from trtkit.runtime.vision_language.tower import VisionTower, open_tower, reference_tower
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.engine.manifest import VisionRecord
+    from trtkit.inputs.vision_language import PreparedImage
     from trtkit.runtime.sequences import Ints
     from trtkit.runtime.text import Tokenizer
-    from trtkit.runtime.vision_language.images import PreparedImage
 
 
 @dataclass(frozen=True)

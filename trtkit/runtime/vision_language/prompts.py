@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.errors import RequestError
+from trtkit.inputs.vision_language import ImageForm, ImageReader
 from trtkit.runtime.soft_tokens import SoftTokens
-from trtkit.runtime.vision_language.images import ImageReader
 from trtkit.runtime.vision_language.placeholders import expand, places_of, rope_positions
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.engine.manifest import VisionRecord
+    from trtkit.inputs.vision_language import PreparedImage
     from trtkit.runtime.text import Tokenizer
-    from trtkit.runtime.vision_language.images import PreparedImage
     from trtkit.runtime.vision_language.tower import VisionTower
 
 # How a message's content may carry its image: ours, and what others' clients write.
@@ -41,7 +41,15 @@ class ImagePrompts:
 
     def __init__(self, record: VisionRecord, folder: Path, tokenizer: Tokenizer | None) -> None:
         self._record, self._tokenizer = record, tokenizer
-        self._reader = ImageReader(record, folder)
+        form = ImageForm(
+            record.layout,
+            record.inputs[0].shape[1:],
+            record.tokens_per_image,
+            record.merge_size,
+            record.window_size,
+            record.max_tokens,
+        )
+        self._reader = ImageReader(form, folder)
 
     def merge(self, ids: Sequence[int], images: Sequence[Any]) -> MergedPrompt:
         """Return a prompt's tokens with the images in their places. Raises RequestError where they do not fit."""

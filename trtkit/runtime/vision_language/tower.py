@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.engine.bundle import Bundle
     from trtkit.engine.manifest import VisionRecord
+    from trtkit.inputs.vision_language import PreparedImage
     from trtkit.runtime.decoder import Runtime
-    from trtkit.runtime.vision_language.images import PreparedImage
 
 
 class VisionTower:

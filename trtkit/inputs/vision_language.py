@@ -5,16 +5,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
 
 from trtkit.errors import GenerationError, RequestError, SourceError
 from trtkit.inputs.images import read_image
-
-if TYPE_CHECKING:
-    from trtkit.engine.manifest import VisionRecord
 
 Array = np.ndarray[Any, Any]
 # Prefix keys are signed 64-bit numbers, and each of an image's tokens adds its place to one.
@@ -36,14 +33,29 @@ class PreparedImage:
     grid: tuple[int, int, int] = (0, 0, 0)
 
 
+@dataclass(frozen=True)
+class ImageForm:
+    """What a tower takes of an image. pixels: sizes [C, H, W] of a picture or a tile; the rest as `VisionSpec` has it.
+
+    max_tokens: of an image that is cut into patches.
+    """
+
+    layout: Literal["image", "tiles", "patches"]
+    pixels: tuple[Any, ...]
+    tokens_per_image: int
+    merge_size: int
+    window_size: int
+    max_tokens: int
+
+
 class ImageReader:
-    """Reads images for one vision tower. folder: the bundle's `model/`.
+    """Reads images for one vision tower. folder: the model's, or a bundle's `model/`.
 
     Raises GenerationError where the image processor cannot be loaded.
     """
 
-    def __init__(self, record: VisionRecord, folder: Path) -> None:
-        self._record, self._processor = record, _processor(folder)
+    def __init__(self, form: ImageForm, folder: Path) -> None:
+        self._form, self._processor = form, _processor(folder)
         self._layouts = {"image": self._picture, "tiles": self._tiles, "patches": self._patches}
 
     def prepare(self, source: Any) -> PreparedImage:
@@ -52,7 +64,7 @@ class ImageReader:
             return source
         image, where = _opened(source)
         try:
-            return self._layouts[self._record.layout](image, where)
+            return self._layouts[self._form.layout](image, where)
         except ValueError as error:  # what transformers refuses, such as an image 200 times as wide as it is high
             raise RequestError(f"the image cannot be used: {error}", where, "give another image") from None
 
@@ -72,28 +84,28 @@ class ImageReader:
     def _of_pixels(self, pixels: Array, where: str, tiles: tuple[int, int] = (0, 0)) -> PreparedImage:
         """Return pictures [N, C, H, W] of the tower's one size."""
         pixels = np.ascontiguousarray(pixels, np.float32)
-        wanted = self._record.inputs[0].shape[1:]
+        wanted = self._form.pixels
         if pixels.shape[1:] != wanted:
             what = f"the image processor gives pixels {list(pixels.shape[1:])}, the vision tower takes {list(wanted)}"
             raise RequestError(what, where, "correct the size in preprocessor_config.json and build the bundle again")
-        return PreparedImage({"pixel_values": pixels}, len(pixels) * self._record.tokens_per_image, _key(pixels), tiles)
+        return PreparedImage({"pixel_values": pixels}, len(pixels) * self._form.tokens_per_image, _key(pixels), tiles)
 
     def _patches(self, image: Image.Image, where: str) -> PreparedImage:
         found = self._processor(images=[image], return_tensors="np")
         time, rows, columns = (int(size) for size in found["image_grid_thw"][0])
-        merge = self._record.merge_size
+        merge = self._form.merge_size
         grid = time, rows // merge, columns // merge
         tokens = grid[0] * grid[1] * grid[2]
-        if tokens > self._record.max_tokens:
-            what = f"the image becomes {tokens} tokens, the engine takes {self._record.max_tokens}"
+        if tokens > self._form.max_tokens:
+            what = f"the image becomes {tokens} tokens, the engine takes {self._form.max_tokens}"
             raise RequestError(what, where, "give a smaller image, or build with a larger `vision.max_tokens`")
         patches = np.ascontiguousarray(found["pixel_values"], np.float32)
         inputs: dict[str, Array] = {
             "patches": patches.reshape(tokens, merge**2, -1),
             "positions": _by_token(rows, columns, merge).astype(np.int32),
         }
-        if self._record.window_size:
-            inputs["windows"] = _windows(grid, self._record.window_size).astype(np.int32)
+        if self._form.window_size:
+            inputs["windows"] = _windows(grid, self._form.window_size).astype(np.int32)
         return PreparedImage(inputs, tokens, _key(patches, np.array(grid)), grid=grid)
 
 
