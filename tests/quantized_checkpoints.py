@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,6 +106,14 @@ def save_gpt2(folder: Path, name: str) -> Path:
     torch.manual_seed(0)
     sizes = {"n_embd": 64, "n_inner": 96, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 72}
     return _save(folder, GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)), name)
+
+
+def save_mixture(folder: Path, name: str) -> Path:
+    """Write a mixture of experts with a shared one, whose experts are layers of their own, in one of FORMATS."""
+    torch.manual_seed(0)
+    experts = {"moe_intermediate_size": 32, "num_experts": 5, "num_experts_per_tok": 2}
+    model = Qwen2MoeForCausalLM(Qwen2MoeConfig(**SIZES, **experts, shared_expert_intermediate_size=64))
+    return _save(folder, model, name)
 
 
 def _save(folder: Path, model: Any, name: str) -> Path:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.decoders import Runner, T, builds, relative_rms, rtx
-from tests.quantized_checkpoints import FORMATS, WEIGHT_ONLY, save_gpt2, save_llama
+from tests.quantized_checkpoints import FORMATS, WEIGHT_ONLY, save_gpt2, save_llama, save_mixture
 from trtkit.dtypes import FP16, FP32, DType
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights
@@ -29,7 +29,8 @@ LARGEST = {"int8": 127.0, "fp8": 448.0}
 def opened(name: str) -> DecoderSource:
     save, _, kind = name.rpartition("/")
     folder = Path(mkdtemp())
-    return open_hf_folder(save_gpt2(folder, kind) if save else save_llama(folder, kind))
+    writers = {"": save_llama, "gpt2": save_gpt2, "mixture": save_mixture}
+    return open_hf_folder(writers[save](folder, kind))
 
 
 def graph_of(name: str, dtype: DType) -> Graph:
@@ -77,11 +78,11 @@ def wanted(name: str) -> torch.Tensor:
         return model(IDS).logits
 
 
-@pytest.mark.parametrize("name", [*FORMATS, "gpt2/gptq", "gpt2/awq"])
+@pytest.mark.parametrize("name", [*FORMATS, "gpt2/gptq", "gpt2/awq", "mixture/gptq", "mixture/fp8-blocks"])
 def test_logits_are_those_of_transformers_on_the_dequantized_weights(name: str) -> None:
     """Rounded inputs may fall to the other side of a step, which moves their logits by more than arithmetic does."""
     kept = [key for key in opened(name).checkpoint if isinstance(opened(name).checkpoint[key], QuantizedMatrix)]
-    assert len(kept) == (8 if name.startswith("gpt2") else 14)
+    assert len(kept) == {"gpt2": 8, "mixture": 44}.get(name.partition("/")[0], 14)
     is_exact = name.rpartition("/")[2] in WEIGHT_ONLY
     assert relative_rms(logits(name, FP32), wanted(name)) < (1e-4 if is_exact else 2e-2)
     assert relative_rms(logits(name, FP16), wanted(name)) < (2e-2 if is_exact else 0.1)

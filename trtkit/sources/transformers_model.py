@@ -32,13 +32,23 @@ def causal_lm(opened: DecoderSource) -> Any:
     config = transformers.AutoConfig.for_model(_PLAIN_ROPE.get(model_type, model_type), **fields)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
     state = {name: _weight(model, name, opened.checkpoint[name]) for name in opened.checkpoint}
-    missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
+    model, missing, unexpected = _filled(model, state)
     model.tie_weights()
     tied = set(getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ())
     if unexpected or set(missing) - tied:
         names = ", ".join([*unexpected, *sorted(set(missing) - tied)][:5])
         raise SourceError(f"transformers does not take these weights: {names}", opened.where)
     return model.eval()
+
+
+def _filled(model: Any, state: dict[str, torch.Tensor]) -> tuple[Any, list[str], list[str]]:
+    """Return a model with weights, and names that it misses and does not know. Experts are joined by transformers."""
+    if not any(".experts." in name for name in state):
+        missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
+        return model, missing, unexpected
+    how = {"attn_implementation": "eager", "dtype": model.dtype, "output_loading_info": True}
+    filled, found = type(model).from_pretrained(None, config=model.config, state_dict=state, **how)
+    return filled, found["missing_keys"], found["unexpected_keys"]
 
 
 # In text, M-RoPE counts time, rows and columns alike and is plain RoPE, which these models have without images.
