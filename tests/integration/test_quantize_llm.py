@@ -230,6 +230,9 @@ def test_blocks_that_do_not_divide_are_refused(models: Path, workspace: Path, re
     said = refuses("quantize", config, "--method", "int4_wo", "--block", 64, "-q", code=2)
     assert "blocks of 64 do not divide the 96 columns of `layers.0.mlp.down`" in said
     assert "use 32" in said
+    config = changed(models, workspace, intermediate_size=80)
+    said = refuses("quantize", config, "--method", "mxfp8", "-q", code=2)
+    assert "blocks of 32 do not divide the 80 columns of `layers.0.mlp.down`" in said
 
 
 def test_inputs_that_are_not_numbers_name_their_layer(

@@ -54,6 +54,20 @@ def quantized(config: Path, out: Path, *overrides: str, **asked: Any) -> dict[st
     return quantize_llm({"config": model, "folder": str(out), **asked}, lambda _: None)
 
 
+def executed(config: Path, folder: Path) -> torch.Tensor:
+    """Return the logits of the network that is built of a checkpoint."""
+    built = load_config(str(config), [f"source.hf={folder}"])
+    decoder = ReferenceDecoder(open_model(built, "tensorrt_rtx").network(), 1)
+    return decoder.forward(Call(0, IDS[None], np.array([0]), np.array([len(IDS)])))[0]
+
+
+def transformed(folder: Path) -> torch.Tensor:
+    """Return transformers' logits."""
+    with torch.inference_mode():
+        logits: torch.Tensor = causal_lm(open_hf_folder(folder))(torch.from_numpy(IDS)[None]).logits[0]
+    return logits
+
+
 @pytest.mark.parametrize(
     ("model_type", "method", "layers"),
     [("mixtral", "int8_wo", 26), ("mixtral", "int4_wo", 26), ("qwen2_moe", "int4_wo", 29)],
@@ -70,25 +84,27 @@ def test_the_network_computes_what_transformers_does_with_the_dequantized_weight
     found = [name for name in source.checkpoint if isinstance(source.checkpoint[name], QuantizedMatrix)]
     assert len(found) == record["layers"] == layers
     assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 1
-    with torch.inference_mode():
-        want, plain = (causal_lm(each)(torch.from_numpy(IDS)[None]).logits[0] for each in (source, original))
-    built = load_config(str(config), [f"source.hf={tmp_path / 'out'}"])
-    decoder = ReferenceDecoder(open_model(built, "tensorrt_rtx").network(), 1)
-    got = decoder.forward(Call(0, IDS[None], np.array([0]), np.array([len(IDS)])))[0]
+    got, want, plain = (
+        executed(config, tmp_path / "out"),
+        transformed(tmp_path / "out"),
+        transformed(tmp_path / "model"),
+    )
     assert (got - want).norm() < 1e-5 * want.norm()
     assert (got - plain).norm() > 1e-3 * plain.norm()
 
 
 def test_layers_may_stay_or_have_the_other_method(tmp_path: Path) -> None:
     config = saved(tmp_path, "mixtral")
-    layers = 'layers={"*.experts.1.*": int4_wo, "layers.1.*": none}'
+    layers = 'layers={"*.experts.1.*": int4_wo, "*.experts.0.*": none, "layers.1.*": none}'
     quantized(config, tmp_path / "out", "method=int8_wo", layers, 'exclude=["*.attention.q"]')
     checkpoint = open_hf_folder(tmp_path / "out").checkpoint
     formats = {name: matrix.format for name in checkpoint if isinstance(matrix := checkpoint[name], QuantizedMatrix)}
     assert formats["model.layers.0.block_sparse_moe.experts.1.w2.weight"] == "int4"
     assert formats["model.layers.0.block_sparse_moe.experts.2.w1.weight"] == "int8"
     assert "model.layers.0.self_attn.q_proj.weight" not in formats
-    assert all(".layers.0." in name for name in formats)
+    assert all(".layers.0." in name and ".experts.0." not in name for name in formats)
+    got, want = executed(config, tmp_path / "out"), transformed(tmp_path / "out")
+    assert (got - want).norm() < 1e-5 * want.norm()
 
 
 @pytest.mark.parametrize(

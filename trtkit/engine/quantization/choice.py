@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _LINEAR = re.compile(r"\.(q|k|v|o|qkv|gate|up|gate_up|down)$")
 _HEAD = "lm_head"
+FIXED_BLOCKS = {"fp4": 16, "mxfp8": 32}
+"""Columns that share a scale in formats that leave no choice."""
 OF_MIXTURES = ("int8_wo", "int4_wo")
 """Methods for mixtures of experts."""
 
@@ -86,7 +88,18 @@ def choose(spec: DecoderSpec, options: QuantizeOptions) -> Choice:
         what = f"blocks of {block or 32} do not divide the {odd[0].size} columns of `{odd[0].name}`"
         fix = f"use {largest_block(sizes)}" if largest_block(sizes) else "exclude such layers, or use int8_wo"
         raise ConfigError("the model cannot be quantized so", [Problem(what, "quantize.block", fix)])
+    _check_fixed_blocks(methods)
     return Choice(methods, block)
+
+
+def _check_fixed_blocks(methods: Mapping[Layer, str]) -> None:
+    """Refuse layers whose columns the blocks of a method that leaves no choice do not divide. Raises ConfigError."""
+    blocks = {layer: FIXED_BLOCKS.get(METHODS[method].format, 1) for layer, method in methods.items()}
+    odd = [layer for layer, block in blocks.items() if layer.size % block]
+    if odd:
+        what = f"blocks of {blocks[odd[0]]} do not divide the {odd[0].size} columns of `{odd[0].name}`"
+        fix = "exclude such layers, or use int8_wo or fp8"
+        raise ConfigError("the model cannot be quantized so", [Problem(what, "quantize.method", fix)])
 
 
 def _method(layer: Layer, options: QuantizeOptions) -> str:
