@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from benchmarks.measure import RESULTS, write
-from benchmarks.quantize_llm import calibration_text, texts
+from benchmarks.measure import RESULTS, write, write_between
+from benchmarks.quantize_llm import ROOT, calibration_text, texts
 from trtkit.config.load import load_config
 from trtkit.engine.decoders import open_decoder
 from trtkit.engine.quantization import calibration
@@ -119,6 +119,16 @@ def _losses(found: Iterator[torch.Tensor], windows: Windows) -> list[float]:
     return [perplexity(logits, ids.tolist()) for logits, ids in zip(found, windows, strict=True)]
 
 
+def table(figures: dict[str, Json]) -> str:
+    """Return the figures as Markdown."""
+    heads = ["", "fake-quantized", "network", "apart", "standard error", "tokens"]
+    lines = [f"| {' | '.join(heads)} |", "| --- |" + " --: |" * (len(heads) - 1)]
+    for name, row in figures.items():
+        apart = f"{row['difference_percent']:+.2f} % | {row['standard_error_percent']:.2f} % | {row['tokens']}"
+        lines.append(f"| {name} | {row['fake']:.3f} | {row['network']:.3f} | {apart} |")
+    return "\n".join(lines) + "\n"
+
+
 def main(names: list[str]) -> None:
     torch.set_num_threads(1)
     path = RESULTS / "quantize_agreement.json"
@@ -127,7 +137,10 @@ def main(names: list[str]) -> None:
         for name in names or METHODS:
             figures[name] = measure(name, Path(folder))
             print(name, figures[name], flush=True)
-            write("quantize_agreement", {"methods": {known: figures[known] for known in METHODS if known in figures}})
+            figures = {known: figures[known] for known in METHODS if known in figures}
+            write("quantize_agreement", {"methods": figures})
+    if (ROOT / "docs/quantization.md").is_file():
+        write_between(ROOT / "docs/quantization.md", "agreement", table(figures))
 
 
 if __name__ == "__main__":
