@@ -21,7 +21,7 @@ Examples:
   trtkit quantize llama --method int8_wo --out smollm2-int8
   trtkit quantize llama --method int4_awq --block 32 --calib book.txt
   trtkit quantize llama --method fp8 --kv-cache int8 --calib book.txt
-  trtkit quantize llama --method int4_awq --calib book.txt --sensitivity \
+  trtkit quantize llama --method int4_awq --calib book.txt --sensitivity \\
       --html losses.html
   trtkit quantize llama --method fp8 --calib book.txt --budget 0.02nats \\
       --write llama-fp8.yaml
