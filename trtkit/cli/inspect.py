@@ -70,12 +70,18 @@ def _quantized(config: dict[str, Any], network: dict[str, Any]) -> dict[str, Any
         return None
     forms = [] if model is None else list(model.layers.values())
     return {
-        "method": None if asked is None else asked["method"],
+        "method": None if asked is None else _methods(asked),
         "blocks": sorted({form.block for form in forms if form.block}),
         "kv_cache": None if model is None else model.kv_cache,
         "layers": len(forms),
         "said": "" if model is None else said(model),
     }
+
+
+def _methods(asked: dict[str, Any]) -> str:
+    """Return the method that a config asks for, and those of its parts."""
+    own = [] if asked["method"] == "none" and asked["parts"] else [asked["method"]]
+    return ", ".join([*own, *(f"{name} {part['method']}" for name, part in asked["parts"].items())])
 
 
 def _network(config: ModelConfig, *, quiet: bool) -> dict[str, Any]:

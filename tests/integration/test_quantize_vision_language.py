@@ -1,0 +1,150 @@
+"""Vision-language models quantized: the language model by any method, the tower by those of vision models."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import tiny_llm
+from tests.decoders import relative_rms
+from tests.tiny_vlm import VLMS, Vlm, bundle_of, folder_of, picture
+from trtkit.config.load import load_config
+from trtkit.engine.quantization.llm import quantize_llm
+from trtkit.engine.quantization.vision_language import measured_on_arrays
+from trtkit.engine.vision_language import open_vision
+from trtkit.runtime.decoder import ReferenceDecoder, open_model
+from trtkit.sources.decoder_source import open_hf_folder
+from trtkit.verify.dequantized import wrapped_folder
+from trtkit.verify.stepper import Stepper
+from trtkit.verify.vision_language_reference import VisionLanguageReference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import Ran
+
+    Run = Callable[..., Ran]
+    Refuses = Callable[..., str]
+
+_TOWER = {"hidden_size": 264, "intermediate_size": 320, "num_hidden_layers": 2, "num_attention_heads": 3}
+
+
+def wide(name: str) -> Vlm:
+    """Return a model with a tower whose matrices are large enough to be quantized."""
+    vlm = VLMS[name]
+    config = {**vlm.config, "vision_config": {**vlm.config["vision_config"], **_TOWER}}
+    return replace(vlm, name=f"{name}-wide", config=config)
+
+
+def verified(trtkit: Run, bundle: Path) -> dict[str, float]:
+    """Verify a bundle; return the errors of its outputs and the tolerance."""
+    ran = trtkit("verify", bundle, "--json", "--no-corners")
+    assert ran.code == 0, ran.out + ran.err
+    found = ran.json()
+    return {name: output["relative_rms_error"] for name, output in found["outputs"].items()} | {
+        "tolerance": found["tolerance"]
+    }
+
+
+@pytest.mark.parametrize("name", ["qwen2-vl", "smolvlm"])
+def test_text_is_computed_with_the_dequantized_language_model(name: str, tmp_path: Path) -> None:
+    vlm = VLMS[name]
+    (tmp_path / "m.yaml").write_text(
+        f"source: {{hf: {folder_of(vlm)}}}\nllm: {{max_sequence_length: 64, max_prefill_length: 32, logits: all}}\n"
+    )
+    config = load_config(str(tmp_path / "m.yaml"), ["quantize={method: int8_wo, exclude: [layers.0.mlp.*]}"])
+    (tmp_path / "made").mkdir()
+    quantize_llm({"config": config.model_dump(mode="json"), "folder": str(tmp_path / "made")}, lambda _: None)
+    model = open_model(config, "tensorrt_rtx", tmp_path / "made")
+    assert model.source.config["model_type"] == open_hf_folder(folder_of(vlm)).config["model_type"]
+    assert sum(model.source.checkpoint.is_quantized(name) for name in model.source.checkpoint) == 11
+    with wrapped_folder(folder_of(vlm), model.source) as folder:
+        reference = VisionLanguageReference(folder)
+    ids = list(range(5, 29))
+    stepper = Stepper(ReferenceDecoder(model.network(), 1))
+    stepper.reset(1)
+    assert relative_rms(stepper.step([ids])[0], reference.logits(ids, [])) <= 1e-5
+
+
+@pytest.mark.slow
+def test_a_language_model_with_rotary_embeddings_of_images(trtkit: Run) -> None:
+    bundle = bundle_of(VLMS["qwen2.5-vl"], "quantize={method: int8_wo, exclude: [layers.0.mlp.*]}")
+    config = json.loads((bundle / "quantized/config.json").read_text())
+    assert config["rope_parameters"]["mrope_section"] == [2, 1, 3]
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    assert manifest["totals"]["weight_bytes"]["int8"] == 2 * (2 * 48 * 48 + 2 * 24 * 48) + 3 * 76 * 48
+    errors = verified(trtkit, bundle)
+    assert errors["tolerance"] == 1e-4
+    assert max(errors["soft_tokens"], errors["logits"]) <= 1e-5
+
+
+@pytest.mark.slow
+def test_both_parts_in_few_bits(trtkit: Run, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "book.txt").write_text(tiny_llm.TEXT * 20, encoding="utf-8")
+    for index in range(3):
+        picture(40 + index, 60, index).save(tmp_path / f"images/{index}.png")
+    text = f"calibration: {{data: {tmp_path}/book.txt, samples: 2, length: 32}}"
+    images = f"calibration: {{data: {tmp_path}/images}}"
+    parts = f"parts: {{vision: {{method: int8, {images}}}}}"
+    bundle = bundle_of(wide("smolvlm"), f"quantize={{method: int8, kv_cache: int8, {text}, {parts}}}")
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    assert manifest["totals"]["weight_bytes"]["int8"] > 30_000
+    assert manifest["vision"]["totals"]["weight_bytes"]["int8"] > 900_000
+    errors = verified(trtkit, bundle)
+    assert errors["tolerance"] == 0.4
+    assert 1e-3 < errors["soft_tokens"] < 0.1
+
+
+def test_images_are_measured_as_the_image_processor_gives_them(tmp_path: Path) -> None:
+    import numpy as np
+
+    vlm = VLMS["smolvlm"]
+    for index in range(5):
+        picture(40 + index, 60, index).save(tmp_path / f"{index}.png")
+    (tmp_path / "m.yaml").write_text(
+        f"source: {{hf: {folder_of(vlm)}}}\n"
+        "quantize: {parts: {vision: {method: int8, calibration: {data: ., samples: 2}}}}\n"
+    )
+    with measured_on_arrays(open_vision(load_config(str(tmp_path / "m.yaml")))) as config:
+        assert config.quantize is not None
+        data = config.quantize.calibration
+        assert data.data is not None
+        pixels = np.load(data.data)["pixel_values"]
+    want = np.concatenate(
+        [vlm.processor([[picture(40 + index, 60, index)]], return_tensors="np")["pixel_values"][0] for index in (0, 2)]
+    )
+    assert data.samples == len(want)
+    assert np.array_equal(pixels, want)
+
+
+def refusal(vlm: Vlm, refuses: Refuses, quantize: str, code: int) -> str:
+    Path("m.yaml").write_text(
+        f"source: {{hf: {folder_of(vlm)}}}\nllm: {{max_sequence_length: 128, max_prefill_length: 32}}\n"
+    )
+    return refuses("build", "--config", "m.yaml", "--set", f"quantize={quantize}", "--quiet", code=code)
+
+
+@pytest.mark.usefixtures("workspace")
+def test_what_a_tower_cannot_have(refuses: Refuses) -> None:
+    vlm = VLMS["llava"]
+    said = refusal(vlm, refuses, "{parts: {language: int8_wo}}", 2)
+    assert said.endswith("quantize.parts: no part `language`\n    fix: its parts are vision")
+    said = refusal(vlm, refuses, "{parts: {vision: int4_awq}}", 2)
+    assert "quantize.parts.vision.method: `int4_awq` is not for vision models" in said
+    said = refusal(VLMS["qwen2-vl"], refuses, "{parts: {vision: {method: int8, calibration: {data: m.yaml}}}}", 1)
+    assert said == (
+        "quantize.parts.vision.method: this tower takes each image at a size of its own, on which it cannot be "
+        "measured yet\nfix: use int8_wo or int4_wo"
+    )
+
+
+@pytest.mark.usefixtures("workspace")
+def test_quantize_writes_no_tower(refuses: Refuses) -> None:
+    Path("m.yaml").write_text(f"source: {{hf: {folder_of(VLMS['llava'])}}}\n")
+    said = refuses("quantize", "m.yaml", "--method", "int8_wo", "--quiet", code=2)
+    assert "`--set vision.enabled=false` quantizes the language model alone" in said
