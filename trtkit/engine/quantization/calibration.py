@@ -45,17 +45,37 @@ def windows(ids: Sequence[int], calibration: Calibration) -> list[list[int]]:
 
 
 @dataclass
-class Peaks:
-    """Largest magnitudes. inputs: of each channel of each layer's inputs; keys, values: of each layer's cache."""
+class Statistics:
+    """What went into a layer and came out.
 
-    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    peaks, squares: largest magnitude and mean square of each input channel, [in]. inverse_outputs: mean over tokens of
+    1 / |output|^2.
+    """
+
+    peaks: torch.Tensor
+    squares: torch.Tensor
+    inverse_outputs: float
+    tokens: int
+
+    def joined(self, other: Statistics) -> Statistics:
+        """Return the statistics of both's tokens."""
+        tokens = self.tokens + other.tokens
+        own, its = self.tokens / tokens, other.tokens / tokens
+        return Statistics(
+            torch.maximum(self.peaks, other.peaks),
+            own * self.squares + its * other.squares,
+            own * self.inverse_outputs + its * other.inverse_outputs,
+            tokens,
+        )
+
+
+@dataclass
+class Measured:
+    """What calibration measured. layers: by name; keys, values: largest magnitude in each layer's cache."""
+
+    layers: dict[str, Statistics] = field(default_factory=dict)
     keys: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
-
-    def is_outlier(self, layer: Layer, factor: float) -> bool:
-        """Whether a layer's largest channel is `factor` times its median one, or more."""
-        peaks = self.inputs[layer.name]
-        return bool(peaks.max() > factor * peaks.median())
 
 
 def run(model: Any, texts: Iterable[Sequence[int]], report: Callable[[int], None]) -> None:
@@ -68,29 +88,34 @@ def run(model: Any, texts: Iterable[Sequence[int]], report: Callable[[int], None
 
 def measure(
     model: Any, layers: Sequence[Layer], texts: Sequence[Sequence[int]], report: Callable[[int], None]
-) -> Peaks:
-    """Return the peaks of layers' inputs and of caches over the windows.
+) -> Measured:
+    """Return the statistics of layers and the peaks of caches over the windows.
 
     Raises QuantizeError where inputs are not finite or all zero.
     """
-    peaks = Peaks()
+    found = Measured()
     modules = dict(model.named_modules())
-    hooks = [_linear(modules, layer).register_forward_pre_hook(_hook(peaks, layer)) for layer in layers]
+    hooks = [_linear(modules, layer).register_forward_hook(_hook(found, layer)) for layer in layers]
     try:
         with torch.inference_mode():
             for index, ids in enumerate(texts):
                 cache = model(torch.tensor([list(ids)]), use_cache=True).past_key_values
-                peaks.keys = _larger(peaks.keys, [float(layer.keys.abs().max()) for layer in cache.layers])
-                peaks.values = _larger(peaks.values, [float(layer.values.abs().max()) for layer in cache.layers])
+                found.keys = _larger(found.keys, [float(layer.keys.abs().max()) for layer in cache.layers])
+                found.values = _larger(found.values, [float(layer.values.abs().max()) for layer in cache.layers])
                 report(index + 1)
     finally:
         for hook in hooks:
             hook.remove()
-    for name, found in peaks.inputs.items():
-        if not torch.isfinite(found).all() or found.max() == 0:
-            what = "inputs are all zero" if found.max() == 0 else "inputs are NaN or infinite"
-            raise QuantizeError(f"{what} on the calibration text", name, "exclude the layer, or give other text")
-    return peaks
+    for name, statistics in found.layers.items():
+        check_inputs(name, statistics.squares)
+    return found
+
+
+def check_inputs(name: str, squares: torch.Tensor) -> None:
+    """Raise QuantizeError where a layer's inputs are all zero or not finite. squares: of its channels, summed."""
+    if not torch.isfinite(squares).all() or squares.max() == 0:
+        what = "inputs are all zero" if squares.max() == 0 else "inputs are NaN or infinite"
+        raise QuantizeError(f"{what} on the calibration text", name, "exclude the layer, or give other text")
 
 
 def _linear(modules: dict[str, torch.nn.Module], layer: Layer) -> torch.nn.Module:
@@ -102,14 +127,19 @@ def _linear(modules: dict[str, torch.nn.Module], layer: Layer) -> torch.nn.Modul
     return module
 
 
-def _hook(peaks: Peaks, layer: Layer) -> Any:
-    def note(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        found = inputs[0].detach().abs().reshape(-1, inputs[0].shape[-1]).amax(0)
-        known = peaks.inputs.get(layer.name)
-        peaks.inputs[layer.name] = found if known is None else torch.maximum(known, found)
+def _hook(found: Measured, layer: Layer) -> Any:
+    def note(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        x, y = (side.detach().reshape(-1, side.shape[-1]).float() for side in (inputs[0], output))
+        inverse = float((1 / y.square().sum(1).clamp(min=_TINY)).mean())
+        seen = Statistics(x.abs().amax(0), x.square().mean(0), inverse, len(x))
+        known = found.layers.get(layer.name)
+        found.layers[layer.name] = seen if known is None else known.joined(seen)
 
     return note
 
 
 def _larger(first: list[float], second: list[float]) -> list[float]:
     return [max(pair) for pair in zip(first, second, strict=True)] if first else second
+
+
+_TINY = 1e-12

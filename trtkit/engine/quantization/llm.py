@@ -16,10 +16,11 @@ from trtkit.engine.quantization import calibration
 from trtkit.engine.quantization.choice import Choice, choose, has_experts
 from trtkit.engine.quantization.export import Extra, export
 from trtkit.engine.quantization.int4 import Rounding
-from trtkit.engine.quantization.methods import METHODS, OUTLIERS, SMOOTHING
+from trtkit.engine.quantization.methods import METHODS
 from trtkit.engine.quantization.mixtures import write_mixture
 from trtkit.engine.quantization.sensitivity import Budget, Scores, bits_of, parse_budget, score
 from trtkit.engine.quantization.sequential import INT4, quantize_int4
+from trtkit.engine.quantization.smoothing import SMOOTHING, kept_in_16_bits
 from trtkit.engine.steps import Steps
 from trtkit.errors import QuantizeError
 from trtkit.models.registry import decoder_spec
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     import torch
 
     from trtkit.config.quantize import QuantizeOptions
-    from trtkit.engine.quantization.calibration import Peaks
+    from trtkit.engine.quantization.calibration import Measured
     from trtkit.engine.quantization.choice import Layer
     from trtkit.quantized import QuantizedMatrix
     from trtkit.sources.decoder_source import DecoderSource
@@ -99,7 +100,7 @@ def _scoring(arguments: Json) -> Budget | Literal["none"] | None:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedModel:
-    """A model of transformers with ModelOpt's quantizers in it. peaks: what calibration measured, if anything.
+    """A model of transformers with ModelOpt's quantizers in it. measured: what calibration found, if anything.
 
     matrices: of the layers that trtkit rounded itself, with which the model computes; originals: their weights before.
     """
@@ -107,7 +108,7 @@ class QuantizedModel:
     model: Any
     opened: DecoderSource
     choice: Choice
-    peaks: Peaks | None
+    measured: Measured | None
     matrices: dict[Layer, QuantizedMatrix]
     originals: dict[Layer, torch.Tensor]
 
@@ -115,7 +116,7 @@ class QuantizedModel:
         """Write the checkpoint: weights, config and tokenizer."""
         assert config.quantize is not None
         matrices = {layer.module: matrix for layer, matrix in self.matrices.items()}
-        scales = _kv_cache(config.quantize, self.peaks)
+        scales = _kv_cache(config.quantize, self.measured)
         extra = Extra(scales, self._input_scales(), matrices, beyond_text(self.opened))
         export(self.model, folder, dtype_of(config.precision), extra)
         written = self.opened.tokenizer.write(folder)
@@ -135,12 +136,11 @@ def quantized_model(
     """Return the model, measured and quantized."""
     model = causal_lm(opened)
     model.config.architectures = [type(model).__name__]
-    peaks = None
-    if texts:
-        peaks = calibration.measure(model, list(choice.methods), texts, _counted(steps, "measure", len(texts)))
-        steps.add("measure", f"{len(texts)} windows of {len(texts[0])} tokens")
-    matrices, modules = {}, dict(model.named_modules())
+    measured, matrices, modules = None, {}, dict(model.named_modules())
     own = [layer for layer, method in choice.methods.items() if method in INT4]
+    if texts and (options.kv_cache is not None or len(own) < len(choice.methods)):
+        measured = calibration.measure(model, list(choice.methods), texts, _counted(steps, "measure", len(texts)))
+        steps.add("measure", f"{len(texts)} windows of {len(texts[0])} tokens")
     originals = {layer: modules[layer.module].weight.detach() for layer in own}
     if own:
         rounding = Rounding(choice.block, options.zero_points)
@@ -148,29 +148,33 @@ def quantized_model(
         matrices = quantize_int4(model, choice, rounding, needed, _counted(steps, "blocks"))
     if len(own) < len(choice.methods):
         loop = partial(calibration.run, texts=texts, report=_counted(steps, "calibrate", len(texts)))
-        _quantize(model, options, choice, peaks, loop)
+        _quantize(model, options, choice, measured, loop)
     if choice.methods:
         steps.add("quantize", ", ".join(_described(choice)))
-    return QuantizedModel(model, opened, choice, peaks, matrices, originals)
+    return QuantizedModel(model, opened, choice, measured, matrices, originals)
 
 
-def _quantize(model: Any, options: QuantizeOptions, choice: Choice, peaks: Peaks | None, loop: Any) -> None:
+def _quantize(model: Any, options: QuantizeOptions, choice: Choice, measured: Measured | None, loop: Any) -> None:
     """Let ModelOpt quantize the model where it stands, layers that read the same inputs alike as in its checkpoints."""
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export.unified_export_hf import requantize_resmooth_fused_llm_layers
 
     logging.getLogger("modelopt").setLevel(logging.ERROR)
     entries: list[Json] = [{"quantizer_name": "*", "enable": False}]
+    alpha = SMOOTHING if options.smoothing is None else options.smoothing
+    modules = dict(model.named_modules())
+    smoothed = {
+        layer: modules[layer.module].weight.detach().float() for layer, m in choice.methods.items() if m == "int8_sq"
+    }
+    kept = set() if measured is None else kept_in_16_bits(smoothed, measured, alpha)
     for layer, name in choice.methods.items():
         method = METHODS[name]
-        keeps_inputs = name == "int8_sq" and peaks is not None and peaks.is_outlier(layer, OUTLIERS)
         if method.weights is not None:
             entries.append(_entry(f"{layer.module}.weight_quantizer", method.weights))
-        if method.inputs is not None and not keeps_inputs:
+        if method.inputs is not None and layer not in kept:
             entries.append(_entry(f"{layer.module}.input_quantizer", method.inputs))
     algorithm: Json = {"method": "max"}
-    if "int8_sq" in choice.methods.values():
-        alpha = SMOOTHING if options.smoothing is None else options.smoothing
+    if smoothed:
         algorithm = {"method": "smoothquant", "alpha": alpha}
     mtq.quantize(model, {"quant_cfg": entries, "algorithm": algorithm}, loop if choice.reads_data else None)
     requantize_resmooth_fused_llm_layers(model)
@@ -188,12 +192,12 @@ def _texts(options: QuantizeOptions, opened: DecoderSource, *, is_needed: bool) 
     return calibration.windows(encoder(opened).encode(text), options.calibration)
 
 
-def _kv_cache(options: QuantizeOptions, peaks: Peaks | None) -> KvQuantization | None:
+def _kv_cache(options: QuantizeOptions, measured: Measured | None) -> KvQuantization | None:
     """Return the caches' scales. An fp8 scale below 1 gains nothing: its numbers have an exponent of their own."""
-    if options.kv_cache is None or peaks is None:
+    if options.kv_cache is None or measured is None:
         return None
     largest, least = LARGEST[options.kv_cache], 1.0 if options.kv_cache == "fp8" else 1e-6
-    keys, values = (tuple(max(peak / largest, least) for peak in found) for found in (peaks.keys, peaks.values))
+    keys, values = (tuple(max(peak / largest, least) for peak in found) for found in (measured.keys, measured.values))
     return KvQuantization(options.kv_cache, keys, values)
 
 

@@ -50,12 +50,6 @@ METHODS = {
 }
 """By name. Recipes: https://github.com/NVIDIA/Model-Optimizer (modelopt_recipes)."""
 
-SMOOTHING = 0.7
-"""SmoothQuant's alpha: on SmolLM2, 0.5 loses 16 % of perplexity, 0.7 4 %, 1.0 10 % before outliers are kept."""
-
-OUTLIERS = 1000.0
-"""SmoothQuant leaves inputs alone whose largest channel is so many times the median one: no one scale fits both."""
-
 
 def largest_block(sizes: Sequence[int]) -> int:
     """Return the largest block of 128, 64 and 32 columns that divides all sizes; 0 where none does."""

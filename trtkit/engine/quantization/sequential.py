@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trtkit.engine.quantization.calibration import run
+from trtkit.engine.quantization.calibration import check_inputs, run
 from trtkit.engine.quantization.int4 import Rounding, awq_factors, gptq, nearest
 
 if TYPE_CHECKING:
@@ -121,6 +121,7 @@ def _states(
     found: list[_Inputs] = []
     for layer in layers:
         own = moments[layer.name]
+        check_inputs(layer.name, own.diagonal())
         alike = next((state for state in found if torch.equal(state.moments, own)), None)
         if alike is None:
             found.append(_Inputs([layer], own))
