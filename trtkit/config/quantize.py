@@ -54,8 +54,11 @@ class PartOptions(StrictModel):
     )
     exclude: tuple[str, ...] = Field((), description="Globs of layers, or of ONNX nodes, that stay as they are.")
     head: StrictBool = Field(False, description="Quantize an LLM's untied output projection too.")
-    algorithm: Literal["max", "entropy", "percentile"] = Field(
-        "max", description="How a vision model's ranges follow from what was measured (INT8)."
+    algorithm: Literal["mse", "max", "entropy", "percentile"] = Field(
+        "mse", description="How a vision model's ranges follow from what was measured (INT8 and FP8)."
+    )
+    keep: float = Field(
+        0.2, ge=0, lt=1, description="Share of a vision model's products that may stay: those that lose most."
     )
     smoothing: float | None = Field(
         None, ge=0, le=1, description="SmoothQuant's alpha; 0.7, where a model's own is not known."

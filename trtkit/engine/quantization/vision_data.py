@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 PERCENTILE = 99.99
 """Of magnitudes, what the range covers by `percentile`."""
+DRAWN = 8192
+"""Values of a tensor that are looked at in one run, where the error of scales is compared."""
 
 
 def read_calibration(config: ModelConfig, inputs: Sequence[TensorSpec]) -> list[Sample]:
@@ -73,7 +75,10 @@ def _parts(path: Path, inputs: Sequence[TensorSpec]) -> list[Sample]:
 
 @dataclass
 class Range:
-    """What a tensor's values are over all runs. runs: how many there will be. largest: the greatest magnitudes."""
+    """What a tensor's values are over all runs. runs: how many there will be. largest: the greatest magnitudes.
+
+    samples: some values of each run.
+    """
 
     runs: int
     low: float = np.inf
@@ -81,6 +86,7 @@ class Range:
     is_finite: bool = True
     count: int = 0
     largest: Array = field(default_factory=lambda: np.zeros(0, np.float32))
+    samples: list[Array] = field(default_factory=list)
 
     def add(self, values: Array) -> None:
         """Take in a tensor's values in one run."""
@@ -89,8 +95,15 @@ class Range:
             return
         self.is_finite = self.is_finite and bool(np.isfinite(values).all())
         self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
+        drawn = np.random.default_rng(len(self.samples)).integers(values.size, size=min(DRAWN, values.size))
+        self.samples.append(values.reshape(-1)[drawn])
         together = np.concatenate([self.largest, np.abs(values).reshape(-1)])
         self.largest = np.sort(together)[-max(_above(values.size * self.runs), len(self.largest)) :]
+
+    @property
+    def drawn(self) -> Array:
+        """The samples of all runs."""
+        return np.concatenate(self.samples)
 
     @property
     def percentile(self) -> float:

@@ -8,10 +8,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from trtkit.config.quantize import VISION_METHODS, QuantizeOptions
-from trtkit.engine.quantization import vision_data
+from trtkit.engine.quantization import vision_data, vision_repair
 from trtkit.errors import BackendError, ConfigError, Problem, QuantizeError
 from trtkit.inputs.samples import wrapped_sample
 from trtkit.network import onnx_quantize
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 
     from trtkit.config.schema import ModelConfig
     from trtkit.engine.quantization.parts import PartChoice
-    from trtkit.engine.quantization.vision_data import Range
     from trtkit.engine.steps import Steps
     from trtkit.inputs.samples import Sample
     from trtkit.network.onnx_quantize import QuantizedCounts
@@ -90,7 +87,7 @@ def quantized_part(model: onnx.ModelProto, config: ModelConfig, choice: PartChoi
     options, name = choice.options, choice.part.name
     if options.method == "none":
         return model
-    kept = {"method": options.method, "block": options.block, "algorithm": options.algorithm}
+    kept = {"method": options.method, "block": options.block, "algorithm": options.algorithm, "keep": options.keep}
     whole = QuantizeOptions.model_validate({**kept, "calibration": options.calibration})
     named = [pattern for pattern in options.exclude if any(matches(node, pattern) for node in model.graph.node)]
     exclude = {node.name for node in model.graph.node if not node.name.startswith(f"{name}/")}
@@ -141,10 +138,15 @@ def _by_modelopt(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[
     ranges = vision_data.measure(model, before, samples, place.folder)
     vision_data.check_ranges(ranges, _readers(model), where)
     made = _placed(model, options, exclude, _Reader(samples, place.shapes), place.folder)
-    if options.algorithm == "percentile":
+    if options.algorithm in ("mse", "percentile"):
         tensors = [node.input[0] for node in onnx_quantize.quantized_activations(made)]
         ranges = vision_data.measure(model, tensors, samples, place.folder)
-        _set_scales(made, ranges, options.method)
+        vision_repair.set_scales(made, ranges, options.method, options.algorithm)
+    kept = vision_repair.products_to_keep(model, made, samples, place.folder, options.keep)
+    vision_repair.keep_products(model, made, kept)
+    vision_repair.correct_biases(model, made, samples, place.folder)
+    if kept:
+        place.steps.add("keep", f"{len(kept)} products that lose most: {', '.join(kept)}")
     return made
 
 
@@ -215,18 +217,3 @@ class _Reader:
     def rewind(self) -> None:
         """Begin again."""
         self._left = iter(self._samples)
-
-
-def _set_scales(model: onnx.ModelProto, ranges: Mapping[str, Range], method: str) -> None:
-    """Let activations' scales follow from percentiles; those that share one follow from the largest."""
-    from onnx import numpy_helper
-
-    largest = 448.0 if method == "fp8" else 127.0
-    scales: dict[str, float] = {}
-    for node in onnx_quantize.quantized_activations(model):
-        scale = ranges[node.input[0]].percentile / largest
-        scales[node.input[1]] = max(scale, scales.get(node.input[1], 0.0))
-    for tensor in model.graph.initializer:
-        if scales.get(tensor.name, 0.0) > 0:
-            shape = numpy_helper.to_array(tensor).shape
-            tensor.CopyFrom(numpy_helper.from_array(np.full(shape, scales[tensor.name], np.float32), tensor.name))
