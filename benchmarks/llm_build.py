@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,7 @@ def figures(precision: str) -> dict[str, Any]:
     memory = [run["metrics"]["peak_memory_mib"] for run in ours]
     bare_memory = [run["peak_memory_mib"] for run in others]
     return {
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "parameters": ours[0]["decoder"]["parameters"],
         "weight_bytes": ours[0]["decoder"]["weight_bytes"],
         "work_s": {"trtkit": summary(work), "bare": summary(bare_work)},
