@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 _LEVELS, _LARGEST = 15, 7
 _DAMPING = 0.01
 _STRIPE = 128
+_PARTS = torch.linspace(1, 0.6, 9).tolist()
+
+Levels = tuple[torch.Tensor, torch.Tensor | None]
+"""Scales and offsets [out, blocks]: a level is code * scale + offset, for codes from -8 to 7."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +36,34 @@ class Rounding:
     block: int
     has_zero_points: bool = False
 
-    def levels(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return scales and offsets [out, blocks] of a weight [out, in]; a level is (code - 8) * scale + offset."""
-        blocks = weight.reshape(len(weight), -1, self.block)
+    def levels(self, weight: torch.Tensor) -> Levels:
+        """Return the levels of a weight [out, in] that span each block's values."""
+        blocks = self._blocks(weight)
         if not self.has_zero_points:
             return (blocks.abs().amax(-1) / _LARGEST).clamp(min=_TINY), None
         low, high = blocks.amin(-1), blocks.amax(-1)
         scales = ((high - low) / _LEVELS).clamp(min=_TINY)
         return scales, low + 8 * scales
+
+    def nearest_levels(self, weight: torch.Tensor, squares: torch.Tensor) -> Levels:
+        """Return the levels that lose least: those of a part of each block's range, what is beyond it cut off.
+
+        squares: mean squares of the inputs that meet each column, [in]; errors weigh as much.
+        """
+        blocks, weights = self._blocks(weight), squares.reshape(1, -1, self.block)
+        scales, offsets = self.levels(weight)
+        middle = torch.zeros_like(scales) if offsets is None else offsets - scales / 2
+        best, least = scales, torch.full_like(scales, float("inf"))
+        for part in _PARTS:
+            tried = part * scales
+            centre = None if offsets is None else (middle + tried / 2)[..., None]
+            rounded = round_to(blocks, tried[..., None], centre) * tried[..., None]
+            error = ((blocks - rounded - (0 if centre is None else centre)).square() * weights).sum(-1)
+            best, least = torch.where(error < least, tried, best), torch.minimum(error, least)
+        return best, None if offsets is None else middle + best / 2
+
+    def _blocks(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.reshape(len(weight), -1, self.block)
 
 
 def round_to(weight: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:
@@ -48,9 +72,7 @@ def round_to(weight: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor |
     return torch.round(centred / scales).clamp(-8, _LARGEST)
 
 
-def matrix_of(
-    codes: torch.Tensor, levels: tuple[torch.Tensor, torch.Tensor | None], factors: torch.Tensor | None = None
-) -> QuantizedMatrix:
+def matrix_of(codes: torch.Tensor, levels: Levels, factors: torch.Tensor | None = None) -> QuantizedMatrix:
     """Return codes [out, in] with scales and offsets [out, blocks] as a matrix. factors: of its inputs, [in]."""
     scales, offsets = levels
     return QuantizedMatrix(
@@ -62,11 +84,20 @@ def matrix_of(
     )
 
 
-def nearest(weight: torch.Tensor, rounding: Rounding, factors: torch.Tensor | None = None) -> QuantizedMatrix:
-    """Round a weight [out, in] to the nearest levels, after dividing its columns by the factors of its inputs."""
-    scaled = weight if factors is None else weight / factors
-    scales, offsets = levels = rounding.levels(scaled)
-    return matrix_of(round_to(scaled, *_by_column(scales, offsets, rounding.block)), levels, factors)
+def nearest(weight: torch.Tensor, rounding: Rounding) -> QuantizedMatrix:
+    """Round a weight [out, in] to the nearest levels of its range."""
+    levels = rounding.levels(weight)
+    return matrix_of(round_to(weight, *_by_column(*levels, rounding.block)), levels)
+
+
+def awq(weight: torch.Tensor, moments: torch.Tensor, rounding: Rounding, factors: torch.Tensor) -> QuantizedMatrix:
+    """Round a weight [out, in] whose columns are divided by the factors of its inputs, to the levels that lose least.
+
+    moments: x^T x [in, in].
+    """
+    scaled = weight / factors
+    levels = rounding.nearest_levels(scaled, moments.diagonal() * factors.square())
+    return matrix_of(round_to(scaled, *_by_column(*levels, rounding.block)), levels, factors)
 
 
 def awq_factors(weights: Sequence[torch.Tensor], moments: torch.Tensor, rounding: Rounding) -> torch.Tensor:
@@ -89,10 +120,10 @@ def awq_factors(weights: Sequence[torch.Tensor], moments: torch.Tensor, rounding
 def gptq(weight: torch.Tensor, moments: torch.Tensor, rounding: Rounding) -> QuantizedMatrix:
     """Round the columns one by one, each error made up for by the columns that are left.
 
-    Columns of the largest inputs come first; levels are those of the weight as it is at first. moments: x^T x [in, in].
-    Source: https://arxiv.org/abs/2210.17323.
+    Columns of the largest inputs come first; levels are the best of the weight as it is at first. moments: x^T x
+    [in, in]. Source: https://arxiv.org/abs/2210.17323.
     """
-    levels = rounding.levels(weight)
+    levels = rounding.nearest_levels(weight, moments.diagonal())
     scales, offsets = _by_column(*levels, rounding.block)
     order = moments.diagonal().argsort(descending=True)
     left, inverse = weight[:, order].clone(), _inverse_factor(moments[order][:, order])
@@ -136,9 +167,7 @@ def _loss(weight: torch.Tensor, moments: torch.Tensor, rounding: Rounding, facto
     return float(((change @ moments) * change).sum())
 
 
-def _by_column(
-    scales: torch.Tensor, offsets: torch.Tensor | None, block: int
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _by_column(scales: torch.Tensor, offsets: torch.Tensor | None, block: int) -> Levels:
     """Return scales and offsets [out, blocks] for each column [out, in]."""
     return scales.repeat_interleave(block, 1), None if offsets is None else offsets.repeat_interleave(block, 1)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trtkit.engine.quantization.calibration import check_inputs, run
-from trtkit.engine.quantization.int4 import Rounding, awq_factors, gptq, nearest
+from trtkit.engine.quantization.int4 import Rounding, awq, awq_factors, gptq, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -151,8 +151,10 @@ def _quantized(
     for layer, method in asked.items():
         if method == "int4_gptq":
             matrix = gptq(weights[layer], state.moments, rounding)
+        elif factors is not None and method == "int4_awq":
+            matrix = awq(weights[layer], state.moments, rounding, factors)
         else:
-            matrix = nearest(weights[layer], rounding, factors if method == "int4_awq" else None)
+            matrix = nearest(weights[layer], rounding)
         found[layer] = _put(modules[layer.module], matrix)
     return found
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from modelopt.torch.export.quant_utils import pack_int4_in_uint8
 
-from trtkit.engine.quantization.int4 import Rounding, awq_factors, gptq, nearest
+from trtkit.engine.quantization.int4 import Rounding, awq, awq_factors, gptq, nearest
 from trtkit.quantized import QuantizedMatrix, unpack
 
 
@@ -56,15 +56,29 @@ def test_awq_and_gptq_lose_less_than_rounding(seed: int, zero_points: bool) -> N
     rounding = Rounding(32, zero_points)
     plain = loss(weight, nearest(weight, rounding), moments)
     factors = awq_factors([weight], moments, rounding)
-    assert loss(weight, nearest(weight, rounding, factors), moments) < 0.8 * plain
+    assert loss(weight, awq(weight, moments, rounding, factors), moments) < 0.8 * plain
     assert loss(weight, gptq(weight, moments, rounding), moments) < 0.8 * plain
+
+
+@pytest.mark.parametrize("zero_points", [False, True])
+def test_cutting_ranges_loses_less_and_never_more_in_any_row(zero_points: bool) -> None:
+    weight, moments = drawn()
+    squares = torch.diag(moments.diagonal())
+    rounding = Rounding(32, zero_points)
+    cut, whole = awq(weight, squares, rounding, torch.ones(128)), nearest(weight, rounding)
+    rows = [
+        ((weight - torch.from_numpy(matrix.weights())).square() * squares.diagonal()).sum(1) for matrix in (cut, whole)
+    ]
+    assert (rows[0] <= rows[1] * (1 + 1e-5)).all()
+    assert rows[0].sum() < 0.9 * rows[1].sum()
 
 
 def test_gptq_of_inputs_that_do_not_mix_is_rounding() -> None:
     weight, moments = drawn()
-    matrix = gptq(weight, torch.diag(moments.diagonal()), Rounding(32))
+    squares, rounding = torch.diag(moments.diagonal()), Rounding(32)
+    rounded = awq(weight, squares, rounding, torch.ones(128))
     torch.testing.assert_close(
-        torch.from_numpy(matrix.weights()), torch.from_numpy(nearest(weight, Rounding(32)).weights())
+        torch.from_numpy(gptq(weight, squares, rounding).weights()), torch.from_numpy(rounded.weights())
     )
 
 
