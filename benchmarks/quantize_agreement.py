@@ -62,7 +62,7 @@ def quantized(config: ModelConfig) -> QuantizedModel:
     assert options is not None
     ids = encoder(opened).encode(calibration.read_text(options.calibration))
     choice = choose(decoder_spec(opened.config), options)
-    return quantized_model(opened, options, choice, calibration.windows(ids, options.calibration), QUIET)
+    return quantized_model(opened, options, choice, texts=calibration.windows(ids, options.calibration), steps=QUIET)
 
 
 def faked(made: QuantizedModel, windows: Windows) -> Iterator[torch.Tensor]:

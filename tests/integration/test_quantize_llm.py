@@ -173,6 +173,27 @@ def test_sensitivity_ranks_layers_and_a_budget_writes_its_choice(
     assert len(found) == 14 - len(scores["kept"])
 
 
+def test_layers_that_a_budget_leaves_may_have_another_method(
+    models: Path, workspace: Path, trtkit: Callable[..., Ran]
+) -> None:
+    """The layers that lose most in fp8 are kept in int8 with 16-bit inputs, and the loss of the mix is measured."""
+    asked = ["quantize", models / "m.yaml", "--method", "fp8"]
+    whole = trtkit(*asked, "--sensitivity", "--out", "whole", "--json").json()["sensitivity"]
+    budget = f"{whole['loss'] / 2:.9f}nats"
+    mix = ["--budget", budget, "--fallback", "int8_wo", "--write", "mix.yaml", "--out", "q", "--json"]
+    ran = trtkit(*asked, *mix)
+    assert ran.code == 0, ran.err
+    scores = ran.json()["sensitivity"]
+    assert 0 < scores["loss"] < whole["loss"]
+    chosen = load_config("mix.yaml")
+    assert chosen.quantize is not None
+    assert chosen.quantize.layers == dict.fromkeys(scores["kept"], "int8_wo")
+    source = open_hf_folder(workspace / "q")
+    matrices = [m for name in source.checkpoint if isinstance(m := source.checkpoint[name], QuantizedMatrix)]
+    assert sum(matrix.format == "int8" for matrix in matrices) == len(scores["kept"]) > 0
+    assert sum(matrix.format == "fp8" for matrix in matrices) == 14 - len(scores["kept"]) > 0
+
+
 def test_layers_may_have_methods_of_their_own(quantized: Callable[..., Path]) -> None:
     layers = 'quantize.layers={"*.mlp.down": fp8, "layers.1.*": none}'
     source = open_hf_folder(quantized("int4_wo", layers, "quantize.exclude=[layers.0.attention.*]"))
@@ -198,6 +219,9 @@ BAD = [
     (["--method", "int4_wo", "--exclude", "*.mlp.dwon"], 2, "`*.mlp.dwon` matches no linear layer"),
     (["--method", "int4_wo", "--layer", "*.up"], 2, "is not GLOB=NAME"),
     (["--method", "int4_wo", "--budget", "lots"], 1, "`lots` is no budget"),
+    (["--method", "fp8", "--fallback", "int8_wo"], 1, "give a `--budget` too"),
+    (["--method", "fp8", "--budget", "1nats", "--fallback", "int2"], 2, "`int2` is no method for layers that are left"),
+    (["--method", "fp8", "--budget", "0nats", "--fallback", "int8_wo"], 1, "int8_wo alone loses"),
     (["--method", "int4_wo", "--budget", "2bits"], 1, "all layers quantized take more than 2bits"),
 ]
 

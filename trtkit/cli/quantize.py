@@ -23,8 +23,8 @@ Examples:
   trtkit quantize llama --method fp8 --kv-cache int8 --calib book.txt
   trtkit quantize llama --method int4_awq --calib book.txt --sensitivity \\
       --html losses.html
-  trtkit quantize llama --method fp8 --calib book.txt --budget 0.02nats \\
-      --write llama-fp8.yaml
+  trtkit quantize llama --method fp8 --calib book.txt --budget 0.01nats \\
+      --fallback int8_wo --write llama-fp8.yaml
   trtkit quantize efficientnet-lite0 --method int8 --calib photographs/
   trtkit build --config llama --set source.hf=quantized/llama-int8_wo
 
@@ -49,6 +49,7 @@ fp8_pc, nvfp4, mxfp8. Vision models: int8, fp8, int8_wo, int4_wo.
     metavar="AMOUNT",
     help="Leave layers that lose most: `5.5bits` a weight, `80MiB` of linear layers, `0.02nats` of loss.",
 )
+@click.option("--fallback", metavar="NAME", help="Method of the layers that a budget leaves, such as int8_wo.")
 @click.option("--write", type=click.Path(path_type=Path, dir_okay=False), help="Write the config with the choice made.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page of what layers lose.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder.  [default: quantized/NAME-METHOD]")
@@ -67,6 +68,7 @@ def command(
     exclude: tuple[str, ...],
     sensitivity: bool,
     budget: str | None,
+    fallback: str | None,
     write: Path | None,
     html: Path | None,
     out: Path | None,
@@ -90,10 +92,10 @@ def command(
     name = "none" if model.quantize is None else model.quantize.method
     folder = out or Path("quantized") / f"{model.name}-{name}"
     with show_progress(quiet=quiet or as_json) as on_event:
-        scored = {"sensitivity": sensitivity or html is not None, "budget": budget}
+        scored = {"sensitivity": sensitivity or html is not None, "budget": budget, "fallback": fallback}
         record = quantize_model(model, folder, on_event, scored)
     if write is not None:
-        _write(write, _with_choice(model, record))
+        _write(write, _with_choice(model, record, fallback))
     if html is not None:
         from trtkit.bench.sensitivity_html import sensitivity_page
 
@@ -179,13 +181,17 @@ def _check_outputs(*paths: Path | None) -> None:
             raise click.UsageError(f"cannot write `{out}`: there is no such folder")
 
 
-def _with_choice(config: ModelConfig, record: dict[str, Any]) -> str:
-    """Return the config as YAML, with the layers that were left as they are."""
+def _with_choice(config: ModelConfig, record: dict[str, Any], fallback: str | None) -> str:
+    """Return the config as YAML, with the layers that a budget left."""
     from trtkit.verify.fix import config_yaml
 
     assert config.quantize is not None
     kept = record.get("sensitivity", {}).get("kept", [])
-    options = config.quantize.model_copy(update={"exclude": (*config.quantize.exclude, *kept)})
+    options = config.quantize
+    if fallback is None:
+        options = options.model_copy(update={"exclude": (*options.exclude, *kept)})
+    else:
+        options = options.model_copy(update={"layers": options.layers | dict.fromkeys(kept, fallback)})
     return config_yaml(config.model_copy(update={"quantize": options}))
 
 

@@ -48,9 +48,11 @@ class Choice:
         """Return a layer's method."""
         return METHODS[self.methods[layer]]
 
-    def without(self, names: Sequence[str]) -> Choice:
-        """Return the choice without some layers."""
-        return Choice({layer: method for layer, method in self.methods.items() if layer.name not in names}, self.block)
+    def without(self, names: Sequence[str], fallback: str | None = None) -> Choice:
+        """Return the choice without some layers, or with another method for them."""
+        others = {layer: method for layer, method in self.methods.items() if layer.name not in names}
+        left = {} if fallback is None else {layer: fallback for layer in self.methods if layer.name in names}
+        return Choice(others | left, self.block)
 
     @property
     def reads_data(self) -> bool:

@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
@@ -17,8 +17,8 @@ from trtkit.engine.quantization.choice import Choice, choose, has_experts
 from trtkit.engine.quantization.export import Extra, export
 from trtkit.engine.quantization.int4 import Rounding
 from trtkit.engine.quantization.methods import METHODS
+from trtkit.engine.quantization.mix import Mixer, scoring_of
 from trtkit.engine.quantization.mixtures import write_mixture
-from trtkit.engine.quantization.sensitivity import Budget, Scores, bits_of, parse_budget, score
 from trtkit.engine.quantization.sequential import INT4, quantize_int4
 from trtkit.engine.quantization.smoothing import SMOOTHING, kept_in_16_bits
 from trtkit.engine.steps import Steps
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from trtkit.config.quantize import QuantizeOptions
     from trtkit.engine.quantization.calibration import Measured
     from trtkit.engine.quantization.choice import Layer
+    from trtkit.engine.quantization.sensitivity import Scores
     from trtkit.quantized import QuantizedMatrix
     from trtkit.sources.decoder_source import DecoderSource
 
@@ -55,7 +56,7 @@ def quantize_llm(arguments: Json, report: Callable[[Json], None]) -> Json:
         what = f"the checkpoint was quantized by {opened.quantized_by} already"
         raise QuantizeError(what, opened.where, "remove `quantize`, or give the model as it was before")
     spec = decoder_spec(opened.config, opened.where)
-    choice, scoring = choose(spec, config.quantize), _scoring(arguments)
+    choice, scoring = choose(spec, config.quantize), scoring_of(arguments)
     if has_experts(spec):
         if scoring is not None:
             fix = "leave out --sensitivity, --budget and --html"
@@ -64,38 +65,25 @@ def quantize_llm(arguments: Json, report: Callable[[Json], None]) -> Json:
         return {"steps": steps.done, "layers": len(choice.methods), "block": choice.block}
     texts = _texts(config.quantize, opened, is_needed=choice.reads_data or scoring is not None)
     steps.add("source", f"{len(choice.methods)} linear layers to quantize")
+    make = partial(quantized_model, opened, config.quantize, texts=texts, steps=steps)
+    scores = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = quantized_model(opened, config.quantize, choice, texts, steps)
-        scores = None if scoring is None else _scored(made, texts, scoring, config.quantize, steps)
-        if scores is not None and scores.kept:
-            choice = choice.without(scores.kept)
-            made = quantized_model(opened, config.quantize, choice, texts, steps)
+        if scoring is None:
+            made = make(choice)
+        else:
+            mixer = Mixer(make, texts, config.quantize.zero_points, _counted(steps, "layers"))
+            made, scores = mixer.mixed(choice, scoring)
+            steps.add("sensitivity", _scored(scores))
         made.write(config, folder, steps)
-    found = {"steps": steps.done, "layers": len(choice.methods), "block": choice.block}
+    found = {"steps": steps.done, "layers": len(made.choice.methods), "block": choice.block}
     return found if scores is None else {**found, "sensitivity": scores.to_json()}
 
 
-def _scored(
-    made: QuantizedModel,
-    texts: list[list[int]],
-    budget: Budget | Literal["none"],
-    options: QuantizeOptions,
-    steps: Steps,
-) -> Scores:
-    """Measure what each layer's quantization loses."""
-    bits = partial(bits_of, block=made.choice.block, has_zero_points=options.zero_points)
-    scores = score(made, texts, None if budget == "none" else budget, bits, _counted(steps, "layers"))
-    kept = f"; {len(scores.kept)} layers stay" if budget != "none" else ""
-    steps.add("sensitivity", f"{len(scores.losses)} layers one by one; together {scores.loss:.4f} nats a token{kept}")
-    return scores
-
-
-def _scoring(arguments: Json) -> Budget | Literal["none"] | None:
-    """Return the budget that layers are to be measured for, `none` where only that is asked, None where neither is."""
-    if arguments.get("budget"):
-        return parse_budget(str(arguments["budget"]))
-    return "none" if arguments.get("sensitivity") else None
+def _scored(scores: Scores) -> str:
+    """Return what was found in a line."""
+    left = f"; {len(scores.kept)} of them left" if scores.kept else ""
+    return f"{len(scores.losses)} layers one by one{left}; together {scores.loss:.4f} nats a token"
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +119,7 @@ class QuantizedModel:
 
 
 def quantized_model(
-    opened: DecoderSource, options: QuantizeOptions, choice: Choice, texts: list[list[int]], steps: Steps
+    opened: DecoderSource, options: QuantizeOptions, choice: Choice, *, texts: list[list[int]], steps: Steps
 ) -> QuantizedModel:
     """Return the model, measured and quantized."""
     model = causal_lm(opened)

@@ -50,6 +50,11 @@ METHODS = {
 }
 """By name. Recipes: https://github.com/NVIDIA/Model-Optimizer (modelopt_recipes)."""
 
+FALLBACKS = tuple(
+    name for name, method in METHODS.items() if not method.has_blocks and method.format in ("int8", "fp8")
+)
+"""Methods for layers that a budget leaves."""
+
 
 def largest_block(sizes: Sequence[int]) -> int:
     """Return the largest block of 128, 64 and 32 columns that divides all sizes; 0 where none does."""

@@ -12,6 +12,7 @@ from trtkit.engine.folder_lock import atomic_folder
 from trtkit.engine.hybrids import is_hybrid
 from trtkit.engine.jobs import run
 from trtkit.engine.plan import is_decoder
+from trtkit.engine.quantization.methods import FALLBACKS
 from trtkit.engine.quantization.parts import SUMMARY, check_names
 from trtkit.engine.vision_language import takes_images
 from trtkit.errors import ConfigError, Problem
@@ -39,8 +40,8 @@ def quantize_model(config: ModelConfig, out: Path, on_event: Callable[[Json], No
         problem = Problem("no method is given", "quantize.method", "name one: `--method int8_wo`")
         raise ConfigError("nothing to quantize", [problem])
     _check_whole(config)
-    if (asked or {}).get("sensitivity") or (asked or {}).get("budget"):
-        _check_scored(config)
+    if asked and any(asked.values()):
+        _check_scored(config, asked.get("fallback"))
     _check_target(config, on_event)
     job = LLM_JOB if is_decoder(config) else VISION_JOB
     with atomic_folder(out, replaces=RECORD) as folder:
@@ -52,11 +53,16 @@ def quantize_model(config: ModelConfig, out: Path, on_event: Callable[[Json], No
     return record
 
 
-def _check_scored(config: ModelConfig) -> None:
-    """Refuse models whose layers are not scored one by one. Raises ConfigError."""
+def _check_scored(config: ModelConfig, fallback: str | None) -> None:
+    """Refuse models whose layers are not scored one by one, and unknown fallbacks. Raises ConfigError."""
     if not is_decoder(config):
         fix = "leave out --sensitivity, --budget and --html; `trtkit verify --layers` shows where a vision model loses"
         raise ConfigError(SUMMARY, [Problem("only layers of language models are scored one by one", "quantize", fix)])
+    if fallback is not None and fallback not in FALLBACKS:
+        problem = Problem(
+            f"`{fallback}` is no method for layers that are left", "--fallback", f"use one of {', '.join(FALLBACKS)}"
+        )
+        raise ConfigError(SUMMARY, [problem])
 
 
 def _check_target(config: ModelConfig, on_event: Callable[[Json], None]) -> None:

@@ -1,4 +1,4 @@
-"""What each layer's quantization costs, one at a time, and which layers a budget leaves as they are.
+"""What each layer's quantization costs, one at a time, and which layers a budget leaves, as they are or in more bits.
 
 The loss is the mean Kullback-Leibler divergence of next-token distributions from the unquantized model's, in nats.
 """
@@ -25,7 +25,7 @@ Json = dict[str, Any]
 WINDOWS, LENGTH = 2, 128
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(bits|mib|nats)", re.IGNORECASE)
 _BITS = {"int8": 8.0, "fp8": 8.0, "mxfp8": 8.25, "fp4": 4.5}
-_ORIGINAL_BITS = 16.0
+ORIGINAL_BITS = 16.0
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,16 @@ class Budget:
 
 @dataclass(frozen=True)
 class LayerLoss:
-    """loss: in nats, with this layer alone quantized. bits: of a weight when quantized; weights: how many it has."""
+    """loss: in nats, with this layer alone quantized. weights: how many it has. bits: of one when quantized;
+    left_bits: when a budget leaves it.
+    """
 
     layer: str
     method: str
     loss: float
-    bits: float
     weights: int
+    bits: float
+    left_bits: float = ORIGINAL_BITS
 
 
 def parse_budget(text: str) -> Budget:
@@ -58,6 +61,26 @@ def parse_budget(text: str) -> Budget:
         raise QuantizeError(f"`{text}` is no budget", "--budget", fix)
     unit: Any = match[2].lower()
     return Budget(float(match[1]), unit)
+
+
+@dataclass(frozen=True)
+class Bits:
+    """How many bits weights take with their share of scales and offsets. fallback: method of layers that are left."""
+
+    block: int
+    has_zero_points: bool = False
+    fallback: str | None = None
+
+    def __call__(self, method: str) -> float:
+        """Return the bits of a weight of a method."""
+        kind = METHODS[method].format
+        if kind == "int4":
+            return 4 + 16 * (2 if self.has_zero_points else 1) / self.block
+        return _BITS[kind]
+
+    def left(self) -> float:
+        """Return the bits of a weight that a budget leaves."""
+        return ORIGINAL_BITS if self.fallback is None else self(self.fallback)
 
 
 class Switchboard:
@@ -133,25 +156,28 @@ class Scorer:
             return torch.log_softmax(self._model(ids, use_cache=False).logits[0].double(), dim=-1)
 
 
+def loss_of(made: QuantizedModel, texts: Sequence[Sequence[int]]) -> float:
+    """Return what a model loses by its quantization, in nats."""
+    switches = Switchboard(made)
+    switches.only([])
+    scorer = Scorer(made.model, texts)
+    switches.only(switches.layers)
+    loss = scorer.loss()
+    switches.restore()
+    return loss
+
+
 def layer_losses(
-    switches: Switchboard, scorer: Scorer, methods: dict[Layer, str], bits: Callable[[str], float], report: Any
+    switches: Switchboard, scorer: Scorer, methods: dict[Layer, str], bits: Bits, report: Any
 ) -> list[LayerLoss]:
     """Return each layer's loss with it alone quantized, the largest first."""
     found = []
     for index, layer in enumerate(switches.layers):
         switches.only([layer])
         method = methods[layer]
-        found.append(LayerLoss(layer.name, method, scorer.loss(), bits(method), layer.rows * layer.size))
+        found.append(LayerLoss(layer.name, method, scorer.loss(), layer.rows * layer.size, bits(method), bits.left()))
         report(index + 1, len(switches.layers))
     return sorted(found, key=lambda row: -row.loss)
-
-
-def bits_of(method: str, block: int, *, has_zero_points: bool) -> float:
-    """Return the bits of a weight with its share of scales and offsets."""
-    kind = METHODS[method].format
-    if kind == "int4":
-        return 4 + 16 * (2 if has_zero_points else 1) / block
-    return _BITS[kind]
 
 
 def keep_for(
@@ -174,7 +200,7 @@ def keep_for(
         fix = f"raise it to {least:.2f}{budget.unit}, or use a method of fewer bits"
         raise QuantizeError(f"all layers quantized take more than {budget.value:g}{budget.unit}", "--budget", fix)
     for row in ranked:
-        used += (_ORIGINAL_BITS - row.bits) * row.weights
+        used += (row.left_bits - row.bits) * row.weights
         if used > allowed:
             break
         count += 1
@@ -212,7 +238,7 @@ def score(
     made: QuantizedModel,
     texts: Sequence[Sequence[int]],
     budget: Budget | None,
-    bits: Callable[[str], float],
+    bits: Bits,
     report: Any,
 ) -> Scores:
     """Measure every layer alone, and the whole as the budget allows. The model is quantized as before after this.
@@ -242,7 +268,7 @@ def loss_by_size(losses: Sequence[LayerLoss], loss_without: Callable[[Sequence[s
     """
     ranked, found = by_loss_saved(losses), []
     for count in sorted({0, *(len(ranked) * share // 8 for share in (1, 2, 4, 6))}):
-        bits = sum(_ORIGINAL_BITS * row.weights for row in ranked[:count])
+        bits = sum(row.left_bits * row.weights for row in ranked[:count])
         bits += sum(row.bits * row.weights for row in ranked[count:])
         found.append(Choosable(count, bits / 2**23, loss_without([row.layer for row in ranked[:count]])))
     return found
@@ -250,7 +276,7 @@ def loss_by_size(losses: Sequence[LayerLoss], loss_without: Callable[[Sequence[s
 
 def by_loss_saved(losses: Sequence[LayerLoss]) -> list[LayerLoss]:
     """Return layers by what they lose for what they save, the largest first."""
-    return sorted(losses, key=lambda row: -row.loss / (row.weights * max(_ORIGINAL_BITS - row.bits, 1e-9)))
+    return sorted(losses, key=lambda row: -row.loss / (row.weights * max(row.left_bits - row.bits, 1e-9)))
 
 
 def _fewest(count: int, holds: Callable[[int], bool]) -> int:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 LOSSES = st.lists(st.floats(0, 1), min_size=1, max_size=12).map(
-    lambda losses: [LayerLoss(f"layers.{i}", "int4_wo", loss, 4.5, 1000 + i) for i, loss in enumerate(losses)]
+    lambda losses: [LayerLoss(f"layers.{i}", "int4_wo", loss, 1000 + i, 4.5) for i, loss in enumerate(losses)]
 )
 
 
@@ -45,7 +45,7 @@ def test_a_budget_of_loss_is_held_by_as_few_layers_as_can_be(losses: list[LayerL
 
 
 def test_a_budget_that_nothing_holds_is_refused() -> None:
-    losses = [LayerLoss("layers.0", "int8_wo", 0.1, 8, 1 << 20)]
+    losses = [LayerLoss("layers.0", "int8_wo", 0.1, 1 << 20, 8)]
     for budget, least in ((Budget(4, "bits"), "8.00bits"), (Budget(0.5, "mib"), "1.00mib")):
         with pytest.raises(QuantizeError, match="all layers quantized take more") as caught:
             keep_for(budget, losses, lambda _: 0.0)
