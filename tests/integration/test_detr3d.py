@@ -51,15 +51,27 @@ def errors(found: Any) -> dict[str, float]:
     return {name: output["relative_rms_error"] for name, output in found["outputs"].items()}
 
 
-@pytest.mark.parametrize("compose", ["fused", "chained"])
-def test_detr3d_equals_the_torch_model(compose: str, model: Path, trtkit: Callable[..., Ran]) -> None:
-    ran = trtkit("build", "--config", "d.yaml", "--set", f"compose={compose}", "--json")
+@pytest.mark.parametrize(
+    ("compose", "quantize", "most"),
+    [
+        ("fused", "null", 1e-4),
+        ("chained", "null", 1e-4),
+        pytest.param("fused", "{parts: {decoder: int8_wo}}", 1e-4, marks=pytest.mark.slow),
+        pytest.param("fused", "{method: int8, calibration: {data: scene.npz}}", 0.1, marks=pytest.mark.slow),
+    ],
+)
+def test_detr3d_equals_the_torch_model(
+    compose: str, quantize: str, most: float, model: Path, trtkit: Callable[..., Ran]
+) -> None:
+    quantize = quantize.replace("scene.npz", str(model.parent / "scene.npz"))
+    asked = ("--set", f"compose={compose}", "--set", f"quantize={quantize}")
+    ran = trtkit("build", "--config", "d.yaml", *asked, "--json")
     assert ran.code == 0, ran.err
     engines = ran.json()["manifest"]["engines"]
     assert len(engines) == (1 if compose == "fused" else 2)
     ran = trtkit("verify", "bundles/d", "--inputs", "scene.npz", "--json")
     assert ran.code == 0, ran.err + ran.out
-    assert max(errors(ran.json()).values()) <= 1e-4
+    assert max(errors(ran.json()).values()) <= most
 
 
 def test_points_are_seen_under_real_camera_matrices(model: Path, trtkit: Callable[..., Ran]) -> None:

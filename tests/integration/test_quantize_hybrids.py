@@ -206,3 +206,15 @@ def test_quantize_writes_no_hybrid(wide: Path, refuses: Refuses) -> None:
     said = refuses("quantize", wide / "m.yaml", "--method", "int8_wo", "--quiet", code=2)
     assert "quantize: the model is made of parts, and this writes one model" in said
     assert "fix: run `trtkit build`, which quantizes each part as it is built; `--set route=onnx` quantizes" in said
+
+
+@pytest.mark.slow
+def test_vit_b_16_is_half_as_large(workspace: Path, trtkit: Run) -> None:
+    saved(Case("ViTForImageClassification", "vit", ("logits",), {"num_labels": 1000}, (224, 224)), workspace / "model")
+    asked = ("--set", "source.hf=model", "--set", "quantize.method=int8_wo", "--target", "sm89", "--json", "-q")
+    ran = trtkit("build", "--config", "vit-hybrid", *asked)
+    assert ran.code == 0, ran.err
+    manifest = ran.json()["manifest"]
+    assert manifest["totals"]["weight_bytes"]["int8"] == 12 * 12 * 768**2 + 1000 * 768 + 3 * 16 * 16 * 768
+    weights = sum(manifest["totals"]["weight_bytes"].values())
+    assert weights < manifest["engines"][0]["size_bytes"] < 1.15 * weights

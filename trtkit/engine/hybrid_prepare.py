@@ -13,6 +13,7 @@ from trtkit.dtypes import dtype_of
 from trtkit.engine.hybrids import OpenedHybrid, Stage, open_hybrid, opt_sizes, stage_profiles
 from trtkit.engine.prepare import care, plugin_file
 from trtkit.engine.profiles import opt_shapes, resolve_profiles
+from trtkit.engine.quantization.part_data import with_own_arrays
 from trtkit.engine.quantization.vision_model import Place, quantized_part
 from trtkit.engine.room import Load, check_room, hybrid_load
 from trtkit.engine.steps import Steps
@@ -107,7 +108,9 @@ class _Exporter:
             if (asked := self.opened.quantization) is not None:
                 for part in self._parts(stage):
                     place = Place(own, Path(scratch), self.steps)
-                    model = quantized_part(model, self.config, asked.choices[part.name], place)
+                    whole = [port.name for port in self.opened.spec.inputs]
+                    choice = with_own_arrays(asked.choices[part.name], list(own), whole, Path(scratch))
+                    model = quantized_part(model, self.config, choice, place)
             model = self._in_precision(model, self._parts(stage), own, Path(scratch))
         save_model(model, path)
         plugins = plugin_file(model, folder / f"{stage.name}.plugins.onnx", self.steps) if self.has_plugins else None

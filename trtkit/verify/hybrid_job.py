@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from trtkit.backends import load_backend
 from trtkit.config.schema import ModelConfig, ShapeRange
 from trtkit.engine.hybrids import open_hybrid
+from trtkit.errors import SourceError
+from trtkit.inputs.samples import random_sample
 from trtkit.reference import to_array
 from trtkit.runtime.hybrid import HybridExecution, ReferenceStage, engine_hybrid, reference_hybrid
 from trtkit.verify.compare import compare
@@ -47,6 +49,15 @@ class HybridVerifier(Verifier):
         self.pairs_rows = self.config.verify.pair_rows or self.opened.spec.has_unordered_rows
         self.unpaired = 0.0
 
+    def samples(self, paths: list[str]) -> list[Sample]:
+        """Return the inputs to compare on; data that holds one part's inputs only is no sample of the whole."""
+        try:
+            return super().samples(paths)
+        except SourceError:
+            if paths or self.config.verify.inputs or self.config.quantize is None:
+                raise
+            return [random_sample("random", self._opt_shapes(), self.config, self.inputs)]
+
     def run(self, sample: Sample) -> tuple[Arrays, Arrays]:
         """Return our outputs and the reference's, those that can be compared."""
         ours, theirs = (self._comparable(outputs) for outputs in super().run(sample))
@@ -54,7 +65,7 @@ class HybridVerifier(Verifier):
 
     def _comparable(self, outputs: Arrays) -> Arrays:
         """Return the outputs that rounding cannot reorder."""
-        left_out = () if self.config.precision == "fp32" else self.opened.spec.ranked
+        left_out = () if self.is_exact else self.opened.spec.ranked
         return {name: value for name, value in outputs.items() if name not in left_out}
 
     def engine(self) -> HybridExecution | None:

@@ -97,13 +97,18 @@ class Verifier:
         return self._paired(ours, theirs) if self.pairs_rows else (ours, theirs)
 
     def _paired(self, ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
-        """Return rows in the reference's order; in 16 bits without those that one side alone has, which are counted."""
+        """Return rows in the reference's order; where values are rounded without those that one side alone has, which are counted."""
         ours = paired_rows(ours, theirs)
-        if self.config.precision == "fp32":
+        if self.is_exact:
             return ours, theirs
         ours, theirs, share = partners(ours, theirs, self.tolerance)
         self.unpaired = max(self.unpaired, share)
         return ours, theirs
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether near ties come out in the reference's order: nothing is rounded to fewer bits than fp32 has."""
+        return self.config.precision == "fp32" and self.config.quantize is None
 
     def rows(self) -> Json | None:
         """Return how many rows had no partner in the worst run, None where rows are not paired."""

@@ -99,8 +99,8 @@ class HybridSpec:
     unused: regular expressions of checkpoint names that no part needs.
     has_unordered_rows: rows (axis 1) of all outputs together come in an order that rounding may change: of the best
         proposals, for example. Verify pairs rows before it compares.
-    ranked: outputs that say what lies behind the best scores. Rounding to 16 bits swaps near ties, so verify compares
-        them in fp32 only; the scores themselves, and what they rank, it compares always.
+    ranked: outputs that say what lies behind the best scores. Rounding to fewer bits swaps near ties, so verify
+        compares them in plain fp32 only; the scores themselves, and what they rank, it compares always.
     """
 
     model_type: str
