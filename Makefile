@@ -46,8 +46,9 @@ test: $(STAMPS)/dev $(STAMPS)/triton ## Run the tests, but for the slow ones.
 slow: $(STAMPS)/dev $(STAMPS)/triton ## Run the slow tests: every shipped config is built.
 	$(PYTEST) -m "slow and not conformance"
 
-conformance: $(STAMPS)/dev ## Run ONNX's whole node test suite through parser, builder and executor.
+conformance: $(STAMPS)/dev ## Run ONNX's whole node test suite, and real vision models in 8 bits.
 	$(BIN)/python -m tests.conformance
+	$(PYTEST) -m conformance tests/integration
 
 lint: $(STAMPS)/dev ## Check style and format.
 	$(BIN)/ruff check .

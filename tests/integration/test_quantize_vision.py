@@ -26,6 +26,7 @@ from tests.quantized_vision import (
 )
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.prepare import prepare
+from trtkit.engine.quantization import vision_repair
 from trtkit.verify.compare import compare
 
 if TYPE_CHECKING:
@@ -169,6 +170,51 @@ def test_percentile_scales_are_numpys_of_all_values(make: Callable[..., Any]) ->
     want = np.percentile(np.abs(np.stack(runs)), 99.99, method="lower") / 127
     (node,) = (node for node in model.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "r0")
     np.testing.assert_allclose(initializers(model)[node.input[1]], want, rtol=1e-6)
+
+
+def test_scales_of_least_error_are_so_by_torchs_rounding(make: Callable[..., Any]) -> None:
+    import torch
+
+    model = make(quantize={"method": "int8"})
+    plain = with_output(small(), "r2")
+    values = torch.from_numpy(onnx_runtime(plain, {"images": pictures(8)})["r2"])
+    (node,) = (node for node in model.graph.node if node.op_type == "QuantizeLinear" and node.input[0] == "r2")
+    found, largest = float(initializers(model)[node.input[1]].reshape(-1)[0]), float(values.max()) / 127
+
+    def error(scale: float) -> float:
+        rounded = torch.fake_quantize_per_tensor_affine(values, scale, 0, -128, 127)
+        return float((rounded - values).square().mean())
+
+    least = min(error(share * largest) for share in np.linspace(0.3, 1, 141))
+    assert found < 0.98 * largest
+    assert least <= error(found) < 1.05 * least < error(largest)
+
+
+def test_biases_make_up_for_moved_means(make: Callable[..., Any]) -> None:
+    feeds = {"images": pictures(8)}
+    want = onnx_runtime(with_output(small(), "c0"), feeds)["c0"].mean((0, 2, 3))
+    model = make(quantize={"method": "int8"})
+    got = onnx_runtime(with_output(model, "c0"), feeds)["c0"].mean((0, 2, 3))
+    (conv,) = (node for node in model.graph.node if node.name == "stem/conv")
+    moved = initializers(model)[conv.input[2]] - initializers(small())["b0"]
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    assert np.abs(moved).max() > 1e-4, "there was something to make up for"
+
+
+@pytest.mark.parametrize(("little", "kept"), [(vision_repair.SMALL_LOSS, 0), (0.0, 2)])
+def test_products_that_lose_most_stay_where_the_loss_is_not_small(
+    little: float, kept: int, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(vision_repair, "SMALL_LOSS", little)
+    inputs, errors = {"images": pictures(4, seed=7)}, {}
+    want = onnx_runtime(small(), inputs)["logits"]
+    for keep in (0.0, 0.4):
+        model = make(quantize={"method": "int8", "keep": keep})
+        path = models.save(model, tmp_path / f"{keep}.onnx")
+        errors[keep] = relative(executed(path, inputs)["logits"], want)
+        stay = [name for name, stored in stored_types(model).items() if stored == "FLOAT"]
+        assert len(stay) == (kept if keep else 0)
+    assert errors[0.4] < 0.9 * errors[0.0] or not kept
 
 
 def test_max_and_entropy_scales_differ_and_max_covers_all(make: Callable[..., Any]) -> None:

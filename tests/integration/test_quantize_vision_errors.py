@@ -182,6 +182,16 @@ def test_nothing_left_to_quantize(method: str, refused: Callable[..., TrtkitErro
     assert error.what == f"{method} finds nothing to quantize: no large enough product that is not excluded"
 
 
+def test_a_block_that_does_not_divide(refused: Callable[..., TrtkitError]) -> None:
+    node = helper.make_node("MatMul", ["images", "w"], ["y"], name="head")
+    inputs, outputs = [models.tensor("images", "batch", 96)], [models.tensor("y", "batch", 1024)]
+    model = models.model([node], inputs, outputs, [models.weights("w", 96, 1024)])
+    assert str(refused(model, method="int4_wo", block=64)) == (
+        "quantize.block: blocks of 64 do not divide the 96 inputs of `head`\n"
+        "fix: remove `block`, which takes the largest that divides, or exclude head"
+    )
+
+
 @pytest.mark.usefixtures("data")
 def test_a_model_that_is_quantized_already(refused: Callable[..., TrtkitError]) -> None:
     model = lifted(small(), "int8_wo")

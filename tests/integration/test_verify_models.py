@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from tests.prepared import from_onnx, prepared
 from trtkit.backends import load_backend
 from trtkit.config import load_config
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.prepare import prepare
 from trtkit.inputs.samples import Sample, random_sample, read_samples
 from trtkit.network.onnx_io import graph_inputs
 from trtkit.network.onnx_parse import parse_onnx
@@ -30,13 +30,6 @@ VIT = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "int
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def prepared(config: ModelConfig, folder: Path) -> Path:
-    """Return the ONNX file that TensorRT parses for `config`."""
-    folder.mkdir()
-    prepare({"config": config.model_dump(mode="json"), "folder": str(folder)}, lambda _: None)
-    return folder / "model.onnx"
 
 
 class Reader:
@@ -61,8 +54,7 @@ def photographs(config: ModelConfig, path: Path) -> list[Sample]:
 def test_classifiers_know_the_photographs_in_fp32_and_fp16(name: str, tmp_path: Path) -> None:
     config = load_config(name)
     fp32 = prepared(config, tmp_path / "fp32")
-    source = config.source.model_copy(update={"torch": None, "onnx": str(fp32)})
-    fp16 = prepared(config.model_copy(update={"source": source, "precision": "fp16"}), tmp_path / "fp16")
+    fp16 = prepared(from_onnx(config, fp32).model_copy(update={"precision": "fp16"}), tmp_path / "fp16")
     exact, half, onnx_runtime = Reader(fp32), Reader(fp16), OnnxRuntimeReference(fp32, "")
     for sample in photographs(config, fp32):
         logits = exact(sample)

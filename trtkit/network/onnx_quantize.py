@@ -107,6 +107,13 @@ def quantize_weights(model: onnx.ModelProto, method: str, exclude: Collection[st
     return done
 
 
+def undivided(model: onnx.ModelProto, exclude: Collection[str], block: int) -> dict[str, int]:
+    """Return the products whose inputs `block` does not divide, with how many inputs each has; convolutions stay."""
+    matrices = [weight for weight in _weights(model, exclude) if weight.node.op_type not in _CONVOLUTIONS]
+    sizes = {weight.node.name: int(weight.tensor.dims[weight.input_axis]) for weight in matrices}
+    return {name: size for name, size in sizes.items() if size % block}
+
+
 def _products(model: onnx.ModelProto, exclude: Collection[str]) -> Iterator[onnx.NodeProto]:
     return (node for node in model.graph.node if node.op_type in PRODUCTS and node.name not in exclude)
 

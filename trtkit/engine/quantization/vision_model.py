@@ -75,6 +75,8 @@ def quantized_but(
     if options.method in ("int8", "fp8"):
         model = _by_modelopt(model, config, exclude, place)
     else:
+        if options.method == "int4_wo" and options.block:
+            _check_block(model, exclude, options.block)
         onnx_quantize.quantize_weights(model, options.method, exclude, options.block)
     return model, onnx_quantize.counts(model)
 
@@ -126,6 +128,16 @@ def _check_model(model: onnx.ModelProto) -> None:
         names = ", ".join(f"{count} {name}" for name, count in own.items())
         fix = "quantize a model of ONNX's own operators; trtkit's `custom_ops` stay in `precision`"
         raise QuantizeError(f"operators of other domains are not quantized: {names}", "quantize", fix)
+
+
+def _check_block(model: onnx.ModelProto, exclude: Sequence[str], block: int) -> None:
+    """Refuse a block that does not divide what it is asked for. Raises QuantizeError naming the nodes."""
+    wrong = onnx_quantize.undivided(model, exclude, block)
+    if wrong:
+        found = ", ".join(f"the {size} inputs of `{name}`" for name, size in list(wrong.items())[:4])
+        more = f", nor those of {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        fix = f"remove `block`, which takes the largest that divides, or exclude {', '.join(list(wrong)[:4])}"
+        raise QuantizeError(f"blocks of {block} do not divide {found}{more}", "quantize.block", fix)
 
 
 def _by_modelopt(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[str], place: Place) -> onnx.ModelProto:

@@ -1,0 +1,24 @@
+"""A config's model as the ONNX file that TensorRT parses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trtkit.config.schema import ModelConfig
+from trtkit.engine.prepare import prepare
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def prepared(config: ModelConfig, folder: Path, quantize: dict[str, Any] | None = None) -> Path:
+    """Return the ONNX file that TensorRT parses for `config`, in a new folder."""
+    folder.mkdir()
+    asked = ModelConfig.model_validate({**config.model_dump(mode="json"), "quantize": quantize})
+    prepare({"config": asked.model_dump(mode="json"), "folder": str(folder)}, lambda _: None)
+    return folder / "model.onnx"
+
+
+def from_onnx(config: ModelConfig, path: Path) -> ModelConfig:
+    """Return the config with a model that has been exported already."""
+    return config.model_copy(update={"source": config.source.model_copy(update={"torch": None, "onnx": str(path)})})
