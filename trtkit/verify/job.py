@@ -97,7 +97,7 @@ class Verifier:
         return self._paired(ours, theirs) if self.pairs_rows else (ours, theirs)
 
     def _paired(self, ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
-        """Return rows in the reference's order; where values are rounded without those that one side alone has, which are counted."""
+        """Return rows in the reference's order; those that one side alone has are left out and counted if inexact."""
         ours = paired_rows(ours, theirs)
         if self.is_exact:
             return ours, theirs
