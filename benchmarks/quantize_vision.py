@@ -119,8 +119,8 @@ def answers(name: str, found: Sequence[Array], wanted: Sequence[Array], path: Pa
         characters = ctc_characters(path)
         pairs = [(ctc_text(a, characters)[0], ctc_text(b, characters)[0]) for a, b in zip(found, wanted, strict=True)]
         whole = [SequenceMatcher(None, a.replace(" ", ""), b.replace(" ", ""), autojunk=False) for a, b in pairs]
-        same = round(sum(match.ratio() for match in whole) / len(whole), 4)
-        return {"measure": "texts", "same": sum(a == b for a, b in pairs), "of": len(pairs), "letters": same}
+        letters = round(sum(match.ratio() for match in whole) / len(whole), 4)
+        return {"measure": "texts", "same": sum(a == b for a, b in pairs), "of": len(pairs), "letters": letters}
     best = [(top_classes(a, 1) == top_classes(b, 1), is_sure(b)) for a, b in zip(found, wanted, strict=True)]
     sure = {"sure_same": sum(same and known for same, known in best), "sure": sum(known for _, known in best)}
     return {"measure": "top-1", "same": sum(same for same, _ in best), "of": len(best), **sure}

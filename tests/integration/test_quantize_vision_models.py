@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # ImageNet: 281 tabby, 282 tiger cat and 285 Egyptian cat, 967 espresso, 665 moped and 670 motor scooter.
 CLASSES = {"chelsea.png": {281, 282, 285}, "coffee.png": {967}, "motorcycle_left.png": {665, 670}}
+LINE = (0, 44, 384, 68)
 VIT = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 128, "image_size": 64}
 
 
@@ -72,7 +73,7 @@ def knows_the_photographs(name: str, methods: tuple[str, ...], tmp_path: Path, s
         for (best,), known in zip(top_classes(got, 1), CLASSES.values(), strict=True):
             assert best in known, method
         assert 0.02 < compare(got, want).relative_rms_error < 0.2
-        assert path.stat().st_size < 0.4 * exact.stat().st_size
+        assert path.stat().st_size < 0.45 * exact.stat().st_size
         if method == "int8":
             apart, differing = worst_steps(path, {"images": images["coffee.png"]})
             assert apart <= 1.001
@@ -110,9 +111,10 @@ def test_a_line_is_read_in_int8(tmp_path: Path) -> None:
     drawn = data.save(data.lines(), tmp_path / "lines")
     asked = {"method": "int8", "keep": 0.0, "calibration": {"data": str(drawn), "samples": 5}}
     path = prepared(config, tmp_path / "int8", asked)
-    line = data.photograph("page.png").crop((5, 10, 180, 30))
+    line = data.photograph("page.png").crop(LINE)
     (text, *_) = ctc_text(executed_line(path, image_input(line, config.preprocess)), ctc_characters(path))
-    assert text.replace(" ", "") == "Region-basedsegmentation"
+    same = SequenceMatcher(None, text, "Let us first determine markers of the coins and the", autojunk=False)
+    assert same.ratio() >= 0.9, text
 
 
 @pytest.mark.conformance

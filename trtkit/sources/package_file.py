@@ -30,7 +30,8 @@ def resolve(path: str, requires: str | None = None) -> Path:
 def _existing(path: Path) -> Path:
     """Return `path`. Raises SourceError where it is no readable file or folder."""
     if not path.exists():
-        nearby = sorted(entry.name for entry in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else []
+        beside = path.parent.glob(f"*{path.suffix}") if path.parent.is_dir() else ()
+        nearby = sorted(entry.name for entry in beside if not entry.name.startswith("."))
         fix = f"files there: {', '.join(nearby[:8])}" if nearby else "check the path"
         raise SourceError("no such file", str(path), fix)
     return path

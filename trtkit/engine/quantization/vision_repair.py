@@ -60,18 +60,30 @@ def _rounded(values: Array, method: str) -> Array:
 def products_to_keep(
     model: onnx.ModelProto, made: onnx.ModelProto, samples: Sequence[Sample], folder: Path, share: float
 ) -> list[str]:
-    """Return the products that lose most if quantized alone: `share` of all at most, none where all lose little."""
-    count = int(share * len(product_pairs(model, made)))
+    """Return the products that lose most if quantized alone, none where all lose little.
+
+    They are `share` of all at most, and so are their weights' numbers.
+    """
+    sizes = _weight_sizes(model, made)
+    count, room = int(share * len(sizes)), share * sum(sizes.values())
     if not count:
         return []
     found = losses(model, made, samples[:: max(1, len(samples) // RANKED_SAMPLES)][:RANKED_SAMPLES], folder)
     kept: list[str] = []
-    for name in sorted(found, key=lambda name: -found[name])[:count]:
-        if sum(found.values()) <= SMALL_LOSS**2:
+    for name in sorted(found, key=lambda name: -found[name]):
+        if sum(found.values()) <= SMALL_LOSS**2 or len(kept) == count:
             break
-        kept.append(name)
-        del found[name]
+        if sizes[name] <= room:
+            kept.append(name)
+            room -= sizes[name]
+            del found[name]
     return kept
+
+
+def _weight_sizes(model: onnx.ModelProto, made: onnx.ModelProto) -> dict[str, int]:
+    """Return how many numbers each quantized product's weight has, by its name; none where it is no constant."""
+    sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in model.graph.initializer}
+    return {pair.name: sizes.get(pair.exact.input[1], 0) for pair in product_pairs(model, made)}
 
 
 def keep_products(model: onnx.ModelProto, made: onnx.ModelProto, names: Collection[str]) -> None:
