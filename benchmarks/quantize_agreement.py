@@ -32,7 +32,7 @@ from trtkit.engine.steps import Steps
 from trtkit.models.registry import decoder_spec
 from trtkit.runtime.decoder import Call, ReferenceDecoder, open_model
 from trtkit.sources.transformers_model import encoder
-from trtkit.verify.perplexity import perplexity
+from trtkit.verify.perplexity import mean_loss
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,7 +116,7 @@ def measure(method: str, folder: Path) -> Json:
 
 def _losses(found: Iterator[torch.Tensor], windows: Windows) -> list[float]:
     """Return the mean loss of each window."""
-    return [perplexity(logits, ids.tolist()) for logits, ids in zip(found, windows, strict=True)]
+    return [mean_loss(logits, ids.tolist()) for logits, ids in zip(found, windows, strict=True)]
 
 
 def table(figures: dict[str, Json]) -> str:

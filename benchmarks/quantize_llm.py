@@ -22,16 +22,19 @@ import torch
 from benchmarks.measure import RESULTS, ignore_event, write, write_between
 from trtkit.config.load import load_config
 from trtkit.engine.build import build_bundle
+from trtkit.engine.quantization.run import quantize_model
 from trtkit.runtime.decoder import Call, ReferenceDecoder, bundle_network
 from trtkit.sources.package_file import resolve
 from trtkit.sources.transformers_model import encoder
-from trtkit.verify.perplexity import perplexity
+from trtkit.verify.perplexity import mean_loss
 
 if TYPE_CHECKING:
+    from trtkit.config.schema import ModelConfig
     from trtkit.engine.bundle import Bundle
 
 Json = dict[str, Any]
 WINDOW, WINDOWS = 512, 8
+CALIBRATION = slice(200_000, 260_000)
 ROOT = Path(__file__).parents[1]
 VARIANTS: dict[str, list[str]] = {
     "fp16": [],
@@ -39,6 +42,7 @@ VARIANTS: dict[str, list[str]] = {
     "int8": ["method=int8"],
     "int8_sq": ["method=int8_sq"],
     "fp8": ["method=fp8"],
+    "fp8, else int8_wo": ["method=fp8"],
     "fp8_pc": ["method=fp8_pc"],
     "mxfp8": ["method=mxfp8"],
     "nvfp4": ["method=nvfp4"],
@@ -54,7 +58,16 @@ VARIANTS: dict[str, list[str]] = {
     "fp16, KV fp8": ["method=none", "kv_cache=fp8"],
     "int8_wo, KV int8": ["method=int8_wo", "kv_cache=int8"],
 }
-TARGETS = {"fp8": "sm89", "fp8_pc": "sm89", "mxfp8": "sm89", "nvfp4": "sm120", "fp16, KV fp8": "sm89"}
+MIXES = {"fp8, else int8_wo": {"budget": "0.006nats", "fallback": "int8_wo"}}
+"""What `trtkit quantize` is asked to choose first."""
+TARGETS = {
+    "fp8": "sm89",
+    "fp8, else int8_wo": "sm89",
+    "fp8_pc": "sm89",
+    "mxfp8": "sm89",
+    "nvfp4": "sm120",
+    "fp16, KV fp8": "sm89",
+}
 
 
 def texts() -> dict[str, str]:
@@ -67,23 +80,28 @@ def texts() -> dict[str, str]:
 def calibration_text(folder: Path) -> Path:
     """Write a text of both kinds that no window of an evaluation comes from."""
     path = folder / "calibration.txt"
-    path.write_text("\n".join(text[200_000:260_000] for text in texts().values()), encoding="utf-8")
+    path.write_text("\n".join(text[CALIBRATION] for text in texts().values()), encoding="utf-8")
     return path
 
 
+def windows(text: str, tokenizer: Any) -> list[list[int]]:
+    """Return windows of 512 tokens, spread over all of a text but what is calibrated on."""
+    rest = text[: CALIBRATION.start] + text[CALIBRATION.stop :]
+    starts = [len(rest) * at // WINDOWS for at in range(WINDOWS)]
+    return [tokenizer.encode(rest[start : start + 8 * WINDOW])[:WINDOW] for start in starts]
+
+
 def perplexities(bundle: Bundle) -> dict[str, float]:
-    """Return perplexity by text: eight windows of 512 tokens, each on its own."""
+    """Return perplexity by text: eight windows of 512 tokens spread over it, each on its own."""
     network = bundle_network(bundle, has_all_logits=True)
     decoder = ReferenceDecoder(network, 1)
     tokenizer = encoder_of(bundle)
     found = {}
     for name, text in texts().items():
-        ids = tokenizer.encode(text[:60_000])
         losses = []
-        for at in range(0, WINDOW * WINDOWS, WINDOW):
-            window = np.array([ids[at : at + WINDOW]])
-            logits = decoder.forward(Call(0, window, np.array([0]), np.array([WINDOW])))[0]
-            losses.append(perplexity(logits, window[0].tolist()))
+        for ids in windows(text, tokenizer):
+            logits = decoder.forward(Call(0, np.array([ids]), np.array([0]), np.array([WINDOW])))[0]
+            losses.append(mean_loss(logits, ids))
         found[name] = math.exp(sum(losses) / len(losses))
     return found
 
@@ -100,6 +118,8 @@ def measure(name: str, calibration: Path, folder: Path) -> Json:
     keys = [f"quantize.{key}" for key in VARIANTS[name]]
     keys += [f"quantize.calibration.data={calibration}", "quantize.calibration.samples=16"] if keys else []
     config = load_config("llama", keys, TARGETS.get(name))
+    if name in MIXES:
+        config = mixed(config, MIXES[name], folder / "mix")
     out = folder / "bundle"
     shutil.rmtree(out, ignore_errors=True)
     began = time.perf_counter()
@@ -111,12 +131,29 @@ def measure(name: str, calibration: Path, folder: Path) -> Json:
         "perplexity": perplexities(bundle),
         "engine_mib": round(bundle.engine_path().stat().st_size / 2**20, 1),
         "weights_mib": round(manifest.decoder.weight_bytes / 2**20, 1),
+        "layers": methods(bundle),
         "kv_kib_per_token": manifest.decoder.kv_bytes_per_token / 1024,
         "quantize_s": round(quantizing, 1),
         "build_s": round(manifest.metrics.build_s, 1),
         "peak_memory_mib": round(manifest.metrics.peak_memory_mib),
         "all_s": round(time.perf_counter() - began, 1),
     }
+
+
+def methods(bundle: Bundle) -> dict[str, int]:
+    """Return how many layers each method of `quantize.layers` has."""
+    options = bundle.manifest.config.quantize
+    asked = [] if options is None else list(options.layers.values())
+    return {method: asked.count(method) for method in sorted(set(asked))}
+
+
+def mixed(config: ModelConfig, asked: dict[str, str], folder: Path) -> ModelConfig:
+    """Return the config with the fallback for the layers that the budget leaves."""
+    left = quantize_model(config, folder, ignore_event, asked)["sensitivity"]["kept"]
+    assert config.quantize is not None
+    print(len(left), "layers left to", asked["fallback"], flush=True)
+    options = config.quantize.model_copy(update={"layers": dict.fromkeys(left, asked["fallback"])})
+    return config.model_copy(update={"quantize": options})
 
 
 def table(figures: dict[str, Json]) -> str:

@@ -361,6 +361,9 @@ def test_perplexity_is_that_of_transformers(
     assert "reference executor" in found["runtime"]
     shown = trtkit("eval", bundle, "--perplexity", "t.txt", "--windows", 3, "--window-tokens", 40, "-q")
     assert f"perplexity  {found['perplexity']:.4f}" in shown.out
+    same = trtkit("eval", bundle, "--compare", bundle, "--perplexity", "t.txt", "--window-tokens", 40, "-q")
+    assert "+0.00%, 0.0000 nats a token" in same.out
+    assert "same next token  100.0%" in same.out
     everything = trtkit("eval", bundle, "--perplexity", "t.txt", "--windows", 0, "--window-tokens", 40, "--json")
     assert everything.json()["windows"] == len(ids) // 40
 

@@ -15,7 +15,7 @@ from tests import tiny_llm
 from trtkit.config.load import load_config
 from trtkit.engine.decoders import open_decoder
 from trtkit.sources.transformers_model import encoder
-from trtkit.verify.perplexity import perplexity
+from trtkit.verify.perplexity import mean_loss
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +62,7 @@ def test_smollm2s_perplexity_is_modelopts_within_half_a_percent(tmp_path: Path) 
     config = load_config("llama", [f"quantize.{key}" for key in ("method=int8_wo", layers, *data)], "sm89")
     windows = np.array(encoder(open_decoder(config.source)).encode(text[:4000])[:512]).reshape(2, 256)
     want, got = (
-        math.exp(sum(perplexity(logits, ids.tolist()) for logits, ids in zip(found, windows, strict=True)) / 2)
+        math.exp(sum(mean_loss(logits, ids.tolist()) for logits, ids in zip(found, windows, strict=True)) / 2)
         for found in both(config, windows, tmp_path / "out")
     )
     assert got == pytest.approx(want, rel=0.005)

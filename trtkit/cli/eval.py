@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   trtkit eval bundles/llama --perplexity book.txt
-  trtkit eval bundles/llama --perplexity book.txt --windows 0 --json"""
+  trtkit eval bundles/llama --perplexity book.txt --windows 0 --json
+  trtkit eval bundles/llama-int8 --compare bundles/llama --perplexity book.txt"""
 
 
 @click.command(epilog=EPILOG)
 @bundle_argument
 @click.option("--perplexity", "text", required=True, metavar="FILE", help="A UTF-8 text to read.")
+@click.option("--compare", "base", metavar="BUNDLE", help="The model as it was: how far from it this one is.")
 @click.option(
     "--windows", type=click.IntRange(0), default=8, metavar="N", help="Windows to read; 0: all.  [default: 8]"
 )
@@ -32,23 +34,40 @@ Examples:
 @click.option("--runtime", type=click.Choice(["auto", "tensorrt", "reference"]), default="auto", help="What runs it.")
 @json_option
 @quiet_option
-def command(bundle: str, text: str, windows: int, window_tokens: int, runtime: str, as_json: bool, quiet: bool) -> None:
-    """Evaluate a language model: its perplexity per token on a text.
+def command(
+    bundle: str,
+    text: str,
+    base: str | None,
+    windows: int,
+    window_tokens: int,
+    runtime: str,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Evaluate a language model: its perplexity per token on a text, and what quantization cost it.
 
     The text is read in windows, each on its own, as `trtkit verify --text` does. A bundle whose engine gives only the
     last token's logits (`llm.logits: last`, the default) is read by the reference executor on the same network.
+    `--compare` reads the same windows by another bundle, such as the one that was quantized.
     """
     from trtkit.cli.llm_options import read_model
     from trtkit.cli.progress import show_progress
+    from trtkit.engine.bundle import open_bundle
 
-    model = read_model(bundle)
-    pieces = _windows(Path(text), model, min(window_tokens, model.max_length))
+    models = [read_model(path) for path in (bundle, base) if path is not None]
+    size = min(window_tokens, *(model.max_length for model in models))
+    pieces, *others = [_windows(Path(text), model, size) for model in models]
+    if any(other != pieces for other in others):
+        raise click.UsageError("--compare: the bundles' tokenizers differ, so perplexities per token do")
     pieces = pieces[: windows or len(pieces)]
     with show_progress(quiet=quiet or as_json) as on_event:
         on_event({"event": "phase", "name": "open"})
-        execution = _execution(model, runtime)
-        found = _measure(execution, pieces, on_event)
-    found = {"text": text, "runtime": execution.description, **found}
+        executions = [_execution(model, runtime) for model in models]
+        found = _measure(executions, pieces, on_event)
+    found = {"text": text, "runtime": executions[0].description, **found}
+    if base is not None:
+        sizes = [open_bundle(model.path).engine_path().stat().st_size for model in models]
+        found["compared"] |= {"bundle": base, "engine_bytes": sizes[1], "own_engine_bytes": sizes[0]}
     if as_json:
         click.echo(json.dumps(found))
     else:
@@ -91,23 +110,32 @@ def _execution(model: Model, runtime: Any) -> DecoderExecution:
     return ReferenceDecoder(bundle_network(bundle, has_all_logits=True), 1)
 
 
-def _measure(execution: DecoderExecution, pieces: list[list[int]], on_event: Any) -> dict[str, Any]:
-    """Return perplexity over all windows, which are equally long."""
-    from trtkit.verify.perplexity import perplexity
+def _measure(executions: list[DecoderExecution], pieces: list[list[int]], on_event: Any) -> dict[str, Any]:
+    """Return the first model's perplexity over windows of one length, and its distance from the second's."""
+    from trtkit.verify.perplexity import distance, mean_loss
 
-    started, losses = time.monotonic(), []
+    started, losses, distances = time.monotonic(), [], []
     for index, ids in enumerate(pieces):
         on_event({"event": "progress", "name": "perplexity", "done": index, "total": len(pieces)})
-        losses.append(perplexity(_logits(execution, ids), ids))
+        logits = [_logits(execution, ids) for execution in executions]
+        losses.append([mean_loss(one, ids) for one in logits])
+        distances.append(distance(*logits) if len(logits) > 1 else (0.0, 1.0))
     seconds, tokens = time.monotonic() - started, sum(map(len, pieces))
-    return {
-        "perplexity": math.exp(sum(losses) / len(losses)),
+    perplexities = [math.exp(sum(column) / len(pieces)) for column in zip(*losses, strict=True)]
+    found = {
+        "perplexity": perplexities[0],
         "windows": len(pieces),
         "window_tokens": len(pieces[0]),
         "tokens": tokens,
         "seconds": seconds,
-        "tokens_per_second": tokens / seconds,
+        "tokens_per_second": len(executions) * tokens / seconds,
     }
+    if len(executions) == 1:
+        return found
+    divergence, same = (sum(column) / len(pieces) for column in zip(*distances, strict=True))
+    change = perplexities[0] / perplexities[1] - 1
+    compared = {"perplexity": perplexities[1], "change": change, "divergence_nats": divergence, "same_tokens": same}
+    return found | {"compared": compared}
 
 
 def _logits(execution: DecoderExecution, ids: list[int]) -> Any:
@@ -130,6 +158,13 @@ def _render(found: dict[str, Any]) -> None:
 
     table = pairs()
     table.add_row("perplexity", f"{found['perplexity']:.4f}")
+    if "compared" in found:
+        other = found["compared"]
+        table.add_row("compared with", f"{other['bundle']}: perplexity {other['perplexity']:.4f}")
+        table.add_row("change", f"{other['change']:+.2%}, {other['divergence_nats']:.4f} nats a token")
+        table.add_row("same next token", f"{other['same_tokens']:.1%}")
+        sizes = [other[key] / 2**20 for key in ("own_engine_bytes", "engine_bytes")]
+        table.add_row("engine", f"{sizes[0]:.1f} MiB for {sizes[1]:.1f} MiB")
     table.add_row("text", f"{found['text']}: {found['windows']} windows of {found['window_tokens']} tokens")
     table.add_row("runtime", found["runtime"])
     table.add_row("tokens/s", f"{found['tokens_per_second']:.1f}")

@@ -19,7 +19,7 @@ from trtkit.verify.compare import Comparison, compare, worst
 from trtkit.verify.decoder_reference import TransformersReference
 from trtkit.verify.job import tolerance_of
 from trtkit.verify.layers import layer_errors
-from trtkit.verify.perplexity import perplexity, windows
+from trtkit.verify.perplexity import mean_loss, windows
 from trtkit.verify.prompts import Prompt, read_prompts
 from trtkit.verify.stepper import Stepper
 
@@ -173,8 +173,8 @@ def _perplexity(verifier: DecoderVerifier, path: str, report: Callable[[Json], N
     ours, theirs = [], []
     for index, window in enumerate(ids):
         report({"event": "progress", "name": "perplexity", "done": index, "total": len(ids)})
-        ours.append(perplexity(verifier.logits(Prompt("window", window)), window))
-        theirs.append(perplexity(verifier.reference.logits(window), window))
+        ours.append(mean_loss(verifier.logits(Prompt("window", window)), window))
+        theirs.append(mean_loss(verifier.reference.logits(window), window))
     mine, reference = (math.exp(sum(values) / len(values)) for values in (ours, theirs))
     change = abs(mine - reference) / reference
     rounded = _ROUNDED_PERPLEXITY if verifier.rounds_activations else 0.0

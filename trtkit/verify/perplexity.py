@@ -35,7 +35,16 @@ def windows(path: Path, opened: DecoderSource, options: LlmOptions) -> list[list
     return [ids[start : start + size] for start in range(0, len(ids) - size + 1, size)][:_MOST_WINDOWS]
 
 
-def perplexity(logits: torch.Tensor, ids: Sequence[int]) -> float:
+def mean_loss(logits: torch.Tensor, ids: Sequence[int]) -> float:
     """Return the mean negative log-likelihood of each token after the first; logits: [S, V]."""
     likelihood = torch.log_softmax(logits[:-1].double(), dim=-1)
     return float(-likelihood.gather(1, torch.tensor(ids[1:])[:, None]).mean())
+
+
+def distance(logits: torch.Tensor, base: torch.Tensor) -> tuple[float, float]:
+    """Return how far next-token distributions are from others: the mean Kullback-Leibler divergence, in nats, and the
+    share of tokens whose likeliest next one is the same. Both: [S, V].
+    """
+    own, others = (torch.log_softmax(one.double(), dim=-1) for one in (logits, base))
+    divergence = (others.exp() * (others - own)).sum(-1).mean()
+    return float(divergence), float((logits.argmax(-1) == base.argmax(-1)).double().mean())
