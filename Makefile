@@ -35,7 +35,7 @@ $(STAMPS)/triton: Makefile | $(STAMPS)/demo
 
 install: $(STAMPS)/dev $(STAMPS)/triton ## Create .venv with everything the tests need.
 
-demo: $(STAMPS)/demo $(STAMPS)/triton ## Build and verify a classifier and an LLM and serve the LLM, without a GPU.
+demo: $(STAMPS)/demo $(STAMPS)/triton ## Build, verify, quantize and serve a classifier and an LLM, without a GPU.
 	@PATH=$(BIN):$$PATH sh examples/demo.sh
 
 triton: $(STAMPS)/triton ## Put a Triton server for `trtkit serve` and the tests into .venv.

@@ -21,6 +21,7 @@ from trtkit.verify.job import tolerance_of
 from trtkit.verify.layers import layer_errors
 from trtkit.verify.perplexity import mean_loss, windows
 from trtkit.verify.prompts import Prompt, read_prompts
+from trtkit.verify.rounded_inputs import round_inputs
 from trtkit.verify.stepper import Stepper
 
 if TYPE_CHECKING:
@@ -35,8 +36,10 @@ _SLOTS = 3
 # Positions whose two best logits lie nearer than this many roundings of each other have no clear answer.
 _CLEAR_ROUNDINGS = 4
 _MIN_AGREEMENT = 0.99
-# Of networks that round activations, which transformers' do not: of logits, and of perplexity.
-ROUNDED_ACTIVATIONS, _ROUNDED_PERPLEXITY = 0.3, 0.1
+# Of networks that round what runs through them, of logits and of perplexity. A value that falls between two codes is
+# rounded either way and moves all that follows; caches are rounded by the network alone.
+_ROUNDED_IN_FP32, ROUNDED_ACTIVATIONS, _ROUNDED_PERPLEXITY = 0.05, 0.3, 0.1
+_ROUNDED_INPUTS = {"int8": 0.15, "fp8": 0.15, "mxfp8": 0.15, "fp4": 0.4}
 _MAX_PERPLEXITY_CHANGE = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 2e-2}
 
 
@@ -54,10 +57,20 @@ class DecoderVerifier:
         self.stepper = Stepper(self.decoder)
         report({"event": "phase", "name": "load reference"})
         self.reference = TransformersReference(self.opened)
-        self.rounds_activations = rounds_activations(self.opened)
         self.tolerance = tolerance_of(self.config)
-        if self.rounds_activations and self.config.verify.max_relative_rms_error is None:
-            self.tolerance = max(self.tolerance, ROUNDED_ACTIVATIONS)
+        least = self._rounding()
+        self.rounds_activations = least > 0
+        if self.config.verify.max_relative_rms_error is None:
+            self.tolerance = max(self.tolerance, least)
+
+    def _rounding(self) -> float:
+        """Let the reference round inputs as the network does; return what both may differ by for rounding so."""
+        formats = round_inputs(self.reference.model, self.opened)
+        if self.opened.kv_cache is not None:
+            return ROUNDED_ACTIVATIONS
+        if formats and self.config.precision == "fp32":
+            return _ROUNDED_IN_FP32
+        return max((_ROUNDED_INPUTS[kind] for kind in formats), default=0.0)
 
     def engine_stepper(self) -> Stepper:
         """Return the network exactly as the engine has it: its own kind of logits."""
