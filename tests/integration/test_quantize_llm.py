@@ -195,6 +195,7 @@ def test_layers_that_a_budget_leaves_may_have_another_method(
     assert chosen.quantize.layers == dict.fromkeys(scores["kept"], "int8_wo")
     source = open_hf_folder(workspace / "q")
     matrices = [m for name in source.checkpoint if isinstance(m := source.checkpoint[name], QuantizedMatrix)]
+    assert {name for name in scores["kept"] if name.endswith((".q", ".gate"))}  # whole groups that share inputs
     assert sum(matrix.format == "int8" for matrix in matrices) == len(scores["kept"]) > 0
     assert sum(matrix.format == "fp8" for matrix in matrices) == 14 - len(scores["kept"]) > 0
 
@@ -227,6 +228,8 @@ BAD = [
     (["--method", "fp8", "--fallback", "int8_wo"], 1, "give a `--budget` too"),
     (["--method", "fp8", "--budget", "1nats", "--fallback", "int2"], 2, "`int2` is no method for layers that are left"),
     (["--method", "fp8", "--budget", "0nats", "--fallback", "int8_wo"], 1, "int8_wo alone loses"),
+    (["--method", "fp8", "--layer", "*.k=int8_wo"], 2, "share their inputs; they cannot be fp8 and int8_wo"),
+    (["--method", "int8", "--exclude", "layers.1.*.up"], 2, "they cannot be int8 and none"),
     (["--method", "int4_wo", "--budget", "2bits"], 1, "all layers quantized take more than 2bits"),
 ]
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trtkit.models.spec import DecoderSpec
 
 _LINEAR = re.compile(r"\.(q|k|v|o|qkv|gate|up|gate_up|down)$")
+_SHARING = re.compile(r"\.(q|k|v|gate|up)$")
 _HEAD = "lm_head"
 FIXED_BLOCKS = {"fp4": 16, "mxfp8": 32}
 """Columns that share a scale in formats that leave no choice."""
@@ -71,6 +72,11 @@ def linear_layers(spec: DecoderSpec) -> list[Layer]:
     return found
 
 
+def inputs_of(name: str) -> str:
+    """Return what a layer reads: the same text for layers that share their inputs."""
+    return _SHARING.sub(lambda found: ".qkv" if found[1] in "qkv" else ".gate_up", name)
+
+
 def choose(spec: DecoderSpec, options: QuantizeOptions) -> Choice:
     """Return how each layer is to be quantized.
 
@@ -91,7 +97,23 @@ def choose(spec: DecoderSpec, options: QuantizeOptions) -> Choice:
         fix = f"use {largest_block(sizes)}" if largest_block(sizes) else "exclude such layers, or use int8_wo"
         raise ConfigError("the model cannot be quantized so", [Problem(what, "quantize.block", fix)])
     _check_fixed_blocks(methods)
+    _check_sharing(linear_layers(spec), methods)
     return Choice(methods, block)
+
+
+def _check_sharing(layers: Sequence[Layer], methods: Mapping[Layer, str]) -> None:
+    """Refuse layers that share inputs in several of ModelOpt's formats, which it makes one. Raises ConfigError."""
+    groups: dict[str, list[Layer]] = {}
+    for layer in layers:
+        groups.setdefault(inputs_of(layer.name), []).append(layer)
+    for first, *others in groups.values():
+        for layer in others:
+            asked = [methods.get(each, "none") for each in (first, layer)]
+            formats = {method if method in METHODS and METHODS[method].weights else "" for method in asked}
+            if len(formats) > 1:
+                what = f"`{first.name}` and `{layer.name}` share their inputs; they cannot be {' and '.join(asked)}"
+                problem = Problem(what, "quantize.layers", "give them one method")
+                raise ConfigError("the model cannot be quantized so", [problem])
 
 
 def _check_fixed_blocks(methods: Mapping[Layer, str]) -> None:

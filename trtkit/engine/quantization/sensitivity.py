@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from trtkit.engine.quantization.choice import inputs_of
 from trtkit.engine.quantization.emulation import EmulatedLayer
 from trtkit.engine.quantization.methods import METHODS
 from trtkit.errors import QuantizeError
@@ -189,22 +190,21 @@ def keep_for(
     quantized. Raises QuantizeError where no choice holds it.
     """
     ranked = by_loss_saved(losses)
-    names = [row.layer for row in ranked]
     if budget.unit == "nats":
-        count = _fewest(len(names), lambda kept: loss_without(names[:kept]) <= budget.value)
-        return names[:count], loss_without(names[:count])
+        count = _fewest(len(ranked), lambda kept: loss_without(_names(ranked[:kept])) <= budget.value)
+        return _names(ranked[:count]), loss_without(_names(ranked[:count]))
     allowed = budget.value * _total(losses) if budget.unit == "bits" else budget.value * 2**23
     used, count = sum(row.bits * row.weights for row in losses), 0
     if used > allowed:
         least = used / _total(losses) if budget.unit == "bits" else used / 2**23
         fix = f"raise it to {least:.2f}{budget.unit}, or use a method of fewer bits"
         raise QuantizeError(f"all layers quantized take more than {budget.value:g}{budget.unit}", "--budget", fix)
-    for row in ranked:
-        used += (row.left_bits - row.bits) * row.weights
+    for group in ranked:
+        used += sum((row.left_bits - row.bits) * row.weights for row in group)
         if used > allowed:
             break
         count += 1
-    return names[:count], loss_without(names[:count])
+    return _names(ranked[:count]), loss_without(_names(ranked[:count]))
 
 
 @dataclass(frozen=True)
@@ -268,15 +268,30 @@ def loss_by_size(losses: Sequence[LayerLoss], loss_without: Callable[[Sequence[s
     """
     ranked, found = by_loss_saved(losses), []
     for count in sorted({0, *(len(ranked) * share // 8 for share in (1, 2, 4, 6))}):
-        bits = sum(row.left_bits * row.weights for row in ranked[:count])
-        bits += sum(row.bits * row.weights for row in ranked[count:])
-        found.append(Choosable(count, bits / 2**23, loss_without([row.layer for row in ranked[:count]])))
+        left = _names(ranked[:count])
+        bits = sum((row.left_bits if row.layer in left else row.bits) * row.weights for row in losses)
+        found.append(Choosable(len(left), bits / 2**23, loss_without(left)))
     return found
 
 
-def by_loss_saved(losses: Sequence[LayerLoss]) -> list[LayerLoss]:
-    """Return layers by what they lose for what they save, the largest first."""
-    return sorted(losses, key=lambda row: -row.loss / (row.weights * max(row.left_bits - row.bits, 1e-9)))
+def by_loss_saved(losses: Sequence[LayerLoss]) -> list[list[LayerLoss]]:
+    """Return layers by what they lose for what they save, the largest first; those that share inputs together.
+
+    Engines fuse such layers, and ModelOpt's checkpoints have them in one format.
+    """
+    groups: dict[str, list[LayerLoss]] = {}
+    for row in losses:
+        groups.setdefault(inputs_of(row.layer), []).append(row)
+    return sorted(groups.values(), key=lambda group: -sum(row.loss for row in group) / _saved(group))
+
+
+def _saved(rows: Sequence[LayerLoss]) -> float:
+    """Return the bits that quantizing saves; the weights, where it saves none."""
+    return sum(row.weights * max(row.left_bits - row.bits, 1e-9) for row in rows)
+
+
+def _names(groups: Sequence[Sequence[LayerLoss]]) -> list[str]:
+    return [row.layer for group in groups for row in group]
 
 
 def _fewest(count: int, holds: Callable[[int], bool]) -> int:

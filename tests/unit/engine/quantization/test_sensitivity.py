@@ -44,6 +44,15 @@ def test_a_budget_of_loss_is_held_by_as_few_layers_as_can_be(losses: list[LayerL
     assert not kept or whole(losses, kept[:-1]) > value
 
 
+def test_layers_that_share_inputs_are_left_together() -> None:
+    names = ["layers.0.attention.q", "layers.0.attention.k", "layers.0.attention.o", "layers.0.mlp.up"]
+    losses = [LayerLoss(name, "fp8", loss, 100, 8) for name, loss in zip(names, (3.0, 0.0, 1.0, 1.2), strict=True)]
+    kept, loss = keep_for(Budget(3, "nats"), losses, lambda left: whole(losses, left))
+    assert kept == names[:2]
+    assert loss == 2.2
+    assert len(keep_for(Budget(2, "nats"), losses, lambda left: whole(losses, left))[0]) == 3
+
+
 def test_a_budget_that_nothing_holds_is_refused() -> None:
     losses = [LayerLoss("layers.0", "int8_wo", 0.1, 1 << 20, 8)]
     for budget, least in ((Budget(4, "bits"), "8.00bits"), (Budget(0.5, "mib"), "1.00mib")):
