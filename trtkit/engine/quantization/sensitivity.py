@@ -138,23 +138,20 @@ class Scorer:
     def __init__(self, model: Any, texts: Sequence[Sequence[int]]) -> None:
         """The model is to be unquantized at this moment."""
         self._model = model
-        self._texts = [torch.tensor([list(ids[:LENGTH])]) for ids in texts[:WINDOWS]]
-        self._base = [self._log_probabilities(ids) for ids in self._texts]
+        self._ids = torch.tensor([list(ids[:LENGTH]) for ids in texts[:WINDOWS]])
+        self._base = self._log_probabilities()
+        self._weights = self._base.exp()
 
     def loss(self) -> float:
         """Return the loss as the model is now. Raises QuantizeError where it is not a number."""
-        total = torch.stack([
-            (base.exp() * (base - self._log_probabilities(ids))).sum(-1).mean()
-            for ids, base in zip(self._texts, self._base, strict=True)
-        ])  # fmt: skip
-        found = float(total.mean())
+        found = float((self._weights * (self._base - self._log_probabilities())).sum(-1).mean())
         if not found < float("inf"):
             raise QuantizeError("the quantized model computes NaN", fix="exclude layers, or use another method")
         return max(found, 0.0)
 
-    def _log_probabilities(self, ids: torch.Tensor) -> torch.Tensor:
+    def _log_probabilities(self) -> torch.Tensor:
         with torch.inference_mode():
-            return torch.log_softmax(self._model(ids, use_cache=False).logits[0].double(), dim=-1)
+            return torch.log_softmax(self._model(self._ids, use_cache=False).logits.double(), dim=-1)
 
 
 def loss_of(made: QuantizedModel, texts: Sequence[Sequence[int]]) -> float:
