@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 SMOOTHING = 0.8
 """SmoothQuant's alpha, where none is asked for: how much of the inputs' range goes over to the weights."""
 
-TOLERATED = 0.005
+TOLERATED = 0.0025
 """Mean squared relative error of outputs, from rounding inputs, up to which a layer's inputs are rounded."""
 
 _LARGEST = 127
