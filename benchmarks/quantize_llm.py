@@ -58,7 +58,7 @@ VARIANTS: dict[str, list[str]] = {
     "fp16, KV fp8": ["method=none", "kv_cache=fp8"],
     "int8_wo, KV int8": ["method=int8_wo", "kv_cache=int8"],
 }
-MIXES = {"fp8, else int8_wo": {"budget": "0.006nats", "fallback": "int8_wo"}}
+MIXES = {"fp8, else int8_wo": {"budget": "0.01nats", "fallback": "int8_wo"}}
 """What `trtkit quantize` is asked to choose first."""
 TARGETS = {
     "fp8": "sm89",
@@ -117,7 +117,7 @@ def measure(name: str, calibration: Path, folder: Path) -> Json:
     """Build one variant and return its figures."""
     keys = [f"quantize.{key}" for key in VARIANTS[name]]
     keys += [f"quantize.calibration.data={calibration}", "quantize.calibration.samples=16"] if keys else []
-    config = load_config("llama", keys, TARGETS.get(name))
+    config = load_config("llama", keys, TARGETS.get(name, "sm89" if "int4" in name else None))
     if name in MIXES:
         config = mixed(config, MIXES[name], folder / "mix")
     out = folder / "bundle"
