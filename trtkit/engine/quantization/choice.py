@@ -97,7 +97,8 @@ def choose(spec: DecoderSpec, options: QuantizeOptions) -> Choice:
         fix = f"use {largest_block(sizes)}" if largest_block(sizes) else "exclude such layers, or use int8_wo"
         raise ConfigError("the model cannot be quantized so", [Problem(what, "quantize.block", fix)])
     _check_fixed_blocks(methods)
-    _check_sharing(linear_layers(spec), methods)
+    if not has_experts(spec):  # whose matrices are rounded here, not by ModelOpt
+        _check_sharing(linear_layers(spec), methods)
     return Choice(methods, block)
 
 
