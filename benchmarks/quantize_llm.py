@@ -58,7 +58,7 @@ VARIANTS: dict[str, list[str]] = {
     "fp16, KV fp8": ["method=none", "kv_cache=fp8"],
     "int8_wo, KV int8": ["method=int8_wo", "kv_cache=int8"],
 }
-MIXES = {"fp8, else int8_wo": {"budget": "0.01nats", "fallback": "int8_wo"}}
+MIXES = {"fp8, else int8_wo": {"budget": "0.006nats", "fallback": "int8_wo"}}
 """What `trtkit quantize` is asked to choose first."""
 TARGETS = {
     "fp8": "sm89",
