@@ -64,7 +64,7 @@ docs: $(STAMPS)/dev ## Build the site of the docs into build/site; open its inde
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/site/index.html"
 
-check: lint types layers docs test slow ## All checks: what CI runs.
+check: lint types layers docs test ## What CI runs.
 
 format: $(STAMPS)/dev ## Format the code.
 	$(BIN)/ruff check --fix .
