@@ -11,7 +11,7 @@ say trtkit build --config llama
 say trtkit verify bundles/llama --no-corners
 say trtkit generate bundles/llama --prompt "What is the capital of France?" --stats
 say trtkit build --config llama --set quantize.method=int8_wo --out bundles/llama-int8
-say trtkit eval bundles/llama-int8 --compare bundles/llama --perplexity README.md --windows 2
+say trtkit eval bundles/llama-int8 --compare bundles/llama --perplexity README.md --windows 1
 say trtkit deploy bundles/llama --to triton --repository bundles/models
 
 printf '\n\033[1m$ trtkit serve bundles/models --quiet &\033[0m\n'
