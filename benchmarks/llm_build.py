@@ -59,7 +59,7 @@ def _save_int4(path: Path, _dtype: str) -> None:
     """Write random codes with their scales: as ModelOpt does, and beside it as TensorRT takes them (`trt/`)."""
     from safetensors.numpy import save_file
 
-    from trtkit.engine.quantization.choice import linear_layers
+    from trtkit.engine.quantization.llm.choice import linear_layers
     from trtkit.models.registry import decoder_spec
     from trtkit.models.weights import model_weights
     from trtkit.quantized import pack

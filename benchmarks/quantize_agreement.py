@@ -25,9 +25,9 @@ from benchmarks.measure import RESULTS, write, write_between
 from benchmarks.quantize_llm import ROOT, calibration_text, texts
 from trtkit.config.load import load_config
 from trtkit.engine.decoders import open_decoder
-from trtkit.engine.quantization import calibration
-from trtkit.engine.quantization.choice import choose
-from trtkit.engine.quantization.llm import QuantizedModel, quantized_model
+from trtkit.engine.quantization.llm import calibration
+from trtkit.engine.quantization.llm.choice import choose
+from trtkit.engine.quantization.llm.job import QuantizedModel, quantized_model
 from trtkit.engine.steps import Steps
 from trtkit.models.registry import decoder_spec
 from trtkit.runtime.decoder import Call, ReferenceDecoder, open_model

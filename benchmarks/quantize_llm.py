@@ -1,7 +1,8 @@
 """SmolLM2 quantized in every way: perplexity on two texts, engine size, times.
 
 Perplexity is that of the network that TensorRT builds, computed by the reference executor. The table goes into
-docs/quantization.md. `python -m benchmarks.quantize_llm [VARIANT...]` measures some again and keeps the others.
+docs/quantization.md, some of it into the README. `python -m benchmarks.quantize_llm [VARIANT...]` measures some again
+and keeps the others.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ VARIANTS: dict[str, list[str]] = {
     "fp16, KV fp8": ["method=none", "kv_cache=fp8"],
     "int8_wo, KV int8": ["method=int8_wo", "kv_cache=int8"],
 }
-MIXES = {"fp8, else int8_wo": {"budget": "0.006nats", "fallback": "int8_wo"}}
+MIXES = {"fp8, else int8_wo": {"budget": "0.01nats", "fallback": "int8_wo"}}
 """What `trtkit quantize` is asked to choose first."""
 TARGETS = {
     "fp8": "sm89",
@@ -163,12 +164,31 @@ def table(figures: dict[str, Json]) -> str:
     heads = ["", *names, "engine", "weights", "KV of a token", "quantize", "build"]
     lines = [f"| {' | '.join(heads)} |", "| --- |" + " --: |" * (len(heads) - 1)]
     for name, row in figures.items():
-        losses = [
-            f"{row['perplexity'][text]:.2f} ({100 * (row['perplexity'][text] / base['perplexity'][text] - 1):+.1f} %)"
-            for text in names
-        ]
+        losses = [f"{row['perplexity'][text]:.2f} ({_change(row, base, text)})" for text in names]
         sizes = [f"{row['engine_mib']} MiB", f"{row['weights_mib']} MiB", f"{row['kv_kib_per_token']:.2f} KiB"]
         lines.append(f"| {name} | {' | '.join([*losses, *sizes])} | {row['quantize_s']} s | {row['build_s']} s |")
+    return "\n".join(lines) + "\n"
+
+
+def _change(row: Json, base: Json, text: str) -> str:
+    """Return the change of perplexity on a text."""
+    return f"{100 * (row['perplexity'][text] / base['perplexity'][text] - 1):+.1f} %"
+
+
+SUMMARY = ["int8_wo", "int8_sq", "fp8", "fp8, else int8_wo", "int4_gptq, block 64, zero points", "fp16, KV int8"]
+"""The variants that the README shows."""
+
+
+def summary(figures: dict[str, Json]) -> str:
+    """Return the README's figures as Markdown."""
+    base = figures["fp16"]
+    names = list(base["perplexity"])
+    lines = [f"| perplexity beside fp16 | {' | '.join(names)} | weights | KV of a token |", "| --- |" + " --: |" * 4]
+    for name in SUMMARY:
+        row = figures[name]
+        losses = [_change(row, base, text) for text in names]
+        shares = [f"{row[key] / base[key]:.2f}x" for key in ("weights_mib", "kv_kib_per_token")]
+        lines.append(f"| {name} | {' | '.join([*losses, *shares])} |")
     return "\n".join(lines) + "\n"
 
 
@@ -183,8 +203,8 @@ def main(names: list[str] | None = None) -> None:
             print(name, figures[name], flush=True)
             figures = {known: figures[known] for known in VARIANTS if known in figures}
             write("quantize_llm", {"variants": figures})
-    if "fp16" in figures and (ROOT / "docs/quantization.md").is_file():
-        write_between(ROOT / "docs/quantization.md", "llm", table(figures))
+    write_between(ROOT / "docs/quantization.md", "llm", table(figures))
+    write_between(ROOT / "README.md", "quantized", summary(figures))
 
 
 if __name__ == "__main__":

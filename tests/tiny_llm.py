@@ -20,6 +20,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 SPECIAL = ["<|pad|>", "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+OF_BLOCKS = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+"""Sizes that blocks of 32, 64 and 128 divide."""
 END = SPECIAL.index("<|end|>")
 torch.set_num_threads(1)  # tests run side by side
 
@@ -52,3 +54,16 @@ def save(folder: Path, seed: int = 0, **changes: int) -> Path:
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
+
+
+def save_to_quantize(folder: Path) -> Path:
+    """Write a model of sizes that blocks divide, a text, and a config that quantizes by it; return the config."""
+    save(folder / "model", **OF_BLOCKS)
+    (folder / "text.txt").write_text(TEXT * 12, encoding="utf-8")
+    config = folder / "m.yaml"
+    config.write_text(
+        "source: {hf: model}\nprecision: fp32\n"
+        "llm: {max_batch_size: 2, max_sequence_length: 96, max_prefill_length: 48, logits: all}\n"
+        "quantize: {method: int8_wo, calibration: {data: text.txt, samples: 4, length: 64}}\n"
+    )
+    return config

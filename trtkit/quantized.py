@@ -12,6 +12,10 @@ from trtkit.errors import SourceError
 
 Array = np.ndarray[Any, Any]
 Format = Literal["int8", "int4", "fp8", "mxfp8", "fp4"]
+LARGEST = {"int8": 127.0, "fp8": 448.0}
+"""What the greatest magnitude becomes in types of eight bits."""
+FIXED_BLOCKS = {"fp4": 16, "mxfp8": 32}
+"""Columns that share a scale in formats that leave no choice."""
 FP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from trtkit.config.schema import ModelConfig
 
-SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
-
 
 def both(
     config: ModelConfig, windows: np.ndarray[tuple[int, int], np.dtype[np.int64]], folder: Path
@@ -39,14 +37,9 @@ def both(
     "method", ["int8_sq", "fp8", *(pytest.param(name, marks=pytest.mark.slow) for name in ("int8", "fp8_pc"))]
 )
 def test_a_network_computes_what_modelopt_fakes(method: str, tmp_path: Path) -> None:
-    tiny_llm.save(tmp_path / "model", **SIZES)
-    (tmp_path / "text.txt").write_text(tiny_llm.TEXT * 12, encoding="utf-8")
-    (tmp_path / "m.yaml").write_text(
-        "source: {hf: model}\nprecision: fp32\nllm: {max_sequence_length: 96, max_prefill_length: 48, logits: all}\n"
-        f"quantize: {{method: {method}, calibration: {{data: text.txt, samples: 4, length: 64}}}}\n"
-    )
+    config = load_config(str(tiny_llm.save_to_quantize(tmp_path)), [f"quantize.method={method}"])
     windows = np.random.default_rng(0).integers(6, 320, (2, 48))
-    want, got = both(load_config(str(tmp_path / "m.yaml")), windows, tmp_path / "out")
+    want, got = both(config, windows, tmp_path / "out")
     errors = (got - want).norm(dim=-1) / want.norm(dim=-1)
     assert errors.median() < 1e-5
     assert errors.max() < 0.1  # a code between two values flips, and moves its token

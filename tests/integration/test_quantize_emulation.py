@@ -11,26 +11,20 @@ import torch
 from benchmarks.quantize_agreement import QUIET, executed, faked, quantized
 from tests import tiny_llm
 from trtkit.config.load import load_config
-from trtkit.engine.quantization.sensitivity import Bits, Switchboard, score
+from trtkit.engine.quantization.scoring.budget import Bits, by_loss_saved
+from trtkit.engine.quantization.scoring.sensitivity import Switchboard, score
 from trtkit.quantized import QuantizedMatrix
 from trtkit.sources.decoder_source import open_hf_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
 WINDOWS = np.random.default_rng(0).integers(6, 320, (2, 48))
 
 
 @pytest.mark.parametrize("method", ["nvfp4", "mxfp8"])
 def test_what_is_scored_is_what_the_network_computes(method: str, tmp_path: Path) -> None:
-    tiny_llm.save(tmp_path / "model", **SIZES)
-    (tmp_path / "text.txt").write_text(tiny_llm.TEXT * 12, encoding="utf-8")
-    (tmp_path / "m.yaml").write_text(
-        "source: {hf: model}\nprecision: fp32\nllm: {max_sequence_length: 96, max_prefill_length: 48, logits: all}\n"
-        f"quantize: {{method: {method}, calibration: {{data: text.txt, samples: 4, length: 64}}}}\n"
-    )
-    config = load_config(str(tmp_path / "m.yaml"), target="sm120")
+    config = load_config(str(tiny_llm.save_to_quantize(tmp_path)), [f"quantize.method={method}"], "sm120")
     made = quantized(config)
     before = {name: weight.clone() for name, weight in made.model.state_dict().items()}
     scores = score(made, WINDOWS.tolist(), None, Bits(0), lambda *_: None)
@@ -38,6 +32,8 @@ def test_what_is_scored_is_what_the_network_computes(method: str, tmp_path: Path
     kept = [point.kept for point in scores.curve]
     assert kept == sorted(set(kept))
     assert len(kept) == 5
+    sizes = [len(group) for group in by_loss_saved(scores.losses)]  # eight: those that share inputs are left together
+    assert kept == [sum(sizes[:count]) for count in (0, 1, 2, 4, 6)]
     assert kept[0] == 0 < kept[-1] < len(scores.losses)
     assert scores.curve[0].loss == scores.loss
     assert [point.mib for point in scores.curve] == sorted(point.mib for point in scores.curve)

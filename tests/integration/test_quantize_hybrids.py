@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Ran
     from tests.hybrids import Made
-    from trtkit.engine.quantization.parts import HybridQuantization
+    from trtkit.engine.quantization.by_part.choice import HybridQuantization
 
     Run = Callable[..., Ran]
     Refuses = Callable[..., str]

@@ -32,21 +32,12 @@ FAST = ["int8_wo", "int8_sq", "int4_gptq", "nvfp4"]
 OTHERS = ["int8", "int4_wo", "int4_awq", "fp8", "fp8_pc", "mxfp8"]
 METHODS = [*FAST, *(pytest.param(method, marks=pytest.mark.slow) for method in OTHERS)]
 ROUNDS_INPUTS = {"int8", "int8_sq", "fp8", "fp8_pc", "nvfp4", "mxfp8"}
-SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model, a text, and a config that names both."""
-    folder = tmp_path_factory.mktemp("quantize")
-    tiny_llm.save(folder / "model", **SIZES)
-    (folder / "text.txt").write_text(tiny_llm.TEXT * 12, encoding="utf-8")
-    (folder / "m.yaml").write_text(
-        "source: {hf: model}\nprecision: fp32\n"
-        "llm: {max_batch_size: 2, max_sequence_length: 96, max_prefill_length: 48, logits: all}\n"
-        "quantize: {method: int8_wo, calibration: {data: text.txt, samples: 4, length: 64}}\n"
-    )
-    return folder
+    return tiny_llm.save_to_quantize(tmp_path_factory.mktemp("quantize")).parent
 
 
 def config_of(models: Path, *overrides: str) -> ModelConfig:
@@ -152,54 +143,6 @@ def test_build_quantizes_and_the_bundle_keeps_the_checkpoint(
     assert "SHA-256 differs" in trtkit("verify", "b").err
 
 
-def test_sensitivity_ranks_layers_and_a_budget_writes_its_choice(
-    models: Path, workspace: Path, trtkit: Callable[..., Ran]
-) -> None:
-    files = ["--write", "chosen.yaml", "--html", "losses.html"]
-    asked = ["--method", "int4_wo", "--budget", "8bits", *files, "--out", "q", "--json"]
-    ran = trtkit("quantize", models / "m.yaml", *asked)
-    assert ran.code == 0, ran.err
-    scores = ran.json()["sensitivity"]
-    losses = [row["loss"] for row in scores["layers"]]
-    assert len(losses) == 14
-    assert losses == sorted(losses, reverse=True)
-    assert 0 < len(scores["kept"]) < 14
-    page = (workspace / "losses.html").read_text(encoding="utf-8")
-    assert page.count("<circle") == 14 + len(scores["curve"])
-    assert page.count("<td>left as it is</td>") == len(scores["kept"])
-    for row in scores["layers"]:
-        assert f"<td>{row['layer']}</td><td>int4_wo</td><td>{row['loss']:.3g}</td>" in page
-    assert next(point["loss"] for point in scores["curve"]) >= scores["loss"]
-    chosen = load_config("chosen.yaml")
-    assert chosen.quantize is not None
-    assert set(chosen.quantize.exclude) == set(scores["kept"])
-    source = open_hf_folder(workspace / "q")
-    found = [name for name in source.checkpoint if isinstance(source.checkpoint[name], QuantizedMatrix)]
-    assert len(found) == 14 - len(scores["kept"])
-
-
-def test_layers_that_a_budget_leaves_may_have_another_method(
-    models: Path, workspace: Path, trtkit: Callable[..., Ran]
-) -> None:
-    """The layers that lose most in fp8 are kept in int8 with 16-bit inputs, and the loss of the mix is measured."""
-    asked = ["quantize", models / "m.yaml", "--method", "fp8"]
-    whole = trtkit(*asked, "--sensitivity", "--out", "whole", "--json").json()["sensitivity"]
-    budget = f"{whole['loss'] / 2:.9f}nats"
-    mix = ["--budget", budget, "--fallback", "int8_wo", "--write", "mix.yaml", "--out", "q", "--json"]
-    ran = trtkit(*asked, *mix)
-    assert ran.code == 0, ran.err
-    scores = ran.json()["sensitivity"]
-    assert 0 < scores["loss"] < whole["loss"]
-    chosen = load_config("mix.yaml")
-    assert chosen.quantize is not None
-    assert chosen.quantize.layers == dict.fromkeys(scores["kept"], "int8_wo")
-    source = open_hf_folder(workspace / "q")
-    matrices = [m for name in source.checkpoint if isinstance(m := source.checkpoint[name], QuantizedMatrix)]
-    assert {name for name in scores["kept"] if name.endswith((".q", ".gate"))}  # whole groups that share inputs
-    assert sum(matrix.format == "int8" for matrix in matrices) == len(scores["kept"]) > 0
-    assert sum(matrix.format == "fp8" for matrix in matrices) == 14 - len(scores["kept"]) > 0
-
-
 def test_layers_may_have_methods_of_their_own(quantized: Callable[..., Path]) -> None:
     layers = 'quantize.layers={"*.mlp.down": fp8, "layers.1.*": none}'
     source = open_hf_folder(quantized("int4_wo", layers, "quantize.exclude=[layers.0.attention.*]"))
@@ -252,7 +195,7 @@ def test_pages_that_could_not_be_written_are_refused_before_the_work(
 
 def changed(models: Path, workspace: Path, **sizes: int) -> Path:
     """Write a model of other sizes beside a copy of the config; return the config."""
-    tiny_llm.save(workspace / "model", **{**SIZES, **sizes})
+    tiny_llm.save(workspace / "model", **{**tiny_llm.OF_BLOCKS, **sizes})
     shutil.copy(models / "text.txt", workspace / "text.txt")
     return Path(shutil.copy(models / "m.yaml", workspace / "m.yaml"))
 

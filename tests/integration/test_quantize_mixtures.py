@@ -11,8 +11,8 @@ import transformers
 
 from tests import tiny_llm
 from trtkit.config.load import load_config
-from trtkit.engine.quantization import mixtures
-from trtkit.engine.quantization.llm import quantize_llm
+from trtkit.engine.quantization.llm import mixtures
+from trtkit.engine.quantization.llm.job import quantize_llm
 from trtkit.errors import TrtkitError
 from trtkit.quantized import QuantizedMatrix
 from trtkit.runtime.decoder import Call, ReferenceDecoder, open_model

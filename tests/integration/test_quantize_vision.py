@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -26,13 +24,13 @@ from tests.quantized_vision import (
 )
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.prepare import prepare
-from trtkit.engine.quantization import vision_repair
+from trtkit.engine.quantization.vision import repair
 from trtkit.verify.compare import compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-    from tests.conftest import Ran
 
 PRODUCTS = ("Conv", "Gemm", "MatMul")
 
@@ -201,11 +199,11 @@ def test_biases_make_up_for_moved_means(make: Callable[..., Any]) -> None:
     assert np.abs(moved).max() > 1e-4, "there was something to make up for"
 
 
-@pytest.mark.parametrize(("little", "kept"), [(vision_repair.SMALL_LOSS, 0), (0.0, 2)])
+@pytest.mark.parametrize(("little", "kept"), [(repair.SMALL_LOSS, 0), (0.0, 2)])
 def test_products_that_lose_most_stay_where_the_loss_is_not_small(
     little: float, kept: int, make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(vision_repair, "SMALL_LOSS", little)
+    monkeypatch.setattr(repair, "SMALL_LOSS", little)
     inputs, errors = {"images": pictures(4, seed=7)}, {}
     want = onnx_runtime(small(), inputs)["logits"]
     for keep in (0.0, 0.4):
@@ -251,53 +249,6 @@ def test_the_rest_is_in_the_configs_precision(
     inputs = {"images": pictures(4, seed=7)}
     want = onnx_runtime(small(), inputs)["logits"]
     assert relative(executed(tmp_path / "half.onnx", inputs)["logits"], want) < 0.15
-
-
-def test_the_engine_shrinks_as_its_weights_do(workspace: Path, trtkit: Callable[..., Ran]) -> None:
-    models.save(models.model(*product_of(2048)), workspace / "m.onnx")
-    (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\nprofiles: [{batch: [1, 4, 8]}]\n")
-    sizes = {}
-    for method in ("int8_wo", "none"):
-        words = () if method == "none" else ("--set", f"quantize.method={method}")
-        ran = trtkit("build", "--config", "m.yaml", "--out", method, "--json", *words)
-        assert ran.code == 0, ran.err
-        sizes[method] = Path(method, "engines/m.plan").stat().st_size
-    assert sizes["none"] - sizes["int8_wo"] == pytest.approx(3 * 2048 * 2048, rel=0.03)
-
-
-def product_of(size: int) -> tuple[Any, ...]:
-    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"], name="product")
-    return (
-        [node],
-        [models.tensor("x", "batch", size)],
-        [models.tensor("y", "batch", size)],
-        [models.weights("w", size, size)],
-    )
-
-
-def test_a_bundle_says_what_was_quantized_and_follows_its_data(
-    workspace: Path, trtkit: Callable[..., Ran], own_cache: Path
-) -> None:
-    models.save(small(), workspace / "m.onnx")
-    (workspace / "m.yaml").write_text(
-        "source: {onnx: m.onnx}\nprofiles: [{batch: [1, 4, 8]}]\nquantize: {method: int8, calibration: {data: a.npz}}\n"
-    )
-    for name, seed in (("a", 0), ("same", 0), ("other", 1)):
-        np.savez(workspace / f"{name}.npz", images=pictures(8, seed))
-    first = trtkit("build", "--config", "m.yaml", "--out", "out", "--json")
-    assert first.code == 0, first.err
-    manifest = first.json()["manifest"]
-    (step,) = (step for step in manifest["steps"] if step["name"] == "quantize")
-    assert step["detail"] == "int8: 7 activations, 5 weights with 100% of all numbers"
-    assert manifest["config"]["quantize"]["method"] == "int8"
-    origins = []
-    for name in ("same", "other"):
-        asked = ("--set", f"quantize.calibration.data={name}.npz")
-        origins.append(trtkit("build", "--config", "m.yaml", "--out", "out", "--json", *asked).json()["origin"])
-    assert origins == ["unchanged", "built"]
-    ran = trtkit("verify", "out", "--json")
-    assert ran.code == 0, ran.out
-    assert json.loads(ran.out)["tolerance"] == 0.4
 
 
 def test_fp8_values_of_the_network_are_those_of_ml_dtypes(make: Callable[..., Any]) -> None:

@@ -13,8 +13,8 @@ from tests import tiny_llm
 from tests.decoders import relative_rms
 from tests.tiny_vlm import VLMS, Vlm, bundle_of, folder_of, picture
 from trtkit.config.load import load_config
-from trtkit.engine.quantization.llm import quantize_llm
-from trtkit.engine.quantization.vision_language import measured_on_arrays
+from trtkit.engine.quantization.by_part.tower import measured_on_arrays
+from trtkit.engine.quantization.llm.job import quantize_llm
 from trtkit.engine.vision_language import open_vision
 from trtkit.runtime.decoder import ReferenceDecoder, open_model
 from trtkit.sources.decoder_source import open_hf_folder

@@ -9,7 +9,7 @@ import pytest
 
 from trtkit.backends import load_backend
 from trtkit.dtypes import FP16
-from trtkit.engine.quantization.choice import linear_layers
+from trtkit.engine.quantization.llm.choice import linear_layers
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import model_weights
 from trtkit.network.decoder import DecoderOptions, build_decoder

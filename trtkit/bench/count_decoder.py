@@ -20,7 +20,7 @@ from trtkit.bench.quantized_record import as_quantized, read_bytes
 from trtkit.bench.traffic import network_cost
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.decoders import network_options
-from trtkit.engine.quantization.choice import linear_layers
+from trtkit.engine.quantization.llm.choice import linear_layers
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import model_weights
 from trtkit.network.decoder import build_decoder

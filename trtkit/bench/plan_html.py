@@ -6,17 +6,15 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from trtkit.bench.log_plot import LogPlot
+from trtkit.pages import page, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Json = dict[str, Any]
 _STYLE = """
-body { font: 14px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 1000px; padding: 0 1rem; color: #1b1f24 }
-svg { background: #fafafa; border: 1px solid #ddd } text { font: 11px system-ui; fill: #555 }
-.grid { stroke: #e4e4e4 } polyline { fill: none; stroke-width: 1.6 } circle { stroke: #fff } circle:hover { r: 8 }
-table { border-collapse: collapse } td, th { text-align: right; padding: .1rem 1rem }
-td:first-child { text-align: left }
+.grid { stroke: #e4e4e4 } polyline { stroke-width: 1.6 } circle { stroke: #fff } circle:hover { r: 8 }
+td, th { text-align: right; padding: .1rem 1rem } td:first-child { text-align: left }
 """
 _COLOURS = ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#bf3989", "#9a6700", "#57606a")
 # Layers on their own, by phase; a square stands for the whole network, fused.
@@ -25,16 +23,15 @@ _PHASES = {"prefill": "#bc4c00", "decode": "#0969da", "run": "#0969da"}
 
 def plan_page(plan: Json) -> str:
     """Return a plan as a self-contained page."""
-    name = escape(plan["model"]["name"])
-    parts = [f"<h1>{name}: what GPUs can do at best</h1>"]
+    name = plan["model"]["name"]
+    parts = [f"<h1>{escape(name)}: what GPUs can do at best</h1>"]
     for gpu in plan["gpus"]:
         parts += [f"<h2>{escape(gpu['name'])}</h2>", *_rooflines(plan, gpu)]
     parts += ["<h2>Operations per byte</h2>", _layers(plan)]
     parts += ["<h2>Throughput against latency</h2>", *_curves(plan)]
     parts += ["<h2>Assumed</h2><ul>", *(f"<li>{escape(line)}</li>" for line in plan["assumptions"]), "</ul>"]
     parts += ["<h2>Figures of GPUs</h2><ul>", *(f"<li>{_sources(gpu)}</li>" for gpu in plan["gpus"]), "</ul>"]
-    head = f"<meta charset='utf-8'><title>plan {name}</title><style>{_STYLE}</style>"
-    return f"<!doctype html><html lang='en'>{head}{''.join(parts)}</html>\n"
+    return page(f"plan {name}", parts, style=_STYLE)
 
 
 def _rooflines(plan: Json, gpu: Json) -> Iterator[str]:
@@ -75,14 +72,10 @@ def _points(plan: Json, rates: dict[str, float], highest: float) -> Iterator[tup
 
 def _layers(plan: Json) -> str:
     """Return the intensity of each kind of layer as a table."""
-    head = "".join(f"<th>{phase}</th>" for phase in plan["step"])
-    rows = "".join(
-        f"<tr><td>{escape(row['group'])}</td>"
-        + "".join(f"<td>{row[phase]['flops_per_byte']:.1f}</td>" for phase in plan["step"])
-        + "</tr>"
-        for row in plan["layers"]
-    )
-    return f"<table><tr><th>layers</th>{head}</tr>{rows}</table>"
+    rows = [
+        (row["group"], *(f"{row[phase]['flops_per_byte']:.1f}" for phase in plan["step"])) for row in plan["layers"]
+    ]
+    return table(("layers", *plan["step"]), rows)
 
 
 def _curves(plan: Json) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.bench.quantized_model import said
 from trtkit.dtypes import DTYPES
-from trtkit.engine.quantization.choice import linear_layers
+from trtkit.engine.quantization.llm.choice import linear_layers
 from trtkit.errors import PlanError
 from trtkit.models.spec import MoeSpec
 from trtkit.models.weights import model_weights

@@ -20,6 +20,10 @@ for (const button of document.querySelectorAll("[data-toggle]")) button.onclick 
 };
 """
 """Lets legends hide series; a page has it once."""
+STYLE = """
+.axis { stroke: #e2e2e2 } g.hidden { display: none } button.off { opacity: .3 }
+.legend button { border: 0; background: none; font: inherit; cursor: pointer }
+"""
 
 
 @dataclass(frozen=True)

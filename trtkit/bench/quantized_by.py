@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trtkit.backends import BACKENDS
 from trtkit.bench.quantization_config import by_config
-from trtkit.bench.quantized_model import BLOCKS, LayerForm, QuantizedModel
+from trtkit.bench.quantized_model import LayerForm, QuantizedModel
 from trtkit.config.targets import load_target
 from trtkit.engine.decoder_build import makes_checkpoint
 from trtkit.engine.decoders import open_model_source
-from trtkit.engine.quantization.choice import choose
+from trtkit.engine.quantization.llm.choice import choose
 from trtkit.models.weights import find_weights
 from trtkit.network.targets import check_named_types
-from trtkit.quantized import QuantizedMatrix
+from trtkit.quantized import FIXED_BLOCKS, QuantizedMatrix
 from trtkit.sources.decoder_source import open_hf_folder
 from trtkit.sources.quantized.read import declared
 from trtkit.sources.safetensors_folder import read_json
@@ -82,7 +82,7 @@ def _block(method: LlmMethod, asked: int) -> int | None:
         return asked
     weights = method.weights or {}
     is_whole = "axis" in weights and weights["axis"] is None
-    return BLOCKS.get(method.format, None if is_whole else 0)
+    return FIXED_BLOCKS.get(method.format, None if is_whole else 0)
 
 
 def by_source(spec: DecoderSpec, opened: DecoderSource) -> QuantizedModel | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from trtkit.dtypes import DTYPES
-from trtkit.quantized import Format, QuantizedInputs, QuantizedMatrix
+from trtkit.quantized import FIXED_BLOCKS, Format, QuantizedInputs, QuantizedMatrix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from trtkit.quantized import Array
 
 Json = dict[str, Any]
-BLOCKS = {"fp4": 16, "mxfp8": 32}
-"""Columns that share a scale in formats that leave no choice."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class LayerForm:
     def size_bytes(self, rows: int, size: int, dtype: DType) -> int:
         """Return the bytes of a matrix in a network of `dtype`, in which scales and offsets are kept."""
         scales = int(np.prod(self.scale_shape(rows, size)))
-        each = DTYPES["fp8"] if self.format in BLOCKS else dtype
+        each = DTYPES["fp8"] if self.format in FIXED_BLOCKS else dtype
         offsets = dtype.size_bytes(scales) if self.has_offsets else 0
         return self.dtype.size_bytes(rows * size) + each.size_bytes(scales) + offsets
 
@@ -73,7 +71,7 @@ class LayerForm:
         """Return how inputs are written; a scale of their own keeps those of fp4 apart from others."""
         if self.inputs is None:
             return None
-        if self.inputs in BLOCKS:
+        if self.inputs in FIXED_BLOCKS:
             return QuantizedInputs("fp8", 2.0 if self.inputs == "fp4" else 1.0)
         return QuantizedInputs(self.inputs, is_per_token=self.is_per_token)
 

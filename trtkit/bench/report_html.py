@@ -5,39 +5,31 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from trtkit.bench.plots import SCRIPT, Bar, Point, Series, axis_of, plot, timeline
+from trtkit.bench.plots import SCRIPT, STYLE, Bar, Point, Series, axis_of, plot, timeline
 from trtkit.bench.report_layers import roofline_plots
+from trtkit.pages import page, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 Json = dict[str, Any]
 _MOST_POINTS, _MOST_ROWS = 200, 64
 _STATISTICS = ("min", "avg", "p50", "p90", "p95", "p99", "max")
 _STYLE = """
-body { font: 14px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 1040px; padding: 0 1rem; color: #1b1f24 }
-table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums }
-td, th { text-align: left; padding: .15rem .9rem .15rem 0; vertical-align: top }
-th { border-bottom: 1px solid #ccc; font-weight: 600 } .warning { color: #c00; font-weight: 600 }
-svg { background: #fafafa; border: 1px solid #ddd } .axis, .grid { stroke: #e2e2e2 } polyline { fill: none }
-text { font: 11px system-ui; fill: #555 }
-circle:hover { r: 6 } rect:hover { opacity: .6 } g.hidden { display: none } button.off { opacity: .3 }
-.legend button { border: 0; background: none; font: inherit; cursor: pointer }
+.warning { color: #c00; font-weight: 600 } .grid { stroke: #e2e2e2 } rect:hover { opacity: .6 }
 .wait { fill: #d0d7de } .first { fill: #bf8700 } .tokens, .call { fill: #0969da } .failed { fill: #cf222e }
 """
 
 
 def html_report(found: Json) -> str:
     """Return a report as a self-contained page."""
-    title = f"bench {escape(found['name'])}"
-    body = [f"<h1>{title}</h1>", *_about(found), *_curve(found)]
+    title = f"bench {found['name']}"
+    body = [f"<h1>{escape(title)}</h1>", *_about(found), *_curve(found)]
     for case in found["cases"]:
         body += [f"<h2>{escape(case['name'])}</h2>", _figures(case), _ratios(case), _ceilings(case), _gaps(case)]
         body += [*_distributions(case), *roofline_plots(found, case)]
         body += [part for result in case["results"] for part in _timeline(result)]
-    head = f"<meta charset='utf-8'><title>{title}</title><style>{_STYLE}</style>"
-    script = f"<script>{SCRIPT}</script>"
-    return f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(body)}{script}</body></html>\n"
+    return page(title, body, style=STYLE + _STYLE, script=SCRIPT)
 
 
 def _about(found: Json) -> Iterator[str]:
@@ -51,7 +43,7 @@ def _about(found: Json) -> Iterator[str]:
     rows = [("computes", found["computes"]), ("bundle", bundle["path"]), ("verification", bundle["verification"])]
     rows += [("ceiling", found.get("ceiling", {}).get("said", "")), ("CUDA graphs", found.get("cuda_graphs", ""))]
     rows += [("inputs", found["inputs"]), ("machine", where), ("command", provenance["command"])]
-    yield _table((), [*rows, ("measured", provenance["measured_at"]), ("versions", versions)])
+    yield table((), [*rows, ("measured", provenance["measured_at"]), ("versions", versions)])
 
 
 def _curve(found: Json) -> Iterator[str]:
@@ -84,7 +76,7 @@ def _figures(case: Json) -> str:
         for metric, each in result["metrics"].items():
             values = [f"{each[name]:.4g}" if name in each else "" for name in _STATISTICS]
             rows.append((result["contender"], result["computes"], metric, each["unit"], *values, steady))
-    return _table(("contender", "computes", "metric", "unit", *_STATISTICS, ""), rows)
+    return table(("contender", "computes", "metric", "unit", *_STATISTICS, ""), rows)
 
 
 def _ratios(case: Json) -> str:
@@ -92,7 +84,7 @@ def _ratios(case: Json) -> str:
         (each["metric"], f"{each['numerator']} / {each['denominator']}", f"{each['ratio']:.3f}", _range(each))
         for each in case["ratios"]
     ]
-    return _table(("metric", "times of", "ratio", "95 %"), rows) if rows else ""
+    return table(("metric", "times of", "ratio", "95 %"), rows) if rows else ""
 
 
 def _ceilings(case: Json) -> str:
@@ -102,7 +94,7 @@ def _ceilings(case: Json) -> str:
         for result in case["results"]
         for metric, each in result.get("ceilings", {}).items()
     ]
-    return _table(("contender", "metric", "at best", "reached", "bound by"), rows) if rows else ""
+    return table(("contender", "metric", "at best", "reached", "bound by"), rows) if rows else ""
 
 
 def _gaps(case: Json) -> str:
@@ -119,7 +111,7 @@ def _gaps(case: Json) -> str:
         for phase in case.get("phases", ())
         for row in phase["gaps"]
     ]
-    return _table(("largest gaps", "layer", "ms", "at best", "reached", "bound by"), rows) if rows else ""
+    return table(("largest gaps", "layer", "ms", "at best", "reached", "bound by"), rows) if rows else ""
 
 
 def _range(interval: Json) -> str:
@@ -171,9 +163,3 @@ def _request_bars(request: Json) -> list[Bar]:
 
 def _named(result: Json) -> str:
     return f"{result['contender']}: {result['computes']}"
-
-
-def _table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    head = f"<tr>{''.join(f'<th>{escape(text)}</th>' for text in headers)}</tr>" if headers else ""
-    body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table>{head}{body}</table>"

@@ -5,40 +5,31 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from trtkit.bench.plots import SCRIPT, Point, Series, axis_of, plot
+from trtkit.bench.plots import SCRIPT, STYLE, Point, Series, axis_of, plot
+from trtkit.pages import page, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 Json = dict[str, Any]
-_STYLE = """
-body { font: 14px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 1040px; padding: 0 1rem; color: #1b1f24 }
-table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums }
-td, th { text-align: left; padding: .15rem .9rem .15rem 0; vertical-align: top }
-th { border-bottom: 1px solid #ccc; font-weight: 600 }
-svg { background: #fafafa; border: 1px solid #ddd } .axis { stroke: #e2e2e2 } polyline { fill: none }
-text { font: 11px system-ui; fill: #555 } circle:hover { r: 6 } g.hidden { display: none } button.off { opacity: .3 }
-.legend button { border: 0; background: none; font: inherit; cursor: pointer }
-"""
 _LEAST = 1e-9
 
 
 def sensitivity_page(name: str, scores: Json) -> str:
     """Return a page of `Scores` as data. name: of the model."""
-    title = f"quantize {escape(name)}"
+    title = f"quantize {name}"
     kept, count = len(scores["kept"]), len(scores["layers"])
-    said = f"{count - kept} of {count} layers quantized: {scores['loss']:.3g} nats a token"
-    body = [f"<h1>{title}</h1><p>{said}</p>", *_ranked(scores), *_by_size(scores), *_table(scores)]
-    head = f"<meta charset='utf-8'><title>{title}</title><style>{_STYLE}</style>"
-    script = f"<script>{SCRIPT}</script>"
-    return f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(body)}{script}</body></html>\n"
+    rest = f", {kept} {_left(scores)}" if kept else ""
+    said = f"{count - kept} of {count} layers quantized{rest}: {scores['loss']:.3g} nats a token"
+    body = [f"<h1>{escape(title)}</h1><p>{said}</p>", *_ranked(scores), *_by_size(scores), *_table(scores)]
+    return page(title, body, style=STYLE, script=SCRIPT)
 
 
 def _ranked(scores: Json) -> Iterator[str]:
     """Yield the losses of single layers, the largest first: a series for each method, one for layers left alone."""
     series: dict[str, list[Point]] = {}
     for rank, row in enumerate(scores["layers"], 1):
-        key = "left as it is" if row["layer"] in scores["kept"] else row["method"]
+        key = _left(scores) if row["layer"] in scores["kept"] else row["method"]
         label = f"{row['layer']}, {row['method']}: {row['loss']:.3g} nats"
         series.setdefault(key, []).append(Point(rank, max(row["loss"], _LEAST), label))
     y = axis_of([point.y for points in series.values() for point in points], "loss, nats a token", is_log=True)
@@ -59,7 +50,7 @@ def _by_size(scores: Json) -> Iterator[str]:
     drawn = plot([Series("budgets", points)], axis_of([point.x for point in points], "linear layers, MiB"), y)
     yield f"<h2>Loss against size</h2>{drawn}"
     rows = [(each["kept"], f"{each['mib']:.1f}", f"{each['loss']:.3g}") for each in scores["curve"]]
-    yield _rows(("layers left as they are", "MiB", "loss, nats a token"), rows)
+    yield table(("layers left as they are", "MiB", "loss, nats a token"), rows)
 
 
 def _table(scores: Json) -> Iterator[str]:
@@ -75,14 +66,13 @@ def _table(scores: Json) -> Iterator[str]:
         )
         for rank, row in enumerate(scores["layers"], 1)
     ]
-    yield f"<h2>Layers</h2>{_rows(('', 'layer', 'method', 'loss', 'bits of a weight', 'weights', ''), rows)}"
+    yield f"<h2>Layers</h2>{table(('', 'layer', 'method', 'loss', 'bits of a weight', 'weights', ''), rows)}"
 
 
 def _kept(scores: Json, row: Json) -> str:
-    return "left as it is" if row["layer"] in scores["kept"] else ""
+    return _left(scores) if row["layer"] in scores["kept"] else ""
 
 
-def _rows(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    head = "".join(f"<th>{escape(text)}</th>" for text in headers)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
+def _left(scores: Json) -> str:
+    """Say what becomes of layers that the budget leaves."""
+    return "left as it is" if scores["fallback"] is None else f"left to {scores['fallback']}"

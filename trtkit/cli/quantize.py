@@ -103,7 +103,7 @@ def command(
     if as_json:
         click.echo(json.dumps({"path": str(folder), **record}))
     else:
-        _render(folder, config, record)
+        _render(folder, f"{config}{_target(model, target, fallback)}", record)
 
 
 def _loaded(
@@ -138,7 +138,7 @@ def _parted(pair: str) -> tuple[str, str]:
 
 
 def _render(folder: Path, config: str, record: dict[str, Any]) -> None:
-    """Say what was made and what comes next."""
+    """Say what was made and what comes next. config: with the target, as it is built."""
     from rich.text import Text
 
     from trtkit.cli.tables import console
@@ -150,6 +150,17 @@ def _render(folder: Path, config: str, record: dict[str, Any]) -> None:
     key = "hf" if (folder / "config.json").is_file() else "onnx"
     source = folder if key == "hf" else folder / "model.onnx"
     console().print(f"next: trtkit build --config {config} --set source.{key}={source}", soft_wrap=True)
+
+
+def _target(config: ModelConfig, target: str | None, fallback: str | None) -> str:
+    """Return the option that names the target, the oldest that computes in the types where none was asked for."""
+    from trtkit.dtypes import DTYPES
+    from trtkit.engine.quantization.methods import types_of
+
+    assert config.quantize is not None
+    needed = max((DTYPES[name].min_compute_capability for name in types_of(config.quantize, fallback)), default=0)
+    chosen = target or (f"sm{needed}" if needed and config.target == "any" else None)
+    return f" --target {chosen}" if chosen else ""
 
 
 _SHOWN = 10
@@ -164,13 +175,13 @@ def _losses(scores: dict[str, Any]) -> Table:
     )
     for name, justify in (("layer", "left"), ("method", "left"), ("loss", "right"), ("", "left"), ("", "left")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    rows, kept = scores["layers"], set(scores["kept"])
+    rows, kept, left = scores["layers"], set(scores["kept"]), scores["fallback"] or "kept"
     largest = max((row["loss"] for row in rows), default=0.0) or 1.0
     for row in rows[:_SHOWN]:
         bar = "\u2588" * max(1, round(16 * row["loss"] / largest))
-        table.add_row(row["layer"], row["method"], f"{row['loss']:.2e}", bar, "kept" if row["layer"] in kept else "")
-    quantized = len(rows) - len(kept)
-    table.add_row(f"{quantized} of {len(rows)} together", "", f"{scores['loss']:.2e}", "", "", style="bold")
+        table.add_row(row["layer"], row["method"], f"{row['loss']:.2e}", bar, left if row["layer"] in kept else "")
+    together = len(rows) if scores["fallback"] else len(rows) - len(kept)
+    table.add_row(f"{together} of {len(rows)} together", "", f"{scores['loss']:.2e}", "", "", style="bold")
     return table
 
 

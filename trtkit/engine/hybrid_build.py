@@ -10,7 +10,7 @@ from trtkit.backends import BACKENDS
 from trtkit.dtypes import dtype_of
 from trtkit.engine.hybrids import open_hybrid
 from trtkit.engine.jobs import run, run_parser
-from trtkit.engine.quantization.parts import NUMBERS
+from trtkit.engine.quantization.methods import type_of
 from trtkit.models.hybrids.spec import OnnxPart
 from trtkit.network.hybrid import input_name, port_dtype
 from trtkit.network.targets import check_named_types
@@ -54,7 +54,7 @@ def _check_target(plan: Plan) -> None:
     """Refuse types that the target cannot compute in, before any work. Raises ConfigError."""
     asked = open_hybrid(plan.config).quantization
     if asked is not None:
-        names, target = {NUMBERS[method] for method in asked.methods}, plan.target
+        names, target = {type_of(method) for method in asked.methods}, plan.target
         check_named_types(names, target.name, target.compute_capabilities, BACKENDS[plan.backend].features)
 
 

@@ -13,8 +13,8 @@ from trtkit.dtypes import dtype_of
 from trtkit.engine.hybrids import OpenedHybrid, Stage, open_hybrid, opt_sizes, stage_profiles
 from trtkit.engine.prepare import care, plugin_file
 from trtkit.engine.profiles import opt_shapes, resolve_profiles
-from trtkit.engine.quantization.part_data import with_own_arrays
-from trtkit.engine.quantization.vision_model import Place, quantized_part
+from trtkit.engine.quantization.by_part.data import with_own_arrays
+from trtkit.engine.quantization.vision.model import Place, quantized_part
 from trtkit.engine.room import Load, check_room, hybrid_load
 from trtkit.engine.steps import Steps
 from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     import onnx
 
-    from trtkit.engine.quantization.parts import HybridQuantization
+    from trtkit.engine.quantization.by_part.choice import HybridQuantization
 
 Json = dict[str, Any]
 

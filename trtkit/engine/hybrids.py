@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import ShapeRange
 from trtkit.dtypes import dtype_of
-from trtkit.engine.quantization.parts import hybrid_quantization
+from trtkit.engine.quantization.by_part.choice import hybrid_quantization
 from trtkit.errors import ConfigError, Problem
 from trtkit.models.hybrids.registry import HYBRIDS, HybridOptions, hybrid_spec
 from trtkit.network.hybrid import input_name, port_dtype
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.engine.bundle import Bundle
     from trtkit.engine.profiles import ResolvedProfile
-    from trtkit.engine.quantization.parts import HybridQuantization
+    from trtkit.engine.quantization.by_part.choice import HybridQuantization
     from trtkit.models.hybrids.spec import HybridSpec
 
 Json = dict[str, Any]

@@ -14,7 +14,7 @@ from trtkit.engine.hybrids import is_hybrid
 from trtkit.engine.jobs import run
 from trtkit.engine.manifest import FileRecord
 from trtkit.engine.plugins import uses_plugins
-from trtkit.engine.quantization.parts import VISION, check_names
+from trtkit.engine.quantization.by_part.choice import VISION, check_names
 from trtkit.engine.vision_language import takes_images
 from trtkit.models.registry import FAMILIES
 from trtkit.models.vision_language.registry import VISION_LANGUAGE

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.plugins import write_plugins
 from trtkit.engine.profiles import opt_dims, opt_shapes, resolve_profiles
-from trtkit.engine.quantization.vision_model import Place, quantized
+from trtkit.engine.quantization.vision.model import Place, quantized
 from trtkit.engine.steps import Steps
 from trtkit.network import onnx_care, onnx_custom_ops, onnx_function, onnx_precision, onnx_rewrites
 from trtkit.network.onnx_io import graph_inputs, graph_outputs, save_model

@@ -27,3 +27,11 @@ class Steps:
         self._started = now
         self.done.append(step)
         self.report({"event": "step", **step})
+
+    def counted(self, name: str, total: int = 0) -> Callable[..., None]:
+        """Return what reports how many are done, of `total` or of as many as it is told."""
+
+        def report(done: int, of: int = total) -> None:
+            self.report({"event": "progress", "name": name, "done": done, "total": of})
+
+        return report

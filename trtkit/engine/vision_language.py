@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.config.quantize import QuantizeOptions, whole
 from trtkit.config.schema import InputSpec, LlmOptions, ModelConfig, Source, TorchSource, VisionOptions
-from trtkit.engine.quantization.parts import VISION
+from trtkit.engine.quantization.by_part.choice import VISION
 from trtkit.errors import Problem, ProblemsError, SourceError
 from trtkit.models.vision_language.registry import VISION_LANGUAGE, vision_spec
 from trtkit.models.vision_language.spec import VisionLimits

@@ -41,16 +41,19 @@ class Agreement:
         return asdict(self)
 
 
-def agreement(task: Task | None, onnx: Path, pairs: Sequence[tuple[Arrays, Arrays]]) -> Agreement:
+def agreement(
+    task: Task | None, onnx: Path, pairs: Sequence[tuple[Arrays, Arrays]], required: float = 1.0
+) -> Agreement:
     """Compare the answers in the first output of every (ours, reference) pair. onnx: has the alphabet of a text task.
 
-    Raises SourceError where it does not.
+    required: the share that must be equal, where the task does not say. Raises SourceError where there is no alphabet.
     """
     if task is None:
         return Agreement()
     outputs = [(next(iter(ours.values())), next(iter(theirs.values()))) for ours, theirs in pairs]
+    required = required if task.min_agreement is None else task.min_agreement
     if task.kind == "classification":
-        return _classes(outputs, task.min_agreement)
+        return _classes(outputs, required)
     characters = ctc_characters(onnx)
     answers = [
         pair
@@ -58,7 +61,7 @@ def agreement(task: Task | None, onnx: Path, pairs: Sequence[tuple[Arrays, Array
         for pair in zip(*(ctc_text(o, characters) for o in (ours, theirs)), strict=True)
     ]
     share = sum(a == b for a, b in answers) / len(answers)
-    return Agreement("text", share, task.min_agreement, None, tuple(answers))
+    return Agreement("text", share, required, None, tuple(answers))
 
 
 def _classes(outputs: Sequence[tuple[Any, Any]], required: float) -> Agreement:

@@ -6,39 +6,35 @@ import math
 from html import escape
 from typing import Any
 
+from trtkit.pages import page, table
+from trtkit.verify.verdict import verdict
+
 Json = dict[str, Any]
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 960, 220, 60, 12
 _STYLE = """
-body { font: 14px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 1040px; padding: 0 1rem; color: #1b1f24 }
-table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums }
-td, th { text-align: left; padding: .15rem .9rem .15rem 0; vertical-align: top }
-th { border-bottom: 1px solid #ccc; font-weight: 600 }
-.right { color: #1a7f37 } .wrong { color: #c00 }
-svg { background: #fafafa; border: 1px solid #ddd } .axis { stroke: #bbb; stroke-width: 1 }
-.limit { stroke: #c00; stroke-dasharray: 5 4 } text { font: 11px system-ui; fill: #555 }
-circle { fill: #0969da } circle.wrong { fill: #c00 } circle.low { fill: #8250df } circle:hover { r: 6 }
+.right { color: #1a7f37 } .wrong { color: #c00 } .axis { stroke: #bbb; stroke-width: 1 }
+.limit { stroke: #c00; stroke-dasharray: 5 4 }
+circle { fill: #0969da } circle.wrong { fill: #c00 } circle.low { fill: #8250df }
 """
 
 
 def html_report(found: Json) -> str:
     """Return the report of `trtkit verify` as a self-contained page."""
-    verdict = ("right", "right") if found["passed"] else ("wrong", "out of tolerance")
+    colour = "right" if found["passed"] else "wrong"
     parts = [
-        f"<h1>verify {escape(found['name'])}: <span class='{verdict[0]}'>{verdict[1]}</span></h1>",
-        _table(["", ""], [(key, found[key]) for key in ("precision", "tolerance", "executor", "reference")]),
+        f"<h1>verify {escape(found['name'])}: <span class='{colour}'>{verdict(found)}</span></h1>",
+        table(["", ""], [(key, found[key]) for key in ("precision", "tolerance", "executor", "reference")]),
         "<h2>Outputs</h2>",
-        _table(["output", "relative RMS error", "max abs error", "cosine", ""], _output_rows(found)),
+        table(["output", "relative RMS error", "max abs error", "cosine", ""], _output_rows(found)),
     ]
     if found["task"]["measure"]:
         parts += [f"<h2>Answers: {found['task']['agreement']:.1%} equal</h2>", _answer_table(found["task"])]
     if found["corners"]:
-        parts += ["<h2>Profile corners</h2>", _table(["corner", "shapes", "error", ""], _corner_rows(found))]
+        parts += ["<h2>Profile corners</h2>", table(["corner", "shapes", "error", ""], _corner_rows(found))]
     if found["layers"]:
         parts += _layer_parts(found)
-    body = "\n".join(parts)
-    head = f"<meta charset='utf-8'><title>verify {escape(found['name'])}</title><style>{_STYLE}</style>"
-    return f"<!doctype html><html lang='en'>{head}{body}</html>\n"
+    return page(f"verify {found['name']}", parts, style=_STYLE)
 
 
 def _layer_parts(found: Json) -> list[str]:
@@ -65,7 +61,7 @@ def _layer_parts(found: Json) -> list[str]:
         "<h2>Largest value of every layer</h2>",
         _plot(ranges, 65504.0, "largest fp16"),
         "<h2>Layers</h2>",
-        _table(headers, rows),
+        table(headers, rows),
     ]
 
 
@@ -118,14 +114,7 @@ def _corner_rows(found: Json) -> list[tuple[Any, ...]]:
 
 
 def _answer_table(task: Json) -> str:
-    return _table(["ours", "reference"], [(str(ours), str(theirs)) for ours, theirs in task["answers"]])
-
-
-def _table(headers: list[str], rows: list[tuple[Any, ...]]) -> str:
-    """Return an HTML table; headers may be empty."""
-    head = f"<tr>{''.join(f'<th>{escape(text)}</th>' for text in headers)}</tr>" if any(headers) else ""
-    body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table>{head}{body}</table>"
+    return table(["ours", "reference"], [(str(ours), str(theirs)) for ours, theirs in task["answers"]])
 
 
 def _number(value: float | None) -> str:

@@ -21,7 +21,7 @@ from trtkit.verify.compare import Comparison, compare, worst
 from trtkit.verify.corners import corner_shapes
 from trtkit.verify.intermediates import onnx_runtime_tensors
 from trtkit.verify.layers import LayerError, layer_errors
-from trtkit.verify.quantized import calibration_samples, has_calibration, quantized_tolerance
+from trtkit.verify.quantized import AGREEMENT, calibration_samples, has_calibration, quantized_tolerance
 from trtkit.verify.references import Origin, Reference, choose_reference
 from trtkit.verify.rows import paired_rows, partners
 
@@ -215,7 +215,8 @@ def _compare_samples(
             comparisons.setdefault(name, []).append(compare(value, theirs[name]))
         pairs.append((ours, theirs))
         report({"event": "progress", "name": "compare outputs", "done": index + 1, "total": len(samples)})
-    agreed = agreement(verifier.config.task, verifier.onnx, pairs)
+    required = AGREEMENT if verifier.config.quantize is not None else 1.0
+    agreed = agreement(verifier.config.task, verifier.onnx, pairs, required)
     return {name: worst(items) for name, items in comparisons.items()}, agreed
 
 

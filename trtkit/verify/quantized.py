@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.engine.quantization.vision_data import read_calibration
+from trtkit.engine.quantization.vision.data import read_calibration
 from trtkit.errors import SourceError
 from trtkit.models.hybrids.spec import OnnxPart
 from trtkit.sources import package_file
@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.config.schema import ModelConfig
-    from trtkit.engine.quantization.parts import HybridQuantization
+    from trtkit.engine.quantization.by_part.choice import HybridQuantization
     from trtkit.inputs.samples import Sample
     from trtkit.network.onnx_io import TensorSpec
 
 TOLERANCES = {"int8": 0.4, "fp8": 0.4, "int8_wo": 0.2, "int4_wo": 0.4}
 """Relative RMS error against the model in fp32: what methods cost (docs/quantization.md), with room."""
+
+AGREEMENT = 0.5
+"""Share of equal answers: near misses are many, and some data is few; what is plainly wrong has fewer."""
 
 
 def quantized_tolerance(config: ModelConfig) -> float:

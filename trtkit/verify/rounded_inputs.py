@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trtkit.engine.quantization.emulation import round_blocks
-from trtkit.quantized import QuantizedInputs, QuantizedMatrix
+from trtkit.engine.quantization.scoring.emulation import round_blocks
+from trtkit.quantized import LARGEST, QuantizedInputs, QuantizedMatrix
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trtkit.sources.decoder_source import DecoderSource
-
-_LARGEST = {"int8": 127.0, "fp8": 448.0}
 
 
 def round_inputs(model: Any, opened: DecoderSource) -> set[str]:
@@ -44,7 +42,7 @@ def rounded(x: torch.Tensor, inputs: QuantizedInputs) -> torch.Tensor:
     """Return x [..., in] rounded as `inputs` says."""
     if inputs.format in {"mxfp8", "fp4"}:
         return round_blocks(x, inputs.format, inputs.scale)
-    largest = _LARGEST[inputs.format]
+    largest = LARGEST[inputs.format]
     scale = x.abs().amax(-1, keepdim=True).clamp(min=_TINY) / largest if inputs.is_per_token else inputs.scale
     steps = x / scale
     if inputs.format == "int8":

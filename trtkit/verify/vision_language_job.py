@@ -12,7 +12,7 @@ from PIL import Image
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.decoders import llm_options
 from trtkit.engine.manifest import VisionRecord
-from trtkit.engine.quantization.parts import VISION
+from trtkit.engine.quantization.by_part.choice import VISION
 from trtkit.errors import SourceError
 from trtkit.inputs.images import read_image
 from trtkit.reference import to_array

@@ -20,7 +20,7 @@ from trtkit.bench.quantized_by import by_options, by_source
 from trtkit.bench.quantized_model import LayerForm, QuantizedModel, quantized_from_json
 from trtkit.config.quantize import QuantizeOptions
 from trtkit.dtypes import FP16
-from trtkit.engine.quantization.choice import linear_layers
+from trtkit.engine.quantization.llm.choice import linear_layers
 from trtkit.errors import PlanError
 from trtkit.models.registry import decoder_spec
 from trtkit.sources.decoder_source import open_hf_folder

@@ -32,6 +32,12 @@ def test_the_share_that_must_agree_is_the_tasks(required: float, passed: bool) -
     assert agreement(Task(kind="classification", min_agreement=required), NO_FILE, pairs).passed is passed
 
 
+@pytest.mark.parametrize(("asked", "passed"), [(None, True), (0.51, False)])
+def test_a_share_is_asked_for_where_the_task_says_none(asked: float | None, passed: bool) -> None:
+    pairs = [(logits([1, 0]), logits([1, 0])), (logits([1, 0]), logits([0, 1]))]
+    assert agreement(Task(kind="classification", min_agreement=asked), NO_FILE, pairs, 0.5).passed is passed
+
+
 def test_text_is_read_with_the_alphabet_of_the_model(tmp_path: Path) -> None:
     model = models.matmul()
     model.metadata_props.add(key="character", value="a\nb")

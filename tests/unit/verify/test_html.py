@@ -61,7 +61,7 @@ def report(**changes: Any) -> dict[str, Any]:
         "executor": "reference executor",
         "reference": "ONNX Runtime",
         "outputs": {"logits": output},
-        "task": {"measure": "top-1", "agreement": 1.0, "answers": [(1, 1)]},
+        "task": {"measure": "top-1", "agreement": 1.0, "required": 1.0, "answers": [(1, 1)]},
         "corners": [
             {
                 "name": "profile 0 min",
@@ -122,6 +122,7 @@ def test_names_cannot_inject_markup() -> None:
 
 
 def test_a_report_without_layers_corners_and_task_has_outputs_only() -> None:
-    page = checked(report(layers=[], corners=[], task={"measure": "", "agreement": 1.0, "answers": []}, passed=False))
+    task = {"measure": "", "agreement": 1.0, "required": 0.0, "answers": []}
+    page = checked(report(layers=[], corners=[], task=task, passed=False))
     assert "svg" not in {tag for tag, _ in page.seen}
     assert "out of tolerance" in page.text

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import load_backend
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.quantization import vision
-from trtkit.engine.quantization.methods import METHODS
+from trtkit.engine.quantization.methods import types_of
+from trtkit.engine.quantization.vision.model import check_options
 from trtkit.network.targets import check_named_types
 
 if TYPE_CHECKING:
@@ -17,18 +17,17 @@ Json = dict[str, Any]
 
 
 def check_target(arguments: Json, report: Callable[[Json], None]) -> Json:
-    """Refuse methods whose types a target's GPUs cannot compute in.
+    """Refuse methods that are not for vision models, or whose types a target's GPUs cannot compute in.
 
-    is_decoder: whether `config` is of an LLM; backend: its name; target: as in its file. Raises ConfigError.
+    is_decoder: whether `config` is of an LLM; fallback: the method of layers that a budget leaves, if any; backend: its
+    name; target: as in its file. Raises ConfigError.
     """
-    if not arguments["is_decoder"]:
-        return vision.check_target(arguments, report)
     options, target = ModelConfig.model_validate(arguments["config"]).quantize, arguments["target"]
     assert options is not None
-    formats = {METHODS[name].format for name in (options.method, *options.layers.values()) if name in METHODS}
-    types = {"fp8" if kind == "mxfp8" else kind for kind in formats} | (
-        {options.kv_cache} if options.kv_cache else set()
-    )
+    report({"event": "phase", "name": "check target"})
+    if not arguments["is_decoder"]:
+        check_options(options)
+    types = types_of(options, arguments.get("fallback"))
     features = load_backend(arguments["backend"]).features
     check_named_types(types, target["name"], target["compute_capabilities"], features)
     return {}

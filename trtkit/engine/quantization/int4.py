@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trtkit.engine.quantization.scales import least_error
 from trtkit.errors import QuantizeError
 from trtkit.quantized import QuantizedMatrix, pack
 
@@ -53,13 +54,13 @@ class Rounding:
         blocks, weights = self._blocks(weight), squares.reshape(1, -1, self.block)
         scales, offsets = self.levels(weight)
         middle = torch.zeros_like(scales) if offsets is None else offsets - scales / 2
-        best, least = scales, torch.full_like(scales, float("inf"))
-        for part in _PARTS:
-            tried = part * scales
+
+        def error(tried: torch.Tensor) -> torch.Tensor:
             centre = None if offsets is None else (middle + tried / 2)[..., None]
             rounded = round_to(blocks, tried[..., None], centre) * tried[..., None]
-            error = ((blocks - rounded - (0 if centre is None else centre)).square() * weights).sum(-1)
-            best, least = torch.where(error < least, tried, best), torch.minimum(error, least)
+            return ((blocks - rounded - (0 if centre is None else centre)).square() * weights).sum(-1)
+
+        best = least_error(scales, _PARTS, error)
         return best, None if offsets is None else middle + best / 2
 
     def _blocks(self, weight: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The ways to quantize an LLM's linear layers."""
+"""The ways to quantize linear layers, and the types that they need. Vision models have some of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trtkit.config.quantize import QuantizeOptions
     from trtkit.quantized import Format
 
 Json = dict[str, Any]
@@ -54,6 +55,19 @@ FALLBACKS = tuple(
     name for name, method in METHODS.items() if not method.has_blocks and method.format in ("int8", "fp8")
 )
 """Methods for layers that a budget leaves."""
+
+
+def type_of(method: str) -> str:
+    """Return the type that a method's weights have, by trtkit's name."""
+    kind = METHODS[method].format
+    return "fp8" if kind == "mxfp8" else kind
+
+
+def types_of(options: QuantizeOptions, fallback: str | None = None) -> set[str]:
+    """Return the types that quantized layers and caches have. fallback: the method of layers that a budget leaves."""
+    names = {options.method, *options.layers.values(), fallback} & METHODS.keys()
+    caches = {options.kv_cache} if options.kv_cache else set()
+    return {type_of(str(name)) for name in names} | caches
 
 
 def largest_block(sizes: Sequence[int]) -> int:

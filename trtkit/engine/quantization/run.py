@@ -12,8 +12,8 @@ from trtkit.engine.folder_lock import atomic_folder
 from trtkit.engine.hybrids import is_hybrid
 from trtkit.engine.jobs import run
 from trtkit.engine.plan import is_decoder
+from trtkit.engine.quantization.by_part.choice import SUMMARY, check_names
 from trtkit.engine.quantization.methods import FALLBACKS
-from trtkit.engine.quantization.parts import SUMMARY, check_names
 from trtkit.engine.vision_language import takes_images
 from trtkit.errors import ConfigError, Problem
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 RECORD = "quantization.json"
 CHECK_JOB = "trtkit.engine.quantization.check:check_target"
-LLM_JOB, VISION_JOB = "trtkit.engine.quantization.llm:quantize_llm", "trtkit.engine.quantization.vision:quantize_vision"
+LLM_JOB = "trtkit.engine.quantization.llm.job:quantize_llm"
+VISION_JOB = "trtkit.engine.quantization.vision.job:quantize_vision"
 
 
 def quantize_model(config: ModelConfig, out: Path, on_event: Callable[[Json], None], asked: Json | None = None) -> Json:
@@ -42,7 +43,7 @@ def quantize_model(config: ModelConfig, out: Path, on_event: Callable[[Json], No
     _check_whole(config)
     if asked and any(asked.values()):
         _check_scored(config, asked.get("fallback"))
-    _check_target(config, on_event)
+    _check_target(config, (asked or {}).get("fallback"), on_event)
     job = LLM_JOB if is_decoder(config) else VISION_JOB
     with atomic_folder(out, replaces=RECORD) as folder:
         arguments = {"config": config.model_dump(mode="json"), "folder": str(folder), **(asked or {})}
@@ -65,16 +66,14 @@ def _check_scored(config: ModelConfig, fallback: str | None) -> None:
         raise ConfigError(SUMMARY, [problem])
 
 
-def _check_target(config: ModelConfig, on_event: Callable[[Json], None]) -> None:
+def _check_target(config: ModelConfig, fallback: str | None, on_event: Callable[[Json], None]) -> None:
     """Refuse types that the target's GPUs cannot compute in, where it names any. Raises ConfigError."""
     target = load_target(config.target)
     if target.compute_capabilities:
-        arguments = {"config": config.model_dump(mode="json"), "target": target.model_dump(mode="json")}
-        run(
-            CHECK_JOB,
-            {**arguments, "is_decoder": is_decoder(config), "backend": choose_backend(target.backend)},
-            on_event,
-        )
+        described = {"config": config.model_dump(mode="json"), "target": target.model_dump(mode="json")}
+        backend = choose_backend(target.backend)
+        asked = {"is_decoder": is_decoder(config), "fallback": fallback, "backend": backend}
+        run(CHECK_JOB, {**described, **asked}, on_event)
 
 
 def _check_whole(config: ModelConfig) -> None:

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.quantized import QuantizedInputs, QuantizedMatrix
+from trtkit.quantized import FIXED_BLOCKS, LARGEST, QuantizedInputs, QuantizedMatrix
 
 if TYPE_CHECKING:
     from trtkit.config.quantize import PartOptions
 
 Array = np.ndarray[Any, Any]
 _BLOCKS = (128, 64, 32)
-_MXFP8_BLOCK = 32
-_LARGEST_FP8 = 448.0
 _LEAST = 1e-8
 
 
@@ -46,7 +44,7 @@ class RoundedWeights(Mapping[str, Any]):
 def block_of(columns: int, method: str, options: PartOptions) -> int | None:
     """Return how many columns share a scale, 0 for whole rows; None where no block divides them: the layer stays."""
     if method == "mxfp8":
-        return None if columns % _MXFP8_BLOCK else _MXFP8_BLOCK
+        return None if columns % FIXED_BLOCKS["mxfp8"] else FIXED_BLOCKS["mxfp8"]
     if method != "int4_wo":
         return 0
     return next((block for block in ((options.block,) if options.block else _BLOCKS) if columns % block == 0), None)
@@ -62,7 +60,7 @@ def rounded(weight: Array, method: str, options: PartOptions) -> QuantizedMatrix
     inputs = None if method == "int8_wo" else QuantizedInputs("fp8" if method == "fp8" else "int8", is_per_token=True)
     peaks = np.maximum(np.abs(wide).max(1), _LEAST)
     if method == "fp8":
-        scales = peaks / np.float32(_LARGEST_FP8)
+        scales = peaks / np.float32(LARGEST["fp8"])
         return QuantizedMatrix("fp8", _as_fp8(wide / scales[:, None]), scales, inputs=inputs)
     scales = peaks / np.float32(127)
     codes = np.clip(np.rint(wide / scales[:, None]), -127, 127).astype(np.int8)
@@ -83,9 +81,9 @@ def _mxfp8(weight: Array) -> QuantizedMatrix:
     """Round blocks of 32 by powers of two, the least that leave no number too large."""
     import ml_dtypes
 
-    blocks = weight.reshape(len(weight), -1, _MXFP8_BLOCK)
+    blocks = weight.reshape(len(weight), -1, FIXED_BLOCKS["mxfp8"])
     peaks = np.maximum(np.abs(blocks).max(-1), np.float32(2.0**-100))
-    scales = np.exp2(np.ceil(np.log2(peaks / np.float32(_LARGEST_FP8)))).astype(np.float32)
+    scales = np.exp2(np.ceil(np.log2(peaks / np.float32(LARGEST["fp8"])))).astype(np.float32)
     codes = _as_fp8((blocks / scales[:, :, None]).reshape(weight.shape))
     return QuantizedMatrix("mxfp8", codes, scales.astype(ml_dtypes.float8_e8m0fnu), inputs=QuantizedInputs("mxfp8"))
 
@@ -93,4 +91,4 @@ def _mxfp8(weight: Array) -> QuantizedMatrix:
 def _as_fp8(values: Array) -> Array:
     import ml_dtypes
 
-    return np.clip(values, -_LARGEST_FP8, _LARGEST_FP8).astype(ml_dtypes.float8_e4m3fn)
+    return np.clip(values, -LARGEST["fp8"], LARGEST["fp8"]).astype(ml_dtypes.float8_e4m3fn)

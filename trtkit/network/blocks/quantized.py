@@ -16,6 +16,7 @@ from trtkit.network.ops.gather import reorder
 from trtkit.network.ops.linear import matmul
 from trtkit.network.ops.quantize import dequantize, dynamic_quantize, quantize, scale_constant
 from trtkit.network.ops.shape import reshape
+from trtkit.quantized import LARGEST
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 _Prepared = tuple["Tensor", "Tensor | None"]
 """Inputs as a product reads them, and what it is multiplied by."""
-LARGEST = {"int8": 127.0, "fp8": 448.0}
-"""The largest code of inputs that are scaled while running."""
 LEAST = 1e-6
 """What a token's largest magnitude is taken for at least."""
 

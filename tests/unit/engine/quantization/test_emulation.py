@@ -9,7 +9,7 @@ import torch
 
 from tests.unit.network.ops.evaluate import evaluate
 from trtkit.dtypes import DTYPES, FP8, FP32
-from trtkit.engine.quantization.emulation import round_blocks
+from trtkit.engine.quantization.scoring.emulation import round_blocks
 from trtkit.network.ops.quantize import dequantize, dynamic_quantize, scale_constant
 
 if TYPE_CHECKING:

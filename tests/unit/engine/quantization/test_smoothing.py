@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trtkit.engine.quantization.calibration import Measured, Statistics
-from trtkit.engine.quantization.choice import Layer
-from trtkit.engine.quantization.smoothing import kept_in_16_bits, rounding_error
+from trtkit.engine.quantization.llm.calibration import Measured, Statistics
+from trtkit.engine.quantization.llm.choice import Layer
+from trtkit.engine.quantization.llm.smoothing import kept_in_16_bits, rounding_error
 
 OUT, IN, TOKENS = 48, 64, 512
 

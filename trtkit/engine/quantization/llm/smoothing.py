@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trtkit.quantized import LARGEST
+
 if TYPE_CHECKING:
-    from trtkit.engine.quantization.calibration import Measured, Statistics
-    from trtkit.engine.quantization.choice import Layer
+    from trtkit.engine.quantization.llm.calibration import Measured, Statistics
+    from trtkit.engine.quantization.llm.choice import Layer
 
 SMOOTHING = 0.8
 """SmoothQuant's alpha, where none is asked for: how much of the inputs' range goes over to the weights."""
 
 TOLERATED = 0.0025
 """Mean squared relative error of outputs, from rounding inputs, up to which a layer's inputs are rounded."""
-
-_LARGEST = 127
 
 
 def kept_in_16_bits(weights: dict[Layer, torch.Tensor], measured: Measured, alpha: float) -> set[Layer]:
@@ -34,7 +34,7 @@ def rounding_error(found: Statistics, weight: torch.Tensor, alpha: float) -> flo
     """
     peaks, width = found.peaks.clamp(min=_TINY), weight.abs().amax(0).clamp(min=_TINY)
     scale = width ** (1 - alpha) / peaks**alpha
-    step = float((peaks * scale).max()) / _LARGEST
+    step = float((peaks * scale).max()) / LARGEST["int8"]
     error = torch.minimum(found.squares * scale**2, torch.full_like(scale, step**2 / 12))
     return float((error * (weight / scale).square().sum(0)).sum()) * found.inverse_outputs
 

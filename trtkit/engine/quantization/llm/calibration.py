@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.config.quantize import Calibration
-    from trtkit.engine.quantization.choice import Layer
+    from trtkit.engine.quantization.llm.choice import Layer
 
 Json = dict[str, Any]
 

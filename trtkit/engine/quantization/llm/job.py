@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Any
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import open_decoder
-from trtkit.engine.quantization import calibration
-from trtkit.engine.quantization.choice import Choice, choose, has_experts
-from trtkit.engine.quantization.export import Extra, export
 from trtkit.engine.quantization.int4 import Rounding
+from trtkit.engine.quantization.llm import calibration
+from trtkit.engine.quantization.llm.choice import Choice, choose, has_experts
+from trtkit.engine.quantization.llm.export import Extra, export
+from trtkit.engine.quantization.llm.fp8 import least_error_scales
+from trtkit.engine.quantization.llm.mixtures import write_mixture
+from trtkit.engine.quantization.llm.sequential import INT4, quantize_int4
+from trtkit.engine.quantization.llm.smoothing import SMOOTHING, kept_in_16_bits
 from trtkit.engine.quantization.methods import METHODS
-from trtkit.engine.quantization.mix import Mixer, scoring_of
-from trtkit.engine.quantization.mixtures import write_mixture
-from trtkit.engine.quantization.sequential import INT4, quantize_int4
-from trtkit.engine.quantization.smoothing import SMOOTHING, kept_in_16_bits
+from trtkit.engine.quantization.scoring.mix import Mixer, scoring_of
 from trtkit.engine.steps import Steps
 from trtkit.errors import QuantizeError
 from trtkit.models.registry import decoder_spec
-from trtkit.quantized import KvQuantization
+from trtkit.quantized import LARGEST, KvQuantization
 from trtkit.sources.transformers_model import beyond_text, causal_lm, encoder
 
 if TYPE_CHECKING:
@@ -33,14 +34,13 @@ if TYPE_CHECKING:
     import torch
 
     from trtkit.config.quantize import QuantizeOptions
-    from trtkit.engine.quantization.calibration import Measured
-    from trtkit.engine.quantization.choice import Layer
-    from trtkit.engine.quantization.sensitivity import Scores
+    from trtkit.engine.quantization.llm.calibration import Measured
+    from trtkit.engine.quantization.llm.choice import Layer
+    from trtkit.engine.quantization.scoring.sensitivity import Scores
     from trtkit.quantized import QuantizedMatrix
     from trtkit.sources.decoder_source import DecoderSource
 
 Json = dict[str, Any]
-LARGEST = {"int8": 127.0, "fp8": 448.0}
 
 
 def quantize_llm(arguments: Json, report: Callable[[Json], None]) -> Json:
@@ -72,7 +72,7 @@ def quantize_llm(arguments: Json, report: Callable[[Json], None]) -> Json:
         if scoring is None:
             made = make(choice)
         else:
-            mixer = Mixer(make, texts, config.quantize.zero_points, _counted(steps, "layers"))
+            mixer = Mixer(make, texts, config.quantize.zero_points, steps)
             made, scores = mixer.mixed(choice, scoring)
             steps.add("sensitivity", _scored(scores))
         made.write(config, folder, steps)
@@ -82,8 +82,8 @@ def quantize_llm(arguments: Json, report: Callable[[Json], None]) -> Json:
 
 def _scored(scores: Scores) -> str:
     """Return what was found in a line."""
-    left = f"; {len(scores.kept)} of them left" if scores.kept else ""
-    return f"{len(scores.losses)} layers one by one{left}; together {scores.loss:.4f} nats a token"
+    left = f"; {len(scores.kept)} of {len(scores.losses)} layers left" if scores.kept else ""
+    return f"together {scores.loss:.4f} nats a token{left}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,16 +126,16 @@ def quantized_model(
     model.config.architectures = [type(model).__name__]
     measured, matrices, modules = None, {}, dict(model.named_modules())
     own = [layer for layer, method in choice.methods.items() if method in INT4]
-    if texts and (options.kv_cache is not None or len(own) < len(choice.methods)):
-        measured = calibration.measure(model, list(choice.methods), texts, _counted(steps, "measure", len(texts)))
+    if texts and (options.kv_cache is not None or (choice.reads_data and len(own) < len(choice.methods))):
+        measured = calibration.measure(model, list(choice.methods), texts, steps.counted("measure", len(texts)))
         steps.add("measure", f"{len(texts)} windows of {len(texts[0])} tokens")
     originals = {layer: modules[layer.module].weight.detach() for layer in own}
     if own:
         rounding = Rounding(choice.block, options.zero_points)
         needed = texts if choice.reads_data else []
-        matrices = quantize_int4(model, choice, rounding, needed, _counted(steps, "blocks"))
+        matrices = quantize_int4(model, choice, rounding, needed, steps.counted("blocks"))
     if len(own) < len(choice.methods):
-        loop = partial(calibration.run, texts=texts, report=_counted(steps, "calibrate", len(texts)))
+        loop = partial(calibration.run, texts=texts, report=steps.counted("calibrate", len(texts)))
         _quantize(model, options, choice, measured, loop)
     if choice.methods:
         steps.add("quantize", ", ".join(_described(choice)))
@@ -165,6 +165,10 @@ def _quantize(model: Any, options: QuantizeOptions, choice: Choice, measured: Me
     if smoothed:
         algorithm = {"method": "smoothquant", "alpha": alpha}
     mtq.quantize(model, {"quant_cfg": entries, "algorithm": algorithm}, loop if choice.reads_data else None)
+    for layer in [layer for layer, name in choice.methods.items() if name == "fp8_pc"]:
+        assert measured is not None
+        module, squares = modules[layer.module], measured.layers[layer.name].squares
+        module.weight_quantizer.amax = LARGEST["fp8"] * least_error_scales(module.weight.detach().float(), squares)
     requantize_resmooth_fused_llm_layers(model)
 
 
@@ -187,15 +191,6 @@ def _kv_cache(options: QuantizeOptions, measured: Measured | None) -> KvQuantiza
     largest, least = LARGEST[options.kv_cache], 1.0 if options.kv_cache == "fp8" else 1e-6
     keys, values = (tuple(max(peak / largest, least) for peak in found) for found in (measured.keys, measured.values))
     return KvQuantization(options.kv_cache, keys, values)
-
-
-def _counted(steps: Steps, name: str, total: int = 0) -> Callable[..., None]:
-    """Return what reports progress: how many are done, of `total` or of as many as it is told."""
-
-    def report(done: int, of: int = total) -> None:
-        steps.report({"event": "progress", "name": name, "done": done, "total": of})
-
-    return report
 
 
 def _described(choice: Choice) -> list[str]:

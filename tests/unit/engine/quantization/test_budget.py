@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtkit.engine.quantization.sensitivity import Budget, LayerLoss, keep_for, parse_budget
+from trtkit.engine.quantization.scoring.budget import Budget, LayerLoss, keep_for, parse_budget
 from trtkit.errors import QuantizeError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtkit.config.quantize import VISION_METHODS, QuantizeOptions
-from trtkit.engine.quantization import vision_data, vision_repair
+from trtkit.engine.quantization.vision import data, repair
 from trtkit.errors import BackendError, ConfigError, Problem, QuantizeError
 from trtkit.inputs.samples import wrapped_sample
 from trtkit.network import onnx_quantize
@@ -23,15 +23,13 @@ if TYPE_CHECKING:
     import onnx
 
     from trtkit.config.schema import ModelConfig
-    from trtkit.engine.quantization.parts import PartChoice
+    from trtkit.engine.quantization.by_part.choice import PartChoice
     from trtkit.engine.steps import Steps
     from trtkit.inputs.samples import Sample
     from trtkit.network.onnx_quantize import QuantizedCounts
 
 Json = dict[str, Any]
 Shapes = dict[str, tuple[int, ...]]
-NUMBERS = {"int8": "int8", "fp8": "fp8", "int8_wo": "int8", "int4_wo": "int4"}
-"""The type that each method stores, by trtkit's name."""
 
 
 @dataclass(frozen=True)
@@ -144,19 +142,19 @@ def _by_modelopt(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[
     """Measure the model on data and let ModelOpt place Q/DQ."""
     assert config.quantize is not None
     options, where = config.quantize, str(config.quantize.calibration.data)
-    samples = vision_data.read_calibration(config, graph_inputs(model))
+    samples = data.read_calibration(config, graph_inputs(model))
     place.steps.add("calibration data", f"{len(samples)} samples")
     before = onnx_quantize.product_inputs(model, exclude)
-    ranges = vision_data.measure(model, before, samples, place.folder)
-    vision_data.check_ranges(ranges, _readers(model), where)
+    ranges = data.measure(model, before, samples, place.folder)
+    data.check_ranges(ranges, _readers(model), where)
     made = _placed(model, options, exclude, _Reader(samples, place.shapes), place.folder)
     if options.algorithm in ("mse", "percentile"):
         tensors = [node.input[0] for node in onnx_quantize.quantized_activations(made)]
-        ranges = vision_data.measure(model, tensors, samples, place.folder)
-        vision_repair.set_scales(made, ranges, options.method, options.algorithm)
-    kept = vision_repair.products_to_keep(model, made, samples, place.folder, options.keep)
-    vision_repair.keep_products(model, made, kept)
-    vision_repair.correct_biases(model, made, samples, place.folder)
+        ranges = data.measure(model, tensors, samples, place.folder)
+        repair.set_scales(made, ranges, options.method, options.algorithm)
+    kept = repair.products_to_keep(model, made, samples, place, options.keep)
+    repair.keep_products(model, made, kept)
+    repair.correct_biases(model, made, samples, place.folder)
     if kept:
         place.steps.add("keep", f"{len(kept)} products that lose most: {', '.join(kept)}")
     return made

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 VISION = "vision"
 """The part of a vision-language model that has options of its own."""
 SUMMARY = "the model cannot be quantized so"
-NUMBERS = {"int8": "int8", "fp8": "fp8", "int8_wo": "int8", "int4_wo": "int4", "mxfp8": "fp8"}
-"""The type that each method of a hybrid's parts stores, by trtkit's name."""
 
 
 def check_names(options: QuantizeOptions, names: Collection[str]) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from trtkit.engine.quantization.sensitivity import Bits, Budget, Scores, loss_of, parse_budget, score
+from trtkit.engine.quantization.scoring.budget import Bits, Budget, parse_budget
+from trtkit.engine.quantization.scoring.sensitivity import Scores, loss_of, score
 from trtkit.errors import QuantizeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from trtkit.engine.quantization.choice import Choice
-    from trtkit.engine.quantization.llm import QuantizedModel
+    from trtkit.engine.quantization.llm.choice import Choice
+    from trtkit.engine.quantization.llm.job import QuantizedModel
+    from trtkit.engine.steps import Steps
 
 Json = dict[str, Any]
 
@@ -27,12 +29,12 @@ class Scoring:
 
 @dataclass(frozen=True, eq=False)
 class Mixer:
-    """Makes quantized models of one source. make: of a choice; texts: to score on; report: gets the layers done."""
+    """Makes quantized models of one source. make: of a choice; texts: to score on; steps: where scoring is noted."""
 
     make: Callable[[Choice], QuantizedModel]
     texts: Sequence[Sequence[int]]
     has_zero_points: bool
-    report: Callable[..., None]
+    steps: Steps
 
     def mixed(self, choice: Choice, scoring: Scoring) -> tuple[QuantizedModel, Scores]:
         """Return the model quantized as the budget allows, and its layers' scores.
@@ -41,11 +43,13 @@ class Mixer:
         """
         made = self.make(choice)
         bits = Bits(choice.block, self.has_zero_points, scoring.fallback)
-        scores = score(made, self.texts, self._remaining(choice, scoring), bits, self.report)
+        budget = self._remaining(choice, scoring)
+        scores = score(made, self.texts, budget, bits, self.steps.counted("layers"))
+        self.steps.add("score", f"{len(scores.losses)} layers one by one")
         if scores.kept:
             made = self.make(choice.without(scores.kept, scoring.fallback))
         if scores.kept and scoring.fallback is not None:
-            scores = replace(scores, loss=loss_of(made, self.texts))
+            scores = replace(scores, loss=loss_of(made, self.texts), fallback=scoring.fallback)
         return made, scores
 
     def _remaining(self, choice: Choice, scoring: Scoring) -> Budget | None:

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.engine.quantization.vision_products import losses, moved_means, product_pairs
+from trtkit.engine.quantization.vision.products import losses, moved_means, product_pairs
 from trtkit.network.onnx_quantize import quantized_activations
+from trtkit.quantized import LARGEST
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -15,14 +16,14 @@ if TYPE_CHECKING:
 
     import onnx
 
-    from trtkit.engine.quantization.vision_data import Range
+    from trtkit.engine.quantization.vision.data import Range
+    from trtkit.engine.quantization.vision.model import Place
     from trtkit.inputs.samples import Sample
 
 Array = np.ndarray[Any, Any]
 SMALL_LOSS = 0.05
 """Relative RMS error that products may lose together before any has to stay."""
 RANKED_SAMPLES = 4
-_LARGEST = {"int8": 127.0, "fp8": 448.0}
 
 
 def set_scales(model: onnx.ModelProto, ranges: Mapping[str, Range], method: str, algorithm: str) -> None:
@@ -32,7 +33,7 @@ def set_scales(model: onnx.ModelProto, ranges: Mapping[str, Range], method: str,
     scales: dict[str, float] = {}
     for node in quantized_activations(model):
         found = ranges[node.input[0]]
-        scale = found.percentile / _LARGEST[method] if algorithm == "percentile" else least_error_scale(found, method)
+        scale = found.percentile / LARGEST[method] if algorithm == "percentile" else least_error_scale(found, method)
         scales[node.input[1]] = max(scale, scales.get(node.input[1], 0.0))
     for tensor in model.graph.initializer:
         if scales.get(tensor.name, 0.0) > 0:
@@ -43,7 +44,7 @@ def set_scales(model: onnx.ModelProto, ranges: Mapping[str, Range], method: str,
 def least_error_scale(found: Range, method: str) -> float:
     """Return the scale, of those for 30 to 100 % of the greatest magnitude, that values lose least by in the square."""
     values, largest = found.drawn, max(abs(found.low), abs(found.high))
-    scales = np.linspace(1.0, 0.3, 29, dtype=np.float32) * np.float32(largest / _LARGEST[method])
+    scales = np.linspace(1.0, 0.3, 29, dtype=np.float32) * np.float32(largest / LARGEST[method])
     errors = [float(np.square(_rounded(values / scale, method) * scale - values).mean()) for scale in scales]
     return float(scales[int(np.argmin(errors))])
 
@@ -54,21 +55,22 @@ def _rounded(values: Array, method: str) -> Array:
 
     if method == "int8":
         return np.clip(np.rint(values), -128, 127)
-    return np.clip(values, -448, 448).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    return np.clip(values, -LARGEST["fp8"], LARGEST["fp8"]).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
 
 
 def products_to_keep(
-    model: onnx.ModelProto, made: onnx.ModelProto, samples: Sequence[Sample], folder: Path, share: float
+    model: onnx.ModelProto, made: onnx.ModelProto, samples: Sequence[Sample], place: Place, share: float
 ) -> list[str]:
     """Return the products that lose most if quantized alone, none where all lose little.
 
-    They are `share` of all at most, and so are their weights' numbers.
+    They are `share` of all at most, and so are their weights' numbers. Judging them takes a run of each.
     """
     sizes = _weight_sizes(model, made)
     count, room = int(share * len(sizes)), share * sum(sizes.values())
     if not count:
         return []
-    found = losses(model, made, samples[:: max(1, len(samples) // RANKED_SAMPLES)][:RANKED_SAMPLES], folder)
+    chosen = samples[:: max(1, len(samples) // RANKED_SAMPLES)][:RANKED_SAMPLES]
+    found = losses(model, made, chosen, place.folder, place.steps.counted("products"))
     kept: list[str] = []
     for name in sorted(found, key=lambda name: -found[name]):
         if sum(found.values()) <= SMALL_LOSS**2 or len(kept) == count:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtkit.backends import load_backend
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.prepare import prepare
-from trtkit.engine.quantization.vision_model import NUMBERS, check_options
 from trtkit.network.onnx_quantize import counts
-from trtkit.network.targets import check_named_types
 from trtkit.sources import onnx_file
 
 if TYPE_CHECKING:
@@ -34,17 +31,3 @@ def quantize_vision(arguments: Json, report: Callable[[Json], None]) -> Json:
         "activations": found.activations,
         "weights": found.weights,
     }
-
-
-def check_target(arguments: Json, report: Callable[[Json], None]) -> Json:
-    """Refuse a method that is not for vision models, or whose type the target cannot compute in, before any work.
-
-    backend: its name; target: as in its file. Raises ConfigError.
-    """
-    options, target = ModelConfig.model_validate(arguments["config"]).quantize, arguments["target"]
-    assert options is not None
-    report({"event": "phase", "name": "check target"})
-    check_options(options)
-    features = load_backend(arguments["backend"]).features
-    check_named_types({NUMBERS[options.method]}, target["name"], target["compute_capabilities"], features)
-    return {}

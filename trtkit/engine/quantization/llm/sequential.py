@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trtkit.engine.quantization.calibration import check_inputs, run
 from trtkit.engine.quantization.int4 import Rounding, awq, awq_factors, gptq, nearest
+from trtkit.engine.quantization.llm.calibration import check_inputs, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from trtkit.engine.quantization.choice import Choice, Layer
+    from trtkit.engine.quantization.llm.choice import Choice, Layer
     from trtkit.quantized import QuantizedMatrix
 
 INT4 = ("int4_wo", "int4_awq", "int4_gptq")

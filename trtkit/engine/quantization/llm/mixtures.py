@@ -14,7 +14,7 @@ import numpy as np
 
 from trtkit import __version__
 from trtkit.dtypes import dtype_of
-from trtkit.engine.quantization.export import Extra
+from trtkit.engine.quantization.llm.export import Extra
 from trtkit.engine.quantization.written import rounded
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from trtkit.config.schema import ModelConfig
     from trtkit.dtypes import DType
-    from trtkit.engine.quantization.choice import Choice
+    from trtkit.engine.quantization.llm.choice import Choice
     from trtkit.engine.steps import Steps
     from trtkit.quantized import QuantizedMatrix
     from trtkit.sources.decoder_source import DecoderSource
@@ -40,10 +40,11 @@ def write_mixture(opened: DecoderSource, choice: Choice, config: ModelConfig, fo
     methods = {f"{layer.module}.weight": method for layer, method in choice.methods.items()}
     bare = {name.partition(".")[2]: method for name, method in methods.items()}
     shards, dtype = _Shards(folder), dtype_of(config.precision)
+    report = steps.counted("weights", len(opened.checkpoint))
     for index, name in enumerate(opened.checkpoint):
         array, method = opened.checkpoint[name], methods.get(name, bare.get(name))
         shards.add(_plain(name, array, dtype) if method is None else _packed(name, rounded(array, method, options)))
-        steps.report({"event": "progress", "name": "weights", "done": index + 1, "total": len(opened.checkpoint)})
+        report(index + 1)
     size = shards.finish()
     steps.add("quantize", f"{len(methods)} layers, rounded to nearest")
     _write_config(opened, choice, folder)

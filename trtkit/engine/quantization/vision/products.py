@@ -12,7 +12,7 @@ from trtkit.network.onnx_io import save_model
 from trtkit.network.onnx_quantize import PRODUCTS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import onnx
@@ -69,22 +69,29 @@ def _own(node: onnx.NodeProto, renamed: set[str]) -> onnx.NodeProto:
     return copy
 
 
-def losses(model: onnx.ModelProto, made: onnx.ModelProto, samples: Sequence[Sample], folder: Path) -> dict[str, float]:
+def losses(
+    model: onnx.ModelProto,
+    made: onnx.ModelProto,
+    samples: Sequence[Sample],
+    folder: Path,
+    report: Callable[[int, int], None],
+) -> dict[str, float]:
     """Return what each product loses if it alone is quantized: the outputs' squared relative error, by its name.
 
-    Raises QuantizeError where ONNX Runtime cannot run it.
+    report: gets the number of runs done, and of all. Raises QuantizeError where ONNX Runtime cannot run it.
     """
     names = [pair.name for pair in product_pairs(model, made)]
     run = _runner(_with_switches(model, made), folder / "switched.onnx")
     total = dict.fromkeys(names, 0.0)
-    for sample in samples:
+    for index, sample in enumerate(samples):
         off = {_switch(name): np.asarray(False) for name in names}
         exact = run(sample.inputs | off)
         size = sum(_square(value) for value in exact) or 1.0
-        for name in names:
+        for done, name in enumerate(names, index * len(names) + 1):
             outputs = run(sample.inputs | off | {_switch(name): np.asarray(True)})
             apart = sum(_square(ours - theirs) for ours, theirs in zip(outputs, exact, strict=True))
             total[name] += apart / size / len(samples)
+            report(done, len(names) * len(samples))
     return total
 
 

@@ -12,6 +12,7 @@ from trtkit.engine.quantization.methods import METHODS, LlmMethod, largest_block
 from trtkit.errors import ConfigError, Problem
 from trtkit.models.spec import MoeSpec
 from trtkit.models.weights import model_weights
+from trtkit.quantized import FIXED_BLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 _LINEAR = re.compile(r"\.(q|k|v|o|qkv|gate|up|gate_up|down)$")
 _SHARING = re.compile(r"\.(q|k|v|gate|up)$")
 _HEAD = "lm_head"
-FIXED_BLOCKS = {"fp4": 16, "mxfp8": 32}
-"""Columns that share a scale in formats that leave no choice."""
 OF_MIXTURES = ("int8_wo", "int4_wo")
 """Methods for mixtures of experts."""
 

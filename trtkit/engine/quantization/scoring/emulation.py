@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from trtkit.quantized import FIXED_BLOCKS, LARGEST
+
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 Kind = Literal["fp4", "mxfp8"]
-_BLOCKS = {"fp4": 16, "mxfp8": 32}
-_FP4_MAX, _FP8_MAX = 6.0, 448.0
+_FP4_MAX, _FP8_MAX = 6.0, LARGEST["fp8"]
 _LEAST = 2.0**-127
 
 
@@ -21,7 +22,7 @@ def round_blocks(x: torch.Tensor, kind: Kind, outer: float = 1.0) -> torch.Tenso
     outer: what scales of fp4 are relative to. Source:
     https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/operators/DynamicQuantize.html
     """
-    blocks = x.float().reshape(*x.shape[:-1], -1, _BLOCKS[kind])
+    blocks = x.float().reshape(*x.shape[:-1], -1, FIXED_BLOCKS[kind])
     peak = blocks.abs().amax(-1, keepdim=True)
     if kind == "fp4":
         scales = _fp8(peak / _FP4_MAX / outer) * outer

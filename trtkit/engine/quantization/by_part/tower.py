@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.engine.quantization.vision_data import spread
+from trtkit.engine.quantization.vision.data import spread
 from trtkit.errors import QuantizeError
 from trtkit.inputs.samples import sample_files
 from trtkit.inputs.vision_language import ImageForm, ImageReader

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-    from trtkit.engine.quantization.parts import PartChoice
+    from trtkit.engine.quantization.by_part.choice import PartChoice
 
 _MEASURED = ("int8", "fp8")
 

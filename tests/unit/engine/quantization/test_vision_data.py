@@ -8,7 +8,7 @@ from PIL import Image
 
 from trtkit.config.quantize import Calibration, QuantizeOptions
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.quantization.vision_data import PERCENTILE, Range, read_calibration
+from trtkit.engine.quantization.vision.data import PERCENTILE, Range, read_calibration
 from trtkit.errors import QuantizeError
 from trtkit.network.onnx_io import TensorSpec
 from trtkit.sources.digest import digest_data

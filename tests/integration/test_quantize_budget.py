@@ -1,0 +1,74 @@
+"""`trtkit quantize --sensitivity` and `--budget`: layers ranked, and what becomes of those that a budget leaves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import tiny_llm
+from trtkit.config.load import load_config
+from trtkit.quantized import QuantizedMatrix
+from trtkit.sources.decoder_source import open_hf_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.conftest import Ran
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, a text, and a config that names both."""
+    return tiny_llm.save_to_quantize(tmp_path_factory.mktemp("budget")).parent
+
+
+def test_sensitivity_ranks_layers_and_a_budget_writes_its_choice(
+    models: Path, workspace: Path, trtkit: Callable[..., Ran]
+) -> None:
+    files = ["--write", "chosen.yaml", "--html", "losses.html"]
+    asked = ["--method", "int4_wo", "--budget", "8bits", *files, "--out", "q", "--json"]
+    ran = trtkit("quantize", models / "m.yaml", *asked)
+    assert ran.code == 0, ran.err
+    scores = ran.json()["sensitivity"]
+    losses = [row["loss"] for row in scores["layers"]]
+    assert len(losses) == 14
+    assert losses == sorted(losses, reverse=True)
+    assert 0 < len(scores["kept"]) < 14
+    page = (workspace / "losses.html").read_text(encoding="utf-8")
+    assert page.count("<circle") == 14 + len(scores["curve"])
+    assert page.count("<td>left as it is</td>") == len(scores["kept"])
+    for row in scores["layers"]:
+        assert f"<td>{row['layer']}</td><td>int4_wo</td><td>{row['loss']:.3g}</td>" in page
+    assert next(point["loss"] for point in scores["curve"]) >= scores["loss"]
+    chosen = load_config("chosen.yaml")
+    assert chosen.quantize is not None
+    assert set(chosen.quantize.exclude) == set(scores["kept"])
+    source = open_hf_folder(workspace / "q")
+    found = [name for name in source.checkpoint if isinstance(source.checkpoint[name], QuantizedMatrix)]
+    assert len(found) == 14 - len(scores["kept"])
+
+
+def test_layers_that_a_budget_leaves_may_have_another_method(
+    models: Path, workspace: Path, trtkit: Callable[..., Ran]
+) -> None:
+    """The layers that lose most in fp8 are kept in int8 with 16-bit inputs, and the loss of the mix is measured."""
+    asked = ["quantize", models / "m.yaml", "--method", "fp8"]
+    whole = trtkit(*asked, "--sensitivity", "--out", "whole", "--json").json()["sensitivity"]
+    budget = f"{whole['loss'] / 2:.9f}nats"
+    mix = ["--budget", budget, "--fallback", "int8_wo", "--write", "mix.yaml", "--html", "mix.html"]
+    ran = trtkit(*asked, *mix, "--out", "q", "--json")
+    assert ran.code == 0, ran.err
+    scores = ran.json()["sensitivity"]
+    page = (workspace / "mix.html").read_text(encoding="utf-8")
+    assert page.count("<td>left to int8_wo</td>") == len(scores["kept"])
+    assert 0 < scores["loss"] < whole["loss"]
+    chosen = load_config("mix.yaml")
+    assert chosen.quantize is not None
+    assert chosen.quantize.layers == dict.fromkeys(scores["kept"], "int8_wo")
+    source = open_hf_folder(workspace / "q")
+    matrices = [m for name in source.checkpoint if isinstance(m := source.checkpoint[name], QuantizedMatrix)]
+    assert {name for name in scores["kept"] if name.endswith((".q", ".gate"))}  # whole groups that share inputs
+    assert sum(matrix.format == "int8" for matrix in matrices) == len(scores["kept"]) > 0
+    assert sum(matrix.format == "fp8" for matrix in matrices) == 14 - len(scores["kept"]) > 0

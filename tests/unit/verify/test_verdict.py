@@ -1,0 +1,43 @@
+"""The verdict names what is wrong: numbers first, answers where only they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from trtkit.verify.verdict import reason, verdict
+
+FOUND: dict[str, Any] = {
+    "passed": False,
+    "tolerance": 0.4,
+    "outputs": {"logits": {"relative_rms_error": 0.06}},
+    "task": {"measure": "top-1", "agreement": 2 / 3, "required": 1.0},
+    "corners": [{"passed": True}],
+    "engine": None,
+}
+
+
+def test_wrong_answers_of_a_close_network_are_named() -> None:
+    assert verdict(FOUND) == "wrong answers"
+    assert reason(FOUND) == "66.7% of top-1 equal the reference's, 100.0% are asked for"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"outputs": {"logits": {"relative_rms_error": 0.41}}},
+        {"outputs": {"logits": {"relative_rms_error": None}}},
+        {"corners": [{"passed": True}, {"passed": False}]},
+        {"parts": [{"passed": False}]},
+        {"rows": {"passed": False}},
+        {"engine": {"passed": False}},
+        {"perplexity": {"passed": False}},
+    ],
+)
+def test_whatever_else_is_wrong_comes_first(change: dict[str, Any]) -> None:
+    assert (verdict({**FOUND, **change}), reason({**FOUND, **change})) == ("out of tolerance", "tolerance 0.4")
+
+
+def test_what_passed_is_right() -> None:
+    assert verdict({**FOUND, "passed": True}) == "right"
