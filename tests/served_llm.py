@@ -100,9 +100,9 @@ def metric(served: Served, name: str) -> float:
     return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
 
 
-def wait_until(served: Served, name: str, wanted: float, timeout_s: float = 20.0) -> None:
-    """Wait until a metric has a value; fail where it does not come."""
+def wait_until(served: Served, name: str, is_so: Callable[[float], bool], timeout_s: float = 60.0) -> None:
+    """Wait until a metric is as it should be; fail where it does not become so."""
     deadline = time.monotonic() + timeout_s
-    while metric(served, name) != wanted:
-        assert time.monotonic() < deadline, f"{name} is {metric(served, name)}, not {wanted}"
+    while not is_so(found := metric(served, name)):
+        assert time.monotonic() < deadline, f"{name} stays {found}"
         time.sleep(0.05)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from tests import tiny_chat
-from tests.served_llm import answers, generate, metric, stream, text
+from tests.served_llm import answers, generate, metric, stream, text, wait_until
 from tests.triton import serving
 from trtkit import LLM, SamplingParams
 from trtkit.cli.main import main
@@ -189,13 +189,15 @@ def test_many_clients_at_once_get_what_each_gets_alone(served: Served, llm: LLM)
     assert found == [expected(llm, prompt, max_tokens=20).outputs[0].text for prompt in prompts]
 
 
-def test_a_cancelled_request_ends(served: Served) -> None:
+def test_cancelled_requests_end(served: Served) -> None:
     before = metric(served, GENERATED)
-    with stream(served, MODEL, text_input=PROMPT, max_tokens=80, ignore_eos=True, stream=True) as following:
-        assert following() is not None
-    time.sleep(1.5)  # the metrics of an idle model are told every second
-    assert 0 < metric(served, GENERATED) - before < 80
-    assert metric(served, "trtkit_slots_busy") == 0
+    asked = {"text_input": [[PROMPT]] * 3, "max_tokens": [[80]] * 3, "ignore_eos": [[True]] * 3, "stream": [[True]] * 3}
+    with contextlib.ExitStack() as streams:
+        first, *_ = [streams.enter_context(stream(served, MODEL, **asked)) for _ in range(3)]
+        assert first() is not None
+    wait_until(served, GENERATED, lambda tokens: tokens > before)
+    wait_until(served, "trtkit_slots_busy", lambda slots: slots == 0)
+    assert metric(served, GENERATED) - before < 9 * 80
     assert text(answers(served, MODEL, text_input=PROMPT, max_tokens=3, stream=True))
 
 

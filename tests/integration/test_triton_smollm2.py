@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 MODEL, SLOTS = "llama", 8
+BUSY = "trtkit_slots_busy"
 FP32 = ["precision=fp32"]  # in 16 bits, who shares a batch can turn a tie
 
 
@@ -83,7 +84,7 @@ def test_pieces_come_while_the_rest_is_made(served: Served) -> None:
 
 
 def test_clients_that_go_free_their_slots(served: Served) -> None:
-    wait_until(served, "trtkit_slots_busy", 0)
+    wait_until(served, BUSY, lambda slots: slots == 0)
     asked = {"text_input": "Once upon a time", "max_tokens": 1500, "ignore_eos": True, "stream": True}
     with contextlib.ExitStack() as streams:
         for _ in range(SLOTS - 1):
@@ -92,11 +93,11 @@ def test_clients_that_go_free_their_slots(served: Served) -> None:
         connection.request("POST", f"/v2/models/{MODEL}/generate_stream", json.dumps(asked))
         response = connection.getresponse()
         assert response.read(6) == b"data: "
-        wait_until(served, "trtkit_slots_busy", SLOTS)
+        wait_until(served, BUSY, lambda slots: slots == SLOTS)
         response.close()  # without a word: the client is gone
         connection.close()
-        wait_until(served, "trtkit_slots_busy", SLOTS - 1)
-    wait_until(served, "trtkit_slots_busy", 0)
+        wait_until(served, BUSY, lambda slots: slots == SLOTS - 1)
+    wait_until(served, BUSY, lambda slots: slots == 0)
     assert metric(served, "trtkit_generated_tokens_total") < 1500
     status, found = generate(served, MODEL, text_input="Gravity is", max_tokens=4)
     assert (status, found["text_output"]) == (200, " a fundamental concept in")

@@ -102,6 +102,8 @@ class LlmModel:
             return
         ask = stream.asks[name]
         is_last = isinstance(news, Exception) or news.output is not None
+        if is_last:
+            self._metrics.update()  # who has an answer finds its tokens counted
         if isinstance(news, Exception):
             stream.sender.send(refusal(news))
         else:
