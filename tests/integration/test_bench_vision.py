@@ -133,7 +133,9 @@ def test_a_bundle_that_was_not_verified_is_refused(tmp_path: Path, refuses: Call
     assert ran.code == 0
     assert "UNVERIFIED: the bundle was never verified" in ran.out
     manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps(manifest | {"verify": {"passed": False, "reference": "x"}}))
+    found = {"passed": False, "reference": "x", "tolerance": 0.1, "outputs": {}, "corners": [{"passed": False}]}
+    found["task"] = {"agreement": 1.0, "required": 1.0}
+    (path / "manifest.json").write_text(json.dumps(manifest | {"verify": found}))
     said = "the bundle's verification failed: out of tolerance"
     assert refuses("bench", path, "-q") == f"{path}: {said}\n{fix}"
     assert refuses("bench", path, "--compare", path, "-q") == f"{path}: {said}\n{fix}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.backends import list_gpus
 from trtkit.engine.cache import tool_versions
 from trtkit.errors import BenchError
+from trtkit.verify.verdict import verdict
 
 if TYPE_CHECKING:
     from trtkit.engine.bundle import Bundle
@@ -27,7 +28,7 @@ def verification(bundle: Bundle, *, is_waived: bool) -> str:
     found = bundle.manifest.verify
     if found is not None and found["passed"]:
         return f"verified at {found['verified_at']} against {found['reference']}"
-    what = "the bundle was never verified" if found is None else "the bundle's verification failed: out of tolerance"
+    what = "the bundle was never verified" if found is None else f"the bundle's verification failed: {verdict(found)}"
     if is_waived:
         return f"UNVERIFIED: {what}"
     fix = f"run `trtkit verify {bundle.path}`, or measure all the same with `--unverified`"

@@ -14,6 +14,7 @@ from trtkit.deploy.triton.repository import differences, place, refuse_links, wr
 from trtkit.deploy.triton.served import check_name
 from trtkit.deploy.triton.vision_pipeline import image_answer, takes_images, vision_pipeline
 from trtkit.errors import DeployError
+from trtkit.verify.verdict import verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,7 +128,7 @@ def _checked(bundle: Bundle) -> list[str]:
     if found is None:
         notes.append(f"the bundle was not verified: `trtkit verify {bundle.path}`")
     elif not found.get("passed"):
-        what = "the bundle was verified and is out of tolerance"
+        what = f"the bundle's verification failed: {verdict(found)}"
         raise DeployError(what, str(bundle.path), "see `trtkit verify --fix`, and verify it again")
     if manifest.hybrid is not None and manifest.backend.name != "tensorrt":
         source = manifest.config.source.hf
