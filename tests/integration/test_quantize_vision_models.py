@@ -102,6 +102,15 @@ def test_a_vit_in_8_bits_is_near_and_its_steps_equal_onnx_runtimes(tmp_path: Pat
     apart, differing = worst_steps(tmp_path / "int8/model.onnx", inputs)
     assert apart <= 1.001
     assert differing < 1e-4
+    assert set(softmaxes_read_through_sums(tmp_path / "int8/model.onnx")) == {"MatMul", "Where"}
+
+
+def softmaxes_read_through_sums(path: Path) -> list[str]:
+    """Return what makes the operands of the sums that Softmax nodes read: scores and masks."""
+    graph = onnx.load(path).graph
+    made_by = {name: node for node in graph.node for name in node.output}
+    sums = [made_by[node.input[0]] for node in graph.node if node.op_type == "Softmax"]
+    return [made_by[name].op_type for node in sums for name in node.input]
 
 
 @pytest.mark.slow

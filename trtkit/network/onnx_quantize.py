@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,12 @@ def product_inputs(model: onnx.ModelProto, exclude: Collection[str]) -> list[str
     return list(read)
 
 
+def masked_scores(model: onnx.ModelProto) -> list[str]:
+    """Return the Adds that a Softmax reads: an attention's scores and its mask, whose range is endless by design."""
+    read = {node.input[0] for node in model.graph.node if node.op_type == "Softmax"}
+    return [node.name for node in model.graph.node if node.op_type == "Add" and node.output[0] in read]
+
+
 def counts(model: onnx.ModelProto) -> QuantizedCounts:
     """Count what is quantized. A constant that is dequantized counts as a weight."""
     sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in model.graph.initializer}
@@ -121,10 +128,10 @@ def _products(model: onnx.ModelProto, exclude: Collection[str]) -> Iterator[onnx
 def _weights(model: onnx.ModelProto, exclude: Collection[str]) -> Iterator[Weight]:
     """Yield the weights that one product alone reads; a shared one would be quantized twice."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    readers = [name for node in all_nodes(model.graph) for name in node.input]
+    readers = Counter(name for node in all_nodes(model.graph) for name in node.input)
     for node in _products(model, exclude):
         tensor = tensors.get(node.input[1])
-        if tensor is None or readers.count(tensor.name) > 1 or int(np.prod(tensor.dims)) < LEAST_WEIGHTS:
+        if tensor is None or readers[tensor.name] > 1 or int(np.prod(tensor.dims)) < LEAST_WEIGHTS:
             continue
         if len(tensor.dims) >= 2:
             yield Weight(node, tensor, *_axes(node, len(tensor.dims)))

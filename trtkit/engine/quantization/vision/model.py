@@ -184,6 +184,8 @@ def _placed(
     source, made = folder / "before-quantize.onnx", folder / "quantized.onnx"
     save_model(model, source)
     logging.getLogger("modelopt").setLevel(logging.ERROR)
+    # ModelOpt takes scores and mask for the two sides of a residual sum, and quantizes both.
+    left = [*exclude, *onnx_quantize.masked_scores(model)]
     try:
         quantize(
             str(source),
@@ -191,7 +193,7 @@ def _placed(
             calibration_data_reader=reader,
             calibration_method="entropy" if options.algorithm == "entropy" else "max",
             calibration_eps=["cpu"],
-            nodes_to_exclude=[f"^{re.escape(name)}$" for name in exclude],
+            nodes_to_exclude=[f"^{re.escape(name)}$" for name in left],
             use_external_data_format=model.ByteSize() > LARGEST_INLINE_BYTES,
             high_precision_dtype="fp32",
             output_path=str(made),
