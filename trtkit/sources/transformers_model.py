@@ -30,9 +30,10 @@ def causal_lm(opened: DecoderSource) -> Any:
     fields = {key: value for key, value in _text_alone(opened.config).items() if key not in _NOT_ARGUMENTS}
     model_type = opened.config["model_type"]
     config = transformers.AutoConfig.for_model(_PLAIN_ROPE.get(model_type, model_type), **fields)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    how = {"attn_implementation": _attention(config), "dtype": torch.float32}
+    model = transformers.AutoModelForCausalLM.from_config(config, **how)
     state = {name: _weight(model, name, opened.checkpoint[name]) for name in opened.checkpoint}
-    model, missing, unexpected = _filled(model, state)
+    model, missing, unexpected = _filled(model, state, how)
     model.tie_weights()
     tied = set(getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ())
     if unexpected or set(missing) - tied:
@@ -41,13 +42,22 @@ def causal_lm(opened: DecoderSource) -> Any:
     return model.eval()
 
 
-def _filled(model: Any, state: dict[str, torch.Tensor]) -> tuple[Any, list[str], list[str]]:
-    """Return a model with weights, and names that it misses and does not know. Experts are joined by transformers."""
-    if not any(".experts." in name for name in state):
-        missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
+def _attention(config: Any) -> str:
+    """Return transformers' implementation. Its eager one adds Falcon's ALiBi twice: to the scores and to the mask."""
+    return "sdpa" if config.model_type == "falcon" and config.alibi else "eager"
+
+
+def _filled(model: Any, state: dict[str, torch.Tensor], how: dict[str, Any]) -> tuple[Any, list[str], list[str]]:
+    """Return a model with weights, and names that it misses and does not know. how: it is made.
+
+    Where its modules have other names than its files, or hold experts joined, transformers maps one to the other.
+    """
+    missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
+    if not unexpected:
         return model, missing, unexpected
-    how = {"attn_implementation": "eager", "dtype": model.dtype, "output_loading_info": True}
-    filled, found = type(model).from_pretrained(None, config=model.config, state_dict=state, **how)
+    filled, found = type(model).from_pretrained(
+        None, config=model.config, state_dict=state, output_loading_info=True, **how
+    )
     return filled, found["missing_keys"], found["unexpected_keys"]
 
 

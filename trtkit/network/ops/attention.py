@@ -11,7 +11,7 @@ from trtkit.network.ops.activation import tanh
 from trtkit.network.ops.arithmetic import cast, select, softmax
 from trtkit.network.ops.linear import matmul
 from trtkit.network.ops.mask import lowest
-from trtkit.network.ops.shape import concat, reshape, take
+from trtkit.network.ops.shape import concat, reshape, take, unsqueeze
 
 QKV = tuple[Tensor, Tensor, Tensor]
 
@@ -59,7 +59,7 @@ def attention_from_primitives(
     q, k, v = qkv
     heads, kv_heads, size = q.shape[1], k.shape[1], q.shape[-1]
     grouped = reshape(q, (0, kv_heads, heads // kv_heads, -1, size))  # [B, K, G, S, H]
-    k, v, mask = (_with_group(x) for x in (k, v, mask))
+    k, v, mask = (unsqueeze(x, 2) for x in (k, v, mask))
     scores = cast(matmul(grouped, k, transpose_b=True), FP32)
     if softcap is not None:
         scores = tanh(scores / softcap) * softcap
@@ -73,11 +73,6 @@ def _softmax_with_sinks(scores: Tensor, sinks: Tensor, group: int) -> Tensor:
     column = take(scores, -1, 0, 1) * 0.0 + reshape(cast(sinks, FP32), (1, -1, group, 1, 1))
     length = scores.shape[-1]
     return take(softmax(concat([scores, column], axis=-1)), -1, 0, length)
-
-
-def _with_group(x: Tensor) -> Tensor:
-    """Return [B, K, 1, ...] of [B, K, ...]; the last axis is static."""
-    return reshape(x, (0, 0, 1, -1, x.shape[-1]))
 
 
 # Measured with TensorRT-RTX 1.7.1: head sizes with fused kernels in fp16 and bf16.

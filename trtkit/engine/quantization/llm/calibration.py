@@ -95,7 +95,7 @@ def measure(
     """
     found = Measured()
     modules = dict(model.named_modules())
-    hooks = [_linear(modules, layer).register_forward_hook(_hook(found, layer)) for layer in layers]
+    hooks = [modules[layer.module].register_forward_hook(_hook(found, layer)) for layer in layers]
     try:
         with torch.inference_mode():
             for index, ids in enumerate(texts):
@@ -116,15 +116,6 @@ def check_inputs(name: str, squares: torch.Tensor) -> None:
     if not torch.isfinite(squares).all() or squares.max() == 0:
         what = "inputs are all zero" if squares.max() == 0 else "inputs are NaN or infinite"
         raise QuantizeError(f"{what} on the calibration text", name, "exclude the layer, or give other text")
-
-
-def _linear(modules: dict[str, torch.nn.Module], layer: Layer) -> torch.nn.Module:
-    """Return a layer's module. Raises QuantizeError where it is none that ModelOpt quantizes."""
-    module = modules.get(layer.module)
-    if not isinstance(module, torch.nn.Linear):
-        what = f"`{layer.module}` is no linear layer in transformers"
-        raise QuantizeError(what, layer.name, "exclude it: `quantize.exclude`")
-    return module
 
 
 def _hook(found: Measured, layer: Layer) -> Any:

@@ -79,8 +79,7 @@ def inputs_of(name: str) -> str:
 def choose(spec: DecoderSpec, options: QuantizeOptions) -> Choice:
     """Return how each layer is to be quantized.
 
-    Raises ConfigError for globs that match nothing, methods that are not for LLMs, blocks that do not divide, and
-    models whose layers ModelOpt does not quantize.
+    Raises ConfigError for globs that match nothing, methods that are not for LLMs, and blocks that do not divide.
     """
     problems = list(_problems(spec, options))
     if problems:
@@ -148,10 +147,6 @@ def _problems(spec: DecoderSpec, options: QuantizeOptions) -> list[Problem]:
         if not fnmatch.filter(names, glob):
             near = ", ".join(difflib.get_close_matches(glob, names, n=3, cutoff=0.3))
             problems.append(Problem(f"`{glob}` matches no linear layer", key, f"near: {near}"))
-    if spec.is_in_out:
-        problems.append(
-            Problem(f"matrices of `{spec.model_type}` are stored [in, out], which ModelOpt leaves alone", "quantize")
-        )
     return [*problems, *_problems_of_mixtures(asked, options)] if has_experts(spec) else problems
 
 

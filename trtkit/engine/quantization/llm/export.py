@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from trtkit import __version__
+from trtkit.errors import QuantizeError
 from trtkit.quantized import unpack
 
 if TYPE_CHECKING:
@@ -75,6 +76,15 @@ def export(model: Any, folder: Path, dtype: DType, extra: Extra) -> None:
     if tensors:
         _replace(folder, tensors)
     _note(folder, extra)
+
+
+def check_quantized(folder: Path, modules: Sequence[str]) -> None:
+    """Raise QuantizeError where a checkpoint holds one of these layers unquantized."""
+    names = _names(sorted(folder.glob("model*.safetensors")))
+    left = [module for module in modules if f"{module}.weight_scale" not in names]
+    if left:
+        fix = "exclude them: `quantize.exclude`, or give them int4_wo"
+        raise QuantizeError(f"ModelOpt left {len(left)} layers as they were", ", ".join(left[:4]), fix)
 
 
 def _replace(folder: Path, tensors: dict[str, torch.Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import warnings
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ from trtkit.engine.decoders import open_decoder
 from trtkit.engine.quantization.int4 import Rounding
 from trtkit.engine.quantization.llm import calibration
 from trtkit.engine.quantization.llm.choice import Choice, choose, has_experts
-from trtkit.engine.quantization.llm.export import Extra, export
+from trtkit.engine.quantization.llm.export import Extra, check_quantized, export
 from trtkit.engine.quantization.llm.fp8 import least_error_scales
+from trtkit.engine.quantization.llm.linear import make_plain
 from trtkit.engine.quantization.llm.mixtures import write_mixture
 from trtkit.engine.quantization.llm.sequential import INT4, quantize_int4
 from trtkit.engine.quantization.llm.smoothing import SMOOTHING, kept_in_16_bits
@@ -29,7 +31,7 @@ from trtkit.quantized import LARGEST, KvQuantization
 from trtkit.sources.transformers_model import beyond_text, causal_lm, encoder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import torch
 
@@ -107,6 +109,7 @@ class QuantizedModel:
         scales = _kv_cache(config.quantize, self.measured)
         extra = Extra(scales, self._input_scales(), matrices, beyond_text(self.opened))
         export(self.model, folder, dtype_of(config.precision), extra)
+        check_quantized(folder, [layer.module for layer in self.choice.methods])
         written = self.opened.tokenizer.write(folder)
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         steps.add("export", f"{size / 2**20:.1f} MiB, {len(written)} tokenizer files")
@@ -124,6 +127,7 @@ def quantized_model(
     """Return the model, measured and quantized."""
     model = causal_lm(opened)
     model.config.architectures = [type(model).__name__]
+    make_plain(model, choice.methods)
     measured, matrices, modules = None, {}, dict(model.named_modules())
     own = [layer for layer, method in choice.methods.items() if method in INT4]
     if texts and (options.kv_cache is not None or (choice.reads_data and len(own) < len(choice.methods))):
@@ -164,12 +168,26 @@ def _quantize(model: Any, options: QuantizeOptions, choice: Choice, measured: Me
     algorithm: Json = {"method": "max"}
     if smoothed:
         algorithm = {"method": "smoothquant", "alpha": alpha}
-    mtq.quantize(model, {"quant_cfg": entries, "algorithm": algorithm}, loop if choice.reads_data else None)
+    with _attention_left_alone():
+        mtq.quantize(model, {"quant_cfg": entries, "algorithm": algorithm}, loop if choice.reads_data else None)
     for layer in [layer for layer, name in choice.methods.items() if name == "fp8_pc"]:
         assert measured is not None
         module, squares = modules[layer.module], measured.layers[layer.name].squares
         module.weight_quantizer.amax = LARGEST["fp8"] * least_error_scales(module.weight.detach().float(), squares)
     requantize_resmooth_fused_llm_layers(model)
+
+
+@contextlib.contextmanager
+def _attention_left_alone() -> Iterator[None]:
+    """Keep ModelOpt from rewriting attention, which it does for caches' sake and not for all models can."""
+    from modelopt.torch.quantization.plugins.custom import CUSTOM_MODEL_PLUGINS
+    from modelopt.torch.quantization.plugins.huggingface import register_hf_attentions_on_the_fly
+
+    CUSTOM_MODEL_PLUGINS.remove(register_hf_attentions_on_the_fly)
+    try:
+        yield
+    finally:
+        CUSTOM_MODEL_PLUGINS.add(register_hf_attentions_on_the_fly)
 
 
 def _entry(name: str, attributes: Json) -> Json:

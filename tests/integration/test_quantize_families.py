@@ -1,0 +1,105 @@
+"""Every decoder family can be quantized, and its network then computes what transformers does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests import tiny_llm
+from tests.decoder_cases import CASES, Case
+from tests.decoders import model_of
+from trtkit.config.schema import ModelConfig
+from trtkit.engine.quantization.llm.choice import linear_layers
+from trtkit.engine.quantization.llm.job import quantize_llm
+from trtkit.models.registry import decoder_spec
+from trtkit.quantized import QuantizedMatrix
+from trtkit.reference import to_array
+from trtkit.runtime.decoder import Call, ReferenceDecoder, open_model
+from trtkit.sources.decoder_source import open_hf_folder
+from trtkit.sources.transformers_model import causal_lm
+from trtkit.verify.compare import compare
+from trtkit.verify.rounded_inputs import round_inputs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+IDS = np.random.default_rng(0).integers(6, 320, 32)
+SIZES = {
+    "hidden_size": 64,
+    "word_embed_proj_dim": 64,
+    "intermediate_size": 128,
+    "ffn_dim": 128,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+    "n_embd": 64,
+    "n_head": 4,
+    "query_pre_attn_scalar": 16,
+    "vocab_size": 320,
+}
+DENSE = [case for case in CASES if "num_experts_per_tok" not in case.config]
+
+
+def saved(case: Case, folder: Path) -> Path:
+    """Write the case's model, in sizes that blocks of 32 divide and with plain rotations, and a tokenizer."""
+    sizes = {key: SIZES.get(key, value) for key, value in case.config.items() if key != "rope_parameters"}
+    if case.config.get("num_key_value_heads") == case.config.get("num_attention_heads", 0):
+        sizes["num_key_value_heads"] = SIZES["num_attention_heads"]
+    model_of(replace(case, config=sizes)).hf.save_pretrained(folder)
+    tiny_llm.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def config_of(source: Path, **quantize: Any) -> ModelConfig:
+    """Return a config of the model, quantized on a text beside it where a method is given."""
+    text = source.parent / "text.txt"
+    text.write_text(tiny_llm.TEXT * 3)
+    lengths = {"max_sequence_length": 48, "max_prefill_length": 32, "logits": "all"}
+    asked = {"calibration": {"data": str(text), "samples": 2, "length": 32}, **quantize}
+    fields = {"source": {"hf": str(source)}, "precision": "fp32", "llm": lengths}
+    return ModelConfig.model_validate({**fields, "quantize": asked} if quantize else fields)
+
+
+def network_logits(source: Path) -> torch.Tensor:
+    decoder = ReferenceDecoder(open_model(config_of(source), "tensorrt_rtx").network(), 1)
+    return decoder.forward(Call(0, IDS[None], np.array([0]), np.array([len(IDS)])))[0]
+
+
+def transformers_logits(source: Path) -> torch.Tensor:
+    """Return logits with the dequantized weights, inputs rounded as the checkpoint asks."""
+    opened = open_hf_folder(source)
+    model = causal_lm(opened)
+    round_inputs(model, opened)
+    with torch.inference_mode():
+        return model(torch.from_numpy(IDS)[None]).logits[0]
+
+
+@pytest.mark.parametrize("method", ["int8_sq", "int4_gptq"])
+@pytest.mark.parametrize("case", DENSE, ids=str)
+def test_a_quantized_family_computes_what_transformers_does(case: Case, method: str, tmp_path: Path) -> None:
+    """A value that falls between two codes is rounded either way, and moves its token and those after it."""
+    source, made = saved(case, tmp_path / "model"), tmp_path / "made"
+    made.mkdir()
+    config = config_of(source, method=method)
+    quantize_llm({"config": config.model_dump(mode="json"), "folder": str(made)}, lambda _: None)
+    opened = open_hf_folder(made)
+    for layer in linear_layers(decoder_spec(opened.config)):
+        is_chosen = layer.name != "lm_head"
+        assert isinstance(opened.checkpoint[f"{layer.module}.weight"], QuantizedMatrix) == is_chosen
+    got, want = network_logits(made), transformers_logits(made)
+    assert float(((got - want).norm(dim=1) / want.norm(dim=1)).median()) < 1e-5
+    assert compare(to_array(got), to_array(want)).relative_rms_error < 0.05
+    assert compare(to_array(got), to_array(transformers_logits(source))).relative_rms_error > 1e-4
+
+
+@pytest.mark.parametrize("case", DENSE, ids=str)
+def test_a_family_with_quantized_caches_is_near_itself(case: Case, tmp_path: Path) -> None:
+    source, made = saved(case, tmp_path / "model"), tmp_path / "made"
+    made.mkdir()
+    config = config_of(source, method="none", kv_cache="int8")
+    quantize_llm({"config": config.model_dump(mode="json"), "folder": str(made)}, lambda _: None)
+    found = compare(to_array(network_logits(made)), to_array(transformers_logits(source)))
+    assert 1e-4 < found.relative_rms_error < 0.15
