@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
+from trtkit.sources.hf_vision import EAGER
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,7 @@ def rt_detr_features(folder: str) -> torch.nn.Module:
 
     try:
         model = transformers.AutoModelForObjectDetection.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, dtype="float32"
+            folder, local_files_only=True, use_safetensors=True, dtype="float32", **EAGER
         ).model
     except (OSError, ValueError) as error:
         raise SourceError(f"transformers cannot load the folder: {error}", folder) from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import InputSpec, TorchSource
@@ -15,6 +17,31 @@ if TYPE_CHECKING:
     import torch
 
 
+@dataclass(frozen=True)
+class _Head:
+    """What a model ends in. loader: a class of transformers; outputs: fields of its answer."""
+
+    loader: str
+    outputs: tuple[str, ...]
+
+
+EAGER = {"attn_implementation": "eager"}
+"""Attention written out. torch's fused one is exported with guards against rows of a mask that let nothing pass, which
+TensorRT does not fuse, and the windows of Swin are not exported at all."""
+_MASKS = _Head("AutoModelForUniversalSegmentation", ("class_queries_logits", "masks_queries_logits"))
+_HEADS = {
+    "ImageClassification": _Head("AutoModelForImageClassification", ("logits",)),
+    "ObjectDetection": _Head("AutoModelForObjectDetection", ("logits", "pred_boxes")),
+    "SemanticSegmentation": _Head("AutoModelForSemanticSegmentation", ("logits",)),
+    "InstanceSegmentation": _MASKS,
+    "UniversalSegmentation": _MASKS,
+    "DepthEstimation": _Head("AutoModelForDepthEstimation", ("predicted_depth",)),
+    "ImageSuperResolution": _Head("AutoModelForImageToImage", ("reconstruction",)),
+}
+"""Heads by how architectures' names go on behind `For`."""
+_BODY = _Head("AutoModel", ("last_hidden_state",))
+
+
 def folder_source(folder: Path, image_size: tuple[int, int] | None = None) -> TorchSource:
     """Return the torch source that a Hugging Face folder stands for: `pixel_values [batch, 3, H, W]`.
 
@@ -22,7 +49,7 @@ def folder_source(folder: Path, image_size: tuple[int, int] | None = None) -> To
     """
     config = _read_json(folder / "config.json")
     height, width = image_size or _image_size(folder, config)
-    outputs = _outputs(config)
+    outputs = _head(config, str(folder)).outputs
     return TorchSource(
         factory="trtkit.sources.hf_vision:from_folder",
         kwargs={"folder": str(folder), "outputs": list(outputs)},
@@ -40,8 +67,8 @@ def from_folder(folder: str, outputs: Sequence[str] = ()) -> torch.nn.Module:
 
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-        auto = getattr(transformers, _auto_class(config.to_dict()))
-        model = auto.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype="float32")
+        auto = getattr(transformers, _head(config.to_dict(), folder).loader)
+        model = auto.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype="float32", **EAGER)
     except (OSError, ValueError) as error:
         raise SourceError(f"transformers cannot load the folder: {error}", folder) from error
     _keep_lengths_symbolic(model)
@@ -55,7 +82,7 @@ def from_config(model_type: str, seed: int = 0, **kwargs: Any) -> torch.nn.Modul
 
     torch.manual_seed(seed)
     config = transformers.AutoConfig.for_model(model_type, **kwargs)
-    return _first_output(transformers.AutoModelForImageClassification.from_config(config))
+    return _first_output(transformers.AutoModelForImageClassification.from_config(config, **EAGER))
 
 
 def _keep_lengths_symbolic(model: torch.nn.Module) -> None:
@@ -108,28 +135,18 @@ def _named_outputs(model: torch.nn.Module, outputs: Sequence[str]) -> torch.nn.M
     return NamedOutputs()
 
 
-def _is_classifier(config: dict[str, Any]) -> bool:
-    """Whether the saved architecture has an image classification head."""
-    return any("ImageClassification" in name for name in config.get("architectures") or ())
-
-
-def _is_detector(config: dict[str, Any]) -> bool:
-    """Whether the saved architecture finds objects."""
-    return any("ObjectDetection" in name for name in config.get("architectures") or ())
-
-
-def _auto_class(config: dict[str, Any]) -> str:
-    """Return the class of transformers that loads the saved architecture."""
-    if _is_detector(config):
-        return "AutoModelForObjectDetection"
-    return "AutoModelForImageClassification" if _is_classifier(config) else "AutoModel"
-
-
-def _outputs(config: dict[str, Any]) -> tuple[str, ...]:
-    """Return the outputs of the saved architecture."""
-    if _is_detector(config):
-        return ("logits", "pred_boxes")
-    return ("logits",) if _is_classifier(config) else ("last_hidden_state",)
+def _head(config: dict[str, Any], where: str) -> _Head:
+    """Return what the saved architecture's name says of its head. Raises SourceError for one that is not known."""
+    for name in config.get("architectures") or ():
+        task = re.search(r"For([A-Z]\w*)$", name)
+        for known, head in _HEADS.items():
+            if task and task[1].startswith(known):
+                return head
+        if task:
+            what = f"the head of `{name}` is not known"
+            fix = f"use a model for {', '.join(_HEADS)}, or wrap it: `source.torch.factory`"
+            raise SourceError(what, f"{where}: config.json: architectures", fix)
+    return _BODY
 
 
 def _image_size(folder: Path, config: dict[str, Any]) -> tuple[int, int]:

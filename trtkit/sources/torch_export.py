@@ -60,14 +60,21 @@ def export_module(module: torch.nn.Module, source: TorchSource, dims: Mapping[st
             verbose=False,
         )
     except Exception as error:
-        message = str(error).strip().splitlines()
         raise SourceError(
-            f"torch.export cannot trace the module: {message[0] if message else type(error).__name__}",
+            f"torch.export cannot trace the module: {_reason(error)}",
             source.factory,
             "make the dimension static in `source.torch.inputs`, or rewrite the part that depends on data",
         ) from error
     assert program is not None
     program.save(str(out), external_data=False)
+
+
+def _reason(error: BaseException) -> str:
+    """Return what began an error in a line; torch wraps it in advice for its own users."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _translations() -> dict[Any, Any]:

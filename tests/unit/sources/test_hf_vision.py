@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from trtkit.errors import SourceError
 from trtkit.sources.hf_vision import folder_source
 
 if TYPE_CHECKING:
@@ -30,9 +31,32 @@ def test_input_size_is_the_models_else_the_processors(
 
 
 @pytest.mark.parametrize(
-    ("architectures", "output"),
-    [(["ViTForImageClassification"], "logits"), (["ViTModel"], "last_hidden_state"), (None, "last_hidden_state")],
+    ("architecture", "outputs"),
+    [
+        ("ViTForImageClassification", ("logits",)),
+        ("LevitForImageClassificationWithTeacher", ("logits",)),
+        ("RTDetrForObjectDetection", ("logits", "pred_boxes")),
+        ("SegformerForSemanticSegmentation", ("logits",)),
+        ("Mask2FormerForUniversalSegmentation", ("class_queries_logits", "masks_queries_logits")),
+        ("MaskFormerForInstanceSegmentation", ("class_queries_logits", "masks_queries_logits")),
+        ("GLPNForDepthEstimation", ("predicted_depth",)),
+        ("Swin2SRForImageSuperResolution", ("reconstruction",)),
+        ("Mask2FormerModel", ("last_hidden_state",)),
+        (None, ("last_hidden_state",)),
+    ],
 )
-def test_output_is_named_after_the_architecture(architectures: list[str] | None, output: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"image_size": 32, "architectures": architectures}))
-    assert folder_source(tmp_path).outputs == (output,)
+def test_outputs_are_those_of_the_architectures_head(
+    architecture: str | None, outputs: tuple[str, ...], tmp_path: Path
+) -> None:
+    named = {"architectures": [architecture]} if architecture else {}
+    (tmp_path / "config.json").write_text(json.dumps({"image_size": 32, **named}))
+    assert folder_source(tmp_path).outputs == outputs
+
+
+def test_a_head_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"image_size": 32, "architectures": ["ViTForMaskedImageModeling"]})
+    )
+    with pytest.raises(SourceError, match="the head of `ViTForMaskedImageModeling` is not known") as refused:
+        folder_source(tmp_path)
+    assert "SemanticSegmentation" in refused.value.fix

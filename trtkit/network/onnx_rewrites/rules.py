@@ -13,6 +13,7 @@ from trtkit.network.onnx_rewrites.integer_products import RULES as INTEGER_PRODU
 from trtkit.network.onnx_rewrites.misread import RULES as MISREAD
 from trtkit.network.onnx_rewrites.nbits import RULES as NBITS
 from trtkit.network.onnx_rewrites.ort_fused import RULES as ORT_FUSED
+from trtkit.network.onnx_rewrites.pooling import RULES as POOLING
 from trtkit.network.onnx_rewrites.qlinear import RULES as QLINEAR
 from trtkit.network.onnx_rewrites.scatter import RULES as SCATTER
 from trtkit.network.onnx_rewrites.warp import RULES as WARP
@@ -31,6 +32,7 @@ _FAMILIES = (
     MISREAD,
     NBITS,
     ORT_FUSED,
+    POOLING,
     QLINEAR,
     SCATTER,
     WARP,

@@ -61,6 +61,21 @@ def test_bit_shift(direction: str) -> None:
     assert_all_agree(_one(node, {"x": x, "by": by}, {}, "UINT8"), {"x": x, "by": by})
 
 
+@pytest.mark.parametrize("kind", ["Average", "Max"])
+def test_a_window_that_holds_the_whole_image(kind: str) -> None:
+    x = _normal(2, 3, 7, 9)
+    window = {"kernel_shape": [2560, 2560], "strides": [2560, 2560], "ceil_mode": 1}
+    node = helper.make_node(f"{kind}Pool", ["x"], ["y"], "n", **window)
+    assert assert_all_agree(_one(node, {"x": x}, {}), {"x": x}, atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", [(7, 3), (2, 2)])
+def test_a_window_of_a_part_of_the_image_stays(kernel: tuple[int, int]) -> None:
+    node = helper.make_node("AveragePool", ["x"], ["y"], "n", kernel_shape=kernel, strides=[2, 2], ceil_mode=1)
+    model = _one(node, {"x": _normal(2, 3, 7, 9)}, {})
+    assert [node.op_type for node in rewrite(model)[0].graph.node] == ["AveragePool"]
+
+
 @pytest.mark.parametrize("aligned", [0, 1])
 @pytest.mark.parametrize("size", [(2, 3, 5, 4), (2, 3, 2, 5, 4)])
 def test_affine_grid(aligned: int, size: tuple[int, ...]) -> None:

@@ -1,0 +1,33 @@
+"""Pools whose window holds the whole image: TensorRT limits a window's size, and these have none that matters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.network.onnx_rewrites.rule import Node, Rule, Written
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.network.onnx_rewrites.writer import Writer
+
+
+def whole_image(op_type: str) -> Callable[[Writer, Node], Written]:
+    """Return how a pool over all there is becomes `op_type`. In EfficientNet a window has as many rows as channels."""
+
+    def write(o: Writer, node: Node) -> Written:
+        x, kernel = node.values[0], node.attributes.get("kernel_shape", ())
+        if x is None or not node.number("ceil_mode", 0) or any(node.attributes.get("pads", ())) or node.is_used(1):
+            return None
+        strides = node.attributes.get("strides", [1] * len(kernel))
+        axes = zip(x.shape[2:], kernel, strides, strict=True)
+        is_whole = all(0 <= size <= edge < size + stride for size, edge, stride in axes)
+        return [o.call(op_type, [x])] if is_whole else None
+
+    return write
+
+
+RULES = (
+    Rule("", "AveragePool", whole_image("GlobalAveragePool")),
+    Rule("", "MaxPool", whole_image("GlobalMaxPool")),
+)
