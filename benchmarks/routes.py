@@ -8,37 +8,41 @@ TensorRT-RTX builds, against transformers in fp32.
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.measure import ignore_event, interleaved, ratio, summary, write, write_between
+from benchmarks.measure import RESULTS, ignore_event, interleaved, ratio, summary, write, write_between
 from benchmarks.route_models import MODELS, save_model
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.build import build_bundle
 from trtkit.verify.verify import Request, verify_bundle
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trtkit.engine.bundle import Bundle
 
 ROUTES = {"onnx": {"route": "onnx"}, "fused": {"compose": "fused"}, "chained": {"compose": "chained"}}
 ROOT = Path(__file__).parents[1]
 DOCS, README = ROOT / "docs" / "hybrids.md", ROOT / "README.md"
+PATH = RESULTS / "routes.json"
 REPEATS = 3
 
 
-def main() -> None:
-    """Measure and write the results, tiny models in every way."""
-    results: dict[str, Any] = {}
+def main(names: Sequence[str] = ()) -> None:
+    """Measure models, all where none is named, tiny ones in every way; write the results, others as they were."""
+    results: dict[str, Any] = json.loads(PATH.read_text(encoding="utf-8"))["routes"] if names else {}
     with tempfile.TemporaryDirectory(prefix="trtkit-routes-") as scratch:
-        for name in MODELS:
+        for name in names or MODELS:
             save_model(name, Path(scratch) / name)
             routes = list(ROUTES) if name.endswith("tiny") else ["onnx", "fused"]
-            for precision in ("fp32", "fp16"):
+            for precision in results.get(name, ("fp32", "fp16")):
                 results.setdefault(name, {})[precision] = figures(Path(scratch) / name, routes, precision)
                 print(name, precision, json.dumps(results[name][precision]), flush=True)
-    print(write("routes", {"repeats": REPEATS, "note": _NOTE, "routes": results}))
+            write("routes", {"repeats": REPEATS, "note": _NOTE, "routes": results})
     write_docs(results)
 
 
@@ -158,4 +162,4 @@ def write_docs(results: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
