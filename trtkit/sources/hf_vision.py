@@ -61,7 +61,8 @@ def folder_source(folder: Path, image_size: tuple[int, int] | None = None) -> To
 def from_folder(folder: str, outputs: Sequence[str] = ()) -> torch.nn.Module:
     """Load the model in `folder` from its safetensors.
 
-    outputs: names of fields of the model's answer, to be given in this order; its first where there are none.
+    outputs: names of fields of the model's answer, to be given in this order where there are several; one is its first,
+        whatever the model calls it.
     """
     import transformers
 
@@ -72,7 +73,7 @@ def from_folder(folder: str, outputs: Sequence[str] = ()) -> torch.nn.Module:
     except (OSError, ValueError) as error:
         raise SourceError(f"transformers cannot load the folder: {error}", folder) from error
     _keep_lengths_symbolic(model)
-    return _named_outputs(model, outputs) if outputs else _first_output(model)
+    return _named_outputs(model, outputs) if len(outputs) > 1 else _first_output(model)
 
 
 def from_config(model_type: str, seed: int = 0, **kwargs: Any) -> torch.nn.Module:
@@ -110,7 +111,7 @@ def _first_output(model: torch.nn.Module) -> torch.nn.Module:
 
         def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
             """Return logits [B, classes] or hidden states [B, tokens, D]."""
-            first: torch.Tensor = self.model(pixel_values=pixel_values, return_dict=False)[0]
+            first: torch.Tensor = self.model(pixel_values=pixel_values, return_dict=True)[0]
             return first
 
     return FirstOutput()
