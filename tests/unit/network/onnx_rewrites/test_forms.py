@@ -69,11 +69,20 @@ def test_a_window_that_holds_the_whole_image(kind: str) -> None:
     assert assert_all_agree(_one(node, {"x": x}, {}), {"x": x}, atol=1e-6)
 
 
-@pytest.mark.parametrize("kernel", [(7, 3), (2, 2)])
-def test_a_window_of_a_part_of_the_image_stays(kernel: tuple[int, int]) -> None:
-    node = helper.make_node("AveragePool", ["x"], ["y"], "n", kernel_shape=kernel, strides=[2, 2], ceil_mode=1)
-    model = _one(node, {"x": _normal(2, 3, 7, 9)}, {})
-    assert [node.op_type for node in rewrite(model)[0].graph.node] == ["AveragePool"]
+@pytest.mark.parametrize(
+    "window",
+    [
+        {"kernel_shape": [7, 3], "strides": [2, 2], "ceil_mode": 1},
+        {"kernel_shape": [7, 9], "strides": [2, 2]},
+        {"kernel_shape": [7, 9], "dilations": [2, 2], "strides": [9, 9], "ceil_mode": 1},
+        {"kernel_shape": [7, 9], "pads": [1, 1, 1, 1], "strides": [4, 4], "ceil_mode": 1},
+        {"kernel_shape": [9, 9], "strides": [2, 2], "ceil_mode": 1},
+    ],
+    ids=["part", "floor", "dilated", "padded", "nothing"],
+)
+def test_other_windows_stay(window: dict[str, Any]) -> None:
+    model = _one(helper.make_node("MaxPool", ["x"], ["y"], "n", **window), {"x": _normal(2, 3, 7, 9)}, {})
+    assert [node.op_type for node in rewrite(model)[0].graph.node] == ["MaxPool"]
 
 
 @pytest.mark.parametrize("aligned", [0, 1])
