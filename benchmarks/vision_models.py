@@ -1,6 +1,6 @@
 """Vision models of transformers, whole, through ONNX: what builds, and how near it is to transformers.
 
-Each has its family's structure with few blocks, and random weights, normalization with statistics of an image.
+Each has its family's structure with few blocks, random weights, and batch norms with random statistics.
 `python -m benchmarks.vision_models [NAME...]` measures all or some, and writes docs/vision-models.md.
 """
 

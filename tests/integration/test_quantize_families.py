@@ -63,6 +63,14 @@ def config_of(source: Path, **quantize: Any) -> ModelConfig:
     return ModelConfig.model_validate({**fields, "quantize": asked} if quantize else fields)
 
 
+def quantized(source: Path, **asked: Any) -> Path:
+    """Return the checkpoint that is made of a model, beside it."""
+    made = source.parent / "made"
+    made.mkdir()
+    quantize_llm({"config": config_of(source, **asked).model_dump(mode="json"), "folder": str(made)}, lambda _: None)
+    return made
+
+
 def network_logits(source: Path) -> torch.Tensor:
     decoder = ReferenceDecoder(open_model(config_of(source), "tensorrt_rtx").network(), 1)
     return decoder.forward(Call(0, IDS[None], np.array([0]), np.array([len(IDS)])))[0]
@@ -81,10 +89,8 @@ def transformers_logits(source: Path) -> torch.Tensor:
 @pytest.mark.parametrize("case", DENSE, ids=str)
 def test_a_quantized_family_computes_what_transformers_does(case: Case, method: str, tmp_path: Path) -> None:
     """A value that falls between two codes is rounded either way, and moves its token and those after it."""
-    source, made = saved(case, tmp_path / "model"), tmp_path / "made"
-    made.mkdir()
-    config = config_of(source, method=method)
-    quantize_llm({"config": config.model_dump(mode="json"), "folder": str(made)}, lambda _: None)
+    source = saved(case, tmp_path / "model")
+    made = quantized(source, method=method)
     opened = open_hf_folder(made)
     for layer in linear_layers(decoder_spec(opened.config)):
         is_chosen = layer.name != "lm_head"
@@ -97,9 +103,7 @@ def test_a_quantized_family_computes_what_transformers_does(case: Case, method: 
 
 @pytest.mark.parametrize("case", DENSE, ids=str)
 def test_a_family_with_quantized_caches_is_near_itself(case: Case, tmp_path: Path) -> None:
-    source, made = saved(case, tmp_path / "model"), tmp_path / "made"
-    made.mkdir()
-    config = config_of(source, method="none", kv_cache="int8")
-    quantize_llm({"config": config.model_dump(mode="json"), "folder": str(made)}, lambda _: None)
+    source = saved(case, tmp_path / "model")
+    made = quantized(source, method="none", kv_cache="int8")
     found = compare(to_array(network_logits(made)), to_array(transformers_logits(source)))
     assert 1e-4 < found.relative_rms_error < 0.15
