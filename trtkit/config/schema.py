@@ -76,10 +76,13 @@ class InputSpec(StrictModel):
     dtype: Literal["fp32", "fp16", "int32", "int64", "bool"] = "fp32"
 
 
+_FACTORY = "`package.module:callable` that returns the module: installed, else in the current folder. It is run."
+
+
 class TorchSource(StrictModel):
     """A PyTorch module, exported to ONNX by `torch.export`."""
 
-    factory: str = Field(pattern=r"^[\w.]+:[\w.]+$", description="`package.module:callable` that returns the module.")
+    factory: str = Field(pattern=r"^[\w.]+:[\w.]+$", description=_FACTORY)
     kwargs: dict[str, Any] = Field(default_factory=dict, description="What the factory is called with.")
     checkpoint: str | None = Field(None, description="safetensors, or a .pt/.pth state dict read with weights_only.")
     inputs: dict[str, InputSpec] = Field(min_length=1, description="In the order of the module's arguments.")

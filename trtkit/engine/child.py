@@ -62,7 +62,7 @@ def run_job(job: str, arguments: Mapping[str, Any], on_event: Callable[[Json], N
 def _converse(job: str, arguments: Json, on_event: Callable[[Json], None], log: Path) -> tuple[Json | None, int]:
     """Start the child, pass events on, and return its last word and exit code."""
     read_end, write_end = os.pipe()
-    command = [sys.executable, "-m", "trtkit.engine.worker", job, str(write_end)]
+    command = [sys.executable, "-P", "-m", "trtkit.engine.worker", job, str(write_end)]  # -P: not from here
     with log.open("wb") as log_file:
         process = subprocess.Popen(
             command,

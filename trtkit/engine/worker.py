@@ -1,6 +1,7 @@
 """The child's side of a job: read arguments from stdin, report events as JSON lines, answer once.
 
-Run as `python -m trtkit.engine.worker JOB FD`; `run_job` is its only caller.
+Run as `python -P -m trtkit.engine.worker JOB FD`; `run_job` is its only caller. -P keeps the current folder off
+sys.path: a file there called like a package must not be imported in its place.
 """
 
 from __future__ import annotations

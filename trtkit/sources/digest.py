@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
 from trtkit.sources import onnx_file, package_file
+from trtkit.sources.module_file import find_module
 
 if TYPE_CHECKING:
     from trtkit.config.quantize import QuantizeOptions
@@ -68,14 +68,11 @@ def source_files(source: Source) -> list[Path]:
 
 
 def _module_files(factory: str) -> list[Path]:
-    """Return the Python files of the package that holds `package.module:callable`, none where it cannot be found.
+    """Return the Python files of the package that holds `package.module:callable`, none if it cannot be found.
 
-    A module outside any package stands alone.
+    Nothing is imported. A module outside any package stands alone.
     """
-    try:
-        spec = importlib.util.find_spec(factory.partition(":")[0])
-    except (ImportError, ValueError):
-        return []
+    spec = find_module(factory.partition(":")[0])
     if spec is None or spec.origin is None:
         return []
     file = Path(spec.origin)

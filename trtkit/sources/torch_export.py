@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.dtypes import dtype_of
 from trtkit.errors import SourceError
 from trtkit.sources import package_file
+from trtkit.sources.module_file import add_folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,6 +95,7 @@ def _import_factory(name: str, requires: str | None) -> Any:
     """Return the callable `package.module:callable`."""
     module_name, _, attribute = name.partition(":")
     install = f"pip install --no-deps {requires}" if requires else "install its package, or correct the name"
+    add_folder_of(module_name)
     try:
         module = importlib.import_module(module_name)
         return functools.reduce(getattr, attribute.split("."), module)
