@@ -6,7 +6,7 @@ say trtkit doctor
 say trtkit build --config efficientnet-lite0 --set precision=fp16
 say trtkit build --config efficientnet-lite0 --set precision=fp16
 say trtkit inspect bundles/efficientnet-lite0
-say trtkit verify bundles/efficientnet-lite0 --no-corners --html bundles/report.html
+say trtkit verify bundles/efficientnet-lite0 --trust-source --no-corners --html bundles/report.html
 say trtkit build --config llama
 say trtkit verify bundles/llama --no-corners
 say trtkit generate bundles/llama --prompt "What is the capital of France?" --stats

@@ -189,7 +189,8 @@ def test_torch_compile_says_which_compiler_is_missing(
 ) -> None:
     trtkit("build", "--config", "m.yaml", "-q")
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert refuses("bench", "bundles/m", "--unverified", "--compare", "torch.compile", "-q") == (
+    words = ("--unverified", "--trust-source", "--compare", "torch.compile", "-q")
+    assert refuses("bench", "bundles/m", *words) == (
         "--compare torch.compile: it compiles with `no-such-compiler`, which is not found\n"
         "fix: install it, or name another one in the environment as CXX; --compare torch needs none"
     )

@@ -105,6 +105,7 @@ def test_efficientnet_beside_torch_computes_the_same(tmp_path: Path, trtkit: Run
     config = load_config("efficientnet-lite0")
     path = build_bundle(config, tmp_path / "lite0", lambda _: None).bundle.path
     words = ["--batch", 1, "--unverified", "--compare", "torch", "--compare", "onnxruntime", "--json", *QUICK]
+    words += ["--trust-source"]
     found = trtkit("bench", path, *words).json()
     assert found["inputs"] == "chelsea.png, cut or repeated to each shape"
     assert [result["computes"] for result in found["cases"][0]["results"]] == [

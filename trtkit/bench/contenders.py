@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,10 +15,17 @@ from trtkit.engine.hybrids import open_hybrid
 from trtkit.errors import BenchError, SourceError, TrtkitError
 from trtkit.runtime.model import open_model
 from trtkit.verify.hybrid_reference import HybridReference
-from trtkit.verify.references import OnnxRuntimeReference, Origin, choose_reference, source_change
+from trtkit.verify.references import (
+    TRUST_FIX,
+    OnnxRuntimeReference,
+    Origin,
+    choose_reference,
+    factory_withheld,
+    source_change,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy as np
 
@@ -47,6 +52,14 @@ class Contender:
     precision: str | None = None
     layer_seconds: Callable[[Mapping[str, np.ndarray[Any, Any]]], dict[str, float]] | None = None
     cuda_graphs: str = ""
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What the user vouches for. is_waived: a bundle that was not verified. runs_source: a factory a bundle names."""
+
+    is_waived: bool
+    runs_source: bool
 
 
 def own_contender(
@@ -78,25 +91,27 @@ def graphs_said(asked: bool | None, *, has_engine: bool, are_usual: bool) -> str
     return "none: the reference executor has none"
 
 
-def rival(asked: str, bundle: Bundle, runtime: Any, *, is_waived: bool) -> Contender:
+def rival(asked: str, bundle: Bundle, runtime: Any, trust: Trust) -> Contender:
     """Return what `--compare` asks for. Raises BenchError where it cannot compute this bundle's network."""
     if asked in (TORCH, COMPILED):
-        return _torch(bundle, is_compiled=asked == COMPILED)
+        return _torch(bundle, trust, is_compiled=asked == COMPILED)
     if asked == ONNX_RUNTIME:
         return _onnx_runtime(bundle)
     if not is_bundle(Path(asked)):
         fix = f"use {TORCH}, {COMPILED}, {ONNX_RUNTIME}, for a language model transformers, or a bundle's folder"
         raise BenchError(f"`{asked}` is nothing to compare with", "--compare", fix)
     other = open_bundle(Path(asked))
-    verification(other, is_waived=is_waived)
+    verification(other, is_waived=trust.is_waived)
     _check_inputs(bundle, other)
     return replace(own_contender(other, runtime, asked), precision=None)  # another network has other counts
 
 
-def _torch(bundle: Bundle, *, is_compiled: bool) -> Contender:
+def _torch(bundle: Bundle, trust: Trust, *, is_compiled: bool) -> Contender:
+    source = bundle.manifest.config.source.torch
+    if source is not None and not trust.runs_source:
+        raise BenchError(factory_withheld(source.factory), f"--compare {TORCH}", TRUST_FIX)
     try:
-        with _modules_of_this_folder():
-            reference: Any = _torch_reference(bundle)
+        reference: Any = _torch_reference(bundle)
     except SourceError as error:
         fix = f"use --compare {ONNX_RUNTIME}" if bundle.manifest.hybrid is None else "build the bundle again"
         raise BenchError(error.what, f"--compare {TORCH}", fix) from None
@@ -120,17 +135,6 @@ def _torch_reference(bundle: Bundle) -> Any:
     if change := source_change(manifest.config.source, digests):
         raise SourceError(f"the source {change}")
     return HybridReference(open_hybrid(manifest.config))
-
-
-@contextlib.contextmanager
-def _modules_of_this_folder() -> Iterator[None]:
-    """Let factories beside a config be imported, as they are in the processes of a build."""
-    before = list(sys.path)
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 def _check_compiler() -> None:

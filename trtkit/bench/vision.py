@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from trtkit.bench.contenders import Contender, own_contender, rival
+from trtkit.bench.contenders import Contender, Trust, own_contender, rival
 from trtkit.bench.intervals import ratio_of_medians
 from trtkit.bench.provenance import bundle_record, gpu_state, verification
 from trtkit.bench.served import Endpoint
@@ -37,6 +37,7 @@ class VisionRequest:
 
     endpoint: URL and model of a server that has the bundle, None to run it in this process. has_cuda_graphs: None for
     what is usual. schedules, requests, objectives: a load on the server, a case for each schedule; objectives in ms.
+    trusts_source: whether a factory that the bundle names may run.
     """
 
     batches: tuple[int, ...] = ()
@@ -49,6 +50,7 @@ class VisionRequest:
     schedules: tuple[Schedule, ...] = ()
     requests: int = 16
     objectives: Mapping[str, float] = field(default_factory=dict)
+    trusts_source: bool = False
 
 
 def bench_vision(bundle: Bundle, request: VisionRequest, report: Callable[[Json], None]) -> Json:
@@ -61,7 +63,8 @@ def bench_vision(bundle: Bundle, request: VisionRequest, report: Callable[[Json]
     cases = _cases(bundle, request.batches)
     report({"event": "phase", "name": "load"})
     contenders = [_measured(bundle, request)]
-    contenders += [rival(asked, bundle, request.runtime, is_waived=request.is_waived) for asked in request.rivals]
+    trust = Trust(request.is_waived, request.trusts_source)
+    contenders += [rival(asked, bundle, request.runtime, trust) for asked in request.rivals]
     data, said = _data(bundle)
     measured = []
     for case in cases:

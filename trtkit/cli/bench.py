@@ -11,7 +11,7 @@ import click
 
 from trtkit.cli import completions
 from trtkit.cli.bench_options import FILE, LOAD_NAMES, SERVER_NAMES, VISION_NAMES, measure_options, refuse_given
-from trtkit.cli.options import json_option, quiet_option, set_option, target_option
+from trtkit.cli.options import json_option, quiet_option, set_option, target_option, trust_option
 from trtkit.cli.say import say
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class BenchCommand(click.Command):
 @target_option
 @set_option
 @click.option("--compare", "rivals", multiple=True, metavar="WHAT", help=_KINDS)
+@trust_option
 @measure_options
 @click.option("--url", metavar="URL", help="Measure the bundle as a Triton server has it: grpc:// or http://HOST:PORT.")
 @click.option("--model", metavar="NAME", help="What the server calls it.  [default: the bundle's name]")
@@ -117,6 +118,7 @@ def _opened(path: str, options: Json, on_event: Callable[[Json], None]) -> Bundl
             return open_bundle(Path(path))  # which says what is missing
         raise
     config = load_config(path, options["overrides"], options["target"])
+    options["trust_source"] = True  # a config is code already
     return build_bundle(config, Path("bundles") / config.name, on_event).bundle
 
 
@@ -144,7 +146,8 @@ def _measure(bundle: Bundle, is_waived: bool, options: Json, on_event: Callable[
     endpoint = (options["url"], options["model"]) if options["url"] else None
     graphs, load = options["has_cuda_graphs"], server_load(options)
     asked = (options["batches"], options["rivals"], options["runtime"], is_waived, rules, endpoint, graphs)
-    return bench_vision(bundle, VisionRequest(*asked, **load), on_event)
+    request = VisionRequest(*asked, **load, trusts_source=options["trust_source"])
+    return bench_vision(bundle, request, on_event)
 
 
 def _write(found: Json, paths: dict[str, Path | None], aiperf: Path | None) -> None:

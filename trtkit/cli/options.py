@@ -120,5 +120,8 @@ set_option = click.option(
     help=_SET_HELP,
     shell_complete=completions.config_keys,
 )
+trust_option = click.option(
+    "--trust-source", is_flag=True, help="Run the Python factory that a bundle names as its source: it is code."
+)
 target_option = click.option("--target", metavar="NAME", help=_TARGET_HELP, shell_complete=completions.targets)
 bundle_argument = click.argument("bundle", shell_complete=completions.bundles)

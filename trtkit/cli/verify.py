@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtkit.cli import completions
-from trtkit.cli.options import json_option, quiet_option, set_option, target_option
+from trtkit.cli.options import json_option, quiet_option, set_option, target_option, trust_option
 from trtkit.cli.say import say
 from trtkit.errors import TrtkitError
 
@@ -53,6 +53,7 @@ OUT_OF_TOLERANCE = 3
     type=click.Path(path_type=Path, dir_okay=False),
     help="Where fp16 or bf16 fails, find the nodes to keep in fp32 and write a repaired copy of the config.",
 )
+@trust_option
 @target_option
 @set_option
 @json_option
@@ -66,6 +67,7 @@ def command(
     text: str | None,
     html: Path | None,
     fix: Path | None,
+    trust_source: bool,
     target: str | None,
     overrides: tuple[str, ...],
     as_json: bool,
@@ -80,7 +82,7 @@ def command(
     from trtkit.verify.verify import Request
 
     _check_outputs(path, html, fix)
-    request = Request(inputs, against, layers or html is not None or fix is not None, corners, text)
+    request = Request(inputs, against, layers or html is not None or fix is not None, corners, text, trust_source)
     with show_progress(quiet=quiet or as_json) as on_event:
         found = _verify(path, request, overrides, target, on_event)
         if fix is not None and not found["passed"]:

@@ -67,7 +67,8 @@ class Verifier:
         options = Options(constants=self.constants)
         self.executor: Execution = Executor(self.backend, self.network.definition, options)
         report({"event": "phase", "name": "load reference"})
-        origin = Origin(self.onnx, list(self.executor.output_names), arguments.get("sources"))
+        trusts_source = arguments.get("trust_source", True)
+        origin = Origin(self.onnx, list(self.executor.output_names), arguments.get("sources"), trusts_source)
         self.reference: Reference = choose_reference(self.config, arguments.get("against"), origin)
         self.tolerance = max(tolerance_of(self.config), quantized_tolerance(self.config))
         self.pairs_rows = self.config.verify.pair_rows

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
+TRUST_FIX = "add it if you trust whoever made the bundle"
 
 
 class Reference(Protocol):
@@ -86,11 +87,13 @@ class Origin:
 
     onnx: the network's own ONNX file, the reference of last resort. outputs: the network's, in order.
     digests: the source files' SHA-256 at the build of a bundle, None where the source has just been read.
+    trusts_source: whether a factory that the config names may be run. A bundle is data: its user has to say so.
     """
 
     onnx: Path
     outputs: Sequence[str]
     digests: Sequence[str] | None = None
+    trusts_source: bool = True
 
 
 def choose_reference(config: ModelConfig, against: str | None, origin: Origin) -> Reference:
@@ -103,12 +106,12 @@ def choose_reference(config: ModelConfig, against: str | None, origin: Origin) -
     source = config.source
     if source.onnx is not None and against == "torch":
         raise SourceError("an ONNX source has no PyTorch module", "--against torch", "use --against onnxruntime")
-    change = source_change(source, origin.digests)
-    if change and against == "torch":
-        raise SourceError(f"the source {change}", "--against torch", "build the bundle again, or leave out --against")
-    if change or (against == "onnxruntime" and source.onnx is None):
+    reason, fix = _unusable(source, origin)
+    if reason and against == "torch":
+        raise SourceError(reason, "--against torch", fix)
+    if reason or (against == "onnxruntime" and source.onnx is None):
         own = "ONNX Runtime on the network's own ONNX file"
-        said = f"{own}; the source {change}" if change else own
+        said = f"{own}; {reason}" if reason else own
         return OnnxRuntimeReference(origin.onnx, said, _other(config), optimize=config.quantize is None)
     if source.onnx is not None:
         path = package_file.resolve(source.onnx, source.requires)
@@ -117,6 +120,19 @@ def choose_reference(config: ModelConfig, against: str | None, origin: Origin) -
     assert torch_source is not None
     module = torch_export.make_module(torch_source, source.requires)
     return TorchReference(module, list(torch_source.inputs), origin.outputs, f"PyTorch on {torch_source.factory}")
+
+
+def _unusable(source: Source, origin: Origin) -> tuple[str, str]:
+    """Return why the source is no reference and what to do about it, empty if it is one."""
+    if source.torch is not None and not origin.trusts_source:
+        return factory_withheld(source.torch.factory), TRUST_FIX
+    change = source_change(source, origin.digests)
+    return (f"the source {change}", "build the bundle again, or leave out --against") if change else ("", "")
+
+
+def factory_withheld(factory: str) -> str:
+    """Return in words that the factory of a bundle's source was not run."""
+    return f"the bundle's source is code, `{factory}`, which only `--trust-source` runs"
 
 
 def _other(config: ModelConfig) -> str:

@@ -39,6 +39,7 @@ class Request:
     inputs: files or folders, the config's own when empty; for an LLM, text files with a prompt a line; for one that
         takes images, image files.
     against: "onnxruntime" or "torch". text: a file for an LLM's perplexity.
+    trust_source: whether to run the factory that a bundle names; a config's always runs, since a config is code.
     """
 
     inputs: tuple[str, ...] = ()
@@ -46,6 +47,7 @@ class Request:
     layers: bool = False
     corners: bool = True
     text: str | None = None
+    trust_source: bool = False
 
     def arguments(self) -> Json:
         """Return the job's arguments that say so."""
@@ -118,6 +120,7 @@ def verify_bundle(bundle: Bundle, request: Request, on_event: Callable[[Json], N
         _refuse_text(request)
         arguments |= {"onnx": str(bundle.onnx_path), "profiles": stored["profiles"]}
         arguments |= {"plan": str(bundle.engine_path()), "sources": [file.sha256 for file in manifest.sources]}
+        arguments["trust_source"] = request.trust_source
         found = {"name": manifest.name, **run(JOB, arguments, on_event)}
     write_json(bundle.path / MANIFEST, {**stored, "verify": _summary(found)})
     return found
