@@ -7,7 +7,9 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from tests.decoder_cases import CASES
 from tests.decoders import model_of
@@ -76,6 +78,22 @@ def test_llm_bundle_is_verified_against_transformers(llama: Path, workspace: Pat
     ]
     manifest = json.loads((workspace / "bundles/m/manifest.json").read_text())
     assert manifest["verify"]["passed"] is True
+
+
+def test_a_stored_head_that_differs_from_a_tied_embedding_is_built_and_verified(
+    llama: Path, trtkit: Callable[..., Ran]
+) -> None:
+    """transformers does not tie then; a network with the embedding for a head is out of tolerance."""
+    head = torch.randn(67, 42, generator=torch.Generator().manual_seed(7))
+    save_file({**load_file(llama / "model.safetensors"), "lm_head.weight": head}, llama / "model.safetensors")
+    edit(llama, tie_word_embeddings=True)
+    built = trtkit("build", "--config", "m.yaml")
+    assert "the stored `lm_head.weight` is used, since it differs from the tied embedding" in built.out + built.err
+    ran = trtkit("verify", "bundles/m", "--json", "--no-corners")
+    report = ran.json()
+    assert report["outputs"]["logits"]["relative_rms_error"] <= 1e-5
+    assert report["reference"].endswith("LlamaForCausalLM in fp32")  # by transformers' own reading
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(llama).lm_head.weight, head)
 
 
 def test_kv_bytes_are_those_of_the_cache_inputs(llama: Path, trtkit: Callable[..., Ran]) -> None:

@@ -135,8 +135,8 @@ def test_hugging_face_folder_becomes_a_classifier(workspace: Path, build: Callab
         (None, "`config.json` is missing\nfix: give a folder that transformers saved"),
         ("{", "not valid JSON: "),
         ('{"model_type": "vit"}', "the input size is in neither `config.json` nor `preprocessor_config.json`"),
-        ('{"model_type": "nobodys", "image_size": 8}', "transformers cannot load the folder: "),
-        ('{"model_type": "vit", "image_size": 8}', "transformers cannot load the folder: "),
+        ('{"model_type": "nobodys", "image_size": 8}', "transformers cannot read the config: "),
+        ('{"model_type": "vit", "image_size": 8}', "transformers cannot load the model: "),
     ],
 )
 def test_folder_that_transformers_did_not_save_is_refused(

@@ -17,6 +17,7 @@ from trtkit.engine.decoders import (
     checked_spec,
     decoder_profiles,
     decoder_size,
+    head_note,
     llm_options,
     network_options,
     open_model_source,
@@ -73,7 +74,7 @@ def compile_decoder(arguments: Json, report: Callable[[Json], None]) -> Json:
     spec = checked_spec(config, opened)
     parameters = sum(math.prod(weight.shape) for weight in model_weights(spec))
     size = decoder_size(spec, parameters, config, opened.kv_cache)
-    note = f"; {opened.note}" if opened.note else ""
+    note = "".join(f"; {one}" for one in (opened.note, head_note(spec, opened)) if one)
     steps.add("source", f"{spec.model_type}, {len(spec.layers)} layers, {parameters / 1e6:.1f} M parameters{note}")
     check_room(Load(size.weight_bytes), Path(request.folder))
     graph = _write_network(backend, config, (spec, opened), steps)

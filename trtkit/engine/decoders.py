@@ -11,6 +11,7 @@ from trtkit.dtypes import dtype_of
 from trtkit.engine.vision_language import takes_images
 from trtkit.errors import ConfigError, Problem
 from trtkit.models.registry import decoder_spec
+from trtkit.models.weights import with_stored_head
 from trtkit.network.decoder import DecoderOptions
 from trtkit.sources import decoder_source, package_file
 
@@ -49,9 +50,21 @@ def open_decoder(source: Source, *, keep_quantized: bool = False) -> DecoderSour
     return decoder_source.open_hf_folder(package_file.resolve(source.hf))
 
 
+def opened_spec(opened: DecoderSource) -> DecoderSpec:
+    """Return a source's spec, with the head that its checkpoint holds. Raises SourceError, ProblemsError."""
+    return with_stored_head(decoder_spec(opened.config, opened.where), opened.checkpoint)
+
+
+def head_note(spec: DecoderSpec, opened: DecoderSource) -> str:
+    """Say that a stored head is used although the config ties it; empty if it does not."""
+    if spec.head.is_tied or not decoder_spec(opened.config, opened.where).head.is_tied:
+        return ""
+    return f"the stored `{spec.names['lm_head']}.weight` is used, since it differs from the tied embedding"
+
+
 def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
     """Return the model's spec. Raises ConfigError for options that the model or the method does not allow."""
-    spec = decoder_spec(opened.config, opened.where)
+    spec = opened_spec(opened)
     options, limit = llm_options(config), spec.max_position_embeddings
     problems = []
     if limit and options.max_sequence_length > limit:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from trtkit.errors import Problem, ProblemsError
 from trtkit.models.spec import AttentionSpec, DecoderSpec, MlpSpec, MoeSpec, NormSpec
@@ -18,8 +20,8 @@ Shape = tuple[int, ...]
 _Part = tuple[str, Shape]
 """A path below some module, and a shape."""
 
-# Buffers and copies that checkpoints carry although they can be computed.
-_NOT_WEIGHTS = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$")
+# Buffers that checkpoints carry although they can be computed.
+_BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$")
 
 
 @dataclass(frozen=True)
@@ -57,15 +59,44 @@ class WeightArrays(Mapping[str, Any]):
         return len(self._names)
 
 
+def with_stored_head(spec: DecoderSpec, source: Mapping[str, Any]) -> DecoderSpec:
+    """Return `spec`, its head not tied if the checkpoint holds one that differs from the embedding.
+
+    So does transformers, whatever `tie_word_embeddings` says (`PreTrainedModel.tie_weights`).
+    """
+    if not spec.head.is_tied:
+        return spec
+    head, table = f"{spec.names['lm_head']}.weight", _names(spec, source)["embedding.weight"]
+    is_single = head not in source or table not in source or head == table
+    return spec if is_single or _tied_copy(spec, source) else replace(spec, head=replace(spec.head, is_tied=False))
+
+
+def _tied_copy(spec: DecoderSpec, source: Mapping[str, Any]) -> str:
+    """Return the stored head that repeats the embedding; empty if there is none."""
+    head, table = f"{spec.names['lm_head']}.weight", _names(spec, source)["embedding.weight"]
+    both = spec.head.is_tied and head in source and table in source
+    return head if both and _is_same(source, head, table) else ""
+
+
+def _is_same(source: Mapping[str, Any], name: str, other: str) -> bool:
+    """Whether two arrays of a checkpoint hold the same numbers. A quantized one is never the same."""
+    if _is_quantized(source, name) or _is_quantized(source, other) or _shape(source, name) != _shape(source, other):
+        return False
+    rows = zip(_row_blocks(source[name]), _row_blocks(source[other]), strict=True)
+    return all(np.array_equal(own.astype(np.float32), others.astype(np.float32)) for own, others in rows)
+
+
+def _row_blocks(array: Any) -> Iterator[Any]:
+    """Yield a matrix in blocks of rows, so that comparing two takes no memory of their size."""
+    return (array[start : start + 4096] for start in range(0, len(array), 4096))
+
+
 def find_weights(spec: DecoderSpec, source: Mapping[str, Any], where: str = "weights") -> WeightArrays:
     """Return a model's weights out of a checkpoint, arrays by name, after checking all names and shapes.
 
     Raises ProblemsError with every weight that is missing, of another shape, or not the model's.
     """
-    is_bare = bool(spec.prefix) and not any(name.startswith(spec.prefix) for name in source)
-    names = {
-        weight.path: weight.name.removeprefix(spec.prefix) if is_bare else weight.name for weight in model_weights(spec)
-    }
+    names = _names(spec, source)
     problems = [*_missing(spec, names, source), *_extra(spec, set(names.values()), source)]
     if problems:
         shown = problems[:20]
@@ -73,6 +104,18 @@ def find_weights(spec: DecoderSpec, source: Mapping[str, Any], where: str = "wei
         summary = f"the weights do not fit a `{spec.model_type}` of this config"
         raise ProblemsError(summary, [Problem(p.what, where) for p in [*shown, *rest]])
     return WeightArrays(names, source)
+
+
+def _names(spec: DecoderSpec, source: Mapping[str, Any]) -> dict[str, str]:
+    """Return each weight's name in a checkpoint. A tied table may be stored as the head alone."""
+    is_bare = bool(spec.prefix) and not any(name.startswith(spec.prefix) for name in source)
+    names = {
+        weight.path: weight.name.removeprefix(spec.prefix) if is_bare else weight.name for weight in model_weights(spec)
+    }
+    head = f"{spec.names['lm_head']}.weight"
+    if spec.head.is_tied and names["embedding.weight"] not in source and head in source:
+        names["embedding.weight"] = head
+    return names
 
 
 def _missing(spec: DecoderSpec, names: Mapping[str, str], source: Mapping[str, Any]) -> Iterator[Problem]:
@@ -101,9 +144,9 @@ def _is_quantized(source: Mapping[str, Any], name: str) -> bool:
 
 def _extra(spec: DecoderSpec, known: set[str], source: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield weights that the model does not have."""
-    tied = f"{spec.names['lm_head']}.weight" if spec.head.is_tied else ""
+    tied = _tied_copy(spec, source)
     for name in source:
-        if name not in known and name != tied and not _NOT_WEIGHTS.search(name):
+        if name not in known and name != tied and not _BUFFERS.search(name):
             yield Problem(f"`{name}` is not a weight of this model")
 
 

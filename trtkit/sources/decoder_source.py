@@ -17,7 +17,7 @@ from trtkit.sources.quantized.layers import check_rest
 from trtkit.sources.quantized.read import read_quantized
 from trtkit.sources.quantized.trtllm import cache_scales, quantized_rank
 from trtkit.sources.safetensors_file import read_safetensors
-from trtkit.sources.safetensors_folder import read_folder, read_json
+from trtkit.sources.safetensors_folder import has_usual_names, read_folder, read_json
 from trtkit.sources.tokenizer import CopiedTokenizer, folder_tokenizer
 from trtkit.sources.wrapped_config import unwrap
 
@@ -40,6 +40,7 @@ class DecoderSource:
     quantized_by: who quantized the checkpoint, whose quantized layers are `QuantizedMatrix`; empty where none are.
     kv_cache: how its caches are quantized; None where they are not.
     note: what was kept in few bits and what was not, for those who read the build's steps.
+    folder: the Hugging Face folder, if transformers itself reads it alike; None for quantized and other checkpoints.
     """
 
     config: Mapping[str, Any]
@@ -50,6 +51,7 @@ class DecoderSource:
     quantized_by: str = ""
     kv_cache: KvQuantization | None = None
     note: str = ""
+    folder: Path | None = None
 
 
 def open_hf_folder(folder: Path) -> DecoderSource:
@@ -66,8 +68,9 @@ def open_hf_folder(folder: Path) -> DecoderSource:
     config.pop("quantization_config", None)
     tokenizer = folder_tokenizer(folder)
     files = (path, *weight_files, *tokenizer.files)
-    own = (quantized.method, quantized.kv_cache)
-    return DecoderSource(config, Checkpoint(arrays), files, str(path), tokenizer, *own)
+    is_plain = not quantized.method and quantized.kv_cache is None and has_usual_names(folder)
+    opened = DecoderSource(config, Checkpoint(arrays), files, str(path), tokenizer, folder=folder if is_plain else None)
+    return replace(opened, quantized_by=quantized.method, kv_cache=quantized.kv_cache)
 
 
 def open_gguf(path: Path, *, keep_quantized: bool = False) -> DecoderSource:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trtkit.errors import SourceError
 from trtkit.sources.hf_vision import EAGER
+from trtkit.sources.transformers_folder import load_folder
 
 if TYPE_CHECKING:
     import torch
@@ -35,12 +35,7 @@ def rt_detr_features(folder: str) -> torch.nn.Module:
     import torch
     import transformers
 
-    try:
-        model = transformers.AutoModelForObjectDetection.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, dtype="float32", **EAGER
-        ).model
-    except (OSError, ValueError) as error:
-        raise SourceError(f"transformers cannot load the folder: {error}", folder) from error
+    model = load_folder(transformers.AutoModelForObjectDetection, folder, **EAGER).model
 
     class Features(torch.nn.Module):
         """What the decoder attends to, level by level."""

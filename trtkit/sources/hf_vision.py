@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import InputSpec, TorchSource
 from trtkit.errors import SourceError
+from trtkit.sources.transformers_folder import load_folder, open_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,12 +67,8 @@ def from_folder(folder: str, outputs: Sequence[str] = ()) -> torch.nn.Module:
     """
     import transformers
 
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-        auto = getattr(transformers, _head(config.to_dict(), folder).loader)
-        model = auto.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype="float32", **EAGER)
-    except (OSError, ValueError) as error:
-        raise SourceError(f"transformers cannot load the folder: {error}", folder) from error
+    auto = getattr(transformers, _head(open_config(folder).to_dict(), folder).loader)
+    model = load_folder(auto, folder, **EAGER)
     _keep_lengths_symbolic(model)
     return _named_outputs(model, outputs) if len(outputs) > 1 else _first_output(model)
 

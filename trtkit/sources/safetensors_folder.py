@@ -38,6 +38,11 @@ def read_folder(folder: Path) -> tuple[dict[str, StoredArray], tuple[Path, ...]]
     return _joined(folder, {path.name: read_safetensors(path) for path in files}), tuple(files)
 
 
+def has_usual_names(folder: Path) -> bool:
+    """Whether the weights are in files of the names that transformers looks for."""
+    return (folder / INDEX).is_file() or (folder / _SINGLE).is_file()
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return a file's JSON object. Raises SourceError."""
     try:

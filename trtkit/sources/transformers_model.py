@@ -10,6 +10,7 @@ import numpy as np
 
 from trtkit.errors import SourceError
 from trtkit.quantized import QuantizedMatrix
+from trtkit.sources.transformers_folder import load_folder, load_weights, open_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,24 +23,24 @@ if TYPE_CHECKING:
 def causal_lm(opened: DecoderSource) -> Any:
     """Return a causal language model of transformers in fp32 on the CPU, ready to run; quantized weights dequantized.
 
+    transformers reads a folder of its own by itself, so that nothing of trtkit's reading is in the model; of a model
+    with other parts around it, all of them. What it cannot read alike gets its weights from `opened`.
     Raises SourceError where transformers does not know the model or the weights do not fit it.
     """
-    import torch
     import transformers
 
-    fields = {key: value for key, value in _text_alone(opened.config).items() if key not in _NOT_ARGUMENTS}
-    model_type = opened.config["model_type"]
-    config = transformers.AutoConfig.for_model(_PLAIN_ROPE.get(model_type, model_type), **fields)
-    how = {"attn_implementation": _attention(config), "dtype": torch.float32}
-    model = transformers.AutoModelForCausalLM.from_config(config, **how)
-    state = {name: _weight(model, name, opened.checkpoint[name]) for name in opened.checkpoint}
-    model, missing, unexpected = _filled(model, state, how)
-    model.tie_weights()
-    tied = set(getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", None) or ())
-    if unexpected or set(missing) - tied:
-        names = ", ".join([*unexpected, *sorted(set(missing) - tied)][:5])
-        raise SourceError(f"transformers does not take these weights: {names}", opened.where)
-    return model.eval()
+    if opened.folder is None:
+        return _filled(opened)
+    config = open_config(opened.folder)
+    is_alone = config.model_type == opened.config["model_type"]
+    auto = transformers.AutoModelForCausalLM if is_alone else transformers.AutoModelForImageTextToText
+    return load_folder(auto, opened.folder, attn_implementation=_attention(config))
+
+
+def text_model(opened: DecoderSource) -> Any:
+    """Return `causal_lm` without the parts that are around the language model."""
+    wrapped = opened.folder is not None and open_config(opened.folder).model_type != opened.config["model_type"]
+    return _filled(opened) if wrapped else causal_lm(opened)
 
 
 def _attention(config: Any) -> str:
@@ -47,18 +48,19 @@ def _attention(config: Any) -> str:
     return "sdpa" if config.model_type == "falcon" and config.alibi else "eager"
 
 
-def _filled(model: Any, state: dict[str, torch.Tensor], how: dict[str, Any]) -> tuple[Any, list[str], list[str]]:
-    """Return a model with weights, and names that it misses and does not know. how: it is made.
+def _filled(opened: DecoderSource) -> Any:
+    """Return transformers' model of a source's config, with the weights that trtkit read."""
+    import torch
+    import transformers
 
-    Where its modules have other names than its files, or hold experts joined, transformers maps one to the other.
-    """
-    missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
-    if not unexpected:
-        return model, missing, unexpected
-    filled, found = type(model).from_pretrained(
-        None, config=model.config, state_dict=state, output_loading_info=True, **how
-    )
-    return filled, found["missing_keys"], found["unexpected_keys"]
+    fields = {key: value for key, value in _text_alone(opened.config).items() if key not in _NOT_ARGUMENTS}
+    model_type = opened.config["model_type"]
+    config = transformers.AutoConfig.for_model(_PLAIN_ROPE.get(model_type, model_type), **fields)
+    how = {"attn_implementation": _attention(config), "dtype": torch.float32}
+    with torch.device("meta"):
+        empty = transformers.AutoModelForCausalLM.from_config(config, **how)
+    state = {name: _weight(empty, name, opened.checkpoint[name]) for name in opened.checkpoint}
+    return load_weights(type(empty), None, opened.where, config=config, state_dict=state, **how)
 
 
 # In text, M-RoPE counts time, rows and columns alike and is plain RoPE, which these models have without images.

@@ -24,9 +24,11 @@ _PREFIXES = {
     "model.": "model.",
 }
 _PARTS = {"text_config", "vision_config"}
-# What stands below `model.` beside the language model.
+# What wrappers hold besides the language model, below `model.` or not.
 _OTHER_PARTS = tuple(
-    f"model.{name}." for name in ("vision_tower", "vision_model", "visual", "multi_modal_projector", "connector")
+    f"{prefix}{name}."
+    for name in ("vision_tower", "vision_model", "visual", "multi_modal_projector", "connector")
+    for prefix in ("model.", "")
 )
 
 
@@ -37,7 +39,8 @@ _LEFT_OVER = ("perceiver_config", "pixel_shuffle_factor")
 def unwrap(path: Path, arrays: Mapping[str, StoredArray]) -> tuple[dict[str, Any], dict[str, StoredArray]]:
     """Return `text_fields` and the arrays of the language model; all of them where there are no other parts.
 
-    path: the config.json. Raises SourceError where the wrapper names the weights in a way that is not known.
+    path: the config.json. Raises SourceError where the wrapper names the weights in a way that is not known, and for
+    weights of none of its parts.
     """
     config, fields = read_json(path), text_fields(path)
     if not _PARTS & config.keys():
@@ -47,6 +50,10 @@ def unwrap(path: Path, arrays: Mapping[str, StoredArray]) -> tuple[dict[str, Any
         known = ", ".join(f"`{prefix}`" for prefix in _PREFIXES)
         what = f"no weights of the language model inside `{config.get('model_type')}` were found"
         raise SourceError(what, str(path), f"their names are to start with one of {known}")
+    others = [name for name in arrays if inner_name(name) is None and not name.startswith(_OTHER_PARTS)]
+    if others:
+        what = f"{len(others)} weights belong to no known part of `{config.get('model_type')}`, such as `{others[0]}`"
+        raise SourceError(what, str(path), "remove them if the model does not need them")
     return fields, inner
 
 

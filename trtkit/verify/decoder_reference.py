@@ -24,7 +24,8 @@ class TransformersReference:
         import transformers
 
         self.model = causal_lm(opened)
-        self.description = f"transformers {transformers.__version__}, {type(self.model).__name__} in fp32"
+        read = "" if opened.folder is not None else ", with the weights that trtkit read"
+        self.description = f"transformers {transformers.__version__}, {type(self.model).__name__} in fp32{read}"
 
     def logits(self, ids: Sequence[int]) -> torch.Tensor:
         """Return logits [S, V] of one sequence."""

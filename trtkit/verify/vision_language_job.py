@@ -74,6 +74,8 @@ class VisionLanguageVerifier:
         report({"event": "phase", "name": "load reference"})
         with wrapped_folder(folder, model.source) as reference:
             self.reference = VisionLanguageReference(reference)
+        if reference != folder:
+            self.reference.description += ", its language model with the weights that trtkit read"
         self.rounding = _rounding(self.config, model.source)
         self.tolerance = max(tolerance_of(self.config), self.rounding)
 

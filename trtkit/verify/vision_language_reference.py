@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
+from trtkit.sources.transformers_folder import load_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,15 +24,13 @@ class VisionLanguageReference:
     def __init__(self, folder: Path) -> None:
         import transformers
 
-        options = {"local_files_only": True, "use_safetensors": True, "dtype": "float32"}
+        self.model = load_folder(transformers.AutoModelForImageTextToText, folder, attn_implementation="eager")
         try:
-            load = transformers.AutoModelForImageTextToText.from_pretrained
-            self.model = load(folder, attn_implementation="eager", **options).eval()
             self._processor = transformers.AutoImageProcessor.from_pretrained(
                 folder, local_files_only=True, backend="pil"
             )
         except (OSError, ValueError) as error:
-            raise SourceError(f"transformers cannot load the model: {error}", str(folder)) from None
+            raise SourceError(f"transformers cannot read the image processor: {error}", str(folder)) from None
         self.description = f"transformers {transformers.__version__}, {type(self.model).__name__} in fp32"
 
     def soft_tokens(self, images: Sequence[Image.Image]) -> torch.Tensor:

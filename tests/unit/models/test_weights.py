@@ -9,7 +9,7 @@ import pytest
 from tests.unit.models.test_registry import LLAMA
 from trtkit.errors import ProblemsError
 from trtkit.models.registry import decoder_spec
-from trtkit.models.weights import find_weights, model_weights
+from trtkit.models.weights import find_weights, model_weights, with_stored_head
 
 SPEC = decoder_spec({**LLAMA, "num_hidden_layers": 1})
 
@@ -46,11 +46,30 @@ def test_more_than_twenty_faults_are_counted() -> None:
         find_weights(spec, {})
 
 
+TIED = replace(SPEC, head=replace(SPEC.head, is_tied=True))
+
+
 def test_buffers_and_copies_of_tied_weights_are_no_fault() -> None:
-    tied = decoder_spec({**LLAMA, "tie_word_embeddings": True})
     buffer = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    arrays = checkpoint(tied) | {"lm_head.weight": np.zeros(1), buffer: np.zeros(4)}
-    assert "lm_head.weight" not in find_weights(tied, arrays)
+    arrays = checkpoint(TIED) | {"lm_head.weight": np.zeros((67, 48)), buffer: np.zeros(4)}
+    assert with_stored_head(TIED, arrays) is TIED
+    assert "lm_head.weight" not in find_weights(TIED, arrays)
+
+
+def test_a_stored_head_that_differs_from_the_embedding_is_not_tied() -> None:
+    arrays = checkpoint(TIED) | {"lm_head.weight": np.eye(67, 48, dtype=np.float32)}
+    spec = with_stored_head(TIED, arrays)
+    assert not spec.head.is_tied
+    assert find_weights(spec, arrays)["lm_head.weight"] is arrays["lm_head.weight"]
+    with pytest.raises(ProblemsError, match=r"`lm_head[.]weight` is not a weight of this model"):
+        find_weights(TIED, arrays)
+
+
+def test_an_embedding_stored_as_the_head_alone_is_found() -> None:
+    arrays = checkpoint(TIED)
+    arrays["lm_head.weight"] = arrays.pop("model.embed_tokens.weight")
+    assert with_stored_head(TIED, arrays) is TIED
+    assert find_weights(TIED, arrays)["embedding.weight"] is arrays["lm_head.weight"]
 
 
 def test_a_checkpoint_of_the_bare_model_is_found_without_its_prefix() -> None:

@@ -125,6 +125,18 @@ def test_a_wrapper_with_names_that_are_not_known_is_refused(tmp_path: Path) -> N
     )
 
 
+def test_weights_of_no_part_of_a_wrapper_are_refused(tmp_path: Path) -> None:
+    wrapped("llava", tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    save_file({**stored, "language_model.adapter.weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(SourceError) as caught:
+        open_hf_folder(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path / 'config.json'}: 1 weights belong to no known part of `llava`, such as "
+        "`language_model.adapter.weight`\nfix: remove them if the model does not need them"
+    )
+
+
 def test_tokenizer_files_are_carried(tmp_path: Path) -> None:
     folder, out = tmp_path / "model", tmp_path / "out"
     model_of(CASES[0]).hf.save_pretrained(folder)

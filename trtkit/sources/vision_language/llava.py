@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from trtkit.sources.vision_language.load import load_weights, open_config
+from trtkit.sources.transformers_folder import open_config
+from trtkit.sources.vision_language.load import load_weights
 
 
 class LlavaVision(torch.nn.Module):

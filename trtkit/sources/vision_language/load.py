@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.errors import SourceError
 from trtkit.sources.checkpoint import Checkpoint, check_finite
 from trtkit.sources.safetensors_folder import read_folder
+from trtkit.sources.transformers_folder import open_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,16 +23,6 @@ def whole_config(folder: Path) -> dict[str, Any]:
     """Return the folder's config with every field of its parts, defaults too, as transformers reads it."""
     fields: dict[str, Any] = open_config(folder).to_dict()
     return fields
-
-
-def open_config(folder: Path | str) -> Any:
-    """Return transformers' config object. Raises SourceError."""
-    import transformers
-
-    try:
-        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise SourceError(f"transformers cannot read the config: {error}", str(folder)) from None
 
 
 def load_weights(module: torch.nn.Module, folder: Path) -> None:

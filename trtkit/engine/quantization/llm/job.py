@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
-from trtkit.engine.decoders import open_decoder
+from trtkit.engine.decoders import open_decoder, opened_spec
 from trtkit.engine.quantization.int4 import Rounding
 from trtkit.engine.quantization.llm import calibration
 from trtkit.engine.quantization.llm.choice import Choice, choose, has_experts
@@ -26,9 +26,8 @@ from trtkit.engine.quantization.methods import METHODS
 from trtkit.engine.quantization.scoring.mix import Mixer, scoring_of
 from trtkit.engine.steps import Steps
 from trtkit.errors import QuantizeError
-from trtkit.models.registry import decoder_spec
 from trtkit.quantized import LARGEST, KvQuantization
-from trtkit.sources.transformers_model import beyond_text, causal_lm, encoder
+from trtkit.sources.transformers_model import beyond_text, encoder, text_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,7 +56,7 @@ def quantize_llm(arguments: Json, report: Callable[[Json], None]) -> Json:
     if opened.quantized_by:
         what = f"the checkpoint was quantized by {opened.quantized_by} already"
         raise QuantizeError(what, opened.where, "remove `quantize`, or give the model as it was before")
-    spec = decoder_spec(opened.config, opened.where)
+    spec = opened_spec(opened)
     choice, scoring = choose(spec, config.quantize), scoring_of(arguments)
     if has_experts(spec):
         if scoring is not None:
@@ -125,7 +124,7 @@ def quantized_model(
     opened: DecoderSource, options: QuantizeOptions, choice: Choice, *, texts: list[list[int]], steps: Steps
 ) -> QuantizedModel:
     """Return the model, measured and quantized."""
-    model = causal_lm(opened)
+    model = text_model(opened)
     model.config.architectures = [type(model).__name__]
     make_plain(model, choice.methods)
     measured, matrices, modules = None, {}, dict(model.named_modules())

@@ -1,0 +1,55 @@
+"""Folders that transformers reads by itself, with an error for each weight that it would invent or leave out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trtkit.errors import SourceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+_SHOWN = 3
+
+
+def open_config(folder: Path | str) -> Any:
+    """Return transformers' config object. Raises SourceError."""
+    import transformers
+
+    try:
+        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise SourceError(f"transformers cannot read the config: {error}", str(folder)) from None
+
+
+def load_folder(auto: Any, folder: Path | str, **options: Any) -> Any:
+    """Return the model in `folder` by transformers alone, in fp32 on the CPU, ready to run.
+
+    auto: a class with `from_pretrained`. Raises SourceError where it cannot be loaded, and for weights that are missing
+    (which transformers draws at random) or that the model does not have.
+    """
+    return load_weights(auto, folder, str(folder), local_files_only=True, use_safetensors=True, **options)
+
+
+def load_weights(auto: Any, folder: Path | str | None, where: str, **options: Any) -> Any:
+    """Return a model by `from_pretrained`, of a folder or of a `state_dict`; see `load_folder`."""
+    import transformers
+
+    try:
+        model, report = auto.from_pretrained(folder, output_loading_info=True, **{"dtype": "float32", **options})
+    except (OSError, ValueError, RuntimeError) as error:
+        raise SourceError(f"transformers cannot load the model: {error}", where) from error
+    for kind, names in (("are missing", report["missing_keys"]), ("are not the model's", report["unexpected_keys"])):
+        weights = sorted(name for name in names if not name.endswith("num_batches_tracked"))
+        if weights:
+            raise SourceError(f"{len(weights)} weights {kind} by transformers' reading: {_listed(weights)}", where)
+    if model.can_generate():
+        model.generation_config = transformers.GenerationConfig()  # not the folder's penalties and sampling
+    return model.eval()
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Return the first names for a message."""
+    listed = list(names)
+    return ", ".join(f"`{name}`" for name in listed[:_SHOWN]) + (", ..." if len(listed) > _SHOWN else "")
