@@ -196,11 +196,13 @@ def test_vision_models_take_no_lengths(workspace: Path, refuses: Callable[..., s
     assert "--input-len and --output-len: `m` takes no prompts, it is no language model" in said
 
 
-def test_folder_without_config_and_page_that_cannot_be_written(workspace: Path, refuses: Callable[..., str]) -> None:
+def test_folder_without_config_and_page_that_cannot_be_written(
+    workspace: Path, refuses: Callable[..., str], trtkit: Callable[..., Ran]
+) -> None:
     (workspace / "empty").mkdir()
     assert "has neither `manifest.json` nor `config.json`" in refuses("plan", "empty", code=2)
     page = ("--html", "missing/plan.html", "--gpu", "l4", "-q")
-    assert "missing/plan.html: cannot be written: no such file" in refuses("plan", "llama-2-7b", *page, code=2)
+    assert "cannot write `missing/plan.html`: there is no such folder" in trtkit("plan", "llama-2-7b", *page).err
 
 
 def test_unknown_family_and_missing_weights_folder_say_so(workspace: Path, refuses: Callable[..., str]) -> None:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.bench.metrics import load_metrics
 from trtkit.bench.records import Record
-from trtkit.bench.report import write_text
 from trtkit.bench.statistics import PERCENTILES, summary
 from trtkit.errors import BenchError
+from trtkit.files import write_output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,14 +50,14 @@ def write_aiperf(folder: Path, found: Json) -> list[Path]:
         try:
             own.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BenchError(f"cannot be written: {error.strerror}", str(own), "name a place that can") from None
+            raise BenchError(f"cannot be written: {error.strerror}", str(own), "choose a writable folder") from None
         texts = {
             "profile_export_aiperf.json": json.dumps(summary_json(found, case, result), indent=2) + "\n",
             "profile_export_aiperf.csv": summary_csv(result),
             "profile_export.jsonl": requests_jsonl(found, result),
         }
         for file, text in texts.items():
-            write_text(own / file, text)
+            write_output(own / file, text)
             written.append(own / file)
     return written
 

@@ -22,17 +22,6 @@ def report_text(found: Json) -> str:
     return json.dumps({"schema_version": SCHEMA_VERSION, **found}, indent=1) + "\n"
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all. Raises BenchError where the disk does not let it."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise BenchError(f"cannot be written: {error.strerror}", str(path), "name a place that can") from None
-
-
 def read_report(path: str) -> Json:
     """Return a report that was written. Raises BenchError where it is none."""
     try:

@@ -11,7 +11,7 @@ import click
 
 from trtkit.cli import completions
 from trtkit.cli.bench_options import FILE, LOAD_NAMES, SERVER_NAMES, VISION_NAMES, measure_options, refuse_given
-from trtkit.cli.options import json_option, quiet_option, set_option, target_option, trust_option
+from trtkit.cli.options import check_outputs, json_option, quiet_option, set_option, target_option, trust_option
 from trtkit.cli.say import say
 
 if TYPE_CHECKING:
@@ -87,9 +87,7 @@ def command(
     from trtkit.cli.progress import show_progress
 
     html, aiperf = options["html"], options["aiperf"]
-    for path in (out, csv, html, aiperf):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise click.UsageError(f"cannot write `{path}`: there is no such folder")
+    check_outputs(out, csv, html, aiperf)
     about = provenance(shlex.join(["trtkit", "bench", *click.get_current_context().meta[WORDS]]))
     with show_progress(quiet=quiet or as_json) as on_event:
         opened = _opened(bundle, options, on_event)
@@ -152,13 +150,14 @@ def _measure(bundle: Bundle, is_waived: bool, options: Json, on_event: Callable[
 
 def _write(found: Json, paths: dict[str, Path | None], aiperf: Path | None) -> None:
     """Write the files that were asked for, and say so."""
-    from trtkit.bench.report import csv_text, report_text, write_text
+    from trtkit.bench.report import csv_text, report_text
     from trtkit.bench.report_html import html_report
+    from trtkit.files import write_output
 
     makers = {"out": report_text, "csv": csv_text, "html": html_report}
     for name, path in paths.items():
         if path is not None:
-            write_text(path, makers[name](found))
+            write_output(path, makers[name](found))
             say(f"written: {path}")
     if aiperf is not None:
         from trtkit.bench.aiperf import write_aiperf

@@ -10,6 +10,7 @@ from trtkit.cli import completions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     Command = Callable[..., Any]
 
@@ -99,6 +100,13 @@ def _with_quiet(command: Command, *, is_exposed: bool) -> Command:
     )
     with_all: Command = quiet(_VERBOSE_OPTION(_LOG_OPTION(command)))
     return with_all
+
+
+def check_outputs(*paths: Path | None) -> None:
+    """Refuse files that could not be written after the work is done. Raises UsageError."""
+    for path in paths:
+        if path is not None and not path.absolute().parent.is_dir():
+            raise click.UsageError(f"cannot write `{path}`: there is no such folder")
 
 
 def quiet_option(command: Command) -> Command:

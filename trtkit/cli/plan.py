@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtkit.cli import completions
-from trtkit.cli.options import json_option, quiet_option, set_option, target_option
+from trtkit.cli.options import check_outputs, json_option, quiet_option, set_option, target_option
+from trtkit.files import write_output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,10 +64,13 @@ def command(path: str | None, as_json: bool, **options: Any) -> None:
         return
     if path is None:
         raise click.UsageError("Missing argument 'PATH'.")
+    check_outputs(options["html"])
     prices = parse_prices(options["prices"], [gpu.key for gpu in found])
     plan = _plan(path, found, {**options, "prices": prices, "quiet": options["quiet"] or as_json})
     if options["html"]:
-        _write_html(plan, options["html"])
+        from trtkit.bench.plan_html import plan_page
+
+        write_output(options["html"], plan_page(plan))
     if as_json:
         click.echo(json.dumps(plan))
         return
@@ -120,17 +124,3 @@ def _list_gpus(gpus: Sequence[Any], *, as_json: bool) -> None:
     for row in facts:
         note = f" ({row['note']})" if row["note"] else ""
         click.echo(f"{row['gpu']}, read {row['read']}{note}\n  " + "\n  ".join(row["sources"]))
-
-
-def _write_html(plan: dict[str, Any], file: Path) -> None:
-    """Write the page so that there is a whole one or none."""
-    from trtkit.bench.plan_html import plan_page
-    from trtkit.errors import PlanError
-
-    partial = file.with_name(f".{file.name}.partial")
-    try:
-        partial.write_text(plan_page(plan), encoding="utf-8")
-        partial.replace(file)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise PlanError(f"cannot be written: {(error.strerror or str(error)).lower()}", str(file)) from None

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtkit.cli import completions
-from trtkit.cli.options import json_option, quiet_option, set_option, target_option
+from trtkit.cli.options import check_outputs, json_option, quiet_option, set_option, target_option
+from trtkit.files import write_output
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -85,7 +86,7 @@ def command(
     from trtkit.cli.progress import show_progress
     from trtkit.engine.quantization.run import quantize_model
 
-    _check_outputs(write, html)
+    check_outputs(write, html)
     asked = {"method": method, "block": block, "kv_cache": kv_cache, "calibration.data": calib}
     asked |= {"calibration.samples": None if samples is None else str(samples)}
     model = _loaded(config, asked, (layers, exclude), overrides, target)
@@ -95,11 +96,11 @@ def command(
         scored = {"sensitivity": sensitivity or html is not None, "budget": budget, "fallback": fallback}
         record = quantize_model(model, folder, on_event, scored)
     if write is not None:
-        _write(write, _with_choice(model, record, fallback))
+        write_output(write, _with_choice(model, record, fallback))
     if html is not None:
         from trtkit.bench.sensitivity_html import sensitivity_page
 
-        _write(html, sensitivity_page(model.name, record["sensitivity"]))
+        write_output(html, sensitivity_page(model.name, record["sensitivity"]))
     if as_json:
         click.echo(json.dumps({"path": str(folder), **record}))
     else:
@@ -185,13 +186,6 @@ def _losses(scores: dict[str, Any]) -> Table:
     return table
 
 
-def _check_outputs(*paths: Path | None) -> None:
-    """Refuse what could not be written after the work is done."""
-    for out in paths:
-        if out is not None and not out.absolute().parent.is_dir():
-            raise click.UsageError(f"cannot write `{out}`: there is no such folder")
-
-
 def _with_choice(config: ModelConfig, record: dict[str, Any], fallback: str | None) -> str:
     """Return the config as YAML, with the layers that a budget left."""
     from trtkit.verify.fix import config_yaml
@@ -204,10 +198,3 @@ def _with_choice(config: ModelConfig, record: dict[str, Any], fallback: str | No
     else:
         options = options.model_copy(update={"layers": options.layers | dict.fromkeys(kept, fallback)})
     return config_yaml(config.model_copy(update={"quantize": options}))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise click.UsageError(f"cannot write `{path}`: {(error.strerror or str(error)).lower()}") from None

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtkit.cli import completions
-from trtkit.cli.options import json_option, quiet_option, set_option, target_option, trust_option
+from trtkit.cli.options import check_outputs, json_option, quiet_option, set_option, target_option, trust_option
 from trtkit.cli.say import say
-from trtkit.errors import TrtkitError
+from trtkit.files import write_output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,9 +95,7 @@ def _check_outputs(path: str, html: Path | None, fix: Path | None) -> None:
     """Refuse what could not be written after the work is done."""
     from trtkit.cli.models import is_bundle_folder
 
-    for out in (html, fix):
-        if out is not None and not out.absolute().parent.is_dir():
-            raise click.UsageError(f"cannot write `{out}`: there is no such folder")
+    check_outputs(html, fix)
     if fix is not None and is_bundle_folder(path):
         raise click.UsageError("a bundle cannot be repaired: verify its config with --fix, then build again")
 
@@ -135,7 +133,7 @@ def _fix(
     from trtkit.verify.fix import config_yaml, repair
 
     config, found = repair(model_config(path, overrides, target), found, request, on_event)
-    _write(out, config_yaml(config))
+    write_output(out, config_yaml(config))
     return {**found, "fixed": {"config": str(out), "keep_fp32": list(config.keep_fp32)}}
 
 
@@ -144,7 +142,7 @@ def _report(found: dict[str, Any], html: Path | None, *, as_json: bool) -> None:
     if html is not None:
         from trtkit.verify.html import html_report
 
-        _write(html, html_report(found))
+        write_output(html, html_report(found))
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -154,11 +152,3 @@ def _report(found: dict[str, Any], html: Path | None, *, as_json: bool) -> None:
     show(verify_tables(found))
     if html is not None:
         say(f"report: {html}")
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file that was asked for. Raises TrtkitError where the disk does not let it."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise TrtkitError(f"cannot be written: {error.strerror}", str(path), "name a place that can") from None

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from trtkit.engine.manifest import SCHEMA_VERSION, Manifest
 from trtkit.errors import BundleError
+from trtkit.files import replace_file
 from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:
@@ -122,7 +123,5 @@ def check_file(folder: Path, record: FileRecord) -> None:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write `data` so that readers see the old file or the new one, never half of it."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    """Write `data` so that readers see the old file or the new one. Raises OSError."""
+    replace_file(path, f"{json.dumps(data, indent=1)}\n".encode())

@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import secrets
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit import __version__
 from trtkit.engine.bundle import is_bundle, open_bundle
 from trtkit.errors import BundleError
+from trtkit.files import remove_tree
 from trtkit.network.custom_op import user_ops_digest
 
 if TYPE_CHECKING:
@@ -108,13 +110,13 @@ def restore(key: str, into: Path) -> bool:
 def store(key: str, bundle: Path) -> None:
     """Keep `bundle` under `key`; a full or read-only cache is no fault of the build and passes."""
     folder = cache_folder() / "bundles"
-    partial = folder / f".{key}.{os.getpid()}"
+    partial = folder / f".{key}.{secrets.token_hex(8)}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        partial.mkdir(parents=True)
         _link_tree(bundle, partial)
         partial.rename(folder / key)
     except OSError:
-        shutil.rmtree(partial, ignore_errors=True)
+        remove_tree(partial)
     with contextlib.suppress(OSError):  # another process prunes too
         _prune(folder)
 

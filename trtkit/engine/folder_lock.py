@@ -1,14 +1,14 @@
-"""Fill a folder that is seen whole or not at all, by one process at a time."""
+"""Fill a folder atomically, by one process at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
-import shutil
 from typing import TYPE_CHECKING
 
 from trtkit.errors import BundleError
+from trtkit.files import exchange, open_lock, remove_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,9 +25,10 @@ def atomic_folder(path: Path, *, replaces: str) -> Iterator[Path]:
     if path.is_dir() and (path.is_symlink() or not path.name):
         path = path.resolve()  # a link to a bundle stays a link; `.` has no name to put a neighbour's after
     with locked(path):
+        _recover(path)
         _check_replaceable(path, replaces)
         partial = path.parent / f".{path.name}.partial"
-        shutil.rmtree(partial, ignore_errors=True)  # left by a killed build: the lock says that nobody fills it
+        remove_tree(partial)  # left by a killed build: the lock says that nobody fills it
         try:
             partial.mkdir()
         except OSError as error:
@@ -38,17 +39,29 @@ def atomic_folder(path: Path, *, replaces: str) -> Iterator[Path]:
         except OSError as error:
             raise _cannot_write(path, error) from None
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            remove_tree(partial)
+
+
+def _old(path: Path) -> Path:
+    """Return where the earlier folder stands between two renames."""
+    return path.parent / f".{path.name}.old"
 
 
 def _swap(partial: Path, path: Path) -> None:
-    """Put `partial` in the place of `path`."""
-    old = path.parent / f".{path.name}.old"
-    shutil.rmtree(old, ignore_errors=True)
-    if path.exists():
-        path.rename(old)
-    partial.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
+    """Put `partial` in the place of `path`: in one step if the file system can, else by two renames."""
+    if path.exists() and not exchange(partial, path):
+        path.rename(_old(path))
+    if partial.exists() and not path.exists():
+        partial.rename(path)
+    remove_tree(_old(path))
+
+
+def _recover(path: Path) -> None:
+    """Put back the folder that a build killed between its two renames left under another name."""
+    old = _old(path)
+    if old.is_dir() and not old.is_symlink() and not path.exists() and not path.is_symlink():
+        old.rename(path)
+    remove_tree(old)
 
 
 def _check_replaceable(path: Path, marker: str) -> None:
@@ -73,6 +86,8 @@ def locked(path: Path, busy: str = "another build is writing this folder", optio
     except BlockingIOError:
         raise BundleError(busy, str(path), f"wait for it, or choose another `{option}`") from None
     except OSError as error:
+        if lock.is_symlink():
+            raise BundleError("the lock is a link, which is not followed", str(lock), "remove it") from None
         raise _cannot_write(path, error, option) from None
     try:
         yield
@@ -85,10 +100,10 @@ def locked(path: Path, busy: str = "another build is writing this folder", optio
 def _acquire(lock: Path) -> int:
     """Lock the file at `lock`; a file that another holder removed meanwhile is no longer the lock."""
     while True:
-        descriptor = os.open(lock, os.O_CREAT | os.O_RDWR, 0o644)
+        descriptor = open_lock(lock)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if lock.exists() and os.fstat(descriptor).st_ino == lock.stat().st_ino:
+            if lock.exists() and os.path.samestat(os.fstat(descriptor), lock.lstat()):
                 return descriptor
         except OSError:
             os.close(descriptor)

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.conftest import tree
+from trtkit.engine import folder_lock
 from trtkit.engine.folder_lock import atomic_folder
 from trtkit.errors import BundleError
 
@@ -58,6 +62,7 @@ def test_second_holder_is_refused_until_the_first_is_done(tmp_path: Path) -> Non
 
 
 def test_what_a_killed_build_left_is_cleaned(tmp_path: Path) -> None:
+    fill(tmp_path / "out", "old")
     for left in (".out.partial/half", ".out.old/mark"):
         (tmp_path / left).parent.mkdir()
         (tmp_path / left).touch()
@@ -81,3 +86,58 @@ def test_link_to_a_bundle_stays_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "out").is_symlink()
     assert (tmp_path / "store/v1/mark").read_text() == "new"
     assert tree(tmp_path) == ["out", "store", "store/v1", "store/v1/mark"]
+
+
+def test_links_in_the_way_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious/file").touch()
+    for name in (".out.partial", ".out.old"):
+        (tmp_path / name).symlink_to("precious")
+    fill(tmp_path / "out")
+    assert tree(tmp_path) == ["out", "out/mark", "precious", "precious/file"]
+    (tmp_path / ".out.lock").symlink_to("made")
+    with pytest.raises(BundleError) as caught:
+        fill(tmp_path / "out")
+    assert str(caught.value) == f"{tmp_path}/.out.lock: the lock is a link, which is not followed\nfix: remove it"
+    assert not (tmp_path / "made").exists()
+
+
+def killed_fill(out: Path, step: int) -> bool:
+    """Replace `out` in a process that is killed before its `step`-th change to a file; whether it was."""
+    child = os.fork()
+    if child == 0:
+        changes = {"os.rename", "os.mkdir", "os.remove", "os.rmdir"}
+        done = 0
+
+        def kill(event: str, _arguments: object) -> None:
+            nonlocal done
+            if event in changes:
+                done += 1
+                if done == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(kill)
+        try:
+            fill(out)
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("has_exchange", [True, False])
+def test_a_replacement_killed_at_any_step_loses_nothing(
+    has_exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one step there is always a bundle in place; with two renames the next build puts the old one back."""
+    if not has_exchange:
+        monkeypatch.setattr(folder_lock, "exchange", lambda _first, _second: False)
+    fill(tmp_path / "out", "old")
+    step = 1
+    while killed_fill(tmp_path / "out", step):
+        assert (tmp_path / "out/mark").exists() or not has_exchange
+        with pytest.raises(RuntimeError):
+            fill_half(tmp_path / "out", RuntimeError)  # a build that fails leaves what stood there
+        assert tree(tmp_path) == ["out", "out/mark"]
+        assert (tmp_path / "out/mark").read_text() in {"old", "new"}
+        step += 1
+    assert step > 4

@@ -10,6 +10,7 @@ from trtkit.deploy.triton.kubernetes import cluster_facts, write_manifests
 from trtkit.deploy.triton.releases import find_release
 from trtkit.deploy.triton.repository_check import read_repository
 from trtkit.errors import DeployError
+from trtkit.files import write_output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,5 +47,5 @@ def write_cluster(repository: Path, name: str, folder: Path) -> list[Path]:
     files = write_manifests(cluster_facts(name, repository, facts), folder)
     if facts.needs_trtkit:
         files.append(folder / DOCKERFILE)
-        files[-1].write_text(dockerfile(facts), encoding="utf-8")
+        write_output(files[-1], dockerfile(facts))
     return files

@@ -11,6 +11,7 @@ import yaml
 
 from trtkit.deploy.triton.commands import MODELS
 from trtkit.errors import DeployError
+from trtkit.files import replace_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,7 +81,7 @@ def write_manifests(facts: ClusterFacts, folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in manifests(facts).items():
-            (folder / name).write_text(text, encoding="utf-8")
+            replace_file(folder / name, text.encode())
     except OSError as error:
         what = f"cannot write the manifests: {(error.strerror or str(error)).lower()}"
         raise DeployError(what, str(folder), "choose a writable `--kubernetes`") from None

@@ -20,6 +20,7 @@ from trtkit import __version__
 from trtkit.deploy.triton.model_config import config_text, read_config, versions
 from trtkit.engine.folder_lock import locked
 from trtkit.errors import BundleError, DeployError
+from trtkit.files import remove_tree
 from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ def _staging(repository: Path) -> Path:
     """Return an empty folder to fill: beside the repository, where no server looks, if that is one file system."""
     is_beside = repository.parent.stat().st_dev == repository.stat().st_dev
     staging = (repository.parent if is_beside else repository) / f".{repository.name}.partial"
-    shutil.rmtree(staging, ignore_errors=True)  # left by a killed deployment: the lock says that nobody fills it
+    remove_tree(staging)  # left by a killed deployment: the lock says that nobody fills it
     staging.mkdir()
     return staging
 

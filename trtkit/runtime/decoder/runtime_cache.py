@@ -1,9 +1,15 @@
-"""TensorRT-RTX compiles an engine's kernels for the GPU at first use; what it compiled is kept beside the engine."""
+"""TensorRT-RTX compiles an engine's kernels for the GPU at first use; the user's cache keeps what it compiled.
+
+Never the bundle: kernels are code, and a bundle comes from elsewhere.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from typing import TYPE_CHECKING, Any
+
+from trtkit.engine.cache import cache_folder
+from trtkit.files import replace_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,14 +39,14 @@ def context_with_cache(engine: Any, bundle: Bundle, stream: int) -> tuple[list[A
 
 
 def save_cache(cache: Any, bundle: Bundle) -> None:
-    """Write the cache for the next start; a bundle that cannot be written to works without."""
+    """Write the cache for the next start; a full or read-only disk only costs time."""
     if cache is None:
         return
-    partial = _file(bundle).with_suffix(".partial")
+    file = _file(bundle)
     with contextlib.suppress(OSError):
-        partial.write_bytes(bytes(cache.serialize()))
-        partial.replace(_file(bundle))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, bytes(cache.serialize()))
 
 
 def _file(bundle: Bundle) -> Path:
-    return bundle.path / "engines" / "runtime.cache"
+    return cache_folder() / "runtime" / f"{bundle.manifest.engines[0].sha256}.cache"

@@ -1,0 +1,80 @@
+"""Write files and replace folders atomically, and never through a link that somebody left in the way."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+import stat
+from typing import TYPE_CHECKING
+
+from trtkit.errors import TrtkitError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_RENAME_EXCHANGE = 2  # linux/fs.h
+_AT_FDCWD = -100
+_NO_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM}
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write `path` so that readers see the old file or the new one. Raises OSError.
+
+    The data goes into a new file under a random name that takes the place of `path`: a link there is replaced, not
+    followed. A device or a pipe, such as /dev/stdout, is written to.
+    """
+    if path.is_relative_to("/dev") or (path.exists() and not (path.is_file() or path.is_dir())):
+        path.write_bytes(data)
+        return
+    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_output(path: Path, text: str) -> None:
+    """Write a file that the user asked for, atomically. Raises TrtkitError if it cannot be written."""
+    try:
+        replace_file(path, text.encode(errors="backslashreplace"))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise TrtkitError(f"cannot be written: {reason}", str(path), "choose a writable folder with space") from None
+
+
+def open_lock(path: Path) -> int:
+    """Open or create the lock file `path`; return its descriptor. Raises OSError for a link or anything but a file."""
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "the lock is not a file", str(path))
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder, or the link that stands in its place; nothing if neither is there."""
+    with contextlib.suppress(OSError):
+        if path.is_symlink():
+            path.unlink()
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Let two folders change places in one step; False if the file system or the system cannot. Raises OSError."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _NO_EXCHANGE:
+        return False
+    raise OSError(number, os.strerror(number), str(first))
