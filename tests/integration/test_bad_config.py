@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import models
+from trtkit.extras import install
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +103,7 @@ def test_fp8_model_is_refused_where_the_target_lacks_it(
 def test_missing_tensorrt_names_the_extra_to_install(config: Path, refuses: Callable[..., str]) -> None:
     message = refuses("build", "--config", config, "--target", "local-gpu")
     assert message.startswith("the `tensorrt` backend does not load: No module named 'tensorrt'")
-    assert message.endswith("fix: pip install 'trtkit[tensorrt]'")
+    assert message.endswith(f"fix: {install('tensorrt')}")
 
 
 def test_unknown_option_is_a_usage_error(trtkit: Callable[..., Ran], workspace: Path) -> None:

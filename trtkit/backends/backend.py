@@ -10,6 +10,7 @@ from typing import Any
 
 from trtkit.backends.gpu import list_gpus
 from trtkit.errors import BackendError
+from trtkit.extras import install
 
 
 @dataclass(frozen=True)
@@ -121,9 +122,7 @@ def load_backend(name: str) -> Backend:
     try:
         trt = importlib.import_module(library.module)
     except ImportError as error:
-        raise BackendError(
-            f"the `{name}` backend does not load: {error}", fix=f"pip install 'trtkit[{library.extra}]'"
-        ) from error
+        raise BackendError(f"the `{name}` backend does not load: {error}", fix=install(library.extra)) from error
     return Backend(name, trt.__version__, library.features, trt)
 
 

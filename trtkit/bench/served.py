@@ -27,15 +27,12 @@ MOST_UNDER_WAY = 256
 class Endpoint:
     """A model on a server, with a connection for each thread that asks.
 
-    Raises BenchError where tritonclient is missing or the server does not serve the model, DeployError where no server
-    answers.
+    Raises BenchError if the server does not serve the model, DeployError if no server answers.
     """
 
     def __init__(self, url: str, model: str, timeout_s: float = 600.0) -> None:
-        try:
-            from trtkit.runtime.triton_client import Client, parse_url
-        except ImportError as error:
-            raise BenchError(f"--url needs tritonclient: {error}", fix="pip install 'trtkit[triton]'") from None
+        from trtkit.runtime.triton_client import Client, parse_url
+
         self._address, self._connect, self._timeout_s = parse_url(url), Client, timeout_s
         self._own = threading.local()
         self.url, self.model = str(self._address), model

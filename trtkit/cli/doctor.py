@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
 import platform
@@ -11,6 +12,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from trtkit.cli.options import json_option, run_options
+from trtkit.extras import install
 
 EPILOG = """\b
 Examples:
@@ -20,26 +22,35 @@ Examples:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked for. found: version or description, empty where missing. needed: the default path needs it."""
+    """One thing of this machine. found: its version or description, empty if missing. fix: what adds it."""
 
     name: str
     found: str
-    cost: str
+    cost: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One use of trtkit. problem: why it does not work here, empty if it does. fix: what makes it work."""
+
+    task: str
+    problem: str
     fix: str
-    needed: bool = False
 
 
-# Distribution, what goes without it, the extra that brings it, whether the default path needs it.
-_PACKAGES = (
-    ("onnx", "ONNX models cannot be read", "onnx", True),
-    ("onnxslim", "constants cannot be folded", "onnx", True),
-    ("torch", "no PyTorch sources, no reference executor", "torch", False),
-    ("onnxscript", "no PyTorch sources", "torch", False),
-    ("transformers", "no Hugging Face models", "torch", False),
-    ("gguf", "no LLMs from GGUF files", "llm", False),
-    ("nvidia-modelopt", "no fp16 or bf16 from ONNX", "quantize", False),
-    ("polygraphy", "no Polygraphy data files or comparators", "verify", False),
+# A task, the modules it imports, and the extras that bring them.
+_TASKS = (
+    ("build ONNX models", ("onnx", "onnxruntime", "onnxslim"), ("onnx",)),
+    ("build PyTorch models", ("torch", "onnxscript", "transformers"), ("torch",)),
+    ("build ONNX models in fp16, bf16, int8", ("onnxruntime", "modelopt.onnx.autocast"), ("quantize",)),
+    ("verify and measure", ("torch", "onnxruntime", "PIL", "scipy", "polygraphy"), ("verify",)),
+    ("language models", ("torch", "transformers", "tokenizers", "gguf", "jinja2", "llguidance"), ("llm",)),
+    ("quantize language models", ("transformers", "modelopt.torch.quantization"), ("llm", "quantize")),
+    ("compile kernels of custom ops", ("torch", "triton"), ("kernels",)),
+    ("deploy to Triton", ("tritonclient.grpc", "google.protobuf", "PIL", "scipy"), ("triton",)),
 )
+_BUILDS = {"build ONNX models", "language models"}
 
 
 @click.command(epilog=EPILOG)
@@ -48,49 +59,49 @@ _PACKAGES = (
 def command(as_json: bool) -> None:
     """Check what this machine can do and what is missing.
 
-    Exits 0 when the default path works: an ONNX model becomes an engine on this machine.
+    Imports everything that each task needs. Exits 0 if ONNX models or language models can be built.
     """
-    checks = all_checks()
-    is_ready = all(check.found for check in checks if check.needed)
+    from trtkit.cli.progress import show_progress
+
+    with show_progress(quiet=as_json) as on_event:
+        on_event({"event": "phase", "name": "import what each task needs"})
+        backends = _backends()
+        checks = [Check("Python", f"{platform.python_version()} ({sys.executable})"), *backends, *_gpus(), _server()]
+        tasks = [_task(*row) for row in _TASKS]
+    if not any(check.found for check in backends):
+        no_backend = "no TensorRT library loads"
+        tasks = [Task(task.task, no_backend, backends[0].fix) if task.task in _BUILDS else task for task in tasks]
+    is_ready = any(not task.problem for task in tasks if task.task in _BUILDS)
     if as_json:
-        click.echo(json.dumps({"ready": is_ready, "checks": [asdict(check) for check in checks]}))
+        rows = {"checks": [asdict(check) for check in checks], "tasks": [asdict(task) for task in tasks]}
+        click.echo(json.dumps({"ready": is_ready, **rows}))
     else:
-        _render(checks, is_ready=is_ready)
+        _render(checks, tasks, is_ready=is_ready)
     sys.exit(0 if is_ready else 1)
 
 
-def all_checks() -> list[Check]:
-    """Look for everything trtkit can use."""
-    packages = [
-        Check(name, _version(name), cost, f"pip install 'trtkit[{extra}]'", needed)
-        for name, cost, extra, needed in _PACKAGES
-    ]
-    return [
-        Check("Python", f"{platform.python_version()} ({sys.executable})", "", ""),
-        *_backends(),
-        *_gpus(),
-        *packages,
-        _onnxruntime(),
-        *_triton(),
-    ]
+def _task(task: str, modules: tuple[str, ...], extras: tuple[str, ...]) -> Task:
+    """Import what `task` needs; the first import that fails is its problem."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # a broken library fails in any way it likes
+            return Task(task, f"`{module}`: {str(error).partition(chr(10))[0]}", install(*extras))
+    return Task(task, "", "")
 
 
 def _backends() -> list[Check]:
-    """Load both TensorRT libraries; the default path needs the one that `auto` picks."""
+    """Load both TensorRT libraries, the one that `auto` picks first."""
     from trtkit.backends import choose_backend, load_backend
     from trtkit.errors import BackendError
 
-    costs = {
-        "tensorrt_rtx": ("no engines without a GPU", "pip install 'trtkit[rtx]'"),
-        "tensorrt": ("no engines for data-centre GPUs", "pip install 'trtkit[tensorrt]' on a machine with a GPU"),
-    }
+    costs = {"tensorrt_rtx": "no engines without a GPU", "tensorrt": "no engines for data-centre GPUs"}
     default, checks = choose_backend(), []
-    for name, (cost, fix) in costs.items():
+    for name in sorted(costs, key=lambda name: name != default):
         try:
-            found = f"{load_backend(name).version}{' (default here)' * (name == default)}"
-        except BackendError:
-            found = ""
-        checks.append(Check(name, found, cost, fix, needed=name == default))
+            checks.append(Check(name, f"{load_backend(name).version}{' (default here)' * (name == default)}"))
+        except BackendError as error:
+            checks.append(Check(name, "", costs[name], error.fix))
     return checks
 
 
@@ -99,62 +110,41 @@ def _gpus() -> list[Check]:
     from trtkit.backends import driver_version, list_gpus
 
     gpus = ", ".join(f"{gpu.name} (sm{gpu.compute_capability}, {gpu.memory_mib} MiB)" for gpu in list_gpus())
+    cost = "engines are built and verified, not run"
     return [
-        Check(
-            "CUDA driver", driver_version() or "", "engines are built and verified, not run", "install NVIDIA's driver"
-        ),
-        Check("GPU", gpus, "engines are built and verified, not run", "run on a machine with an NVIDIA GPU"),
+        Check("CUDA driver", driver_version() or "", cost, "install NVIDIA's driver"),
+        Check("GPU", gpus, cost, "run on a machine with an NVIDIA GPU"),
     ]
 
 
-def _onnxruntime() -> Check:
-    """Name ONNX Runtime's version and providers."""
-    fix = "pip install 'trtkit[onnx]'"
-    try:
-        import onnxruntime
-    except ImportError:
-        return Check("onnxruntime", "", "nothing to verify ONNX models against", fix)
-    providers = ", ".join(name.removesuffix("ExecutionProvider") for name in onnxruntime.get_available_providers())
-    return Check("onnxruntime", f"{onnxruntime.__version__} ({providers})", "", "")
-
-
-def _triton() -> list[Check]:
-    """Look for Triton's server and client."""
+def _server() -> Check:
+    """Look for Triton's server."""
     from trtkit.deploy.triton.server_files import find_server
     from trtkit.errors import DeployError
 
     try:
-        server, fix = str(find_server().binary), ""
+        return Check("tritonserver", str(find_server().binary))
     except DeployError as error:
-        server, fix = "", f"use NVIDIA's Triton container, or {error.fix}"
-    return [
-        Check("tritonserver", server, "models are not served from here", fix),
-        Check("tritonclient", _version("tritonclient"), "no deployment to Triton", "pip install 'trtkit[triton]'"),
-    ]
+        fix = f"use NVIDIA's Triton container, or {error.fix}"
+        return Check("tritonserver", "", "models are not served from here", fix)
 
 
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-def _render(checks: list[Check], *, is_ready: bool) -> None:
-    """Print found pieces, then missing ones with what they cost and what adds them."""
+def _render(checks: list[Check], tasks: list[Task], *, is_ready: bool) -> None:
+    """Print what is here, what is missing and what adds it, then what works."""
     from trtkit.cli.tables import console, pairs
 
     out = console()
-    found, missing = pairs(), pairs("missing")
+    here, missing, works = pairs(), pairs("missing"), pairs("what works here")
     for check in checks:
         if check.found:
-            found.add_row(check.name, check.found)
+            here.add_row(check.name, check.found)
         else:
             missing.add_row(check.name, f"{check.cost}; {check.fix}")
-    out.print(found)
-    if missing.row_count:
-        out.print()
-        out.print(missing)
-    out.print()
-    said = "the default path works" if is_ready else "the default path does not work yet"
-    out.print(said, style="green" if is_ready else "red")
+    for task in tasks:
+        works.add_row(task.task, f"no: {task.problem}; {task.fix}" if task.problem else "yes")
+    for table in (here, missing, works):
+        if table.row_count:
+            out.print(table)
+            out.print()
+    text = "engines can be built here" if is_ready else "no engine can be built here yet"
+    out.print(text, style="green" if is_ready else "red")

@@ -14,6 +14,7 @@ from trtkit import __version__
 from trtkit.cli.colour import colour
 from trtkit.cli.options import is_logged, run_options
 from trtkit.errors import TrtkitError
+from trtkit.extras import missing_package
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,9 +143,12 @@ def _run(words: list[str]) -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("cancelled: nothing was written", err=True)
         sys.exit(130)
-    except TrtkitError as error:
-        _show(error, as_json="--json" in words)
-        sys.exit(error.exit_code)
+    except (TrtkitError, ModuleNotFoundError) as error:
+        problem = error if isinstance(error, TrtkitError) else missing_package(error)
+        if problem is None:
+            raise
+        _show(problem, as_json="--json" in words)
+        sys.exit(problem.exit_code)
 
 
 def _terminate(_signal: int, _frame: object) -> None:

@@ -32,12 +32,14 @@ class Resize(StrictModel):
 
 
 class Preprocess(StrictModel):
-    """From an image to an input [1, 3, H, W], in this order: resize, crop, multiple_of, scale, normalize.
+    """From an image to an input, in this order: resize, crop, multiple_of, scale, normalize.
 
-    crop: centre crop (height, width). multiple_of: both sizes are rounded to a multiple. scale: factor on 0..255.
+    layout: `nchw` makes [1, 3, H, W], `nhwc` [1, H, W, 3]. crop: centre crop (height, width).
+    multiple_of: both sizes are rounded to a multiple. scale: factor on 0..255.
     """
 
     channels: Literal["rgb", "bgr"] = "rgb"
+    layout: Literal["nchw", "nhwc"] = "nchw"
     resize: Resize | None = None
     filter: Literal["bilinear", "bicubic"] = "bilinear"
     crop: tuple[Size, Size] | None = None

@@ -1,4 +1,4 @@
-"""Jobs that turn a config's source into the ONNX file TensorRT will parse."""
+"""The job that turns a config's source into the ONNX file TensorRT will parse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from trtkit.engine.steps import Steps
 from trtkit.network import onnx_care, onnx_custom_ops, onnx_function, onnx_precision, onnx_rewrites
 from trtkit.network.onnx_io import graph_inputs, graph_outputs, save_model
 from trtkit.sources import hf_vision, onnx_file, package_file, torch_export
-from trtkit.sources.digest import digest_data, digest_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,14 +21,6 @@ if TYPE_CHECKING:
     import onnx
 
 Json = dict[str, Any]
-
-
-def digest(arguments: Json, report: Callable[[Json], None]) -> Json:
-    """Return the files that the source of `config` reads, and those of its calibration data, with their SHA-256."""
-    config = ModelConfig.model_validate(arguments["config"])
-    report({"event": "phase", "name": "read source"})
-    data = digest_data(config.quantize)
-    return {"files": [asdict(file) for file in digest_source(config.source)], "data": [asdict(file) for file in data]}
 
 
 def prepare(arguments: Json, report: Callable[[Json], None]) -> Json:

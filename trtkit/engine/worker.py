@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import BundleError, TrtkitError
+from trtkit.extras import missing_package
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,7 @@ _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 # Job name to the function that does it: (arguments, report) -> result. Layers above name theirs `module:function`.
 JOBS = {
-    "digest": "trtkit.engine.prepare:digest",
+    "digest": "trtkit.engine.digest:digest",
     "prepare": "trtkit.engine.prepare:prepare",
     "describe": "trtkit.engine.compile:describe_only",
     "compile": "trtkit.engine.compile:compile_engine",
@@ -57,6 +58,9 @@ def _answer(job: str, arguments: Json, send: Callable[[Json], None]) -> Json:
         result = getattr(importlib.import_module(module), function)(arguments, send)
     except TrtkitError as error:
         return {"event": "error", **error.to_json()}
+    except ModuleNotFoundError as error:
+        missing = missing_package(error)
+        return _internal(error, job, arguments) if missing is None else {"event": "error", **missing.to_json()}
     except OSError as error:
         what = f"cannot write or read: {(error.strerror or str(error)).lower()}"
         fix = "free some space, or choose another `--out`" if error.errno in _NO_SPACE else ""
@@ -65,18 +69,16 @@ def _answer(job: str, arguments: Json, send: Callable[[Json], None]) -> Json:
             **BundleError(what, str(error.filename or arguments.get("folder", "")), fix).to_json(),
         }
     except Exception as error:
-        traceback.print_exc()
-        sys.stderr.flush()
-        log = Path(arguments["log_path"]).read_text(errors="replace")
-        return {
-            "event": "error",
-            "error": "internal",
-            "what": repr(error),
-            "where": f"job {job}",
-            "fix": "",
-            "log": log,
-        }
+        return _internal(error, job, arguments)
     return {"event": "result", "result": result}
+
+
+def _internal(error: Exception, job: str, arguments: Json) -> Json:
+    """Return a fault of trtkit's own with all that the child printed."""
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    log = Path(arguments["log_path"]).read_text(errors="replace")
+    return {"event": "error", "error": "internal", "what": repr(error), "where": f"job {job}", "fix": "", "log": log}
 
 
 def _exit_with_parent() -> None:

@@ -6,12 +6,13 @@ import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
 
 from trtkit.errors import SourceError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from PIL import Image
 
     from trtkit.config.task import Preprocess, Resize
 
@@ -19,36 +20,58 @@ Array = np.ndarray[Any, Any]
 
 MAX_PIXELS = 89_478_485
 """Of a scaled image: Pillow's own limit for one that is read. A line of pixels may grow a thousandfold."""
-_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+# Pillow's modes of single-channel images with more than 8 bits, and what one step of 8 bits is in them.
+_WIDE_MODES = {"I;16": 257.0, "I;16L": 257.0, "I;16B": 257.0, "I;16N": 257.0}
 
 
 def read_image(path: Path) -> Image.Image:
-    """Return the image at `path` as RGB. Raises SourceError where it is none."""
+    """Return the image at `path` as RGB, upright. Raises SourceError if it is not an image or its range is unknown."""
     return _opened(path, str(path), "give a PNG or JPEG file")
 
 
 def decode_image(data: bytes, name: str) -> Image.Image:
-    """Return the image in `data`, the bytes of a file, as RGB. Raises SourceError where it is none."""
+    """Return the image in `data`, the bytes of a file, as `read_image` does."""
     return _opened(io.BytesIO(data), name, "send the bytes of a PNG or JPEG file")
 
 
 def _opened(file: Path | io.BytesIO, name: str, fix: str) -> Image.Image:
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
     try:
         with Image.open(file) as image:
-            return image.convert("RGB")
+            return _in_eight_bits(ImageOps.exif_transpose(image), name)
     except UnidentifiedImageError:
         raise SourceError("not a readable image: its format is not known", name, fix) from None
     except (Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         raise SourceError(f"not a readable image: {error}", name, fix) from None
 
 
+def _in_eight_bits(image: Image.Image, name: str) -> Image.Image:
+    """Return `image` as RGB; 16 bits are scaled to 8. Raises SourceError for values whose range is not known."""
+    from PIL import Image
+
+    if image.mode in _WIDE_MODES or (image.mode == "I" and image.format == "PNG"):
+        levels = np.rint(np.asarray(image, dtype=np.float32) / _WIDE_MODES.get(image.mode, 257.0))
+        return Image.fromarray(levels.astype(np.uint8)).convert("RGB")
+    if image.mode in {"I", "F"}:
+        kind = "floating-point" if image.mode == "F" else "32-bit integer"
+        fix = "convert it to 8 or 16 bits a channel, or give .npz arrays"
+        raise SourceError(f"an image of {kind} values has no fixed range for black and white", name, fix)
+    return image.convert("RGB")
+
+
 def image_input(image: Image.Image, preprocess: Preprocess) -> Array:
-    """Return `image` as an fp32 input [1, 3, H, W]. Raises SourceError where scaling makes it too large."""
+    """Return `image` as an fp32 input [1, 3, H, W], or [1, H, W, 3] if `preprocess.layout` is `nhwc`.
+
+    Raises SourceError if scaling makes it too large.
+    """
+    from PIL import Image
+
     width, height = _scaled_size(image, preprocess)
     if width * height > MAX_PIXELS:
         what = f"an image of {image.width}x{image.height} pixels would be scaled to {width}x{height}"
         raise SourceError(what, "image", f"give one whose sides are more alike; {MAX_PIXELS} pixels are the limit")
-    scaled = image.resize((width, height), _FILTERS[preprocess.filter])
+    scaled = image.resize((width, height), Image.Resampling[preprocess.filter.upper()])
     if preprocess.crop is not None:
         scaled = _centre_crop(scaled, *preprocess.crop)
     pixels = np.asarray(scaled, dtype=np.float32)
@@ -56,7 +79,7 @@ def image_input(image: Image.Image, preprocess: Preprocess) -> Array:
         pixels = pixels[:, :, ::-1]
     mean, std = (np.asarray(values, dtype=np.float32) for values in (preprocess.mean, preprocess.std))
     normal = (pixels * np.float32(preprocess.scale) - mean) / std
-    return np.ascontiguousarray(normal.transpose(2, 0, 1)[None])
+    return np.ascontiguousarray((normal if preprocess.layout == "nhwc" else normal.transpose(2, 0, 1))[None])
 
 
 def _scaled_size(image: Image.Image, preprocess: Preprocess) -> tuple[int, int]:

@@ -159,12 +159,8 @@ def _image_sample(path: Path, config: ModelConfig, inputs: Sequence[TensorSpec])
 
 def _polygraphy_samples(path: Path) -> list[Sample]:
     """Read a Polygraphy data file (`--save-inputs`): one or several feed dictionaries."""
-    try:
-        from polygraphy.json import load_json
-    except ImportError as error:
-        raise SourceError(
-            f"Polygraphy data needs polygraphy: {error}", str(path), "pip install 'trtkit[verify]'"
-        ) from None
+    from polygraphy.json import load_json
+
     try:
         data = load_json(str(path))
     except Exception as error:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from PIL import Image
 
 from trtkit.errors import GenerationError, RequestError, SourceError
 from trtkit.inputs.images import read_image
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 Array = np.ndarray[Any, Any]
 # Prefix keys are signed 64-bit numbers, and each of an image's tokens adds its place to one.
@@ -125,6 +127,8 @@ def _windows(grid: tuple[int, int, int], size: int) -> Array:
 
 def _opened(source: Any) -> tuple[Image.Image, str]:
     """Return an RGB image and what errors call it."""
+    from PIL import Image
+
     if isinstance(source, Image.Image):
         return source.convert("RGB"), "images"
     if not isinstance(source, (str, Path)):

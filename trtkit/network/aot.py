@@ -77,16 +77,9 @@ class Compiled:
 
 
 def load_kernels(op: CustomOp, *, interpreted: bool = False) -> ModuleType:
-    """Import the op's `kernel.py`; `interpreted`: its kernels run on the CPU by Triton's interpreter, slowly.
+    """Import the op's `kernel.py`; `interpreted`: its kernels run on the CPU by Triton's interpreter, slowly."""
+    from triton import knobs
 
-    Raises BackendError where Triton is missing.
-    """
-    try:
-        from triton import knobs
-    except ImportError as error:
-        raise BackendError(
-            f"the kernel of `{op.name}` needs Triton: {error}", fix="pip install 'trtkit[kernels]'"
-        ) from None
     name = f"{op.package}.{'interpreted_' * interpreted}kernel"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, op.folder / "kernel.py")

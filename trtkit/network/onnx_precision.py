@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.dtypes import dtype_of
-from trtkit.errors import BackendError, ConfigError, Problem
+from trtkit.errors import ConfigError, Problem
 from trtkit.network.onnx_care import all_nodes, opset_of
 from trtkit.network.onnx_io import graph_inputs
 from trtkit.network.onnx_outline import close_calls, open_calls
@@ -57,13 +57,8 @@ def cast_to(
     holds every tensor at once, and is left out where they are too large together. Returns the model and what was done.
     """
     import onnx
+    from modelopt.onnx.autocast import convert_to_mixed_precision
 
-    try:
-        from modelopt.onnx.autocast import convert_to_mixed_precision
-    except ImportError as error:
-        raise BackendError(
-            f"precision {precision} needs ModelOpt: {error}", "precision", "pip install 'trtkit[quantize]'"
-        ) from error
     unmeasured = _why_unmeasured(model, shapes)
     original, model = model, _copy(model)
     inside = open_calls(model)  # written for the types that are given, they keep these

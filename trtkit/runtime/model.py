@@ -12,6 +12,7 @@ from trtkit.backends import load_backend
 from trtkit.engine.bundle import check_file, open_bundle
 from trtkit.engine.hybrids import open_hybrid, stages_of_bundle
 from trtkit.errors import ExecutionError
+from trtkit.inputs.samples import Sample, check_profiles
 from trtkit.network.onnx_parse import parse_onnx
 from trtkit.reference import Executor, Options, constants_from_onnx, to_array
 from trtkit.runtime.hybrid import reference_hybrid
@@ -39,7 +40,7 @@ class Model:
 
     bundle: Bundle
     run: Callable[[Mapping[str, Array]], Arrays]
-    """Takes every input by name; returns every output by name."""
+    """Takes every input by name; returns every output by name. Raises SourceError for shapes that no profile covers."""
     layer_seconds: Callable[[Mapping[str, Array]], dict[str, float]]
     """Runs once; returns how long each layer took, in the order they ran."""
 
@@ -75,7 +76,7 @@ def open_model(path: Path | str, runtime: RuntimeName = "reference", *, has_cuda
     bundle = open_bundle(Path(path))
     bundle.check_network()
     if runtime == "onnxruntime":
-        return Model(bundle, _onnx_runtime(bundle), _no_layers)
+        return Model(bundle, _within_profiles(bundle, _onnx_runtime(bundle)), _no_layers)
     if runtime == "tensorrt" or (runtime == "auto" and _has_gpu(bundle)):
         return _model(bundle, _engine(bundle, has_cuda_graphs))
     return _model(bundle, _reference(bundle) if bundle.manifest.hybrid is None else _hybrid(bundle))
@@ -87,7 +88,19 @@ def _model(bundle: Bundle, running: _Running) -> Model:
     def run(inputs: Mapping[str, Array]) -> Arrays:
         return {name: to_array(value) for name, value in running.run(inputs).items()}
 
-    return Model(bundle, run, running.layer_seconds)
+    return Model(bundle, _within_profiles(bundle, run), running.layer_seconds)
+
+
+def _within_profiles(
+    bundle: Bundle, run: Callable[[Mapping[str, Array]], Arrays]
+) -> Callable[[Mapping[str, Array]], Arrays]:
+    """Return `run` for the shapes that the engine takes: no runtime answers what the engine would refuse."""
+
+    def checked(inputs: Mapping[str, Array]) -> Arrays:
+        check_profiles(Sample("inputs", dict(inputs)), bundle.manifest.profiles)
+        return run(inputs)
+
+    return checked
 
 
 def _no_layers(_inputs: Mapping[str, Array]) -> dict[str, float]:

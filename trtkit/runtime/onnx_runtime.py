@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
-from trtkit.network import onnx_custom_ops
 from trtkit.network.lowering.sampling import GATHER
 from trtkit.network.onnx_care import NEWEST_IR_VERSION
 from trtkit.sources import onnx_file
@@ -26,6 +25,8 @@ def onnx_runtime_session(
     engine only. Raises SourceError where it refuses.
     """
     import onnxruntime
+
+    from trtkit.network import onnx_custom_ops
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4

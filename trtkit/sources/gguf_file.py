@@ -94,10 +94,8 @@ def read_gguf(path: Path) -> GgufFile:
 
     Raises SourceError for a file that is no GGUF, truncated, one of several parts, or holds types that are not known.
     """
-    try:
-        import gguf  # noqa: F401
-    except ImportError:
-        raise SourceError("reading GGUF needs the package `gguf`", str(path), "pip install 'trtkit[llm]'") from None
+    import gguf  # noqa: F401
+
     with path.open("rb") as file:
         if file.read(4) != _MAGIC:
             raise SourceError("not a GGUF file: it does not start with `GGUF`", str(path), "give a .gguf file")

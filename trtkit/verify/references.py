@@ -10,7 +10,6 @@ import numpy as np
 
 from trtkit.errors import SourceError
 from trtkit.network.lowering.sampling import GATHER, GRID_SAMPLE
-from trtkit.network.onnx_custom_ops import METADATA_KEY
 from trtkit.runtime.onnx_runtime import onnx_runtime_session
 from trtkit.sources import hf_vision, package_file, torch_export
 from trtkit.sources.digest import digest_source
@@ -48,6 +47,8 @@ class OnnxRuntimeReference:
     optimize: bool = True
 
     def __post_init__(self) -> None:
+        from trtkit.network.onnx_custom_ops import METADATA_KEY
+
         self._session = onnx_runtime_session(self.path, optimize=self.optimize, form=self.form)
         replaced = self._session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
         if replaced:

@@ -110,6 +110,44 @@ def test_every_kind_of_image_is_read_as_rgb(tmp_path: Path, mode: str) -> None:
     assert np.abs(np.asarray(image).astype(int) - 153).max() <= 1
 
 
+def test_sixteen_bits_are_scaled_to_eight(tmp_path: Path) -> None:
+    """Black, two greys and white; Pillow alone would clip all but black to white."""
+    levels = np.array([[0, 0x4040, 0x8080, 0xFFFF]], dtype=np.uint16)
+    for name in ("image.png", "image.tif"):
+        Image.fromarray(levels).save(tmp_path / name)
+        assert np.asarray(read_image(tmp_path / name))[0, :, 0].tolist() == [0, 0x40, 0x80, 0xFF]
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(np.float32, "floating-point"), (np.int32, "32-bit integer")])
+def test_values_without_a_fixed_range_are_refused(tmp_path: Path, dtype: Any, kind: str) -> None:
+    path = tmp_path / "image.tif"
+    Image.fromarray(np.array([[0, 1]], dtype=dtype)).save(path)
+    with pytest.raises(SourceError) as error:
+        read_image(path)
+    assert str(error.value) == (
+        f"{path}: an image of {kind} values has no fixed range for black and white\n"
+        "fix: convert it to 8 or 16 bits a channel, or give .npz arrays"
+    )
+
+
+def test_a_photograph_is_turned_as_its_camera_says(tmp_path: Path) -> None:
+    pixels = np.zeros((2, 3, 3), np.uint8)
+    pixels[0, 0] = 255
+    upright, exif = Image.fromarray(pixels), Image.Exif()
+    exif[0x0112] = 6  # the camera was turned left: rotate by 90 degrees clockwise
+    upright.save(tmp_path / "image.png", exif=exif)
+    image = np.asarray(read_image(tmp_path / "image.png"))
+    assert image.shape == (3, 2, 3)
+    assert image[0, 1, 0] == 255
+
+
+def test_channels_last_holds_the_same_values() -> None:
+    image = noise(5, 4)
+    last = image_input(image, Preprocess(layout="nhwc"))
+    assert last.shape == (1, 4, 5, 3)
+    np.testing.assert_array_equal(last.transpose(0, 3, 1, 2), image_input(image, Preprocess()))
+
+
 def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(b"no image")

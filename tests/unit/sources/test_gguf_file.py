@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import struct
-import sys
 from typing import TYPE_CHECKING, Any
 
 import gguf
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.unit.sources.write_gguf import add_sizes, finish, tiny, write_tensor
-from trtkit.errors import ProblemsError, SourceError, TrtkitError
+from trtkit.errors import ProblemsError, TrtkitError
 from trtkit.sources.checkpoint import check_finite
 from trtkit.sources.decoder_source import open_gguf
 from trtkit.sources.gguf_file import read_gguf
@@ -133,13 +132,3 @@ def test_damaged_weights_are_found(tmp_path: Path) -> None:
     checkpoint = open_gguf(finish(writer, tmp_path / "m.gguf")).checkpoint
     with pytest.raises(ProblemsError, match=re.escape("`model.embed_tokens.weight` has 1 of 80 values")):
         check_finite(checkpoint)
-
-
-def test_without_the_gguf_package_the_error_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tiny(tmp_path / "m.gguf")
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(SourceError) as caught:
-        open_gguf(path)
-    assert str(caught.value) == f"{path}: reading GGUF needs the package `gguf`\nfix: pip install 'trtkit[llm]'"

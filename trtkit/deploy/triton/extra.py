@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from trtkit.errors import DeployError
-
 
 def require_extra() -> None:
-    """Raise DeployError where the client library is missing."""
-    try:
-        importlib.import_module("tritonclient.grpc")
-    except ImportError as error:
-        raise DeployError(f"Triton's client library is missing: {error}", fix="pip install 'trtkit[triton]'") from None
+    """Import the client library before any work is done, so that a missing one ends the command at once."""
+    importlib.import_module("tritonclient.grpc")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.config.quantize import VISION_METHODS, QuantizeOptions
 from trtkit.engine.quantization.vision import data, repair
-from trtkit.errors import BackendError, ConfigError, Problem, QuantizeError
+from trtkit.errors import ConfigError, Problem, QuantizeError
 from trtkit.inputs.samples import wrapped_sample
 from trtkit.network import onnx_quantize
 from trtkit.network.onnx_io import LARGEST_INLINE_BYTES, graph_inputs, save_model
@@ -173,14 +173,10 @@ def _readers(model: onnx.ModelProto) -> dict[str, str]:
 def _placed(
     model: onnx.ModelProto, options: QuantizeOptions, exclude: Sequence[str], reader: _Reader, folder: Path
 ) -> onnx.ModelProto:
-    """Return the model with ModelOpt's Q/DQ, weights stored in 8 bits. Raises BackendError, QuantizeError."""
+    """Return the model with ModelOpt's Q/DQ, weights stored in 8 bits. Raises QuantizeError."""
     import onnx
+    from modelopt.onnx.quantization import quantize
 
-    try:
-        from modelopt.onnx.quantization import quantize
-    except ImportError as error:
-        fix = "pip install 'trtkit[quantize]'"
-        raise BackendError(f"quantizing needs ModelOpt: {error}", "quantize", fix) from error
     source, made = folder / "before-quantize.onnx", folder / "quantized.onnx"
     save_model(model, source)
     logging.getLogger("modelopt").setLevel(logging.ERROR)

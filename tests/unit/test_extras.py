@@ -1,0 +1,44 @@
+"""The command that adds an extra, for every way in which trtkit may have been installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from trtkit.extras import install, missing_package
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What pip left: PEP 610's origin of the package, None if it came from an index."""
+
+    origin: dict[str, object] | None
+
+    def read_text(self, name: str) -> str | None:
+        assert name == "direct_url.json"
+        return None if self.origin is None else json.dumps(self.origin)
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'trtkit[onnx,llm]'"),
+        ({"url": "file:///a/trtkit-1-py3-none-any.whl", "archive_info": {}}, "pip install 'trtkit[onnx,llm]'"),
+        ({"url": "file:///a/my%20clone", "dir_info": {"editable": True}}, "pip install -e '/a/my clone[onnx,llm]'"),
+    ],
+)
+def test_the_command_fits_how_trtkit_was_installed(
+    origin: dict[str, object] | None, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda _name: Installed(origin))
+    assert install("onnx", "llm") == command
+
+
+def test_a_module_that_no_extra_brings_is_left_alone() -> None:
+    assert missing_package(ModuleNotFoundError("No module named 'mine'", name="mine")) is None
+    missing = missing_package(ModuleNotFoundError("No module named 'PIL.Image'", name="PIL.Image"))
+    assert missing is not None
+    assert (missing.what, missing.fix) == ("this needs `pillow`, which is not installed", install("verify"))

@@ -1,0 +1,66 @@
+"""Optional packages: the extra that brings a module, and the command that installs it here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shlex
+from urllib.parse import unquote, urlparse
+
+from trtkit.errors import MissingPackageError
+
+# Module to the extras of trtkit that bring it and what it is used with.
+EXTRAS = {
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
+    "onnxslim": "onnx",
+    "PIL": "verify",
+    "torch": "torch,verify",
+    "onnxscript": "torch",
+    "transformers": "torch",
+    "modelopt": "quantize",
+    "lief": "quantize",
+    "cppimport": "quantize",
+    "requests": "quantize",
+    "onnx_graphsurgeon": "quantize",
+    "onnxconverter_common": "quantize",
+    "polygraphy": "verify",
+    "scipy": "verify",
+    "tokenizers": "llm",
+    "gguf": "llm",
+    "jinja2": "llm",
+    "llguidance": "llm",
+    "triton": "kernels",
+    "tritonclient": "triton",
+    "google": "triton",
+}
+# Names of distributions that differ from the module's.
+_DISTRIBUTIONS = {"PIL": "pillow", "modelopt": "nvidia-modelopt", "google": "protobuf"}
+
+
+def missing_package(error: ModuleNotFoundError) -> MissingPackageError | None:
+    """Turn a failed import of an optional package into an error with its fix; None if trtkit has no extra for it."""
+    module = (error.name or "").partition(".")[0]
+    if module not in EXTRAS:
+        return None
+    distribution = _DISTRIBUTIONS.get(module, module)
+    return MissingPackageError(f"this needs `{distribution}`, which is not installed", fix=install(EXTRAS[module]))
+
+
+def install(*extras: str) -> str:
+    """Return the command that adds `extras` to trtkit as it was installed: from a clone or from a package."""
+    names = ",".join(extras)
+    clone = _clone()
+    if clone:
+        return f"pip install -e {shlex.quote(f'{clone}[{names}]')}"
+    return f"pip install 'trtkit[{names}]'"
+
+
+def _clone() -> str:
+    """Return the folder that trtkit was installed from; empty if it was not installed from a folder."""
+    try:
+        text = importlib.metadata.distribution("trtkit").read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        text = None
+    origin = json.loads(text) if text else {}
+    return unquote(urlparse(origin["url"]).path) if "dir_info" in origin else ""
