@@ -22,6 +22,9 @@ def __getattr__(name: str) -> Any:
     """Import the Python API when it is first asked for: the command line must not wait for it."""
     import importlib
 
+    from trtkit.threads import wait_briefly
+
     if name not in _MODULES:
         raise AttributeError(f"module `trtkit` has no attribute `{name}`")
+    wait_briefly()
     return getattr(importlib.import_module(_MODULES[name]), name)

@@ -15,6 +15,7 @@ from trtkit.cli.colour import colour
 from trtkit.cli.options import is_logged, run_options
 from trtkit.errors import TrtkitError
 from trtkit.extras import missing_package
+from trtkit.threads import wait_briefly
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,6 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; users' mistakes end in a message, not in a traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, _terminate)
+    wait_briefly()
     try:
         try:
             _run(words)

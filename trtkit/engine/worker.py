@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import BundleError, TrtkitError
 from trtkit.extras import missing_package
+from trtkit.threads import wait_briefly
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +43,7 @@ JOBS = {
 def main(job: str, events: int) -> None:
     """Do `job` and answer on the file descriptor `events`."""
     arguments = json.loads(sys.stdin.readline())
+    wait_briefly()
     gc.set_threshold(*_GC_THRESHOLDS)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 

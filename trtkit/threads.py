@@ -1,0 +1,15 @@
+"""How threads that compute wait for each other."""
+
+from __future__ import annotations
+
+import os
+
+# Turns of a waiting thread before it sleeps: some ten microseconds. libgomp's own default is many milliseconds, in which
+# it takes its core from the very thread it waits for as soon as anything else runs on the machine.
+_SPIN_COUNT = "3000"
+
+
+def wait_briefly() -> None:
+    """Let torch's threads sleep soon when they wait; call it before torch is imported. The user's own setting stays."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
