@@ -172,13 +172,24 @@ def test_speculation_gives_the_same_answers(options: dict[str, Any], llm: LLM, b
     [
         ("", {}, "the prompt has no tokens"),
         ([], {}, "the prompt has no tokens"),
-        ([1.5], {}, "a prompt cannot be a list"),
+        ([1.5], {}, "a prompt's tokens are whole numbers, `1.5` is not one"),
+        ([True], {}, "a prompt's tokens are whole numbers, `True` is not one"),
+        ({"prompt_token_ids": 5}, {}, "a prompt cannot be a int"),
+        ("a \ud800 b", {}, r"prompt: character 2 is half of a surrogate pair, U\+D800: not valid text"),
+        ({"messages": [{"role": "user", "content": "\udfff"}]}, {}, r"surrogate pair, U\+DFFF"),
+        ("x" * 65_537, {}, "the prompt has 65537 characters; at most 65536 are read"),
+        ({"messages": [{"role": "user", "content": "x" * 70_000}]}, {}, "at most 65536 are read"),
         ({"prompt": "a", "prompt_token_ids": [1]}, {}, "a prompt is one thing, 2 are given"),
         ({"messages": [{"content": 1}]}, {}, "the chat template does not take these messages"),
         ([5] * 97, {}, "the prompt has 97 tokens, a slot holds 96"),
         ("the", {"num_beams": 5}, "5 beams need as many slots, there are 4"),
         ("the", {"stop_token_ids": (320,)}, "token 320 is not in the vocabulary"),
         ("the", {"guided_json": {"type": "nonsense"}}, "guided_json"),
+        (
+            "the",
+            {"guided_json": {"type": "object", "properties": {"a": False}, "required": ["a"]}},
+            "no JSON value satisfies it",
+        ),
     ],
 )
 def test_bad_requests_are_refused_and_harm_nobody(prompt: Any, params: dict[str, Any], message: str, llm: LLM) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -173,6 +174,94 @@ def test_a_wrong_request_is_the_clients_fault(served: Served, inputs: dict[str, 
     assert generate(served, MODEL, text_input=PROMPT, max_tokens=2)[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("inputs", "reason"),
+    [
+        (
+            {"num_return_sequences": 2147483647, "top_k": 5},
+            "num_return_sequences: `2147483647` is above the limit, 1024",
+        ),
+        ({"num_return_sequences": 9, "top_k": 5}, "num_return_sequences: `9` answers are more than the queue takes, 8"),
+        ({"beam_width": 2147483647}, "beam_width: `2147483647` is above the limit, 1024"),
+        ({"beam_width": 4}, "beam_width: 4 beams need as many slots, there are 3"),
+        ({"beam_width": 2, "length_penalty": 1e30}, "length_penalty: `1e+30` is above the limit, 5"),
+        ({"bad_words": ["x"] * 1025}, "bad_words: 1025 words are more than the limit, 1024"),
+        ({"bad_words": ["x" * 5000]}, "bad_words: a word of 5000 bytes; the limit is 4096"),
+        ({"stop_words": ["x"] * 65}, "stop_words: 65 texts are more than the limit, 64"),
+        ({"embedding_bias_words": ["x"] * 1025}, "embedding_bias_words: 1025 words are more than the limit, 1024"),
+        ({"text_input": "x" * 65_537}, "the prompt has 65537 characters; at most 65536 are read"),
+        ({"text_input": None, "input_ids": [1] * 97}, "the prompt has 97 tokens, a slot holds 96"),
+        (
+            {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": "#" * 16_385},
+            "guided_decoding_guide: 16385 characters are more than the limit, 16384",
+        ),
+        (
+            {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": '{"multipleOf": 999983}'},
+            "guided_decoding_guide: `multipleOf` with a least common multiple of 999983 is above the limit, 10000",
+        ),
+        (
+            {
+                "guided_decoding_guide_type": "json_schema",
+                "guided_decoding_guide": '{"items":' * 5000 + "1" + "}" * 5000,
+            },
+            "guided_decoding_guide: the schema is nested too deeply",
+        ),
+        ({"text_input": None, "messages": "[" * 50_000}, "messages: is not JSON"),
+        (
+            {"text_input": None, "messages": '[{"content": [{"type": "image", "path": "/etc/passwd"}]}]'},
+            "messages: an image of a message cannot name a file",
+        ),
+        ({f"key{number}": 1 for number in range(65)}, "parameters: 65 keys that are no input's name; the limit is 64"),
+    ],
+    ids=lambda value: "-".join(list(value)[:3]) if isinstance(value, dict) else "",
+)
+def test_what_would_take_too_much_is_refused_by_its_name(served: Served, inputs: dict[str, Any], reason: str) -> None:
+    asked = {
+        name: value for name, value in {"text_input": PROMPT, "max_tokens": 4, **inputs}.items() if value is not None
+    }
+    if "embedding_bias_words" in asked:
+        asked["embedding_bias_weights"] = [1.0] * len(asked["embedding_bias_words"])
+    status, found = generate(served, MODEL, **asked)
+    assert (status, reason in found["error"]) == (400, True), found
+    assert len(found["error"]) < 400
+
+
+def test_no_client_waits_for_the_largest_requests_of_others(served: Served, llm: LLM) -> None:
+    long_rule = 'start: "x" ' + " ".join(["r"] * 8000) + '\nr: "x"?\n'
+    schema = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(1500)}}
+    grammar = {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": long_rule}
+    large: list[dict[str, Any]] = [
+        {"text_input": "word " * 13_107},
+        {"text_input": PROMPT, **grammar},
+        {
+            "text_input": PROMPT,
+            "guided_decoding_guide_type": "json_schema",
+            "guided_decoding_guide": json.dumps(schema),
+        },
+        {"text_input": PROMPT, "bad_words": [f"{number} " * 200 for number in range(1024)]},
+        {"text_input": PROMPT, "bad_words": ["a"] * 100_000},
+        {
+            "text_input": PROMPT,
+            "embedding_bias_words": [str(number) for number in range(100_000)],
+            "embedding_bias_weights": [1.0] * 100_000,
+        },
+    ]
+
+    def send(inputs: dict[str, Any]) -> None:
+        with contextlib.suppress(InferenceServerException):
+            answers(served, MODEL, max_tokens=4, **inputs)
+
+    wanted, longest_s = expected(llm, max_tokens=3).outputs[0].text, 0.0
+    with ThreadPoolExecutor(len(large)) as pool:
+        sent = [pool.submit(send, inputs) for inputs in large]
+        while not all(each.done() for each in sent):
+            started = time.monotonic()
+            assert text(answers(served, MODEL, text_input=PROMPT, max_tokens=3, priority=-1)) == wanted
+            longest_s = max(longest_s, time.monotonic() - started)
+    assert [each.result() for each in sent] == [None] * len(large)
+    assert 0 < longest_s < 2
+
+
 def test_over_grpc_a_wrong_request_names_the_input_too(served: Served) -> None:
     with pytest.raises(InferenceServerException, match="top_k: `-7` is not"):
         answers(served, MODEL, text_input=PROMPT, top_k=-7)
@@ -204,7 +293,7 @@ def test_cancelled_requests_end(served: Served) -> None:
 def test_a_full_queue_refuses_and_recovers(served: Served) -> None:
     def ask(_: int) -> str:
         status, found = generate(served, MODEL, text_input=PROMPT, max_tokens=80, ignore_eos=True)
-        return "answered" if status == 200 else found["error"].partition("\n")[0].partition(": ")[2]
+        return "answered" if status == 200 else found["error"].partition("\n")[0]
 
     with ThreadPoolExecutor(24) as pool:
         found = set(pool.map(ask, range(24)))

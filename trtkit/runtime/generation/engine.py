@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from trtkit.runtime.generation.proposers import Proposer
     from trtkit.runtime.generation.request import Finished, Request
     from trtkit.runtime.generation.state import Statistics
-    from trtkit.runtime.sampling.guides import GuideFactory
 
 
 @dataclass(frozen=True)
@@ -47,15 +46,13 @@ class Engine:
     A request's tokens depend on nothing but itself: draws follow its seed and its position, never its neighbours.
     """
 
-    def __init__(
-        self, execution: DecoderExecution, options: EngineOptions | None = None, guides: GuideFactory | None = None
-    ) -> None:
+    def __init__(self, execution: DecoderExecution, options: EngineOptions | None = None) -> None:
         self.execution, self._options = execution, options or EngineOptions()
         self._check_options()
         self._budget = self._options.token_budget or execution.max_prefill_length
         self._waiting = Waiting(self._options.max_queue)
         proposer = self._options.proposer
-        self._state = State(execution, reserve=1 if proposer is None else 1 + proposer.most, guides=guides)
+        self._state = State(execution, reserve=1 if proposer is None else 1 + proposer.most)
 
     @property
     def statistics(self) -> Statistics:
@@ -85,7 +82,10 @@ class Engine:
     def check(self, request: Request) -> None:
         """Raise RequestError for a request that no run could serve."""
         check_request(request, self.execution)
-        self._state.sampler.check(request.settings)
+
+    def check_room(self, count: int) -> None:
+        """Raise RequestError for more requests than ever fit the queue, GenerationError for more than fit now."""
+        self._waiting.check_room(count)
 
     def cancel(self, request_id: str) -> bool:
         """End a request; the next step returns it with what it has. Return whether there was one."""

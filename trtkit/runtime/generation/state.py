@@ -16,7 +16,6 @@ from trtkit.runtime.sampling.sampler import Sampler
 if TYPE_CHECKING:
     from trtkit.runtime.decoder import DecoderExecution
     from trtkit.runtime.generation.request import FinishReason, Hypothesis, Request
-    from trtkit.runtime.sampling.guides import GuideFactory
     from trtkit.runtime.sequences import Ints
 
 
@@ -39,7 +38,6 @@ class State:
 
     execution: DecoderExecution
     reserve: int
-    guides: GuideFactory | None = None
     statistics: Statistics = field(default_factory=Statistics)
     finished: list[Finished] = field(default_factory=list)
 
@@ -47,7 +45,7 @@ class State:
         """Make what depends on the number of slots."""
         self.slots = Slots(self.execution.slots, self.execution.max_length)
         self.running = Running(self.execution.slots)
-        self.sampler = Sampler(self.slots.sequences, self.execution.vocab_size, self.guides)
+        self.sampler = Sampler(self.slots.sequences, self.execution.vocab_size)
 
     def fork(self, source: int, target: int) -> None:
         """Make `target` the same sequence as `source`: its cache, but for what is the same already, and its draws."""

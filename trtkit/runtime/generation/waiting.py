@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from trtkit.errors import GenerationError
+from trtkit.errors import GenerationError, RequestError
 
 if TYPE_CHECKING:
     from trtkit.runtime.generation.request import Request
@@ -21,11 +21,20 @@ class Waiting:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, request: Request) -> None:
-        """Take a new request. Raises GenerationError where the queue is full."""
-        if self._limit is not None and len(self._heap) >= self._limit:
+    def check_room(self, count: int) -> None:
+        """Raise RequestError for more requests than ever fit, GenerationError for more than fit now."""
+        if self._limit is None:
+            return
+        if count > self._limit:
+            what = f"`{count}` answers are more than the queue takes, {self._limit}"
+            raise RequestError(what, "n", "ask for fewer, or allow a longer queue (`max_queue`)")
+        if len(self._heap) + count > self._limit:
             fix = "wait for answers, or allow a longer queue (`max_queue`)"
-            raise GenerationError(f"{self._limit} requests are waiting already", request.id, fix)
+            raise GenerationError(f"{len(self._heap)} requests are waiting already", "", fix)
+
+    def add(self, request: Request) -> None:
+        """Take a new request. Raises as `check_room` does."""
+        self.check_room(1)
         request.arrival = self._arrivals
         self._arrivals += 1
         self.put_back(request)

@@ -6,12 +6,11 @@ import asyncio
 import queue
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import GenerationError
 from trtkit.runtime.llm.frontend import Frontend, LlmOptions
+from trtkit.runtime.llm.preparation import Order, Preparation
 from trtkit.runtime.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -19,19 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.engine.bundle import Bundle
+    from trtkit.runtime.llm.frontend import Prepared
     from trtkit.runtime.llm.outputs import Delta
     from trtkit.runtime.llm.prompts import Prompt
-
-
-@dataclass(frozen=True, eq=False)
-class _Order:
-    """A request for the engine's thread; on_news is called there with deltas, or with the error that ended it."""
-
-    prompt: Prompt
-    params: SamplingParams
-    request_id: str
-    priority: int
-    on_news: Callable[[Delta | Exception], None]
 
 
 class EngineThread:
@@ -39,18 +28,20 @@ class EngineThread:
 
     The thread opens the bundle too: libgomp counts the worker threads of every thread that ever computed, and where
     they are more than the cores, workers sleep between operations instead of waiting for the next (SmolLM2 on two
-    cores: 26 tokens a second instead of 42).
+    cores: 26 tokens a second instead of 42). Prompts are tokenized, and guides compiled, in other threads: see
+    Preparation.
     """
 
     def __init__(self, bundle: Bundle | Path | str, **options: Any) -> None:
         self._opened: Future[Frontend] = Future()
-        self._orders: queue.SimpleQueue[_Order | str | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[Order, Prepared] | str | None] = queue.SimpleQueue()
         self._listeners: dict[str, Callable[[Delta | Exception], None]] = {}
-        self._failure: Exception | None = None
-        run = partial(self._run, bundle, LlmOptions(**options))
-        self._thread = threading.Thread(target=run, name="trtkit-engine", daemon=True)
+        self.failure: Exception | None = None
+        read = LlmOptions(**options)
+        self._thread = threading.Thread(target=self._run, args=(bundle, read), name="trtkit-engine", daemon=True)
         self._thread.start()
         self.frontend = self._opened.result()
+        self._preparation = Preparation(self.frontend, self._hand_over, read.max_queue)
 
     def submit(
         self,
@@ -61,20 +52,33 @@ class EngineThread:
         priority: int = 0,
     ) -> None:
         """Take a prompt; `on_news` is told each piece, the last with `output`, or the error that refused it."""
-        if self._failure is not None or not self._thread.is_alive():
-            on_news(GenerationError("the engine has stopped", fix="open the bundle again"))
+        if self._refuses(on_news):
             return
-        self._orders.put(_Order(prompt, params, request_id, priority, on_news))
+        self._preparation.add(Order(prompt, params, request_id, priority, on_news))
 
     def abort(self, request_id: str) -> None:
-        """End a request; its last delta has the finish reason `abort`."""
-        self._orders.put(request_id)
+        """End a request; its last delta has the finish reason `abort`, or there is an error if it had not begun."""
+        if not self._preparation.cancel(request_id):
+            self._orders.put(request_id)
 
     def close(self) -> None:
         """End all requests and the thread."""
+        self._preparation.close()
         self._orders.put(None)
         self._thread.join()
         self.frontend.close()
+
+    def _hand_over(self, order: Order, prepared: Prepared) -> None:
+        """Give the engine what is prepared."""
+        if not self._refuses(order.on_news):
+            self._orders.put((order, prepared))
+
+    def _refuses(self, on_news: Callable[[Delta | Exception], None]) -> bool:
+        """Whether the engine takes no more requests; then this one is told."""
+        if self.failure is None and self._thread.is_alive():
+            return False
+        on_news(GenerationError("the engine has stopped", fix="open the bundle again"))
+        return True
 
     def _run(self, bundle: Bundle | Path | str, options: LlmOptions) -> None:
         """Open the bundle, then serve; what opening raises is raised where the thread was asked for."""
@@ -86,7 +90,7 @@ class EngineThread:
         self._loop(self._opened.result())
 
     def _loop(self, frontend: Frontend) -> None:
-        """Take orders and step, until closed. A failing step ends what it served, not the thread."""
+        """Take orders and step, until closed. After a step that fails nothing is right: it ends every request."""
         is_open = True
         while is_open:
             is_open = self._take_orders(frontend)
@@ -94,13 +98,17 @@ class EngineThread:
                 frontend.step()
                 news = frontend.news()
             except Exception as error:
-                self._failure = error
+                self.failure = error
                 break
             for delta in news:
                 self._tell(delta.request_id, delta, is_last=delta.output is not None)
-        stopped = self._failure or GenerationError("the engine was closed", fix="open the bundle again")
+        stopped = self.failure or GenerationError("the engine was closed", fix="open the bundle again")
         for name in list(self._listeners):
             self._tell(name, stopped, is_last=True)
+        while not self._orders.empty():
+            order = self._orders.get()
+            if isinstance(order, tuple):
+                order[0].on_news(stopped)
 
     def _take_orders(self, frontend: Frontend) -> bool:
         """Take all orders that wait, and wait for one where there is nothing to do; return False to close."""
@@ -114,12 +122,11 @@ class EngineThread:
             if isinstance(order, str):
                 frontend.cancel(order)
             else:
-                self._add(frontend, order)
+                self._start(frontend, *order)
 
-    def _add(self, frontend: Frontend, order: _Order) -> None:
+    def _start(self, frontend: Frontend, order: Order, prepared: Prepared) -> None:
         try:
-            arguments = (order.prompt, order.params, order.request_id, order.priority)
-            frontend.add(*arguments, is_streamed=True)
+            frontend.start(prepared, order.request_id, order.priority, is_streamed=True)
         except Exception as error:
             order.on_news(error)
             return

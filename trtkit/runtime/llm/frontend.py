@@ -15,7 +15,7 @@ from trtkit.runtime.generation import DraftProposer, Engine, EngineOptions, Look
 from trtkit.runtime.llm.job import Job
 from trtkit.runtime.llm.prompts import Prompt, PromptReader
 from trtkit.runtime.sampling.guides import GuideFactory
-from trtkit.runtime.sampling.settings import Vocabulary
+from trtkit.runtime.sampling.settings import Settings, Vocabulary
 from trtkit.runtime.text import eos_token_ids, open_tokenizer
 from trtkit.runtime.vision_language import ImagePrompts, open_tower
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.llm.prompts import ReadPrompt
     from trtkit.runtime.sampling.params import SamplingParams
     from trtkit.runtime.soft_tokens import SoftTokens
+    from trtkit.runtime.text import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,14 @@ class LlmOptions:
     has_cuda_graphs: bool = True
 
 
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A prompt as tokens, with what its settings mean for the model. settings: of its first answer."""
+
+    read: ReadPrompt
+    settings: Settings
+
+
 class Frontend:
     """A bundle ready to answer: tokenizer, engine, and the jobs in it. Not for several threads at once."""
 
@@ -62,14 +71,12 @@ class Frontend:
         vision = opened.manifest.vision
         self.images = None if vision is None else ImagePrompts(vision, folder, self.tokenizer)
         self._tower = None if self.images is None else open_tower(opened, options.runtime)
-        self.reader = PromptReader(self.tokenizer, self.images)
-        encode = None if self.tokenizer is None else partial(self.reader.encode, add_special_tokens=False)
-        self.vocabulary = Vocabulary(self.execution.vocab_size, eos_token_ids(folder), encode)
-        guides = None if self.tokenizer is None else GuideFactory(self.tokenizer.hf, self.vocabulary.eos_ids)
+        self.reader = PromptReader(self.tokenizer, self.images, self.execution.max_length)
+        self.vocabulary = _vocabulary(self.execution.vocab_size, eos_token_ids(folder), self.tokenizer)
         engine_options = EngineOptions(
             options.prefill_budget, options.max_queue, options.min_shared_tokens, self._proposer(options)
         )
-        self.engine = Engine(self.execution, engine_options, guides)
+        self.engine = Engine(self.execution, engine_options)
         self.jobs: dict[str, Job] = {}
         self._numbers = itertools.count()
         self._news: dict[tuple[str, int], Job] = {}
@@ -84,14 +91,29 @@ class Frontend:
         is_streamed: bool = False,
     ) -> Job:
         """Take a prompt. Raises RequestError where it cannot be served; then nothing of it is kept."""
+        return self.start(self.prepare(prompt, params), request_id, priority, is_streamed=is_streamed)
+
+    def prepare(self, prompt: Prompt, params: SamplingParams) -> Prepared:
+        """Tokenize a prompt and resolve its settings: what takes long for a large request, and computes with no torch.
+
+        It changes nothing here, so that another thread may do it. Raises RequestError for what cannot be served.
+        """
+        if params.stop and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, the bundle has none", "stop", "use `stop_token_ids`")
+        return Prepared(self.reader.tokens(prompt), Settings.resolve(params, self.vocabulary))
+
+    def start(
+        self, prepared: Prepared, request_id: str | None = None, priority: int = 0, *, is_streamed: bool = False
+    ) -> Job:
+        """Take a prompt that was prepared. Raises as `add` does."""
         name = request_id or f"request-{next(self._numbers)}"
         if name in self.jobs:
             raise RequestError("a request of this id is under way", name, "give each request an id of its own")
-        read = self.reader.read(prompt)
-        if params.stop and self.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer, the bundle has none", "stop", "use `stop_token_ids`")
+        params = prepared.settings.params
+        self.engine.check_room(1 if params.num_beams > 1 else params.n)
+        read = self.reader.merge(prepared.read)
         job = Job(name, read.text, read.ids, params, self.tokenizer, is_streamed)
-        self._submit(job.start(self.vocabulary, priority), read)
+        self._submit(job.start(prepared.settings, priority), read)
         self.jobs[name] = job
         if is_streamed:
             for index, answer in enumerate(job.answers):
@@ -171,3 +193,11 @@ class Frontend:
             what = f"the draft model has {draft.vocab_size} tokens, the model {self.execution.vocab_size}"
             raise RequestError(what, str(path), "use a draft model of the same tokenizer")
         return draft
+
+
+def _vocabulary(size: int, eos_ids: tuple[int, ...], tokenizer: Tokenizer | None) -> Vocabulary:
+    """Return what settings are resolved against."""
+    if tokenizer is None:
+        return Vocabulary(size, eos_ids)
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    return Vocabulary(size, eos_ids, encode, GuideFactory(tokenizer.hf, eos_ids))

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 from trtkit.runtime.generation import Finished, Request
 from trtkit.runtime.llm.answer import Answer
 from trtkit.runtime.llm.outputs import CompletionOutput, Delta, RequestOutput, combined_metrics
-from trtkit.runtime.sampling.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trtkit.runtime.sampling.params import SamplingParams
     from trtkit.runtime.sampling.sampled import TokenLogprobs
-    from trtkit.runtime.sampling.settings import Vocabulary
+    from trtkit.runtime.sampling.settings import Settings
     from trtkit.runtime.text import Tokenizer
 
 
@@ -34,15 +33,14 @@ class Job:
     completions: dict[int, CompletionOutput] = field(default_factory=dict)
     _has_ended: bool = False
 
-    def start(self, vocabulary: Vocabulary, priority: int) -> list[Request]:
-        """Return the engine's requests. Raises SettingsError where a setting makes no sense for the model."""
+    def start(self, settings: Settings, priority: int) -> list[Request]:
+        """Return the engine's requests. settings: of the first answer."""
         count = 1 if self.params.num_beams > 1 else self.params.n
         self.answers = [self._answer() for _ in range(count)]
         for index, answer in enumerate(self.answers):
-            settings = Settings.resolve(self.params, vocabulary, index)
             watcher = answer if self.params.stop or self.is_streamed else None
             name = f"{self.id}/{index}"
-            self.requests.append(Request(name, self.prompt_ids, settings, priority, watcher))
+            self.requests.append(Request(name, self.prompt_ids, settings.of_answer(index), priority, watcher))
         return self.requests
 
     @property

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import RequestError
+from trtkit.runtime.sampling.limits import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from trtkit.runtime.text import Tokenizer
     from trtkit.runtime.vision_language import ImagePrompts, MergedPrompt
@@ -18,32 +21,44 @@ Prompt = str | list[int] | dict[str, Any]
 paths and PIL images, where the model takes them: the prompt has a placeholder for each."""
 
 _KINDS = ("prompt_token_ids", "messages", "prompt")
+# Longer text is refused before it is tokenized: tokens have four or five characters, and few have 32.
+CHARACTERS_PER_TOKEN, MIN_CHARACTERS = 32, 65_536
+MAX_IMAGES = 64
 
 
 @dataclass(frozen=True, eq=False)
 class ReadPrompt:
-    """A prompt as tokens. text: where it was given as one. merged: where the model takes images."""
+    """A prompt as tokens. text: where it was given as one. merged: where the model takes images, once they are read."""
 
     text: str | None
     ids: list[int]
+    images: tuple[Any, ...] = ()
     merged: MergedPrompt | None = None
 
 
 class PromptReader:
-    """Reads prompts for one bundle. images: None where it takes text only."""
+    """Reads prompts for one bundle. images: None where it takes text only. max_length: tokens that a slot holds."""
 
-    def __init__(self, tokenizer: Tokenizer | None, images: ImagePrompts | None = None) -> None:
-        self._tokenizer, self._images = tokenizer, images
+    def __init__(self, tokenizer: Tokenizer | None, images: ImagePrompts | None, max_length: int) -> None:
+        self._tokenizer, self._images, self._max_length = tokenizer, images, max_length
 
     def read(self, prompt: Prompt) -> ReadPrompt:
-        """Return a prompt's tokens and images. Raises RequestError for what the model cannot take."""
+        """Return a prompt's tokens with its images in their places. Raises RequestError for what cannot be."""
+        return self.merge(self.tokens(prompt))
+
+    def tokens(self, prompt: Prompt) -> ReadPrompt:
+        """Return a prompt's tokens, its images beside them. Raises RequestError for what the model cannot take."""
         text, ids, images = self._read(prompt)
+        if images and self._images is None:
+            raise RequestError("the model takes text only", "images", "give a bundle of a vision-language model")
+        return ReadPrompt(text, ids, tuple(images))
+
+    def merge(self, read: ReadPrompt) -> ReadPrompt:
+        """Return a prompt with its images in their places. Image processors may compute with torch."""
         if self._images is None:
-            if images:
-                raise RequestError("the model takes text only", "images", "give a bundle of a vision-language model")
-            return ReadPrompt(text, ids)
-        merged = self._images.merge(ids, images)
-        return ReadPrompt(text, merged.ids, merged)
+            return read
+        merged = self._images.merge(read.ids, read.images)
+        return replace(read, ids=merged.ids, merged=merged)
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the tokens of a conversation."""
@@ -58,9 +73,10 @@ class PromptReader:
     def _read(self, prompt: Prompt) -> tuple[str | None, list[int], list[Any]]:
         """Return text, tokens with one placeholder an image, and images."""
         if isinstance(prompt, str):
+            self._check_length(len(prompt))
             return prompt, self.encode(prompt), []
         if not isinstance(prompt, dict):
-            return None, _checked_ids(prompt), []
+            return None, self._checked_ids(prompt), []
         known = [key for key in _KINDS if prompt.get(key) is not None]
         if len(known) != 1:
             fix = "give one of `prompt`, `prompt_token_ids`, `messages`"
@@ -75,23 +91,67 @@ class PromptReader:
         """Return a conversation as `_read` returns a prompt."""
         if self._tokenizer is None:
             raise RequestError("the bundle has no tokenizer", "prompt", "give token ids")
-        if self._images is None:
-            return None, self._tokenizer.chat(messages), list(images)
-        from trtkit.runtime.vision_language import split_messages
+        found = list(images)
+        try:
+            self._check_length(characters(messages))
+            if self._images is not None:
+                from trtkit.runtime.vision_language import split_messages
 
-        plain, found = split_messages(messages, images)
-        return None, self._tokenizer.chat(plain), found
+                messages, found = split_messages(messages, images)
+            return None, self._tokenizer.chat(messages), found
+        except RecursionError:
+            raise RequestError("the messages are nested too deeply", "messages", "send plain ones") from None
+
+    def _checked_ids(self, ids: Any) -> list[int]:
+        if not isinstance(ids, (list, tuple)):
+            raise RequestError(f"a prompt cannot be a {type(ids).__name__}", "prompt", "give text or token ids")
+        if len(ids) > self._max_length:
+            what = f"the prompt has {len(ids)} tokens, a slot holds {self._max_length}"
+            raise RequestError(what, "prompt", "shorten it, or build with a larger `llm.max_sequence_length`")
+        for token in ids:
+            if isinstance(token, bool) or not isinstance(token, Integral):
+                what = f"a prompt's tokens are whole numbers, `{shown(token)}` is not one"
+                raise RequestError(what, "prompt", "give text or token ids")
+        return [int(token) for token in ids]
+
+    def _check_length(self, characters: int) -> None:
+        """Raise RequestError for text that is too long to be tokenized."""
+        limit = max(MIN_CHARACTERS, CHARACTERS_PER_TOKEN * self._max_length)
+        if characters > limit:
+            what = f"the prompt has {characters} characters; at most {limit} are read"
+            fix = f"shorten it: a slot holds {self._max_length} tokens"
+            raise RequestError(what, "prompt", fix)
 
 
-def _checked_ids(ids: Any) -> list[int]:
-    is_list = isinstance(ids, (list, tuple)) and all(isinstance(token, int) for token in ids)
-    if not is_list:
-        raise RequestError(f"a prompt cannot be a {type(ids).__name__}", "prompt", "give text or token ids")
-    return list(ids)
+def characters(value: Any) -> int:
+    """Return how much text a prompt or its messages hold, keys of objects too; anything but text counts as one."""
+    if isinstance(value, Mapping):
+        return sum(len(str(key)) + characters(each) for key, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return sum(map(characters, value))
+    return len(value) if isinstance(value, str) else 1
 
 
 def _checked_images(images: Any) -> list[Any]:
     """Return a prompt's images, one or a list of them."""
     if images is None:
         return []
-    return list(images) if isinstance(images, (list, tuple)) else [images]
+    listed = list(images) if isinstance(images, (list, tuple)) else [images]
+    if len(listed) > MAX_IMAGES:
+        raise RequestError(f"{len(listed)} images are more than the limit, {MAX_IMAGES}", "images", "give fewer")
+    return _decoded(listed)
+
+
+def _decoded(images: list[Any]) -> list[Any]:
+    """Return images, those that are a file's bytes decoded. Raises RequestError for more pixels than memory is for."""
+    from trtkit.inputs.images import MAX_PIXELS, decode_image
+
+    left = MAX_PIXELS
+    for index, image in enumerate(images):
+        if isinstance(image, bytes):
+            images[index] = decode_image(image, f"image {index}")
+            left -= images[index].width * images[index].height
+        if left < 0:
+            what = f"images of more than {MAX_PIXELS} pixels together"
+            raise RequestError(what, "images", "give fewer or smaller ones")
+    return images

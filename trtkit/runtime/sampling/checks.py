@@ -8,6 +8,14 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import Problem, ProblemsError, RequestError
+from trtkit.runtime.sampling.limits import (
+    MAX_ANSWERS,
+    MAX_COUNT,
+    MAX_EXPONENT,
+    MAX_FLOAT,
+    MAX_LOGPROBS,
+    shown,
+)
 from trtkit.runtime.sampling.lists import read_bias, read_callables, read_choice, read_ids, read_texts, read_words
 from trtkit.runtime.sampling.schema_text import read_grammar, read_json
 
@@ -29,13 +37,17 @@ def raise_problems(problems: list[Problem]) -> None:
 
 @dataclass(frozen=True)
 class Number:
-    """A number between two limits, both allowed unless `above` says that the lower one is not."""
+    """A number between two limits, both allowed unless `above` says that the lower one is not.
+
+    most: where one request would take too much of the machine.
+    """
 
     low: float = -INFINITY
     high: float = INFINITY
     integer: bool = True
     above: bool = False
     optional: bool = False
+    most: float = INFINITY
     fix: str = ""
 
     def __call__(self, value: Any) -> Any:
@@ -47,6 +59,8 @@ class Number:
         number: float = int(value) if self.integer else float(value)  # type: ignore[call-overload]
         if not math.isfinite(number) or not self.low <= number <= self.high or (self.above and number == self.low):
             raise ValueError(self._fault(value))
+        if abs(number) > self.most:
+            raise ValueError(f"`{shown(value)}` is above the limit, {_limit(self.most)}")
         return number
 
     def _fault(self, value: Any) -> str:
@@ -55,61 +69,62 @@ class Number:
             kind += f" above {self.low:g}" if self.above else f" of at least {self.low:g}"
         if self.high < INFINITY:
             kind += f" and at most {_limit(self.high)}"
-        return f"`{value!r}` is not {kind}" + (" or None" if self.optional else "")
+        return f"`{shown(value)}` is not {kind}" + (" or None" if self.optional else "")
 
 
 def _limit(high: float) -> str:
-    return "2**64 - 1" if high == 2**64 - 1 else f"{high:g}"
+    powers = {2**bits - 1: f"2**{bits} - 1" for bits in (31, 64)}
+    return next((text for value, text in powers.items() if value == high), f"{high:g}")
 
 
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"`{value!r}` is not true or false")
+        raise ValueError(f"`{shown(value)}` is not true or false")
     return value
 
 
 def _early_stopping(value: Any) -> Any:
     if not (isinstance(value, bool) or value == "never"):
-        raise ValueError(f"`{value!r}` is not true, false or `never`")
+        raise ValueError(f"`{shown(value)}` is not true, false or `never`")
     return value
 
 
 def _top_k(value: Any) -> int:
-    found = int(Number(-1)(value))
+    found = int(Number(-1, most=MAX_COUNT)(value))
     return 0 if found == -1 else found
 
 
 # Each returns the value as it is kept, or raises ValueError with the fault.
 RULES: dict[str, Callable[[Any], Any]] = {
-    "n": Number(1),
-    "temperature": Number(0, integer=False),
+    "n": Number(1, most=MAX_ANSWERS),
+    "temperature": Number(0, integer=False, most=MAX_FLOAT),
     "top_k": _top_k,
     "top_p": Number(0, 1, integer=False, above=True),
     "min_p": Number(0, 1, integer=False),
     "typical_p": Number(0, 1, integer=False, above=True),
     "seed": Number(0, 2**64 - 1, optional=True),
-    "repetition_penalty": Number(0, integer=False, above=True),
+    "repetition_penalty": Number(0, integer=False, above=True, most=MAX_FLOAT),
     "presence_penalty": Number(-2, 2, integer=False),
     "frequency_penalty": Number(-2, 2, integer=False),
-    "no_repeat_ngram_size": Number(0),
+    "no_repeat_ngram_size": Number(0, most=MAX_COUNT),
     "bad_words": read_words,
     "force_words": read_words,
-    "max_tokens": Number(1),
-    "min_tokens": Number(0),
+    "max_tokens": Number(1, most=MAX_COUNT),
+    "min_tokens": Number(0, most=MAX_COUNT),
     "stop": read_texts,
     "stop_token_ids": read_ids,
     "ignore_eos": _flag,
     "include_stop_str_in_output": _flag,
     "logit_bias": read_bias,
-    "logprobs": Number(0, optional=True),
-    "prompt_logprobs": Number(0, optional=True),
+    "logprobs": Number(0, optional=True, most=MAX_LOGPROBS),
+    "prompt_logprobs": Number(0, optional=True, most=MAX_LOGPROBS),
     "logits_processors": read_callables,
     "guided_json": read_json,
     "guided_regex": read_grammar,
     "guided_grammar": read_grammar,
     "guided_choice": read_choice,
-    "num_beams": Number(1),
-    "length_penalty": Number(integer=False),
+    "num_beams": Number(1, most=MAX_ANSWERS),
+    "length_penalty": Number(integer=False, most=MAX_EXPONENT),
     "early_stopping": _early_stopping,
     "skip_special_tokens": _flag,
 }

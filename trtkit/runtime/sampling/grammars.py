@@ -11,6 +11,8 @@ _FIXES = {
     "guided_regex": "use the syntax of Rust's `regex`, without look-around and back-references",
     "guided_grammar": "a Lark grammar has a rule `start:`, a GBNF grammar `root ::=`",
 }
+_UNSATISFIABLE = "change the schema: no JSON value satisfies it, so no answer could"
+_LONGEST = 300  # characters of a message
 # Where the expression is shown, with a mark below the fault; where a line and a column lead the message.
 _REGEX_FAULT = re.compile(r"regex parse error:\n    (?P<text>.*)\n(?P<indent> *)\^+\nerror: (?P<what>.*)")
 _LARK_FAULT = re.compile(r"^(?:at )?(?P<line>\d+)\((?P<column>\d+)\): (?P<what>.*)")
@@ -23,10 +25,11 @@ class GrammarError(Exception):
     def of(cls, message: str) -> GrammarError:
         """Return llguidance's message in one line that begins with the place."""
         if found := _REGEX_FAULT.search(message):
-            return cls(f"`{found['text']}`, column {len(found['indent']) - 3}: {found['what']}")
+            return cls(f"`{found['text'][:_LONGEST]}`, column {len(found['indent']) - 3}: {found['what']}")
         if found := _LARK_FAULT.match(message):
             return cls(f"line {found['line']}, column {found['column']}: {found['what']}")
-        return cls(" ".join(message.split()))
+        words = " ".join(message.split())
+        return cls(words if len(words) <= _LONGEST else f"{words[:_LONGEST]}...")
 
 
 def fault_of(matcher: Any) -> str:
@@ -34,9 +37,9 @@ def fault_of(matcher: Any) -> str:
     return str(matcher.get_error()).partition("\n  while processing ")[0]
 
 
-def fix_of(name: str) -> str:
+def fix_of(name: str, fault: str = "") -> str:
     """Return what to do about a guided_ setting that cannot be compiled."""
-    return _FIXES.get(name, "")
+    return _UNSATISFIABLE if "nsatisfiable" in fault else _FIXES.get(name, "")
 
 
 def grammar_of(name: str, value: Any) -> str:

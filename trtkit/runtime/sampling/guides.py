@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,6 +62,13 @@ class Guide:
         other._ended = self._ended
         return other
 
+    def after(self, tokens: Sequence[int]) -> Guide:
+        """Return a guide that goes on by itself, with more tokens taken."""
+        other = self.copy()
+        for token in tokens:
+            other.accept(token)
+        return other
+
 
 class GuideFactory:
     """Makes guides for one tokenizer, transformers' fast kind; what it compiled is kept by the grammar's text.
@@ -74,34 +80,28 @@ class GuideFactory:
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids or ((tokenizer.eos_token_id,) if tokenizer.eos_token_id is not None else ())
         self._wrapped: Any = None
-        self._compiled: OrderedDict[str, Any] = OrderedDict()
+        self._compiled: dict[str, Any] = {}
 
-    def check(self, params: SamplingParams) -> None:
-        """Raise SettingsError where the guide of `params` is no grammar, with the place it goes wrong at."""
-        if params.guided:
-            self._matcher(params, params.guided)
+    def guide(self, params: SamplingParams, eos_ids: Ids = ()) -> Guide:
+        """Return the guide of `params` at its beginning.
 
-    def guide(self, params: SamplingParams, eos_ids: Ids, generated: Sequence[int] = ()) -> Guide:
-        """Return a guide that has taken the `generated` tokens of a sequence. Raises SettingsError as `check` does."""
+        Raises SettingsError if it is not a grammar, with the place where it goes wrong.
+        """
         assert params.guided
-        guide = Guide(self._matcher(params, params.guided).deep_copy(), self._eos_ids[:], eos_ids or self._eos_ids)
-        for token in generated:
-            guide.accept(int(token))
-        return guide
+        return Guide(self._matcher(params, params.guided).deep_copy(), self._eos_ids[:], eos_ids or self._eos_ids)
 
     def _matcher(self, params: SamplingParams, name: str) -> Any:
         """Return the matcher of a grammar at its beginning, compiled once."""
         value = getattr(params, name)
         try:
             grammar = grammar_of(name, value)
-            if grammar not in self._compiled:
-                self._compiled[grammar] = self._compile(name, value, grammar)
+            matcher = self._compiled.pop(grammar, None) or self._compile(name, value, grammar)
         except GrammarError as error:
-            raise_problems([Problem(str(error), name, fix_of(name))])
-        self._compiled.move_to_end(grammar)
+            raise_problems([Problem(str(error), name, fix_of(name, str(error)))])
+        self._compiled[grammar] = matcher  # the latest used is the last
         while len(self._compiled) > _CACHED:
-            self._compiled.popitem(last=False)
-        return self._compiled[grammar]
+            del self._compiled[next(iter(self._compiled))]
+        return matcher
 
     def _compile(self, name: str, value: Any, grammar: str) -> Any:
         matcher = self._parsed(grammar)
@@ -116,7 +116,9 @@ class GuideFactory:
     def _parsed(self, grammar: str) -> Any:
         from llguidance import LLMatcher, LLParserLimits
 
-        return LLMatcher(self._tokens(), grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        # Grammars within these limits take half a second at most for one token, on one core of 2020.
+        limits = LLParserLimits(verbose_errors=False, step_max_items=10_000, max_grammar_size=5_000)
+        return LLMatcher(self._tokens(), grammar, log_level=0, limits=limits)
 
     def _tokens(self) -> Any:
         """Return llguidance's form of the tokenizer, made (about a second) when the first guide needs it."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from trtkit.errors import RequestError
 from trtkit.runtime.sampling.candidates import filtered
 from trtkit.runtime.sampling.columns import PROCESSORS, Columns, Use
 from trtkit.runtime.sampling.draw import draw, largest
@@ -26,7 +25,6 @@ from trtkit.runtime.sampling.uniform import Uniform
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trtkit.runtime.sampling.guides import Guide, GuideFactory
     from trtkit.runtime.sampling.settings import Settings
     from trtkit.runtime.sequences import Sequences
 
@@ -41,10 +39,9 @@ _NONE = np.zeros(0, np.int64)
 class Sampler:
     """What the slots of `sequences` go on with. A row depends on its own slot alone, whatever other rows there are."""
 
-    def __init__(self, sequences: Sequences, vocab_size: int, guides: GuideFactory | None = None) -> None:
+    def __init__(self, sequences: Sequences, vocab_size: int) -> None:
         slots = len(sequences.lengths)
         self._sequences = sequences
-        self._guides = guides
         self._columns = Columns(slots)
         self._states: list[SlotState | None] = [None] * slots
         self._counts = Counts(slots, vocab_size)
@@ -52,17 +49,10 @@ class Sampler:
         # Settings that any slot has ever used: a step need not look for others.
         self._ever = 0
 
-    def check(self, settings: Settings) -> None:
-        """Raise RequestError for a guide that cannot be, before a slot is there for it."""
-        if settings.params.guided:
-            self._factory(settings).check(settings.params)
-
     def admit(self, slot: int, settings: Settings) -> None:
-        """Take a slot whose tokens are in `sequences` already. Raises RequestError as `check` does."""
+        """Take a slot whose tokens are in `sequences` already."""
         generated = self._sequences.generated(slot)
-        guide: Guide | None = None
-        if settings.params.guided:
-            guide = self._factory(settings).guide(settings.params, settings.eos_ids, generated.tolist())
+        guide = settings.guide.after(generated.tolist()) if settings.guide else None
         self._states[slot] = SlotState.of(settings, guide)
         self._columns.admit(slot, settings)
         self._uniform.admit(slot, settings.seed)
@@ -130,11 +120,6 @@ class Sampler:
                 state = self._states[slots[row]]
                 if state and state.guide and tokens[row] != FAILED:
                     state.guide.accept(int(tokens[row]))
-
-    def _factory(self, settings: Settings) -> GuideFactory:
-        if self._guides is None:
-            raise RequestError("there is no tokenizer, which guided output needs", f"{settings.params.guided}")
-        return self._guides
 
     def _processed(self, logits: Tensor, slots: Array, uses: Array) -> tuple[Tensor, dict[int, str]]:
         """Return the scores before temperature and filters, a copy where anything changes, and rows that failed."""

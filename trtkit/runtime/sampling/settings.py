@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.errors import Problem
+from trtkit.errors import Problem, RequestError
 from trtkit.runtime.sampling.checks import raise_problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from trtkit.runtime.sampling.guides import Guide, GuideFactory
     from trtkit.runtime.sampling.params import SamplingParams, Word
 
 Ids = tuple[int, ...]
@@ -24,12 +25,13 @@ class Vocabulary:
     """What settings are resolved against.
 
     size: V, as many as the model has logits. eos_ids: the model's end-of-sequence tokens.
-    encode: text to token ids without special tokens; None where there is no tokenizer.
+    encode: text to token ids without special tokens. guides: compiles grammars. Both None without a tokenizer.
     """
 
     size: int
     eos_ids: Ids = ()
     encode: Callable[[str], Sequence[int]] | None = None
+    guides: GuideFactory | None = None
 
     def spellings(self, word: Word) -> tuple[Ids, ...]:
         """Return the token ids of a word: a text's both as it is and behind a space, which byte-level BPE tells apart.
@@ -52,7 +54,7 @@ class Settings:
     """SamplingParams for one sequence.
 
     seed: of its draws. eos_ids: the model's end-of-sequence tokens. bad_words: runs of tokens that are barred.
-    force_words: each word's spellings, one of which must occur.
+    force_words: each word's spellings, one of which must occur. guide: at its beginning; slots take copies.
     """
 
     params: SamplingParams
@@ -60,6 +62,7 @@ class Settings:
     eos_ids: Ids = ()
     bad_words: tuple[Ids, ...] = ()
     force_words: tuple[tuple[Ids, ...], ...] = ()
+    guide: Guide | None = None
 
     @property
     def stop_ids(self) -> Ids:
@@ -68,8 +71,10 @@ class Settings:
         return tuple(dict.fromkeys((*own, *self.params.stop_token_ids)))
 
     @classmethod
-    def resolve(cls, params: SamplingParams, vocabulary: Vocabulary, index: int = 0) -> Settings:
-        """Return the settings of answer `index` of `params.n`. Raises SettingsError for words and tokens without sense.
+    def resolve(cls, params: SamplingParams, vocabulary: Vocabulary) -> Settings:
+        """Return the settings of the first answer. Raises SettingsError for words, tokens and guides that cannot be.
+
+        All that takes long is done here: tokenizing words, compiling a guide.
 
         Text in word lists stands for two spellings: as it is, and behind a space. A bad word is barred in both; a
         forced word has occurred in either.
@@ -83,7 +88,12 @@ class Settings:
             what = f"the words need {need} tokens; `max_tokens` is {params.max_tokens}"
             problems.append(Problem(what, "force_words", "raise `max_tokens`, or force fewer words"))
         raise_problems(problems)
-        return cls(params, sequence_seed(params.seed, index), vocabulary.eos_ids, bad, force)
+        guide = _guide(params, vocabulary)
+        return cls(params, sequence_seed(params.seed, 0), vocabulary.eos_ids, bad, force, guide)
+
+    def of_answer(self, index: int) -> Settings:
+        """Return the settings of answer `index` of `params.n`: the same with a seed of its own."""
+        return replace(self, seed=sequence_seed(self.params.seed, index))
 
 
 def sequence_seed(seed: int | None, index: int) -> int:
@@ -93,6 +103,15 @@ def sequence_seed(seed: int | None, index: int) -> int:
     if index == 0:
         return seed
     return int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint64)[0])
+
+
+def _guide(params: SamplingParams, vocabulary: Vocabulary) -> Guide | None:
+    """Return what the answer follows, None if nothing. Raises RequestError if it cannot be compiled."""
+    if not params.guided:
+        return None
+    if vocabulary.guides is None:
+        raise RequestError("there is no tokenizer, which guided output needs", params.guided)
+    return vocabulary.guides.guide(params, vocabulary.eos_ids)
 
 
 def _spelled(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +13,26 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 _LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "additionalItems", "not")
 _SHARED = ("$defs", "definitions")
+_MOST_READ = 256 * 1024  # characters of parts that are compiled to find a fault: about a second
 
 
 def place_of_fault(schema: Mapping[str, Any], message: str, fault: Callable[[Mapping[str, Any]], str]) -> str:
     """Return the JSON pointer of the innermost part that by itself has the fault `message`; `#` is the whole schema.
 
-    fault: the message that a schema is refused with, empty for a right one.
+    fault: the message that a schema is refused with, empty for a right one. A large schema is not searched to its end.
     """
     shared = {key: schema[key] for key in _SHARED if key in schema}
-    for pointer, part in _innermost_first(schema, "#"):
-        if pointer != "#" and fault({**shared, **part}) == message:
-            return pointer
+    left = _MOST_READ
+    try:
+        for pointer, part in _innermost_first(schema, "#"):
+            whole = {**shared, **part}
+            left -= len(json.dumps(whole))
+            if left < 0:
+                break
+            if pointer != "#" and fault(whole) == message:
+                return pointer
+    except RecursionError:
+        pass  # nested so deeply that only the whole can be named
     return "#"
 
 

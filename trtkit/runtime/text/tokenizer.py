@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import GenerationError, RequestError
+from trtkit.runtime.sampling.limits import check_text
 from trtkit.runtime.text.byte_level import byte_fallbacks, byte_level_table, decoders
 
 if TYPE_CHECKING:
@@ -68,7 +69,14 @@ class Tokenizer:
         return byte_fallbacks(self.hf.get_vocab()) if "ByteFallback" in decoders(self.hf) else {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the tokens of a text; `add_special_tokens` adds what the tokenizer puts around one, as `<s>`."""
+        """Return the tokens of a text; `add_special_tokens` adds what the tokenizer puts around one, as `<s>`.
+
+        Several threads may call it at once. Raises RequestError for half a surrogate pair, which is not text.
+        """
+        try:
+            check_text(text)
+        except ValueError as error:
+            raise RequestError(str(error), "prompt", "send text that UTF-8 can hold") from None
         return [int(token) for token in self.hf.encode(text, add_special_tokens=add_special_tokens)]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -88,15 +96,15 @@ class Tokenizer:
         """
         if not self.has_chat_template:
             raise RequestError("the tokenizer has no chat template", fix="give plain text")
-        options = {"add_generation_prompt": add_generation_prompt, "tokenize": True, "return_dict": False}
+        options = {"add_generation_prompt": add_generation_prompt, "tokenize": False}
         import jinja2
 
         try:
-            found = self.hf.apply_chat_template([dict(message) for message in messages], **options)
+            text = str(self.hf.apply_chat_template([dict(message) for message in messages], **options))
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             fix = "see what roles and fields the model's template knows"
             raise RequestError(f"the chat template does not take these messages: {error}", fix=fix) from None
-        return [int(token) for token in found]
+        return self.encode(text, add_special_tokens=False)
 
     def token_id(self, text: str) -> int | None:
         """Return the id of a token by its text, as `<|im_end|>`; None where there is no such token."""
@@ -116,6 +124,10 @@ def open_tokenizer(folder: Path) -> Tokenizer | None:
     except Exception as error:  # whatever a tokenizer's file makes transformers or its Rust part raise
         what = f"the tokenizer cannot be loaded: {type(error).__name__}: {error}"
         raise GenerationError(what, str(folder), "build the bundle again from a source whose tokenizer loads") from None
+    if hf.is_fast:
+        # What transformers would do at the first call, where another thread may be reading them.
+        hf.backend_tokenizer.no_truncation()
+        hf.backend_tokenizer.no_padding()
     return Tokenizer(hf, eos_token_ids(folder) or tuple(_ids(hf.eos_token_id)))
 
 

@@ -33,9 +33,9 @@ class Rows:
         eos_ids: tuple[int, ...] = (EOS,),
     ) -> None:
         histories = histories or [([0], [])] * len(params)
-        self.vocabulary = Vocabulary(vocab_size, eos_ids)
+        self.vocabulary = Vocabulary(vocab_size, eos_ids, None, guides)
         self.sequences = Sequences(len(params), 4096)
-        self.sampler = Sampler(self.sequences, vocab_size, guides)
+        self.sampler = Sampler(self.sequences, vocab_size)
         self.slots = np.arange(len(params))
         for slot, (one, history) in enumerate(zip(params, histories, strict=True)):
             self.sequences.start(slot, *history)

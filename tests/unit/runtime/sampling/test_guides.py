@@ -218,7 +218,7 @@ def test_a_token_outside_the_grammar_fails_its_row_with_the_reason(factory: Guid
 )
 def test_a_guide_that_cannot_be_says_where(factory: GuideFactory, given: dict[str, Any], what: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        factory.check(SamplingParams(**given))
+        factory.guide(SamplingParams(**given))
     (problem,) = caught.value.problems
     assert (problem.where, problem.what) == (next(iter(given)), what)
     assert problem.fix
@@ -226,7 +226,7 @@ def test_a_guide_that_cannot_be_says_where(factory: GuideFactory, given: dict[st
 
 def test_a_grammar_is_compiled_once(factory: GuideFactory) -> None:
     params = SamplingParams(guided_json={"type": "integer", "maximum": 77})
-    factory.check(params)
+    factory.guide(params)
     compiled = dict(factory._compiled)
     factory.guide(SamplingParams(guided_json='{"type": "integer", "maximum": 77}'), (EOS,))
     assert dict(factory._compiled) == compiled
@@ -242,4 +242,4 @@ def test_guides_need_a_tokenizer() -> None:
         eos_token_id, is_fast = 2, False
 
     with pytest.raises(RequestError, match="guided output needs a fast tokenizer with an end-of-sequence token"):
-        GuideFactory(Slow()).check(SamplingParams(guided_regex="a"))
+        GuideFactory(Slow()).guide(SamplingParams(guided_regex="a"))

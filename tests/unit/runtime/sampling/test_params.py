@@ -57,6 +57,47 @@ def test_every_problem_is_listed_with_its_fix() -> None:
 @pytest.mark.parametrize(
     ("given", "what"),
     [
+        ({"n": 1025}, "n: `1025` is above the limit, 1024"),
+        ({"num_beams": 1025}, "num_beams: `1025` is above the limit, 1024"),
+        ({"logprobs": 1025}, "logprobs: `1025` is above the limit, 1024"),
+        ({"prompt_logprobs": 10**9}, "prompt_logprobs: `1000000000` is above the limit, 1024"),
+        ({"max_tokens": 2**31}, "max_tokens: `2147483648` is above the limit, 2**31 - 1"),
+        ({"top_k": 10**30}, "top_k: `1000000000000000000000000000000` is above the limit, 2**31 - 1"),
+        ({"no_repeat_ngram_size": 2**63}, "no_repeat_ngram_size: `9223372036854775808` is above the limit, 2**31 - 1"),
+        ({"temperature": 1e300}, "temperature: `1e+300` is above the limit, 1e+30"),
+        ({"num_beams": 2, "length_penalty": -9}, "length_penalty: `-9` is above the limit, 5"),
+        ({"logit_bias": {1: 1e300}}, "logit_bias: the bias of token 1, `1e+300`, is beyond 1e+30"),
+        ({"stop_token_ids": range(257)}, "stop_token_ids: 257 token ids are more than the limit, 256"),
+        ({"stop": ["a"] * 65}, "stop: 65 texts are more than the limit, 64"),
+        ({"stop": "a" * 257}, "stop: 257 characters of a text are more than the limit, 256"),
+        ({"stop": "\ud800"}, "stop: character 0 is half of a surrogate pair, U+D800: not valid text"),
+        ({"bad_words": ["a"] * 1025}, "bad_words: 1025 words are more than the limit, 1024"),
+        ({"force_words": [[1] * 1025]}, "force_words: 1025 token ids are more than the limit, 1024"),
+        ({"guided_choice": ["a"] * 1025}, "guided_choice: 1025 texts are more than the limit, 1024"),
+        ({"guided_regex": "a" * 16_385}, "guided_regex: 16385 characters are more than the limit, 16384"),
+        ({"guided_json": {"title": "a" * 65_536}}, "guided_json: 65549 characters are more than the limit, 65536"),
+        (
+            {"guided_json": {"anyOf": [{"multipleOf": 0.997}, {"multipleOf": 991}]}},
+            "guided_json: `multipleOf` with a least common multiple of 988027 is above the limit, 10000",
+        ),
+        ({"guided_grammar": 'start: %json {"multiple\\u004ff": 999983}'}, "a least common multiple of 999983"),
+        ({"bad_words": "x" * 10_000}, f"bad_words: `'{'x' * 79}...` is not a list of words"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_would_take_too_much_is_refused(given: dict[str, Any], what: str) -> None:
+    assert what in message(**given)
+
+
+def test_usual_multiples_are_within_the_limit() -> None:
+    SamplingParams(
+        guided_json={"properties": {"a": {"multipleOf": 0.01}, "b": {"multipleOf": 2500}, "c": {"multipleOf": 7}}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
         ({"n": True}, "n: `True` is not a whole number of at least 1"),
         ({"n": 1.0}, "n: `1.0` is not a whole number of at least 1"),
         ({"temperature": "1"}, "temperature: `'1'` is not a finite number of at least 0"),

@@ -14,7 +14,7 @@ import triton_python_backend_utils as pb_utils
 
 from trtkit.deploy.triton.backend.llm_answer import pieces
 from trtkit.deploy.triton.backend.llm_metrics import EngineMetrics
-from trtkit.deploy.triton.backend.llm_request import Defaults, check_parameters, read_asks
+from trtkit.deploy.triton.backend.llm_request import Defaults, check_parameters, read_asks, renamed
 from trtkit.deploy.triton.backend.requests import answer, arrays_of, refusal
 from trtkit.deploy.triton.backend.settings import read_settings, version_folder
 from trtkit.runtime.llm.asynchronous import EngineThread
@@ -105,7 +105,7 @@ class LlmModel:
         if is_last:
             self._metrics.update()  # who has an answer finds its tokens counted
         if isinstance(news, Exception):
-            stream.sender.send(refusal(news))
+            stream.sender.send(refusal(renamed(news)))
         else:
             for outputs in pieces(ask, news):
                 stream.sender.send(answer({key: each for key, each in outputs.items() if key in stream.outputs}))

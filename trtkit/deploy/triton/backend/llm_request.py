@@ -12,8 +12,8 @@ import numpy as np
 
 from trtkit.deploy.triton.llm_fields import FIELDS
 from trtkit.errors import Problem, RequestError
-from trtkit.inputs.images import decode_image
-from trtkit.runtime.sampling.checks import SettingsError, raise_problems
+from trtkit.runtime.sampling.checks import SettingsError
+from trtkit.runtime.sampling.limits import MAX_WORD_LENGTH, MAX_WORDS
 from trtkit.runtime.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -31,6 +31,16 @@ _GUIDES = {
     "regex": "guided_regex",
     "ebnf_grammar": "guided_grammar",
     "grammar": "guided_grammar",
+}
+_WORDS = {"bad_words", "stop_words", "embedding_bias_words"}
+_WORD_BYTES = 4 * MAX_WORD_LENGTH
+_MAX_PARAMETERS, _MAX_KEY = 64, 128
+# Where prompts and guides are at fault by the library's names.
+_INPUTS = {
+    "guided_json": "guided_decoding_guide",
+    "guided_regex": "guided_decoding_guide",
+    "guided_grammar": "guided_decoding_guide",
+    "logit_bias": "embedding_bias_words",
 }
 _PROMPTS = ("text_input", "input_ids", "messages")
 
@@ -61,6 +71,7 @@ def read_asks(inputs: Mapping[str, Array], defaults: Defaults) -> list[Ask]:
 
     Raises RequestError that names the input at fault.
     """
+    _check_sizes(inputs)
     rows = {name: value.shape[0] if value.ndim else 1 for name, value in inputs.items()}
     if len(set(rows.values())) > 1:
         listed = ", ".join(f"`{name}` {count}" for name, count in rows.items())
@@ -75,13 +86,30 @@ def read_asks(inputs: Mapping[str, Array], defaults: Defaults) -> list[Ask]:
     ]
 
 
+def _check_sizes(inputs: Mapping[str, Array]) -> None:
+    """Raise RequestError for more words than are read. What else is long is refused where its limit is known."""
+    for name in _WORDS & inputs.keys():
+        value, rows = inputs[name], max(1, inputs[name].shape[0] if inputs[name].ndim else 1)
+        if value.size > MAX_WORDS * rows:
+            what = f"{value.size // rows} words are more than the limit, {MAX_WORDS}"
+            raise RequestError(what, name, "send fewer")
+        longest = max(map(len, value.reshape(-1)), default=0)
+        if longest > _WORD_BYTES:
+            raise RequestError(f"a word of {longest} bytes; the limit is {_WORD_BYTES}", name, "send shorter ones")
+
+
 def check_parameters(parameters: Mapping[str, Any]) -> None:
     """Refuse what looks like a misspelt input: Triton makes a parameter of every key that is no input's name.
 
     Raises RequestError. Others are left alone: clients send some of their own.
     """
     names = [field.name for field in FIELDS]
+    if len(parameters) > _MAX_PARAMETERS:
+        what = f"{len(parameters)} keys that are no input's name; the limit is {_MAX_PARAMETERS}"
+        raise RequestError(what, "parameters", "send inputs by their names")
     for key in parameters:
+        if len(key) > _MAX_KEY:
+            raise RequestError(f"a key of {len(key)} characters", "parameters", "send inputs by their names")
         if close := get_close_matches(key, names, n=1, cutoff=0.75):
             raise RequestError("no such input", key, f"did you mean `{close[0]}`?")
 
@@ -175,17 +203,26 @@ def _guide(values: Mapping[str, list[Any]]) -> dict[str, Any]:
 
 def _params(settings: Mapping[str, Any]) -> SamplingParams:
     """Return checked settings; problems are told by the inputs' names. Raises SettingsError."""
-    names = {setting: name for name, setting in reversed(_SETTINGS.items())}
     try:
         return SamplingParams(**settings)
     except SettingsError as error:
-        raise_problems([Problem(one.what, names.get(one.where, one.where), one.fix) for one in error.problems])
-        raise
+        raise renamed(error) from None
+
+
+def renamed(error: Exception) -> Exception:
+    """Return an error that names the request's inputs where it named settings."""
+    names = {setting: name for name, setting in reversed(_SETTINGS.items())} | _INPUTS
+    if isinstance(error, SettingsError):
+        problems = [Problem(one.what, names.get(one.where, one.where), one.fix) for one in error.problems]
+        return SettingsError(error.what, problems)
+    if isinstance(error, RequestError):
+        return RequestError(error.what, names.get(error.where, error.where), error.fix)
+    return error
 
 
 def _prompt(values: Mapping[str, list[Any]]) -> Prompt:
     """Return text, tokens or a conversation, with images where there are some."""
-    images = [decode_image(_image_bytes(data), f"image {index}") for index, data in enumerate(values.get("image", []))]
+    images = [_image_bytes(data) for data in values.get("image", [])]
     extra = {"images": images} if images else {}
     if "input_ids" in values:
         ids = values["input_ids"][: values["input_lengths"][0] if "input_lengths" in values else None]
@@ -207,10 +244,14 @@ def _image_bytes(data: bytes) -> bytes:
 def _messages(text: str) -> list[Any]:
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"is not JSON: {error}", "messages", _MESSAGES) from None
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise RequestError("is no list of objects", "messages", _MESSAGES)
+    for part in (part for each in found if isinstance(each.get("content"), list) for part in each["content"]):
+        if isinstance(part, dict) and part.get("type") == "image" and part.keys() - {"type"}:
+            what = "an image of a message cannot name a file: those are the server's"
+            raise RequestError(what, "messages", 'send {"type": "image"}, and its bytes as `image`')
     return found
 
 
