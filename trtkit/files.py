@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from trtkit.errors import TrtkitError
 
 if TYPE_CHECKING:
+    from io import BufferedReader
     from pathlib import Path
 
 _RENAME_EXCHANGE = 2  # linux/fs.h
@@ -47,6 +48,24 @@ def write_output(path: Path, text: str) -> None:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise TrtkitError(f"cannot be written: {reason}", str(path), "choose a writable folder with space") from None
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file to read it. Raises OSError for what is none: a pipe or a device would be waited for, without end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "Not a regular file", str(path))
+
+
+def read_text(path: Path, limit_mib: int = 64) -> str:
+    """Return the text of a file. Raises OSError, for a pipe or more than `limit_mib` too; UnicodeDecodeError."""
+    with open_regular(path) as file:
+        data = file.read((limit_mib << 20) + 1)
+    if len(data) > limit_mib << 20:
+        raise OSError(errno.EFBIG, f"Larger than {limit_mib} MiB", str(path))
+    return data.decode()
 
 
 def open_lock(path: Path) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -50,6 +52,60 @@ def test_plan_outside_the_bundle_is_refused(bundle: Path, refuses: Callable[...,
     assert refuses("inspect", "b") == "b/../../evil.plan: the manifest names a file outside the bundle"
 
 
+@pytest.mark.parametrize("command", ["inspect", "verify", "bench", "deploy", "plan"])
+def test_changed_layers_are_refused_by_their_hash(command: str, bundle: Path, refuses: Callable[..., str]) -> None:
+    (bundle / "network.json").write_text((bundle / "network.json").read_text() + " ")
+    words = {"bench": ["--unverified", "-q"], "deploy": ["--to", "triton", "--repository", "r", "-q"], "plan": ["-q"]}
+    assert refuses(command, "b", *words.get(command, [])) == (
+        "b/network.json: the file is not the one that was built: its SHA-256 differs\nfix: build the bundle again"
+    )
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "pipe"])
+def test_file_that_the_manifest_does_not_list_is_refused(kind: str, bundle: Path, refuses: Callable[..., str]) -> None:
+    planted = bundle / "network/more"
+    {"file": planted.touch, "link": lambda: planted.symlink_to("x"), "pipe": lambda: os.mkfifo(planted)}[kind]()
+    said = refuses("inspect", "b")
+    if kind == "link":
+        assert said == "b/network/more: is a symbolic link\nfix: put the file or folder itself there"
+    else:
+        assert said == "b/network/more: the manifest does not list this file\nfix: remove it"
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "network.json", "engines/m.plan"])
+def test_pipe_in_the_place_of_a_file_is_refused(name: str, bundle: Path, refuses: Callable[..., str]) -> None:
+    (bundle / name).unlink()
+    os.mkfifo(bundle / name)
+    said = refuses("inspect", "b")
+    assert said.startswith(f"b/{name}: ")
+    assert "ot a regular file" in said or "does not list this file" in said
+
+
+def test_engine_without_a_digest_is_refused(bundle: Path, refuses: Callable[..., str]) -> None:
+    record = {"model_type": "x", "layout": "image", "engine": "evil.plan", "inputs": [], "outputs": [], "totals": {}}
+    sizes = ("image_token_id", "tokens_per_image", "merge_size", "window_size", "max_images", "max_tokens")
+    vision = {**record, **dict.fromkeys(sizes, 1), "has_grid_positions": False, "profiles": []}
+    edit_manifest(bundle, lambda data: data.update(vision=vision))
+    assert refuses("inspect", "b").startswith(
+        "b/manifest.json: the manifest is damaged: : Value error, engine `evil.plan` has no digest"
+    )
+
+
+def test_cached_bundle_of_another_model_is_not_restored(
+    bundle: Path, workspace: Path, own_cache: Path, trtkit: Callable[..., Ran]
+) -> None:
+    models.save(models.classifier(), workspace / "other.onnx")
+    (workspace / "other.yaml").write_text("source: {onnx: other.onnx}\n")
+    assert trtkit("build", "--config", "other.yaml", "--out", "o").code == 0
+    key = json.loads((workspace / "o/manifest.json").read_text())["build_key"]
+    shutil.rmtree(workspace / "o")
+    shutil.rmtree(own_cache / "bundles" / key)
+    shutil.copytree(bundle, own_cache / "bundles" / key)
+    ran = trtkit("build", "--config", "other.yaml", "--out", "o", "--json")
+    assert (ran.code, ran.json()["origin"]) == (0, "built")
+    assert [tensor["name"] for tensor in ran.json()["manifest"]["inputs"]] == ["images"]
+
+
 def test_manifest_that_is_no_json_is_refused(bundle: Path, refuses: Callable[..., str]) -> None:
     (bundle / "manifest.json").write_text("{")
     message = refuses("inspect", "b")
@@ -62,7 +118,7 @@ def test_manifest_of_another_version_is_refused(text: str, bundle: Path, refuses
     (bundle / "manifest.json").write_text(text)
     version = "99" if "99" in text else "None"
     assert refuses("inspect", "b") == (
-        f"b/manifest.json: manifest schema version {version} is not 1\nfix: build the bundle again with this trtkit"
+        f"b/manifest.json: manifest schema version {version} is not 2\nfix: build the bundle again with this trtkit"
     )
 
 

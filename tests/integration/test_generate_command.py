@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 from typing import TYPE_CHECKING, Any
@@ -263,3 +264,32 @@ def test_ctrl_c_ends_a_stream_and_keeps_its_text(tiny_bundle: Path, start_trtkit
     assert set(first + rest) <= {"a", "b", "\n"}
     if process.returncode != 0:  # it may have been done already
         assert (process.returncode, err) == (130, "\ncancelled\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("generate", "b", "--prompt", "Gravity is"),
+        ("chat", "b"),
+        ("eval", "b", "--perplexity", "p.txt"),
+        ("verify", "b", "-q"),
+        ("inspect", "b"),
+        ("bench", "b", "--unverified", "-q"),
+        ("deploy", "b", "--to", "triton", "--repository", "r", "-q"),
+    ],
+)
+def test_a_tokenizer_with_swapped_ids_is_refused(
+    words: tuple[str, ...], tiny_bundle: Path, workspace: Path, refuses: Callable[..., str]
+) -> None:
+    shutil.copytree(tiny_bundle, workspace / "b")
+    (workspace / "p.txt").write_text("Gravity is")
+    file = workspace / "b/model/tokenizer.json"
+    data = json.loads(file.read_text())
+    first, second, *_ = data["model"]["vocab"]
+    vocab = data["model"]["vocab"]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    file.write_text(json.dumps(data))
+    assert refuses(*words) == (
+        "b/model/tokenizer.json: the file is not the one that was built: its SHA-256 differs\n"
+        "fix: build the bundle again"
+    )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tests.deployments import relist
 from tests.docs import DOCS, run_page
 from tests.tiny_chat import build as build_text_only
 from tests.tiny_vlm import VLMS, Reference, Vlm, bundle_of, folder_of, picture, tokenizer
@@ -151,7 +152,10 @@ def test_a_processor_of_another_size(tmp_path: Path) -> None:
     bundle = copied(bundle_of(LLAVA), tmp_path)
     path = bundle / "model/preprocessor_config.json"
     path.write_text(path.read_text().replace("30", "24"))
-    with LLM(bundle, runtime="reference") as llm, pytest.raises(RequestError) as caught:
+    with (
+        LLM(relist(bundle, "model/preprocessor_config.json"), runtime="reference") as llm,
+        pytest.raises(RequestError) as caught,
+    ):
         llm.generate({"prompt": "<image>", "images": [picture(40, 40)]})
     assert str(caught.value) == (
         "images: the image processor gives pixels [3, 24, 24], the vision tower takes [3, 30, 30]\n"
@@ -163,7 +167,10 @@ def test_an_image_of_too_many_tokens(tmp_path: Path) -> None:
     bundle = copied(bundle_of(QWEN), tmp_path)
     path = bundle / "model/preprocessor_config.json"
     path.write_text(path.read_text().replace(str(64 * 24), str(64 * 400)))
-    with LLM(bundle, runtime="reference") as llm, pytest.raises(RequestError) as caught:
+    with (
+        LLM(relist(bundle, "model/preprocessor_config.json"), runtime="reference") as llm,
+        pytest.raises(RequestError) as caught,
+    ):
         llm.generate({"prompt": QWEN.image_text, "images": [picture(80, 80)]})
     assert str(caught.value) == (
         "images: the image becomes 100 tokens, the engine takes 24\n"

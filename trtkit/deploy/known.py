@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.engine.bundle import write_json
+from trtkit.engine.bundle import MANIFEST, check_file, open_bundle, write_json
+from trtkit.engine.manifest import FileRecord
 from trtkit.errors import BundleError
+from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from trtkit.engine.bundle import Bundle
 
 Array = np.ndarray[Any, Any]
-FILE = "known.json"
+FILE, _FIX = "known.json", "remove it and deploy the bundle again"
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,25 +46,40 @@ def read_known(bundle: Bundle, names: Collection[str] = (), outputs: Collection[
 
 def read_all_known(bundle: Bundle) -> list[KnownRequest]:
     """Return the bundle's known requests. Raises BundleError where the file is damaged."""
-    file = bundle.path / FILE
-    if not file.is_file():
+    file, record = bundle.path / FILE, open_bundle(bundle.path).manifest.known
+    if not file.exists():
         return []
+    if record is None:
+        raise BundleError("the manifest does not list this file", str(file), _FIX)
+    try:
+        check_file(bundle.path, record)
+    except BundleError as error:
+        raise BundleError(error.what, error.where, _FIX) from None
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         if data["build_key"] != bundle.manifest.build_key:
             return []  # of an engine that was here before
         return [_request(each) for each in data["requests"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BundleError(f"cannot be read: {error}", str(file), "remove it and deploy the bundle again") from None
+        raise BundleError(f"cannot be read: {error}", str(file), _FIX) from None
 
 
 def write_known(bundle: Bundle, requests: list[KnownRequest]) -> None:
-    """Put requests and answers beside the engine."""
+    """Put requests and answers into the bundle."""
     found = [
         {"inputs": _encoded(each.inputs), "outputs": _encoded(each.outputs), "tolerance": each.tolerance}
         for each in requests
     ]
     write_json(bundle.path / FILE, {"build_key": bundle.manifest.build_key, "requests": found})
+    list_known(bundle)
+
+
+def list_known(bundle: Bundle) -> None:
+    """Put the digest of the bundle's known requests into its manifest."""
+    file = bundle.path / FILE
+    record = FileRecord(path=FILE, size_bytes=file.stat().st_size, sha256=sha256_of(file))
+    manifest = open_bundle(bundle.path).manifest.model_copy(update={"known": record})
+    write_json(bundle.path / MANIFEST, manifest.model_dump(mode="json"))
 
 
 def _fits(arrays: Mapping[str, Array], names: Collection[str]) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.deploy.known import KnownRequest, read_all_known, write_known
-from trtkit.errors import TrtkitError
+from trtkit.errors import BundleError, TrtkitError
 from trtkit.inputs.images import decode_image
 from trtkit.inputs.samples import random_sample
 from trtkit.network.onnx_io import TensorSpec
@@ -46,7 +46,10 @@ def ensure_known(bundle: Bundle, answer: ImageAnswer | None, on_progress: Callab
     it follows the deployment's options. A bundle that cannot run or be written here has none.
     """
     on_progress("computing a known answer")
-    there = read_all_known(bundle)
+    try:
+        there = read_all_known(bundle)
+    except BundleError:
+        there = []  # damaged, or another version's: made anew
     try:
         if bundle.manifest.decoder is not None:
             return _ensure_text(bundle, there)

@@ -83,6 +83,7 @@ def _fill(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> None:
     write_json(folder / NETWORK, compiled["network"])
     engines = compiled["engines"] if "engines" in compiled else [{"path": engine, **compiled["plan"]}]
     manifest = _manifest(plan, compiled, tuple(FileRecord(**record) for record in engines), folder)
+    manifest = manifest.model_copy(update={"files": _other_files(Bundle(folder, manifest))})
     write_json(folder / MANIFEST, manifest.model_dump(mode="json"))
 
 
@@ -147,9 +148,18 @@ def _manifest(plan: Plan, compiled: Json, engines: tuple[FileRecord, ...], folde
         embeddings=_record(folder, EMBEDDINGS),
         quantized=_quantized(folder),
         engines=engines,
+        files=(),
         warnings=tuple(compiled["warnings"]),
         metrics=BuildMetrics(prepare_s=prepare_s, **compiled["metrics"]),
     )
+
+
+def _other_files(bundle: Bundle) -> tuple[FileRecord, ...]:
+    """Return the records of all files that have none yet."""
+    listed = set(bundle.file_names())
+    paths = sorted(path for path in bundle.path.rglob("*") if path.is_file())
+    names = [name for path in paths if (name := str(path.relative_to(bundle.path))) not in listed]
+    return tuple(record for name in names if (record := _record(bundle.path, name)) is not None)
 
 
 def _quantized(folder: Path) -> tuple[FileRecord, ...]:

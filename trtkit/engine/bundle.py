@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from trtkit.engine.manifest import SCHEMA_VERSION, Manifest
 from trtkit.errors import BundleError
-from trtkit.files import replace_file
+from trtkit.files import read_text, replace_file
 from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from pathlib import Path
 
     from trtkit.engine.manifest import FileRecord
 
@@ -49,7 +49,7 @@ class Bundle:
 
     def network_record(self) -> dict[str, Any]:
         """Return the layers as `describe` recorded them."""
-        record: dict[str, Any] = json.loads((self.path / NETWORK).read_text(encoding="utf-8"))
+        record: dict[str, Any] = json.loads(read_text(self.path / NETWORK))
         return record
 
     def check_files(self) -> None:
@@ -69,12 +69,31 @@ class Bundle:
 
     def check_network(self) -> None:
         """Compare the ONNX files and their weights with their digests. Raises BundleError."""
-        hybrid = self.manifest.hybrid
-        files = [] if hybrid is None else [file for stage in hybrid.stages for file in stage.files]
-        own = self.manifest
-        for record in (own.network, own.network_data, own.network_plugins, own.embeddings, *files, *own.quantized):
-            if record is not None:
-                check_file(self.path, record)
+        for record in self.manifest.network_files():
+            check_file(self.path, record)
+
+    def check_contents(self) -> None:
+        """Compare the small files with their digests; refuse files without one in folders that are read whole.
+
+        Raises BundleError.
+        """
+        listed = {Path(name) for name in self.file_names()}
+        for name in listed:
+            if name.is_absolute() or ".." in name.parts:
+                raise BundleError("the manifest names a file outside the bundle", str(self.path / name))
+        for record in self.manifest.files:
+            check_file(self.path, record)
+        for folder in sorted({path.parts[0] for path in listed if len(path.parts) > 1}):
+            for path in sorted((self.path / folder).rglob("*")):
+                if path.is_symlink():
+                    raise BundleError("is a symbolic link", str(path), "put the file or folder itself there")
+                if not path.is_dir() and path.relative_to(self.path) not in listed:
+                    raise BundleError("the manifest does not list this file", str(path), "remove it")
+
+    def file_names(self) -> list[str]:
+        """Return every file that the manifest lists but itself and known requests, relative to the bundle."""
+        manifest = self.manifest
+        return [record.path for record in (*manifest.network_files(), *manifest.engines, *manifest.files)]
 
 
 def is_bundle(path: Path) -> bool:
@@ -83,39 +102,43 @@ def is_bundle(path: Path) -> bool:
 
 
 def open_bundle(path: Path) -> Bundle:
-    """Read the bundle at `path`. Raises BundleError where it is none or its manifest does not hold."""
+    """Read the bundle at `path`, its small files checked. Raises BundleError if it is none or is damaged."""
     file = path / MANIFEST
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(read_text(file))
     except FileNotFoundError:
         raise BundleError(
             f"no bundle here: `{MANIFEST}` is missing", str(path), "give a folder that `trtkit build` made"
         ) from None
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BundleError(f"the manifest cannot be read: {error}", str(file), _REBUILD) from None
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
         what = f"manifest schema version {version!r} is not {SCHEMA_VERSION}"
         raise BundleError(what, str(file), "build the bundle again with this trtkit")
     try:
-        return Bundle(path, Manifest.model_validate(data))
+        bundle = Bundle(path, Manifest.model_validate(data))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(str(part) for part in first["loc"])
         raise BundleError(
             f"the manifest is damaged: {key}: {first['msg']}", str(file), "build the bundle again"
         ) from None
+    bundle.check_contents()
+    return bundle
 
 
 def check_file(folder: Path, record: FileRecord) -> None:
     """Compare one file with its record. Raises BundleError where it is missing, outside or changed."""
     path = folder / record.path
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise BundleError("the manifest names a file outside the bundle", str(path))
     try:
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise BundleError("the manifest names a file outside the bundle", str(path))
         sha256 = sha256_of(path)
     except OSError as error:
         raise BundleError(f"cannot be read: {error.strerror}", str(path), _REBUILD) from None
+    except ValueError:  # a NUL in the name
+        raise BundleError("the manifest names no file", repr(record.path), _REBUILD) from None
     if sha256 != record.sha256:
         raise BundleError(
             "the file is not the one that was built: its SHA-256 differs", str(path), "build the bundle again"

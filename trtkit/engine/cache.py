@@ -92,12 +92,15 @@ def cache_folder() -> Path:
 
 
 def restore(key: str, into: Path) -> bool:
-    """Fill the folder `into` with the cached bundle of `key`; False where there is none that is whole."""
+    """Fill the folder `into` with the cached bundle of `key`; False if there is none that is whole and its own."""
     cached = cache_folder() / "bundles" / key
     if not is_bundle(cached):
         return False
     try:
-        open_bundle(cached).check_files()
+        bundle = open_bundle(cached)
+        bundle.check_files()
+        if bundle.manifest.build_key != key:
+            raise BundleError("the cached bundle is another model's", str(cached))
     except BundleError:
         shutil.rmtree(cached, ignore_errors=True)
         return False

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trtkit.config.schema import ModelConfig, ShapeRange
 from trtkit.config.strict import StrictModel
 from trtkit.config.targets import Target
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class FileRecord(StrictModel):
@@ -145,7 +145,7 @@ class Manifest(StrictModel):
     build_key: SHA-256 over everything the plan follows from. verify: the last verification's summary, None before.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     name: str
     created_at: str = Field(description="UTC, ISO 8601.")
     build_key: str = Field(pattern=r"^[0-9a-f]{64}$")
@@ -172,9 +172,27 @@ class Manifest(StrictModel):
     )
     quantized: tuple[FileRecord, ...] = Field((), description="The quantized checkpoint that the LLM is written from.")
     engines: tuple[FileRecord, ...] = Field(min_length=1)
+    files: tuple[FileRecord, ...] = Field(description="The other files: network.json, an LLM's config and tokenizer.")
+    known: FileRecord | None = Field(None, description="Requests whose answers are known; `trtkit deploy` adds them.")
     warnings: tuple[str, ...] = ()
     metrics: BuildMetrics
     verify: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _engines_have_digests(self) -> Self:
+        stages = () if self.hybrid is None else self.hybrid.stages
+        named = [stage.engine for stage in stages] + ([] if self.vision is None else [self.vision.engine])
+        for name in named:
+            if name is not None and name not in {engine.path for engine in self.engines}:
+                raise ValueError(f"engine `{name}` has no digest")
+        return self
+
+    def network_files(self) -> list[FileRecord]:
+        """Return the records of what the network is made from: ONNX files, tables, a quantized checkpoint."""
+        stages = () if self.hybrid is None else self.hybrid.stages
+        single = (self.network, self.network_data, self.network_plugins, self.embeddings)
+        of_stages = (file for stage in stages for file in stage.files)
+        return [*(record for record in single if record is not None), *of_stages, *self.quantized]
 
 
 def json_schema() -> dict[str, Any]:

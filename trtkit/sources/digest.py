@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
+from trtkit.files import open_regular
 from trtkit.sources import onnx_file, package_file
 from trtkit.sources.module_file import find_module
 
@@ -80,8 +81,8 @@ def _module_files(factory: str) -> list[Path]:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content, in hexadecimal."""
-    with path.open("rb") as file:
+    """Return the SHA-256 of a file's content, in hexadecimal. Raises OSError, for a pipe or a device too."""
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

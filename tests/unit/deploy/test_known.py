@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.deployments import classifier
-from trtkit.deploy.known import FILE, KnownRequest, read_all_known, read_known, write_known
+from trtkit.deploy.known import FILE, KnownRequest, list_known, read_all_known, read_known, write_known
 from trtkit.deploy.make_known import ensure_known
 from trtkit.engine.bundle import Bundle, open_bundle
 from trtkit.errors import BundleError
@@ -46,12 +46,25 @@ def test_requests_of_another_engine_do_not_count(bundle: Bundle) -> None:
     write_known(bundle, [TENSOR])
     data = json.loads((bundle.path / FILE).read_text())
     (bundle.path / FILE).write_text(json.dumps({**data, "build_key": "0" * 64}))
+    list_known(bundle)
     assert read_all_known(bundle) == []
+
+
+def test_a_changed_answer_is_refused_by_its_hash(bundle: Bundle) -> None:
+    write_known(bundle, [TENSOR])
+    (bundle.path / FILE).write_text((bundle.path / FILE).read_text() + " ")
+    with pytest.raises(BundleError) as error:
+        read_all_known(bundle)
+    assert str(error.value) == (
+        f"{bundle.path / FILE}: the file is not the one that was built: its SHA-256 differs\n"
+        "fix: remove it and deploy the bundle again"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"build_key": 1}', '{"requests": []}'])
 def test_a_damaged_file_is_told(bundle: Bundle, text: str) -> None:
     (bundle.path / FILE).write_text(text)
+    list_known(bundle)
     if text == '{"build_key": 1}':
         assert read_all_known(bundle) == []
         return
@@ -71,8 +84,8 @@ def test_answers_are_those_of_another_runtime(bundle: Bundle) -> None:
 
 def test_a_bundle_that_cannot_be_written_has_none(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     (bundle.path / FILE).unlink(missing_ok=True)
-    (bundle.path / f".{FILE}.partial").mkdir()
+    (bundle.path / FILE).mkdir()
     said = ensure_known(bundle, None, lambda _: None)
-    (bundle.path / f".{FILE}.partial").rmdir()
+    (bundle.path / FILE).rmdir()
     assert said.startswith("no known request: ")
     assert "Is a directory" in said

@@ -20,7 +20,7 @@ def test_schema_is_one_that_validators_take() -> None:
     jsonschema.Draft202012Validator.check_schema(json_schema())
 
 
-@pytest.mark.parametrize("change", [{"schema_version": 2}, {"build_key": "abc"}, {"extra": 1}, {"engines": []}])
+@pytest.mark.parametrize("change", [{"schema_version": 1}, {"build_key": "abc"}, {"extra": 1}, {"engines": []}])
 def test_schema_refuses_what_is_no_manifest(change: dict[str, object]) -> None:
     faults = jsonschema.Draft202012Validator(json_schema()).iter_errors(change)
     assert next(iter(change)) in str([fault.message + str(list(fault.path)) for fault in faults])

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit import __version__
 from trtkit.deploy.triton.model_config import config_text, read_config, versions
+from trtkit.engine.bundle import MANIFEST, open_bundle
 from trtkit.engine.folder_lock import locked
 from trtkit.errors import BundleError, DeployError
 from trtkit.files import remove_tree
@@ -186,7 +187,9 @@ def _contents(model: ServedModel) -> dict[str, Path | str]:
         found["model.plan"] = model.plan
     if model.bundle is not None and model.plan is None:
         root = model.bundle.path
-        found |= {f"bundle/{path.relative_to(root)}": path for path in root.rglob("*") if path.is_file()}
+        bundle = open_bundle(root)  # as it is now, with known requests
+        names = [MANIFEST, *bundle.file_names(), *([bundle.manifest.known.path] if bundle.manifest.known else [])]
+        found |= {f"bundle/{name}": root / name for name in names}
     return found
 
 

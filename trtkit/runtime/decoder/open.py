@@ -37,6 +37,7 @@ def open_execution(
 
         bundle.check_files()
         return EngineDecoder(load_backend(bundle.manifest.backend.name), bundle, count, has_cuda_graphs=has_cuda_graphs)
+    bundle.check_network()
     return ReferenceDecoder(bundle_network(bundle), count)
 
 
