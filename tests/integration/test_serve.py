@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.triton import python_model, serving
-from trtkit.deploy.triton.endpoints import free_ports
+from trtkit.deploy.triton.endpoints import Endpoints, free_ports
+from trtkit.deploy.triton.local_server import LocalServer, ServeOptions
+from trtkit.deploy.triton.server_files import find_server
+from trtkit.errors import DeployError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,6 +152,43 @@ def test_a_server_that_is_killed_is_reported(repository: Path, start_trtkit: Sta
     assert "error: " in err
     assert "tritonserver ended with signal SIGKILL" in err
     assert wait_until(lambda: not any(is_running(each) for each in stubs))
+
+
+def test_when_a_models_process_is_killed_health_tells_and_serving_ends(repository: Path, start_trtkit: Start) -> None:
+    process = start_trtkit("serve", repository, *on_free_ports())
+    found = ready_line(process)
+    pid, port = found["server"]["pid"], found["http"].rpartition(":")[2]
+    probe = [sys.executable, "-m", "trtkit.deploy.triton.health", port]
+    assert subprocess.run(probe, capture_output=True, text=True, check=True).stdout == ""
+    (stub,) = children(pid)
+    process.send_signal(signal.SIGSTOP)  # so that the probe looks before it ends
+    os.kill(stub, signal.SIGKILL)
+    assert wait_until(lambda: not is_running(stub))
+    ran = subprocess.run(probe, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (1, "no process: doubles version 1\n")
+    process.send_signal(signal.SIGCONT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "the process of `doubles` version 1 has ended: the server would call it ready and fail its requests" in err
+    assert not is_running(pid)
+
+
+def test_the_probe_fails_where_no_server_answers() -> None:
+    probe = [sys.executable, "-m", "trtkit.deploy.triton.health", str(free_ports().http_port)]
+    ran = subprocess.run(probe, capture_output=True, text=True, check=False)
+    assert (ran.returncode, "the server does not answer" in ran.stderr) == (1, True)
+
+
+def test_a_server_whose_port_was_taken_meanwhile_reports_no_models_of_the_other(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Endpoints, "check_free", lambda _: None)  # the other starts just after the look
+    with serving(repository) as first:
+        options = ServeOptions(repository, first.server.options.endpoints, exit_timeout_s=2)
+        with LocalServer(find_server(), options) as second, pytest.raises(DeployError) as error:
+            second.wait_ready(60)
+        assert double(f"http://{first.http}") == [3.0, -4.0]
+    assert error.value.what.startswith("tritonserver ended with exit code 1: failed to start GRPC service: Unavailable")
 
 
 def test_when_trtkit_is_killed_the_server_ends_too(

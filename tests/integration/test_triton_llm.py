@@ -18,6 +18,7 @@ from tests.served_llm import answers, generate, metric, stream, text, wait_until
 from tests.triton import serving
 from trtkit import LLM, SamplingParams
 from trtkit.cli.main import main
+from trtkit.errors import DeployError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +28,22 @@ if TYPE_CHECKING:
 
 MODEL, PROMPT = "chat", "the sky is"
 GENERATED = "trtkit_generated_tokens_total"
+
+
+FAILING = """
+
+class Failing(TritonPythonModel):
+    def initialize(self, args):
+        super().initialize(args)
+
+        def step():
+            raise ValueError("the GPU is gone")
+
+        self._engine.frontend.step = step
+
+
+TritonPythonModel = Failing
+"""
 
 
 @pytest.fixture(scope="module")
@@ -288,6 +305,22 @@ def test_cancelled_requests_end(served: Served) -> None:
     wait_until(served, "trtkit_slots_busy", lambda slots: slots == 0)
     assert metric(served, GENERATED) - before < 9 * 80
     assert text(answers(served, MODEL, text_input=PROMPT, max_tokens=3, stream=True))
+
+
+def test_an_engine_that_fails_tells_its_clients_and_ends_its_process(
+    bundle: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    main(["deploy", str(bundle), "--repository", str(tmp_path / "models"), "--name", "failing", "-q"])
+    code = tmp_path / "models" / "failing" / "1" / "model.py"
+    code.write_text(code.read_text() + FAILING)
+    with serving(tmp_path / "models") as server:
+        status, found = generate(server, "failing", text_input=PROMPT, max_tokens=5)
+        assert "the model failed: ValueError: the GPU is gone" in found["error"]
+        assert status in {400, 500}  # 2.51 has one status for all errors of `generate`
+        with pytest.raises(DeployError) as error:
+            server.server.wait()
+    assert error.value.what.startswith("the process of `failing` version 1 has ended")
+    capfd.readouterr()
 
 
 def test_a_full_queue_refuses_and_recovers(served: Served) -> None:

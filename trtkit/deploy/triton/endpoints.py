@@ -8,10 +8,16 @@ import socket
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from trtkit.errors import DeployError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LISTEN = "0A"  # a socket's state in /proc/net/tcp
 _LOOPBACK = ("127.", "localhost", "::1")
 _TIMEOUT_S = 10.0
 
@@ -108,6 +114,34 @@ def model_states(endpoints: Endpoints) -> list[ModelState]:
         for each in index
         if each.get("state")
     ]
+
+
+def model_config(endpoints: Endpoints, state: ModelState) -> dict[str, Any]:
+    """Return the configuration of a model that is ready, as the server completed it. Raises DeployError."""
+    path = f"{quote(state.name, safe='')}/versions/{quote(state.version, safe='')}"
+    found: dict[str, Any] = _ask(f"{endpoints.http}/v2/models/{path}/config", None)
+    return found
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether a process of this machine listens on a TCP port."""
+    sockets = {f"socket:[{inode}]" for inode in _listeners(port)}
+    try:
+        return any(str(entry.readlink()) in sockets for entry in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:  # it has ended, or closed one meanwhile
+        return False
+
+
+def _listeners(port: int) -> Iterator[str]:
+    """Yield the inodes of sockets that listen on a port."""
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/net/{table}").read_text(encoding="ascii").splitlines()[1:]
+        except OSError:
+            continue
+        for words in map(str.split, lines):
+            if words[3] == _LISTEN and int(words[1].rpartition(":")[2], 16) == port:
+                yield words[9]
 
 
 def _ask(url: str, body: bytes | None) -> Any:

@@ -120,7 +120,7 @@ def _deployment(facts: ClusterFacts) -> Manifest:
 def _container(facts: ClusterFacts) -> Manifest:
     gpus = {"nvidia.com/gpu": facts.container.gpus} if facts.container.gpus else {}
     memory = f"{facts.memory_gib}Gi"
-    ready, live = _probe("/v2/health/ready"), _probe("/v2/health/live")
+    ready = _probe("/v2/health/ready")
     return {
         "name": "triton",
         "image": facts.container.image,
@@ -133,7 +133,7 @@ def _container(facts: ClusterFacts) -> Manifest:
         "ports": [{"name": name, "containerPort": port} for name, port in _PORTS.items()],
         "startupProbe": {**ready, "failureThreshold": max(1, facts.start_timeout_s // _START_PERIOD_S)},
         "readinessProbe": ready,
-        "livenessProbe": {**live, "periodSeconds": 10, "failureThreshold": 3},
+        "livenessProbe": {**_liveness(facts), "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 3},
         "resources": {
             "requests": {"cpu": facts.cpus, "memory": memory, **gpus},
             "limits": {"memory": memory, **gpus},
@@ -153,6 +153,13 @@ def _container(facts: ClusterFacts) -> Manifest:
 
 def _probe(path: str) -> Manifest:
     return {"httpGet": {"path": path, "port": "http"}, "periodSeconds": _START_PERIOD_S, "timeoutSeconds": 5}
+
+
+def _liveness(facts: ClusterFacts) -> Manifest:
+    """Return what tells that the pod must be restarted: Triton stays live when a Python model's process is gone."""
+    if facts.container.needs_trtkit:
+        return {"exec": {"command": ["python3", "-m", "trtkit.deploy.triton.health", str(_PORTS["http"])]}}
+    return _probe("/v2/health/live")
 
 
 def _service(facts: ClusterFacts) -> Manifest:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
-from trtkit.deploy.triton.endpoints import Endpoints, ModelState, is_live, model_states
+from trtkit.deploy.triton.endpoints import Endpoints, ModelState, is_live, listens, model_states
+from trtkit.deploy.triton.health import lost_models, stubs
 from trtkit.deploy.triton.server_log import ServerLog
 from trtkit.errors import DeployError
 
@@ -96,9 +97,12 @@ class LocalServer:
         return self._running.pid
 
     def wait_ready(self, timeout_s: float | None = None) -> list[ModelState]:
-        """Wait until every model is loaded or has failed; return them. Raises DeployError where the server ends."""
+        """Wait until every model is loaded or has failed; return them. Raises DeployError where the server ends.
+
+        What answers must be this server: another may have taken a port between the look at it and the start.
+        """
         started = time.monotonic()
-        while not is_live(self.options.endpoints):
+        while not self._owns_ports() or not is_live(self.options.endpoints):
             if self.exit_code() is not None:
                 raise self.death()
             if timeout_s is not None and time.monotonic() - started > timeout_s:
@@ -108,9 +112,36 @@ class LocalServer:
         return model_states(self.options.endpoints)
 
     def wait(self) -> None:
-        """Wait until the server ends, which it does on its own only by a fault."""
+        """Wait until the server ends, which it does on its own only by a fault.
+
+        Raises DeployError if a Python model's process ends: the server goes on, calls the model ready and fails its
+        requests.
+        """
+        running, is_suspect = stubs(self.pid), False
         while self.exit_code() is None:
             time.sleep(10 * _POLL_S)
+            before, running = running, stubs(self.pid)
+            is_suspect = is_suspect or bool(before.keys() - running.keys())
+            if is_suspect and self._has_answered_for_models():
+                is_suspect = False  # it has unloaded the model, as a client asked
+
+    def _has_answered_for_models(self) -> bool:
+        """Return whether the server says what it serves. Raises DeployError if a model there has lost its process."""
+        try:
+            lost = lost_models(self.options.endpoints, self.pid)
+        except DeployError:
+            return False
+        if lost and self.exit_code() is None:
+            names = ", ".join(f"`{state.name}` version {state.version}" for state in lost)
+            what = f"the process of {names} has ended: the server would call it ready and fail its requests"
+            fix = "start it again; if memory ran out, serve it with fewer slots or give it more"
+            raise DeployError(what, "; ".join(self.log.errors(1)), fix)
+        return True
+
+    def _owns_ports(self) -> bool:
+        """Whether this server's process listens on every port."""
+        ends = self.options.endpoints
+        return all(listens(self.pid, port) for port in (ends.http_port, ends.grpc_port, ends.metrics_port))
 
     def exit_code(self) -> int | None:
         """Return how the server ended, as subprocess has it, None while it runs; its processes stay to be stopped."""

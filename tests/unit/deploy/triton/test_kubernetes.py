@@ -69,7 +69,7 @@ def test_the_pod_is_no_root_writes_nowhere_and_asks_kubernetes_nothing() -> None
 
 
 def test_probes_ask_what_triton_answers() -> None:
-    container = read("deployment.yaml")["spec"]["template"]["spec"]["containers"][0]
+    container = read("deployment.yaml", facts(needs_trtkit=False))["spec"]["template"]["spec"]["containers"][0]
     paths = {kind: container[kind]["httpGet"]["path"] for kind in ("startupProbe", "readinessProbe", "livenessProbe")}
     assert paths == {
         "startupProbe": "/v2/health/ready",
@@ -137,3 +137,11 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DeployError, match="cannot write the manifests: not a directory"):
         write_manifests(facts(), tmp_path / "file" / "k8s")
+
+
+def test_python_models_are_alive_as_long_as_their_processes_are() -> None:
+    container = read("deployment.yaml")["spec"]["template"]["spec"]["containers"][0]
+    command = ["python3", "-m", "trtkit.deploy.triton.health", "8000"]
+    assert container["livenessProbe"]["exec"] == {"command": command}
+    assert "httpGet" not in container["livenessProbe"]
+    assert container["readinessProbe"]["httpGet"]["path"] == "/v2/health/ready"

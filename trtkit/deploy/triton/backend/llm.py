@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
+import os
 import queue
 import threading
 import time
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 # How often clients are looked after that may have gone.
 POLL_S, IDLE_S = 0.05, 1.0
+_LAST_WORDS_S = 0.5  # for answers to reach the server
+log = logging.getLogger(__name__)
 
 
 class Stream:
@@ -91,6 +95,8 @@ class LlmModel:
                 return
             if item:
                 self._send(*item)
+            if self._engine.failure is not None and not self._streams:
+                _end_process(self._engine.failure)
             if time.monotonic() - looked_s > POLL_S:
                 self._abort_cancelled()
                 self._metrics.update()
@@ -150,6 +156,13 @@ class _Putter:
 
 def _labels(args: Mapping[str, str]) -> dict[str, str]:
     return {"model": args["model_name"], "version": args["model_version"]}
+
+
+def _end_process(failure: Exception) -> None:
+    """End this process, once its clients know: an engine that has failed cannot go on, and Triton would not tell."""
+    log.critical("the engine has failed, its process ends", exc_info=failure)
+    time.sleep(_LAST_WORDS_S)
+    os._exit(1)
 
 
 def _refuse(sender: Any, error: Exception) -> None:
