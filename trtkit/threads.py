@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-# Turns of a waiting thread before it sleeps: some ten microseconds. libgomp's own default is many milliseconds, in which
-# it takes its core from the very thread it waits for as soon as anything else runs on the machine.
+# Turns of a waiting thread before it sleeps: some ten microseconds. libgomp's own default is many milliseconds, which
+# on a busy machine are spent on the core that the other thread needs.
 _SPIN_COUNT = "3000"
 
 

@@ -56,7 +56,7 @@ def test_fp16_is_that_of_layers_and_weights_and_computes_the_same(build: Callabl
     assert types_of(found, "CONVOLUTION") == types_of(found, "MATRIX_MULTIPLY") == {"fp16": 1}
     assert found["network"]["totals"]["weight_bytes"]["fp16"] == 2 * (8 * 3 * 9 + 5 * 8 + 5)
     assert found["network"]["inputs"][0]["dtype"] == "fp32", "I/O types are another key"
-    assert "fp16 by AutoCast, 0 nodes kept in fp32" in str(found["manifest"]["steps"])
+    assert "fp16 by AutoCast: 5 nodes in fp16, 0 in fp32" in str(found["manifest"]["steps"])
     assert 0 < relative_rms(run_onnx(model, images()), run_onnx(models.classifier(), images())) < 5e-3
 
 
@@ -70,6 +70,7 @@ def test_kept_nodes_stay_in_fp32_between_fp16_inputs_and_outputs(build: Callable
     found, _ = build("precision=fp16", "io_types=fp16", "keep_fp32=['head/*']")
     assert types_of(found, "CONVOLUTION") == {"fp16": 1}
     assert types_of(found, "MATRIX_MULTIPLY") == {"fp32": 1}
+    assert "fp16 by AutoCast: 4 nodes in fp16, 1 in fp32 (1 Gemm)" in str(found["manifest"]["steps"])
     assert found["network"]["totals"]["weight_bytes"]["fp32"] >= 4 * 5 * 8
     assert [tensor["dtype"] for tensor in found["network"]["inputs"] + found["network"]["outputs"]] == ["fp16"] * 2
 

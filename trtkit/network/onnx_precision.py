@@ -6,11 +6,12 @@ import difflib
 import fnmatch
 import math
 import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.dtypes import dtype_of
+from trtkit.dtypes import dtype_of, from_onnx
 from trtkit.errors import ConfigError, Problem
 from trtkit.network.onnx_care import all_nodes, opset_of
 from trtkit.network.onnx_io import graph_inputs
@@ -79,7 +80,27 @@ def cast_to(
     del cast.metadata_props[:]
     cast.metadata_props.extend(model.metadata_props)  # AutoCast drops them; text recognizers keep their alphabet there
     words = f"; ranges not measured: {unmeasured}" if unmeasured else ""
-    return cast, f"{precision} by AutoCast, {len(keep)} nodes kept in fp32{words}"
+    return cast, f"{precision} by AutoCast: {_computed_types(cast, precision)}{words}"
+
+
+def _computed_types(model: onnx.ModelProto, precision: str) -> str:
+    """Say in which types the nodes of `model` compute, by their outputs, casts aside, and which stayed in fp32."""
+    values = (*model.graph.value_info, *model.graph.output)
+    types = {value.name: _dtype_name(value) for value in values}
+    nodes = [(node, types.get(node.output[0])) for node in model.graph.node if node.op_type != "Cast" and node.output]
+    lowered = sum(dtype == precision for _, dtype in nodes)
+    kept = Counter(node.op_type for node, dtype in nodes if dtype == "fp32")
+    operators = ", ".join(f"{count} {operator}" for operator, count in kept.most_common(5))
+    more = ", ..." if len(kept) > 5 else ""
+    return f"{lowered} nodes in {precision}, {kept.total()} in fp32" + (f" ({operators}{more})" if kept else "")
+
+
+def _dtype_name(value: onnx.ValueInfoProto) -> str:
+    """Return trtkit's name of a value's type; empty for types that TensorRT lacks."""
+    from onnx import TensorProto
+
+    dtype = from_onnx(TensorProto.DataType.Name(value.type.tensor_type.elem_type))
+    return "" if dtype is None else dtype.name
 
 
 def _why_unmeasured(model: onnx.ModelProto, shapes: Shapes) -> str:
