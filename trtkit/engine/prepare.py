@@ -83,6 +83,9 @@ def care(
 ) -> onnx.ModelProto:
     """Run the steps of ONNX care in order. has_plugins: custom ops that can be plugins stay functions."""
     ops: Json = {"form": config.custom_ops.form, "for_plugins": has_plugins}
+    order = onnx_care.sort_nodes(model, where)
+    if order != "in order":
+        steps.add("order", order)
     steps.add("check", onnx_care.check(model, where))
     model, detail = onnx_care.lift_opset(model, where)
     steps.add("opset", detail)

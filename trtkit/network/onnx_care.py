@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections import Counter
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
@@ -20,6 +21,35 @@ _OLDEST_OPSET, _LIFT_TO = 9, 13
 _OLDEST_IR_VERSION = 8
 # ONNX Runtime 1.31 reads no newer one.
 NEWEST_IR_VERSION = 13
+
+
+def sort_nodes(model: onnx.ModelProto, where: str) -> str:
+    """Put every node after those whose outputs it reads, as ONNX asks for. Raises SourceError for a circle."""
+    moved = 0
+    for graph in all_graphs(model.graph):
+        makers = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
+        needs = {place: {makers[name] for name in _read_names(node) if name in makers}
+                 for place, node in enumerate(graph.node)}  # fmt: skip
+        if all(max(needed, default=-1) < place for place, needed in needs.items()):
+            continue
+        try:
+            order = list(TopologicalSorter(needs).static_order())
+        except CycleError as error:
+            names = " -> ".join(f"`{graph.node[place].name or graph.node[place].op_type}`" for place in error.args[1])
+            raise SourceError(f"nodes wait for each other: {names}", where, "export the model again") from None
+        nodes = [type(graph.node[place]).FromString(graph.node[place].SerializeToString()) for place in order]
+        del graph.node[:]
+        graph.node.extend(nodes)
+        moved += sum(place != index for index, place in enumerate(order))
+    return f"{moved} nodes moved" if moved else "in order"
+
+
+def _read_names(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the tensors that a node reads, those of its branches and bodies too."""
+    yield from node.input
+    for inner in _inner_graphs(node):
+        yield from (name for inside in inner.node for name in _read_names(inside))
+        yield from (value.name for value in inner.output)
 
 
 def check(model: onnx.ModelProto, where: str) -> str:

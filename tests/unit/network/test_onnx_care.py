@@ -131,3 +131,36 @@ def test_nodes_inside_control_flow_are_found() -> None:
     model = models.model([node], inputs, [models.tensor("y", 1, 2, 3, 7)])
     assert [node.name for node in onnx_care.all_nodes(model.graph)] == ["if", "inside", "inside"]
     assert onnx_care.grid_sample_modes(model) == [("inside", "linear"), ("inside", "linear")]
+
+
+def test_nodes_are_put_after_those_they_read() -> None:
+    sorted_model = models.classifier()
+    shuffled = type(sorted_model)()
+    shuffled.CopyFrom(sorted_model)
+    nodes = list(sorted_model.graph.node)[::-1]
+    del shuffled.graph.node[:]
+    shuffled.graph.node.extend(nodes)
+    assert onnx_care.sort_nodes(shuffled, "m.onnx").endswith("nodes moved")
+    onnx.checker.check_model(shuffled)
+    assert onnx_care.sort_nodes(shuffled, "m.onnx") == "in order"
+
+
+def test_a_branch_waits_for_what_it_reads_from_outside() -> None:
+    inside = helper.make_graph([helper.make_node("Neg", ["t"], ["inner"])], "b", [], [models.tensor("inner", 2)])
+    nodes = [
+        helper.make_node("If", ["c"], ["y"], name="if", then_branch=inside, else_branch=inside),
+        helper.make_node("Relu", ["x"], ["t"], name="relu"),
+    ]
+    model = models.model(nodes, [models.tensor("x", 2), models.tensor("c", dtype="BOOL")], [models.tensor("y", 2)])
+    assert onnx_care.sort_nodes(model, "m.onnx") == "2 nodes moved"
+    assert [node.name for node in model.graph.node] == ["relu", "if"]
+
+
+def test_nodes_that_wait_for_each_other_are_refused() -> None:
+    nodes = [
+        helper.make_node("Add", ["x", "b"], ["a"], name="first"),
+        helper.make_node("Neg", ["a"], ["b"], name="next"),
+    ]
+    model = models.model(nodes, [models.tensor("x", 2)], [models.tensor("a", 2)])
+    with pytest.raises(SourceError, match="nodes wait for each other: `"):
+        onnx_care.sort_nodes(model, "m.onnx")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from string import ascii_lowercase
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import INT8, INT32, UINT8
+from trtkit.network.foreign import Refusal
 from trtkit.network.onnx_rewrites.rule import Node, Rule, Written
 
 if TYPE_CHECKING:
@@ -89,7 +91,22 @@ def clip(o: Writer, node: Node) -> Written:
     return [o.cast(wide, x.dtype)]
 
 
+def einsum(o: Writer, node: Node) -> Written:
+    """Write labels in lower case: the parser refuses others."""
+    equation = node.attributes["equation"].decode()
+    labels = {label for label in equation if label.isalpha()}
+    if all(label.islower() for label in labels):
+        return None
+    if len(labels) > len(ascii_lowercase):
+        raise Refusal(f"`{equation}` has {len(labels)} labels; TensorRT takes the {len(ascii_lowercase)} small letters")
+    free = iter(sorted(set(ascii_lowercase) - labels))
+    small = {label: label if label.islower() else next(free) for label in sorted(labels)}
+    inputs = [node.x(place) for place in range(len(node.inputs))]
+    return [o.call("Einsum", inputs, equation=equation.translate(str.maketrans(small)))]
+
+
 RULES = (
+    Rule("", "Einsum", einsum),
     Rule("", "Trilu", trilu),
     Rule("", "SpaceToDepth", space_to_depth),
     Rule("", "RNN", recurrent("RNN")),

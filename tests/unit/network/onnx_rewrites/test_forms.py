@@ -252,3 +252,22 @@ def test_a_constant_that_is_still_computed_may_come_with_folding() -> None:
     same, said = rewrite(model, is_final=False)
     assert said == "none"
     assert same is model
+
+
+@pytest.mark.parametrize("equation", ["BHWc,BHCc->BHWC", "bA,Ac->bc", "...A,Ab->...b"])
+def test_einsum_with_capital_letters(equation: str) -> None:
+    shapes = {
+        "BHWc,BHCc->BHWC": ((2, 3, 4, 5), (2, 3, 6, 5)),
+        "bA,Ac->bc": ((2, 5), (5, 3)),
+        "...A,Ab->...b": ((2, 3, 5), (5, 4)),
+    }
+    a, b = (_normal(*shape) for shape in shapes[equation])
+    node = helper.make_node("Einsum", ["a", "b"], ["y"], "n", equation=equation)
+    assert assert_all_agree(_one(node, {"a": a, "b": b}, {}), {"a": a, "b": b}, atol=1e-5) == "1 Einsum"
+
+
+def test_an_einsum_with_more_labels_than_small_letters_is_refused() -> None:
+    labels = "abcdefghijklmnopqrstuvwxyzA"
+    node = helper.make_node("Einsum", ["a"], ["y"], "n", equation=f"{labels}->{labels}")
+    with pytest.raises(UnsupportedOperatorsError, match="has 27 labels; TensorRT takes the 26 small letters"):
+        rewrite(_one(node, {"a": np.zeros((1,) * 27, np.float32)}, {}))
