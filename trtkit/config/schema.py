@@ -185,6 +185,9 @@ class ModelConfig(StrictModel):
     keep_fp32: tuple[str, ...] = Field((), description="Globs of node names, or `op:Type`, that stay in fp32.")
     io_types: IoType = Field("model", description="Type of floating-point inputs and outputs; `model` keeps them.")
     fold_constants: StrictBool = Field(True, description="Fold constants and drop what has no effect (onnxslim).")
+    fixed_inputs: dict[str, StrictBool | StrictInt | float | tuple[StrictInt | float, ...]] = Field(
+        {}, description="Inputs of an ONNX file that become constants, such as a sample rate that an `If` reads."
+    )
     profiles: tuple[Profile, ...] = Field(
         (), description="Ranges by dimension, `input.axis` or input; several allowed."
     )
@@ -197,3 +200,9 @@ class ModelConfig(StrictModel):
     preprocess: Preprocess | None = Field(None, description="How an image becomes an input.")
     task: Task | None = Field(None, description="How outputs are read; adds its measure to verify.")
     verify: VerifyOptions = Field(VerifyOptions(), description="What verify runs on and allows.")
+
+    @model_validator(mode="after")
+    def _fixes_inputs_of_a_file(self) -> Self:
+        if self.fixed_inputs and self.source.onnx is None:
+            raise ValueError("`fixed_inputs` is for ONNX files: a PyTorch factory or a family chooses its own inputs")
+        return self

@@ -59,7 +59,7 @@ def write_plan(backend: Backend, network: Buildable, request: PlanRequest, repor
         built = build(backend, network, config, writer)
     log = Path(request.log_path).read_text(errors="replace")
     if not built:
-        raise BuildError(_reasons(log), fix="`trtkit inspect` lists the network's layers")
+        raise BuildError(_reasons(log), fix=_advice(backend, network.definition))
     build_s = time.perf_counter() - started
     return {
         "plan": {"size_bytes": writer.size_bytes, "sha256": writer.sha256()},
@@ -67,6 +67,20 @@ def write_plan(backend: Backend, network: Buildable, request: PlanRequest, repor
         "build_s": round(build_s, 3),
         "peak_memory_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
     }
+
+
+def _advice(backend: Backend, definition: Any) -> str:
+    """Return what to do about a network that TensorRT does not build."""
+    layers = (definition.get_layer(index) for index in range(definition.num_layers))
+    if not any(backend.layer_type(layer) == "CONDITION" for layer in layers):
+        return "`trtkit inspect` lists the network's layers"
+    inputs = [definition.get_input(index) for index in range(definition.num_inputs)]
+    scalars = ", ".join(f"`{tensor.name}`" for tensor in inputs if max(tensor.shape, default=1) == 1)
+    of = f", here one of {scalars}," if scalars else ""
+    return (
+        "TensorRT builds both branches of every `If`, so both must fit the profile's shapes; if an input chooses"
+        f"{of} give it the value you use: `fixed_inputs: {{NAME: VALUE}}`"
+    )
 
 
 def _build(_backend: Backend, network: Buildable, config: Any, writer: FileWriter) -> bool:

@@ -90,6 +90,8 @@ def care(
     model, detail = onnx_care.lift_opset(model, where)
     steps.add("opset", detail)
     steps.add("initializers", onnx_care.free_initializers(model))
+    if config.fixed_inputs:
+        steps.add("fixed inputs", onnx_care.fix_inputs(model, config.fixed_inputs))
     steps.add("dimensions", onnx_care.name_dimensions(model))
     model, detail = onnx_rewrites.rewrite(model, is_final=not config.fold_constants)
     steps.add("rewrites", detail)

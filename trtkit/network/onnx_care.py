@@ -6,12 +6,14 @@ import contextlib
 import io
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from trtkit.errors import SourceError
+import numpy as np
+
+from trtkit.errors import ConfigError, Problem, SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import onnx
 
@@ -74,6 +76,40 @@ def free_initializers(model: onnx.ModelProto) -> str:
         model.graph.input.remove(value)
     model.ir_version = min(max(model.ir_version, _OLDEST_IR_VERSION), NEWEST_IR_VERSION)
     return f"{len(listed)} taken off the inputs" if listed else "none among the inputs"
+
+
+def fix_inputs(model: onnx.ModelProto, values: Mapping[str, Any]) -> str:
+    """Make inputs constants. Raises ConfigError for unknown inputs and values that they cannot hold."""
+    inputs = {value.name: value for value in model.graph.input}
+    problems = []
+    for name, value in values.items():
+        try:
+            model.graph.initializer.append(_constant_input(inputs, name, value))
+            model.graph.input.remove(inputs[name])
+        except ValueError as error:
+            problems.append(Problem(str(error), f"fixed_inputs.{name}"))
+    if problems:
+        raise ConfigError("invalid config", problems)
+    return ", ".join(f"{name} = {value}" for name, value in values.items())
+
+
+def _constant_input(inputs: Mapping[str, onnx.ValueInfoProto], name: str, value: Any) -> onnx.TensorProto:
+    """Return `value` as input `name`. Raises ValueError if it does not fit."""
+    from onnx import helper, numpy_helper
+
+    if name not in inputs:
+        raise ValueError(f"unknown input; the model's are {', '.join(inputs)}")
+    kind = inputs[name].type.tensor_type
+    dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type)
+    array = np.asarray(value).astype(dtype)
+    if not np.array_equal(array, np.asarray(value)) and np.issubdtype(dtype, np.integer):
+        raise ValueError(f"{value} is not a number of type {dtype.name}")
+    sizes = [dim.dim_value for dim in kind.shape.dim]
+    if array.ndim == 0 and all(size > 0 for size in sizes):
+        array = np.full(sizes, array, dtype)
+    if array.ndim != len(sizes) or any(size not in {0, have} for size, have in zip(sizes, array.shape, strict=True)):
+        raise ValueError(f"{value} does not have the shape {[size or '?' for size in sizes]}")
+    return numpy_helper.from_array(array, name)
 
 
 def name_nodes(model: onnx.ModelProto) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,12 +39,14 @@ class OnnxRuntimeReference:
     """ONNX Runtime on CPU. Inputs are converted to the types that the model takes. form: of ops that it lacks.
 
     optimize: whether it may fuse nodes; Q/DQ would become integer kernels of its own, and some it fuses wrongly.
+    fixed_inputs: values of inputs that are constants in the engine.
     """
 
     path: Path
     description: str
     form: str = GATHER
     optimize: bool = True
+    fixed_inputs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         from trtkit.network.onnx_custom_ops import METADATA_KEY
@@ -54,12 +56,20 @@ class OnnxRuntimeReference:
         if replaced:
             self.description += f", with trtkit's functions for {replaced}"
         self._types = {item.name: _numpy_type(item.type) for item in self._session.get_inputs()}
+        shapes = {item.name: item.shape for item in self._session.get_inputs()}
+        self._fixed = {name: _filled(value, shapes[name]) for name, value in self.fixed_inputs.items()}
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
         """Return the outputs by name."""
-        feed = {name: inputs[name].astype(dtype) for name, dtype in self._types.items()}
+        given = {**self._fixed, **inputs}
+        feed = {name: given[name].astype(dtype) for name, dtype in self._types.items()}
         names = [item.name for item in self._session.get_outputs()]
         return dict(zip(names, self._session.run(names, feed), strict=True))
+
+
+def _filled(value: Any, shape: Sequence[int]) -> Array:
+    """Return a fixed input's value; one number fills the whole input."""
+    return np.full(shape, value) if np.ndim(value) == 0 else np.asarray(value)
 
 
 @dataclass
@@ -116,7 +126,8 @@ def choose_reference(config: ModelConfig, against: str | None, origin: Origin) -
         return OnnxRuntimeReference(origin.onnx, said, _other(config), optimize=config.quantize is None)
     if source.onnx is not None:
         path = package_file.resolve(source.onnx, source.requires)
-        return OnnxRuntimeReference(path, f"ONNX Runtime on {path.name}", _other(config))
+        said = f"ONNX Runtime on {path.name}"
+        return OnnxRuntimeReference(path, said, _other(config), fixed_inputs=config.fixed_inputs)
     torch_source = source.torch if source.hf is None else hf_vision.folder_source(Path(source.hf), config.image_size)
     assert torch_source is not None
     module = torch_export.make_module(torch_source, source.requires)
