@@ -8,7 +8,6 @@ that what is measured is the serving.
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 import tempfile
@@ -97,7 +96,7 @@ class Sample:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
         fields = dict(line.split(":", 1) for line in lines)
         rss_mib = int(fields["VmRSS"].split()[0]) / 1024
-        return cls(at_s, rss_mib, int(fields["Threads"]), len(os.listdir(f"/proc/{pid}/fd")))
+        return cls(at_s, rss_mib, int(fields["Threads"]), len(list(Path(f"/proc/{pid}/fd").iterdir())))
 
 
 def soak(minutes: float) -> dict[str, Any]:
@@ -119,7 +118,8 @@ def _under_load(server: LocalServer, wanted: list[int], seconds: float) -> dict[
     clients = [Attacker(seed, ends, MODEL) for seed in range(CLIENTS)]
     (stub,) = stubs(server.pid)
     began_s = time.monotonic()
-    threads = [threading.Thread(target=each.run, args=(began_s + seconds,)) for each in (canary, *clients)]
+    runs = [canary.run, *(client.run for client in clients)]
+    threads = [threading.Thread(target=run, args=(began_s + seconds,)) for run in runs]
     for thread in threads:
         thread.start()
     samples: dict[str, list[Sample]] = {"server": [], "model's process": []}
@@ -169,9 +169,9 @@ def _figures(samples: Sequence[Sample]) -> dict[str, Any]:
             "max": max(each.descriptors for each in later),
             "last": later[-1].descriptors,
         },
-        "rss_mib by time": [
-            [round(each.at_s), round(each.rss_mib, 1)] for each in samples[:: max(1, len(samples) // 30)]
-        ],
+        "rss_mib by second": {
+            round(each.at_s): round(each.rss_mib, 1) for each in samples[:: max(1, len(samples) // 20)]
+        },
     }
 
 

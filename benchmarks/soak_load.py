@@ -1,4 +1,4 @@
-"""Clients of a served language model that mean no good: right, wrong, large, cut off and senseless requests, by a seed."""
+"""Hostile clients of a served language model: right, wrong, large, cut off and senseless requests, by a seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trtkit.runtime.triton_client import Client, parse_url
 if TYPE_CHECKING:
     from trtkit.deploy.triton.endpoints import Endpoints
 
-WORDS = "the engine of old ship was repaired by a crew that had never seen one like it before night".split()
+WORDS = ("the", "engine", "of", "an", "old", "ship", "was", "repaired", "by", "a", "crew", "before", "the", "night")
 LONG_RULE = 'start: "x" ' + " ".join(["r"] * 8000) + '\nr: "x"?\n'
 SCHEMA = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(1200)}}
 TIMEOUT_S = 60.0
@@ -35,7 +35,7 @@ _RIGHT: list[dict[str, Any]] = [
     {"stop_words": ["e", "qu"], "bad_words": ["night", "a"]},
     {"return_log_probs": True, "min_tokens": 2},
     {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "[0-9]{1,8}"},
-    {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": '{"type": "array", "items": {"type": "integer"}}'},
+    {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": '{"items": {"type": "integer"}}'},
     {"embedding_bias_words": ["night"], "embedding_bias_weights": [3.0]},
 ]  # fmt: skip
 _WRONG: list[dict[str, Any]] = [
@@ -105,18 +105,17 @@ class Attacker:
     def _noise(self) -> None:
         """Send what is no JSON, or JSON that is cut."""
         body = self._body(_RIGHT)
-        noise = self._random.choice(
-            [self._random.randbytes(300), body[: self._random.randrange(len(body))], b"[" * 20_000, b'{"text_input": "\\ud800"}']
-        )  # fmt: skip
-        self._count("noise", *self._post(noise))
+        cut = body[: self._random.randrange(len(body))]
+        noise = [self._random.randbytes(300), cut, b"[" * 20_000, b'{"text_input": "\\ud800"}']
+        self._count("noise", *self._post(self._random.choice(noise)))
 
     def _cut(self) -> None:
         """Promise more bytes than are sent."""
         try:
             with socket.create_connection((self._ends.host, self._ends.http_port), timeout=TIMEOUT_S) as line:
                 body = self._body(_RIGHT)
-                head = f"POST /v2/models/{self._model}/generate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body) + 9}\r\n\r\n"
-                line.sendall(head.encode() + body)
+                head = f"POST /v2/models/{self._model}/generate HTTP/1.1\r\nHost: x\r\n"
+                line.sendall(f"{head}Content-Length: {len(body) + 9}\r\n\r\n".encode() + body)
             self.outcomes["cut"] += 1
         except OSError as error:
             self._failed("cut", str(error))
@@ -155,7 +154,7 @@ class Attacker:
             connection.close()
 
     def _count(self, kind: str, status: int, text: str) -> None:
-        """Count how a request ended: right ones are answered or find the queue full, all others are refused or answered."""
+        """Count how a request ended: right ones are answered or find the queue full, others may be refused too."""
         if status == 200:
             self.outcomes[f"{kind}: answered"] += 1
         elif FULL in text:
