@@ -107,7 +107,7 @@ def double(url: str) -> list[float]:
 
 def test_it_serves_says_what_failed_and_stops_without_a_trace(repository: Path, start_trtkit: Start) -> None:
     python_model(repository, "broken", FAILS, TENSORS)
-    process = start_trtkit("serve", repository, *on_free_ports())
+    process = start_trtkit("serve", repository, "--allow-undeployed", *on_free_ports())
     found = ready_line(process)
     pid, models = found["server"]["pid"], {model["name"]: model for model in found["models"]}
     assert models["doubles"]["state"] == "READY"
@@ -132,7 +132,7 @@ def test_it_serves_says_what_failed_and_stops_without_a_trace(repository: Path, 
 def test_ctrl_c_stops_it_and_quiet_shows_no_information(repository: Path, start_trtkit: Start) -> None:
     python_model(repository, "other", DOUBLES, TENSORS)
     words = ["--model-control-mode", "explicit", "--load", "doubles", "--quiet"]
-    process = start_trtkit("serve", repository, *words, *on_free_ports())
+    process = start_trtkit("serve", repository, "--allow-undeployed", *words, *on_free_ports())
     found = ready_line(process)
     assert [model["name"] for model in found["models"]] == ["doubles"]
     double(found["http"])
@@ -143,7 +143,7 @@ def test_ctrl_c_stops_it_and_quiet_shows_no_information(repository: Path, start_
 
 
 def test_a_server_that_is_killed_is_reported(repository: Path, start_trtkit: Start) -> None:
-    process = start_trtkit("serve", repository, *on_free_ports())
+    process = start_trtkit("serve", repository, "--allow-undeployed", *on_free_ports())
     pid = ready_line(process)["server"]["pid"]
     stubs = children(pid)
     os.kill(pid, signal.SIGKILL)
@@ -155,7 +155,7 @@ def test_a_server_that_is_killed_is_reported(repository: Path, start_trtkit: Sta
 
 
 def test_when_a_models_process_is_killed_health_tells_and_serving_ends(repository: Path, start_trtkit: Start) -> None:
-    process = start_trtkit("serve", repository, *on_free_ports())
+    process = start_trtkit("serve", repository, "--allow-undeployed", *on_free_ports())
     found = ready_line(process)
     pid, port = found["server"]["pid"], found["http"].rpartition(":")[2]
     probe = [sys.executable, "-m", "trtkit.deploy.triton.health", port]
@@ -195,7 +195,7 @@ def test_when_trtkit_is_killed_the_server_ends_too(
     repository: Path, start_trtkit: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # its own folder stays: nobody is left to remove it
-    process = start_trtkit("serve", repository, *on_free_ports())
+    process = start_trtkit("serve", repository, "--allow-undeployed", *on_free_ports())
     pid = ready_line(process)["server"]["pid"]
     stubs = children(pid)
     process.kill()
@@ -205,7 +205,18 @@ def test_when_trtkit_is_killed_the_server_ends_too(
 
 def test_without_any_model_that_loads_it_fails(tmp_path: Path, start_trtkit: Start) -> None:
     python_model(tmp_path / "models", "broken", FAILS, TENSORS)
-    process = start_trtkit("serve", tmp_path / "models", "--http-port", 0, "--grpc-port", 0, "--metrics-port", 0, "-q")
+    process = start_trtkit(
+        "serve",
+        tmp_path / "models",
+        "--allow-undeployed",
+        "--http-port",
+        0,
+        "--grpc-port",
+        0,
+        "--metrics-port",
+        0,
+        "-q",
+    )
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1
     words = " ".join(out.split())
@@ -231,7 +242,17 @@ def test_a_taken_port_is_told_before_anything_starts(repository: Path, refuses: 
     with subprocess.Popen(handler, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as other:
         try:
             assert wait_until(lambda: is_listening(ends.http_port))
-            message = refuses("serve", repository, "--http-port", ends.http_port, "--grpc-port", 0, "--metrics-port", 0)
+            message = refuses(
+                "serve",
+                repository,
+                "--allow-undeployed",
+                "--http-port",
+                ends.http_port,
+                "--grpc-port",
+                0,
+                "--metrics-port",
+                0,
+            )
         finally:
             other.kill()
     assert message == (
@@ -253,12 +274,21 @@ def test_a_repository_with_faults_is_not_served(repository: Path, refuses: Calla
     python_model(repository, "cloud", DOUBLES, TENSORS)
     config = repository / "cloud" / "config.pbtxt"
     config.write_text(config.read_text().replace('"python"', '"onnxruntime"'))
-    assert refuses("serve", repository) == (
+    assert refuses("serve", repository, "--allow-undeployed") == (
         f"{repository} cannot be served\n"
         f"  {repository}/doubles/1/weights: is a symbolic link\n"
         "    fix: put the file or folder itself there\n"
         f"  {config}: the server has no backend `onnxruntime`; it has ensemble, python\n"
         "    fix: serve the repository from NVIDIA's container"
+    )
+
+
+def test_code_that_was_not_deployed_is_not_served(repository: Path, refuses: Callable[..., str]) -> None:
+    assert refuses("serve", repository) == (
+        f"{repository} cannot be served\n"
+        f"  {repository}/doubles/1: the version has no `deployment.json`: "
+        "nothing says that its code is what was deployed\n"
+        "    fix: deploy the model again; `--allow-undeployed` serves models that trtkit did not write"
     )
 
 

@@ -52,6 +52,7 @@ Exit codes: 0 stopped, 1 failed or ended by itself, 2 wrong usage."""
     help="Load all models, or those of --load and what clients ask for.",
 )
 @click.option("--load", multiple=True, metavar="NAME", help="Load this model; may be given again.")
+@click.option("--allow-undeployed", is_flag=True, help="Serve models that trtkit did not deploy: their code runs.")
 @json_option
 @quiet_option
 def command(repository: str, load: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
@@ -112,7 +113,7 @@ def _options(repository: Path, files: ServerFiles, load: tuple[str, ...], option
     if mode == "explicit" and not endpoints.is_loopback:
         what = "with `--model-control-mode explicit` whoever reaches the server can load code into it"
         raise DeployError(what, f"--host {endpoints.host}", "leave out one of the two")
-    models = check_repository(repository, files, load) if mode == "none" or load else []
+    models = check_repository(repository, files, load, allow_undeployed=options["allow_undeployed"])
     return ServeOptions(repository, endpoints, mode, load, needed_flags(models, files))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -21,8 +22,13 @@ if TYPE_CHECKING:
     from trtkit.deploy.triton.server_files import ServerFiles
 
 _DEPLOY = "deploy the model again"
+_UNDEPLOYED = "deploy the model again; `--allow-undeployed` serves models that trtkit did not write"
 # Names of older configurations that stand for a backend.
 _PLATFORMS = {"tensorrt_plan": "tensorrt", "onnxruntime_onnx": "onnxruntime", "pytorch_libtorch": "pytorch"}
+# Fields of a configuration that choose files to run; `trtkit deploy` writes none of them.
+_CODE_FIELDS = (
+    "runtime", "default_model_filename", "cc_model_filenames", "model_operations", "model_repository_agents",
+)  # fmt: skip
 _CACHE_FLAGS = ("--cache-config=local,size=268435456",)
 _RATE_FLAGS = ("--rate-limit=execution_count",)
 
@@ -75,17 +81,22 @@ def read_repository(repository: Path) -> list[RepositoryModel]:
     return models
 
 
-def check_repository(repository: Path, files: ServerFiles, only: Sequence[str] = ()) -> list[RepositoryModel]:
+def check_repository(
+    repository: Path, files: ServerFiles, only: Sequence[str] = (), *, allow_undeployed: bool = False
+) -> list[RepositoryModel]:
     """Return the models that the server is to load. only: their names, all where none are given.
 
+    allow_undeployed: take models that `trtkit deploy` did not write, whose code nobody has vouched for.
     Raises ProblemsError with all that is wrong with them: links and paths out of the repository, files that are not
-    those that were deployed, backends that the server lacks, plans that it cannot load.
+    those that were deployed, configurations that run others, backends that the server lacks, plans that it cannot load.
     """
     models = read_repository(repository)
     problems = [*_links(repository), *_strangers(repository), *_unknown(models, only)]
     chosen = [model for model in models if not only or model.name in _with_steps(only, models)]
-    for model in chosen:
-        problems += [*_config_problems(model, files, {each.name for each in models}), *_version_problems(model)]
+    for model in models:  # those that are not chosen too: a client may load them
+        if model in chosen:
+            problems += [*_config_problems(model, files, {each.name for each in models}), *_version_problems(model)]
+        problems += _trust_problems(model, allow_undeployed=allow_undeployed)
     if problems:
         raise ProblemsError(f"{repository} cannot be served", problems)
     return chosen
@@ -150,8 +161,9 @@ def _config_problems(model: RepositoryModel, files: ServerFiles, known: set[str]
         if name and not _is_inside(name):
             yield Problem(f"`{name}` is no file of the model's own", where, _DEPLOY)
     for key, parameter in model.config.parameters.items():
-        if ".." in PurePosixPath(parameter.string_value).parts:
-            yield Problem(f"`{key}` leads out of the repository: `{parameter.string_value}`", where, _DEPLOY)
+        path = PurePosixPath(parameter.string_value)
+        if ".." in path.parts or path.is_absolute():
+            yield Problem(f"`{key}` leads out of the repository: `{path}`", where, _DEPLOY)
 
 
 def _version_problems(model: RepositoryModel) -> Iterator[Problem]:
@@ -162,24 +174,60 @@ def _version_problems(model: RepositoryModel) -> Iterator[Problem]:
     if not versions and not named and not model.steps:
         yield Problem("the model has no version", str(model.folder), _DEPLOY)
     for version in versions:
-        if (version / DEPLOYMENT).exists():
-            yield from _deployment_problems(version)
+        with contextlib.suppress(DeployError):  # a record that cannot be read is a problem of trust
+            record = _read_record(version)
+            if record.library is not None:
+                yield from _library_problems(record.library, record.backend, version)
 
 
-def _deployment_problems(version: Path) -> Iterator[Problem]:
-    """Yield how a version differs from what was deployed; a plan and model.py are code."""
+def _trust_problems(model: RepositoryModel, *, allow_undeployed: bool) -> Iterator[Problem]:
+    """Yield what could run and is not what was deployed: versions, files in the model's folder, its configuration."""
+    deployed = [version for version in model.versions if (version / DEPLOYMENT).exists()]
+    if allow_undeployed and not deployed:
+        return
+    yield from _code_problems(model)
+    for version in model.versions:
+        if version not in deployed:
+            what = f"the version has no `{DEPLOYMENT}`: nothing says that its code is what was deployed"
+            yield Problem(what, str(version), _UNDEPLOYED)
+            continue
+        try:
+            yield from _file_problems(version, _read_record(version).digests)
+        except DeployError as error:
+            yield Problem(error.what, error.where, error.fix)
+
+
+def _code_problems(model: RepositoryModel) -> Iterator[Problem]:
+    """Yield what beside its versions could run with a model: fields of its configuration, and files in its folder."""
+    fields = [field.name for field, _ in model.config.ListFields() if field.name in _CODE_FIELDS]
+    for name in [*fields, *model.config.parameters]:
+        what = f"`{name}` is not of a deployment, and may choose what code runs"
+        yield Problem(what, str(model.folder / CONFIG), _DEPLOY)
+    for path in sorted(model.folder.iterdir()):
+        is_known = path.name == CONFIG or (path.is_dir() and path.name.isdecimal())
+        if not is_known and not path.is_symlink():
+            yield Problem("was not deployed", str(path), "remove it, or deploy the model again")
+
+
+@dataclass(frozen=True)
+class _Record:
+    """A version's deployment.json. digests: SHA-256 by file."""
+
+    digests: dict[str, str]
+    backend: str
+    library: BackendRecord | None
+
+
+def _read_record(version: Path) -> _Record:
+    """Return what was deployed as a version. Raises DeployError if its record cannot be read."""
     file = version / DEPLOYMENT
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-        digests: dict[str, str] = dict(record["files"])
-        backend, library = str(record["backend"]), record["backend_library"]
+        library = record["backend_library"]
         built_with = None if library is None else BackendRecord.model_validate(library)
+        return _Record(dict(record["files"]), str(record["backend"]), built_with)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        yield Problem(f"cannot be read: {error}", str(file), _DEPLOY)
-        return
-    yield from _file_problems(version, digests)
-    if built_with is not None:
-        yield from _library_problems(built_with, backend, version)
+        raise DeployError(f"cannot be read: {error}", str(file), _DEPLOY) from None
 
 
 def _file_problems(version: Path, digests: dict[str, str]) -> Iterator[Problem]:
@@ -192,9 +240,8 @@ def _file_problems(version: Path, digests: dict[str, str]) -> Iterator[Problem]:
         elif sha256_of(path) != sha256:
             yield Problem("the file is not the one that was deployed: its SHA-256 differs", str(path), _DEPLOY)
     for path in sorted(version.rglob("*")):
-        found = path.relative_to(version)
-        is_known = str(found) in {*digests, DEPLOYMENT} or found.parent.name == "__pycache__"
-        if path.is_file() and not is_known:
+        is_known = str(path.relative_to(version)) in {*digests, DEPLOYMENT}
+        if not is_known and not path.is_dir() and not path.is_symlink():
             yield Problem("the file was not deployed", str(path), "remove it, or deploy the model again")
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,8 @@ from trtkit.errors import DeployError, ProblemsError
 if TYPE_CHECKING:
     from pathlib import Path
 
+MISSING = "{}: the version has no `deployment.json`: nothing says that its code is what was deployed"
+PARAMETER = 'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{}" }} }}\n'
 OUTPUT = 'output { name: "y" data_type: TYPE_FP32 dims: 1 }\n'
 
 
@@ -36,14 +39,18 @@ def repository(tmp_path: Path) -> Path:
 
 
 def deployed(version: Path, backend: str, library: dict[str, str] | None, **changes: Any) -> None:
-    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in version.iterdir()}
+    digests = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in version.iterdir()
+        if path.name != "deployment.json"
+    }
     record = {"backend": backend, "backend_library": library, "files": digests, **changes}
     (version / "deployment.json").write_text(json.dumps(record))
 
 
-def problems(repository: Path, files: ServerFiles, *only: str) -> list[str]:
+def problems(repository: Path, files: ServerFiles, *only: str, allow_undeployed: bool = False) -> list[str]:
     with pytest.raises(ProblemsError) as error:
-        check_repository(repository, files, only)
+        check_repository(repository, files, only, allow_undeployed=allow_undeployed)
     assert error.value.what == f"{repository} cannot be served"
     return [f"{problem.where.removeprefix(str(repository) + '/')}: {problem.what}" for problem in error.value.problems]
 
@@ -52,15 +59,66 @@ def test_what_was_deployed_passes(repository: Path, files: ServerFiles) -> None:
     assert [model.name for model in check_repository(repository, files)] == ["tiny"]
 
 
-def test_a_model_written_by_hand_passes(repository: Path, files: ServerFiles) -> None:
+def test_a_model_written_by_hand_passes_only_where_that_is_allowed(repository: Path, files: ServerFiles) -> None:
     python_model(repository, "hand", "", OUTPUT)
-    assert [model.name for model in check_repository(repository, files)] == ["hand", "tiny"]
+    found = check_repository(repository, files, allow_undeployed=True)
+    assert [model.name for model in found] == ["hand", "tiny"]
+    assert problems(repository, files) == [MISSING.format("hand/1")]
 
 
-def test_compiled_python_is_no_stranger(repository: Path, files: ServerFiles) -> None:
+def test_code_without_its_record_is_refused(repository: Path, files: ServerFiles) -> None:
+    version = repository / "tiny" / "1"
+    (version / "deployment.json").unlink()
+    (version / "model.py").write_text("print('another model')\n")
+    assert problems(repository, files) == [MISSING.format("tiny/1")]
+
+
+def test_code_without_its_record_is_refused_where_another_version_has_one(repository: Path, files: ServerFiles) -> None:
+    shutil.copytree(repository / "tiny" / "1", repository / "tiny" / "2")
+    (repository / "tiny" / "2" / "deployment.json").unlink()
+    with pytest.raises(ProblemsError):
+        check_repository(repository, files, allow_undeployed=True)
+
+
+def test_compiled_python_is_refused_since_it_would_run_unchecked(repository: Path, files: ServerFiles) -> None:
     (repository / "tiny" / "1" / "__pycache__").mkdir()
     (repository / "tiny" / "1" / "__pycache__" / "model.cpython-311.pyc").write_text("")
-    check_repository(repository, files)
+    assert problems(repository, files) == ["tiny/1/__pycache__/model.cpython-311.pyc: the file was not deployed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (PARAMETER.format("$$TRITON_MODEL_DIRECTORY/1/env.tar.gz"), "EXECUTION_ENV_PATH"),
+        ('default_model_filename: "other.py"\n', "default_model_filename"),
+        ('cc_model_filenames { key: "8.0" value: "other.plan" }\n', "cc_model_filenames"),
+        ('runtime: "other.so"\n', "runtime"),
+        ('model_operations { op_library_filename: "op.so" }\n', "model_operations"),
+        ('model_repository_agents { agents { name: "other" } }\n', "model_repository_agents"),
+    ],
+)
+def test_a_configuration_that_chooses_other_code_is_refused(
+    repository: Path, files: ServerFiles, text: str, name: str
+) -> None:
+    config = repository / "tiny" / "config.pbtxt"
+    config.write_text(config.read_text() + text)
+    assert problems(repository, files) == [
+        f"tiny/config.pbtxt: `{name}` is not of a deployment, and may choose what code runs"
+    ]
+
+
+def test_files_beside_a_models_versions_are_refused(repository: Path, files: ServerFiles) -> None:
+    (repository / "tiny" / "libtriton_python.so").write_text("")  # Triton prefers it to its own
+    assert problems(repository, files) == ["tiny/libtriton_python.so: was not deployed"]
+
+
+def test_models_that_a_client_may_load_later_are_checked_too(repository: Path, files: ServerFiles) -> None:
+    shutil.copytree(repository / "tiny", repository / "other")
+    config = repository / "other" / "config.pbtxt"
+    config.write_text(config.read_text().replace('"tiny"', '"other"'))
+    (repository / "other" / "1" / "model.py").write_text("print('another model')\n")
+    wanted = "other/1/model.py: the file is not the one that was deployed: its SHA-256 differs"
+    assert problems(repository, files, "tiny") == [wanted]
 
 
 def test_files_that_are_not_what_was_deployed(repository: Path, files: ServerFiles) -> None:
@@ -98,9 +156,9 @@ def test_a_linked_model_is_refused(repository: Path, files: ServerFiles) -> None
 
 def test_configurations_that_lead_out_are_refused(repository: Path, files: ServerFiles) -> None:
     up = 'default_model_filename: "../../evil.py"\n'
-    up += 'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "$$TRITON_MODEL_DIRECTORY/../env.tar.gz" } }\n'
+    up += PARAMETER.format("$$TRITON_MODEL_DIRECTORY/../env.tar.gz")
     python_model(repository, "up", "", OUTPUT + up)
-    assert problems(repository, files) == [
+    assert problems(repository, files, allow_undeployed=True) == [
         "up/config.pbtxt: `../../evil.py` is no file of the model's own",
         "up/config.pbtxt: `EXECUTION_ENV_PATH` leads out of the repository: `$$TRITON_MODEL_DIRECTORY/../env.tar.gz`",
     ]
@@ -110,10 +168,11 @@ def test_a_backend_that_the_server_lacks(repository: Path, files: ServerFiles) -
     folder = repository / "native"
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(f'platform: "tensorrt_plan"\n{OUTPUT}')
-    assert problems(repository, files) == [
+    assert problems(repository, files, allow_undeployed=True) == [
         "native/config.pbtxt: the server has no backend `tensorrt`; it has ensemble, python"
     ]
-    assert [model.name for model in check_repository(repository, files, ["tiny"])] == ["tiny"]
+    found = check_repository(repository, files, ["tiny"], allow_undeployed=True)
+    assert [model.name for model in found] == ["tiny"]
 
 
 def test_an_rtx_plan_for_tensorrts_backend(repository: Path, files: ServerFiles) -> None:
@@ -144,7 +203,7 @@ def test_versions_that_are_not_there(repository: Path, files: ServerFiles) -> No
     empty = python_model(repository, "empty", "", OUTPUT)
     (empty / "1" / "model.py").unlink()
     (empty / "1").rmdir()
-    assert problems(repository, files) == [
+    assert problems(repository, files, allow_undeployed=True) == [
         "empty: the model has no version",
         "gone: version 7 is served and not here",
     ]
@@ -163,8 +222,9 @@ def test_an_ensemble_needs_its_steps(repository: Path, files: ServerFiles) -> No
     folder = repository / "both"
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(f'platform: "ensemble"\n{OUTPUT}{steps}')
-    assert problems(repository, files) == ["both/config.pbtxt: the ensemble needs a model `lost`, which is not here"]
-    assert problems(repository, files, "both") == problems(repository, files)
+    wanted = ["both/config.pbtxt: the ensemble needs a model `lost`, which is not here"]
+    assert problems(repository, files, allow_undeployed=True) == wanted
+    assert problems(repository, files, "both", allow_undeployed=True) == wanted
 
 
 def test_other_faults_of_a_model(repository: Path, files: ServerFiles) -> None:
