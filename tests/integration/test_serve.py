@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,25 @@ FAILS = """\
 class TritonPythonModel:
     def initialize(self, args):
         raise ValueError("the weights are gone")
+"""
+
+
+REFUSES = """\
+from trtkit.deploy.triton.backend.requests import refusal
+from trtkit.errors import BackendError, GenerationError, RequestError, SourceError
+
+ERRORS = [
+    RequestError("`0` is not a length", "max_tokens"),
+    SourceError("not an image", "image"),
+    GenerationError("8 requests are waiting already"),
+    BackendError("TensorRT could not run the engine"),
+    ValueError("nobody expected this"),
+]
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [refusal(ERRORS[int(request.inputs()[0].as_numpy()[0])]) for request in requests]
 """
 
 
@@ -259,6 +279,25 @@ def test_a_taken_port_is_told_before_anything_starts(repository: Path, refuses: 
         f"--http-port: port {ends.http_port} of 127.0.0.1 cannot be listened on: address already in use\n"
         "fix: choose another, or stop what listens there"
     )
+
+
+def test_errors_have_the_status_of_whose_fault_they_are(tmp_path: Path) -> None:
+    python_model(tmp_path / "models", "refuses", REFUSES, TENSORS)
+    statuses = []
+    with serving(tmp_path / "models") as served:
+        for number in range(5):
+            body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [number, 0]}]}
+            url = f"http://{served.http}/v2/models/refuses/infer"
+            with pytest.raises(urllib.error.HTTPError) as error:
+                urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=30)
+            statuses.append((error.value.code, json.load(error.value)["error"]))
+    assert statuses == [
+        (400, "max_tokens: `0` is not a length"),
+        (400, "image: not an image"),
+        (503, "8 requests are waiting already"),
+        (500, "the model failed: TensorRT could not run the engine"),
+        (500, "the model failed: ValueError: nobody expected this"),
+    ]
 
 
 def is_listening(port: int) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from trtkit.errors import GenerationError, RequestError, TrtkitError
+from trtkit.errors import GenerationError, RequestError, SourceError, TrtkitError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,12 +32,18 @@ def answer(outputs: Mapping[str, Array]) -> Any:
 def refusal(error: Exception) -> Any:
     """Return a response that says what is wrong.
 
-    Clients get HTTP 400 for one of trtkit's errors, 503 where there is no room now, 500 for what is our fault.
+    Clients of `infer` get HTTP 400 for what they sent, 503 where there is no room now, 500 for what is our fault.
+    Triton answers those of `generate` with 400 whatever the code.
     """
-    if isinstance(error, GenerationError) and not isinstance(error, RequestError):
-        return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.UNAVAILABLE))
-    if isinstance(error, TrtkitError):
-        return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
+    codes = pb_utils.TritonError
+    if isinstance(error, (RequestError, SourceError)):
+        return _error(str(error), codes.INVALID_ARG)
+    if isinstance(error, GenerationError):
+        return _error(str(error), codes.UNAVAILABLE)
     log.exception("the model failed", exc_info=error)
-    text = f"the model failed: {type(error).__name__}: {error}"
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(text, pb_utils.TritonError.INTERNAL))
+    kind = "" if isinstance(error, TrtkitError) else f"{type(error).__name__}: "
+    return _error(f"the model failed: {kind}{error}", codes.INTERNAL)
+
+
+def _error(text: str, code: Any) -> Any:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(text, code))
