@@ -76,6 +76,27 @@ def test_a_pipeline_is_deployed_with_what_and_why(bundle: Path, trtkit: Trtkit, 
     assert not list(workspace.glob(".*"))
 
 
+def test_a_deployed_manifest_names_no_path_of_this_machine(bundle: Path, trtkit: Trtkit, workspace: Path) -> None:
+    before = (bundle / "manifest.json").read_text()
+    assert '"path": "/' in before
+    deployed(trtkit, bundle, "--as", "tensors")
+    manifest = workspace / "models" / "tiny" / "1" / "bundle" / "manifest.json"
+    assert str(workspace.parent) not in manifest.read_text()
+    assert '"path": "/' not in manifest.read_text()
+    assert open_bundle(manifest.parent).manifest.build_key == json.loads(before)["build_key"]
+
+
+def test_without_a_gpu_a_language_models_manifest_names_the_source_it_reads(
+    language_model: Path, trtkit: Trtkit, workspace: Path
+) -> None:
+    source = language_model.parent / "model"
+    note = f"a server here reads the weights from {source}, which the deployed manifest names"
+    assert note in deployed(trtkit, language_model, "--name", "chat")["notes"]
+    manifest = json.loads((workspace / "models" / "chat" / "1" / "bundle" / "manifest.json").read_text())
+    assert manifest["config"]["source"]["hf"] == str(source)
+    assert {file["path"] for file in manifest["sources"]} >= {"config.json", "tokenizer.json"}
+
+
 def test_a_dry_run_shows_the_difference_and_writes_nothing(bundle: Path, trtkit: Trtkit, workspace: Path) -> None:
     deployed(trtkit, bundle, "--as", "tensors")
     before = tree(workspace)

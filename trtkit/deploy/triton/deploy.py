@@ -10,6 +10,7 @@ from trtkit.deploy.triton.elsewhere import check_models
 from trtkit.deploy.triton.llm_model import llm_model
 from trtkit.deploy.triton.network_models import network_models
 from trtkit.deploy.triton.ocr_pipeline import ocr_pipeline, page_answer
+from trtkit.deploy.triton.portable_manifest import reads_source
 from trtkit.deploy.triton.repository import differences, place, refuse_links, write, writing
 from trtkit.deploy.triton.served import check_name
 from trtkit.deploy.triton.vision_pipeline import image_answer, takes_images, vision_pipeline
@@ -130,9 +131,10 @@ def _checked(bundle: Bundle) -> list[str]:
     elif not found.get("passed"):
         what = f"the bundle's verification failed: {verdict(found)}"
         raise DeployError(what, str(bundle.path), "see `trtkit verify --fix`, and verify it again")
-    if manifest.hybrid is not None and manifest.backend.name != "tensorrt":
-        source = manifest.config.source.hf
-        notes.append(f"a server without a GPU, or with several engines to run, reads the weights from {source}")
+    if reads_source(manifest) and manifest.backend.name != "tensorrt":
+        source = manifest.config.source
+        folder = source.hf or source.gguf or source.trtllm
+        notes.append(f"a server here reads the weights from {folder}, which the deployed manifest names")
     return notes
 
 

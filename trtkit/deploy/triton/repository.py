@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit import __version__
 from trtkit.deploy.triton.model_config import config_text, read_config, versions
+from trtkit.deploy.triton.portable_manifest import portable_manifest
 from trtkit.engine.bundle import MANIFEST, open_bundle
 from trtkit.engine.folder_lock import locked
 from trtkit.errors import BundleError, DeployError
@@ -188,8 +189,9 @@ def _contents(model: ServedModel) -> dict[str, Path | str]:
     if model.bundle is not None and model.plan is None:
         root = model.bundle.path
         bundle = open_bundle(root)  # as it is now, with known requests
-        names = [MANIFEST, *bundle.file_names(), *([bundle.manifest.known.path] if bundle.manifest.known else [])]
+        names = [*bundle.file_names(), *([bundle.manifest.known.path] if bundle.manifest.known else [])]
         found |= {f"bundle/{name}": root / name for name in names}
+        found[f"bundle/{MANIFEST}"] = portable_manifest(bundle)
     return found
 
 
