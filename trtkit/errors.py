@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import struct
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+AGAIN = "copy or download the file again"
 
 
 class TrtkitError(Exception):
@@ -123,3 +135,29 @@ class PlanError(TrtkitError):
     """A question about capacity that has no answer: an unknown GPU, lengths the model does not have."""
 
     exit_code = 2
+
+
+@contextlib.contextmanager
+def reading(where: str, fix: str = AGAIN, kind: type[TrtkitError] = SourceError) -> Iterator[None]:
+    """Turn what Python raises on data of wrong types and sizes into an error of `kind`: the file is wrong, not trtkit.
+
+    Stands once around each reader of files that nobody vouches for. Memory that runs out stays what it is.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"cannot be read: {(error.strerror or str(error)).lower()}", where, fix) from error
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, struct.error) as error:
+        what = str(error).strip().splitlines()
+        raise kind(f"damaged: {type(error).__name__}: {what[0][:200] if what else ''}", where, fix) from error
+
+
+def reader(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Put `reading` around a function whose first argument is the file or folder that it reads."""
+
+    @functools.wraps(function)
+    def guarded(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        with reading(str(args[0])):
+            return function(*args, **kwargs)
+
+    return guarded

@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trtkit.errors import ConfigError, Problem
+from trtkit.files import read_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 KeyPath = tuple[str | int, ...]
+_MAX_MIB, _MAX_VALUES = 16, 100_000
+
+
+class _TooManyError(Exception):
+    """Aliases of aliases double at each level; a short file would take all memory."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +39,9 @@ class YamlFile:
 def read_yaml(path: Path) -> YamlFile:
     """Parse `path`, whose top level must be a mapping. Raises ConfigError with the line of a fault."""
     try:
-        text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(read_text(path, _MAX_MIB), Loader=yaml.SafeLoader)
+    except RecursionError:
+        raise _config_error(path, "not valid YAML: values are nested too deeply") from None
     except (OSError, UnicodeDecodeError) as error:
         raise _config_error(path, f"the config cannot be read: {error}") from error
     except yaml.YAMLError as error:
@@ -46,11 +53,15 @@ def read_yaml(path: Path) -> YamlFile:
         data = _construct(node, (), lines, path)
     except RecursionError:
         raise _config_error(path, "an alias contains itself") from None
+    except _TooManyError:
+        raise _config_error(path, f"aliases expand to more than {_MAX_VALUES} values") from None
     return YamlFile(path, data, lines)
 
 
 def _construct(node: yaml.Node, at: KeyPath, lines: dict[KeyPath, int], path: Path) -> Any:
     """Build the value of `node`, noting the line of every key below it."""
+    if len(lines) > _MAX_VALUES:
+        raise _TooManyError
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:

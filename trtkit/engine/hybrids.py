@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from trtkit.models.hybrids.registry import HYBRIDS, HybridOptions, hybrid_spec
 from trtkit.network.hybrid import input_name, port_dtype
 from trtkit.network.onnx_io import TensorSpec
 from trtkit.sources.hybrid_source import HybridSource, open_hybrid_folder
+from trtkit.sources.safetensors_folder import json_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -72,11 +72,7 @@ class OpenedHybrid:
 
 def hybrid_family(folder: Path) -> str:
     """Return the hybrid `model_type` of a folder's config.json, empty where it has none."""
-    try:
-        fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return ""
-    model_type = str(fields.get("model_type", "")) if isinstance(fields, dict) else ""
+    model_type = str(json_object(folder / "config.json").get("model_type", ""))
     return model_type if model_type in HYBRIDS else ""
 
 

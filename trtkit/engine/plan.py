@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from trtkit.engine.quantization.by_part.choice import VISION, check_names
 from trtkit.engine.vision_language import takes_images
 from trtkit.models.registry import FAMILIES
 from trtkit.models.vision_language.registry import VISION_LANGUAGE
+from trtkit.sources.safetensors_folder import json_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,8 +79,4 @@ _LLMS = {*FAMILIES, *VISION_LANGUAGE}
 
 def _model_type(folder: Path) -> str:
     """Return `model_type` of a folder's config.json, empty where there is none to read."""
-    try:
-        fields = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return ""
-    return str(fields.get("model_type", "")) if isinstance(fields, dict) else ""
+    return str(json_object(folder / "config.json").get("model_type", ""))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from trtkit.config.quantize import QuantizeOptions, whole
 from trtkit.config.schema import InputSpec, LlmOptions, ModelConfig, Source, TorchSource, VisionOptions
 from trtkit.engine.quantization.by_part.choice import VISION
-from trtkit.errors import Problem, ProblemsError, SourceError
+from trtkit.errors import Problem, ProblemsError, SourceError, reader
 from trtkit.models.vision_language.registry import VISION_LANGUAGE, vision_spec
 from trtkit.models.vision_language.spec import VisionLimits
 from trtkit.sources import package_file
+from trtkit.sources.safetensors_folder import json_object
 
 if TYPE_CHECKING:
     from trtkit.models.vision_language.spec import VisionSpec
@@ -35,16 +35,22 @@ class OpenedVision:
 def takes_images(config: ModelConfig) -> bool:
     """Whether the config builds a language model with a vision tower."""
     folder = config.source.hf
-    is_asked = config.vision is None or config.vision.enabled
-    return folder is not None and is_asked and _json(Path(folder), "config.json").get("model_type") in VISION_LANGUAGE
+    if folder is None or not (config.vision is None or config.vision.enabled):
+        return False
+    return str(json_object(Path(folder) / "config.json").get("model_type")) in VISION_LANGUAGE
 
 
 def open_vision(config: ModelConfig) -> OpenedVision:
     """Open the vision tower of a config that takes images. Raises SourceError, ProblemsError."""
-    from trtkit.sources.vision_language.load import whole_config
-
     assert config.source.hf is not None
     folder = package_file.resolve(config.source.hf)
+    return _open_vision(folder, config)
+
+
+@reader
+def _open_vision(folder: Path, config: ModelConfig) -> OpenedVision:
+    from trtkit.sources.vision_language.load import whole_config
+
     if not any((folder / name).is_file() for name in PROCESSOR_FILES):
         what = "no `preprocessor_config.json`: it says how an image becomes the model's input"
         raise SourceError(what, str(folder), "take the folder as a whole, or set `vision.enabled=false` for text only")
@@ -90,7 +96,8 @@ def _tower_options(options: QuantizeOptions) -> QuantizeOptions | None:
 def _most_tokens(folder: Path, fields: dict[str, Any], config: ModelConfig) -> int:
     """Return the tokens of the largest image that the image processor lets through, as far as a slot holds them."""
     vision, room = fields["vision_config"], (config.llm or LlmOptions()).max_sequence_length
-    processor = _json(folder, PROCESSOR_FILES[0]) or _json(folder, PROCESSOR_FILES[1]).get("image_processor", {})
+    own, joint = (json_object(folder / name) for name in PROCESSOR_FILES)
+    processor = own or joint.get("image_processor", {})
     size = processor.get("size")
     pixels = processor.get("max_pixels") or (size.get("longest_edge") if isinstance(size, dict) else None)
     if not pixels or "spatial_merge_size" not in vision:
@@ -112,12 +119,3 @@ def _check(spec: VisionSpec, fields: dict[str, Any], folder: Path) -> None:
         problems.append(Problem(what, where))
     if problems:
         raise ProblemsError(f"the parts of `{spec.model_type}` do not fit together", problems)
-
-
-def _json(folder: Path, name: str) -> dict[str, Any]:
-    """Return a file's JSON object, empty where there is none to read."""
-    try:
-        fields = json.loads((folder / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return fields if isinstance(fields, dict) else {}

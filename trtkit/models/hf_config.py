@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import Problem, ProblemsError, SourceError
@@ -30,6 +32,26 @@ _IMMATERIAL = """
     validate_runner_input max_batch_size max_sequence_length init_device eos_token
     remove_invalid_values temperature top_k top_p do_sample max_length"""
 
+FIX = "take config.json from the model's own folder"
+# Sizes by the usual name, with the largest that is believed: millions of layers would only take the machine's memory.
+_MAX_LAYERS = 10_000
+_COUNTS = re.compile(r"(layers?|depths?|blocks)$")
+_SIZES = {
+    "num_hidden_layers": _MAX_LAYERS,
+    "num_attention_heads": 65_536,
+    "num_key_value_heads": 65_536,
+    "num_local_experts": 65_536,
+    "num_experts": 65_536,
+    "num_experts_per_tok": 65_536,
+    "head_dim": 65_536,
+    "hidden_size": 1 << 24,
+    "intermediate_size": 1 << 28,
+    "moe_intermediate_size": 1 << 28,
+    "vocab_size": 1 << 28,
+    "max_position_embeddings": (1 << 31) - 1,
+}
+_KINDS: dict[type, str] = {str: "text", list: "a list", dict: "a mapping"}
+
 
 class HfConfig:
     """A config dict that remembers which of its fields were read. Errors name the field and its file.
@@ -55,14 +77,41 @@ class HfConfig:
             return self._defaults.get(name, default)
         value = self._fields[stated[0]]
         self._read.update(own for own in stated if self._fields[own] == value)
-        return default if value is None else value
+        if value is None:
+            return default
+        self._check(stated[0], value, default)
+        return value
 
     def need(self, name: str) -> Any:
         """Return a field that must be there. Raises SourceError."""
         value = self.get(name)
         if value is None:
-            raise SourceError(f"field `{name}` is missing", self.where, "take config.json from the model's own folder")
+            raise SourceError(f"field `{name}` is missing", self.where, FIX)
         return value
+
+    def _check(self, own: str, value: Any, default: Any) -> None:
+        """Raise SourceError for a value of another kind than the default's, or a size that no model has.
+
+        Python would take `"false"` for true and true for 1.
+        """
+        usual = {alias: name for name, alias in self._aliases.items()}.get(own, own)
+        if usual in _SIZES:
+            is_right, wanted = (
+                _is_integer(value) and 1 <= value <= _SIZES[usual],
+                f"an integer from 1 to {_SIZES[usual]}",
+            )
+        elif isinstance(value, int | float) and not isinstance(default, bool) and _COUNTS.search(own):
+            is_right, wanted = _is_integer(value) and 0 <= value <= _MAX_LAYERS, f"an integer up to {_MAX_LAYERS}"
+        elif isinstance(default, bool):
+            is_right, wanted = value in (True, False), "true or false"
+        elif isinstance(default, int | float):
+            is_right, wanted = _is_number(value), "a number"
+        elif isinstance(default, str | list | dict):
+            is_right, wanted = isinstance(value, type(default)), _KINDS[type(default)]
+        else:
+            return
+        if not is_right:
+            raise SourceError(f"`{own}` is `{str(value)[:60]}`, wanted is {wanted}", self.where, FIX)
 
     def refuse(self, name: str, *supported: Any) -> None:
         """Raise SourceError unless a field is missing, null or one of `supported`."""
@@ -88,6 +137,14 @@ class HfConfig:
             raise ProblemsError(
                 "fields that this model family does not have", problems, "remove those that change nothing"
             )
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_integer(value) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _is_unset(value: Any) -> bool:

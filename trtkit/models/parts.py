@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trtkit.errors import SourceError
 from trtkit.models.spec import (
     AttentionSpec,
     BlockSpec,
@@ -105,6 +106,8 @@ def sliding_windows(config: HfConfig, default_types: Sequence[str] | None = None
     count = int(config.need("num_hidden_layers"))
     window = config.get("sliding_window")
     types = list(config.get("layer_types", default_types or ["sliding_attention"] * count))
+    if len(types) != count:
+        raise SourceError(f"`layer_types` has {len(types)} entries for {count} layers", config.where)
     for kind in types:
         if kind not in ("full_attention", "sliding_attention"):
             raise config.unsupported("layer_types", kind, ("full_attention", "sliding_attention"))

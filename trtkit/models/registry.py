@@ -6,8 +6,8 @@ import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from trtkit.errors import SourceError
-from trtkit.models.hf_config import HfConfig
+from trtkit.errors import SourceError, reading
+from trtkit.models.hf_config import FIX, HfConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,8 +58,9 @@ def decoder_spec(fields: Mapping[str, Any], where: str = "config.json") -> Decod
     family = importlib.import_module(f"trtkit.models.decoders.{FAMILIES[model_type]}")
     config = HfConfig(fields, where, getattr(family, "ALIASES", None), getattr(family, "DEFAULTS", None))
     config.refuse("quantization_config")
-    spec: DecoderSpec = family.spec(config)
-    config.check_all_read()
+    with reading(where, FIX):
+        spec: DecoderSpec = family.spec(config)
+        config.check_all_read()
     return spec
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from trtkit.errors import SourceError
+from trtkit.errors import SourceError, reader
 from trtkit.sources import trtllm_config, trtllm_weights
 from trtkit.sources.checkpoint import Checkpoint
 from trtkit.sources.gguf_blocks import KEPT
@@ -54,6 +54,7 @@ class DecoderSource:
     folder: Path | None = None
 
 
+@reader
 def open_hf_folder(folder: Path) -> DecoderSource:
     """Open a folder that transformers saved: config.json, safetensors, tokenizer files.
 
@@ -73,6 +74,7 @@ def open_hf_folder(folder: Path) -> DecoderSource:
     return replace(opened, quantized_by=quantized.method, kv_cache=quantized.kv_cache)
 
 
+@reader
 def open_gguf(path: Path, *, keep_quantized: bool = False) -> DecoderSource:
     """Open a GGUF file: metadata as a Hugging Face config, tensors dequantized as they are read, the tokenizer rebuilt.
 
@@ -99,6 +101,7 @@ def _kept(file: GgufFile, weights: Mapping[str, StoredArray]) -> str:
     return f"{kept} matrices kept as stored{rest}"
 
 
+@reader
 def open_trtllm(folder: Path) -> DecoderSource:
     """Open a TensorRT-LLM checkpoint: config.json and rank*.safetensors, ranks merged. It has no tokenizer.
 

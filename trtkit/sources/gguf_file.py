@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.errors import SourceError
+from trtkit.files import open_regular
 from trtkit.sources.checkpoint import StoredArray
 from trtkit.sources.gguf_blocks import KEPT, block_matrix
 
@@ -96,7 +97,7 @@ def read_gguf(path: Path) -> GgufFile:
     """
     import gguf  # noqa: F401
 
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if file.read(4) != _MAGIC:
             raise SourceError("not a GGUF file: it does not start with `GGUF`", str(path), "give a .gguf file")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trtkit.errors import SourceError
+from trtkit.errors import SourceError, reading
 from trtkit.sources.gguf_sentencepiece import has_space_prefix, pieces, sentencepiece_tokenizer
 from trtkit.sources.tokenizer import CopiedTokenizer
 
@@ -60,14 +60,17 @@ class GgufTokenizer:
     """A tokenizer that a GGUF file describes."""
 
     metadata: Mapping[str, Any]
+    where: str
 
     def write(self, folder: Path) -> list[Path]:
         """Write tokenizer.json, tokenizer_config.json with the chat template, and generation_config.json."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "tokenizer.json"
-        build_tokenizer(self.metadata).save(str(path))
-        written = [path, _write_json(folder / "tokenizer_config.json", self._config())]
-        return [*written, _write_json(folder / "generation_config.json", self._generation())]
+        with reading(self.where):
+            build_tokenizer(self.metadata).save(str(path))
+            config, generation = self._config(), self._generation()
+        written = [path, _write_json(folder / "tokenizer_config.json", config)]
+        return [*written, _write_json(folder / "generation_config.json", generation)]
 
     def _config(self) -> dict[str, Any]:
         tokens, template = self.metadata[_KEY + "tokens"], self.metadata.get("tokenizer.chat_template")
@@ -104,7 +107,8 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     for name in needed:
         if _KEY + name not in file.metadata:
             raise SourceError(f"metadata key `{_KEY}{name}` is missing", str(file.path), fix)
-    return GgufTokenizer({key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")})
+    own = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
+    return GgufTokenizer(own, str(file.path))
 
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:

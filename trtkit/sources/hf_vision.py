@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import InputSpec, TorchSource
-from trtkit.errors import SourceError
+from trtkit.errors import SourceError, reading
+from trtkit.sources.safetensors_folder import read_json
 from trtkit.sources.transformers_folder import load_folder, open_config
 
 if TYPE_CHECKING:
@@ -48,15 +48,19 @@ def folder_source(folder: Path, image_size: tuple[int, int] | None = None) -> To
 
     image_size: (height, width) where it is not the folder's own.
     """
-    config = _read_json(folder / "config.json")
-    height, width = image_size or _image_size(folder, config)
-    outputs = _head(config, str(folder)).outputs
-    return TorchSource(
-        factory="trtkit.sources.hf_vision:from_folder",
-        kwargs={"folder": str(folder), "outputs": list(outputs)},
-        inputs={"pixel_values": InputSpec(shape=("batch", config.get("num_channels", 3), height, width))},
-        outputs=outputs,
-    )
+    path = folder / "config.json"
+    if not path.exists():
+        raise SourceError("`config.json` is missing", str(folder), "give a folder that transformers saved")
+    config = read_json(path)
+    with reading(str(path)):
+        height, width = image_size or _image_size(folder, config)
+        outputs = _head(config, str(folder)).outputs
+        return TorchSource(
+            factory="trtkit.sources.hf_vision:from_folder",
+            kwargs={"folder": str(folder), "outputs": list(outputs)},
+            inputs={"pixel_values": InputSpec(shape=("batch", config.get("num_channels", 3), height, width))},
+            outputs=outputs,
+        )
 
 
 def from_folder(folder: str, outputs: Sequence[str] = ()) -> torch.nn.Module:
@@ -151,7 +155,7 @@ def _image_size(folder: Path, config: dict[str, Any]) -> tuple[int, int]:
     """Return (height, width) from the model's config, else from its image processor."""
     size: Any = config.get("image_size")
     if size is None and (folder / "preprocessor_config.json").is_file():
-        processor = _read_json(folder / "preprocessor_config.json")
+        processor = read_json(folder / "preprocessor_config.json")
         size = processor.get("crop_size") or processor.get("size")
     if isinstance(size, dict):
         edge = size.get("shortest_edge")
@@ -161,15 +165,3 @@ def _image_size(folder: Path, config: dict[str, Any]) -> tuple[int, int]:
     if not size or None in size:
         raise SourceError("the input size is in neither `config.json` nor `preprocessor_config.json`", str(folder))
     return int(size[0]), int(size[1])
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SourceError(
-            f"`{path.name}` is missing", str(path.parent), "give a folder that transformers saved"
-        ) from None
-    except json.JSONDecodeError as error:
-        raise SourceError(f"not valid JSON: {error}", str(path)) from None
-    return data

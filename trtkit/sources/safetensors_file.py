@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.errors import SourceError
+from trtkit.errors import SourceError, reader
+from trtkit.files import open_regular
 from trtkit.sources.checkpoint import StoredArray
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ _TYPES = {
     "BOOL": "bool",
 }
 _LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100_000_000  # the reference implementation's limit
 _AGAIN = "copy or download the file again"
 
 
@@ -53,6 +55,7 @@ class _Place:
     offset: int
 
 
+@reader
 def read_safetensors(path: Path) -> dict[str, StoredArray]:
     """Return the arrays of a file by name, mapped into memory.
 
@@ -89,11 +92,15 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
 
 def _parsed_header(path: Path) -> tuple[dict[str, Any], int]:
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if size < _LENGTH_BYTES or length > size - _LENGTH_BYTES:
             what = f"not a safetensors file, or a truncated one: {size} bytes, its header alone takes {length + 8}"
             raise SourceError(what, str(path), _AGAIN)
+        if length > _MAX_HEADER_BYTES:
+            raise SourceError(
+                f"the header takes {length} bytes, at most {_MAX_HEADER_BYTES} are read", str(path), _AGAIN
+            )
         text = file.read(length)
     try:
         header = json.loads(text)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from trtkit.errors import SourceError
+from trtkit.errors import AGAIN, SourceError
+from trtkit.files import read_text
 from trtkit.sources.safetensors_file import read_safetensors
 
 if TYPE_CHECKING:
@@ -46,12 +47,22 @@ def has_usual_names(folder: Path) -> bool:
 def read_json(path: Path) -> dict[str, Any]:
     """Return a file's JSON object. Raises SourceError."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise SourceError(f"not valid JSON: {error}", str(path), "copy or download the file again") from None
+        data = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"not valid JSON: {error}", str(path), AGAIN) from None
+    except OSError as error:
+        raise SourceError(f"cannot be read: {(error.strerror or str(error)).lower()}", str(path), AGAIN) from None
     if not isinstance(data, dict):
-        raise SourceError("not a JSON object", str(path), "copy or download the file again")
+        raise SourceError("not a JSON object", str(path), AGAIN)
     return data
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Return a file's JSON object, empty if there is none to read: whoever needs it says so."""
+    try:
+        return read_json(path)
+    except SourceError:
+        return {}
 
 
 def _weight_map(index: Path) -> dict[str, str]:

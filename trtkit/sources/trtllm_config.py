@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trtkit.errors import Problem, ProblemsError, SourceError
+from trtkit.errors import AGAIN, Problem, ProblemsError, SourceError
 from trtkit.sources.quantized.trtllm import ALGORITHMS, CACHES
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ ARCHITECTURES = {
     "GPT2LMHeadModel": "gpt2",
     "GPTForCausalLM": "gpt2",
 }
+_MAX_RANKS = 4096
 _FIELDS = (
     "num_hidden_layers",
     "num_attention_heads",
@@ -78,12 +79,20 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
 
 def tensor_size(config: Mapping[str, Any]) -> int:
     """Return the number of tensor-parallel ranks."""
-    return int((config.get("mapping") or {}).get("tp_size", 1))
+    return _ranks(config, "tp_size")
 
 
 def pipeline_size(config: Mapping[str, Any]) -> int:
     """Return the number of pipeline stages."""
-    return int((config.get("mapping") or {}).get("pp_size", 1))
+    return _ranks(config, "pp_size")
+
+
+def _ranks(config: Mapping[str, Any], name: str) -> int:
+    count = (config.get("mapping") or {}).get(name, 1)
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MAX_RANKS:
+        what = f"`mapping.{name}` is `{str(count)[:60]}`, wanted is an integer from 1 to {_MAX_RANKS}"
+        raise SourceError(what, "config.json", AGAIN)
+    return count
 
 
 def key_value_heads(config: Mapping[str, Any]) -> int:

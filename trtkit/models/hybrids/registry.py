@@ -6,8 +6,8 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trtkit.errors import SourceError
-from trtkit.models.hf_config import HfConfig
+from trtkit.errors import SourceError, reading
+from trtkit.models.hf_config import FIX, HfConfig
 from trtkit.models.hybrids.check import check_spec
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def hybrid_spec(
     config.refuse("quantization_config")
     for name in getattr(family, "IMMATERIAL", ()):
         config.get(name)
-    spec: HybridSpec = family.spec(config, options or HybridOptions())
-    config.check_all_read()
-    return check_spec(spec)
+    with reading(where, FIX):
+        spec: HybridSpec = family.spec(config, options or HybridOptions())
+        config.check_all_read()
+        return check_spec(spec)

@@ -1,0 +1,116 @@
+"""Change data in ways that accidents and attackers do, by a seed; and run readers on it within a time and a memory."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import random
+import resource
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit.errors import TrtkitError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+WRONG = (
+    None, True, False, -1, 0, 1, 3, 10**7, 10**9, 2**63, -(2**70), 10**400, 0.5, -1.5, 1e308, float("nan"),
+    float("inf"), "", "x", "../x", "/etc/hostname", "1", "a\x00b", "\ud800", "\x1b[2J", "%s{0}", [], [None],
+    [1, "x", {}], {}, {"x": 1}, [[[[]]]], ["full_attention"], {"": {"": []}},
+)  # fmt: skip
+_SECONDS, _BYTES = 5.0, 3 << 30
+
+
+class HangError(BaseException):
+    """What was read took too long; no reader takes it for a fault of the file."""
+
+
+def json_changes(data: Any, count: int, seed: int = 0) -> Iterator[Any]:
+    """Yield copies of a JSON value, each with one to three values replaced, removed or doubled."""
+    draw = random.Random(seed)
+    for _ in range(count):
+        changed = copy.deepcopy(data)
+        for _ in range(draw.choice((1, 1, 1, 2, 3))):
+            _change(changed, draw)
+        yield changed
+
+
+def byte_changes(data: bytes, count: int, seed: int = 0, reach: int = 0) -> Iterator[bytes]:
+    """Yield copies of a file, each cut short or with some bytes changed. reach: how many of the first, 0 for all."""
+    draw, reach = random.Random(seed), min(reach or len(data), len(data))
+    for _ in range(count):
+        changed = bytearray(data)
+        kind = draw.randrange(5)
+        if kind == 0:
+            del changed[draw.randrange(reach) :]
+        for _ in range(draw.choice((1, 1, 2, 8))):
+            at = draw.randrange(reach)
+            if kind == 1:
+                changed[at : at + 8] = draw.choice((b"\xff" * 8, bytes(8), b"\xff" * 7 + b"\x7f"))
+            elif kind == 2:
+                changed[at:at] = changed[at : at + draw.randrange(40)]
+            elif kind > 2 and at < len(changed):
+                changed[at] = draw.randrange(256)
+        yield bytes(changed)
+
+
+def text_of(data: Any) -> str:
+    """Return JSON with numbers that Python's own writer refuses."""
+    try:
+        return json.dumps(data)
+    except ValueError:
+        return "[" * 100_000
+
+
+def must_end(read: Callable[[], object], what: object) -> None:
+    """Call `read`, which has to return or raise one of our errors, soon and in little memory."""
+    try:
+        with _limits(), contextlib.suppress(TrtkitError):
+            read()
+    except BaseException as error:
+        raise AssertionError(f"{type(error).__name__}: {error}\nfrom: {str(what)[:2000]}") from error
+
+
+@contextlib.contextmanager
+def _limits() -> Iterator[None]:
+    """Raise HangError after some seconds, MemoryError beyond some GiB more than the process has."""
+
+    def stop(*_: object) -> None:
+        raise HangError
+
+    before, handler = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGALRM, stop)
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + _BYTES, before[1]))
+    signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        resource.setrlimit(resource.RLIMIT_AS, before)
+        signal.signal(signal.SIGALRM, handler)
+
+
+def _change(data: Any, draw: random.Random) -> None:
+    """Change one value somewhere inside a mapping or a list."""
+    while True:
+        keys = list(data) if isinstance(data, dict) else list(range(len(data)))
+        if not keys:
+            return
+        key = draw.choice(keys)
+        inner = data[key]
+        if isinstance(inner, dict | list) and inner and draw.random() < 0.8:
+            data = inner
+            continue
+        kind = draw.randrange(6)
+        if kind == 0:
+            del data[key]
+        elif kind == 1 and isinstance(data, list):
+            data.append(copy.deepcopy(inner))
+        elif kind == 1 and isinstance(data, dict):
+            data[f"{key}x"] = inner
+        else:
+            data[key] = copy.deepcopy(draw.choice(WRONG))
+        return
