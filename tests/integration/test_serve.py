@@ -143,6 +143,7 @@ def test_it_serves_says_what_failed_and_stops_without_a_trace(repository: Path, 
     assert (process.returncode, out) == (0, "")
     assert "asked for 1" in err
     assert "the weights are gone" in err
+    assert "note: Triton 2.51.0 lacks known fixes" in err
     assert err.endswith("stopped\n")
     assert not any(is_running(each) for each in (pid, *stubs))
     assert not Path(tempfile.gettempdir(), scratch).exists()
@@ -298,6 +299,16 @@ def test_errors_have_the_status_of_whose_fault_they_are(tmp_path: Path) -> None:
         (500, "the model failed: TensorRT could not run the engine"),
         (500, "the model failed: ValueError: nobody expected this"),
     ]
+
+
+def test_a_large_json_body_does_not_end_the_server(repository: Path) -> None:
+    with serving(repository) as served:
+        for mebibytes in (5, 24):
+            url = f"http://{served.http}/v2/models/doubles/generate"
+            body = json.dumps({"x": [1.0, 2.0], "note": "a" * (mebibytes * 2**20)}).encode()
+            with urllib.request.urlopen(urllib.request.Request(url, body), timeout=60) as answer:
+                assert json.load(answer)["y"] == [2.0, 4.0]
+        assert served.server.exit_code() is None
 
 
 def is_listening(port: int) -> bool:

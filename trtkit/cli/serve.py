@@ -33,7 +33,8 @@ Examples:
 The server: --server, TRTKIT_TRITON_SERVER, `tritonserver` on PATH, NVIDIA's
 container, an installed nvidia-pytriton, the environment's `triton-server`.
 Ctrl-C and SIGTERM stop it. Port 0 is any free one.
-Exit codes: 0 stopped, 1 failed or ended by itself, 2 wrong usage."""
+Exit codes: 0 stopped, 1 failed or ended by itself, 2 wrong usage.
+It ends with 1 too when a Python model's process dies: restart it."""
 
 
 @click.command(epilog=EPILOG)
@@ -146,7 +147,7 @@ def _log_to_stderr(*, quiet: bool) -> Callable[[str], None]:
 
 def _serve(server: LocalServer, *, as_json: bool) -> None:
     """Wait for the models, say how it went, and wait for the end. Raises DeployError where the server ends itself."""
-    from trtkit.deploy.triton.compatibility import server_warning
+    from trtkit.deploy.triton.compatibility import newer_server, server_warning
     from trtkit.deploy.triton.endpoints import server_version
     from trtkit.errors import DeployError
 
@@ -158,9 +159,8 @@ def _serve(server: LocalServer, *, as_json: bool) -> None:
         warn(f"warning: other machines can reach {endpoints.host}; Triton asks nobody who they are")
     states = server.wait_ready()
     version = server_version(endpoints)
-    old = server_warning(version)
-    if old is not None and not endpoints.is_loopback:
-        warn(f"warning: {old}")
+    if old := server_warning(version) or newer_server(version):
+        say(f"note: {old}") if endpoints.is_loopback else warn(f"warning: {old}")
     if as_json:
         click.echo(json.dumps(_report(server, version, states)))
     else:

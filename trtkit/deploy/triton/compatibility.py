@@ -94,7 +94,18 @@ def server_warning(version: str) -> str | None:
     minimum = find_release(MINIMUM_RELEASE).triton
     if minimum is None or _major_minor(version) >= _major_minor(minimum):
         return None
-    return f"Triton {version} is older than {minimum} of release {MINIMUM_RELEASE}: keep it to this machine"
+    return (
+        f"Triton {version} lacks known fixes, such as for requests that end the server: keep it to this machine, and "
+        f"serve others from the newest, {newest_release().image}"
+    )
+
+
+def newer_server(version: str) -> str | None:
+    """Return what to know of a server with Triton `version` that is not the newest known, None for the newest."""
+    newest = newest_release()
+    if newest.triton is None or _major_minor(version) >= _major_minor(newest.triton):
+        return None
+    return f"Triton {version} is not the newest: {newest.triton} is in {newest.image}"
 
 
 def running_release(environment: Mapping[str, str] = os.environ) -> Release | None:

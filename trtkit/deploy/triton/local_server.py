@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import tempfile
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from trtkit.deploy.triton.server_files import ServerFiles
 
 _POLL_S, _SET_PARENT_DEATH_SIGNAL = 0.05, 1
+_STACK_BYTES = 64 * 1024**2
 # Beyond the time that the server gives its models to end.
 _KILL_AFTER_S = 5.0
 
@@ -194,7 +196,7 @@ class LocalServer:
             text=True,
             errors="replace",
             start_new_session=True,
-            preexec_fn=_parent_death_signal(),  # noqa: PLW1509 (one system call, looked up before)
+            preexec_fn=_first_calls(),  # noqa: PLW1509 (two system calls, looked up before)
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -224,7 +226,18 @@ class LocalServer:
         self._scratch.cleanup()
 
 
-def _parent_death_signal() -> Callable[[], None]:
-    """Return what a new process calls to be ended when the one that started it is gone, however that went."""
-    prctl = ctypes.CDLL(None).prctl
-    return lambda: prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+def _first_calls() -> Callable[[], None]:
+    """Return what a new process calls first: it is to end when the one that started it is gone, however that went.
+
+    Its threads get larger stacks: Triton 2.51 copies a JSON body there, and one over half a stack ends the server.
+    """
+    prctl, (soft, hard) = ctypes.CDLL(None).prctl, resource.getrlimit(resource.RLIMIT_STACK)
+    is_small = soft != resource.RLIM_INFINITY and soft < _STACK_BYTES
+    is_allowed = hard == resource.RLIM_INFINITY or hard >= _STACK_BYTES
+    stack = (_STACK_BYTES, hard) if is_small and is_allowed else (soft, hard)
+
+    def call() -> None:
+        prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+        resource.setrlimit(resource.RLIMIT_STACK, stack)
+
+    return call

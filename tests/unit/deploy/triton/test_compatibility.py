@@ -6,6 +6,7 @@ from trtkit.deploy.triton.compatibility import (
     check_release,
     check_tensorrt,
     choose_release,
+    newer_server,
     release_warning,
     running_release,
     server_warning,
@@ -80,9 +81,16 @@ def test_an_old_release_is_warned_of() -> None:
 
 
 def test_an_old_server_is_kept_to_its_machine() -> None:
-    assert server_warning("2.51.0") == "Triton 2.51.0 is older than 2.67.0 of release 26.03: keep it to this machine"
+    assert server_warning("2.51.0") == (
+        "Triton 2.51.0 lacks known fixes, such as for requests that end the server: keep it to this machine, and "
+        "serve others from the newest, nvcr.io/nvidia/tritonserver:26.09-py3"
+    )
     assert server_warning("2.67.0") is None
     assert server_warning("2.73.0") is None
+    assert (
+        newer_server("2.67.0") == "Triton 2.67.0 is not the newest: 2.73.0 is in nvcr.io/nvidia/tritonserver:26.09-py3"
+    )
+    assert newer_server("2.73.0") is None
 
 
 def test_the_container_says_which_release_it_is() -> None:
