@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import queue
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +18,8 @@ from trtkit import LLM, AsyncLLM, SamplingParams
 from trtkit.config import load_config
 from trtkit.engine.build import build_bundle
 from trtkit.errors import BundleError, GenerationError, RequestError
+from trtkit.runtime.llm import EngineThread
+from trtkit.runtime.llm.frontend import Frontend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -322,3 +326,39 @@ def test_beams_without_any_allowed_token_end_with_the_reason(llm: LLM) -> None:
     assert answer.finish_reason == "error"
     assert "no token is allowed" in str(answer.stop_reason)
     assert not llm.frontend.engine.has_work
+
+
+def test_a_request_that_takes_long_to_prepare_delays_nobody_and_can_be_aborted(
+    bundle: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = llm.generate(PROMPTS[0], GREEDY)[0].outputs[0].text
+    guided = SamplingParams(guided_regex="[a-z]+", max_tokens=4)
+    is_free = threading.Event()
+    prepare = Frontend.prepare
+
+    def slow(self: Frontend, prompt: Any, params: SamplingParams) -> Any:
+        if params.guided:
+            assert is_free.wait(60)
+        return prepare(self, prompt, params)
+
+    monkeypatch.setattr(Frontend, "prepare", slow)
+    engine = EngineThread(bundle, runtime="reference", max_queue=3)
+    news: dict[str, queue.SimpleQueue[Any]] = {name: queue.SimpleQueue() for name in "abcde"}
+    try:
+        for name in "abc":
+            engine.submit(PROMPTS[1], guided, name, news[name].put)
+        engine.submit(PROMPTS[0], GREEDY, "d", news["d"].put)
+        assert str(news["d"].get(timeout=60)).startswith("3 requests are waiting already")
+        engine.abort("a")
+        assert str(news["a"].get(timeout=60)).startswith("a: the request was aborted")
+        engine.submit(PROMPTS[0], GREEDY, "e", news["e"].put)
+        text = ""
+        while (delta := news["e"].get(timeout=60)).output is None:
+            text += delta.text
+        assert text + delta.text == wanted
+        is_free.set()
+        assert news["b"].get(timeout=60).token_ids
+    finally:
+        is_free.set()
+        engine.close()
+    assert news["a"].empty()

@@ -173,6 +173,10 @@ def test_the_http_stream_has_the_same_pieces(served: Served) -> None:
         ({"text_input": None}, "0 are given"),
         ({"input_ids": [1, 2]}, "text_input and input_ids: a prompt is one of"),
         ({"text_input": None, "input_ids": [1, 100_000]}, "100000"),
+        (
+            {"text_input": None, "input_ids": [1, 2], "input_lengths": -1},
+            "input_lengths: `-1` is not from 1 to the 2 of",
+        ),
         ({"text_input": None, "messages": "hello"}, "messages: is not JSON"),
         ({"max_tokens": 4, "request_output_len": 5}, "request_output_len: given twice"),
         ({"guided_decoding_guide_type": "poem"}, "guided_decoding_guide_type: `poem` is no kind of guide"),

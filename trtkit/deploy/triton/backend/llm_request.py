@@ -225,11 +225,20 @@ def _prompt(values: Mapping[str, list[Any]]) -> Prompt:
     images = [_image_bytes(data) for data in values.get("image", [])]
     extra = {"images": images} if images else {}
     if "input_ids" in values:
-        ids = values["input_ids"][: values["input_lengths"][0] if "input_lengths" in values else None]
+        ids = values["input_ids"][: _length(values)]
         return {"prompt_token_ids": ids, **extra} if extra else ids
     if "messages" in values:
         return {"messages": _messages(values["messages"][0]), **extra}
     return {"prompt": values["text_input"][0], **extra} if extra else values["text_input"][0]
+
+
+def _length(values: Mapping[str, list[Any]]) -> int:
+    """Return how many of `input_ids` are the prompt. Raises RequestError if there are not as many."""
+    most = len(values["input_ids"])
+    length: int = values.get("input_lengths", [most])[0]
+    if not 1 <= length <= most:
+        raise RequestError(f"`{length}` is not from 1 to the {most} of `input_ids`", "input_lengths", "send the length")
+    return length
 
 
 def _image_bytes(data: bytes) -> bytes:
