@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from trtkit.cli.tables import listing, pairs, shape_text
-from trtkit.verify.verdict import reason, verdict
+from trtkit.verify.verdict import reason, slice_text, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +46,7 @@ def verify_tables(found: Json) -> Iterator[RenderableType]:
     if "fixed" in found:
         kept = ", ".join(found["fixed"]["keep_fp32"])
         yield Text.assemble(("repaired: ", "green"), f"{found['fixed']['config']} keeps in fp32: {kept}")
-    said = (verdict(found), "bold green" if found["passed"] else "bold red")
+    said = (verdict(found), _verdict_style(found))
     yield Text.assemble(said, f": {found['name']} in {found['precision']}, {reason(found)}")
 
 
@@ -69,12 +69,14 @@ def _overview(found: Json) -> Table:
 
 
 def _outputs(outputs: Json, title: str) -> Table:
-    rows = listing(title, "name", "relative RMS error", "max abs error", "cosine")
+    rows = listing(title, "name", "relative RMS error", "max abs error", "cosine", "worst slice")
     for name, item in outputs.items():
         rms, largest = error_text(item["relative_rms_error"]), error_text(item["max_abs_error"])
-        rows.add_row(name, rms, largest, f"{item['cosine']:.8f}")
+        rows.add_row(name, rms, largest, f"{item['cosine']:.8f}", slice_text(item))
         if item["problem"]:
             rows.add_row(f"  {item['problem']}")
+        if item["equal_nans"]:
+            rows.add_row(f"  NaN on both sides: {item['equal_nans']} of {item['values']} values, not counted as error")
     return rows
 
 
@@ -88,7 +90,7 @@ def _parts(parts: list[Json]) -> Table:
     """List what parts of a hybrid give, beside what the reference's modules do."""
     rows = listing("parts, each with all before it", "part", "reference module", "relative RMS error", "")
     for part in parts:
-        verdict = "right" if part["passed"] else _red(part["problem"] or "out of tolerance")
+        verdict = "right" if part["passed"] else _red(_fault(part))
         rows.add_row(part["name"], part["module"], error_text(part["relative_rms_error"]), verdict)
     return rows
 
@@ -116,7 +118,7 @@ def _corners(corners: list[Json]) -> Table:
     for corner in corners:
         shapes = "; ".join(f"{name} {shape_text(shape)}" for name, shape in corner["shapes"].items())
         error = "" if corner["relative_rms_error"] is None else error_text(corner["relative_rms_error"])
-        verdict = "right" if corner["passed"] else _red(corner["problem"] or "out of tolerance")
+        verdict = "right" if corner["passed"] else _red(_fault(corner))
         rows.add_row(corner["name"], shapes, error, verdict)
     return rows
 
@@ -148,6 +150,17 @@ def _first_wrong(layer: Json) -> Text:
     """Return where the network leaves its tolerance."""
     what = f"{layer['layer']} ({layer['kind']} {layer['dtype']}), error {error_text(layer['relative_rms_error'])}"
     return Text.assemble(("first layer out of tolerance: ", "red"), what)
+
+
+def _verdict_style(found: Json) -> str:
+    if not found["passed"]:
+        return "bold red"
+    return "bold green" if verdict(found) == "right" else "bold yellow"
+
+
+def _fault(compared: Json) -> str:
+    """Return what is wrong with a part or a corner."""
+    return str(compared["problem"] or slice_text(compared) or "out of tolerance")
 
 
 def _red(text: str) -> Text:

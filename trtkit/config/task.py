@@ -79,6 +79,12 @@ class VerifyOptions(StrictModel):
     inputs: tuple[str, ...] = Field((), description="Images or arrays to verify on: paths or `package://` files.")
     requires: str | None = Field(None, description="What pip installs (--no-deps) to provide the inputs.")
     max_relative_rms_error: float | None = Field(None, gt=0)
+    max_slice_error: float | None = Field(
+        None,
+        gt=0,
+        description="As `max_relative_rms_error`, of an output's worst "
+        "channel, query or position on its own scale; follows from the tolerance when unset.",
+    )
     ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)
     pair_rows: StrictBool = Field(
         False, description="Outputs' rows (axis 1) have no order, as a detector's queries: pair them before comparing."

@@ -85,10 +85,14 @@ def read_npz(path: Path) -> Arrays:
 
 
 def random_sample(
-    name: str, shapes: Mapping[str, tuple[int, ...]], config: ModelConfig, inputs: Sequence[TensorSpec]
+    name: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    config: ModelConfig,
+    inputs: Sequence[TensorSpec],
+    seed: int = 0,
 ) -> Sample:
     """Return seeded random inputs of the given shapes: normal floats and 0..1 integers, or the config's ranges."""
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(seed)
     arrays = {}
     for spec in inputs:
         shape, limits = shapes[spec.name], config.verify.ranges.get(spec.name)

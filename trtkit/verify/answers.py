@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.runtime.tasks import ctc_characters, ctc_text, top_classes
+from trtkit.verify.detections import layout_of, read_detections, shared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,11 +17,13 @@ if TYPE_CHECKING:
     from trtkit.config.task import Task
 
 Arrays = dict[str, np.ndarray[Any, Any]]
+# Detections near the threshold, or that suppression joins otherwise, may differ.
+_DETECTIONS = 0.9
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How answers agree. measure: `top-1`, `text`, or empty where the config names no task.
+    """How answers agree. measure: `top-1`, `text`, `detections`, or empty where there is none.
 
     agreement: share of equal answers. answers: ours and the reference's, one pair an item.
     """
@@ -46,10 +49,11 @@ def agreement(
 ) -> Agreement:
     """Compare the answers in the first output of every (ours, reference) pair. onnx: has the alphabet of a text task.
 
-    required: the share that must be equal, where the task does not say. Raises SourceError where there is no alphabet.
+    Without a task, outputs that are plainly a detector's are decoded. required: the share that must be equal, where the
+    task does not say. Raises SourceError where there is no alphabet.
     """
     if task is None:
-        return Agreement()
+        return _detections(pairs, min(required, _DETECTIONS))
     outputs = [(next(iter(ours.values())), next(iter(theirs.values()))) for ours, theirs in pairs]
     required = required if task.min_agreement is None else task.min_agreement
     if task.kind == "classification":
@@ -62,6 +66,19 @@ def agreement(
     ]
     share = sum(a == b for a, b in answers) / len(answers)
     return Agreement("text", share, required, None, tuple(answers))
+
+
+def _detections(pairs: Sequence[tuple[Arrays, Arrays]], required: float) -> Agreement:
+    """Compare detections by IoU and class; nothing where outputs are not a detector's or detect nothing."""
+    agreeing, total, counts = 0, 0, []
+    for ours, theirs in pairs:
+        layout = layout_of(theirs)
+        sides = [read_detections(side, layout) for side in (ours, theirs)] if layout else [[], []]
+        for own, others in zip(*sides, strict=True):
+            same, count = shared(own, others)
+            agreeing, total = agreeing + same, total + count
+            counts.append((f"{len(own.scores)} boxes", f"{len(others.scores)} boxes"))
+    return Agreement("detections", agreeing / total, required, None, tuple(counts)) if total else Agreement()
 
 
 def _classes(outputs: Sequence[tuple[Any, Any]], required: float) -> Agreement:

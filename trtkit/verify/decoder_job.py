@@ -13,15 +13,17 @@ import torch
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.decoders import llm_options
 from trtkit.quantized import QuantizedMatrix
-from trtkit.reference import to_array
 from trtkit.runtime.decoder import Call, ReferenceDecoder, open_model
-from trtkit.verify.compare import Comparison, compare, worst
+from trtkit.verify.compare import worst
 from trtkit.verify.decoder_reference import TransformersReference
-from trtkit.verify.job import tolerance_of
+from trtkit.verify.job import corner_json, tolerance_of
 from trtkit.verify.layers import layer_errors
+from trtkit.verify.logits import LogitsCompared, compare_rows
 from trtkit.verify.perplexity import mean_loss, windows
 from trtkit.verify.prompts import Prompt, read_prompts
 from trtkit.verify.rounded_inputs import round_inputs
+from trtkit.verify.signal import hollow_outputs
+from trtkit.verify.slices import limits_of
 from trtkit.verify.stepper import Stepper
 
 if TYPE_CHECKING:
@@ -57,11 +59,11 @@ class DecoderVerifier:
         self.stepper = Stepper(self.decoder)
         report({"event": "phase", "name": "load reference"})
         self.reference = TransformersReference(self.opened)
-        self.tolerance = tolerance_of(self.config)
-        least = self._rounding()
+        tolerance, least = tolerance_of(self.config), self._rounding()
         self.rounds_activations = least > 0
         if self.config.verify.max_relative_rms_error is None:
-            self.tolerance = max(self.tolerance, least)
+            tolerance = max(tolerance, least)
+        self.limits = limits_of(tolerance, self.config.verify.max_slice_error)
 
     def _rounding(self) -> float:
         """Let the reference round inputs as the network does; return what both may differ by for rounding so."""
@@ -106,7 +108,7 @@ def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
     # Where two tokens are nearly equally likely, the rounding of 16 bits may choose; that of fp32 does not.
     is_exact = verifier.config.precision == "fp32" and not verifier.rounds_activations
     required, least = float(is_exact), 0.0 if verifier.rounds_activations else _MIN_AGREEMENT
-    passed = logits.relative_rms_error <= verifier.tolerance and agreement >= least and same >= required
+    passed = logits["passed"] and agreement >= least and same >= required
     passed = passed and all(corner["passed"] for corner in corners) and (text is None or text["passed"])
     layers = _layers(verifier, prompts[0], report) if arguments["layers"] or not passed else []
     return {
@@ -114,9 +116,10 @@ def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
         "precision": verifier.config.precision,
         "reference": verifier.reference.description,
         "executor": f"trtkit reference executor on the {verifier.backend.name} {verifier.backend.version} network",
-        "tolerance": verifier.tolerance,
+        **verifier.limits.to_json(),
         "samples": [prompt.name for prompt in prompts],
-        "outputs": {"logits": logits.to_json()},
+        "outputs": {"logits": logits},
+        "hollow": hollow_outputs({"logits": logits}, verifier.limits),
         "top_1_agreement": agreement,
         "task": {"measure": "greedy text", "agreement": same, "required": required, "top_5": None, "answers": answers},
         "corners": corners,
@@ -126,18 +129,18 @@ def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
     }
 
 
-def _compare_logits(verifier: DecoderVerifier, prompts: list[Prompt]) -> tuple[Comparison, float]:
-    """Return the worst comparison and the share of equal top-1 tokens where the best two are clearly apart."""
-    comparisons, hits, clear = [], 0, 0
+def _compare_logits(verifier: DecoderVerifier, prompts: list[Prompt]) -> tuple[Json, float]:
+    """Return the worst comparison as data, and the share of equal top-1 tokens where the best two are clearly apart."""
+    compared, hits, clear = LogitsCompared(verifier.limits), 0, 0
     for prompt in prompts:
         ours, theirs = verifier.logits(prompt), verifier.reference.logits(prompt.ids)
-        comparisons.append(compare(to_array(ours), to_array(theirs)))
+        compared.add(ours, theirs)
         best = theirs.topk(2).values
-        rounding = verifier.tolerance / 10 * theirs.square().mean().sqrt()
+        rounding = verifier.limits.tolerance / 10 * theirs.square().mean().sqrt()
         is_clear = best[:, 0] - best[:, 1] > _CLEAR_ROUNDINGS * rounding
         hits += int((ours.argmax(-1) == theirs.argmax(-1))[is_clear].sum())
         clear += int(is_clear.sum())
-    return worst(comparisons), hits / clear if clear else 1.0
+    return compared.to_json(), hits / clear if clear else 1.0
 
 
 def _greedy(verifier: DecoderVerifier, prompts: list[Prompt]) -> list[tuple[str, str]]:
@@ -162,22 +165,18 @@ def _corners(verifier: DecoderVerifier, prompts: list[Prompt], report: Callable[
         parts = (longest.ids[start : start + size] for start in range(0, len(longest.ids), size))
         chunked = torch.cat([verifier.stepper.step([part])[0] for part in parts])
         shapes = {"input_ids": [1, size]}
-        corners.append(_corner(f"chunks of {size}", shapes, compare(to_array(chunked), to_array(whole)), verifier))
+        corners.append(_corner(f"chunks of {size}", shapes, [(chunked, whole)], verifier))
     counts = [max(1, len(longest.ids) // divisor) for divisor in range(1, _SLOTS + 1)]
     verifier.stepper.reset(_SLOTS)
     together = verifier.stepper.step([longest.ids] * _SLOTS, counts)
-    found = [
-        compare(to_array(row[:count]), to_array(whole[:count])) for row, count in zip(together, counts, strict=True)
-    ]
+    rows = [(row[:count], whole[:count]) for row, count in zip(together, counts, strict=True)]
     shapes = {"input_ids": [len(counts), len(longest.ids)], "lengths": counts}
-    return [*corners, _corner("slots of different lengths", shapes, worst(found), verifier)]
+    return [*corners, _corner("slots of different lengths", shapes, rows, verifier)]
 
 
-def _corner(name: str, shapes: Json, found: Comparison, verifier: DecoderVerifier) -> Json:
-    passed = found.relative_rms_error <= verifier.tolerance
-    data = found.to_json()
-    error, problem = data["relative_rms_error"], data["problem"]
-    return {"name": name, "shapes": shapes, "passed": passed, "relative_rms_error": error, "problem": problem}
+def _corner(name: str, shapes: Json, pairs: list[tuple[Any, Any]], verifier: DecoderVerifier) -> Json:
+    found = worst([compare_rows(ours, whole, verifier.limits) for ours, whole in pairs])
+    return {"name": name, "shapes": shapes, **corner_json(found, verifier.limits)}
 
 
 def _perplexity(verifier: DecoderVerifier, path: str, report: Callable[[Json], None]) -> Json:

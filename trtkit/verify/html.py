@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from trtkit.pages import page, table
-from trtkit.verify.verdict import verdict
+from trtkit.verify.verdict import reason, slice_text, verdict
 
 Json = dict[str, Any]
 
@@ -24,9 +24,10 @@ def html_report(found: Json) -> str:
     colour = "right" if found["passed"] else "wrong"
     parts = [
         f"<h1>verify {escape(found['name'])}: <span class='{colour}'>{verdict(found)}</span></h1>",
+        f"<p>{escape(reason(found))}</p>",
         table(["", ""], [(key, found[key]) for key in ("precision", "tolerance", "executor", "reference")]),
         "<h2>Outputs</h2>",
-        table(["output", "relative RMS error", "max abs error", "cosine", ""], _output_rows(found)),
+        table(["output", "relative RMS error", "max abs error", "cosine", "worst slice", ""], _output_rows(found)),
     ]
     if found["task"]["measure"]:
         parts += [f"<h2>Answers: {found['task']['agreement']:.1%} equal</h2>", _answer_table(found["task"])]
@@ -99,8 +100,9 @@ def _grid_line(power: int, y: float) -> str:
 
 def _output_rows(found: Json) -> list[tuple[Any, ...]]:
     return [
-        (name, _number(o["relative_rms_error"]), _number(o["max_abs_error"]), f"{o['cosine']:.8f}", o["problem"])
+        (name, *map(_number, (o["relative_rms_error"], o["max_abs_error"])), f"{o['cosine']:.8f}", slice_text(o), note)
         for name, o in found["outputs"].items()
+        for note in [o["problem"] or (f"{o['equal_nans']} NaNs on both sides" if o["equal_nans"] else "")]
     ]
 
 
@@ -108,7 +110,7 @@ def _corner_rows(found: Json) -> list[tuple[Any, ...]]:
     rows = []
     for corner in found["corners"]:
         shapes = "; ".join(f"{name} {list(shape)}" for name, shape in corner["shapes"].items())
-        verdict = "right" if corner["passed"] else corner["problem"] or "out of tolerance"
+        verdict = "right" if corner["passed"] else corner["problem"] or slice_text(corner) or "out of tolerance"
         rows.append((corner["name"], shapes, _number(corner["relative_rms_error"]), verdict))
     return rows
 

@@ -17,6 +17,7 @@ from trtkit.verify.hybrid_reference import HybridReference
 from trtkit.verify.job import Arrays, Verifier, compare_all, tolerance_of
 from trtkit.verify.layers import LayerError, layer_errors
 from trtkit.verify.quantized import hybrid_tolerance
+from trtkit.verify.slices import limits_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,8 @@ class HybridVerifier(Verifier):
         report({"event": "phase", "name": "load reference"})
         self._whole = HybridReference(self.opened)
         self.reference = self._whole
-        self.tolerance = max(tolerance_of(self.config), hybrid_tolerance(self.config, self.opened.quantization))
+        tolerance = max(tolerance_of(self.config), hybrid_tolerance(self.config, self.opened.quantization))
+        self.limits = limits_of(tolerance, self.config.verify.max_slice_error)
         self.pairs_rows = self.config.verify.pair_rows or self.opened.spec.has_unordered_rows
         self.unpaired = 0.0
 
@@ -82,9 +84,9 @@ class HybridVerifier(Verifier):
         for name, port in self.opened.spec.output_ports().items():
             if name not in theirs or name not in ours:
                 continue
-            compared = compare(ours[name], theirs[name])
-            passed = compared.relative_rms_error <= self.tolerance
-            found.append({"name": name, "module": port.reference, "passed": passed, **compared.to_json()})
+            compared = compare(ours[name], theirs[name], self.limits.floor)
+            part = {"name": name, "module": port.reference, "passed": compared.is_within(self.limits)}
+            found.append({**part, **compared.to_json()})
         return found
 
     def layer_errors(self, sample: Sample) -> list[LayerError]:

@@ -24,15 +24,21 @@ from trtkit.verify.layers import LayerError, layer_errors
 from trtkit.verify.quantized import AGREEMENT, calibration_samples, has_calibration, quantized_tolerance
 from trtkit.verify.references import Origin, Reference, choose_reference
 from trtkit.verify.rows import paired_rows, partners
+from trtkit.verify.signal import hollow_outputs, spread
+from trtkit.verify.slices import limits_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from trtkit.verify.slices import Limits
 
 Json = dict[str, Any]
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 # End to end, errors of many layers add up: ten times what one op may have.
 _END_TO_END = 10
+# Further inputs that the reference runs on only to see how far its outputs move.
+_MOST_SPREAD = 3
 
 
 class Execution(Protocol):
@@ -70,7 +76,8 @@ class Verifier:
         trusts_source = arguments.get("trust_source", True)
         origin = Origin(self.onnx, list(self.executor.output_names), arguments.get("sources"), trusts_source)
         self.reference: Reference = choose_reference(self.config, arguments.get("against"), origin)
-        self.tolerance = max(tolerance_of(self.config), quantized_tolerance(self.config))
+        tolerance = max(tolerance_of(self.config), quantized_tolerance(self.config))
+        self.limits = limits_of(tolerance, self.config.verify.max_slice_error)
         self.pairs_rows = self.config.verify.pair_rows
         self.unpaired = 0.0
 
@@ -97,12 +104,27 @@ class Verifier:
         theirs = {name: theirs[name] for name in ours}
         return self._paired(ours, theirs) if self.pairs_rows else (ours, theirs)
 
+    def compared(self, ours: Arrays, theirs: Arrays) -> dict[str, Comparison]:
+        """Return the comparison of each output."""
+        return {name: compare(value, theirs[name], self.limits.floor) for name, value in ours.items()}
+
+    def spreads(self, samples: Sequence[Sample]) -> dict[str, float | None]:
+        """Return how far the reference's outputs move between inputs: all samples, or the one and a random one."""
+        first = samples[0]
+        shapes = {name: array.shape for name, array in first.inputs.items()}
+        others = samples[1:] or [random_sample("another", shapes, self.config, self.inputs, seed=1)]
+        try:
+            answers = [self.reference.run(sample.inputs) for sample in (first, *others[:_MOST_SPREAD])]
+        except Exception:  # random inputs that ONNX Runtime or torch do not take tell nothing
+            return dict.fromkeys(self.executor.output_names)
+        return {name: spread([answer[name] for answer in answers]) for name in self.executor.output_names}
+
     def _paired(self, ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
         """Return rows in the reference's order; those that one side alone has are left out and counted if inexact."""
         ours = paired_rows(ours, theirs)
         if self.is_exact:
             return ours, theirs
-        ours, theirs, share = partners(ours, theirs, self.tolerance)
+        ours, theirs, share = partners(ours, theirs, self.limits.tolerance)
         self.unpaired = max(self.unpaired, share)
         return ours, theirs
 
@@ -156,13 +178,9 @@ def compare_all(verifier: Verifier, arguments: Json, report: Callable[[Json], No
     outputs, agreed = _compare_samples(verifier, samples, report)
     real = samples[0] if verifier.has_real_data(arguments["inputs"]) else None
     corners = _corners(verifier, real, report) if arguments["corners"] else []
-    within = [item.relative_rms_error <= verifier.tolerance for item in outputs.values()]
-    engine = _engine(verifier, samples)
-    runs_right = engine is None or engine["passed"]
-    rows = verifier.rows()
-    rows_match = rows is None or rows["passed"]
-    is_close = all(within) and all(corner["passed"] for corner in corners)
-    passed = is_close and rows_match and agreed.passed and runs_right
+    engine, rows, parts = _engine(verifier, samples), verifier.rows(), verifier.part_errors(samples[0])
+    checks = [*outputs.values(), *corners, *parts, *(one for one in (engine, rows) if one is not None)]
+    passed = all(check["passed"] for check in checks) and agreed.passed
     layers = []
     if arguments["layers"] or not passed:
         report({"event": "phase", "name": "compare layers"})
@@ -172,14 +190,15 @@ def compare_all(verifier: Verifier, arguments: Json, report: Callable[[Json], No
         "precision": verifier.config.precision,
         "reference": verifier.reference.description,
         "executor": f"trtkit reference executor on the {verifier.backend.name} {verifier.backend.version} network",
-        "tolerance": verifier.tolerance,
+        **verifier.limits.to_json(),
         "samples": [sample.name for sample in samples],
-        "outputs": {name: item.to_json() for name, item in outputs.items()},
+        "outputs": outputs,
+        "hollow": hollow_outputs(outputs, verifier.limits),
         "rows": rows,
         "task": agreed.to_json(),
         "corners": corners,
         "layers": layers,
-        "parts": verifier.part_errors(samples[0]),
+        "parts": parts,
         "engine": engine,
     }
 
@@ -197,28 +216,34 @@ def _engine(verifier: Verifier, samples: list[Sample]) -> Json | None:
     for sample in samples:
         ours = verifier.executor.run(sample.inputs)
         for name, value in engine.run(sample.inputs).items():
-            comparisons.setdefault(name, []).append(compare(to_array(value), to_array(ours[name])))
-    found = {name: worst(items) for name, items in comparisons.items()}
-    passed = all(item.relative_rms_error <= verifier.tolerance for item in found.values())
-    return {"passed": passed, "outputs": {name: item.to_json() for name, item in found.items()}}
+            compared = compare(to_array(value), to_array(ours[name]), verifier.limits.floor)
+            comparisons.setdefault(name, []).append(compared)
+    outputs = {name: worst(items) for name, items in comparisons.items()}
+    passed = all(item.is_within(verifier.limits) for item in outputs.values())
+    return {"passed": passed, "outputs": {name: item.to_json() for name, item in outputs.items()}}
 
 
 def _compare_samples(
     verifier: Verifier, samples: list[Sample], report: Callable[[Json], None]
-) -> tuple[dict[str, Comparison], Agreement]:
-    """Run every sample both ways; return the worst comparison of each output and how answers agree."""
+) -> tuple[dict[str, Json], Agreement]:
+    """Run every sample both ways; return the worst comparison of each output, as data, and how answers agree."""
     report({"event": "phase", "name": "compare outputs"})
     comparisons: dict[str, list[Comparison]] = {}
     pairs = []
     for index, sample in enumerate(samples):
         ours, theirs = verifier.run(sample)
-        for name, value in ours.items():
-            comparisons.setdefault(name, []).append(compare(value, theirs[name]))
+        for name, item in verifier.compared(ours, theirs).items():
+            comparisons.setdefault(name, []).append(item)
         pairs.append((ours, theirs))
         report({"event": "progress", "name": "compare outputs", "done": index + 1, "total": len(samples)})
     required = AGREEMENT if verifier.config.quantize is not None else 1.0
     agreed = agreement(verifier.config.task, verifier.onnx, pairs, required)
-    return {name: worst(items) for name, items in comparisons.items()}, agreed
+    spreads = verifier.spreads(samples)
+    return {name: _output(worst(items), spreads[name], verifier.limits) for name, items in comparisons.items()}, agreed
+
+
+def _output(compared: Comparison, moved: float | None, limits: Limits) -> Json:
+    return {**compared.to_json(), "passed": compared.is_within(limits), "spread": moved}
 
 
 def _corners(verifier: Verifier, real: Sample | None, report: Callable[[Json], None]) -> list[Json]:
@@ -245,6 +270,11 @@ def _corner(verifier: Verifier, sample: Sample) -> Json:
     except Exception as error:  # ONNX Runtime and torch raise their own kinds
         reason = str(error).strip().splitlines()[0]
         return {"passed": False, "relative_rms_error": None, "problem": f"the reference cannot run it: {reason}"}
-    found = worst([compare(value, theirs[key]) for key, value in ours.items()])
-    passed = found.relative_rms_error <= verifier.tolerance
-    return {"passed": passed, **{key: found.to_json()[key] for key in ("relative_rms_error", "problem")}}
+    return corner_json(worst(list(verifier.compared(ours, theirs).values())), verifier.limits)
+
+
+def corner_json(compared: Comparison, limits: Limits) -> Json:
+    """Return what a report has of a corner's comparison."""
+    data = compared.to_json()
+    kept = {key: data[key] for key in ("relative_rms_error", "worst_slice", "problem")}
+    return {"passed": compared.is_within(limits), **kept}

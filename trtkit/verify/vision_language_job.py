@@ -15,15 +15,16 @@ from trtkit.engine.manifest import VisionRecord
 from trtkit.engine.quantization.by_part.choice import VISION
 from trtkit.errors import SourceError
 from trtkit.inputs.images import read_image
-from trtkit.reference import to_array
 from trtkit.runtime.decoder import ReferenceDecoder, open_model
 from trtkit.runtime.text import open_tokenizer
 from trtkit.runtime.vision_language import ImagePrompts, reference_tower
-from trtkit.verify.compare import Comparison, compare, worst
 from trtkit.verify.decoder_job import ROUNDED_ACTIVATIONS, rounds_activations
 from trtkit.verify.dequantized import wrapped_folder
-from trtkit.verify.job import tolerance_of
+from trtkit.verify.job import corner_json, tolerance_of
+from trtkit.verify.logits import LogitsCompared, compare_rows
 from trtkit.verify.quantized import TOLERANCES
+from trtkit.verify.signal import hollow_outputs
+from trtkit.verify.slices import limits_of
 from trtkit.verify.stepper import Stepper
 from trtkit.verify.vision_language_reference import VisionLanguageReference
 
@@ -77,7 +78,8 @@ class VisionLanguageVerifier:
         if reference != folder:
             self.reference.description += ", its language model with the weights that trtkit read"
         self.rounding = _rounding(self.config, model.source)
-        self.tolerance = max(tolerance_of(self.config), self.rounding)
+        tolerance = max(tolerance_of(self.config), self.rounding)
+        self.limits = limits_of(tolerance, self.config.verify.max_slice_error)
 
     def samples(self, paths: Sequence[str]) -> list[Sample]:
         """Return prompts of one image each, of two, and of none. Raises SourceError for those that do not fit."""
@@ -130,25 +132,26 @@ def _rounding(config: ModelConfig, language: DecoderSource) -> float:
 def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
     """Compare soft tokens, logits, greedy tokens and, where asked, chunks; return the report's data."""
     verifier = VisionLanguageVerifier(arguments, report)
-    tolerance, samples = verifier.tolerance, verifier.samples(arguments["inputs"])
+    limits, samples = verifier.limits, verifier.samples(arguments["inputs"])
     report({"event": "phase", "name": "compare soft tokens and logits"})
     outputs = {"soft_tokens": _soft_tokens(verifier, samples)}
     outputs["logits"], agreement = _logits(verifier, samples)
     report({"event": "phase", "name": "compare greedy tokens"})
     answers = [_greedy(verifier, sample) for sample in samples]
-    corners = [_chunked(verifier, sample, tolerance) for sample in samples] if arguments["corners"] else []
+    corners = [_chunked(verifier, sample) for sample in samples] if arguments["corners"] else []
     same = sum(ours == theirs for ours, theirs in answers) / len(answers)
     required = 1.0 if verifier.config.precision == "fp32" and not verifier.rounding else 0.0
     least = 0.0 if verifier.rounding else _MIN_AGREEMENT
-    passed = all(found.relative_rms_error <= tolerance for found in outputs.values()) and agreement >= least
+    passed = all(output["passed"] for output in outputs.values()) and agreement >= least
     return {
         "passed": passed and same >= required and all(corner["passed"] for corner in corners),
         "precision": verifier.config.precision,
         "reference": verifier.reference.description,
         "executor": f"trtkit reference executor on both {verifier.backend.name} {verifier.backend.version} networks",
-        "tolerance": tolerance,
+        **limits.to_json(),
         "samples": [sample.name for sample in samples],
-        "outputs": {name: found.to_json() for name, found in outputs.items()},
+        "outputs": outputs,
+        "hollow": hollow_outputs(outputs, limits),
         "top_1_agreement": agreement,
         "task": {"measure": "greedy text", "agreement": same, "required": required, "top_5": None, "answers": answers},
         "corners": corners,
@@ -158,27 +161,25 @@ def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
     }
 
 
-def _soft_tokens(verifier: VisionLanguageVerifier, samples: Sequence[Sample]) -> Comparison:
-    return worst(
-        [
-            compare(to_array(sample.soft.vectors.float()), to_array(verifier.reference.soft_tokens(sample.images)))
-            for sample in samples
-            if sample.soft is not None
-        ]
-    )
+def _soft_tokens(verifier: VisionLanguageVerifier, samples: Sequence[Sample]) -> Json:
+    compared = LogitsCompared(verifier.limits)
+    for sample in (sample for sample in samples if sample.soft is not None):
+        assert sample.soft is not None
+        compared.add(sample.soft.vectors, verifier.reference.soft_tokens(sample.images))
+    return compared.to_json()
 
 
-def _logits(verifier: VisionLanguageVerifier, samples: Sequence[Sample]) -> tuple[Comparison, float]:
-    """Return the worst comparison and the share of equal top-1 tokens where the best two are clearly apart."""
-    comparisons, hits, clear = [], 0, 0
+def _logits(verifier: VisionLanguageVerifier, samples: Sequence[Sample]) -> tuple[Json, float]:
+    """Return the worst comparison as data, and the share of equal top-1 tokens where the best two are clearly apart."""
+    compared, hits, clear = LogitsCompared(verifier.limits), 0, 0
     for sample in samples:
         ours, theirs = verifier.logits(sample), verifier.reference.logits(sample.ids, sample.images)
-        comparisons.append(compare(to_array(ours), to_array(theirs)))
+        compared.add(ours, theirs)
         best = theirs.topk(2).values
-        is_clear = best[:, 0] - best[:, 1] > verifier.tolerance * theirs.square().mean().sqrt()
+        is_clear = best[:, 0] - best[:, 1] > verifier.limits.tolerance * theirs.square().mean().sqrt()
         hits += int((ours.argmax(-1) == theirs.argmax(-1))[is_clear].sum())
         clear += int(is_clear.sum())
-    return worst(comparisons), hits / clear if clear else 1.0
+    return compared.to_json(), hits / clear if clear else 1.0
 
 
 def _greedy(verifier: VisionLanguageVerifier, sample: Sample) -> tuple[str, str]:
@@ -190,17 +191,11 @@ def _greedy(verifier: VisionLanguageVerifier, sample: Sample) -> tuple[str, str]
     return verifier.tokenizer.decode(ours), verifier.tokenizer.decode(theirs)
 
 
-def _chunked(verifier: VisionLanguageVerifier, sample: Sample, tolerance: float) -> Json:
+def _chunked(verifier: VisionLanguageVerifier, sample: Sample) -> Json:
     """Check what serving relies on: a prompt cut anywhere, in an image too, gives what one prefill gives."""
-    found = compare(to_array(verifier.logits(sample, _CHUNK)), to_array(verifier.logits(sample)))
-    data = found.to_json()
-    return {
-        "name": f"chunks of {_CHUNK}: {sample.name}",
-        "shapes": {"inputs_embeds": [1, _CHUNK]},
-        "passed": found.relative_rms_error <= tolerance,
-        "relative_rms_error": data["relative_rms_error"],
-        "problem": data["problem"],
-    }
+    compared = compare_rows(verifier.logits(sample, _CHUNK), verifier.logits(sample), verifier.limits)
+    name, shapes = f"chunks of {_CHUNK}: {sample.name}", {"inputs_embeds": [1, _CHUNK]}
+    return {"name": name, "shapes": shapes, **corner_json(compared, verifier.limits)}
 
 
 def _made_up() -> list[tuple[str, Image.Image]]:

@@ -51,6 +51,7 @@ def layer(name: str, error: float | None, largest: float, dtype: str = "fp16") -
 
 def report(**changes: Any) -> dict[str, Any]:
     output = {"relative_rms_error": 0.001, "max_abs_error": 0.5, "cosine": 0.999, "problem": ""}
+    output |= {"worst_slice": {"axis": 1, "index": 17, "relative_rms_error": 0.98}, "passed": True, "equal_nans": 0}
     corner = {"name": "profile 0 min", "shapes": {"x": (1, 3)}, "relative_rms_error": None}
     corner |= {"problem": "", "passed": False}
     found = {
@@ -86,7 +87,17 @@ def checked(found: dict[str, Any]) -> Checker:
 def test_the_page_is_well_formed_and_names_every_layer() -> None:
     page = checked(report())
     text = " ".join(page.text)
-    for name in ("verify tiny", "right", "stem", "wrong one", "head", "logits", "profile 0 min", "x [1, 3]"):
+    for name in (
+        "verify tiny",
+        "right",
+        "stem",
+        "wrong one",
+        "head",
+        "logits",
+        "profile 0 min",
+        "x [1, 3]",
+        "axis 1, index 17: 9.8e-01",
+    ):
         assert name in text
 
 

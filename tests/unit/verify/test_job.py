@@ -16,6 +16,7 @@ from trtkit.reference import Executor, Options, to_array
 from trtkit.verify.compare import compare
 from trtkit.verify.job import verify
 from trtkit.verify.references import OnnxRuntimeReference
+from trtkit.verify.verdict import reason, verdict
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,12 +97,57 @@ def nan_at_zero(divides: bool) -> onnx.ModelProto:
     return models.model(nodes, [models.tensor("images", *shape)], [models.tensor("y", *shape)], [zero])
 
 
-def test_nan_does_not_pass_even_where_the_reference_has_it_too(tmp_path: Path) -> None:
-    for source in (nan_at_zero(divides=False), nan_at_zero(divides=True)):
-        found = verified(source, nan_at_zero(divides=True), tmp_path, corners=False)
-        assert found["passed"] is False
-        assert found["outputs"]["y"]["relative_rms_error"] is None
-        assert "not finite" in found["outputs"]["y"]["problem"]
+def test_nan_of_ours_alone_does_not_pass(tmp_path: Path) -> None:
+    found = verified(nan_at_zero(divides=False), nan_at_zero(divides=True), tmp_path, corners=False)
+    assert found["passed"] is False
+    assert found["outputs"]["y"]["relative_rms_error"] is None
+    assert "not finite" in found["outputs"]["y"]["problem"]
+
+
+def test_nan_of_both_sides_is_named_and_proves_nothing(tmp_path: Path) -> None:
+    found = verified(nan_at_zero(divides=True), nan_at_zero(divides=True), tmp_path, corners=False)
+    assert found["passed"] is True
+    assert found["outputs"]["y"]["equal_nans"] == found["outputs"]["y"]["values"] == 2 * 3 * 16 * 16
+    assert found["hollow"] == ["y"]
+    assert verdict({**found, "name": "m"}) == "proves nothing"
+
+
+def scores_beside(offset: float) -> onnx.ModelProto:
+    """x [batch, 3] -> 64 large values beside x + offset - 2048, which 16 bits hold to 2."""
+    nodes = [
+        helper.make_node("Concat", ["x"] * 21 + ["x"], ["many"], name="many", axis=1),
+        helper.make_node("Mul", ["many", "large"], ["features"], name="features"),
+        helper.make_node("Add", ["x", "offset"], ["far"], name="far"),
+        helper.make_node("Sub", ["far", "offset"], ["scores"], name="scores"),
+        helper.make_node("Concat", ["features", "scores"], ["y"], name="join", axis=1),
+    ]
+    constants = [models.constant("large", 1000.0), models.constant("offset", offset)]
+    return models.model(nodes, [models.tensor("x", "batch", 3)], [models.tensor("y", "batch", 69)], constants)
+
+
+def test_scores_that_are_gone_beside_large_features_are_wrong(tmp_path: Path) -> None:
+    """As 16 bits lose them; the error over the whole output is a thousandth of what is allowed."""
+    profile = {"x": {"min": [1, 3], "opt": [8, 3], "max": [8, 3]}}
+    found = verified(scores_beside(0.0), scores_beside(2.0**24), tmp_path, profiles=[profile], corners=False)
+    assert found["outputs"]["y"]["relative_rms_error"] < found["tolerance"] * 10
+    assert found["passed"] is False
+    assert found["outputs"]["y"]["worst_slice"]["axis"] == 1
+    assert found["outputs"]["y"]["worst_slice"]["index"] >= 66
+
+
+def test_a_network_that_hardly_moves_proves_nothing(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Mul", ["x", "tiny"], ["small"], name="small"),
+        helper.make_node("Add", ["small", "large"], ["y"], name="far"),
+    ]
+    constants = [models.constant("tiny", 1e-5), models.constant("large", 636.0)]
+    model = models.model(nodes, [models.tensor("x", "batch", 3)], [models.tensor("y", "batch", 3)], constants)
+    profile = {"x": {"min": [1, 3], "opt": [2, 3], "max": [8, 3]}}
+    found = verified(model, model, tmp_path, profiles=[profile], corners=False)
+    assert found["passed"] is True
+    assert found["outputs"]["y"]["spread"] < 1e-6
+    assert found["hollow"] == ["y"]
+    assert reason(found).endswith(": a network that ignores its inputs would pass too")
 
 
 def batch_of(limit: int) -> onnx.ModelProto:

@@ -41,3 +41,21 @@ def test_whatever_else_is_wrong_comes_first(change: dict[str, Any]) -> None:
 
 def test_what_passed_is_right() -> None:
     assert verdict({**FOUND, "passed": True}) == "right"
+
+
+def test_a_slice_that_is_wrong_is_named_where_the_whole_is_close() -> None:
+    worst = {"axis": 1, "index": 17, "relative_rms_error": 0.98}
+    outputs = {"y": {"relative_rms_error": 2e-4, "passed": False, "worst_slice": worst}}
+    found = {**FOUND, "outputs": outputs, "slice_tolerance": 0.2}
+    assert verdict(found) == "out of tolerance"
+    assert reason(found) == "`y` at axis 1, index 17: 9.8e-01 of its own size; 0.2 is allowed"
+
+
+def test_a_pass_that_proves_nothing_says_so() -> None:
+    outputs = {"y": {"relative_rms_error": 1e-9, "passed": True, "spread": 2.4e-8}}
+    found = {**FOUND, "passed": True, "outputs": outputs, "hollow": ["y"]}
+    assert verdict(found) == "proves nothing"
+    assert reason(found) == (
+        "tolerance 0.4; `y` moves by 2.4e-08 between inputs: a network that ignores its inputs would pass too"
+    )
+    assert verdict({**found, "outputs": {**outputs, "z": outputs["y"]}}) == "right"
