@@ -13,6 +13,10 @@ from transformers import AutoModelForCausalLM
 
 from tests.decoder_cases import CASES
 from tests.decoders import model_of
+from trtkit.config.load import load_config
+from trtkit.config.schema import LlmOptions
+from trtkit.engine.decoders import checked_spec, llm_options, rope_note
+from trtkit.sources.decoder_source import open_hf_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,6 +140,37 @@ def test_unknown_model_type_names_its_neighbours(llama: Path, refuses: Callable[
     said = refuses("build", "--config", "m.yaml")
     assert "unknown `model_type` `lama`" in said
     assert "did you mean `llama`" in said
+
+
+def test_a_language_model_of_another_family_is_refused_as_one(workspace: Path, refuses: Callable[..., str]) -> None:
+    """Not as a picture model whose input size is missing."""
+    (workspace / "deepseek").mkdir()
+    fields = {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 129280}
+    (workspace / "deepseek/config.json").write_text(json.dumps(fields))
+    (workspace / "m.yaml").write_text("source: {hf: deepseek}\n")
+    refused = refuses("build", "--config", "m.yaml")
+    expected = (
+        "config.json: `deepseek_v3` is a language model of a family that is not supported\nfix: supported are bloom"
+    )
+    assert expected in refused
+
+
+def test_long_rope_factors_are_taken_at_every_length_as_the_reference_then_does(
+    workspace: Path, trtkit: Callable[..., Ran]
+) -> None:
+    edit(saved("phi3", workspace / "phi3"), original_max_position_embeddings=48)
+    llm = "{max_batch_size: 1, max_sequence_length: 60, max_prefill_length: 16}"
+    (workspace / "m.yaml").write_text(f"source: {{hf: phi3}}\nllm: {llm}\n")
+    report = trtkit("verify", "m.yaml", "--no-corners", "--json").json()
+    assert report["outputs"]["logits"]["relative_rms_error"] <= 1e-5
+    assert report["reference"].endswith("Phi3ForCausalLM in fp32, long rope factors at every length")
+    config = load_config("m.yaml", ())
+    spec = checked_spec(config, open_hf_folder(workspace / "phi3"))
+    assert rope_note(spec, llm_options(config)) == (
+        "long factors at every length; transformers takes the short ones up to 48 tokens: "
+        "`llm.max_sequence_length=48` builds with those"
+    )
+    assert rope_note(spec, LlmOptions(max_sequence_length=48, max_prefill_length=16)) == ""
 
 
 def test_field_that_changes_the_mathematics_is_refused_by_name(llama: Path, refuses: Callable[..., str]) -> None:

@@ -21,6 +21,7 @@ from trtkit.engine.decoders import (
     llm_options,
     network_options,
     open_model_source,
+    rope_note,
     takes_embeddings,
 )
 from trtkit.engine.embeddings import embedding_table, write_embeddings
@@ -76,6 +77,8 @@ def compile_decoder(arguments: Json, report: Callable[[Json], None]) -> Json:
     size = decoder_size(spec, parameters, config, opened.kv_cache)
     note = "".join(f"; {one}" for one in (opened.note, head_note(spec, opened)) if one)
     steps.add("source", f"{spec.model_type}, {len(spec.layers)} layers, {parameters / 1e6:.1f} M parameters{note}")
+    if rotary := rope_note(spec, llm_options(config)):
+        steps.add("rope", rotary)
     check_room(Load(size.weight_bytes), Path(request.folder))
     graph = _write_network(backend, config, (spec, opened), steps)
     record, profiles = _describe(backend, graph, config)

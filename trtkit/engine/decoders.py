@@ -11,6 +11,7 @@ from trtkit.dtypes import dtype_of
 from trtkit.engine.vision_language import takes_images
 from trtkit.errors import ConfigError, Problem
 from trtkit.models.registry import decoder_spec
+from trtkit.models.rope import original_length
 from trtkit.models.weights import with_stored_head
 from trtkit.network.decoder import DecoderOptions
 from trtkit.sources import decoder_source, package_file
@@ -60,6 +61,22 @@ def head_note(spec: DecoderSpec, opened: DecoderSource) -> str:
     if spec.head.is_tied or not decoder_spec(opened.config, opened.where).head.is_tied:
         return ""
     return f"the stored `{spec.names['lm_head']}.weight` is used, since it differs from the tied embedding"
+
+
+def rope_note(spec: DecoderSpec, options: LlmOptions) -> str:
+    """Say where positions are turned otherwise than transformers turns those of short sequences; empty elsewhere.
+
+    LongRoPE has factors for short and for long sequences. An engine has one of both, since keys in a cache cannot be
+    turned again when a sequence grows.
+    """
+    ropes = [layer.rope for layer in spec.layers if layer.rope is not None and layer.rope.scaling == "longrope"]
+    if not ropes:
+        return ""
+    original, length = original_length(ropes[0]), options.max_sequence_length
+    if length <= original:
+        return ""
+    short = f"transformers takes the short ones up to {original} tokens"
+    return f"long factors at every length; {short}: `llm.max_sequence_length={original}` builds with those"
 
 
 def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:

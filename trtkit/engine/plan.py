@@ -15,7 +15,7 @@ from trtkit.engine.manifest import FileRecord
 from trtkit.engine.plugins import uses_plugins
 from trtkit.engine.quantization.by_part.choice import VISION, check_names
 from trtkit.engine.vision_language import takes_images
-from trtkit.models.registry import FAMILIES
+from trtkit.models.registry import FAMILIES, is_language_model, unsupported_family
 from trtkit.models.vision_language.registry import VISION_LANGUAGE
 from trtkit.sources.safetensors_folder import json_object
 
@@ -51,6 +51,7 @@ def plan_build(config: ModelConfig, on_event: Callable[[Json], None]) -> Plan:
     """Resolve target and backend and fingerprint the source and calibration data. Raises TrtkitError."""
     if config.quantize is not None and not is_hybrid(config):
         check_names(config.quantize, (VISION,) if takes_images(config) else ())
+    kinds = is_decoder(config), is_hybrid(config), takes_images(config)
     target = load_target(config.target)
     backend = choose_backend(target.backend)
     has_plugins = uses_plugins(config, backend)
@@ -59,24 +60,26 @@ def plan_build(config: ModelConfig, on_event: Callable[[Json], None]) -> Plan:
     data = tuple(FileRecord(**file) for file in digests["data"])
     tools = cache.tool_versions()
     key = cache.build_key(config, target, backend, (*sources, *data), tools)
-    kinds = is_decoder(config), is_hybrid(config), takes_images(config)
     return Plan(config, target, backend, sources, tools, key, *kinds, uses_plugins=has_plugins)
 
 
 def is_decoder(config: ModelConfig) -> bool:
     """Whether the source is a decoder-only LLM: GGUF, TensorRT-LLM, or a Hugging Face folder of a known family.
 
-    A Hugging Face folder whose config has an `llm` section is one by that.
+    A Hugging Face folder whose config has an `llm` section is one by that. Raises SourceError for a language model of
+    another family.
     """
     source = config.source
     if source.gguf is not None or source.trtllm is not None:
         return True
-    return source.hf is not None and (config.llm is not None or _model_type(Path(source.hf)) in _LLMS)
+    if source.hf is None:
+        return False
+    fields = json_object(Path(source.hf) / "config.json")
+    model_type = str(fields.get("model_type", ""))
+    is_known = config.llm is not None or model_type in _LLMS
+    if not is_known and is_language_model(fields):
+        raise unsupported_family(model_type, str(Path(source.hf) / "config.json"))
+    return is_known
 
 
 _LLMS = {*FAMILIES, *VISION_LANGUAGE}
-
-
-def _model_type(folder: Path) -> str:
-    """Return `model_type` of a folder's config.json, empty where there is none to read."""
-    return str(json_object(folder / "config.json").get("model_type", ""))

@@ -64,5 +64,24 @@ def decoder_spec(fields: Mapping[str, Any], where: str = "config.json") -> Decod
     return spec
 
 
+def is_language_model(fields: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` of any family describes a model that writes or reads text."""
+    heads = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+    names = [str(name) for name in fields.get("architectures") or ()]
+    if any(name.endswith(heads) for name in names):
+        return True
+    takes_images = {"image_size", "input_size", "num_channels"} & fields.keys() or any("Image" in n for n in names)
+    return "vocab_size" in fields and not takes_images
+
+
+def unsupported_family(model_type: str, where: str) -> SourceError:
+    """Return the error for a language model of a family that is not supported, which names the nearest."""
+    near = difflib.get_close_matches(model_type, FAMILIES, n=3, cutoff=0.7)
+    near = near or [name for name in FAMILIES if model_type.startswith(name)]
+    nearest = f"the nearest supported are {', '.join(f'`{name}`' for name in near)}" if near else ""
+    what = f"`{model_type}` is a language model of a family that is not supported"
+    return SourceError(what, where, nearest or f"supported are {_listed()}")
+
+
 def _listed() -> str:
     return ", ".join(sorted(FAMILIES))

@@ -35,9 +35,9 @@ _OLD_NAMES = {"su": "longrope"}
 def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
     """Return the rotary embedding that a config states.
 
-    fixed: `theta` and `partial` to use where the config states none, `is_interleaved`, `layer_type`, whose own
-    parameters are taken where the config has some for each layer type, and `has_sections` for M-RoPE.
-    Raises SourceError for a method or a parameter that is not known.
+    fixed: `theta` to use where the config states none, `partial` likewise in families that rotate a part of each head,
+    `is_interleaved`, `layer_type`, whose own parameters are taken where the config has some for each layer type, and
+    `has_sections` for M-RoPE. Raises SourceError for a method or a parameter that is not known.
     """
     stated = _stated(config, fixed.get("layer_type"))
     theta = float(stated.pop("rope_theta", fixed.get("theta", 10000.0)))
@@ -49,6 +49,8 @@ def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
     kind = "default" if sections and kind == "mrope" else kind
     if kind not in get_args(Scaling):
         raise config.unsupported("rope_type", kind, get_args(Scaling))
+    if "partial" not in fixed:
+        partial = _whole(config, kind, partial)
     limit = int(config.need("max_position_embeddings"))
     parameters = _parameters(config, kind, stated, limit)
     dim = int(head_dim * partial)
@@ -60,6 +62,24 @@ def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
         raise SourceError(what, config.where)
     is_interleaved = bool(fixed.get("is_interleaved"))
     return RopeSpec(theta, dim, is_interleaved, limit, kind, parameters, sections)  # type: ignore[arg-type]
+
+
+def original_length(rope: RopeSpec) -> int:
+    """Return the length that a scaled rope was trained at before it was scaled."""
+    length = rope.parameters.get("original_max_position_embeddings", rope.max_position_embeddings)
+    assert isinstance(length, int | float)
+    return int(length)
+
+
+def _whole(config: HfConfig, kind: str, partial: float) -> float:
+    """Return 1: transformers ignores `partial_rotary_factor` in families that rotate whole heads.
+
+    Raises SourceError where the rope is scaled, since transformers then fails on sizes that do not fit.
+    """
+    if partial != 1.0 and kind != "default":
+        what = f"`partial_rotary_factor` is {partial}, but `{config.get('model_type')}` rotates whole heads"
+        raise SourceError(what, config.where, "remove it")
+    return 1.0
 
 
 def _stated(config: HfConfig, layer_type: str | None) -> dict[str, Any]:
@@ -78,7 +98,9 @@ def _stated(config: HfConfig, layer_type: str | None) -> dict[str, Any]:
     local_theta = config.get("rope_local_base_freq")
     if layer_type == "sliding_attention" and local_theta is not None:
         old = {"rope_theta": local_theta}
-    return {**old, **new}
+    # The field beside the parameters is the one that counts in transformers, where layers share them.
+    original = None if layer_type else config.get("original_max_position_embeddings")
+    return {**old, **new, **({} if original is None else {"original_max_position_embeddings": original})}
 
 
 def _parameters(

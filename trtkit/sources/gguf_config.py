@@ -45,7 +45,9 @@ def hf_config(file: GgufFile, family: GgufFamily) -> dict[str, Any]:
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     config |= _query_scale(metadata, family)
     if family.has_rope:
-        config["rope_parameters"] = rope_parameters(file, metadata, family)
+        rope = config["rope_parameters"] = rope_parameters(file, metadata, family)
+        if "original_max_position_embeddings" in rope:  # beside the parameters it counts more, as Phi 3's default does
+            config["original_max_position_embeddings"] = rope["original_max_position_embeddings"]
     for key, field in _TOKEN_IDS.items():
         if (value := file.metadata.get(f"tokenizer.ggml.{key}_token_id")) is not None:
             config[field] = value

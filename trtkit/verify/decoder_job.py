@@ -58,7 +58,7 @@ class DecoderVerifier:
         self.decoder = ReferenceDecoder(self.network, _SLOTS)
         self.stepper = Stepper(self.decoder)
         report({"event": "phase", "name": "load reference"})
-        self.reference = TransformersReference(self.opened)
+        self.reference = TransformersReference(self.opened, llm_options(self.config).max_sequence_length)
         tolerance, least = tolerance_of(self.config), self._rounding()
         self.rounds_activations = least > 0
         if self.config.verify.max_relative_rms_error is None:

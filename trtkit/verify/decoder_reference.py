@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trtkit.sources.transformers_model import causal_lm
 
@@ -20,12 +20,14 @@ class TransformersReference:
     Raises SourceError where transformers does not know the model or the weights do not fit it.
     """
 
-    def __init__(self, opened: DecoderSource) -> None:
+    def __init__(self, opened: DecoderSource, length: int = 0) -> None:
+        """length: the longest sequence of the engine, whose rope factors are then taken at every length."""
         import transformers
 
         self.model = causal_lm(opened)
         read = "" if opened.folder is not None else ", with the weights that trtkit read"
-        self.description = f"transformers {transformers.__version__}, {type(self.model).__name__} in fp32{read}"
+        long = ", long rope factors at every length" if _lengthen(self.model, length) else ""
+        self.description = f"transformers {transformers.__version__}, {type(self.model).__name__} in fp32{read}{long}"
 
     def logits(self, ids: Sequence[int]) -> torch.Tensor:
         """Return logits [S, V] of one sequence."""
@@ -51,3 +53,17 @@ class TransformersReference:
             )
         answer = [int(token) for token in found[0, len(prompt) :]]
         return answer[:-1] if answer and answer[-1] in stop else answer
+
+
+def _lengthen(model: Any, length: int) -> bool:
+    """Let LongRoPE take its factors for sequences of `length` at any length; return whether they are the long ones."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    is_long = False
+    for module in (each for each in model.modules() if getattr(each, "rope_type", None) == "longrope"):
+        original = module.config.rope_parameters["original_max_position_embeddings"]
+        if length > original:
+            frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](module.config, "cpu", seq_len=length)
+            module.original_inv_freq.copy_(frequencies)
+            is_long = True
+    return is_long

@@ -8,7 +8,7 @@ import pytest
 
 from trtkit.errors import ProblemsError, SourceError
 from trtkit.models import decoders
-from trtkit.models.registry import FAMILIES, decoder_spec
+from trtkit.models.registry import FAMILIES, decoder_spec, is_language_model, unsupported_family
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -94,3 +94,32 @@ def test_families_are_small_files_of_data_that_never_import_each_other() -> None
         imported = {node.module or "" for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
         assert len(text.splitlines()) <= 60, name
         assert not {module for module in imported if "decoders" in module or module.startswith(("torch", "tensorrt"))}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fix"),
+    [
+        ("qwen3_next", "the nearest supported are `qwen3_moe`"),
+        ("gemma4", "the nearest supported are `gemma`, `gemma2`"),
+        ("mamba", "supported are bloom, cohere, falcon"),
+    ],
+)
+def test_an_unsupported_family_names_the_nearest(model_type: str, fix: str) -> None:
+    error = str(unsupported_family(model_type, "config.json"))
+    start = f"config.json: `{model_type}` is a language model of a family that is not supported\nfix: {fix}"
+    assert error.startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"architectures": ["GptOssForCausalLM"]}, True),
+        ({"architectures": ["Llama4ForConditionalGeneration"], "vision_config": {}}, True),
+        ({"model_type": "mamba", "vocab_size": 100}, True),
+        ({"architectures": ["ImageGPTForImageClassification"], "vocab_size": 513}, False),
+        ({"architectures": ["LayoutLMv3Model"], "vocab_size": 100, "input_size": 224}, False),
+        ({"architectures": ["ViTForImageClassification"]}, False),
+    ],
+)
+def test_language_models_are_told_from_those_of_images(fields: dict[str, Any], expected: bool) -> None:
+    assert is_language_model(fields) is expected

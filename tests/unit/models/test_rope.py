@@ -6,10 +6,11 @@ import pytest
 import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from trtkit.errors import SourceError
 from trtkit.models.hf_config import HfConfig
-from trtkit.models.rope import rope_spec
+from trtkit.models.rope import original_length, rope_spec
 from trtkit.network.rope_tables import rope_tables
 
 LONG = {
@@ -51,7 +52,7 @@ def test_tables_are_those_of_transformers(parameters: dict[str, Any], length: in
     hf = LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=1024, rope_parameters=stated)
     frequencies, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](hf, "cpu", seq_len=length)
     angles = torch.arange(length).float()[:, None] * frequencies
-    cos, sin = rope_tables(rope_spec(config_of(rope_parameters=stated), 16), length)
+    cos, sin = rope_tables(rope_spec(config_of(rope_parameters=stated), 16, partial=1.0), length)
     torch.testing.assert_close(torch.from_numpy(cos), angles.cos() * factor, rtol=0, atol=3e-4)
     torch.testing.assert_close(torch.from_numpy(sin), angles.sin() * factor, rtol=0, atol=3e-4)
 
@@ -86,3 +87,34 @@ def test_what_is_not_understood_is_named(parameters: dict[str, Any], message: st
     with pytest.raises(SourceError) as caught:
         rope_spec(config_of(rope_parameters=parameters), 16)
     assert str(caught.value).startswith(message)
+
+
+def llama_and_ours(**rope: Any) -> tuple[LlamaConfig, HfConfig]:
+    stated = {"rope_theta": 5000.0, **rope}
+    hf = LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=1024, rope_parameters=stated)
+    return hf, config_of(rope_parameters=stated, model_type="llama")
+
+
+def test_an_original_length_beside_the_parameters_counts_as_in_transformers() -> None:
+    fields = {"max_position_embeddings": 1024, "original_max_position_embeddings": 64, "rope_theta": 5000.0}
+    fields["rope_parameters"] = {**YARN, "rope_theta": 5000.0}
+    hf = LlamaConfig(hidden_size=64, num_attention_heads=4, **fields)
+    hf.standardize_rope_params()  # as its rotary embedding does
+    assert original_length(rope_spec(HfConfig(fields), 16)) == 64
+    assert hf.rope_parameters["original_max_position_embeddings"] == 64
+
+
+def test_a_part_of_each_head_is_rotated_only_in_families_that_do_so() -> None:
+    hf, config = llama_and_ours(rope_type="default", partial_rotary_factor=0.5)
+    assert rope_spec(config, 16).dim == 2 * len(LlamaRotaryEmbedding(hf).inv_freq) == 16
+    assert rope_spec(config, 16, partial=1.0).dim == 8
+
+
+def test_a_part_of_each_head_beside_scaling_is_refused_where_transformers_fails() -> None:
+    hf, config = llama_and_ours(rope_type="linear", factor=2.0, partial_rotary_factor=0.5)
+    assert len(LlamaRotaryEmbedding(hf).inv_freq) == 4  # of heads of 16: the sizes do not fit
+    with pytest.raises(SourceError) as caught:
+        rope_spec(config, 16)
+    assert str(caught.value) == (
+        "config.json: `partial_rotary_factor` is 0.5, but `llama` rotates whole heads\nfix: remove it"
+    )

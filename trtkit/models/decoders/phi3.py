@@ -21,5 +21,6 @@ def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
     attention = replace(attention_part(config), qkv="concatenated")
     mlp = replace(mlp_part(config), is_fused=True)
-    layers = layers_part(config, mlp, rope_spec(config, attention.head_dim), sliding_windows(config))
+    rope = rope_spec(config, attention.head_dim, partial=1.0)
+    layers = layers_part(config, mlp, rope, sliding_windows(config))
     return decoder_part(config, attention, layers, rms_norm_part(config), llama_names({}, INSIDE))
