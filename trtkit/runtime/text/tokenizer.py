@@ -73,10 +73,7 @@ class Tokenizer:
 
         Several threads may call it at once. Raises RequestError for half a surrogate pair, which is not text.
         """
-        try:
-            check_text(text)
-        except ValueError as error:
-            raise RequestError(str(error), "prompt", "send text that UTF-8 can hold") from None
+        _check_text(text)
         return [int(token) for token in self.hf.encode(text, add_special_tokens=add_special_tokens)]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -96,15 +93,16 @@ class Tokenizer:
         """
         if not self.has_chat_template:
             raise RequestError("the tokenizer has no chat template", fix="give plain text")
-        options = {"add_generation_prompt": add_generation_prompt, "tokenize": False}
+        options = {"add_generation_prompt": add_generation_prompt, "tokenize": True, "return_dict": False}
         import jinja2
 
+        _check_text(json.dumps(list(messages), ensure_ascii=False, default=str, skipkeys=True))
         try:
-            text = str(self.hf.apply_chat_template([dict(message) for message in messages], **options))
+            found = self.hf.apply_chat_template([dict(message) for message in messages], **options)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             fix = "see what roles and fields the model's template knows"
             raise RequestError(f"the chat template does not take these messages: {error}", fix=fix) from None
-        return self.encode(text, add_special_tokens=False)
+        return [int(token) for token in found]
 
     def token_id(self, text: str) -> int | None:
         """Return the id of a token by its text, as `<|im_end|>`; None where there is no such token."""
@@ -124,11 +122,19 @@ def open_tokenizer(folder: Path) -> Tokenizer | None:
     except Exception as error:  # whatever a tokenizer's file makes transformers or its Rust part raise
         what = f"the tokenizer cannot be loaded: {type(error).__name__}: {error}"
         raise GenerationError(what, str(folder), "build the bundle again from a source whose tokenizer loads") from None
-    if hf.is_fast:
+    if getattr(hf, "is_fast", False):
         # What transformers would do at the first call, where another thread may be reading them.
         hf.backend_tokenizer.no_truncation()
         hf.backend_tokenizer.no_padding()
     return Tokenizer(hf, eos_token_ids(folder) or tuple(_ids(hf.eos_token_id)))
+
+
+def _check_text(text: str) -> None:
+    """Raise RequestError for half a surrogate pair."""
+    try:
+        check_text(text)
+    except ValueError as error:
+        raise RequestError(str(error), "prompt", "send text that UTF-8 can hold") from None
 
 
 def eos_token_ids(folder: Path) -> tuple[int, ...]:
