@@ -18,6 +18,7 @@ from trtkit.network.lowering.onnx_ops import OLDEST_OPSET
 from trtkit.network.lowering.onnx_value import OnnxValue
 from trtkit.network.onnx_care import all_graphs, all_nodes, opset_of
 from trtkit.network.onnx_facts import Knowledge
+from trtkit.network.onnx_rewrites.embeddings import dequantize_tables
 from trtkit.network.onnx_rewrites.functions import expand_functions, needs_expansion
 from trtkit.network.onnx_rewrites.rule import MICROSOFT, Node, Rule
 from trtkit.network.onnx_rewrites.rules import rules
@@ -82,6 +83,7 @@ def _rounds(model: onnx.ModelProto, known: Mapping[Key, Rule], is_final: bool) -
     for _ in range(_MOST_ROUNDS):
         before = sum(state.done.values())
         state.done.update(expand_functions(model))
+        state.done.update(dequantize_tables(model))
         _apply(state, known)
         state.done.update(shift_uint8(model))
         if sum(state.done.values()) == before:

@@ -47,7 +47,7 @@ class _Flow:
 
 def shift_uint8(model: onnx.ModelProto) -> Counter[str]:
     """Replace quantized uint8 tensors of the main graph, in place; return what was done."""
-    constants = _constants(model.graph)
+    constants = constants_of(model.graph)
     quantizers = [node for node in model.graph.node if _is_constant_quantizer(node, constants)]
     casts = [node for node in model.graph.node if casts_to_uint8(node)]
     if not quantizers and not casts:
@@ -84,7 +84,7 @@ def casts_to_uint8(node: onnx.NodeProto) -> bool:
     return node.op_type == "Cast" and any(a.name == "to" and a.i == TensorProto.UINT8 for a in node.attribute)
 
 
-def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+def constants_of(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
     """Return initializers and Constant nodes by the names of their tensors."""
     found = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:

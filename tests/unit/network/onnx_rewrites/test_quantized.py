@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_dynamic, quantize_static
 
 from tests import models
 from tests.unit.network.onnx_rewrites.ways import Arrays, assert_all_agree
@@ -300,3 +300,25 @@ def test_attributes_that_cannot_be_taken(op_type: str, attributes: dict[str, Any
     with pytest.raises(UnsupportedOperatorsError) as refused:
         rewrite(model)
     assert str(refused.value) == (f"TensorRT does not take 1 node, and there is no other way to write them\n  {said}")
+
+
+@pytest.mark.parametrize("kind", [QuantType.QInt8, QuantType.QUInt8])
+def test_an_embedding_that_onnx_runtime_quantized_dynamically(kind: QuantType, tmp_path: Path) -> None:
+    """What `optimum` writes as model_quantized.onnx: rows of an 8-bit table, dequantized after they are gathered."""
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"], name="words"),
+        helper.make_node("Gather", ["places", "ids"], ["placed"], name="places"),
+        helper.make_node("Add", ["rows", "placed"], ["sum"], name="sum"),
+        helper.make_node("MatMul", ["sum", "w"], ["y"], name="linear"),
+    ]
+    tables = [models.weights("table", 30, 16), models.weights("places", 30, 16, seed=1), models.weights("w", 16, 8)]
+    ids = models.tensor("ids", "batch", 5, dtype="INT64")
+    models.save(models.model(nodes, [ids], [models.tensor("y", "batch", 5, 8)], tables), tmp_path / "m.onnx")
+    options = {"MatMulConstBOnly": True}
+    quantize_dynamic(
+        tmp_path / "m.onnx", tmp_path / "q.onnx", weight_type=kind, extra_options=options, reduce_range=True
+    )
+    model = onnx.load(tmp_path / "q.onnx")
+    assert [node.op_type for node in model.graph.node].count("Gather") == 2
+    said = assert_all_agree(model, {"ids": RANDOM.integers(0, 30, (2, 5))}, atol=1e-4)
+    assert "2 Gather of 8 bits" in said
