@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.plugins import write_plugins
-from trtkit.engine.profiles import opt_dims, opt_shapes, resolve_profiles
+from trtkit.engine.profiles import opt_dims, opt_shapes, resolve_profiles, small_shapes
 from trtkit.engine.quantization.vision.model import Place, quantized
 from trtkit.engine.steps import Steps
-from trtkit.network import onnx_care, onnx_custom_ops, onnx_function, onnx_precision, onnx_rewrites
+from trtkit.errors import ConfigError
+from trtkit.network import onnx_care, onnx_custom_ops, onnx_folding, onnx_function, onnx_precision, onnx_rewrites
 from trtkit.network.onnx_io import graph_inputs, graph_outputs, save_model
 from trtkit.sources import hf_vision, onnx_file, package_file, torch_export
 
@@ -98,7 +99,11 @@ def care(
     model, detail = onnx_custom_ops.lower(model, is_final=not config.fold_constants, **ops)
     steps.add("custom ops", detail)
     if config.fold_constants:
-        model, detail = onnx_care.fold_constants(model)
+        sample = _sample(model, config)
+        wrong = onnx_folding.correct_outputs(model, sample) if sample else ""
+        if wrong:
+            steps.add("declared shapes", f"wrong, corrected: {wrong}")
+        model, detail = onnx_folding.fold_constants(model, sample)
         steps.add("fold", detail)
         model, detail = onnx_rewrites.rewrite(model)
         if detail != "none":
@@ -111,6 +116,16 @@ def care(
     model, detail = onnx_care.infer_shapes(model)
     steps.add("shapes", detail)
     return model
+
+
+def _sample(model: onnx.ModelProto, config: ModelConfig) -> onnx_folding.Sample | None:
+    """Run the model before it is folded; None if its shapes are not known here, as those of a hybrid's part."""
+    inputs = graph_inputs(model)
+    try:
+        profiles, _ = resolve_profiles(inputs, config.profiles)
+    except ConfigError:  # what is wrong with them is said when they are resolved for the engine
+        return None
+    return onnx_folding.run_sample(model, small_shapes(inputs, profiles))
 
 
 def plugin_file(model: onnx.ModelProto, path: Path, steps: Steps) -> Json:

@@ -54,6 +54,15 @@ def opt_shapes(inputs: Sequence[TensorSpec], profiles: Sequence[ResolvedProfile]
     }
 
 
+def small_shapes(inputs: Sequence[TensorSpec], profiles: Sequence[ResolvedProfile]) -> dict[str, tuple[int, ...]]:
+    """Return the smallest shape of every input in the first profile, but 2 for 1 where a dimension may vary."""
+    first = profiles[0] if profiles else {}
+    shapes = opt_shapes(inputs, profiles)
+    for name, shape in first.items():
+        shapes[name] = tuple(max(low, min(2, high)) for low, high in zip(shape.min, shape.max, strict=True))
+    return shapes
+
+
 def _complete(
     inputs: Sequence[TensorSpec],
     profile: Profile,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
@@ -176,24 +174,6 @@ def infer_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
     return inferred, f"{len(inferred.graph.value_info)} tensors known"
 
 
-def fold_constants(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:
-    """Fold constants and remove what has no effect, by onnxslim. A model it cannot take is kept as it is."""
-    import onnxslim
-
-    before = [value.name for value in (*_fed(model), *model.graph.output)]
-    copy = type(model)()
-    copy.CopyFrom(model)
-    try:
-        with _quiet():
-            slim = onnxslim.slim(copy)
-    except Exception as error:
-        return model, f"skipped: onnxslim failed with {type(error).__name__}: {error}"
-    after = [value.name for value in (*_fed(slim), *slim.graph.output)]
-    if before != after:
-        return model, "skipped: onnxslim would have changed the model's inputs or outputs"
-    return slim, f"{len(model.graph.node)} -> {len(slim.graph.node)} nodes"
-
-
 def other_domains(model: onnx.ModelProto) -> str:
     """Count the operators that are not ONNX's own, and say which the model defines itself."""
     names = [f"{node.domain}::{node.op_type}" for node in all_nodes(model.graph) if node.domain not in {"", "ai.onnx"}]
@@ -242,20 +222,8 @@ def _inner_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from attribute.graphs
 
 
-def _fed(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    initializers = {tensor.name for tensor in model.graph.initializer}
-    return [value for value in model.graph.input if value.name not in initializers]
-
-
 def _is_unnamed(dim: onnx.TensorShapeProto.Dimension) -> bool:
     """Whether a dimension has neither a size nor a name that tells it from others."""
     if dim.HasField("dim_value"):
         return dim.dim_value < 0
     return dim.dim_param.strip() in {"", "?", "-1", "None", "none", "unk"}
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Swallow what a library prints."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        yield

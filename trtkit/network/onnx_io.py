@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from trtkit.dtypes import from_onnx
+import numpy as np
+
+from trtkit.dtypes import dtype_of, from_onnx
 from trtkit.errors import SourceError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     import onnx
@@ -40,6 +43,17 @@ def graph_inputs(model: onnx.ModelProto) -> list[TensorSpec]:
 def graph_outputs(model: onnx.ModelProto) -> list[TensorSpec]:
     """Return the outputs."""
     return [_spec(value) for value in model.graph.output]
+
+
+def random_inputs(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return seeded inputs of the given shapes: normal floats, small integers."""
+    generator = np.random.default_rng(0)
+    arrays = {}
+    for spec in graph_inputs(model):
+        dtype, shape = dtype_of(spec.dtype), shapes[spec.name]
+        values = generator.standard_normal(shape) if dtype.is_float else generator.integers(0, 2, shape)
+        arrays[spec.name] = values.astype(dtype.numpy)
+    return arrays
 
 
 def save_model(model: onnx.ModelProto, path: Path) -> None:

@@ -14,11 +14,11 @@ import numpy as np
 from trtkit.dtypes import dtype_of, from_onnx
 from trtkit.errors import ConfigError, Problem
 from trtkit.network.onnx_care import all_nodes, opset_of
-from trtkit.network.onnx_io import graph_inputs
+from trtkit.network.onnx_io import random_inputs
 from trtkit.network.onnx_outline import close_calls, open_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     import onnx
@@ -164,17 +164,6 @@ def cast_io(model: onnx.ModelProto, io_type: str) -> str:
     for value in outputs:
         _cast_output(model, value, wanted)
     return f"{len(inputs)} inputs, {len(outputs)} outputs to {io_type}"
-
-
-def random_inputs(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Return seeded inputs of the given shapes: normal floats, small integers."""
-    generator = np.random.default_rng(0)
-    arrays = {}
-    for spec in graph_inputs(model):
-        dtype, shape = dtype_of(spec.dtype), shapes[spec.name]
-        values = generator.standard_normal(shape) if dtype.is_float else generator.integers(0, 2, shape)
-        arrays[spec.name] = values.astype(dtype.numpy)
-    return arrays
 
 
 def matches(node: onnx.NodeProto, pattern: str) -> bool:

@@ -10,7 +10,7 @@ from onnx import helper
 from tests import models
 from trtkit.errors import SourceError
 from trtkit.network import onnx_care
-from trtkit.network.onnx_io import TensorSpec, graph_inputs, graph_outputs
+from trtkit.network.onnx_io import TensorSpec, graph_inputs
 
 
 def test_checker_counts_nodes_and_names_the_opset() -> None:
@@ -76,33 +76,6 @@ def test_opset_that_does_not_convert_is_refused() -> None:
         onnx_care.lift_opset(model, "m.onnx")
     assert str(caught.value).startswith("m.onnx: opset 8 is too old and does not convert: ")
     assert caught.value.fix == "export with opset 13 or newer"
-
-
-def test_constants_are_folded_and_the_interface_stays() -> None:
-    nodes = [
-        helper.make_node("Add", ["a", "a"], ["b"], name="constant"),
-        helper.make_node("Identity", ["x"], ["same"], name="idle"),
-        helper.make_node("Mul", ["same", "b"], ["y"], name="work"),
-    ]
-    model = models.model(
-        nodes, [models.tensor("x", "n", 2)], [models.tensor("y", "n", 2)], [models.constant("a", [1, 2])]
-    )
-    slim, said = onnx_care.fold_constants(model)
-    assert said == "3 -> 1 nodes"
-    assert [node.op_type for node in slim.graph.node] == ["Mul"]
-    assert graph_inputs(slim) == graph_inputs(model)
-    assert graph_outputs(slim) == graph_outputs(model)
-    got = onnx.reference.ReferenceEvaluator(slim).run(None, {"x": np.array([[3, 5]], np.float32)})[0]
-    assert got.tolist() == [[6.0, 20.0]]
-
-
-def test_model_that_folding_would_change_is_kept() -> None:
-    node = helper.make_node("Relu", ["x"], ["y"])
-    inputs = [models.tensor("x", 2), models.tensor("unused", 2)]
-    model = models.model([node], inputs, [models.tensor("y", 2)])
-    kept, said = onnx_care.fold_constants(model)
-    assert graph_inputs(kept) == graph_inputs(model)
-    assert said in {"1 -> 1 nodes", "skipped: onnxslim would have changed the model's inputs or outputs"}
 
 
 def test_shapes_of_inner_tensors_become_known() -> None:
