@@ -25,6 +25,11 @@ FACTORY = """\
 
     def make(width=4):
         return torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Tanh())
+
+    def download(width: int) -> torch.nn.Module:
+        from urllib.error import URLError
+
+        raise URLError("no network")
 """
 CONFIG = """\
     source:
@@ -102,6 +107,11 @@ def test_pickled_code_is_not_run(workspace: Path, torch_config: object, refuses:
         ("factory=nowhere:make", "nowhere:make: factory module `nowhere` does not import: No module named"),
         ("factory=factory:made", "factory:made: `factory` has no `made`\nfix: correct `source.torch.factory`"),
         ("kwargs={depth: 2}", "source.torch.kwargs: `factory:make` does not take these kwargs: make() got"),
+        (
+            "factory=factory:download",
+            "factory:download: the factory failed: URLError: <urlopen error no network>\n"
+            "fix: if it downloads weights, fetch them first and name the file in `source.torch.checkpoint`",
+        ),
         ("inputs.x.shape=[batch, 4]", "factory:make: torch.export cannot trace the module: "),
     ],
 )

@@ -23,7 +23,7 @@ from trtkit.network import onnx_care, onnx_function, onnx_precision
 from trtkit.network.hybrid import input_name
 from trtkit.network.onnx_io import graph_inputs, save_model
 from trtkit.network.onnx_merge import merged, prefixed
-from trtkit.sources import onnx_file, torch_export
+from trtkit.sources import onnx_file, torch_attempts
 from trtkit.sources.hybrid_source import PartFactory, part_module
 
 if TYPE_CHECKING:
@@ -133,9 +133,9 @@ class _Exporter:
         outputs = tuple(f"{part.name}.{port.name}" for port in part.outputs)
         source = TorchSource(factory=part.module, inputs=inputs, outputs=outputs)
         path = scratch / f"{part.name}.onnx"
-        torch_export.export_module(module, source, self.sizes, path)
+        detail = torch_attempts.export(module, source, self.sizes, path)
         count = sum(parameter.numel() for parameter in module.parameters())
-        self.steps.add("export", f"part `{part.name}`, {count / 1e6:.1f} M parameters, opset {source.opset}")
+        self.steps.add("export", f"part `{part.name}`, {count / 1e6:.1f} M parameters, {detail}")
         return prefixed(onnx_file.read_model(path), f"{part.name}/")
 
     def _in_precision(

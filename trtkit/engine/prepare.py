@@ -14,7 +14,7 @@ from trtkit.engine.steps import Steps
 from trtkit.errors import ConfigError
 from trtkit.network import onnx_care, onnx_custom_ops, onnx_folding, onnx_function, onnx_precision, onnx_rewrites
 from trtkit.network.onnx_io import graph_inputs, graph_outputs, save_model
-from trtkit.sources import hf_vision, onnx_file, package_file, torch_export
+from trtkit.sources import hf_vision, onnx_file, package_file, torch_attempts, torch_export
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,8 +74,7 @@ def _source_onnx(config: ModelConfig, folder: Path, steps: Steps) -> Path:
     module = torch_export.make_module(torch_source, source.requires)
     steps.add("source", f"{torch_source.factory}, {sum(p.numel() for p in module.parameters()) / 1e6:.1f} M parameters")
     path = folder / "exported.onnx"
-    torch_export.export_module(module, torch_source, opt_dims(config.profiles), path)
-    steps.add("export", f"torch.export to opset {torch_source.opset}")
+    steps.add("export", torch_attempts.export(module, torch_source, opt_dims(config.profiles), path))
     return path
 
 

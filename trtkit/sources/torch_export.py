@@ -1,4 +1,4 @@
-"""Export a PyTorch module to ONNX through `torch.export`."""
+"""Make a PyTorch module: import its factory, call it, load its checkpoint."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from trtkit.dtypes import dtype_of
-from trtkit.errors import SourceError
+from trtkit.errors import SourceError, TrtkitError
 from trtkit.sources import package_file
 from trtkit.sources.module_file import add_folder_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     import torch
 
-    from trtkit.config.schema import InputSpec, TorchSource
+    from trtkit.config.schema import TorchSource
 
-# torch.export specializes on sizes 0 and 1, so dynamic dimensions are traced at this size at least.
-_SMALLEST_TRACED = 2
+_LONGEST_REASON = 300
 
 
 def make_module(source: TorchSource, requires: str | None = None) -> torch.nn.Module:
@@ -30,65 +27,17 @@ def make_module(source: TorchSource, requires: str | None = None) -> torch.nn.Mo
         module: torch.nn.Module = factory(**source.kwargs)
     except TypeError as error:
         raise SourceError(f"`{source.factory}` does not take these kwargs: {error}", "source.torch.kwargs") from error
+    except TrtkitError:
+        raise
+    except Exception as error:  # the user's code
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0][:_LONGEST_REASON]
+        fix = "if it downloads weights, fetch them first and name the file in `source.torch.checkpoint`"
+        raise SourceError(
+            f"the factory failed: {reason}", source.factory, fix if isinstance(error, OSError) else ""
+        ) from error
     if source.checkpoint is not None:
         _load_checkpoint(module, package_file.resolve(source.checkpoint, requires))
     return module.eval()
-
-
-def export_module(module: torch.nn.Module, source: TorchSource, dims: Mapping[str, int], out: Path) -> None:
-    """Write `module` as ONNX to `out`; `dims` gives typical sizes of the symbolic dimensions."""
-    import torch
-
-    from trtkit.sources.torch_models.deform_conv import export_table
-
-    symbols = {name: torch.export.Dim(name) for spec in source.inputs.values() for name in _symbols(spec)}
-    sizes = {name: max(_SMALLEST_TRACED, dims.get(name, _SMALLEST_TRACED)) for name in symbols}
-    arguments = tuple(_example(spec, sizes) for spec in source.inputs.values())
-    dynamic = tuple(
-        {axis: symbols[dim] for axis, dim in enumerate(spec.shape) if isinstance(dim, str)}
-        for spec in source.inputs.values()
-    )
-    try:
-        program = torch.onnx.export(
-            module,
-            arguments,
-            dynamo=True,
-            dynamic_shapes=dynamic,
-            input_names=list(source.inputs),
-            output_names=list(source.outputs) or None,
-            opset_version=source.opset,
-            custom_translation_table={**export_table(), **_translations()},
-            verbose=False,
-        )
-    except Exception as error:
-        raise SourceError(
-            f"torch.export cannot trace the module: {_reason(error)}",
-            source.factory,
-            "make the dimension static in `source.torch.inputs`, or rewrite the part that depends on data",
-        ) from error
-    assert program is not None
-    program.save(str(out), external_data=False)
-
-
-def _reason(error: BaseException) -> str:
-    """Return what began an error in a line; torch wraps it in advice for its own users."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def _translations() -> dict[Any, Any]:
-    """Return ONNX for what torch's exporter lacks: an operator of the checks that transformers compiles in."""
-    import torch
-    from onnx import TensorProto
-    from onnxscript import opset18
-
-    def is_all_true(x: Any) -> Any:
-        smallest = opset18.ReduceMin(opset18.Cast(x, to=TensorProto.INT32), keepdims=0)
-        return opset18.Cast(smallest, to=TensorProto.BOOL)
-
-    return {torch.ops.aten._is_all_true.default: is_all_true}
 
 
 def _import_factory(name: str, requires: str | None) -> Any:
@@ -126,16 +75,3 @@ def _load_checkpoint(module: torch.nn.Module, path: Path) -> None:
     except RuntimeError as error:
         detail = "; ".join(line.strip() for line in str(error).splitlines()[1:4])
         raise SourceError(f"the checkpoint does not fit the module: {detail}", str(path)) from error
-
-
-def _symbols(spec: InputSpec) -> list[str]:
-    return [dim for dim in spec.shape if isinstance(dim, str)]
-
-
-def _example(spec: InputSpec, sizes: Mapping[str, int]) -> torch.Tensor:
-    """Return a tensor of the spec's type at the traced sizes."""
-    import torch
-
-    shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
-    dtype = getattr(torch, dtype_of(spec.dtype).torch)
-    return torch.rand(shape).to(dtype) if dtype.is_floating_point else torch.ones(shape, dtype=dtype)
