@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.engine.bundle import QUANTIZED
 from trtkit.engine.jobs import run
+from trtkit.engine.quantization.target import check_quantization
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +46,8 @@ def _run(plan: Plan, folder: Path, plan_file: str, on_event: Callable[[Json], No
     """Quantize where that is asked for, then write the network and build it where a plan is wanted."""
     if not makes_checkpoint(plan.config):
         return run(JOB, _arguments(plan, folder, plan_file), on_event)
+    if plan_file:
+        check_quantization(plan.config, plan.target, plan.backend, on_event)
     made = quantize_decoder(plan.config, folder / QUANTIZED, on_event)
     found = run(JOB, _arguments(plan, folder, plan_file) | {"quantized": str(folder / QUANTIZED)}, on_event)
     return {**found, "steps": [*made["steps"], *found["steps"]]}

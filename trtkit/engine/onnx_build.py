@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trtkit.engine.jobs import run, run_parser
+from trtkit.engine.quantization.target import check_quantization
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from trtkit.engine.plan import Plan
 
 Json = dict[str, Any]
-CHECK_JOB = "trtkit.engine.quantization.check:check_target"
 
 
 def prepare_network(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> tuple[Json, Json]:
@@ -46,8 +46,7 @@ def describe_onnx(plan: Plan, folder: Path, on_event: Callable[[Json], None]) ->
 def compile_onnx(plan: Plan, folder: Path, engine: str, on_event: Callable[[Json], None]) -> Json:
     """Prepare, parse and build; return the same with the plan and metrics. engine: the plan's path in `folder`."""
     if plan.config.quantize is not None:
-        described = {"config": plan.config.model_dump(mode="json"), "target": plan.target.model_dump(mode="json")}
-        run(CHECK_JOB, {**described, "is_decoder": False, "backend": plan.backend}, on_event)
+        check_quantization(plan.config, plan.target, plan.backend, on_event)
     prepared, arguments = prepare_network(plan, folder, on_event)
     arguments |= {
         "profiles": prepared["profiles"],

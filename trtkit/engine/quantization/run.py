@@ -14,6 +14,7 @@ from trtkit.engine.jobs import run
 from trtkit.engine.plan import is_decoder
 from trtkit.engine.quantization.by_part.choice import SUMMARY, check_names
 from trtkit.engine.quantization.methods import FALLBACKS
+from trtkit.engine.quantization.target import check_quantization
 from trtkit.engine.vision_language import takes_images
 from trtkit.errors import ConfigError, Problem
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 RECORD = "quantization.json"
-CHECK_JOB = "trtkit.engine.quantization.check:check_target"
 LLM_JOB = "trtkit.engine.quantization.llm.job:quantize_llm"
 VISION_JOB = "trtkit.engine.quantization.vision.job:quantize_vision"
 
@@ -70,10 +70,7 @@ def _check_target(config: ModelConfig, fallback: str | None, on_event: Callable[
     """Refuse types that the target's GPUs cannot compute in, where it names any. Raises ConfigError."""
     target = load_target(config.target)
     if target.compute_capabilities:
-        described = {"config": config.model_dump(mode="json"), "target": target.model_dump(mode="json")}
-        backend = choose_backend(target.backend)
-        asked = {"is_decoder": is_decoder(config), "fallback": fallback, "backend": backend}
-        run(CHECK_JOB, {**described, **asked}, on_event)
+        check_quantization(config, target, choose_backend(target.backend), on_event, fallback)
 
 
 def _check_whole(config: ModelConfig) -> None:
