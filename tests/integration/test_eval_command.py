@@ -53,3 +53,21 @@ def test_a_text_that_cannot_be_read_is_refused(tiny_bundle: Path, workspace: Pat
     assert refuses("eval", tiny_bundle, "--perplexity", "t.txt") == (
         "t.txt: the text has 1 tokens, two are the least\nfix: give a longer text"
     )
+
+
+def test_questions_are_answered_as_transformers_answers_them(
+    tiny_bundle: Path, tiny_tokenizer: Tokenizer, greedy: Callable[[list[int], int], list[int]], trtkit: Run
+) -> None:
+    ran = trtkit("eval", tiny_bundle, "--questions", "--compare", tiny_bundle, "--json")
+    questions = ran.json()["questions"]
+    assert (questions["of"], questions["right"]) == (16, questions["compared_right"])
+    first = questions["answers"][0]
+    prompt = tiny_tokenizer.chat([{"role": "user", "content": first["question"]}])
+    expected = [token for token in greedy(prompt, 24) if token not in tiny_tokenizer.eos_token_ids]
+    assert first["text"] == tiny_tokenizer.decode(expected).strip()
+
+
+def test_nothing_to_evaluate_on_is_refused(tiny_bundle: Path, trtkit: Run) -> None:
+    ran = trtkit("eval", tiny_bundle)
+    assert ran.code == 2
+    assert "name a text to read, `--perplexity FILE`, or ask `--questions`" in ran.err

@@ -20,12 +20,14 @@ EPILOG = """\b
 Examples:
   trtkit eval bundles/llama --perplexity book.txt
   trtkit eval bundles/llama --perplexity book.txt --windows 0 --json
-  trtkit eval bundles/llama-int8 --compare bundles/llama --perplexity book.txt"""
+  trtkit eval bundles/llama-int8 --compare bundles/llama --perplexity book.txt
+  trtkit eval bundles/llama-int8 --compare bundles/llama --questions"""
 
 
 @click.command(epilog=EPILOG)
 @bundle_argument
-@click.option("--perplexity", "text", required=True, metavar="FILE", help="A UTF-8 text to read.")
+@click.option("--perplexity", "text", metavar="FILE", help="A UTF-8 text to read.")
+@click.option("--questions", "asks", is_flag=True, help="Ask 16 questions whose answers can be checked.")
 @click.option("--compare", "base", metavar="BUNDLE", help="The model as it was: how far from it this one is.")
 @click.option(
     "--windows", type=click.IntRange(0), default=8, metavar="N", help="Windows to read; 0: all.  [default: 8]"
@@ -36,7 +38,8 @@ Examples:
 @quiet_option
 def command(
     bundle: str,
-    text: str,
+    text: str | None,
+    asks: bool,
     base: str | None,
     windows: int,
     window_tokens: int,
@@ -48,45 +51,79 @@ def command(
 
     The text is read in windows, each on its own, as `trtkit verify --text` does. A bundle whose engine gives only the
     last token's logits (`llm.logits: last`, the default) is read by the reference executor on the same network.
-    `--compare` reads the same windows by another bundle, such as the one that was quantized.
+    `--compare` reads the same windows by another bundle, such as the one that was quantized. `--questions` asks both
+    the
+    same short questions, since a model can keep its perplexity and lose its answers.
     """
     from trtkit.cli.llm_options import read_model
     from trtkit.cli.progress import show_progress
     from trtkit.engine.bundle import open_bundle
 
+    if text is None and not asks:
+        raise click.UsageError("name a text to read, `--perplexity FILE`, or ask `--questions`")
     models = [read_model(path) for path in (bundle, base) if path is not None]
-    size = min(window_tokens, *(model.max_length for model in models))
-    pieces, *others = [_windows(Path(text), model, size) for model in models]
-    if any(other != pieces for other in others):
-        raise click.UsageError("--compare: the bundles' tokenizers differ, so perplexities per token do")
+    pieces = [] if text is None else _same_windows(Path(text), models, window_tokens)
     pieces = pieces[: windows or len(pieces)]
     with show_progress(quiet=quiet or as_json) as on_event:
         on_event({"event": "phase", "name": "open"})
         executions = [_execution(model, runtime) for model in models]
-        found = _measure(executions, pieces, on_event)
-    found = {"text": text, "runtime": executions[0].description, **found}
+        found: dict[str, Any] = {"text": text, "runtime": executions[0].description}
+        found |= _measure(executions, pieces, on_event) if pieces else {}
+        found |= {"questions": _ask(executions, models, on_event)} if asks else {}
     if base is not None:
         sizes = [open_bundle(model.path).engine_path().stat().st_size for model in models]
-        found["compared"] |= {"bundle": base, "engine_bytes": sizes[1], "own_engine_bytes": sizes[0]}
+        engines = {"bundle": base, "engine_bytes": sizes[1], "own_engine_bytes": sizes[0]}
+        found["compared"] = found.get("compared", {}) | engines
     if as_json:
         click.echo(json.dumps(found))
     else:
         _render(found)
 
 
-def _windows(path: Path, model: Model, size: int) -> list[list[int]]:
-    """Return the text's tokens in windows of `size`; a shorter rest is left out. Raises GenerationError."""
+def _same_windows(path: Path, models: list[Model], window_tokens: int) -> list[list[int]]:
+    """Return the text's windows, which all models must read alike."""
+    size = min(window_tokens, *(model.max_length for model in models))
+    pieces, *others = [_windows(path, model, size) for model in models]
+    if any(other != pieces for other in others):
+        raise click.UsageError("--compare: the bundles' tokenizers differ, so perplexities per token do")
+    return pieces
+
+
+def _ask(executions: list[DecoderExecution], models: list[Model], on_event: Any) -> dict[str, Any]:
+    """Return the first model's answers, how many are right, and how many of the second's."""
+    from dataclasses import asdict
+
+    from trtkit.verify.questions import ask
+
+    on_event({"event": "phase", "name": "questions"})
+    pairs = zip(executions, models, strict=True)
+    answers, *others = [ask(execution, _tokenizer(model)) for execution, model in pairs]
+    right, *compared = [sum(answer.is_right for answer in side) for side in (answers, *others)]
+    found = {"right": right, "of": len(answers), "answers": [asdict(answer) for answer in answers]}
+    return {**found, "compared_right": compared[0]} if compared else found
+
+
+def _tokenizer(model: Model) -> Any:
+    """Return a bundle's tokenizer. Raises GenerationError if it has none."""
     from trtkit.errors import GenerationError
 
     if model.tokenizer is None:
         what, fix = "the bundle has no tokenizer", "build it from a source that has one"
         raise GenerationError(what, str(model.path), fix)
+    return model.tokenizer
+
+
+def _windows(path: Path, model: Model, size: int) -> list[list[int]]:
+    """Return the text's tokens in windows of `size`; a shorter rest is left out. Raises GenerationError."""
+    from trtkit.errors import GenerationError
+
+    tokenizer = _tokenizer(model)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise GenerationError(f"the text cannot be read: {reason}", str(path), "give a UTF-8 text file") from None
-    ids = model.tokenizer.encode(text)
+    ids = tokenizer.encode(text)
     if len(ids) < 2:
         raise GenerationError(f"the text has {len(ids)} tokens, two are the least", str(path), "give a longer text")
     size = min(size, len(ids))
@@ -112,14 +149,14 @@ def _execution(model: Model, runtime: Any) -> DecoderExecution:
 
 def _measure(executions: list[DecoderExecution], pieces: list[list[int]], on_event: Any) -> dict[str, Any]:
     """Return the first model's perplexity over windows of one length, and its distance from the second's."""
-    from trtkit.verify.perplexity import distance, mean_loss
+    from trtkit.verify.perplexity import read_window
 
     started, losses, distances = time.monotonic(), [], []
     for index, ids in enumerate(pieces):
         on_event({"event": "progress", "name": "perplexity", "done": index, "total": len(pieces)})
-        logits = [_logits(execution, ids) for execution in executions]
-        losses.append([mean_loss(one, ids) for one in logits])
-        distances.append(distance(*logits) if len(logits) > 1 else (0.0, 1.0))
+        read = read_window(executions, ids)
+        losses.append(read.losses)
+        distances.append((read.divergence, read.same))
     seconds, tokens = time.monotonic() - started, sum(map(len, pieces))
     perplexities = [math.exp(sum(column) / len(pieces)) for column in zip(*losses, strict=True)]
     found = {
@@ -138,34 +175,32 @@ def _measure(executions: list[DecoderExecution], pieces: list[list[int]], on_eve
     return found | {"compared": compared}
 
 
-def _logits(execution: DecoderExecution, ids: list[int]) -> Any:
-    """Return logits [S, V] of one window, prefilled in chunks as large as the network takes."""
-    import numpy as np
-    import torch
-
-    from trtkit.runtime.decoder import Call
-
-    size, parts = execution.max_prefill_length, []
-    for start in range(0, len(ids), size):
-        chunk = np.array([ids[start : start + size]], np.int64)
-        call = Call(0, chunk, np.array([start], np.int64), np.array([chunk.shape[1]], np.int64))
-        parts.append(execution.forward(call)[0].clone().cpu())
-    return torch.cat(parts)
-
-
 def _render(found: dict[str, Any]) -> None:
     from trtkit.cli.tables import console, pairs
 
-    table = pairs()
-    table.add_row("perplexity", f"{found['perplexity']:.4f}")
-    if "compared" in found:
-        other = found["compared"]
+    table, other = pairs(), found.get("compared", {})
+    if "perplexity" in found:
+        table.add_row("perplexity", f"{found['perplexity']:.4f}")
+    if "perplexity" in other:
         table.add_row("compared with", f"{other['bundle']}: perplexity {other['perplexity']:.4f}")
         table.add_row("change", f"{other['change']:+.2%}, {other['divergence_nats']:.4f} nats a token")
         table.add_row("same next token", f"{other['same_tokens']:.1%}")
+    if "questions" in found:
+        _add_questions(table, found["questions"])
+    if other:
         sizes = [other[key] / 2**20 for key in ("own_engine_bytes", "engine_bytes")]
         table.add_row("engine", f"{sizes[0]:.1f} MiB for {sizes[1]:.1f} MiB")
-    table.add_row("text", f"{found['text']}: {found['windows']} windows of {found['window_tokens']} tokens")
+    if "perplexity" in found:
+        table.add_row("text", f"{found['text']}: {found['windows']} windows of {found['window_tokens']} tokens")
     table.add_row("runtime", found["runtime"])
-    table.add_row("tokens/s", f"{found['tokens_per_second']:.1f}")
+    if "perplexity" in found:
+        table.add_row("tokens/s", f"{found['tokens_per_second']:.1f}")
     console().print(table)
+
+
+def _add_questions(table: Any, questions: dict[str, Any]) -> None:
+    """Show how many answers are right, and those that are not."""
+    other = f", {questions['compared_right']} before" if "compared_right" in questions else ""
+    table.add_row("answers", f"{questions['right']} of {questions['of']} right{other}")
+    for answer in (each for each in questions["answers"] if not each["is_right"]):
+        table.add_row("", f"{answer['question']} {answer['text']!r}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from trtkit.errors import SourceError
+from trtkit.runtime.decoder import Call
 from trtkit.sources.transformers_model import encoder
 
 if TYPE_CHECKING:
@@ -14,9 +17,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.config.schema import LlmOptions
+    from trtkit.runtime.decoder import DecoderExecution
     from trtkit.sources.decoder_source import DecoderSource
 
 _WINDOW, _MOST_WINDOWS = 512, 8
+_CHUNK = 64
 
 
 def windows(path: Path, opened: DecoderSource, options: LlmOptions) -> list[list[int]]:
@@ -41,10 +46,42 @@ def mean_loss(logits: torch.Tensor, ids: Sequence[int]) -> float:
     return float(-likelihood.gather(1, torch.tensor(ids[1:])[:, None]).mean())
 
 
-def distance(logits: torch.Tensor, base: torch.Tensor) -> tuple[float, float]:
-    """Return how far next-token distributions are from others: the mean Kullback-Leibler divergence, in nats, and the
-    share of tokens whose likeliest next one is the same. Both: [S, V].
+@dataclass(frozen=True)
+class WindowRead:
+    """One window by one model or two. losses: each model's mean negative log-likelihood of a token.
+
+    divergence: of the first's next-token distributions from the second's, mean Kullback-Leibler in nats. same: the
+    share of tokens whose likeliest next one is the same.
     """
-    own, others = (torch.log_softmax(one.double(), dim=-1) for one in (logits, base))
-    divergence = (others.exp() * (others - own)).sum(-1).mean()
-    return float(divergence), float((logits.argmax(-1) == base.argmax(-1)).double().mean())
+
+    losses: list[float]
+    divergence: float = 0.0
+    same: float = 1.0
+
+
+def read_window(executions: Sequence[DecoderExecution], ids: Sequence[int]) -> WindowRead:
+    """Read a window by all models in step, from empty slots.
+
+    Only a few tokens' logits are held at once: those of a window and a large vocabulary take gigabytes.
+    """
+    size = min(_CHUNK, *(execution.max_prefill_length for execution in executions))
+    losses, divergence, same = [0.0] * len(executions), 0.0, 0.0
+    for start in range(0, len(ids), size):
+        chunk, following = ids[start : start + size], ids[start + 1 : start + size + 1]
+        logs = [_log_probabilities(execution, chunk, start) for execution in executions]
+        index = torch.tensor(following, dtype=torch.long)[:, None]
+        for model, rows in enumerate(logs):
+            losses[model] -= float(rows[: len(following)].gather(1, index).sum())
+        if len(logs) > 1:
+            own, base = logs
+            divergence += float((base.exp() * (base - own)).sum())
+            same += float((own.argmax(-1) == base.argmax(-1)).sum())
+    mean = [loss / (len(ids) - 1) for loss in losses]
+    return WindowRead(mean, divergence / len(ids), same / len(ids)) if len(executions) > 1 else WindowRead(mean)
+
+
+def _log_probabilities(execution: DecoderExecution, chunk: Sequence[int], start: int) -> torch.Tensor:
+    """Return the log probabilities [S, V] behind each token of a chunk, in fp64."""
+    new = np.array([chunk], np.int64)
+    call = Call(0, new, np.array([start], np.int64), np.array([new.shape[1]], np.int64))
+    return torch.log_softmax(execution.forward(call)[0].cpu().double(), dim=-1)
