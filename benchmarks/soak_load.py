@@ -33,7 +33,7 @@ _RIGHT: list[dict[str, Any]] = [
     {"beam_width": 2},
     {"repetition_penalty": 1.2, "presence_penalty": 0.5, "no_repeat_ngram_size": 3},
     {"stop_words": ["e", "qu"], "bad_words": ["night", "a"]},
-    {"return_log_probs": True, "min_tokens": 2},
+    {"return_log_probs": True, "min_tokens": 1},
     {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "[0-9]{1,8}"},
     {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": '{"items": {"type": "integer"}}'},
     {"embedding_bias_words": ["night"], "embedding_bias_weights": [3.0]},
