@@ -137,6 +137,10 @@ class PlanError(TrtkitError):
     exit_code = 2
 
 
+DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, struct.error)
+"""What Python raises on data of wrong types and sizes."""
+
+
 @contextlib.contextmanager
 def reading(where: str, fix: str = AGAIN, kind: type[TrtkitError] = SourceError) -> Iterator[None]:
     """Turn what Python raises on data of wrong types and sizes into an error of `kind`: the file is wrong, not trtkit.
@@ -147,7 +151,7 @@ def reading(where: str, fix: str = AGAIN, kind: type[TrtkitError] = SourceError)
         yield
     except OSError as error:
         raise kind(f"cannot be read: {(error.strerror or str(error)).lower()}", where, fix) from error
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, struct.error) as error:
+    except DATA_ERRORS as error:
         what = str(error).strip().splitlines()
         raise kind(f"damaged: {type(error).__name__}: {what[0][:200] if what else ''}", where, fix) from error
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import tokenize
 import zipfile
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trtkit.dtypes import dtype_of
-from trtkit.errors import SourceError
+from trtkit.errors import DATA_ERRORS, SourceError
+from trtkit.files import open_regular
 from trtkit.inputs.images import image_input, read_image
 from trtkit.sources import package_file
 
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 
+# Compressed arrays up to the first are always read; beyond, what expands more than the second is not data.
+_ALWAYS_EXPANDED, _MAX_EXPANSION = 256 << 20, 100
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"}
 _SUFFIXES = {*_IMAGES, ".npz", ".json"}
 
@@ -74,14 +80,35 @@ def check_names(sample: Sample, inputs: Sequence[TensorSpec]) -> None:
 
 
 def read_npz(path: Path) -> Arrays:
-    """Return the arrays of an .npz file. Raises SourceError."""
+    """Return the arrays of an .npz file. Raises SourceError, for one that expands beyond measure too."""
     try:
-        with zipfile.ZipFile(path):
-            pass  # NumPy takes any other file for pickled data and says so
-        with np.load(path, allow_pickle=False) as data:
-            return {name: np.asarray(data[name]) for name in data.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        with open_regular(path) as file:
+            with zipfile.ZipFile(file) as archive:
+                _check_archive(archive, path)
+            file.seek(0)  # NumPy takes what is no archive for pickled data and says so
+            with np.load(file, allow_pickle=False) as data:
+                return {name: np.asarray(data[name]) for name in data.files}
+    except (*DATA_ERRORS, EOFError, OSError, tokenize.TokenError, zipfile.BadZipFile, zlib.error) as error:
         raise SourceError(f"not a readable .npz file: {error}", str(path), "save it with numpy.savez") from None
+
+
+def _check_archive(archive: zipfile.ZipFile, path: Path) -> None:
+    """Raise SourceError for arrays that take more memory than the archive's entries hold, or a thousand times its size.
+
+    NumPy makes room for what an array's header says before it reads on.
+    """
+    expanded = sum(entry.file_size for entry in archive.infolist())
+    if expanded > max(_ALWAYS_EXPANDED, _MAX_EXPANSION * path.stat().st_size):
+        what = f"{path.stat().st_size} bytes expand to {expanded}"
+        raise SourceError(what, str(path), "save it with numpy.savez, which does not compress")
+    for entry in archive.infolist():
+        with archive.open(entry) as file:
+            version = np.lib.format.read_magic(file)
+            read: Any = getattr(np.lib.format, f"read_array_header_{version[0]}_{version[1]}")
+            shape, _, dtype = read(file)
+        if math.prod(shape) * dtype.itemsize > entry.file_size:
+            what = f"array `{entry.filename}` is to be {dtype} of shape {list(shape)}, it has {entry.file_size} bytes"
+            raise SourceError(what, str(path), "save it with numpy.savez")
 
 
 def random_sample(
