@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 from datetime import UTC, datetime
@@ -31,7 +32,7 @@ def verification(bundle: Bundle, *, is_waived: bool) -> str:
     what = "the bundle was never verified" if found is None else f"the bundle's verification failed: {verdict(found)}"
     if is_waived:
         return f"UNVERIFIED: {what}"
-    fix = f"run `trtkit verify {bundle.path}`, or measure all the same with `--unverified`"
+    fix = f"run `trtkit verify {shlex.quote(str(bundle.path))}`, or measure all the same with `--unverified`"
     raise BenchError(what, str(bundle.path), fix)
 
 

@@ -11,6 +11,7 @@ import click
 from trtkit.cli.llm_options import llm_options
 from trtkit.cli.options import bundle_argument, run_options
 from trtkit.cli.sampling_options import sampling_options
+from trtkit.cli.visible import answer, echo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,7 +134,7 @@ class Conversation:
                 raise RequestError(what, fix="/reset begins a new one; or say it shorter")
             text = self._print(ids)
         except RequestError as error:
-            click.echo(f"error: {error}", err=True)
+            echo(f"error: {error}", err=True)
             return
         self._messages = [*asked, {"role": "assistant", "content": text}]
 
@@ -144,7 +145,7 @@ class Conversation:
         deltas = self._llm.stream({"prompt_token_ids": ids}, self._params)
         try:
             for delta in deltas:
-                click.echo(delta.text, nl=False)
+                answer(delta.text, sys.stdout)
                 pieces.append(delta.text)
                 self._last = delta.output
         except KeyboardInterrupt:
@@ -161,7 +162,7 @@ class Conversation:
             return
         done = self._last.outputs[0]
         if done.finish_reason == "error":
-            click.echo(f"error: {done.stop_reason}", err=True)
+            echo(f"error: {done.stop_reason}", err=True)
         elif done.finish_reason == "length":
             is_full = prompt_tokens + len(done.token_ids) > self._model.max_length
             limit = f"the cache is full, {self._model.max_length} tokens; /reset begins a new conversation"

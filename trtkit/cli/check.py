@@ -11,6 +11,7 @@ import click
 
 from trtkit.cli import completions
 from trtkit.cli.options import json_option, run_options
+from trtkit.cli.visible import echo, visible
 
 if TYPE_CHECKING:
     from trtkit.deploy.triton.check import ModelReport, ServerReport
@@ -63,25 +64,25 @@ def command(url: str, model: str | None, bundle: str | None, protocol: Any, time
 
 
 def _print(report: ServerReport) -> None:
-    click.echo(f"Triton {report.version} at {report.url}")
+    echo(f"Triton {report.version} at {report.url}")
     for model in report.models:
         _print_model(model)
     if not report.models:
-        click.echo("it has no models")
+        echo("it has no models")
 
 
 def _print_model(model: ModelReport) -> None:
     """Print a model: its tensors, and line by line what differs."""
     if model.interface is None:
-        click.echo(f"{model.name}  version {model.version}  {model.state.lower()}: {model.reason or 'not loaded'}")
+        echo(f"{model.name}  version {model.version}  {model.state.lower()}: {model.reason or 'not loaded'}")
         return
     found = model.interface
     streams = ", streams its answers" if found.is_decoupled else ""
-    click.echo(f"{model.name}  version {model.version}  ready, batches up to {found.max_batch_size}{streams}")
+    echo(f"{model.name}  version {model.version}  ready, batches up to {found.max_batch_size}{streams}")
     for kind, tensors in (("input", found.inputs), ("output", found.outputs)):
         for tensor in tensors:
-            click.echo(f"  {kind:6}  {tensor.name}  {tensor.dtype} {list(tensor.shape)}")
+            echo(f"  {kind:6}  {tensor.name}  {tensor.dtype} {list(tensor.shape)}")
     if model.known:
-        click.echo(f"  known request: {model.known}")
+        echo(f"  known request: {model.known}")
     for difference in model.differences:
-        click.echo(f"  {click.style('differs:', fg='red')} {difference}")
+        click.echo(f"  {click.style('differs:', fg='red')} {visible(difference)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import click
 from trtkit.cli import completions
 from trtkit.cli.options import bundle_argument, json_option, quiet_option
 from trtkit.cli.say import say
+from trtkit.cli.visible import echo
 
 if TYPE_CHECKING:
     from trtkit.deploy.triton.deploy import Deployment
@@ -118,10 +120,10 @@ def command(
         written = {"repository": str(folder), "dry_run": dry_run, "kubernetes": files}
         click.echo(json.dumps({**found.to_json(), **written}))
     elif dry_run:
-        click.echo(found.differences)
+        echo(found.differences)
     else:
         _print(found, folder)
-        click.echo("".join(f"wrote {file}\n" for file in files), nl=False)
+        echo("".join(f"wrote {file}\n" for file in files), nl=False)
 
 
 def _write_cluster(found: Deployment, repository: Path, folder: Path) -> list[str]:
@@ -136,9 +138,9 @@ def _print(found: Deployment, repository: Path) -> None:
 
     for placement in found.placements:
         served = ", ".join(map(str, placement.served))
-        click.echo(f"{placement.model.name}  version {placement.version}, {placement.model.backend}; serves {served}")
+        echo(f"{placement.model.name}  version {placement.version}, {placement.model.backend}; serves {served}")
     for reason in (reason for placement in found.placements for reason in placement.model.reasons):
-        click.echo(f"  {reason}")
+        echo(f"  {reason}")
     for note in (*found.notes, *container_notes(repository)):
-        click.echo(f"  {note}")
-    click.echo(f"next: trtkit serve {repository}")
+        echo(f"  {note}")
+    echo(f"next: trtkit serve {shlex.quote(str(repository))}")

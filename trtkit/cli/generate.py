@@ -13,6 +13,7 @@ from trtkit.cli.llm_options import llm_options
 from trtkit.cli.options import bundle_argument, json_option, run_options
 from trtkit.cli.sampling_options import sampling_options
 from trtkit.cli.say import warn
+from trtkit.cli.visible import answer, visible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -139,7 +140,7 @@ class Run:
             self._step()
             for delta in self._llm.frontend.news():
                 text = delta.text if self._llm.tokenizer else "".join(f"{token} " for token in delta.token_ids)
-                click.echo(text, nl=False)
+                answer(text, sys.stdout)
         click.echo()
 
     def print_all(self) -> None:
@@ -187,8 +188,10 @@ class Run:
         """Print a prompt's first line, then its answers."""
         from trtkit.cli.answers import answer_text
 
-        click.echo(click.style(f"{'' if index == 0 else chr(10)}> {self._asks[index].prompt.heading}", bold=True))
+        click.echo(
+            click.style(f"{'' if index == 0 else chr(10)}> {visible(self._asks[index].prompt.heading)}", bold=True)
+        )
         answers = self._outputs[index].outputs
-        for answer in answers:
-            number = f"[{answer.index + 1}] " if len(answers) > 1 else ""
-            click.echo(number + answer_text(answer, self._llm.tokenizer))
+        for each in answers:
+            number = f"[{each.index + 1}] " if len(answers) > 1 else ""
+            answer(f"{number}{answer_text(each, self._llm.tokenizer)}\n", sys.stdout)

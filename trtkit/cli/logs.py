@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shlex
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trtkit import __version__
+from trtkit.cli.visible import visible
 from trtkit.errors import TrtkitError
 
 if TYPE_CHECKING:
@@ -21,10 +23,37 @@ _FORMAT = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
 _LOG = logging.getLogger("trtkit")
 
 
+class _Visible(logging.Formatter):
+    """Lines that cannot steer the terminal that shows them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record's lines."""
+        return visible(super().format(record))
+
+
+class _LogFile(logging.FileHandler):
+    """A log that ends where the disk is full, instead of a traceback for every line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Say once why no more is written."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        logging.getLogger().removeHandler(self)
+        reason = (error.strerror or str(error)).lower()
+        click.echo(f"the log ends here: {self.baseFilename}: {reason}", err=True)
+
+    def close(self) -> None:
+        """Close the file; what does not fit any more is left out."""
+        with contextlib.suppress(OSError):
+            super().close()
+
+
 def log_to_file(ctx: click.Context, path: str) -> None:
     """Append to `path` until the command ends. Raises TrtkitError where it cannot be written."""
     try:
-        handler = logging.FileHandler(path, encoding="utf-8")
+        handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise TrtkitError(f"cannot be written: {reason}", f"--log-file {path}", "name a file that can") from None
@@ -38,7 +67,7 @@ def log_to_stderr(ctx: click.Context) -> None:
 
 def _attach(ctx: click.Context, handler: logging.Handler) -> None:
     """Give the root logger a handler; messages of other libraries come with their own levels."""
-    handler.setFormatter(logging.Formatter(_FORMAT, "%Y-%m-%d %H:%M:%S"))
+    handler.setFormatter(_Visible(_FORMAT, "%Y-%m-%d %H:%M:%S"))
     root, level, started = logging.getLogger(), _LOG.level, time.monotonic()
     root.addHandler(handler)
     _LOG.setLevel(logging.DEBUG)

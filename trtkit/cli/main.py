@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem
 from trtkit import __version__
 from trtkit.cli.colour import colour
 from trtkit.cli.options import is_logged, run_options
+from trtkit.cli.visible import visible
 from trtkit.errors import TrtkitError
 from trtkit.extras import missing_package
 from trtkit.threads import wait_briefly
@@ -172,4 +173,4 @@ def _show(error: TrtkitError, *, as_json: bool) -> None:
         import json
 
         click.echo(json.dumps(error.to_json()))
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True, color=colour())
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {visible(str(error))}", err=True, color=colour())

@@ -10,6 +10,7 @@ import click
 
 from trtkit.cli import completions
 from trtkit.cli.options import check_outputs, json_option, quiet_option, set_option, target_option
+from trtkit.cli.visible import echo
 from trtkit.files import write_output
 
 if TYPE_CHECKING:
@@ -123,4 +124,4 @@ def _list_gpus(gpus: Sequence[Any], *, as_json: bool) -> None:
     console().print(gpu_table(facts), "")
     for row in facts:
         note = f" ({row['note']})" if row["note"] else ""
-        click.echo(f"{row['gpu']}, read {row['read']}{note}\n  " + "\n  ".join(row["sources"]))
+        echo(f"{row['gpu']}, read {row['read']}{note}\n  " + "\n  ".join(row["sources"]))

@@ -8,13 +8,15 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from trtkit.cli import visible
 from trtkit.cli.options import is_verbose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from rich.console import Console
 
 Json = dict[str, Any]
 _LOG = logging.getLogger("trtkit.progress")
@@ -23,7 +25,7 @@ _LOG = logging.getLogger("trtkit.progress")
 @contextlib.contextmanager
 def show_progress(*, quiet: bool = False) -> Iterator[Callable[[Json], None]]:
     """Yield the function that takes events; everything goes to stderr."""
-    console = Console(stderr=True, quiet=quiet or is_verbose())
+    console = visible.console(stderr=True, quiet=quiet or is_verbose())
     with _shown_on(console) as show:
 
         def on_event(event: Json) -> None:

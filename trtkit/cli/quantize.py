@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,7 @@ def command(
     if as_json:
         click.echo(json.dumps({"path": str(folder), **record}))
     else:
-        _render(folder, f"{config}{_target(model, target, fallback)}", record)
+        _render(folder, [config, *_target(model, target, fallback)], record)
 
 
 def _loaded(
@@ -138,7 +139,7 @@ def _parted(pair: str) -> tuple[str, str]:
     return glob, name
 
 
-def _render(folder: Path, config: str, record: dict[str, Any]) -> None:
+def _render(folder: Path, config: list[str], record: dict[str, Any]) -> None:
     """Say what was made and what comes next. config: with the target, as it is built."""
     from rich.text import Text
 
@@ -150,10 +151,11 @@ def _render(folder: Path, config: str, record: dict[str, Any]) -> None:
     console().print(Text.assemble(("quantized", "bold green"), f" {folder}, {size:.1f} MiB"), soft_wrap=True)
     key = "hf" if (folder / "config.json").is_file() else "onnx"
     source = folder if key == "hf" else folder / "model.onnx"
-    console().print(f"next: trtkit build --config {config} --set source.{key}={source}", soft_wrap=True)
+    words = ["trtkit", "build", "--config", *config, "--set", f"source.{key}={source}"]
+    console().print(f"next: {shlex.join(words)}", soft_wrap=True)
 
 
-def _target(config: ModelConfig, target: str | None, fallback: str | None) -> str:
+def _target(config: ModelConfig, target: str | None, fallback: str | None) -> list[str]:
     """Return the option that names the target, the oldest that computes in the types where none was asked for."""
     from trtkit.dtypes import DTYPES
     from trtkit.engine.quantization.methods import types_of
@@ -161,7 +163,7 @@ def _target(config: ModelConfig, target: str | None, fallback: str | None) -> st
     assert config.quantize is not None
     needed = max((DTYPES[name].min_compute_capability for name in types_of(config.quantize, fallback)), default=0)
     chosen = target or (f"sm{needed}" if needed and config.target == "any" else None)
-    return f" --target {chosen}" if chosen else ""
+    return ["--target", chosen] if chosen else []
 
 
 _SHOWN = 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from trtkit.cli.options import is_logged, is_quiet, is_verbose
+from trtkit.cli.visible import echo
 
 
 def say(text: str) -> None:
@@ -25,4 +26,4 @@ def _tell(text: str, level: str, *, is_shown: bool) -> None:
 
         getattr(logging.getLogger("trtkit.cli"), level)("%s", text)
     if is_shown and not is_verbose():
-        click.echo(text, err=True)
+        echo(text, err=True)

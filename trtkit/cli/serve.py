@@ -14,6 +14,7 @@ import click
 from trtkit.cli import completions
 from trtkit.cli.options import is_verbose, json_option, quiet_option
 from trtkit.cli.say import say, warn
+from trtkit.cli.visible import echo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,7 +141,7 @@ def _log_to_stderr(*, quiet: bool) -> Callable[[str], None]:
             return
         log.info("%s", line)
         if is_shown and not (quiet and level(line) == "I"):
-            click.echo(line, err=True)
+            echo(line, err=True)
 
     return show
 
@@ -186,6 +187,6 @@ def _print(endpoints: Endpoints, version: str, states: list[ModelState]) -> None
     """Print one line a model and one an endpoint."""
     for state in states:
         words = "ready" if state.is_ready else f"failed: {' '.join(state.reason.split())}"
-        click.echo(f"{state.name}  version {state.version}  {words}")
-    click.echo(f"Triton {version} at {endpoints.http}, {endpoints.grpc}, metrics {endpoints.metrics}")
-    click.echo("Ctrl-C stops it")
+        echo(f"{state.name}  version {state.version}  {words}")
+    echo(f"Triton {version} at {endpoints.http}, {endpoints.grpc}, metrics {endpoints.metrics}")
+    echo("Ctrl-C stops it")

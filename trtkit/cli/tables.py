@@ -6,11 +6,14 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, RenderableType
 from rich.table import Table
+
+from trtkit.cli import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from rich.console import Console, RenderableType
 
     from trtkit.engine.bundle import Bundle
 
@@ -26,8 +29,8 @@ _TOP = 8
 
 
 def console() -> Console:
-    """Return a console on stdout; in a pipe COLUMNS wide, or 80. Names and paths may hold brackets: no markup."""
-    return Console(markup=False, width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or 80))
+    """Return a console on stdout; in a pipe COLUMNS wide, or 80."""
+    return visible.console(width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or 80))
 
 
 def show(parts: Iterable[RenderableType]) -> None:

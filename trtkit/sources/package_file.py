@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from pathlib import Path
 
 from trtkit.errors import SourceError
@@ -22,9 +23,14 @@ def resolve(path: str, requires: str | None = None) -> Path:
         raise SourceError(f"`{path}` is not of the form `package://module/path`", fix="name a module and a file in it")
     spec = importlib.util.find_spec(module)
     if spec is None or not spec.submodule_search_locations:
-        install = f"pip install --no-deps {requires}" if requires else f"install the package that has `{module}`"
+        install = install_line(requires) or f"install the package that has `{module}`"
         raise SourceError(f"package `{module}` is not installed", path, install)
     return _existing(Path(next(iter(spec.submodule_search_locations))) / inner)
+
+
+def install_line(requires: str | None) -> str:
+    """Return the command that installs what a config requires, quoted for a shell; empty if it requires nothing."""
+    return f"pip install --no-deps {shlex.join(requires.split())}" if requires else ""
 
 
 def _existing(path: Path) -> Path:

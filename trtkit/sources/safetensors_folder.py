@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import AGAIN, SourceError
@@ -113,10 +114,10 @@ def _without_safetensors(folder: Path) -> SourceError:
     if not pickles:
         return SourceError("no safetensors file in the folder", str(folder), "download the model's *.safetensors too")
     what = f"the weights are pickles ({_listed(pickles)}), which can run code when they are read"
-    code = (
-        f"from transformers import AutoModelForCausalLM as M; M.from_pretrained('{folder}').save_pretrained('{folder}')"
-    )
-    return SourceError(what, str(folder), f'convert them to safetensors: python -c "{code}"')
+    code = "import sys, transformers as t; f = sys.argv[1]; "
+    code += "t.AutoModelForCausalLM.from_pretrained(f).save_pretrained(f)"
+    command = shlex.join(["python", "-c", code, str(folder)])
+    return SourceError(what, str(folder), f"convert them to safetensors: {command}")
 
 
 def _listed(names: Iterable[str]) -> str:

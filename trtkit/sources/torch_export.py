@@ -43,7 +43,7 @@ def make_module(source: TorchSource, requires: str | None = None) -> torch.nn.Mo
 def _import_factory(name: str, requires: str | None) -> Any:
     """Return the callable `package.module:callable`."""
     module_name, _, attribute = name.partition(":")
-    install = f"pip install --no-deps {requires}" if requires else "install its package, or correct the name"
+    install = package_file.install_line(requires) or "install its package, or correct the name"
     add_folder_of(module_name)
     try:
         module = importlib.import_module(module_name)

@@ -215,8 +215,8 @@ def test_pickles_are_refused_with_the_command_that_converts_them(name: str, tmp_
     (tmp_path / name).write_bytes(b"\x80\x02}.")
     assert refused(tmp_path) == (
         f"{tmp_path}: the weights are pickles (`{name}`), which can run code when they are read\n"
-        'fix: convert them to safetensors: python -c "from transformers import AutoModelForCausalLM as M; '
-        f"M.from_pretrained('{tmp_path}').save_pretrained('{tmp_path}')\""
+        "fix: convert them to safetensors: python -c 'import sys, transformers as t; f = sys.argv[1]; "
+        f"t.AutoModelForCausalLM.from_pretrained(f).save_pretrained(f)' {tmp_path}"
     )
 
 

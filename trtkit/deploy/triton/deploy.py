@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -127,7 +128,7 @@ def _checked(bundle: Bundle) -> list[str]:
     manifest, notes = bundle.manifest, []
     found = manifest.verify
     if found is None:
-        notes.append(f"the bundle was not verified: `trtkit verify {bundle.path}`")
+        notes.append(f"the bundle was not verified: `trtkit verify {shlex.quote(str(bundle.path))}`")
     elif not found.get("passed"):
         what = f"the bundle's verification failed: {verdict(found)}"
         raise DeployError(what, str(bundle.path), "see `trtkit verify --fix`, and verify it again")

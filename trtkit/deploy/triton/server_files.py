@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 import sysconfig
@@ -73,7 +74,8 @@ class ServerFiles:
         if self.wheel is None or self.overlay is not None:
             return None
         folder = Path(sys.prefix) / "triton-server"
-        fix = f"`{INSTALL.format(folder=folder)}` makes one that takes it, for `--server {folder}`"
+        quoted = shlex.quote(str(folder))
+        fix = f"`{INSTALL.format(folder=quoted)}` makes one that takes it, for `--server {quoted}`"
         return f"this server's Python was made for NumPy 1, and text crashes it with NumPy 2; {fix}"
 
     def write_backends(self, folder: Path) -> Path | None:
@@ -128,7 +130,9 @@ def find_server(given: str | None = None, environment: Mapping[str, str] = os.en
         if (found := _open(path, words)) is not None:
             return found
     folder = Path(sys.prefix) / "triton-server"
-    raise DeployError("there is no tritonserver on this machine", fix=f"`{INSTALL.format(folder=folder)}`")
+    raise DeployError(
+        "there is no tritonserver on this machine", fix=f"`{INSTALL.format(folder=shlex.quote(str(folder)))}`"
+    )
 
 
 def _usual_places() -> Iterator[tuple[Path, str]]:
