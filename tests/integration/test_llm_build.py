@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from tests import tiny_llm
 from tests.decoder_cases import CASES
 from tests.decoders import model_of
 from trtkit.config.load import load_config
@@ -222,3 +223,13 @@ def test_model_that_memory_cannot_hold_is_refused_before_it_is_read(
 def test_perplexity_of_a_source_without_tokenizer_is_refused(llama: Path, refuses: Callable[..., str]) -> None:
     said = refuses("verify", "m.yaml", "--text", "m.yaml")
     assert "the source has no tokenizer" in said
+
+
+def test_a_slot_shorter_than_the_prompts_of_verify_is_verified(workspace: Path, trtkit: Callable[..., Ran]) -> None:
+    tiny_llm.save(workspace / "model")
+    (workspace / "m.yaml").write_text(
+        "source: {hf: model}\nllm: {max_batch_size: 2, max_sequence_length: 16, max_prefill_length: 8}\n"
+    )
+    assert trtkit("build", "--config", "m.yaml", "--quiet").code == 0
+    ran = trtkit("verify", "bundles/m", "--quiet")
+    assert (ran.code, ran.err) == (0, "")

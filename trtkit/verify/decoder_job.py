@@ -148,8 +148,9 @@ def _greedy(verifier: DecoderVerifier, prompts: list[Prompt]) -> list[tuple[str,
     stepper, stop = verifier.engine_stepper(), _stop_tokens(verifier.opened.config)
     answers = []
     for prompt in prompts:
-        ours = stepper.greedy(prompt.ids, _NEW_TOKENS, stop)
-        theirs = verifier.reference.greedy(prompt.ids, _NEW_TOKENS, stop)
+        new_tokens = min(_NEW_TOKENS, llm_options(verifier.config).max_sequence_length - len(prompt.ids))
+        ours = stepper.greedy(prompt.ids, new_tokens, stop)
+        theirs = verifier.reference.greedy(prompt.ids, new_tokens, stop)
         answers.append((prompt.decode(ours), prompt.decode(theirs)))
     return answers
 

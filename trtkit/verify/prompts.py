@@ -50,7 +50,10 @@ def read_prompts(paths: Sequence[str], opened: DecoderSource, options: LlmOption
         if paths:
             raise
         return _random_prompts(int(opened.config["vocab_size"]), options)
-    texts = [line for path in paths for line in _lines(Path(path))] or list(_TEXTS)
+    if not paths:
+        encoded = [(text, tokenizer.encode(text)[: options.max_sequence_length - 1]) for text in _TEXTS]
+        return [Prompt(_short(text), list(ids), tokenizer.decode) for text, ids in encoded]
+    texts = [line for path in paths for line in _lines(Path(path))]
     prompts = [Prompt(_short(text), list(tokenizer.encode(text)), tokenizer.decode) for text in texts]
     for prompt in prompts:
         if not 0 < len(prompt.ids) < options.max_sequence_length:
