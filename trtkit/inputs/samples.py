@@ -184,6 +184,9 @@ def _image_sample(path: Path, config: ModelConfig, inputs: Sequence[TensorSpec])
         raise SourceError("images need `preprocess:` in the config", str(path), "add it, or give .npz arrays")
     if len(inputs) != 1:
         raise SourceError(f"an image is one input; the model has {len(inputs)}", str(path), "give .npz arrays")
+    shape = inputs[0].shape
+    if config.preprocess.layout == "nchw" and len(shape) == 4 and shape[3] == 3 != shape[1]:
+        raise SourceError(f"`{inputs[0].name}` takes channels last", str(path), "set `preprocess.layout: nhwc`")
     array = image_input(read_image(path), config.preprocess)
     return Sample(path.name, {inputs[0].name: as_dtype(array, inputs[0].dtype)})
 

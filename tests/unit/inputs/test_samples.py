@@ -253,3 +253,12 @@ def test_json_that_is_no_polygraphy_data_is_refused(tmp_path: Path) -> None:
     assert refused(lambda: read_samples([str(path)], config(), IMAGES)) == (
         f"{path}: not a Polygraphy data file: it holds no arrays by input name\nfix: make it with `--save-inputs`"
     )
+
+
+def test_a_model_that_takes_channels_last_gets_them(tmp_path: Path) -> None:
+    path, last = picture(tmp_path / "a.png"), [TensorSpec("x", "fp32", ("batch", "height", "width", 3))]
+    assert refused(lambda: read_samples([str(path)], WITH_IMAGES, last)) == (
+        f"{path}: `x` takes channels last\nfix: set `preprocess.layout: nhwc`"
+    )
+    nhwc = config(preprocess={"scale": 1.0, "layout": "nhwc"})
+    assert read_samples([str(path)], nhwc, last)[0].inputs["x"].shape == (1, 4, 5, 3)
