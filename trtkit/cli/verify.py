@@ -44,7 +44,11 @@ OUT_OF_TOLERANCE = 3
 @click.option(
     "--against", type=click.Choice(["onnxruntime", "torch"]), help="Reference.  [default: what the source runs in]"
 )
-@click.option("--layers", is_flag=True, help="Compare every layer with the network widened, and show its range.")
+@click.option(
+    "--layers/--no-layers",
+    default=None,
+    help="Compare every layer with the network widened, and show its range.  [default: after a failure]",
+)
 @click.option("--corners/--no-corners", default=True, help="Run every profile's min, opt, max and random shapes.")
 @click.option("--text", metavar="FILE", help="An LLM's perplexity on this text, beside transformers'.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a report with plots.")
@@ -62,7 +66,7 @@ def command(
     path: str,
     inputs: tuple[str, ...],
     against: str | None,
-    layers: bool,
+    layers: bool | None,
     corners: bool,
     text: str | None,
     html: Path | None,
@@ -82,7 +86,8 @@ def command(
     from trtkit.verify.verify import Request
 
     _check_outputs(path, html, fix)
-    request = Request(inputs, against, layers or html is not None or fix is not None, corners, text, trust_source)
+    asked = True if fix is not None or (html is not None and layers is None) else layers
+    request = Request(inputs, against, asked, corners, text, trust_source)
     with show_progress(quiet=quiet or as_json) as on_event:
         found = _verify(path, request, overrides, target, on_event)
         if fix is not None and not found["passed"]:

@@ -43,6 +43,8 @@ def verify_tables(found: Json) -> Iterator[RenderableType]:
         wrong = first_out_of_tolerance(found["layers"], found["tolerance"])
         if wrong is not None:
             yield _first_wrong(wrong)
+    if "layers_problem" in found:
+        yield _red(found["layers_problem"])
     if "fixed" in found:
         kept = ", ".join(found["fixed"]["keep_fp32"])
         yield Text.assemble(("repaired: ", "green"), f"{found['fixed']['config']} keeps in fp32: {kept}")

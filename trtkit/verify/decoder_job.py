@@ -16,7 +16,7 @@ from trtkit.quantized import QuantizedMatrix
 from trtkit.runtime.decoder import Call, ReferenceDecoder, open_model
 from trtkit.verify.compare import worst
 from trtkit.verify.decoder_reference import TransformersReference
-from trtkit.verify.job import corner_json, tolerance_of
+from trtkit.verify.job import corner_json, tolerance_of, wants_layers
 from trtkit.verify.layers import layer_errors
 from trtkit.verify.logits import LogitsCompared, compare_rows
 from trtkit.verify.perplexity import mean_loss, windows
@@ -110,8 +110,7 @@ def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
     required, least = float(is_exact), 0.0 if verifier.rounds_activations else _MIN_AGREEMENT
     passed = logits["passed"] and agreement >= least and same >= required
     passed = passed and all(corner["passed"] for corner in corners) and (text is None or text["passed"])
-    layers = _layers(verifier, prompts[0], report) if arguments["layers"] or not passed else []
-    return {
+    found = {
         "passed": passed,
         "precision": verifier.config.precision,
         "reference": verifier.reference.description,
@@ -124,9 +123,13 @@ def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
         "task": {"measure": "greedy text", "agreement": same, "required": required, "top_5": None, "answers": answers},
         "corners": corners,
         "perplexity": text,
-        "layers": layers,
+        "layers": [],
         "engine": None,
     }
+    if wants_layers(arguments, passed=passed):
+        report({"event": "verdict", "report": dict(found)})
+        found["layers"] = _layers(verifier, prompts[0], report)
+    return found
 
 
 def _compare_logits(verifier: DecoderVerifier, prompts: list[Prompt]) -> tuple[Json, float]:
@@ -210,7 +213,7 @@ def _layers(verifier: DecoderVerifier, prompt: Prompt, report: Callable[[Json], 
     count = len(prompt.ids)
     inputs = verifier.decoder.inputs(Call(0, np.array([prompt.ids]), np.array([0]), np.array([count])))
     network, constants = verifier.network.graph.network, verifier.network.graph.constants
-    errors = layer_errors(verifier.backend, network, inputs, constants, {})
+    errors = layer_errors(verifier.backend, network, inputs, constants)
     return [replace(error, node=error.layer).to_json() for error in errors]
 
 

@@ -96,7 +96,7 @@ class HybridVerifier(Verifier):
         for stage in self._reference_stages():
             inputs = {name: tensors[name] for name in stage.input_names}
             network = stage.network.graph.network
-            found += layer_errors(self.backend, network, inputs, stage.constants, {})
+            found += layer_errors(self.backend, network, inputs, stage.constants)
             tensors |= stage.run(inputs)
         return found
 

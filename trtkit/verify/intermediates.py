@@ -19,15 +19,15 @@ Array = np.ndarray[Any, Any]
 _LARGEST_BYTES = 1 << 30
 
 
-def onnx_runtime_tensors(path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Run `path` with every float tensor as an output; empty where ONNX Runtime cannot."""
+def onnx_runtime_tensors(path: Path, inputs: Mapping[str, Array], wanted: set[str]) -> dict[str, Array]:
+    """Run `path` with the wanted float tensors as outputs; empty where ONNX Runtime cannot."""
     import onnx
 
     if path.stat().st_size > _LARGEST_BYTES:
         return {}
     model = onnx_file.read_model(path)
     known = {value.name for value in model.graph.output}
-    names = [name for node in model.graph.node for name in node.output if name and name not in known]
+    names = [name for node in model.graph.node for name in node.output if name in wanted - known]
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     try:
         session = onnx_runtime_session(path, model, optimize=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -150,8 +151,8 @@ class Verifier:
 
     def layer_errors(self, sample: Sample) -> list[LayerError]:
         """Measure every tensor on a sample."""
-        tensors = onnx_runtime_tensors(self.onnx, sample.inputs)
-        return layer_errors(self.backend, self.network.definition, sample.inputs, self.constants, tensors)
+        others = partial(onnx_runtime_tensors, self.onnx, sample.inputs)
+        return layer_errors(self.backend, self.network.definition, sample.inputs, self.constants, others)
 
     def part_errors(self, _sample: Sample) -> list[Json]:
         """Return the error of each part of a hybrid; none for a model of one part."""
@@ -181,11 +182,7 @@ def compare_all(verifier: Verifier, arguments: Json, report: Callable[[Json], No
     engine, rows, parts = _engine(verifier, samples), verifier.rows(), verifier.part_errors(samples[0])
     checks = [*outputs.values(), *corners, *parts, *(one for one in (engine, rows) if one is not None)]
     passed = all(check["passed"] for check in checks) and agreed.passed
-    layers = []
-    if arguments["layers"] or not passed:
-        report({"event": "phase", "name": "compare layers"})
-        layers = [error.to_json() for error in verifier.layer_errors(samples[0])]
-    return {
+    found = {
         "passed": passed,
         "precision": verifier.config.precision,
         "reference": verifier.reference.description,
@@ -197,10 +194,21 @@ def compare_all(verifier: Verifier, arguments: Json, report: Callable[[Json], No
         "rows": rows,
         "task": agreed.to_json(),
         "corners": corners,
-        "layers": layers,
+        "layers": [],
         "parts": parts,
         "engine": engine,
     }
+    if wants_layers(arguments, passed=passed):
+        report({"event": "verdict", "report": dict(found)})
+        report({"event": "phase", "name": "compare layers"})
+        found["layers"] = [error.to_json() for error in verifier.layer_errors(samples[0])]
+    return found
+
+
+def wants_layers(arguments: Json, *, passed: bool) -> bool:
+    """Whether layers are compared: asked for, or not asked about and something is wrong."""
+    asked: bool | None = arguments["layers"]
+    return not passed if asked is None else asked
 
 
 def _engine(verifier: Verifier, samples: list[Sample]) -> Json | None:

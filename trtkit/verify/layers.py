@@ -11,10 +11,12 @@ import torch
 from trtkit.reference import Executor, Options, to_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from trtkit.backends import Backend
     from trtkit.verify.compare import Array
+
+    TensorsByName = Callable[[set[str]], Mapping[str, Array]]
 
 # Largest finite and smallest normal and subnormal magnitudes: IEEE 754 for fp16, bfloat16 by its exponent, and the
 # OCP 8-bit floating point specification (E4M3) for fp8.
@@ -23,6 +25,10 @@ LIMITS = {
     "bf16": (3.3895313892515355e38, 2.0**-126, 2.0**-133),
     "fp8": (448.0, 2.0**-6, 2.0**-9),
 }
+
+
+PASS_BYTES = 1 << 30
+_WIDE_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -76,25 +82,48 @@ def layer_errors(
     network: Any,
     inputs: Mapping[str, Any],
     constants: Mapping[str, Any],
-    reference: Mapping[str, Array],
+    reference: TensorsByName = lambda _: {},
 ) -> list[LayerError]:
     """Run `network` widened and as it is on the same inputs and compare every float tensor, in execution order.
 
-    Networks of fp16 and bf16 widen to fp32, those of fp32 to fp64. reference: tensors by name from elsewhere.
+    Networks of fp16 and bf16 widen to fp32, those of fp32 to fp64. In as many passes as it takes for the widened
+    tensors of one to stay within a GiB. reference: returns tensors of these names from elsewhere.
     """
     names = _makers(backend, network)
     widen = "fp32" if any(name.dtype in {"fp16", "bf16"} for name in names.values()) else "fp64"
-    wide = Executor(backend, network, Options(constants=constants, widen=widen)).run(
-        _widened(inputs, widen), keep="all"
-    )
-    found: list[LayerError] = []
+    wide = Executor(backend, network, Options(constants=constants, widen=widen))
+    own = Executor(backend, network, Options(constants=constants))
+    sizes: dict[str, int] = {}
 
-    def take(tensor: str, value: Any) -> None:
-        if tensor in names and isinstance(value, torch.Tensor) and value.is_floating_point() and tensor in wide:
-            found.append(_measure(names[tensor], tensor, value, wide[tensor], reference.get(tensor)))
+    def note(tensor: str, value: Any) -> None:
+        if tensor in names and isinstance(value, torch.Tensor) and value.is_floating_point():
+            sizes[tensor] = value.numel() * _WIDE_BYTES
 
-    Executor(backend, network, Options(constants=constants)).run(inputs, on_tensor=take)
-    return found
+    own.run(inputs, on_tensor=note)
+    wide_inputs, found = _widened(inputs, widen), dict[str, LayerError]()
+    for group in passes(sizes, PASS_BYTES):
+        others, kept = reference(group), wide.run(wide_inputs, keep=group)
+
+        def take(tensor: str, value: Any, group: set[str] = group, kept: Any = kept, others: Any = others) -> None:
+            if tensor in group and tensor in kept:
+                found[tensor] = _measure(names[tensor], tensor, value, kept[tensor], others.get(tensor))
+
+        own.run(inputs, on_tensor=take)
+    return [found[tensor] for tensor in sizes if tensor in found]
+
+
+def passes(sizes: Mapping[str, int], limit: int) -> Iterator[set[str]]:
+    """Yield tensors in order, in groups of at most `limit` bytes together; one that is larger is alone."""
+    group: set[str] = set()
+    held = 0
+    for name, size in sizes.items():
+        if group and held + size > limit:
+            yield group
+            group, held = set(), 0
+        group.add(name)
+        held += size
+    if group:
+        yield group
 
 
 def _makers(backend: Backend, network: Any) -> dict[str, LayerName]:

@@ -17,7 +17,7 @@ from trtkit.engine.jobs import run
 from trtkit.engine.onnx_build import prepare_network
 from trtkit.engine.plan import plan_build
 from trtkit.engine.vision_language_build import describe_tower, vision_record
-from trtkit.errors import SourceError
+from trtkit.errors import SourceError, TrtkitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ class Request:
 
     inputs: tuple[str, ...] = ()
     against: str | None = None
-    layers: bool = False
+    layers: bool | None = None
     corners: bool = True
     text: str | None = None
     trust_source: bool = False
@@ -68,7 +68,7 @@ def verify_config(config: ModelConfig, request: Request, on_event: Callable[[Jso
             if makes_checkpoint(config):
                 arguments["quantized"] = str(Path(folder) / QUANTIZED)
                 quantize_decoder(config, Path(folder) / QUANTIZED, on_event)
-            return {"name": config.name, **run(VISION_LANGUAGE_JOB, arguments, on_event)}
+            return {"name": config.name, **run_job(VISION_LANGUAGE_JOB, arguments, on_event)}
     if plan.is_decoder:
         return {"name": config.name, **_verify_decoder(config, arguments, on_event)}
     _refuse_text(request)
@@ -77,10 +77,10 @@ def verify_config(config: ModelConfig, request: Request, on_event: Callable[[Jso
             _refuse_onnx_runtime(request)
             prepared = prepare_stages(plan, Path(folder), on_event)
             arguments |= {"stages": prepared["stages"], "profiles": prepared["profiles"]}
-            return {"name": config.name, **run(HYBRID_JOB, arguments, on_event)}
+            return {"name": config.name, **run_job(HYBRID_JOB, arguments, on_event)}
         prepared, parse = prepare_network(plan, Path(folder), on_event)
         arguments |= {"onnx": parse["onnx"], "profiles": prepared["profiles"]}
-        return {"name": config.name, **run(JOB, arguments, on_event)}
+        return {"name": config.name, **run_job(JOB, arguments, on_event)}
 
 
 def _verify_decoder(config: ModelConfig, arguments: Json, on_event: Callable[[Json], None]) -> Json:
@@ -89,7 +89,7 @@ def _verify_decoder(config: ModelConfig, arguments: Json, on_event: Callable[[Js
         if makes_checkpoint(config):
             arguments = {**arguments, "quantized": str(Path(folder) / QUANTIZED)}
             quantize_decoder(config, Path(folder) / QUANTIZED, on_event)
-        return run(DECODER_JOB, arguments, on_event)
+        return run_job(DECODER_JOB, arguments, on_event)
 
 
 def verify_bundle(bundle: Bundle, request: Request, on_event: Callable[[Json], None]) -> Json:
@@ -108,22 +108,40 @@ def verify_bundle(bundle: Bundle, request: Request, on_event: Callable[[Json], N
     if manifest.vision is not None:
         _refuse_text(request)
         arguments |= {"onnx": str(bundle.onnx_path), "vision": stored["vision"]}
-        found = {"name": manifest.name, **run(VISION_LANGUAGE_JOB, arguments, on_event)}
+        found = {"name": manifest.name, **run_job(VISION_LANGUAGE_JOB, arguments, on_event)}
     elif manifest.decoder is not None:
-        found = {"name": manifest.name, **run(DECODER_JOB, arguments, on_event)}
+        found = {"name": manifest.name, **run_job(DECODER_JOB, arguments, on_event)}
     elif manifest.hybrid is not None:
         _refuse_text(request)
         _refuse_onnx_runtime(request)
         arguments |= {"stages": stages_of_bundle(bundle), "profiles": stored["profiles"]}
-        found = {"name": manifest.name, **run(HYBRID_JOB, arguments, on_event)}
+        found = {"name": manifest.name, **run_job(HYBRID_JOB, arguments, on_event)}
     else:
         _refuse_text(request)
         arguments |= {"onnx": str(bundle.onnx_path), "profiles": stored["profiles"]}
         arguments |= {"plan": str(bundle.engine_path()), "sources": [file.sha256 for file in manifest.sources]}
         arguments["trust_source"] = request.trust_source
-        found = {"name": manifest.name, **run(JOB, arguments, on_event)}
+        found = {"name": manifest.name, **run_job(JOB, arguments, on_event)}
     write_json(bundle.path / MANIFEST, {**stored, "verify": _summary(found)})
     return found
+
+
+def run_job(job: str, arguments: Json, on_event: Callable[[Json], None]) -> Json:
+    """Run a job that verifies. Its verdict stands even if it then fails while it compares layers, as for memory."""
+    verdict: Json = {}
+
+    def take(event: Json) -> None:
+        if event["event"] == "verdict":
+            verdict.update(event["report"])
+        else:
+            on_event(event)
+
+    try:
+        return run(job, arguments, take)
+    except TrtkitError as error:
+        if not verdict:
+            raise
+        return {**verdict, "layers_problem": f"layers could not be compared: {error.what}"}
 
 
 def _refuse_text(request: Request) -> None:

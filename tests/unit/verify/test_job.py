@@ -11,8 +11,10 @@ from onnx import helper, numpy_helper
 
 from tests import models
 from trtkit.backends import load_backend
+from trtkit.errors import TrtkitError
 from trtkit.network.onnx_parse import parse_onnx
 from trtkit.reference import Executor, Options, to_array
+from trtkit.verify import verify as verify_module
 from trtkit.verify.compare import compare
 from trtkit.verify.job import verify
 from trtkit.verify.references import OnnxRuntimeReference
@@ -33,9 +35,10 @@ def verified(source: onnx.ModelProto, network: onnx.ModelProto, folder: Path, **
         "profiles": [PROFILE],
         "inputs": [],
         "corners": True,
-        "layers": False,
+        "layers": None,
     }
-    return verify({**arguments, **changes}, lambda _: None)
+    report = changes.pop("report", lambda _: None)
+    return verify({**arguments, **changes}, report)
 
 
 def with_changed_weight(name: str, change: float) -> onnx.ModelProto:
@@ -67,6 +70,30 @@ def test_one_changed_weight_is_caught(tmp_path: Path, name: str) -> None:
 def test_a_failed_network_shows_its_layers_unasked(tmp_path: Path) -> None:
     found = verified(models.classifier(), with_changed_weight("stem.weight", 0.1), tmp_path)
     assert {layer["node"] for layer in found["layers"]} >= {"stem/conv", "head/gemm"}
+
+
+def test_the_verdict_comes_before_the_layers_which_may_be_left_out(tmp_path: Path) -> None:
+    events: list[Any] = []
+    wrong = with_changed_weight("stem.weight", 0.1)
+    found = verified(models.classifier(), wrong, tmp_path, report=events.append, corners=False)
+    (verdict_event,) = [event for event in events if event["event"] == "verdict"]
+    later = events[events.index(verdict_event) + 1 :]
+    assert [event["name"] for event in later] == ["compare layers"]
+    assert verdict_event["report"]["outputs"] == found["outputs"]
+    assert not verdict_event["report"]["passed"]
+    without = verified(models.classifier(), wrong, tmp_path, layers=False, corners=False)
+    assert (without["passed"], without["layers"]) == (False, [])
+
+
+def test_a_verdict_survives_what_kills_the_comparison_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(_job: str, _arguments: Any, on_event: Any) -> Any:
+        on_event({"event": "verdict", "report": {"passed": False}})
+        raise TrtkitError("the process ended by SIGKILL")
+
+    monkeypatch.setattr(verify_module, "run", killed)
+    report = verify_module.run_job("job", {}, lambda _: None)
+    problem = "layers could not be compared: the process ended by SIGKILL"
+    assert report == {"passed": False, "layers_problem": problem}
 
 
 def test_constants_that_are_not_the_networks_are_caught(tmp_path: Path) -> None:

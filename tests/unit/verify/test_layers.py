@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from onnx import helper
 from tests import models
 from trtkit.backends import load_backend
 from trtkit.network.onnx_parse import parse_onnx
+from trtkit.verify import layers
 from trtkit.verify.intermediates import onnx_runtime_tensors
-from trtkit.verify.layers import LayerError, layer_errors
+from trtkit.verify.layers import LayerError, layer_errors, passes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +36,7 @@ def measured(model: onnx.ModelProto, folder: Path, **inputs: Any) -> dict[str, L
     path = models.save(model, folder / "model.onnx")
     backend = load_backend("tensorrt_rtx")
     network = parse_onnx(backend, path, "ERROR")
-    tensors = onnx_runtime_tensors(path, inputs)
+    tensors = partial(onnx_runtime_tensors, path, inputs)
     return {item.tensor: item for item in layer_errors(backend, network.definition, inputs, {}, tensors)}
 
 
@@ -102,8 +104,22 @@ def test_a_wrong_tensor_is_told_from_onnx_runtimes(tmp_path: Path) -> None:
     right, wrong = (models.save(models.classifier(2, seed=n), tmp_path / f"{n}.onnx") for n in (0, 1))
     backend = load_backend("tensorrt_rtx")
     network = parse_onnx(backend, wrong, "ERROR")
-    tensors = onnx_runtime_tensors(right, {"images": x})
+    tensors = partial(onnx_runtime_tensors, right, {"images": x})
     errors = layer_errors(backend, network.definition, {"images": x}, {}, tensors)
     found = {item.tensor: item.reference_error for item in errors}
     assert found["stem"] is not None
     assert found["stem"] > 0.1
+
+
+def test_tensors_are_held_a_few_at_a_time() -> None:
+    groups = list(passes({"a": 60, "b": 30, "c": 20, "d": 500, "e": 10}, 100))
+    assert groups == [{"a", "b"}, {"c"}, {"d"}, {"e"}]
+    assert list(passes({}, 100)) == []
+
+
+def test_passes_find_what_one_pass_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.array([1, -2, 3, 45.27], np.float16)
+    together = measured(square(), tmp_path, x=x)
+    monkeypatch.setattr(layers, "PASS_BYTES", 1)
+    assert measured(square(), tmp_path, x=x) == together
+    assert list(together) == ["a", "y"]
