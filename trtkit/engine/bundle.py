@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from trtkit.engine.manifest import SCHEMA_VERSION, Manifest
+from trtkit.engine.network_record import checked_network
 from trtkit.errors import BundleError
 from trtkit.files import read_text, replace_file
 from trtkit.sources.digest import sha256_of
@@ -48,9 +49,12 @@ class Bundle:
         return self.path / QUANTIZED if self.manifest.quantized else None
 
     def network_record(self) -> dict[str, Any]:
-        """Return the layers as `describe` recorded them."""
-        record: dict[str, Any] = json.loads(read_text(self.path / NETWORK))
-        return record
+        """Return the layers as `describe` recorded them. Raises BundleError."""
+        file = self.path / NETWORK
+        try:
+            return checked_network(json.loads(read_text(file)))
+        except (OSError, ValueError, RecursionError) as error:
+            raise BundleError(f"the layers cannot be read: {_first_line(error)}", str(file), _REBUILD) from None
 
     def check_files(self) -> None:
         """Compare every file with its digest: a plan is code. Raises BundleError."""
@@ -119,11 +123,7 @@ def open_bundle(path: Path) -> Bundle:
     try:
         bundle = Bundle(path, Manifest.model_validate(data))
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise BundleError(
-            f"the manifest is damaged: {key}: {first['msg']}", str(file), "build the bundle again"
-        ) from None
+        raise BundleError(f"the manifest is damaged: {_first_line(error)}", str(file), _REBUILD) from None
     bundle.check_contents()
     return bundle
 
@@ -148,3 +148,10 @@ def check_file(folder: Path, record: FileRecord) -> None:
 def write_json(path: Path, data: Any) -> None:
     """Write `data` so that readers see the old file or the new one. Raises OSError."""
     replace_file(path, f"{json.dumps(data, indent=1)}\n".encode())
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    return str(error)

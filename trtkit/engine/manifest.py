@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from trtkit.config.schema import ModelConfig, ShapeRange
 from trtkit.config.strict import StrictModel
 from trtkit.config.targets import Target
+from trtkit.engine.network_record import Totals
 
 SCHEMA_VERSION = 2
 
@@ -136,7 +137,7 @@ class VisionRecord(StrictModel):
     inputs: tuple[IoRecord, ...]
     outputs: tuple[IoRecord, ...]
     profiles: tuple[dict[str, ShapeRange], ...]
-    totals: dict[str, Any]
+    totals: Totals
 
 
 class Manifest(StrictModel):
@@ -163,7 +164,7 @@ class Manifest(StrictModel):
     )
     network_plugins: FileRecord | None = Field(None, description="The same with custom ops as plugins, for TensorRT.")
     network_data: FileRecord | None = Field(None, description="Its weights, where one file cannot hold them.")
-    totals: dict[str, Any] = Field(description="Layers, weight bytes, FLOPs and bytes moved at the opt shapes.")
+    totals: Totals = Field(description="Layers, weight bytes, FLOPs and bytes moved at the opt shapes.")
     decoder: DecoderRecord | None = Field(None, description="What a decoder-only LLM weighs.")
     hybrid: HybridRecord | None = Field(None, description="Parts and run plan of a hybrid.")
     vision: VisionRecord | None = Field(None, description="The vision tower beside an LLM; `network` is its ONNX.")
