@@ -14,6 +14,7 @@ from trtkit.engine.steps import Steps
 from trtkit.errors import ConfigError
 from trtkit.network import onnx_care, onnx_custom_ops, onnx_folding, onnx_function, onnx_precision, onnx_rewrites
 from trtkit.network.onnx_io import graph_inputs, graph_outputs, save_model
+from trtkit.network.onnx_limits import check_size
 from trtkit.sources import hf_vision, onnx_file, package_file, torch_attempts, torch_export
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def care(
     order = onnx_care.sort_nodes(model, where)
     if order != "in order":
         steps.add("order", order)
+    check_size(model, where)
     steps.add("check", onnx_care.check(model, where))
     model, detail = onnx_care.lift_opset(model, where)
     steps.add("opset", detail)

@@ -1,0 +1,53 @@
+"""How large a model becomes when its functions' bodies take the place of their calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.errors import SourceError
+from trtkit.network.onnx_care import all_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import onnx
+
+MAX_NODES = 1_000_000
+_Key = tuple[str, str]
+
+
+def check_size(model: onnx.ModelProto, where: str) -> None:
+    """Refuse functions that call themselves, or whose calls of calls make a graph of more than MAX_NODES nodes.
+
+    Thirty functions that call the one before twice are a gigabyte of nodes. Raises SourceError.
+    """
+    bodies = {(function.domain, function.name): function for function in model.functions}
+    sizes: dict[_Key, int] = {}
+    for key in bodies:
+        _measure(key, bodies, sizes, where)
+    count = _count(all_nodes(model.graph), sizes)
+    if count > MAX_NODES:
+        what = f"its functions expand to {count:.3g} nodes, at most {MAX_NODES} are taken"
+        raise SourceError(what, where, "export the model without functions that call each other")
+
+
+def _measure(key: _Key, bodies: dict[_Key, onnx.FunctionProto], sizes: dict[_Key, int], where: str) -> None:
+    """Note the nodes of a function's body and of all that it calls, callees first."""
+    open_calls, stack = set[_Key](), [key]
+    while stack:
+        current = stack[-1]
+        needed = {(node.domain, node.op_type) for node in all_nodes(bodies[current])} & bodies.keys() - sizes.keys()
+        if current in sizes or not needed:
+            sizes.setdefault(current, _count(all_nodes(bodies[current]), sizes))
+            open_calls.discard(current)
+            stack.pop()
+            continue
+        open_calls.add(current)
+        if needed & open_calls:
+            name = f"{current[0]}::{current[1]}"
+            raise SourceError(f"function `{name}` calls itself", where, "export the model without recursive functions")
+        stack.extend(needed)
+
+
+def _count(nodes: Iterable[onnx.NodeProto], sizes: dict[_Key, int]) -> int:
+    return sum(sizes.get((node.domain, node.op_type), 1) for node in nodes)
