@@ -43,6 +43,8 @@ def verify_tables(found: Json) -> Iterator[RenderableType]:
         wrong = first_out_of_tolerance(found["layers"], found["tolerance"])
         if wrong is not None:
             yield _first_wrong(wrong)
+    if found.get("unreal"):
+        yield Text(found["unreal"], "yellow")
     if "layers_problem" in found:
         yield _red(found["layers_problem"])
     if "fixed" in found:

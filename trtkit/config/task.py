@@ -73,7 +73,8 @@ class VerifyOptions(StrictModel):
     """What `trtkit verify` runs and allows.
 
     max_relative_rms_error: `||a-b|| / ||b||` per output, end to end; ten times the type's one-op tolerance when unset.
-    ranges: lowest and highest random value by input; normal floats and 0..1 integers when unset.
+    ranges: lowest and highest random value by input; when unset normal floats, bytes of 0..255, integers of all rows of
+    the table that they pick from, else 0 and 1.
     """
 
     inputs: tuple[str, ...] = Field((), description="Images or arrays to verify on: paths or `package://` files.")

@@ -118,13 +118,13 @@ def random_sample(
     inputs: Sequence[TensorSpec],
     seed: int = 0,
 ) -> Sample:
-    """Return seeded random inputs of the given shapes: normal floats and 0..1 integers, or the config's ranges."""
+    """Return seeded random inputs: normal floats, bytes, integers of 0..1, or values of the config's ranges."""
     generator = np.random.default_rng(seed)
     arrays = {}
     for spec in inputs:
         shape, limits = shapes[spec.name], config.verify.ranges.get(spec.name)
         if not dtype_of(spec.dtype).is_float:
-            low, high = limits or (0, 1)
+            low, high = limits or ((0, 255) if spec.dtype == "uint8" else (0, 1))
             drawn = np.floor(generator.uniform(low, high + 1, shape))
         else:
             drawn = generator.uniform(*limits, shape) if limits else generator.standard_normal(shape)

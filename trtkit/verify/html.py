@@ -24,7 +24,7 @@ def html_report(found: Json) -> str:
     colour = "right" if found["passed"] else "wrong"
     parts = [
         f"<h1>verify {escape(found['name'])}: <span class='{colour}'>{verdict(found)}</span></h1>",
-        f"<p>{escape(reason(found))}</p>",
+        f"<p>{escape('; '.join(text for text in (reason(found), found.get('unreal')) if text))}</p>",
         table(["", ""], [(key, found[key]) for key in ("precision", "tolerance", "executor", "reference")]),
         "<h2>Outputs</h2>",
         table(["output", "relative RMS error", "max abs error", "cosine", "worst slice", ""], _output_rows(found)),

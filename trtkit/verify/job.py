@@ -12,6 +12,7 @@ from trtkit.backends import list_gpus, load_backend
 from trtkit.config.schema import ModelConfig, ShapeRange
 from trtkit.dtypes import dtype_of
 from trtkit.errors import ExecutionError
+from trtkit.inputs.index_ranges import with_index_ranges
 from trtkit.inputs.samples import Sample, check_profiles, random_sample, read_samples, wrapped_sample
 from trtkit.network.onnx_io import graph_inputs
 from trtkit.network.onnx_parse import parse_onnx
@@ -27,6 +28,7 @@ from trtkit.verify.references import Origin, Reference, choose_reference
 from trtkit.verify.rows import paired_rows, partners
 from trtkit.verify.signal import hollow_outputs, spread
 from trtkit.verify.slices import limits_of
+from trtkit.verify.unreal import unreal_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -68,7 +70,9 @@ class Verifier:
             for profile in arguments["profiles"]
         ]
         report({"event": "phase", "name": "parse"})
-        self.inputs = graph_inputs(onnx_file.read_graph(self.onnx))
+        graph = onnx_file.read_graph(self.onnx)
+        self.inputs = graph_inputs(graph)
+        self.config = with_index_ranges(self.config, graph)
         self.network = parse_onnx(self.backend, self.onnx)
         self.constants = constants_from_onnx(self.onnx)
         options = Options(constants=self.constants)
@@ -202,6 +206,8 @@ def compare_all(verifier: Verifier, arguments: Json, report: Callable[[Json], No
         report({"event": "verdict", "report": dict(found)})
         report({"event": "phase", "name": "compare layers"})
         found["layers"] = [error.to_json() for error in verifier.layer_errors(samples[0])]
+    if not passed and real is None:
+        found["unreal"] = unreal_reason(found)
     return found
 
 
