@@ -35,4 +35,4 @@ def test_the_next_command_names_a_target_that_can(
     method: str, target: str | None, expected: str, tmp_path: Path
 ) -> None:
     (tmp_path / "m.yaml").write_text(f"source: {{hf: model}}\nllm: {{}}\nquantize: {{method: {method}}}\n")
-    assert _target(load_config(str(tmp_path / "m.yaml"), target=target), target, None) == expected
+    assert _target(load_config(str(tmp_path / "m.yaml"), target=target), target, None) == expected.split()
