@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import importlib.metadata
+import io
 import json
 import platform
 import sys
@@ -63,7 +64,7 @@ def command(as_json: bool) -> None:
     """
     from trtkit.cli.progress import show_progress
 
-    with show_progress(quiet=as_json) as on_event:
+    with show_progress(quiet=not sys.stderr.isatty()) as on_event, contextlib.redirect_stderr(io.StringIO()):
         on_event({"event": "phase", "name": "import what each task needs"})
         backends = _backends()
         checks = [Check("Python", f"{platform.python_version()} ({sys.executable})"), *backends, *_gpus(), _server()]

@@ -122,6 +122,7 @@ def _check_dynamic(request: Export) -> None:
 def _scripted(request: Export) -> str:
     """Export by tracing one run: what Python reads of tensors becomes constant, and is named."""
     import torch
+    from torch.jit._trace import TracerWarning
 
     opset = min(request.source.opset, _NEWEST_SCRIPT_OPSET)
     with warnings.catch_warnings(record=True) as caught:
@@ -136,7 +137,7 @@ def _scripted(request: Export) -> str:
             output_names=list(request.source.outputs) or None,
             dynamic_axes={name: axes for name, axes in request.dynamic_axes.items() if axes},
         )
-    frozen = sum(issubclass(warning.category, torch.jit.TracerWarning) for warning in caught)
+    frozen = sum(issubclass(warning.category, TracerWarning) for warning in caught)
     return f"TorchScript to opset {opset}" + (f", {frozen} values that Python reads are constants" if frozen else "")
 
 

@@ -68,7 +68,7 @@ def in_terminal(*words: str, **given: str) -> str:
     return b"".join(parts).decode()
 
 
-@pytest.mark.parametrize("words", [["build"], ["build", "--config", "nope"], ["doctor"]])
+@pytest.mark.parametrize("words", [["build"], ["build", "--config", "nope"], ["plugins", "list"]])
 def test_a_terminal_gets_colours_and_a_pipe_gets_text(build: list[str], words: list[str]) -> None:
     words = build if words == ["build"] else words
     assert COLOUR.search(in_terminal(*words))
@@ -93,7 +93,7 @@ def test_colours_can_be_refused(build: list[str], given: dict[str, str]) -> None
 
 
 def test_colours_can_be_forced_into_a_pipe() -> None:
-    for words in (["doctor"], ["build", "--config", "nope"]):
+    for words in (["plugins", "list"], ["build", "--config", "nope"]):
         assert COLOUR.search(in_pipe(*words, FORCE_COLOR="1"))
         assert ESCAPE not in in_pipe(*words, FORCE_COLOR="")
 
