@@ -16,11 +16,15 @@ from trtkit.errors import TrtkitError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from google.protobuf.message import Message
+
 WRONG = (
     None, True, False, -1, 0, 1, 3, 10**7, 10**9, 2**63, -(2**70), 10**400, 0.5, -1.5, 1e308, float("nan"),
     float("inf"), "", "x", "../x", "/etc/hostname", "1", "a\x00b", "\ud800", "\x1b[2J", "%s{0}", [], [None],
     [1, "x", {}], {}, {"x": 1}, [[[[]]]], ["full_attention"], {"": {"": []}},
 )  # fmt: skip
+_NUMBERS = (-1, 0, 1, 2, 7, 99, 2**31 - 1, -(2**31), 2**40, 2**63 - 1, -(2**63))
+_TEXTS = ("", "x", "\x1b[2J", "../x", "/etc/hostname", "Loop", "Range", "ai.onnx.ml", "a\x00b")
 _SECONDS, _BYTES = 5.0, 3 << 30
 
 
@@ -55,6 +59,18 @@ def byte_changes(data: bytes, count: int, seed: int = 0, reach: int = 0) -> Iter
             elif kind > 2 and at < len(changed):
                 changed[at] = draw.randrange(256)
         yield bytes(changed)
+
+
+def message_changes(message: Message, count: int, seed: int = 0) -> Iterator[Message]:
+    """Yield copies of a protobuf message, each with one to three fields set, removed or doubled."""
+    draw = random.Random(seed)
+    for _ in range(count):
+        changed = type(message)()
+        changed.CopyFrom(message)
+        for _ in range(draw.choice((1, 1, 1, 2, 3))):
+            with contextlib.suppress(ValueError):  # a number that the field cannot hold
+                _change_field(*draw.choice(list(_fields(changed))), draw)
+        yield changed
 
 
 def text_of(data: Any) -> str:
@@ -114,3 +130,37 @@ def _change(data: Any, draw: random.Random) -> None:
         else:
             data[key] = copy.deepcopy(draw.choice(WRONG))
         return
+
+
+def _fields(message: Message) -> Iterator[tuple[Message, Any]]:
+    """Yield each field that is set, with the message that has it."""
+    for field, value in message.ListFields():
+        yield message, field
+        if field.type == field.TYPE_MESSAGE:
+            for inner in value if field.is_repeated else (value,):
+                yield from _fields(inner)
+
+
+def _change_field(message: Message, field: Any, draw: random.Random) -> None:
+    """Change one field, or another of the same message."""
+    field = draw.choice((field, field, field, draw.choice(list(message.DESCRIPTOR.fields))))
+    is_text, is_message = field.cpp_type == field.CPPTYPE_STRING, field.type == field.TYPE_MESSAGE
+    value: Any = draw.choice(_TEXTS if is_text else _NUMBERS)
+    value = value.encode() if field.type == field.TYPE_BYTES else value
+    if not field.is_repeated:
+        if is_message or draw.random() < 0.2:
+            message.ClearField(field.name)
+        else:
+            setattr(message, field.name, value)
+        return
+    items, kind = getattr(message, field.name), draw.randrange(3)
+    if items and kind == 0:
+        del items[draw.randrange(len(items))]
+    elif items and (kind == 1 or is_message):
+        items.append(draw.choice(items))
+    elif is_message:
+        items.add()
+    elif items:
+        items[draw.randrange(len(items))] = value
+    else:
+        items.append(value)

@@ -14,7 +14,7 @@ from trtkit.engine.steps import Steps
 from trtkit.errors import ConfigError
 from trtkit.network import onnx_care, onnx_custom_ops, onnx_folding, onnx_function, onnx_precision, onnx_rewrites
 from trtkit.network.onnx_io import graph_inputs, graph_outputs, save_model
-from trtkit.network.onnx_limits import check_size
+from trtkit.network.onnx_limits import check_size, check_vectors
 from trtkit.sources import hf_vision, onnx_file, package_file, torch_attempts, torch_export
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ def care(
     if order != "in order":
         steps.add("order", order)
     check_size(model, where)
+    check_vectors(model, where)
     steps.add("check", onnx_care.check(model, where))
     model, detail = onnx_care.lift_opset(model, where)
     steps.add("opset", detail)

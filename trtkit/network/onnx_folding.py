@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +44,9 @@ class Sample:
 
 
 def run_sample(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Sample | None:
-    """Run `model` on seeded random inputs; None if ONNX Runtime cannot, or the model is over 1 GiB."""
-    if model.ByteSize() > _LARGEST_COMPARED_BYTES:
+    """Run `model` on seeded random inputs; None if ONNX Runtime cannot, or the model or its inputs are over 1 GiB."""
+    numbers = sum(math.prod(shape) for shape in shapes.values())
+    if max(model.ByteSize(), 8 * numbers) > _LARGEST_COMPARED_BYTES:
         return None
     try:
         inputs = random_inputs(model, shapes)

@@ -67,7 +67,9 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
 def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
     import onnx
 
-    onnx_name = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+    number = value.type.tensor_type.elem_type
+    is_known = number in onnx.TensorProto.DataType.values()
+    onnx_name = onnx.TensorProto.DataType.Name(number) if is_known else str(number)
     dtype = from_onnx(onnx_name)
     if dtype is None:
         raise SourceError(

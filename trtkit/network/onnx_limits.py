@@ -1,4 +1,4 @@
-"""How large a model becomes when its functions' bodies take the place of their calls."""
+"""How large a model may become: by functions' bodies that take the place of their calls, by sizes that it states."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import onnx
 
 MAX_NODES = 1_000_000
+# ONNX's shape inference and onnxslim follow each element of a vector: 40 bytes and more for one.
+MAX_VECTOR = 2**24
 _Key = tuple[str, str]
 
 
@@ -29,6 +31,15 @@ def check_size(model: onnx.ModelProto, where: str) -> None:
     if count > MAX_NODES:
         what = f"its functions expand to {count:.3g} nodes, at most {MAX_NODES} are taken"
         raise SourceError(what, where, "export the model without functions that call each other")
+
+
+def check_vectors(model: onnx.ModelProto, where: str) -> None:
+    """Refuse inputs of one axis and more than MAX_VECTOR elements. Raises SourceError."""
+    for value in model.graph.input:
+        sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        if len(sizes) == 1 and sizes[0] > MAX_VECTOR:
+            what = f"input `{value.name}` is a vector of {sizes[0]} elements, at most {MAX_VECTOR} are taken"
+            raise SourceError(what, where, "export the model with its real sizes")
 
 
 def _measure(key: _Key, bodies: dict[_Key, onnx.FunctionProto], sizes: dict[_Key, int], where: str) -> None:

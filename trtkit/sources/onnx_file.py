@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import from_onnx
-from trtkit.errors import SourceError
+from trtkit.errors import SourceError, reader
+from trtkit.files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import onnx
+    from google.protobuf.message import Message
 
 
+@reader
 def read_graph(path: Path) -> onnx.ModelProto:
     """Parse `path` without its external data. Raises SourceError where it is no whole ONNX model."""
     import onnx
@@ -24,25 +27,28 @@ def read_graph(path: Path) -> onnx.ModelProto:
     if path.is_dir():
         raise SourceError("this is a folder, not an ONNX file", str(path), "give the .onnx file in it")
     try:
-        model = onnx.load(str(path), format="protobuf", load_external_data=False)
+        with open_regular(path) as file:
+            model = onnx.load(file, format="protobuf", load_external_data=False)
     except DecodeError as error:
         raise SourceError(
             f"not an ONNX model, or a truncated one: {error}", str(path), "export or copy it again"
         ) from None
-    except OSError as error:
-        raise SourceError(f"cannot be read: {error.strerror or error}", str(path)) from None
+    broken = next((text for text in _texts(model) if isinstance(text, bytes)), None)
+    if broken is not None:
+        raise SourceError(f"not an ONNX model: the name {broken!r} is not UTF-8", str(path), "export or copy it again")
     if not model.HasField("graph") or not (model.graph.node or model.graph.output) or not model.opset_import:
         raise SourceError("not an ONNX model: it holds no graph", str(path), "export or copy it again")
     return model
 
 
+@reader
 def read_model(path: Path) -> onnx.ModelProto:
     """Parse `path` with its external data, once every location is known to be safe and complete."""
     from onnx import TensorProto
 
     model = read_graph(path)
     for tensor, data in list(_external_data(model, path)):
-        with data.file.open("rb") as file:
+        with open_regular(data.file) as file:
             file.seek(data.offset)
             tensor.raw_data = file.read(data.size_bytes)
         tensor.data_location = TensorProto.DEFAULT
@@ -81,6 +87,8 @@ def _external_data(model: onnx.ModelProto, path: Path) -> Iterator[tuple[onnx.Te
             raise SourceError(f"the place of the external data is invalid: {error}", where) from None
         file = _inside(path.parent, info.location, where)
         data = _ExternalData(file, info.offset or 0, info.length or _tensor_bytes(tensor))
+        if min(data.offset, data.size_bytes) < 0:
+            raise SourceError("the place of the external data is invalid: below 0", where)
         size, needed = file.stat().st_size, data.offset + data.size_bytes
         if needed > size:
             raise SourceError(f"external data `{info.location}` is truncated: {size} bytes, {needed} needed", where)
@@ -105,3 +113,13 @@ def _inside(folder: Path, location: str, where: str) -> Path:
     if not file.is_file():
         raise SourceError(f"external data `{location}` is missing", where, f"put it into {folder}")
     return file
+
+
+def _texts(message: Message) -> Iterator[object]:
+    """Yield every text of a message but those of weights; protobuf leaves bytes where one is not UTF-8."""
+    for field, value in message.ListFields():
+        inner = value if field.is_repeated else (value,)
+        if field.type == field.TYPE_STRING:
+            yield from inner
+        elif field.type == field.TYPE_MESSAGE:
+            yield from (text for item in inner if item.DESCRIPTOR.name != "TensorProto" for text in _texts(item))
