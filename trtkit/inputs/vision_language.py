@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from trtkit.errors import GenerationError, RequestError, SourceError
+from trtkit.errors import DATA_ERRORS, GenerationError, RequestError, SourceError
 from trtkit.inputs.images import read_image
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 # Prefix keys are signed 64-bit numbers, and each of an image's tokens adds its place to one.
 _KEY_BITS = 62
+# What an image processor may enlarge an image to: pixels where it becomes patches, else the longest edge.
+MAX_PIXELS, MAX_EDGE = 2**27, 2**14
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +60,7 @@ class ImageReader:
 
     def __init__(self, form: ImageForm, folder: Path) -> None:
         self._form, self._processor = form, _processor(folder)
+        _check_sizes(self._processor, MAX_PIXELS if form.layout == "patches" else MAX_EDGE, str(folder))
         self._layouts = {"image": self._picture, "tiles": self._tiles, "patches": self._patches}
 
     def prepare(self, source: Any) -> PreparedImage:
@@ -69,6 +72,9 @@ class ImageReader:
             return self._layouts[self._form.layout](image, where)
         except ValueError as error:  # what transformers refuses, such as an image 200 times as wide as it is high
             raise RequestError(f"the image cannot be used: {error}", where, "give another image") from None
+        except DATA_ERRORS as error:
+            what = f"the image processor fails: {type(error).__name__}: {error}"
+            raise RequestError(what, where, "correct preprocessor_config.json and build the bundle again") from None
 
     def _picture(self, image: Image.Image, where: str) -> PreparedImage:
         pixels = self._processor(images=[image], return_tensors="np")["pixel_values"]
@@ -157,3 +163,16 @@ def _processor(folder: Path) -> Any:
     except Exception as error:  # whatever a damaged file makes transformers raise
         what = f"the image processor cannot be loaded: {type(error).__name__}: {error}"
         raise GenerationError(what, str(folder), "build the bundle again from a folder whose processor loads") from None
+
+
+def _check_sizes(processor: Any, most: int, where: str) -> None:
+    """Raise GenerationError for sizes that would make any image fill the memory."""
+    for name in ("size", "crop_size", "max_image_size"):
+        try:
+            sizes = dict(getattr(processor, name, None) or {})
+        except (TypeError, ValueError):  # no sizes by name: nothing can be made of it
+            continue
+        for key, size in sizes.items():
+            if size is not None and not (isinstance(size, int) and size <= most):
+                what = f"`{name}.{key}` of the image processor is `{str(size)[:100]}`, at most {most} is taken"
+                raise GenerationError(what, where, "correct preprocessor_config.json and build the bundle again")

@@ -19,8 +19,9 @@ def open_config(folder: Path | str) -> Any:
 
     try:
         return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise SourceError(f"transformers cannot read the config: {error}", str(folder)) from None
+    except Exception as error:  # whatever a field of a wrong type makes a family's config raise
+        what = " ".join(str(error).split())
+        raise SourceError(f"transformers cannot read the config: {what}", str(folder)) from None
 
 
 def load_folder(auto: Any, folder: Path | str, **options: Any) -> Any:

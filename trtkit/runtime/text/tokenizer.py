@@ -119,6 +119,7 @@ def open_tokenizer(folder: Path) -> Tokenizer | None:
         return None
     try:
         hf = _tokenizer_class(folder).from_pretrained(folder, local_files_only=True)
+        hf.encode("a")  # fields such as `model_max_length` are only read now
     except Exception as error:  # whatever a tokenizer's file makes transformers or its Rust part raise
         what = f"the tokenizer cannot be loaded: {type(error).__name__}: {error}"
         raise GenerationError(what, str(folder), "build the bundle again from a source whose tokenizer loads") from None
@@ -140,7 +141,12 @@ def _check_text(text: str) -> None:
 def eos_token_ids(folder: Path) -> tuple[int, ...]:
     """Return the tokens that end an answer: of `generation_config.json`, else of `config.json`, else none."""
     for name in ("generation_config.json", "config.json"):
-        found = tuple(_ids(_json(folder / name).get("eos_token_id")))
+        value = _json(folder / name).get("eos_token_id")
+        try:
+            found = tuple(_ids(value))
+        except (TypeError, ValueError, OverflowError):
+            what = f"`eos_token_id` is `{str(value)[:100]}`, wanted is a token's number or a list of them"
+            raise GenerationError(what, str(folder / name), "build the bundle again") from None
         if found:
             return found
     return ()
@@ -171,6 +177,6 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise GenerationError(f"not JSON: {error}", str(path), "build the bundle again") from None
     return found if isinstance(found, dict) else {}
