@@ -47,14 +47,14 @@ def test_a_conversation_remembers_what_was_said(
 def test_a_conversation_that_fills_the_cache_says_how_to_go_on(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, trtkit: Run
 ) -> None:
-    said = f"{'a ' * LENGTH}\n/stats\n/what\n/system b\n/help\na\n"
+    said = f"{'a ' * LENGTH}\n/stats\n/what\x1b[2J\n/system b\n/help\na\n"
     ran = chat(trtkit, monkeypatch, said, tiny_bundle, "-q", "--choice", "yes")
     assert (ran.code, ran.out) == (0, "yes\n")
     assert ran.err.startswith(
         f"error: the conversation has 114 tokens with this line; a slot holds {LENGTH}\n"
         "fix: /reset begins a new one; or say it shorter\n"
         "nothing was answered yet\n"
-        "error: unknown command `/what`\nfix: /help shows the commands\n"
+        "error: unknown command `/what\ufffd[2J`\nfix: /help shows the commands\n"
         "the system message is set; the conversation is forgotten\n"
         "/reset        forget the conversation\n"
     )

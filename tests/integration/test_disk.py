@@ -107,6 +107,18 @@ def test_read_only_folder_is_told(config: Path, mount: Callable[[str], Path], re
     assert message == f"{folder}/out: cannot write the bundle: read-only file system{FIX}"
 
 
+def test_full_disk_leaves_no_report(
+    workspace: Path, config: Path, mount: Callable[[str], Path], refuses: Callable[..., str]
+) -> None:
+    folder = mount("size=4k")
+    (folder / "filler").write_bytes(bytes(4096))
+    message = refuses("verify", config, "--html", folder / "r.html")
+    assert message == (
+        f"{folder}/r.html: cannot be written: no space left on device\nfix: choose a writable folder with space"
+    )
+    assert tree(folder) == ["filler"]
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_folder_without_permission_is_told(workspace: Path, config: Path, refuses: Callable[..., str]) -> None:
     (workspace / "closed").mkdir(mode=0o555)

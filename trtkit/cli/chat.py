@@ -114,7 +114,7 @@ class Conversation:
         elif name == "/help":
             click.echo(HELP, err=True)
         else:
-            click.echo(f"error: unknown command `{name}`\nfix: /help shows the commands", err=True)
+            echo(f"error: unknown command `{name}`\nfix: /help shows the commands", err=True)
         return True
 
     def _system(self) -> str | None:

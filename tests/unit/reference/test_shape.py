@@ -142,3 +142,31 @@ def test_random_fill_is_seeded_and_inside_its_limits(net: Any) -> None:
     assert_close(first, again)
     assert 2.0 <= float(first.min()) < 2.1
     assert 2.9 < float(first.max()) <= 3.0
+
+
+@pytest.mark.parametrize("is_computed", [False, True])
+def test_a_ramp_that_would_fill_the_memory_is_refused_by_name(
+    is_computed: bool, net: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtkit.reference.layers.fill.MAX_BYTES", 1 << 20)
+    count = 2**18 + 1
+    sizes = () if is_computed else (count,)
+    layer = net.network.add_fill(sizes, net.trt.FillOperation.LINSPACE, net.trt.float32)
+    layer.name = "range"
+    if is_computed:
+        layer.set_input(0, net.given(torch.tensor([count])))
+        layer.set_input(1, net.constant(np.float32(0)))
+        layer.set_input(2, net.constant(np.array([1], np.float32)))
+    with pytest.raises(ExecutionError) as caught:
+        net.run(layer.get_output(0))
+    assert str(caught.value) == (
+        f"range: the FILL layer would make a tensor [{count}] of 0.0 GiB; "
+        "the reference executor makes none above 0.0 GiB\n"
+        "fix: check the sizes that the network's inputs give this layer"
+    )
+
+
+def test_a_ramp_of_four_thousand_million_is_refused(net: Any) -> None:
+    layer = net.network.add_fill((4 * 10**9,), net.trt.FillOperation.LINSPACE, net.trt.float32)
+    with pytest.raises(ExecutionError, match=r"would make a tensor \[4000000000\] of 14.9 GiB"):
+        net.run(layer.get_output(0))

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import os
+
 import torch
 
+from trtkit.errors import ExecutionError
 from trtkit.reference.layer import Layer, Op, Tensor, sizes
+
+MAX_BYTES = 8 << 30
+"""No tensor is made from numbers alone that is larger, or than a quarter of the machine's memory."""
 
 
 def fill(layer: Layer) -> Op:
@@ -21,6 +28,7 @@ def fill(layer: Layer) -> Op:
 
     def run(shape: Tensor | None = None, alpha: Tensor | None = None, beta: Tensor | None = None) -> Tensor:
         wanted = list(stated) if stated is not None else sizes(shape)  # type: ignore[arg-type]
+        _check_size(wanted, dtype, layer.name)
         first = constants[0] if alpha is None else alpha.item()
         if operation == "LINSPACE":
             deltas = [constants[1]] if beta is None else beta.reshape(-1).tolist()
@@ -32,6 +40,16 @@ def fill(layer: Layer) -> Op:
         return made.to(dtype)
 
     return run
+
+
+def _check_size(shape: list[int], dtype: torch.dtype, where: str) -> None:
+    """Raise ExecutionError for a tensor that would fill the memory."""
+    needed = math.prod(shape) * dtype.itemsize
+    most = min(MAX_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
+    if needed > most:
+        what = f"the FILL layer would make a tensor {shape} of {needed / 2**30:.1f} GiB"
+        fix = "check the sizes that the network's inputs give this layer"
+        raise ExecutionError(f"{what}; the reference executor makes none above {most / 2**30:.1f} GiB", where, fix)
 
 
 def _ramp(shape: list[int], first: float, deltas: list[float], like: Tensor) -> Tensor:
