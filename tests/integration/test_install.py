@@ -9,6 +9,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests import models, tiny_llm
@@ -68,6 +69,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     models.save(models.classifier(), folder / "m.onnx")
     tiny_llm.save(folder / "llm")
     (folder / "factory.py").write_text(MODULE)
+    np.savez(folder / "data.npz", images=np.random.default_rng(0).standard_normal((4, 3, 16, 16)).astype(np.float32))
     (folder / "text.txt").write_text(tiny_llm.TEXT * 20)
     for name, text in CONFIGS.items():
         (folder / name).write_text(text)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import math
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -139,7 +141,9 @@ def _run(model: onnx.ModelProto, inputs: Arrays) -> Arrays:
     """Return what ONNX Runtime computes, node by node as they stand."""
     import onnxruntime
 
+    _limit_memory()
     options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.use_env_allocators", "1")
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     readable = type(model)()
@@ -148,6 +152,16 @@ def _run(model: onnx.ModelProto, inputs: Arrays) -> Arrays:
     session = onnxruntime.InferenceSession(readable.SerializeToString(), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, inputs), strict=True))
+
+
+@functools.cache
+def _limit_memory() -> None:
+    """Give sessions that ask for it an allocator of a quarter of the machine's memory: a ramp may be of any length."""
+    from onnxruntime.capi import _pybind_state as native
+
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    kind = native.OrtMemoryInfo("Cpu", native.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, native.OrtMemType.DEFAULT)
+    native.create_and_register_allocator(kind, native.OrtArenaCfg({"max_mem": limit}))
 
 
 def _is_declared(value: onnx.ValueInfoProto, shape: tuple[int, ...]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import numpy as np
 import onnx
 import onnxslim
@@ -109,3 +111,17 @@ def test_what_onnx_runtime_cannot_run_is_not_compared() -> None:
     node = helper.make_node("Unknown", ["x"], ["y"], domain="mine")
     model = models.model([node], [models.tensor("x", 2)], [models.tensor("y", 2)], domains=["mine"])
     assert run_sample(model, {"x": (2,)}) is None
+
+
+def test_a_sample_that_would_fill_the_memory_is_not_run() -> None:
+    """4,000 million numbers are 16 GB, of which the model says nothing."""
+    nodes = [
+        helper.make_node("Range", ["zero", "count", "one"], ["ramp"]),
+        helper.make_node("ReduceSum", ["ramp"], ["sum"], keepdims=0),
+        helper.make_node("Add", ["x", "sum"], ["y"]),
+    ]
+    numbers = [models.constant(name, value) for name, value in (("zero", 0), ("count", 4e9 * 8), ("one", 1))]
+    model = models.model(nodes, [models.tensor("x", 2)], [models.tensor("y", 2)], numbers)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert run_sample(model, {"x": (2,)}) is None
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1024 * 1024
