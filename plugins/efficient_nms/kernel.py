@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .op import EfficientNmsAttributes
 
-MOST_AT_ONCE = 2048
+MOST_AT_ONCE = 1024
 """Pairs that a program looks at at a time."""
 SCALARS = ("S", "C")
 _WARPS = 16

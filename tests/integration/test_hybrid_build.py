@@ -223,7 +223,7 @@ def test_same_folder_goes_through_onnx_as_a_whole(vit: Path, trtkit: Callable[..
 def test_a_hybrid_that_memory_cannot_hold_is_refused_before_it_is_exported(
     vit: Path, refuses: Callable[..., str]
 ) -> None:
-    edit(vit, intermediate_size=2**40)
+    edit(vit, intermediate_size=2**28)
     said = refuses("build", "--config", "m.yaml")
     assert "GiB of memory are needed" in said
     assert "fix: free memory, or build on a machine with more" in said

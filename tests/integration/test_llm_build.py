@@ -214,7 +214,7 @@ def test_model_that_memory_cannot_hold_is_refused_before_it_is_read(
 ) -> None:
     shutil.rmtree(workspace / "llama")
     folder = saved("llama", workspace / "llama")
-    edit(folder, vocab_size=2**31, hidden_size=2**13)
+    edit(folder, vocab_size=2**28, hidden_size=2**13)
     said = refuses("build", "--config", "m.yaml")
     assert "GiB of memory are needed" in said
     assert "fix: free memory, or build on a machine with more" in said

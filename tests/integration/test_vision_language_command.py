@@ -239,7 +239,7 @@ def test_a_model_that_memory_cannot_hold_is_refused_before_its_tower_is_exported
 ) -> None:
     folder = Path(shutil.copytree(folder_of(LLAVA), tmp_path / "model"))
     fields = json.loads((folder / "config.json").read_text())
-    fields["text_config"]["intermediate_size"] = 2**40
+    fields["text_config"]["intermediate_size"] = 2**28
     (folder / "config.json").write_text(json.dumps(fields))
     assert "GiB of memory are needed" in refuses("build", "--config", config_of(folder))
 
