@@ -38,9 +38,15 @@ EXTRAS = {
 _DISTRIBUTIONS = {"PIL": "pillow", "modelopt": "nvidia-modelopt", "google": "protobuf"}
 
 
-def missing_package(error: ModuleNotFoundError) -> MissingPackageError | None:
-    """Turn a failed import of an optional package into an error with its fix; None if trtkit has no extra for it."""
-    module = (error.name or "").partition(".")[0]
+def missing_package(error: ImportError) -> MissingPackageError | None:
+    """Turn a failed import of an optional package into an error with its fix; None if trtkit has no extra for it.
+
+    A library may raise an ImportError of its own for a package that it misses.
+    """
+    missing: BaseException | None = error
+    while missing is not None and not isinstance(missing, ModuleNotFoundError):
+        missing = missing.__cause__ or missing.__context__
+    module = "" if missing is None else (missing.name or "").partition(".")[0]
     if module not in EXTRAS:
         return None
     distribution = _DISTRIBUTIONS.get(module, module)

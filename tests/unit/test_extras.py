@@ -37,6 +37,20 @@ def test_the_command_fits_how_trtkit_was_installed(
     assert install("onnx", "llm") == command
 
 
+def test_a_library_that_misses_a_package_in_words_of_its_own() -> None:
+    """As ModelOpt does, whose own advice names an extra of its own."""
+    try:
+        try:
+            raise ModuleNotFoundError("No module named 'onnxscript'", name="onnxscript")
+        except ModuleNotFoundError as error:
+            raise ImportError("install optional `[onnx]` dependencies") from error
+    except ImportError as error:
+        missing = missing_package(error)
+    assert missing is not None
+    assert missing.what == "this needs `onnxscript`, which is not installed"
+    assert missing_package(ImportError("broken")) is None
+
+
 def test_a_module_that_no_extra_brings_is_left_alone() -> None:
     assert missing_package(ModuleNotFoundError("No module named 'mine'", name="mine")) is None
     missing = missing_package(ModuleNotFoundError("No module named 'PIL.Image'", name="PIL.Image"))

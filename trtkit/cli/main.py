@@ -146,7 +146,7 @@ def _run(words: list[str]) -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("cancelled: nothing was written", err=True)
         sys.exit(130)
-    except (TrtkitError, ModuleNotFoundError) as error:
+    except (TrtkitError, ImportError) as error:
         problem = error if isinstance(error, TrtkitError) else missing_package(error)
         if problem is None:
             raise

@@ -60,7 +60,7 @@ def _answer(job: str, arguments: Json, send: Callable[[Json], None]) -> Json:
         result = getattr(importlib.import_module(module), function)(arguments, send)
     except TrtkitError as error:
         return {"event": "error", **error.to_json()}
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         missing = missing_package(error)
         return _internal(error, job, arguments) if missing is None else {"event": "error", **missing.to_json()}
     except OSError as error:
