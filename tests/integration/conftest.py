@@ -1,4 +1,5 @@
-"""A tiny chat model with its bundle, for the tests of commands that generate text; torch loads where it is used."""
+"""Small bundles: a tiny chat model's, for commands that generate text, and a product of matrices; torch loads where it
+is used."""
 
 from __future__ import annotations
 
@@ -10,7 +11,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.conftest import Ran
     from trtkit.runtime.text import Tokenizer
+
+
+@pytest.fixture
+def bundle(workspace: Path, trtkit: Callable[..., Ran]) -> Path:
+    """The bundle `b` of an ONNX file that holds one product of matrices."""
+    from tests import models
+
+    models.save(models.matmul(), workspace / "m.onnx")
+    (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
+    assert trtkit("build", "--config", "m.yaml", "--out", "b").code == 0
+    return workspace / "b"
 
 
 @pytest.fixture(scope="session")

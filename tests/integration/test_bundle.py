@@ -18,14 +18,6 @@ if TYPE_CHECKING:
     from tests.conftest import Ran
 
 
-@pytest.fixture
-def bundle(workspace: Path, trtkit: Callable[..., Ran]) -> Path:
-    models.save(models.matmul(), workspace / "m.onnx")
-    (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
-    assert trtkit("build", "--config", "m.yaml", "--out", "b").code == 0
-    return workspace / "b"
-
-
 def edit_manifest(bundle: Path, change: Callable[[Any], object]) -> None:
     data = json.loads((bundle / "manifest.json").read_text())
     change(data)

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests import models
-
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -23,14 +21,6 @@ class Rows(torch.nn.Module):
     def forward(self, x):
         return x @ torch.arange(1.0, 13).reshape(3, 4)
 """
-
-
-@pytest.fixture
-def bundle(workspace: Path, trtkit: Callable[..., Ran]) -> Path:
-    models.save(models.matmul(), workspace / "m.onnx")
-    (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
-    assert trtkit("build", "--config", "m.yaml", "--out", "b").code == 0
-    return workspace / "b"
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.network.onnx_care import NEWEST_IR_VERSION
 from trtkit.network.onnx_io import random_inputs
 
 if TYPE_CHECKING:
@@ -146,10 +145,7 @@ def _run(model: onnx.ModelProto, inputs: Arrays) -> Arrays:
     options.add_session_config_entry("session.use_env_allocators", "1")
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    readable = type(model)()
-    readable.CopyFrom(model)
-    readable.ir_version = min(model.ir_version, NEWEST_IR_VERSION)
-    session = onnxruntime.InferenceSession(readable.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return dict(zip(names, session.run(names, inputs), strict=True))
 

@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 # its own size or more.
 _TIMES, _LEAST, _MOST = 10.0, 0.05, 0.9
 _LEAST_FLOOR, _MOST_FLOOR = 1e-4, 0.03
-# Rows and columns of maps [B, C, H, W] hold the same unit: those of little beside the rest are background.
+# Rows and columns of maps [B, C, H, W] hold the same unit: those with little next to the rest are background.
 _MAP_FLOOR = 0.1
 
 

@@ -198,7 +198,7 @@ def _trust_problems(model: RepositoryModel, *, allow_undeployed: bool) -> Iterat
 
 
 def _code_problems(model: RepositoryModel) -> Iterator[Problem]:
-    """Yield what beside its versions could run with a model: fields of its configuration, and files in its folder."""
+    """Yield what could run with a model apart from its versions: fields of its configuration, files in its folder."""
     fields = [field.name for field, _ in model.config.ListFields() if field.name in _CODE_FIELDS]
     for name in [*fields, *model.config.parameters]:
         what = f"`{name}` is not of a deployment, and may choose what code runs"
