@@ -17,7 +17,7 @@ from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights
 from trtkit.network.decoder import DecoderOptions, build_decoder
 from trtkit.network.graph import Graph
-from trtkit.quantized import QuantizedMatrix
+from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.decoder_source import open_hf_folder
 from trtkit.sources.safetensors_file import read_safetensors
 

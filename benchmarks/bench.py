@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure import RESULTS
-from trtkit.engine.bundle import is_bundle, open_bundle
+from trtkit.bundle.bundle import is_bundle, open_bundle
 from trtkit.engine.cache import cache_folder
 
 if TYPE_CHECKING:

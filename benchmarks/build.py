@@ -10,9 +10,9 @@ from typing import Any
 
 from benchmarks.measure import ignore_event, interleaved, process, ratio, run_bare, summary, write
 from trtkit.config import load_config
-from trtkit.engine.child import run_job
 from trtkit.engine.onnx_build import prepare_network
 from trtkit.engine.plan import plan_build
+from trtkit.jobs.child import run_job
 
 MODELS = ("efficientnet-lite0", "ppocr-det", "ppocr-rec", "vit")
 REPEATS = 7

@@ -17,10 +17,10 @@ from trtkit.dtypes import FP16, FP32, dtype_of
 from trtkit.errors import BuildError
 from trtkit.network.aot import COMPUTE_CAPABILITIES, compile_kernel, load_kernels
 from trtkit.network.custom_op import CustomOp, load_ops
-from trtkit.verify.custom_ops.check import NETWORK, Outcome, outcomes
-from trtkit.verify.custom_ops.record import COMPILED
-from trtkit.verify.custom_ops.routes import build, network_of, run_network
-from trtkit.verify.custom_ops.trial import Trial, trials
+from trtkit.verification.custom_ops.check import NETWORK, Outcome, outcomes
+from trtkit.verification.custom_ops.record import COMPILED
+from trtkit.verification.custom_ops.routes import build, network_of, run_network
+from trtkit.verification.custom_ops.trial import Trial, trials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

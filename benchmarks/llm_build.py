@@ -19,9 +19,9 @@ import numpy as np
 from benchmarks.measure import RESULTS, ignore_event, interleaved, ratio, run_bare, summary, write
 from trtkit.config.load import load_config
 from trtkit.engine.cache import cache_folder
-from trtkit.engine.child import run_job
 from trtkit.engine.decoder_build import JOB
 from trtkit.engine.plan import plan_build
+from trtkit.jobs.child import run_job
 
 # TinyLlama-1.1B's sizes.
 CONFIG = {
@@ -59,10 +59,10 @@ def _save_int4(path: Path, _dtype: str) -> None:
     """Write random codes with their scales: as ModelOpt does, and beside it as TensorRT takes them (`trt/`)."""
     from safetensors.numpy import save_file
 
-    from trtkit.engine.quantization.llm.choice import linear_layers
     from trtkit.models.registry import decoder_spec
     from trtkit.models.weights import model_weights
-    from trtkit.quantized import pack
+    from trtkit.quantization.llm.choice import linear_layers
+    from trtkit.quantized_matrix import pack
 
     spec, generator = decoder_spec(CONFIG), np.random.default_rng(0)
     linear = {f"{layer.name}.weight" for layer in linear_layers(spec)} - {"lm_head.weight"}

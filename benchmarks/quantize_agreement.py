@@ -25,14 +25,14 @@ from benchmarks.measure import RESULTS, write, write_between
 from benchmarks.quantize_llm import ROOT, calibration_text, texts
 from trtkit.config.load import load_config
 from trtkit.engine.decoders import open_decoder
-from trtkit.engine.quantization.llm import calibration
-from trtkit.engine.quantization.llm.choice import choose
-from trtkit.engine.quantization.llm.job import QuantizedModel, quantized_model
-from trtkit.engine.steps import Steps
+from trtkit.jobs.steps import Steps
 from trtkit.models.registry import decoder_spec
+from trtkit.quantization.llm import calibration
+from trtkit.quantization.llm.choice import choose
+from trtkit.quantization.llm.job import QuantizedModel, quantized_model
 from trtkit.runtime.decoder import Call, ReferenceDecoder, open_model
-from trtkit.sources.transformers_model import encoder
-from trtkit.verify.perplexity import mean_loss
+from trtkit.sources.huggingface.model import encoder
+from trtkit.verification.perplexity import mean_loss
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,15 +23,15 @@ import torch
 from benchmarks.measure import RESULTS, ignore_event, write, write_between
 from trtkit.config.load import load_config
 from trtkit.engine.build import build_bundle
-from trtkit.engine.quantization.run import quantize_model
+from trtkit.quantization.run import quantize_model
 from trtkit.runtime.decoder import Call, ReferenceDecoder, bundle_network
+from trtkit.sources.huggingface.model import encoder
 from trtkit.sources.package_file import resolve
-from trtkit.sources.transformers_model import encoder
-from trtkit.verify.perplexity import mean_loss
+from trtkit.verification.perplexity import mean_loss
 
 if TYPE_CHECKING:
+    from trtkit.bundle.bundle import Bundle
     from trtkit.config.schema import ModelConfig
-    from trtkit.engine.bundle import Bundle
 
 Json = dict[str, Any]
 WINDOW, WINDOWS = 512, 8

@@ -15,17 +15,17 @@ from benchmarks import quantize_vision_data as data
 from benchmarks.measure import RESULTS, ignore_event, write, write_between
 from trtkit.backends import load_backend
 from trtkit.config import load_config
-from trtkit.engine.child import run_job
 from trtkit.engine.onnx_build import prepare_network
 from trtkit.engine.plan import plan_build
 from trtkit.inputs.images import image_input
-from trtkit.network.onnx_io import graph_inputs
-from trtkit.network.onnx_parse import parse_onnx
+from trtkit.jobs.child import run_job
+from trtkit.network.onnx.io import graph_inputs
+from trtkit.network.onnx.parse import parse_onnx
 from trtkit.reference import Executor, Options, constants_from_onnx, to_array
 from trtkit.runtime.page import find_lines
 from trtkit.runtime.tasks import ctc_characters, ctc_text, top_classes
 from trtkit.sources import onnx_file
-from trtkit.verify.references import OnnxRuntimeReference
+from trtkit.verification.references import OnnxRuntimeReference
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

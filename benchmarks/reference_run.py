@@ -28,7 +28,7 @@ def trtkit(onnx: Path, _config: Any) -> Callable[[Array], Any]:
     import torch
 
     from trtkit.backends import load_backend
-    from trtkit.network.onnx_parse import parse_onnx
+    from trtkit.network.onnx.parse import parse_onnx
     from trtkit.reference import Executor
 
     torch.set_num_threads(THREADS)
@@ -44,7 +44,7 @@ def torch_eager(_onnx: Path, config: Any) -> Callable[[Array], Any]:
     import torch
 
     from trtkit.config.schema import TorchSource
-    from trtkit.sources.torch_export import make_module
+    from trtkit.sources.torch.export import make_module
 
     torch.set_num_threads(THREADS)
     module = make_module(TorchSource.model_validate(config))

@@ -18,12 +18,12 @@ from benchmarks.measure import RESULTS, ignore_event, interleaved, ratio, summar
 from benchmarks.route_models import MODELS, save_model
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.build import build_bundle
-from trtkit.verify.verify import Request, verify_bundle
+from trtkit.verification.verify import Request, verify_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.engine.bundle import Bundle
+    from trtkit.bundle.bundle import Bundle
 
 ROUTES = {"onnx": {"route": "onnx"}, "fused": {"compose": "fused"}, "chained": {"compose": "chained"}}
 ROOT = Path(__file__).parents[1]

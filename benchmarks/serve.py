@@ -21,9 +21,9 @@ from benchmarks.serve_llm import llm_figures
 from benchmarks.serve_load import InProcess, Served
 from trtkit.cli.main import main as trtkit
 from trtkit.config.load import load_config
-from trtkit.deploy.triton.endpoints import free_ports
-from trtkit.deploy.triton.local_server import LocalServer, ServeOptions
-from trtkit.deploy.triton.server_files import find_server
+from trtkit.deployment.triton.endpoints import free_ports
+from trtkit.deployment.triton.local_server import LocalServer, ServeOptions
+from trtkit.deployment.triton.server_files import find_server
 from trtkit.engine.build import build_bundle
 
 if TYPE_CHECKING:

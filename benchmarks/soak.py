@@ -25,17 +25,17 @@ from benchmarks.soak_load import TIMEOUT_S, Attacker
 from tests import tiny_chat
 from trtkit import LLM, SamplingParams
 from trtkit.cli.main import main as trtkit
-from trtkit.deploy.triton.endpoints import free_ports
-from trtkit.deploy.triton.health import stubs
-from trtkit.deploy.triton.local_server import LocalServer, ServeOptions
-from trtkit.deploy.triton.server_files import find_server
+from trtkit.deployment.triton.endpoints import free_ports
+from trtkit.deployment.triton.health import stubs
+from trtkit.deployment.triton.local_server import LocalServer, ServeOptions
+from trtkit.deployment.triton.server_files import find_server
 from trtkit.errors import DeployError
 from trtkit.runtime.triton_client import Client, parse_url
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.deploy.triton.endpoints import Endpoints
+    from trtkit.deployment.triton.endpoints import Endpoints
 
 MODEL, PROMPT, TOKENS = "soak", "Gravity is a force that", 12
 CLIENTS, EVERY_S, PAUSE_S = 3, 5.0, 0.1

@@ -16,7 +16,7 @@ from trtkit.errors import DeployError
 from trtkit.runtime.triton_client import Client, parse_url
 
 if TYPE_CHECKING:
-    from trtkit.deploy.triton.endpoints import Endpoints
+    from trtkit.deployment.triton.endpoints import Endpoints
 
 WORDS = ("the", "engine", "of", "an", "old", "ship", "was", "repaired", "by", "a", "crew", "before", "the", "night")
 LONG_RULE = 'start: "x" ' + " ".join(["r"] * 8000) + '\nr: "x"?\n'

@@ -16,8 +16,8 @@ from benchmarks.measure import RESULTS, ignore_event, write, write_between
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.build import build_bundle
 from trtkit.errors import TrtkitError
-from trtkit.verify.verdict import verdict
-from trtkit.verify.verify import Request, verify_bundle
+from trtkit.verification.verdict import verdict
+from trtkit.verification.verify import Request, verify_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

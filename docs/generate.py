@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from trtkit.bundle.manifest import json_schema
 from trtkit.config.quantize import Calibration, QuantizeOptions
 from trtkit.config.schema import (
     BuildOptions,
@@ -25,8 +26,7 @@ from trtkit.config.schema import (
 )
 from trtkit.config.targets import Target
 from trtkit.config.task import Preprocess, Resize, Task, VerifyOptions
-from trtkit.deploy.triton.options import DeployOptions, LlmServing, QueueOptions
-from trtkit.engine.manifest import json_schema
+from trtkit.deployment.triton.options import DeployOptions, LlmServing, QueueOptions
 
 DOCS = Path(__file__).parent
 
@@ -63,7 +63,8 @@ known key. Relative paths are relative to the config's folder, those given by `-
 _DEPLOY_INTRO = """\
 # Options of trtkit deploy
 
-Written by `python docs/generate.py` from `trtkit/deploy/triton/options.py`: what `trtkit deploy --set KEY=VALUE` takes.
+Written by `python docs/generate.py` from `trtkit/deployment/triton/options.py`: what
+`trtkit deploy --set KEY=VALUE` takes.
 """
 
 

@@ -47,8 +47,8 @@ _API: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = (
         (
             ("trtkit.config", ("load_config",)),
             ("trtkit.engine.build", ("build_bundle",)),
-            ("trtkit.engine.bundle", ("open_bundle",)),
-            ("trtkit.verify.verify", ("verify_config", "verify_bundle", "Request")),
+            ("trtkit.bundle.bundle", ("open_bundle",)),
+            ("trtkit.verification.verify", ("verify_config", "verify_bundle", "Request")),
             ("trtkit.errors", ("TrtkitError", "ProblemsError")),
         ),
     ),

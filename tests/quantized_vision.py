@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 
 from tests import models
 from trtkit.backends import load_backend
-from trtkit.network.onnx_parse import parse_onnx
+from trtkit.network.onnx.parse import parse_onnx
 from trtkit.reference import Executor, Options, constants_from_onnx, to_array
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from tests.decoders import model_of
 from tests.unit.runtime.text.tokenizers import CHATML, byte_level
 from trtkit.config.load import load_config
 from trtkit.engine.build import build_bundle
-from trtkit.sources.gguf_file import read_gguf
-from trtkit.sources.gguf_tokenizer import gguf_tokenizer
+from trtkit.sources.gguf.file import read_gguf
+from trtkit.sources.gguf.tokenizer import gguf_tokenizer
 from trtkit.sources.package_file import resolve
 
 if TYPE_CHECKING:

@@ -6,16 +6,16 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtkit.deploy.triton.endpoints import free_ports
-from trtkit.deploy.triton.local_server import LocalServer, ServeOptions
-from trtkit.deploy.triton.repository_check import needed_flags, read_repository
-from trtkit.deploy.triton.server_files import find_server
+from trtkit.deployment.triton.endpoints import free_ports
+from trtkit.deployment.triton.local_server import LocalServer, ServeOptions
+from trtkit.deployment.triton.repository_check import needed_flags, read_repository
+from trtkit.deployment.triton.server_files import find_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from trtkit.deploy.triton.endpoints import ModelState
+    from trtkit.deployment.triton.endpoints import ModelState
 
 # What `make triton` installs; a test that needs it fails with how to get it where it is missing.
 START_TIMEOUT_S = 120.0

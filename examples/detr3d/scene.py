@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from trtkit.sources.torch_models.detr3d import Detr3d
+from trtkit.sources.torch.models.detr3d import Detr3d
 
 SMALL = {
     "image": [128, 224],

@@ -12,12 +12,12 @@ from transformers.models.rt_detr_v2.modeling_rt_detr_v2 import multi_scale_defor
 from trtkit.backends import load_backend
 from trtkit.dtypes import FP32
 from trtkit.errors import UnsupportedOperatorsError
-from trtkit.network import onnx_custom_ops
 from trtkit.network.custom_op import Fact, find
 from trtkit.network.foreign import Refusal
 from trtkit.network.graph import Graph
 from trtkit.network.lowering.deformable_attention import Levels, deformable_attention
 from trtkit.network.lowering.trt_ops import TrtOps
+from trtkit.network.onnx import custom_ops
 from trtkit.reference import Executor
 
 torch.set_num_threads(1)
@@ -91,7 +91,7 @@ def test_mmcv_becomes_a_function_that_computes_the_same() -> None:
     value, locations, weights = _inputs(12)
     given = (locations.reshape(2, 7, 4, 3, 4, 2), weights.reshape(2, 7, 4, 3, 4))
     want = MultiScaleDeformableAttention()(value, torch.tensor(SIZES), SIZES, torch.tensor([0]), *given, 64)
-    model, said = onnx_custom_ops.replace(_mmcv_model(is_constant=True))
+    model, said = custom_ops.replace(_mmcv_model(is_constant=True))
     assert said == "1 MsDeformAttn from mmcv::MMCVMultiScaleDeformableAttention"
     feed = {"value": value.numpy(), "locations": given[0].numpy(), "weights": given[1].numpy()}
     made = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feed)[0]
@@ -100,9 +100,9 @@ def test_mmcv_becomes_a_function_that_computes_the_same() -> None:
 
 def test_shapes_that_are_computed_wait_for_folding_and_are_then_refused() -> None:
     model = _mmcv_model(is_constant=False)
-    assert onnx_custom_ops.replace(model, is_final=False) == (model, "none")
+    assert custom_ops.replace(model, is_final=False) == (model, "none")
     with pytest.raises(UnsupportedOperatorsError) as refused:
-        onnx_custom_ops.replace(model)
+        custom_ops.replace(model)
     assert str(refused.value) == (
         "trtkit cannot take 1 node\n"
         "  mmcv::MMCVMultiScaleDeformableAttention `cross`: input 1 (`value_spatial_shapes`) must be a constant\n"

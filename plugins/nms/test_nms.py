@@ -10,10 +10,10 @@ from onnx import helper, numpy_helper
 
 from trtkit.dtypes import FP32
 from trtkit.errors import UnsupportedOperatorsError
-from trtkit.network import onnx_custom_ops
 from trtkit.network.aot import load_kernels
 from trtkit.network.custom_op import Fact, find
 from trtkit.network.foreign import ForeignNode, NotYetKnownError, Refusal
+from trtkit.network.onnx import custom_ops
 from trtkit.network.plugin import refusal
 
 torch.set_num_threads(1)
@@ -47,7 +47,7 @@ def test_its_first_rows_are_those_of_onnx_runtime(is_centered: int, seed: int) -
     scores = generator.random((2, 3, 60)).astype(np.float32)
     model = _model(["b", "s", 4], ["b", 3, "s"], _NUMBERS, center_point_box=is_centered)
     wanted = _run(model, {"boxes": boxes, "scores": scores})
-    lowered, said = onnx_custom_ops.lower(model)
+    lowered, said = custom_ops.lower(model)
     assert said == "1 Nms from NonMaxSuppression"
     found = _run(lowered, {"boxes": boxes, "scores": scores})
     assert found.shape == (2 * 3 * 6, 3)
@@ -83,7 +83,7 @@ def test_attributes_that_cannot_be_taken() -> None:
 def test_too_many_boxes() -> None:
     numbers = _NUMBERS | {"most": np.int64(5000)}
     with pytest.raises(UnsupportedOperatorsError) as refused:
-        onnx_custom_ops.lower(_model([1, "s", 4], [1, 3, "s"], numbers))
+        custom_ops.lower(_model([1, "s", 4], [1, 3, "s"], numbers))
     assert str(refused.value) == (
         "trtkit cannot take 1 node\n"
         "  NonMaxSuppression `nms`: input 2 (`max_output_boxes_per_class`) is 5000, allowed: 1 to 3840"

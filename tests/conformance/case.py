@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from trtkit.errors import TrtkitError
-from trtkit.network import onnx_custom_ops, onnx_rewrites
+from trtkit.network.onnx import custom_ops, rewrites
 from trtkit.reference import Executor, Options, to_array, to_tensor
 
 from .known import known_cause
@@ -89,7 +89,7 @@ def _rewritten(case: Any, model: Any) -> Prepared:
     """Return the case with what trtkit makes of its model; the model itself where that is refused."""
     said = []
     try:
-        for step in (onnx_rewrites.rewrite, onnx_custom_ops.lower):
+        for step in (rewrites.rewrite, custom_ops.lower):
             model, detail = step(model)
             said += [detail] if detail != "none" else []
     except TrtkitError as error:

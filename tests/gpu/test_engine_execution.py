@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="there
 def test_an_engine_computes_what_the_reference_executor_computes(tmp_path: Path, precision: str) -> None:
     from trtkit.config.load import config_for_onnx
     from trtkit.engine.build import build_bundle
-    from trtkit.verify.verify import Request, verify_bundle
+    from trtkit.verification.verify import Request, verify_bundle
 
     config = config_for_onnx(save(classifier(), tmp_path / "model.onnx"), [f"precision={precision}"])
     bundle = build_bundle(config, tmp_path / "bundle", lambda _event: None, use_cache=False).bundle

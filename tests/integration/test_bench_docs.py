@@ -11,8 +11,8 @@ import pytest
 from tests import tiny_chat
 from tests.docs import DOCS, blocks
 from tests.integration.test_bench_vision import build
-from trtkit.engine.bundle import open_bundle
-from trtkit.verify.verify import Request, verify_bundle
+from trtkit.bundle.bundle import open_bundle
+from trtkit.verification.verify import Request, verify_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from tests import tiny_chat
-from tests.unit.bench.clocks import VirtualClock
+from tests.unit.benchmarking.clocks import VirtualClock
 from trtkit import LLM
-from trtkit.bench.llm import load_result
-from trtkit.bench.load import peak_concurrency
-from trtkit.bench.schedules import Schedule
-from trtkit.bench.static_batches import TransformersServer
-from trtkit.bench.text_server import EngineServer
-from trtkit.bench.workload import Lengths, Work, synthetic_work
+from trtkit.benchmarking.llm import load_result
+from trtkit.benchmarking.load import peak_concurrency
+from trtkit.benchmarking.schedules import Schedule
+from trtkit.benchmarking.static_batches import TransformersServer
+from trtkit.benchmarking.text_server import EngineServer
+from trtkit.benchmarking.workload import Lengths, Work, synthetic_work
+from trtkit.bundle.bundle import open_bundle
 from trtkit.config.load import load_config
 from trtkit.engine.build import build_bundle
-from trtkit.engine.bundle import open_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -255,7 +255,7 @@ def test_what_cannot_be_asked_is_refused(
 
 
 def test_failed_requests_are_in_no_latency() -> None:
-    from trtkit.bench.records import Record
+    from trtkit.benchmarking.records import Record
 
     class Nobody:
         name, computes = "nobody", "nothing"

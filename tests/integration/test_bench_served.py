@@ -11,10 +11,10 @@ from tests import tiny_chat
 from tests.integration.test_bench_vision import QUICK, build
 from tests.triton import serving
 from trtkit import LLM
-from trtkit.bench.schedules import Schedule
-from trtkit.bench.served import Endpoint, ServedText
-from trtkit.bench.text_server import EngineServer
-from trtkit.bench.workload import Lengths, synthetic_work
+from trtkit.benchmarking.schedules import Schedule
+from trtkit.benchmarking.served import Endpoint, ServedText
+from trtkit.benchmarking.text_server import EngineServer
+from trtkit.benchmarking.workload import Lengths, synthetic_work
 from trtkit.cli.main import main
 
 if TYPE_CHECKING:

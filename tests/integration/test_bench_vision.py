@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.models import classifier, matmul, save, two_inputs
-from trtkit.bench.intervals import ratio_of_medians
+from trtkit.benchmarking.intervals import ratio_of_medians
 from trtkit.config.load import load_config
 from trtkit.engine.build import build_bundle
 
@@ -36,8 +36,8 @@ def build(folder: Path, name: str = "tiny", model: Any = None, profiles: str = "
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle that was verified."""
-    from trtkit.engine.bundle import open_bundle
-    from trtkit.verify.verify import Request, verify_bundle
+    from trtkit.bundle.bundle import open_bundle
+    from trtkit.verification.verify import Request, verify_bundle
 
     path = build(tmp_path_factory.mktemp("tiny"))
     assert verify_bundle(open_bundle(path), Request(), lambda _: None)["passed"]

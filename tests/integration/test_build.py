@@ -14,7 +14,7 @@ from tests import models
 from tests.conftest import tree
 from trtkit import __version__
 from trtkit.backends import load_backend
-from trtkit.engine.manifest import json_schema
+from trtkit.bundle.manifest import json_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable

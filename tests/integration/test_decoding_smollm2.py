@@ -13,7 +13,7 @@ from trtkit.config import load_config
 from trtkit.config.schema import LlmOptions
 from trtkit.runtime.decoder import DecoderModel, ReferenceDecoder, open_model
 from trtkit.runtime.generation import Engine, EngineOptions, LookupProposer, Request
-from trtkit.verify.decoder_reference import TransformersReference
+from trtkit.verification.decoder_reference import TransformersReference
 
 pytestmark = pytest.mark.slow
 

@@ -14,12 +14,12 @@ import pytest
 from tests import tiny_chat
 from tests.conftest import tree
 from tests.deployments import as_tensorrt, classifier
-from trtkit.deploy.triton.deploy import Asked, served_models
-from trtkit.deploy.triton.options import DeployOptions
-from trtkit.deploy.triton.repository import place, write, writing
-from trtkit.deploy.triton.repository_check import check_repository
-from trtkit.deploy.triton.server_files import find_server
-from trtkit.engine.bundle import open_bundle
+from trtkit.bundle.bundle import open_bundle
+from trtkit.deployment.triton.deploy import Asked, served_models
+from trtkit.deployment.triton.options import DeployOptions
+from trtkit.deployment.triton.repository import place, write, writing
+from trtkit.deployment.triton.repository_check import check_repository
+from trtkit.deployment.triton.server_files import find_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable

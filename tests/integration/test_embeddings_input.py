@@ -18,7 +18,7 @@ from trtkit.models.weights import find_weights
 from trtkit.network.decoder import DecoderOptions
 from trtkit.runtime.decoder import DecoderNetwork, ReferenceDecoder
 from trtkit.runtime.decoder.embeddings import TokenEmbeddings
-from trtkit.verify.stepper import Stepper
+from trtkit.verification.stepper import Stepper
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,9 +12,9 @@ import transformers
 from tests.prepared import prepared
 from trtkit.backends import load_backend
 from trtkit.config.schema import ModelConfig
-from trtkit.network.onnx_parse import parse_onnx
+from trtkit.network.onnx.parse import parse_onnx
 from trtkit.reference import Executor, to_array
-from trtkit.verify.compare import compare
+from trtkit.verification.compare import compare
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -54,7 +54,7 @@ def workers_in(folder: Path) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if b"trtkit.engine.worker" in (process / "cmdline").read_bytes() and (process / "cwd").samefile(folder):
+            if b"trtkit.jobs.worker" in (process / "cmdline").read_bytes() and (process / "cwd").samefile(folder):
                 found.append(int(process.name))
         except OSError:
             continue
@@ -146,7 +146,7 @@ def test_failed_build_keeps_the_bundle_that_stood_there(
 @pytest.mark.skipif(shutil.which("timeout") is None, reason="needs `timeout`")
 def test_child_exits_when_nobody_asks_it_anything(workspace: Path) -> None:
     read_end, write_end = os.pipe()
-    command = ["timeout", "20", os.sys.executable, "-m", "trtkit.engine.worker", "digest", str(write_end)]
+    command = ["timeout", "20", os.sys.executable, "-m", "trtkit.jobs.worker", "digest", str(write_end)]
     arguments = b'{"config": {"source": {"onnx": "missing.onnx"}}, "log_path": "log"}\n'
     done = subprocess.run(command, input=arguments, pass_fds=[write_end], capture_output=True, check=False)
     os.close(write_end)

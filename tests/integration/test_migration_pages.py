@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from tests.docs import DOCS
 from trtkit.cli.main import COMMANDS
 from trtkit.config import ModelConfig
-from trtkit.deploy.triton.options import DeployOptions
+from trtkit.deployment.triton.options import DeployOptions
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests import hybrids, models, tiny_llm, tiny_vlm
 from tests.docs import DOCS, blocks, run_script
-from trtkit.bench.plan_source import find_model
+from trtkit.planning.source import find_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,8 +14,8 @@ from benchmarks.quantize_agreement import QUIET, executed, faked, quantized
 from tests import tiny_llm
 from trtkit.config.load import load_config
 from trtkit.engine.decoders import open_decoder
-from trtkit.sources.transformers_model import encoder
-from trtkit.verify.perplexity import mean_loss
+from trtkit.sources.huggingface.model import encoder
+from trtkit.verification.perplexity import mean_loss
 
 if TYPE_CHECKING:
     from pathlib import Path

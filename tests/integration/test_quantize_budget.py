@@ -8,7 +8,7 @@ import pytest
 
 from tests import tiny_llm
 from trtkit.config.load import load_config
-from trtkit.quantized import QuantizedMatrix
+from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.decoder_source import open_hf_folder
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import torch
 from benchmarks.quantize_agreement import QUIET, executed, faked, quantized
 from tests import tiny_llm
 from trtkit.config.load import load_config
-from trtkit.engine.quantization.scoring.budget import Bits, by_loss_saved
-from trtkit.engine.quantization.scoring.sensitivity import Switchboard, score
-from trtkit.quantized import QuantizedMatrix
+from trtkit.quantization.scoring.budget import Bits, by_loss_saved
+from trtkit.quantization.scoring.sensitivity import Switchboard, score
+from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.decoder_source import open_hf_folder
 
 if TYPE_CHECKING:

@@ -13,16 +13,16 @@ from tests import tiny_llm
 from tests.decoder_cases import CASES, Case
 from tests.decoders import model_of
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.quantization.llm.choice import linear_layers
-from trtkit.engine.quantization.llm.job import quantize_llm
 from trtkit.models.registry import decoder_spec
-from trtkit.quantized import QuantizedMatrix
+from trtkit.quantization.llm.choice import linear_layers
+from trtkit.quantization.llm.job import quantize_llm
+from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.reference import to_array
 from trtkit.runtime.decoder import Call, ReferenceDecoder, open_model
 from trtkit.sources.decoder_source import open_hf_folder
-from trtkit.sources.transformers_model import causal_lm
-from trtkit.verify.compare import compare
-from trtkit.verify.rounded_inputs import round_inputs
+from trtkit.sources.huggingface.model import causal_lm
+from trtkit.verification.compare import compare
+from trtkit.verification.rounded_inputs import round_inputs
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,14 +15,14 @@ from tests.decoders import relative_rms
 from tests.hybrids import CASES, Case, case_of, make, saved
 from tests.integration.test_hybrid_parity import paired
 from trtkit.errors import ConfigError, QuantizeError
-from trtkit.verify.hybrid_reference import HybridReference
+from trtkit.verification.hybrid_reference import HybridReference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.conftest import Ran
     from tests.hybrids import Made
-    from trtkit.engine.quantization.by_part.choice import HybridQuantization
+    from trtkit.quantization.by_part.choice import HybridQuantization
 
     Run = Callable[..., Ran]
     Refuses = Callable[..., str]

@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from tests import tiny_llm
 from trtkit.config.load import load_config
-from trtkit.engine.quantization.run import quantize_model
-from trtkit.quantized import QuantizedMatrix
+from trtkit.quantization.run import quantize_model
+from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.runtime.decoder import Call, ReferenceDecoder, open_model
 from trtkit.sources.decoder_source import open_hf_folder
-from trtkit.sources.transformers_model import causal_lm
-from trtkit.verify.rounded_inputs import round_inputs
+from trtkit.sources.huggingface.model import causal_lm
+from trtkit.verification.rounded_inputs import round_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,13 +11,13 @@ import transformers
 
 from tests import tiny_llm
 from trtkit.config.load import load_config
-from trtkit.engine.quantization.llm import mixtures
-from trtkit.engine.quantization.llm.job import quantize_llm
 from trtkit.errors import TrtkitError
-from trtkit.quantized import QuantizedMatrix
+from trtkit.quantization.llm import mixtures
+from trtkit.quantization.llm.job import quantize_llm
+from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.runtime.decoder import Call, ReferenceDecoder, open_model
 from trtkit.sources.decoder_source import open_hf_folder
-from trtkit.sources.transformers_model import causal_lm
+from trtkit.sources.huggingface.model import causal_lm
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,8 +24,8 @@ from tests.quantized_vision import (
 )
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.prepare import prepare
-from trtkit.engine.quantization.vision import repair
-from trtkit.verify.compare import compare
+from trtkit.quantization.vision import repair
+from trtkit.verification.compare import compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from tests.quantized_vision import pictures, small
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.prepare import prepare
 from trtkit.errors import ConfigError, QuantizeError, TrtkitError
-from trtkit.network.onnx_quantize import lifted, quantize_weights
+from trtkit.network.onnx.quantize import lifted, quantize_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable

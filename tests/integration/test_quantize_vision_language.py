@@ -13,14 +13,14 @@ from tests import tiny_llm
 from tests.decoders import relative_rms
 from tests.tiny_vlm import VLMS, Vlm, bundle_of, folder_of, picture
 from trtkit.config.load import load_config
-from trtkit.engine.quantization.by_part.tower import measured_on_arrays
-from trtkit.engine.quantization.llm.job import quantize_llm
 from trtkit.engine.vision_language import open_vision
+from trtkit.quantization.by_part.tower import measured_on_arrays
+from trtkit.quantization.llm.job import quantize_llm
 from trtkit.runtime.decoder import ReferenceDecoder, open_model
 from trtkit.sources.decoder_source import open_hf_folder
-from trtkit.verify.dequantized import wrapped_folder
-from trtkit.verify.stepper import Stepper
-from trtkit.verify.vision_language_reference import VisionLanguageReference
+from trtkit.verification.dequantized import wrapped_folder
+from trtkit.verification.stepper import Stepper
+from trtkit.verification.vision_language_reference import VisionLanguageReference
 
 if TYPE_CHECKING:
     from collections.abc import Callable

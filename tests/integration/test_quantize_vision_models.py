@@ -18,7 +18,7 @@ from trtkit.config.schema import ModelConfig
 from trtkit.inputs.images import image_input
 from trtkit.runtime.page import find_lines
 from trtkit.runtime.tasks import ctc_characters, ctc_text, top_classes
-from trtkit.verify.compare import compare
+from trtkit.verification.compare import compare
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,7 +82,7 @@ def knows_the_photographs(name: str, methods: tuple[str, ...], tmp_path: Path, s
 
 def test_a_vit_in_8_bits_is_near_and_its_steps_equal_onnx_runtimes(tmp_path: Path) -> None:
     source = {
-        "factory": "trtkit.sources.hf_vision:from_config",
+        "factory": "trtkit.sources.huggingface.vision:from_config",
         "kwargs": {"model_type": "vit", "seed": 0, "num_labels": 32, **VIT},
         "inputs": {"pixel_values": {"shape": ["batch", 3, 64, 64]}},
         "outputs": ["logits"],

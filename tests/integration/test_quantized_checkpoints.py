@@ -17,9 +17,9 @@ from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights
 from trtkit.network.decoder import DecoderOptions, build_decoder
 from trtkit.network.graph import Graph
-from trtkit.quantized import QuantizedMatrix
+from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.decoder_source import DecoderSource, open_hf_folder
-from trtkit.sources.transformers_model import causal_lm
+from trtkit.sources.huggingface.model import causal_lm
 
 IDS = torch.randint(3, 72, (2, 21), generator=torch.Generator().manual_seed(1))
 LARGEST = {"int8": 127.0, "fp8": 448.0}

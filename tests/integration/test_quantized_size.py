@@ -9,13 +9,13 @@ import pytest
 
 from trtkit.backends import load_backend
 from trtkit.dtypes import FP16
-from trtkit.engine.quantization.llm.choice import linear_layers
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import model_weights
 from trtkit.network.decoder import DecoderOptions, build_decoder
 from trtkit.network.describe import describe
 from trtkit.network.graph import Graph
-from trtkit.quantized import QuantizedMatrix, pack
+from trtkit.quantization.llm.choice import linear_layers
+from trtkit.quantized_matrix import QuantizedMatrix, pack
 
 MIB = 2**20
 CONFIG = {

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.triton import python_model, serving
-from trtkit.deploy.triton.endpoints import Endpoints, free_ports
-from trtkit.deploy.triton.local_server import LocalServer, ServeOptions
-from trtkit.deploy.triton.server_files import find_server
+from trtkit.deployment.triton.endpoints import Endpoints, free_ports
+from trtkit.deployment.triton.local_server import LocalServer, ServeOptions
+from trtkit.deployment.triton.server_files import find_server
 from trtkit.errors import DeployError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class TritonPythonModel:
 
 
 REFUSES = """\
-from trtkit.deploy.triton.backend.requests import refusal
+from trtkit.deployment.triton.backend.requests import refusal
 from trtkit.errors import BackendError, GenerationError, RequestError, SourceError
 
 ERRORS = [
@@ -179,7 +179,7 @@ def test_when_a_models_process_is_killed_health_tells_and_serving_ends(repositor
     process = start_trtkit("serve", repository, "--allow-undeployed", *on_free_ports())
     found = ready_line(process)
     pid, port = found["server"]["pid"], found["http"].rpartition(":")[2]
-    probe = [sys.executable, "-m", "trtkit.deploy.triton.health", port]
+    probe = [sys.executable, "-m", "trtkit.deployment.triton.health", port]
     assert subprocess.run(probe, capture_output=True, text=True, check=True).stdout == ""
     (stub,) = children(pid)
     process.send_signal(signal.SIGSTOP)  # so that the probe looks before it ends
@@ -195,7 +195,7 @@ def test_when_a_models_process_is_killed_health_tells_and_serving_ends(repositor
 
 
 def test_the_probe_fails_where_no_server_answers() -> None:
-    probe = [sys.executable, "-m", "trtkit.deploy.triton.health", str(free_ports().http_port)]
+    probe = [sys.executable, "-m", "trtkit.deployment.triton.health", str(free_ports().http_port)]
     ran = subprocess.run(probe, capture_output=True, text=True, check=False)
     assert (ran.returncode, "the server does not answer" in ran.stderr) == (1, True)
 

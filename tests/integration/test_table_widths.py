@@ -12,8 +12,8 @@ from rich.console import Console
 
 from tests import tiny_chat
 from tests.models import classifier, save
-from trtkit.bench.gpus import planned_gpus
 from trtkit.cli.bench_tables import load_table
+from trtkit.planning.gpus import planned_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable

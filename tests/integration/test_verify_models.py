@@ -12,14 +12,14 @@ from trtkit.backends import load_backend
 from trtkit.config import load_config
 from trtkit.config.schema import ModelConfig
 from trtkit.inputs.samples import Sample, random_sample, read_samples
-from trtkit.network.onnx_io import graph_inputs
-from trtkit.network.onnx_parse import parse_onnx
+from trtkit.network.onnx.io import graph_inputs
+from trtkit.network.onnx.parse import parse_onnx
 from trtkit.reference import Executor, to_array
 from trtkit.runtime.tasks import top_classes
 from trtkit.sources import onnx_file
-from trtkit.sources.torch_export import make_module
-from trtkit.verify.compare import compare
-from trtkit.verify.references import OnnxRuntimeReference
+from trtkit.sources.torch.export import make_module
+from trtkit.verification.compare import compare
+from trtkit.verification.references import OnnxRuntimeReference
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +69,7 @@ def test_classifiers_know_the_photographs_in_fp32_and_fp16(name: str, tmp_path: 
 
 def test_a_random_vit_matches_torch(tmp_path: Path) -> None:
     source = {
-        "factory": "trtkit.sources.hf_vision:from_config",
+        "factory": "trtkit.sources.huggingface.vision:from_config",
         "kwargs": {"model_type": "vit", "seed": 0, "num_labels": 10, **VIT},
         "inputs": {"pixel_values": {"shape": ["batch", 3, 48, 48]}},
         "outputs": ["logits"],

@@ -11,7 +11,7 @@ from transformers import Idefics3Processor, LlavaProcessor
 
 from tests.tiny_vlm import VLMS, Reference, Vlm, bundle_of, folder_of, picture, tokenizer
 from trtkit import LLM, SamplingParams
-from trtkit.engine.bundle import open_bundle
+from trtkit.bundle.bundle import open_bundle
 
 if TYPE_CHECKING:
     from PIL.Image import Image

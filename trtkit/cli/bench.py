@@ -17,7 +17,7 @@ from trtkit.cli.say import say
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trtkit.engine.bundle import Bundle
+    from trtkit.bundle.bundle import Bundle
 
 Json = dict[str, Any]
 EPILOG = """\b
@@ -35,7 +35,7 @@ Examples:
 \b
 Exit codes: 0 done, 1 failed, 2 wrong usage, 4 (of diff) a regression."""
 FOLDER = click.Path(path_type=Path, file_okay=False)
-WORDS = "trtkit.bench.words"
+WORDS = "trtkit.benchmarking.words"
 _KINDS = "torch, torch.compile, onnxruntime, transformers, or a bundle; may be given again."
 
 
@@ -83,7 +83,7 @@ def command(
     Every figure says what computed it: without a GPU that is the reference executor, which shows that the
     network is right and what it costs here, never how fast an engine is.
     """
-    from trtkit.bench.provenance import provenance
+    from trtkit.benchmarking.provenance import provenance
     from trtkit.cli.progress import show_progress
 
     html, aiperf = options["html"], options["aiperf"]
@@ -98,10 +98,10 @@ def command(
 
 def _opened(path: str, options: Json, on_event: Callable[[Json], None]) -> Bundle:
     """Return a bundle, or the one that a config is built into; the same build is not done twice."""
+    from trtkit.bundle.bundle import is_bundle, open_bundle
     from trtkit.config import load_config
     from trtkit.config.load import find_config
     from trtkit.engine.build import build_bundle
-    from trtkit.engine.bundle import is_bundle, open_bundle
     from trtkit.errors import ConfigError
 
     given = [name for name in ("overrides", "target") if options[name]]
@@ -123,13 +123,13 @@ def _opened(path: str, options: Json, on_event: Callable[[Json], None]) -> Bundl
 def _measure(bundle: Bundle, is_waived: bool, options: Json, on_event: Callable[[Json], None]) -> Json:
     """Measure what the bundle holds."""
     if bundle.manifest.decoder is not None:
-        from trtkit.bench.llm import bench_llm
+        from trtkit.benchmarking.llm import bench_llm
         from trtkit.cli.bench_load import llm_request
 
         refuse_given(VISION_NAMES, "is not for language models")
         return bench_llm(bundle, llm_request(bundle, options, is_waived), on_event)
-    from trtkit.bench.timing import Rules
-    from trtkit.bench.vision import VisionRequest, bench_vision
+    from trtkit.benchmarking.timing import Rules
+    from trtkit.benchmarking.vision import VisionRequest, bench_vision
     from trtkit.cli.bench_load import server_load
 
     refuse_given(LOAD_NAMES, "is for language models only")
@@ -150,9 +150,9 @@ def _measure(bundle: Bundle, is_waived: bool, options: Json, on_event: Callable[
 
 def _write(found: Json, paths: dict[str, Path | None], aiperf: Path | None) -> None:
     """Write the files that were asked for, and say so."""
-    from trtkit.bench.report import csv_text, report_text
-    from trtkit.bench.report_html import html_report
+    from trtkit.benchmarking.report import csv_text, report_text
     from trtkit.files import write_output
+    from trtkit.report.benchmark import html_report
 
     makers = {"out": report_text, "csv": csv_text, "html": html_report}
     for name, path in paths.items():
@@ -160,7 +160,7 @@ def _write(found: Json, paths: dict[str, Path | None], aiperf: Path | None) -> N
             write_output(path, makers[name](found))
             say(f"written: {path}")
     if aiperf is not None:
-        from trtkit.bench.aiperf import write_aiperf
+        from trtkit.benchmarking.aiperf import write_aiperf
 
         for path in write_aiperf(aiperf, found):
             say(f"written: {path}")

@@ -42,8 +42,8 @@ def diff(before: str, after: str, threshold: float, relative_to: str | None, as_
     A regression is a ratio of medians beyond the threshold whose bootstrap interval leaves out 1. On a machine
     that others use too, measure both with a --compare of your choice and give it as --relative-to.
     """
-    from trtkit.bench.diff import diff_reports
-    from trtkit.bench.report import read_report
+    from trtkit.benchmarking.diff import diff_reports
+    from trtkit.benchmarking.report import read_report
 
     found = diff_reports(read_report(before), read_report(after), threshold / 100, relative_to)
     if as_json:

@@ -9,20 +9,20 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trtkit.bench.llm import LlmRequest, MakeWork
-    from trtkit.bench.schedules import Schedule
-    from trtkit.bench.traces import TraceRow
-    from trtkit.bench.workload import Work
+    from trtkit.benchmarking.llm import LlmRequest, MakeWork
+    from trtkit.benchmarking.schedules import Schedule
+    from trtkit.benchmarking.traces import TraceRow
+    from trtkit.benchmarking.workload import Work
+    from trtkit.bundle.bundle import Bundle
     from trtkit.cli.llm_options import Model
-    from trtkit.engine.bundle import Bundle
 
 DEFAULT_REQUESTS = 16
 
 
 def llm_request(bundle: Bundle, options: Mapping[str, Any], is_waived: bool) -> LlmRequest:
     """Return the load that options ask for. Raises BenchError, PromptsError or UsageError for what cannot be."""
-    from trtkit.bench.llm import LlmRequest
-    from trtkit.bench.metrics import parse_objectives
+    from trtkit.benchmarking.llm import LlmRequest
+    from trtkit.benchmarking.metrics import parse_objectives
     from trtkit.cli.llm_options import RUNTIME_NAMES, read_model
 
     _check(options)
@@ -47,7 +47,7 @@ def llm_request(bundle: Bundle, options: Mapping[str, Any], is_waived: bool) -> 
 
 def server_load(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the load on a served network: its schedules, requests and objectives; none where none was asked for."""
-    from trtkit.bench.metrics import parse_objectives
+    from trtkit.benchmarking.metrics import parse_objectives
 
     count = options["requests"] or DEFAULT_REQUESTS
     has_load = options["concurrency"] is not None or options["request_rate"] is not None
@@ -68,7 +68,7 @@ def _check(options: Mapping[str, Any]) -> None:
 
 
 def _trace(options: Mapping[str, Any]) -> list[TraceRow]:
-    from trtkit.bench.traces import read_trace
+    from trtkit.benchmarking.traces import read_trace
 
     return [] if options["trace"] is None else read_trace(options["trace"], options["requests"])
 
@@ -77,7 +77,7 @@ def _work(
     options: Mapping[str, Any], model: Model, vocab_size: int, rows: Sequence[TraceRow]
 ) -> tuple[MakeWork, str, int]:
     """Return what makes a round's requests, its description, and how many they are."""
-    from trtkit.bench.workload import Lengths, synthetic_work, traced_work
+    from trtkit.benchmarking.workload import Lengths, synthetic_work, traced_work
 
     seed = options["seed"]
     if rows:
@@ -101,7 +101,7 @@ def _seed(seed: int, number: int) -> int:
 
 def _file_work(options: Mapping[str, Any], model: Model) -> list[Work]:
     """Return the prompts of a file, repeated or cut to the number of requests; a line may have `max_tokens`."""
-    from trtkit.bench.workload import Work
+    from trtkit.benchmarking.workload import Work
     from trtkit.cli.prompts import read_prompts
     from trtkit.cli.requests import Wording, make_asks
     from trtkit.errors import BenchError
@@ -116,7 +116,7 @@ def _file_work(options: Mapping[str, Any], model: Model) -> list[Work]:
 
 
 def _schedules(options: Mapping[str, Any], rows: Sequence[TraceRow], count: int) -> list[Schedule]:
-    from trtkit.bench.schedules import concurrency_schedules, rate_schedules, trace_schedule
+    from trtkit.benchmarking.schedules import concurrency_schedules, rate_schedules, trace_schedule
 
     if rows:
         return [trace_schedule(rows, options["speed"])]

@@ -14,7 +14,7 @@ from trtkit.cli.options import json_option, run_options
 from trtkit.cli.visible import echo, visible
 
 if TYPE_CHECKING:
-    from trtkit.deploy.triton.check import ModelReport, ServerReport
+    from trtkit.deployment.triton.check import ModelReport, ServerReport
 
 EPILOG = """\b
 Examples:
@@ -45,11 +45,11 @@ def command(url: str, model: str | None, bundle: str | None, protocol: Any, time
     Asks the Triton server at URL whether it is ready, compares names, types and shapes with BUNDLE, sends the one
     request whose answer the bundle carries, and says all that differs. It sends nothing else.
     """
-    from trtkit.deploy.triton.extra import require_extra
+    from trtkit.deployment.triton.extra import require_extra
 
     require_extra()
-    from trtkit.deploy.triton.check import check_server
-    from trtkit.engine.bundle import open_bundle
+    from trtkit.bundle.bundle import open_bundle
+    from trtkit.deployment.triton.check import check_server
     from trtkit.runtime.triton_client import Client, parse_url
 
     address = parse_url(url, protocol)

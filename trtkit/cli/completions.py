@@ -55,7 +55,7 @@ def targets(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> li
 
 def gpus(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer GPUs for the last name of a list with commas."""
-    text = (_package() / "bench/gpus.yaml").read_text(encoding="utf-8").partition("\ngpus:\n")[2]
+    text = (_package() / "planning/gpus.yaml").read_text(encoding="utf-8").partition("\ngpus:\n")[2]
     return _listed(_GPU.findall(text), incomplete)
 
 
@@ -70,7 +70,7 @@ def config_keys(_ctx: click.Context, _param: click.Parameter, incomplete: str) -
 def serving_keys(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer options of serving."""
     from trtkit.config.keys import key_paths
-    from trtkit.deploy.triton.options import DeployOptions
+    from trtkit.deployment.triton.options import DeployOptions
 
     return _named((f"{key}=" for key in key_paths(DeployOptions)), incomplete)
 

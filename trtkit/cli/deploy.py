@@ -15,7 +15,7 @@ from trtkit.cli.say import say
 from trtkit.cli.visible import echo
 
 if TYPE_CHECKING:
-    from trtkit.deploy.triton.deploy import Deployment
+    from trtkit.deployment.triton.deploy import Deployment
 
 EPILOG = """\b
 Examples:
@@ -97,12 +97,12 @@ def command(
     Writes config.pbtxt, the engine of BUNDLE or a model on trtkit's runtime, and says which and why. Images in and
     answers out where the config knows how; a language model streams, by the names that TensorRT-LLM's clients use.
     """
-    from trtkit.deploy.triton.extra import require_extra
+    from trtkit.deployment.triton.extra import require_extra
 
     require_extra()
-    from trtkit.deploy.triton.deploy import Asked, deploy
-    from trtkit.deploy.triton.options import read_options
-    from trtkit.engine.bundle import open_bundle
+    from trtkit.bundle.bundle import open_bundle
+    from trtkit.deployment.triton.deploy import Asked, deploy
+    from trtkit.deployment.triton.options import read_options
 
     given = [*overrides, *([f"instances={instances}"] if instances else [])]
     options = read_options(given)
@@ -127,14 +127,14 @@ def command(
 
 
 def _write_cluster(found: Deployment, repository: Path, folder: Path) -> list[str]:
-    from trtkit.deploy.triton.elsewhere import write_cluster
+    from trtkit.deployment.triton.elsewhere import write_cluster
 
     return [str(file) for file in write_cluster(repository, found.placements[-1].model.name, folder)]
 
 
 def _print(found: Deployment, repository: Path) -> None:
     """Say what was deployed, and what to do with it."""
-    from trtkit.deploy.triton.elsewhere import container_notes
+    from trtkit.deployment.triton.elsewhere import container_notes
 
     for placement in found.placements:
         served = ", ".join(map(str, placement.served))

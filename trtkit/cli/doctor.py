@@ -120,7 +120,7 @@ def _gpus() -> list[Check]:
 
 def _server() -> Check:
     """Look for Triton's server."""
-    from trtkit.deploy.triton.server_files import find_server
+    from trtkit.deployment.triton.server_files import find_server
     from trtkit.errors import DeployError
 
     try:

@@ -55,9 +55,9 @@ def command(
     the
     same short questions, since a model can keep its perplexity and lose its answers.
     """
+    from trtkit.bundle.bundle import open_bundle
     from trtkit.cli.llm_options import read_model
     from trtkit.cli.progress import show_progress
-    from trtkit.engine.bundle import open_bundle
 
     if text is None and not asks:
         raise click.UsageError("name a text to read, `--perplexity FILE`, or ask `--questions`")
@@ -93,7 +93,7 @@ def _ask(executions: list[DecoderExecution], models: list[Model], on_event: Any)
     """Return the first model's answers, how many are right, and how many of the second's."""
     from dataclasses import asdict
 
-    from trtkit.verify.questions import ask
+    from trtkit.verification.questions import ask
 
     on_event({"event": "phase", "name": "questions"})
     pairs = zip(executions, models, strict=True)
@@ -132,7 +132,7 @@ def _windows(path: Path, model: Model, size: int) -> list[list[int]]:
 
 def _execution(model: Model, runtime: Any) -> DecoderExecution:
     """Open the model so that it gives the logits of every token."""
-    from trtkit.engine.bundle import open_bundle
+    from trtkit.bundle.bundle import open_bundle
     from trtkit.engine.decoders import llm_options
     from trtkit.errors import GenerationError
     from trtkit.runtime.decoder import ReferenceDecoder, open_execution
@@ -149,7 +149,7 @@ def _execution(model: Model, runtime: Any) -> DecoderExecution:
 
 def _measure(executions: list[DecoderExecution], pieces: list[list[int]], on_event: Any) -> dict[str, Any]:
     """Return the first model's perplexity over windows of one length, and its distance from the second's."""
-    from trtkit.verify.perplexity import read_window
+    from trtkit.verification.perplexity import read_window
 
     started, losses, distances = time.monotonic(), [], []
     for index, ids in enumerate(pieces):

@@ -50,8 +50,8 @@ def command(
 
 def _bundle(path: str) -> dict[str, Any] | None:
     """Return what a bundle says of itself, None where `path` is none."""
+    from trtkit.bundle.bundle import open_bundle
     from trtkit.cli.models import is_bundle_folder
-    from trtkit.engine.bundle import open_bundle
 
     if not is_bundle_folder(path):
         return None
@@ -62,8 +62,8 @@ def _bundle(path: str) -> dict[str, Any] | None:
 
 def _quantized(config: dict[str, Any], network: dict[str, Any]) -> dict[str, Any] | None:
     """Return how a network is quantized: as its config asks, and as it is; None where it is not."""
-    from trtkit.bench.quantized_by import by_network
-    from trtkit.bench.quantized_model import said
+    from trtkit.planning.quantized_by import by_network
+    from trtkit.planning.quantized_model import said
 
     asked, model = config.get("quantize"), by_network(network)
     if asked is None and model is None:

@@ -83,7 +83,7 @@ class Model:
 
 def read_model(path: str) -> Model:
     """Read what prompts and settings are checked against. Raises BundleError, GenerationError."""
-    from trtkit.engine.bundle import open_bundle
+    from trtkit.bundle.bundle import open_bundle
     from trtkit.engine.decoders import llm_options as options_of
     from trtkit.errors import GenerationError
     from trtkit.runtime.text import open_tokenizer

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 def is_bundle_folder(path: str) -> bool:
     """Whether `path` is a folder, and so can only be a bundle. Names of shipped configs win over other folders."""
+    from trtkit.bundle.bundle import is_bundle
     from trtkit.config.load import shipped_configs
-    from trtkit.engine.bundle import is_bundle
 
     return is_bundle(Path(path)) or (Path(path).is_dir() and path not in shipped_configs())
 

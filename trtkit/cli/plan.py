@@ -57,7 +57,7 @@ def command(path: str | None, as_json: bool, **options: Any) -> None:
     published model such as llama-2-7b. Counts are of the network that TensorRT would get; times are the rooflines of
     published figures, so nothing can be faster.
     """
-    from trtkit.bench.gpus import find_gpus, planned_gpus
+    from trtkit.planning.gpus import find_gpus, planned_gpus
 
     found = find_gpus(options["gpus"].split(",")) if options["gpus"] else planned_gpus()
     if options["list_gpus"]:
@@ -69,7 +69,7 @@ def command(path: str | None, as_json: bool, **options: Any) -> None:
     prices = parse_prices(options["prices"], [gpu.key for gpu in found])
     plan = _plan(path, found, {**options, "prices": prices, "quiet": options["quiet"] or as_json})
     if options["html"]:
-        from trtkit.bench.plan_html import plan_page
+        from trtkit.report.planning import plan_page
 
         write_output(options["html"], plan_page(plan))
     if as_json:
@@ -102,9 +102,9 @@ def parse_prices(texts: Sequence[str], known: Sequence[str]) -> dict[str, float]
 
 def _plan(path: str, gpus: Sequence[Any], options: dict[str, Any]) -> dict[str, Any]:
     """Find the model, count it and plan."""
-    from trtkit.bench.plan import Asked, make_plan
-    from trtkit.bench.plan_source import find_model
     from trtkit.cli.progress import show_progress
+    from trtkit.planning.plan import Asked, make_plan
+    from trtkit.planning.source import find_model
 
     lengths = (options["input_len"], options["output_len"], options["concurrency"])
     with show_progress(quiet=options["quiet"]) as on_event:
@@ -113,9 +113,9 @@ def _plan(path: str, gpus: Sequence[Any], options: dict[str, Any]) -> dict[str, 
 
 
 def _list_gpus(gpus: Sequence[Any], *, as_json: bool) -> None:
-    from trtkit.bench.plan import gpu_facts
     from trtkit.cli.plan_tables import gpu_table
     from trtkit.cli.tables import console
+    from trtkit.planning.plan import gpu_facts
 
     facts = [gpu_facts(gpu) for gpu in gpus]
     if as_json:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from trtkit.network.custom_op import CustomOp
-    from trtkit.verify.custom_ops.check import Outcome
+    from trtkit.verification.custom_ops.check import Outcome
 
 EPILOG = """\b
 Examples:
@@ -42,7 +42,7 @@ def command() -> None:
 def list_ops(as_json: bool) -> None:
     """List the ops, the nodes they stand for, and their implementations."""
     from trtkit.network.custom_op import load_ops
-    from trtkit.verify.custom_ops.record import describe_op
+    from trtkit.verification.custom_ops.record import describe_op
 
     found = [describe_op(op) for op in load_ops().values()]
     if as_json:
@@ -80,8 +80,8 @@ def check_ops(op: str | None, as_json: bool, quiet: bool) -> None:
 def _outcomes(op: CustomOp, *, is_quiet: bool) -> Iterator[Outcome]:
     """Yield the outcomes of an op's trials, and say on stderr which one runs."""
     from trtkit.backends import choose_backend, load_backend
-    from trtkit.verify.custom_ops.check import outcomes
-    from trtkit.verify.custom_ops.trial import trials
+    from trtkit.verification.custom_ops.check import outcomes
+    from trtkit.verification.custom_ops.trial import trials
 
     backend = load_backend(choose_backend())
     for trial in trials(op):

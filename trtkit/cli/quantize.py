@@ -85,7 +85,7 @@ def command(
     other source; their loss is measured on the network itself by `trtkit verify` and `trtkit eval`, without a GPU.
     """
     from trtkit.cli.progress import show_progress
-    from trtkit.engine.quantization.run import quantize_model
+    from trtkit.quantization.run import quantize_model
 
     check_outputs(write, html)
     asked = {"method": method, "block": block, "kv_cache": kv_cache, "calibration.data": calib}
@@ -99,7 +99,7 @@ def command(
     if write is not None:
         write_output(write, _with_choice(model, record, fallback))
     if html is not None:
-        from trtkit.bench.sensitivity_html import sensitivity_page
+        from trtkit.report.sensitivity import sensitivity_page
 
         write_output(html, sensitivity_page(model.name, record["sensitivity"]))
     if as_json:
@@ -158,7 +158,7 @@ def _render(folder: Path, config: list[str], record: dict[str, Any]) -> None:
 def _target(config: ModelConfig, target: str | None, fallback: str | None) -> list[str]:
     """Return the option that names the target, the oldest that computes in the types where none was asked for."""
     from trtkit.dtypes import DTYPES
-    from trtkit.engine.quantization.methods import types_of
+    from trtkit.quantization.methods import types_of
 
     assert config.quantize is not None
     needed = max((DTYPES[name].min_compute_capability for name in types_of(config.quantize, fallback)), default=0)
@@ -190,7 +190,7 @@ def _losses(scores: dict[str, Any]) -> Table:
 
 def _with_choice(config: ModelConfig, record: dict[str, Any], fallback: str | None) -> str:
     """Return the config as YAML, with the layers that a budget left."""
-    from trtkit.verify.fix import config_yaml
+    from trtkit.verification.fix import config_yaml
 
     assert config.quantize is not None
     kept = record.get("sensitivity", {}).get("kept", [])

@@ -19,9 +19,9 @@ from trtkit.cli.visible import echo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trtkit.deploy.triton.endpoints import Endpoints, ModelState
-    from trtkit.deploy.triton.local_server import LocalServer, ServeOptions
-    from trtkit.deploy.triton.server_files import ServerFiles
+    from trtkit.deployment.triton.endpoints import Endpoints, ModelState
+    from trtkit.deployment.triton.local_server import LocalServer, ServeOptions
+    from trtkit.deployment.triton.server_files import ServerFiles
 
 EPILOG = """\b
 Examples:
@@ -64,10 +64,10 @@ def command(repository: str, load: tuple[str, ...], as_json: bool, quiet: bool, 
     ready. Its log goes to stderr; with --quiet only warnings and errors. With --json stdout is one line, once models
     are loaded.
     """
-    from trtkit.deploy.triton.extra import require_extra
+    from trtkit.deployment.triton.extra import require_extra
 
     require_extra()
-    from trtkit.deploy.triton.local_server import LocalServer
+    from trtkit.deployment.triton.local_server import LocalServer
 
     if load and options["control_mode"] == "none":
         raise click.UsageError("--load needs --model-control-mode explicit")
@@ -89,9 +89,9 @@ def _interrupt(_signal: int, _frame: object) -> None:
 
 def _find_server(given: str | None, repository: Path) -> ServerFiles:
     """Return the server to start; where there is none, the error says which container serves the repository."""
-    from trtkit.deploy.triton.commands import container_facts, docker_command
-    from trtkit.deploy.triton.repository_check import read_repository
-    from trtkit.deploy.triton.server_files import find_server
+    from trtkit.deployment.triton.commands import container_facts, docker_command
+    from trtkit.deployment.triton.repository_check import read_repository
+    from trtkit.deployment.triton.server_files import find_server
     from trtkit.errors import DeployError
 
     try:
@@ -106,8 +106,8 @@ def _find_server(given: str | None, repository: Path) -> ServerFiles:
 
 def _options(repository: Path, files: ServerFiles, load: tuple[str, ...], options: dict[str, Any]) -> ServeOptions:
     """Return how to serve, the repository checked. Raises ProblemsError, DeployError."""
-    from trtkit.deploy.triton.local_server import ServeOptions
-    from trtkit.deploy.triton.repository_check import check_repository, needed_flags
+    from trtkit.deployment.triton.local_server import ServeOptions
+    from trtkit.deployment.triton.repository_check import check_repository, needed_flags
     from trtkit.errors import DeployError
 
     mode = options["control_mode"]
@@ -120,7 +120,7 @@ def _options(repository: Path, files: ServerFiles, load: tuple[str, ...], option
 
 
 def _endpoints(options: dict[str, Any]) -> Endpoints:
-    from trtkit.deploy.triton.endpoints import Endpoints, free_ports
+    from trtkit.deployment.triton.endpoints import Endpoints, free_ports
 
     free = free_ports()
     return Endpoints(
@@ -132,7 +132,7 @@ def _endpoints(options: dict[str, Any]) -> Endpoints:
 
 
 def _log_to_stderr(*, quiet: bool) -> Callable[[str], None]:
-    from trtkit.deploy.triton.server_log import is_noise, level
+    from trtkit.deployment.triton.server_log import is_noise, level
 
     log, is_shown = logging.getLogger("trtkit.server"), not is_verbose()
 
@@ -148,8 +148,8 @@ def _log_to_stderr(*, quiet: bool) -> Callable[[str], None]:
 
 def _serve(server: LocalServer, *, as_json: bool) -> None:
     """Wait for the models, say how it went, and wait for the end. Raises DeployError where the server ends itself."""
-    from trtkit.deploy.triton.compatibility import newer_server, server_warning
-    from trtkit.deploy.triton.endpoints import server_version
+    from trtkit.deployment.triton.compatibility import newer_server, server_warning
+    from trtkit.deployment.triton.endpoints import server_version
     from trtkit.errors import DeployError
 
     endpoints, files = server.options.endpoints, server.files

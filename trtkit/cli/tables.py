@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from trtkit.engine.bundle import Bundle
+    from trtkit.bundle.bundle import Bundle
 
 Json = dict[str, Any]
 

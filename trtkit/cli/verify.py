@@ -17,7 +17,7 @@ from trtkit.files import write_output
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trtkit.verify.verify import Request
+    from trtkit.verification.verify import Request
 
 EPILOG = """\b
 Examples:
@@ -83,7 +83,7 @@ def command(
     builds; the outputs are compared with ONNX Runtime or PyTorch on the source model.
     """
     from trtkit.cli.progress import show_progress
-    from trtkit.verify.verify import Request
+    from trtkit.verification.verify import Request
 
     _check_outputs(path, html, fix)
     asked = True if fix is not None or (html is not None and layers is None) else layers
@@ -113,9 +113,9 @@ def _verify(
     on_event: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
     """Verify a bundle as it stands, or the network of a config."""
+    from trtkit.bundle.bundle import open_bundle
     from trtkit.cli.models import is_bundle_folder, model_config
-    from trtkit.engine.bundle import open_bundle
-    from trtkit.verify.verify import verify_bundle, verify_config
+    from trtkit.verification.verify import verify_bundle, verify_config
 
     if not is_bundle_folder(path):
         return verify_config(model_config(path, overrides, target), request, on_event)
@@ -135,7 +135,7 @@ def _fix(
 ) -> dict[str, Any]:
     """Repair the config at `path` and write the copy to `out`."""
     from trtkit.cli.models import model_config
-    from trtkit.verify.fix import config_yaml, repair
+    from trtkit.verification.fix import config_yaml, repair
 
     config, found = repair(model_config(path, overrides, target), found, request, on_event)
     write_output(out, config_yaml(config))
@@ -145,7 +145,7 @@ def _fix(
 def _report(found: dict[str, Any], html: Path | None, *, as_json: bool) -> None:
     """Write the HTML report and print the result."""
     if html is not None:
-        from trtkit.verify.html import html_report
+        from trtkit.report.verification import html_report
 
         write_output(html, html_report(found))
     if as_json:

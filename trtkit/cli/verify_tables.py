@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from trtkit.cli.tables import listing, pairs, shape_text
-from trtkit.verify.verdict import reason, slice_text, verdict
+from trtkit.verification.verdict import reason, slice_text, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,1 +1,1 @@
-"""Engines: profiles, builds in a child process, bundles, the build cache."""
+"""Engines: profiles, builds in child processes, the build cache."""

@@ -6,13 +6,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from trtkit.engine import cache
-from trtkit.engine.bundle import MANIFEST, NETWORK, QUANTIZED, Bundle, is_bundle, open_bundle, write_json
-from trtkit.engine.decoder_build import compile_decoder, describe_decoder
-from trtkit.engine.embeddings import EMBEDDINGS
-from trtkit.engine.folder_lock import atomic_folder
-from trtkit.engine.hybrid_build import compile_hybrid, describe_hybrid
-from trtkit.engine.manifest import (
+from trtkit.bundle.bundle import MANIFEST, NETWORK, QUANTIZED, Bundle, is_bundle, open_bundle, write_json
+from trtkit.bundle.folder_lock import atomic_folder
+from trtkit.bundle.manifest import (
     BackendRecord,
     BuildMetrics,
     DecoderRecord,
@@ -23,6 +19,10 @@ from trtkit.engine.manifest import (
     StepRecord,
     VisionRecord,
 )
+from trtkit.engine import cache
+from trtkit.engine.decoder_build import compile_decoder, describe_decoder
+from trtkit.engine.embeddings import EMBEDDINGS
+from trtkit.engine.hybrid_build import compile_hybrid, describe_hybrid
 from trtkit.engine.onnx_build import compile_onnx, describe_onnx
 from trtkit.engine.plan import Plan, plan_build
 from trtkit.engine.vision_language_build import compile_vision_language, describe_vision_language

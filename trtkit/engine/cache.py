@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit import __version__
-from trtkit.engine.bundle import is_bundle, open_bundle
+from trtkit.bundle.bundle import is_bundle, open_bundle
 from trtkit.errors import BundleError
 from trtkit.files import remove_tree
 from trtkit.network.custom_op import user_ops_digest
@@ -22,9 +22,9 @@ from trtkit.network.custom_op import user_ops_digest
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from trtkit.bundle.manifest import FileRecord
     from trtkit.config.schema import ModelConfig
     from trtkit.config.targets import Target
-    from trtkit.engine.manifest import FileRecord
 
 # Packages whose version changes what is built.
 _TOOLS = (

@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from trtkit.engine.trt_log import parsed_node
+from trtkit.jobs.trt_log import parsed_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable

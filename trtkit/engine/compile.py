@@ -14,7 +14,7 @@ from trtkit.backends import Backend, load_backend
 from trtkit.engine.plan_file import Buildable, PlanRequest, write_plan
 from trtkit.engine.plugins import register_plugins
 from trtkit.network.describe import NetworkRecord, describe
-from trtkit.network.onnx_parse import Network, check_grid_samples, parse_onnx
+from trtkit.network.onnx.parse import Network, check_grid_samples, parse_onnx
 from trtkit.network.targets import check_types
 
 if TYPE_CHECKING:

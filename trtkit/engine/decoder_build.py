@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trtkit.engine.bundle import QUANTIZED
-from trtkit.engine.jobs import run
-from trtkit.engine.quantization.target import check_quantization
+from trtkit.bundle.bundle import QUANTIZED
+from trtkit.jobs.runner import run
+from trtkit.quantization.target import check_quantization
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 JOB = "trtkit.engine.decoder_compile:compile_decoder"
-QUANTIZE_JOB = "trtkit.engine.quantization.llm.job:quantize_llm"
+QUANTIZE_JOB = "trtkit.quantization.llm.job:quantize_llm"
 
 
 def describe_decoder(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> Json:

@@ -27,7 +27,7 @@ from trtkit.engine.decoders import (
 from trtkit.engine.embeddings import embedding_table, write_embeddings
 from trtkit.engine.plan_file import Buildable, PlanRequest, write_plan
 from trtkit.engine.room import Load, check_room
-from trtkit.engine.steps import Steps
+from trtkit.jobs.steps import Steps
 from trtkit.models.weights import find_weights, model_weights
 from trtkit.network.decoder import build_decoder
 from trtkit.network.describe import describe

@@ -19,7 +19,7 @@ from trtkit.sources import decoder_source, package_file
 if TYPE_CHECKING:
     from trtkit.config.schema import Source
     from trtkit.models.spec import DecoderSpec
-    from trtkit.quantized import KvQuantization
+    from trtkit.quantized_matrix import KvQuantization
     from trtkit.sources.decoder_source import DecoderSource
 
 Json = dict[str, Any]

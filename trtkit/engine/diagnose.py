@@ -9,7 +9,7 @@ from trtkit.backends import Backend, load_backend
 from trtkit.engine.advice import advice_for
 from trtkit.engine.callbacks import parse_recorder
 from trtkit.errors import Problem, UnsupportedOperatorsError
-from trtkit.network.onnx_care import all_nodes, opset_of
+from trtkit.network.onnx.care import all_nodes, opset_of
 from trtkit.network.trt_errors import reason_of
 from trtkit.sources import onnx_file
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from trtkit.backends import BACKENDS
 from trtkit.dtypes import dtype_of
 from trtkit.engine.hybrids import open_hybrid
-from trtkit.engine.jobs import run, run_parser
-from trtkit.engine.quantization.methods import type_of
+from trtkit.jobs.runner import run, run_parser
 from trtkit.models.hybrids.spec import OnnxPart
 from trtkit.network.hybrid import input_name, port_dtype
 from trtkit.network.targets import check_named_types
+from trtkit.quantization.methods import type_of
 from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:

@@ -11,27 +11,28 @@ from typing import TYPE_CHECKING, Any
 from trtkit.config.schema import InputSpec, ModelConfig, TorchSource
 from trtkit.dtypes import dtype_of
 from trtkit.engine.hybrids import OpenedHybrid, Stage, open_hybrid, opt_sizes, stage_profiles
-from trtkit.engine.prepare import care, plugin_file
+from trtkit.engine.prepare import make_parseable, plugin_file
 from trtkit.engine.profiles import opt_shapes, resolve_profiles
-from trtkit.engine.quantization.by_part.data import with_own_arrays
-from trtkit.engine.quantization.vision.model import Place, quantized_part
 from trtkit.engine.room import Load, check_room, hybrid_load
-from trtkit.engine.steps import Steps
+from trtkit.jobs.steps import Steps
 from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
 from trtkit.models.hybrids.weights import find_part_weights
-from trtkit.network import onnx_care, onnx_function, onnx_precision
 from trtkit.network.hybrid import input_name
-from trtkit.network.onnx_io import graph_inputs, save_model
-from trtkit.network.onnx_merge import merged, prefixed
-from trtkit.sources import onnx_file, torch_attempts
+from trtkit.network.onnx import autocast, care, function
+from trtkit.network.onnx.io import graph_inputs, save_model
+from trtkit.network.onnx.merge import merged, prefixed
+from trtkit.quantization.by_part.data import with_own_arrays
+from trtkit.quantization.vision.model import Place, quantized_part
+from trtkit.sources import onnx_file
 from trtkit.sources.hybrid_source import PartFactory, part_module
+from trtkit.sources.torch import attempts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import onnx
 
-    from trtkit.engine.quantization.by_part.choice import HybridQuantization
+    from trtkit.quantization.by_part.choice import HybridQuantization
 
 Json = dict[str, Any]
 
@@ -93,7 +94,7 @@ class _Exporter:
             return None
         with tempfile.TemporaryDirectory(prefix="trtkit-") as scratch:
             model = merged([self._export(part, Path(scratch)) for part in parts])
-            return care(model, self.config, f"{stage.name}.onnx", self.steps, has_plugins=self.has_plugins)
+            return make_parseable(model, self.config, f"{stage.name}.onnx", self.steps, has_plugins=self.has_plugins)
 
     def write(
         self, stage: Stage, model: onnx.ModelProto | None, folder: Path, shapes: Mapping[str, tuple[int, ...]]
@@ -114,7 +115,7 @@ class _Exporter:
             model = self._in_precision(model, self._parts(stage), own, Path(scratch))
         save_model(model, path)
         plugins = plugin_file(model, folder / f"{stage.name}.plugins.onnx", self.steps) if self.has_plugins else None
-        return {"onnx": str(path), "plugins": plugins, "grid_samples": onnx_care.grid_sample_modes(model)}
+        return {"onnx": str(path), "plugins": plugins, "grid_samples": care.grid_sample_modes(model)}
 
     def _parts(self, stage: Stage) -> list[OnnxPart]:
         return [part for name in stage.parts if isinstance(part := self.opened.spec.part(name), OnnxPart)]
@@ -133,7 +134,7 @@ class _Exporter:
         outputs = tuple(f"{part.name}.{port.name}" for port in part.outputs)
         source = TorchSource(factory=part.module, inputs=inputs, outputs=outputs)
         path = scratch / f"{part.name}.onnx"
-        detail = torch_attempts.export(module, source, self.sizes, path)
+        detail = attempts.export(module, source, self.sizes, path)
         count = sum(parameter.numel() for parameter in module.parameters())
         self.steps.add("export", f"part `{part.name}`, {count / 1e6:.1f} M parameters, {detail}")
         return prefixed(onnx_file.read_model(path), f"{part.name}/")
@@ -146,10 +147,10 @@ class _Exporter:
         in_fp32 = tuple(f"{part.name}/" for part in parts if part.dtype == "fp32")
         if precision == "fp32" or len(in_fp32) == len(parts):
             return model
-        keep = onnx_precision.select_nodes(model, self.config.keep_fp32)
-        keep += onnx_function.fp32_nodes(model)
+        keep = autocast.select_nodes(model, self.config.keep_fp32)
+        keep += function.fp32_nodes(model)
         keep += [node.name for node in model.graph.node if in_fp32 and node.name.startswith(in_fp32)]
-        model, detail = onnx_precision.cast_to(model, precision, keep, shapes, scratch)
+        model, detail = autocast.cast_to(model, precision, keep, shapes, scratch)
         self.steps.add("precision", detail)
         return model
 

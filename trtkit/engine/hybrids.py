@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import ShapeRange
 from trtkit.dtypes import dtype_of
-from trtkit.engine.quantization.by_part.choice import hybrid_quantization
 from trtkit.errors import ConfigError, Problem
 from trtkit.models.hybrids.registry import HYBRIDS, HybridOptions, hybrid_spec
 from trtkit.network.hybrid import input_name, port_dtype
-from trtkit.network.onnx_io import TensorSpec
+from trtkit.network.onnx.io import TensorSpec
+from trtkit.quantization.by_part.choice import hybrid_quantization
 from trtkit.sources.hybrid_source import HybridSource, open_hybrid_folder
 from trtkit.sources.safetensors_folder import json_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from trtkit.bundle.bundle import Bundle
     from trtkit.config.schema import ModelConfig
-    from trtkit.engine.bundle import Bundle
     from trtkit.engine.profiles import ResolvedProfile
-    from trtkit.engine.quantization.by_part.choice import HybridQuantization
     from trtkit.models.hybrids.spec import HybridSpec
+    from trtkit.quantization.by_part.choice import HybridQuantization
 
 Json = dict[str, Any]
 

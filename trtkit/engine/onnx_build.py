@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trtkit.engine.jobs import run, run_parser
-from trtkit.engine.quantization.target import check_quantization
+from trtkit.jobs.runner import run, run_parser
+from trtkit.quantization.target import check_quantization
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import choose_backend
+from trtkit.bundle.manifest import FileRecord
 from trtkit.config.targets import Target, load_target
 from trtkit.engine import cache
 from trtkit.engine.hybrids import is_hybrid
-from trtkit.engine.jobs import run
-from trtkit.engine.manifest import FileRecord
 from trtkit.engine.plugins import uses_plugins
-from trtkit.engine.quantization.by_part.choice import VISION, check_names
 from trtkit.engine.vision_language import takes_images
+from trtkit.jobs.runner import run
 from trtkit.models.registry import FAMILIES, is_language_model, unsupported_family
 from trtkit.models.vision_language.registry import VISION_LANGUAGE
+from trtkit.quantization.by_part.choice import VISION, check_names
 from trtkit.sources.safetensors_folder import json_object
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.engine.callbacks import FileWriter, plan_writer, progress_monitor
-from trtkit.engine.trt_log import error_lines, warning_lines
 from trtkit.errors import BuildError
+from trtkit.jobs.trt_log import error_lines, warning_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable

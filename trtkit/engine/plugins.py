@@ -34,8 +34,8 @@ def write_plugins(model: onnx.ModelProto, path: Path) -> tuple[Json, str]:
 
     Returns its path and the ops to register, both empty where no node can be one, and what was done in words.
     """
-    from trtkit.network.onnx_io import save_model
-    from trtkit.network.onnx_plugins import plugin_names, use_plugins
+    from trtkit.network.onnx.io import save_model
+    from trtkit.network.onnx.plugins import plugin_names, use_plugins
 
     copy = type(model)()
     copy.CopyFrom(model)

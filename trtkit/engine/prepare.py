@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.plugins import write_plugins
 from trtkit.engine.profiles import opt_dims, opt_shapes, resolve_profiles, small_shapes
-from trtkit.engine.quantization.vision.model import Place, quantized
-from trtkit.engine.steps import Steps
 from trtkit.errors import ConfigError
-from trtkit.network import onnx_care, onnx_custom_ops, onnx_folding, onnx_function, onnx_precision, onnx_rewrites
-from trtkit.network.onnx_io import graph_inputs, graph_outputs, save_model
-from trtkit.network.onnx_limits import check_size, check_vectors
-from trtkit.sources import hf_vision, onnx_file, package_file, torch_attempts, torch_export
+from trtkit.jobs.steps import Steps
+from trtkit.network.onnx import autocast, care, custom_ops, folding, function, rewrites
+from trtkit.network.onnx.io import graph_inputs, graph_outputs, save_model
+from trtkit.network.onnx.limits import check_size, check_vectors
+from trtkit.quantization.vision.model import Place, quantized
+from trtkit.sources import onnx_file, package_file
+from trtkit.sources.huggingface import vision
+from trtkit.sources.torch import attempts, export
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,7 +38,7 @@ def prepare(arguments: Json, report: Callable[[Json], None]) -> Json:
     steps = Steps(report)
     path = _source_onnx(config, folder, steps)
     has_plugins = bool(arguments.get("plugins"))
-    model = care(onnx_file.read_model(path), config, str(path), steps, has_plugins=has_plugins)
+    model = make_parseable(onnx_file.read_model(path), config, str(path), steps, has_plugins=has_plugins)
     profiles, detail = resolve_profiles(graph_inputs(model), config.profiles)
     steps.add("profiles", detail)
     shapes = opt_shapes(graph_inputs(model), profiles)
@@ -44,11 +46,11 @@ def prepare(arguments: Json, report: Callable[[Json], None]) -> Json:
         report({"event": "phase", "name": "quantize"})
         model = quantized(model, config, Place(shapes, folder, steps))
     if config.precision != "fp32":
-        keep = onnx_precision.select_nodes(model, config.keep_fp32)
-        keep += onnx_function.fp32_nodes(model)
-        model, detail = onnx_precision.cast_to(model, config.precision, keep, shapes, folder)
+        keep = autocast.select_nodes(model, config.keep_fp32)
+        keep += function.fp32_nodes(model)
+        model, detail = autocast.cast_to(model, config.precision, keep, shapes, folder)
         steps.add("precision", detail)
-    steps.add("I/O types", onnx_precision.cast_io(model, config.io_types))
+    steps.add("I/O types", autocast.cast_io(model, config.io_types))
     save_model(model, folder / "model.onnx")
     _remove_intermediates(folder)
     plugins = plugin_file(model, folder / "plugins.onnx", steps) if has_plugins else None
@@ -59,7 +61,7 @@ def prepare(arguments: Json, report: Callable[[Json], None]) -> Json:
         "profiles": [{name: shape.model_dump() for name, shape in profile.items()} for profile in profiles],
         "opt_shapes": shapes,
         "plugins": plugins,
-        "grid_samples": onnx_care.grid_sample_modes(model),
+        "grid_samples": care.grid_sample_modes(model),
     }
 
 
@@ -70,64 +72,67 @@ def _source_onnx(config: ModelConfig, folder: Path, steps: Steps) -> Path:
         path = package_file.resolve(source.onnx, source.requires)
         steps.add("source", f"{path.name}, {path.stat().st_size / 2**20:.1f} MiB")
         return path
-    torch_source = source.torch if source.hf is None else hf_vision.folder_source(Path(source.hf), config.image_size)
+    torch_source = source.torch if source.hf is None else vision.folder_source(Path(source.hf), config.image_size)
     assert torch_source is not None
-    module = torch_export.make_module(torch_source, source.requires)
+    module = export.make_module(torch_source, source.requires)
     steps.add("source", f"{torch_source.factory}, {sum(p.numel() for p in module.parameters()) / 1e6:.1f} M parameters")
     path = folder / "exported.onnx"
-    steps.add("export", torch_attempts.export(module, torch_source, opt_dims(config.profiles), path))
+    steps.add("export", attempts.export(module, torch_source, opt_dims(config.profiles), path))
     return path
 
 
-def care(
+def make_parseable(
     model: onnx.ModelProto, config: ModelConfig, where: str, steps: Steps, *, has_plugins: bool = False
 ) -> onnx.ModelProto:
-    """Run the steps of ONNX care in order. has_plugins: custom ops that can be plugins stay functions."""
+    """Return `model` as TensorRT's parser takes it: checked, lifted, folded, rewritten.
+
+    has_plugins: custom ops that can be plugins stay functions.
+    """
     ops: Json = {"form": config.custom_ops.form, "for_plugins": has_plugins}
-    order = onnx_care.sort_nodes(model, where)
+    order = care.sort_nodes(model, where)
     if order != "in order":
         steps.add("order", order)
     check_size(model, where)
     check_vectors(model, where)
-    steps.add("check", onnx_care.check(model, where))
-    model, detail = onnx_care.lift_opset(model, where)
+    steps.add("check", care.check(model, where))
+    model, detail = care.lift_opset(model, where)
     steps.add("opset", detail)
-    steps.add("initializers", onnx_care.free_initializers(model))
+    steps.add("initializers", care.free_initializers(model))
     if config.fixed_inputs:
-        steps.add("fixed inputs", onnx_care.fix_inputs(model, config.fixed_inputs))
-    steps.add("dimensions", onnx_care.name_dimensions(model))
-    model, detail = onnx_rewrites.rewrite(model, is_final=not config.fold_constants)
+        steps.add("fixed inputs", care.fix_inputs(model, config.fixed_inputs))
+    steps.add("dimensions", care.name_dimensions(model))
+    model, detail = rewrites.rewrite(model, is_final=not config.fold_constants)
     steps.add("rewrites", detail)
-    model, detail = onnx_custom_ops.lower(model, is_final=not config.fold_constants, **ops)
+    model, detail = custom_ops.lower(model, is_final=not config.fold_constants, **ops)
     steps.add("custom ops", detail)
     if config.fold_constants:
         sample = _sample(model, config)
-        wrong = onnx_folding.correct_outputs(model, sample) if sample else ""
+        wrong = folding.correct_outputs(model, sample) if sample else ""
         if wrong:
             steps.add("declared shapes", f"wrong, corrected: {wrong}")
-        model, detail = onnx_folding.fold_constants(model, sample)
+        model, detail = folding.fold_constants(model, sample)
         steps.add("fold", detail)
-        model, detail = onnx_rewrites.rewrite(model)
+        model, detail = rewrites.rewrite(model)
         if detail != "none":
             steps.add("rewrites of folded sizes", detail)
-        model, detail = onnx_custom_ops.lower(model, **ops)
+        model, detail = custom_ops.lower(model, **ops)
         if detail != "none":
             steps.add("custom ops of folded sizes", detail)
-    steps.add("node names", onnx_care.name_nodes(model))
-    steps.add("other domains", onnx_care.other_domains(model))
-    model, detail = onnx_care.infer_shapes(model)
+    steps.add("node names", care.name_nodes(model))
+    steps.add("other domains", care.other_domains(model))
+    model, detail = care.infer_shapes(model)
     steps.add("shapes", detail)
     return model
 
 
-def _sample(model: onnx.ModelProto, config: ModelConfig) -> onnx_folding.Sample | None:
+def _sample(model: onnx.ModelProto, config: ModelConfig) -> folding.Sample | None:
     """Run the model before it is folded; None if its shapes are not known here, as those of a hybrid's part."""
     inputs = graph_inputs(model)
     try:
         profiles, _ = resolve_profiles(inputs, config.profiles)
     except ConfigError:  # what is wrong with them is said when they are resolved for the engine
         return None
-    return onnx_folding.run_sample(model, small_shapes(inputs, profiles))
+    return folding.run_sample(model, small_shapes(inputs, profiles))
 
 
 def plugin_file(model: onnx.ModelProto, path: Path, steps: Steps) -> Json:

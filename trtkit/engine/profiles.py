@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from trtkit.config.schema import Profile
-    from trtkit.network.onnx_io import TensorSpec
+    from trtkit.network.onnx.io import TensorSpec
 
 # Dimension 0 of an input, which is nearly always the batch, may be left out of a config.
 DEFAULT_BATCH = DimRange(min=1, opt=1, max=8)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.config.quantize import QuantizeOptions, whole
 from trtkit.config.schema import InputSpec, LlmOptions, ModelConfig, Source, TorchSource, VisionOptions
-from trtkit.engine.quantization.by_part.choice import VISION
 from trtkit.errors import Problem, ProblemsError, SourceError, reader
 from trtkit.models.vision_language.registry import VISION_LANGUAGE, vision_spec
 from trtkit.models.vision_language.spec import VisionLimits
+from trtkit.quantization.by_part.choice import VISION
 from trtkit.sources import package_file
 from trtkit.sources.safetensors_folder import json_object
 

@@ -13,12 +13,12 @@ from trtkit.dtypes import dtype_of
 from trtkit.engine.decoder_build import compile_decoder, describe_decoder
 from trtkit.engine.decoders import checked_spec, open_decoder
 from trtkit.engine.onnx_build import compile_onnx, describe_onnx
-from trtkit.engine.quantization.by_part.choice import VISION
-from trtkit.engine.quantization.by_part.tower import measured_on_arrays
 from trtkit.engine.room import Load, check_room, hybrid_load
 from trtkit.engine.vision_language import PROCESSOR_FILES, open_vision
 from trtkit.errors import ConfigError, QuantizeError
 from trtkit.models.weights import model_weights
+from trtkit.quantization.by_part.choice import VISION
+from trtkit.quantization.by_part.tower import measured_on_arrays
 from trtkit.sources.safetensors_folder import read_folder
 
 if TYPE_CHECKING:

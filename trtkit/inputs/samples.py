@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.config.schema import ModelConfig, ShapeRange
-    from trtkit.network.onnx_io import TensorSpec
+    from trtkit.network.onnx.io import TensorSpec
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]

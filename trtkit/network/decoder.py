@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trtkit.models.spec import DecoderSpec, LayerSpec, RopeSpec
     from trtkit.network.graph import Graph, Tensor
     from trtkit.network.host_array import Array
-    from trtkit.quantized import KvQuantization
+    from trtkit.quantized_matrix import KvQuantization
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
 from trtkit.network.blocks.weights import Weights
 from trtkit.network.graph import Graph, Tensor
 from trtkit.network.lowering.sampling import GRID_SAMPLE
-from trtkit.network.onnx_parse import check_grid_samples, parse_onnx
+from trtkit.network.onnx.parse import check_grid_samples, parse_onnx
 from trtkit.network.ops.arithmetic import cast
 
 if TYPE_CHECKING:

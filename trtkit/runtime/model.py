@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from trtkit.backends import load_backend
-from trtkit.engine.bundle import check_file, open_bundle
+from trtkit.bundle.bundle import check_file, open_bundle
 from trtkit.engine.hybrids import open_hybrid, stages_of_bundle
 from trtkit.errors import ExecutionError
 from trtkit.inputs.samples import Sample, check_profiles
-from trtkit.network.onnx_parse import parse_onnx
+from trtkit.network.onnx.parse import parse_onnx
 from trtkit.reference import Executor, Options, constants_from_onnx, to_array
 from trtkit.runtime.hybrid import reference_hybrid
 from trtkit.runtime.onnx_runtime import onnx_runtime_session
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from trtkit.engine.bundle import Bundle
-    from trtkit.network.onnx_parse import Network
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.network.onnx.parse import Network
     from trtkit.runtime.engine_execution import EngineExecution
     from trtkit.runtime.hybrid import HybridExecution
 

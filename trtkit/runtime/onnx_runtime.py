@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
 from trtkit.network.lowering.sampling import GATHER
-from trtkit.network.onnx_care import NEWEST_IR_VERSION
+from trtkit.network.onnx.care import NEWEST_IR_VERSION
 from trtkit.sources import onnx_file
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def onnx_runtime_session(
     """
     import onnxruntime
 
-    from trtkit.network import onnx_custom_ops
+    from trtkit.network.onnx import custom_ops
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
@@ -34,14 +34,14 @@ def onnx_runtime_session(
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     if model is None and onnx_file.read_graph(path).ir_version > NEWEST_IR_VERSION:
         model = onnx_file.read_model(path)
-    if onnx_custom_ops.has_padded(model or onnx_file.read_graph(path)):
-        model = onnx_custom_ops.pad(model or onnx_file.read_model(path))
+    if custom_ops.has_padded(model or onnx_file.read_graph(path)):
+        model = custom_ops.pad(model or onnx_file.read_model(path))
     if model is not None:
         model.ir_version = min(model.ir_version, NEWEST_IR_VERSION)
     try:
         return _session(model or path, options)
     except Exception as error:
-        replaced, said = onnx_custom_ops.replace(model or onnx_file.read_model(path), form=form)
+        replaced, said = custom_ops.replace(model or onnx_file.read_model(path), form=form)
         if said != "none":
             return _session(replaced, options)
         raise SourceError(f"ONNX Runtime cannot load the model: {error}", str(path)) from None

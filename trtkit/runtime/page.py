@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
-    from trtkit.engine.bundle import Bundle
+    from trtkit.bundle.bundle import Bundle
 
 Array = np.ndarray[Any, Any]
 Box = tuple[int, int, int, int]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trtkit.errors import Problem, ProblemsError
-from trtkit.quantized import QuantizedMatrix
+from trtkit.quantized_matrix import QuantizedMatrix
 
 Array = np.ndarray[Any, Any]
 """A NumPy array; bf16 and fp8 through ml_dtypes."""

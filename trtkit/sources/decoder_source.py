@@ -6,28 +6,29 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError, reader
-from trtkit.sources import trtllm_config, trtllm_weights
 from trtkit.sources.checkpoint import Checkpoint
-from trtkit.sources.gguf_blocks import KEPT
-from trtkit.sources.gguf_config import family_of, hf_config
-from trtkit.sources.gguf_file import read_gguf
-from trtkit.sources.gguf_tokenizer import gguf_tokenizer
-from trtkit.sources.gguf_weights import hf_weights
+from trtkit.sources.gguf.blocks import KEPT
+from trtkit.sources.gguf.config import family_of, hf_config
+from trtkit.sources.gguf.file import read_gguf
+from trtkit.sources.gguf.tokenizer import gguf_tokenizer
+from trtkit.sources.gguf.weights import hf_weights
+from trtkit.sources.huggingface.wrapped_config import unwrap
 from trtkit.sources.quantized.layers import check_rest
 from trtkit.sources.quantized.read import read_quantized
 from trtkit.sources.quantized.trtllm import cache_scales, quantized_rank
 from trtkit.sources.safetensors_file import read_safetensors
 from trtkit.sources.safetensors_folder import has_usual_names, read_folder, read_json
 from trtkit.sources.tokenizer import CopiedTokenizer, folder_tokenizer
-from trtkit.sources.wrapped_config import unwrap
+from trtkit.sources.trtllm import config as trtllm_config
+from trtkit.sources.trtllm import weights as trtllm_weights
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from trtkit.quantized import KvQuantization
+    from trtkit.quantized_matrix import KvQuantization
     from trtkit.sources.checkpoint import Array, StoredArray
-    from trtkit.sources.gguf_file import GgufFile
+    from trtkit.sources.gguf.file import GgufFile
     from trtkit.sources.tokenizer import Tokenizer
 
 

@@ -12,12 +12,12 @@ from onnx import ModelProto, numpy_helper, parser
 from tests import models
 from tests.fuzz import byte_changes, message_changes, must_end
 from trtkit.config.schema import ModelConfig, Source
-from trtkit.engine.prepare import care
+from trtkit.engine.prepare import make_parseable
 from trtkit.engine.profiles import opt_shapes, resolve_profiles
-from trtkit.engine.steps import Steps
 from trtkit.errors import SourceError
-from trtkit.network.onnx_care import grid_sample_modes
-from trtkit.network.onnx_io import graph_inputs, graph_outputs, save_model
+from trtkit.jobs.steps import Steps
+from trtkit.network.onnx.care import grid_sample_modes
+from trtkit.network.onnx.io import graph_inputs, graph_outputs, save_model
 from trtkit.sources.onnx_file import read_graph, read_model
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def small() -> ModelProto:
 
 def read(path: Path) -> None:
     """Do all that `inspect` and `build` do with a file before TensorRT's parser gets it."""
-    model = care(read_model(path), CONFIG, str(path), Steps(lambda _: None))
+    model = make_parseable(read_model(path), CONFIG, str(path), Steps(lambda _: None))
     profiles, _ = resolve_profiles(graph_inputs(model), CONFIG.profiles)
     opt_shapes(graph_inputs(model), profiles)
     graph_outputs(model)

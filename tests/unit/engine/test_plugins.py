@@ -19,7 +19,7 @@ from trtkit.engine.plugins import register_plugins, uses_plugins
 from trtkit.engine.prepare import prepare
 from trtkit.errors import BackendError, ConfigError
 from trtkit.network.custom_op import DOMAIN
-from trtkit.network.onnx_parse import parse_onnx
+from trtkit.network.onnx.parse import parse_onnx
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from trtkit.config.schema import DimRange, ShapeRange
 from trtkit.engine.profiles import DEFAULT_BATCH, opt_dims, opt_shapes, resolve_profiles
 from trtkit.errors import ConfigError
-from trtkit.network.onnx_io import TensorSpec
+from trtkit.network.onnx.io import TensorSpec
 
 RANGES = (
     st.lists(st.integers(0, 4096), min_size=3, max_size=3)

@@ -7,7 +7,7 @@ from tests import models
 from trtkit.config.schema import ModelConfig
 from trtkit.inputs.index_ranges import table_rows, with_index_ranges
 from trtkit.inputs.samples import random_sample
-from trtkit.network.onnx_io import graph_inputs
+from trtkit.network.onnx.io import graph_inputs
 
 
 def embeddings() -> object:

@@ -13,7 +13,7 @@ from PIL import Image
 from trtkit.config.schema import ModelConfig, ShapeRange
 from trtkit.errors import SourceError
 from trtkit.inputs.samples import check_profiles, random_sample, read_samples, wrapped_sample
-from trtkit.network.onnx_io import TensorSpec
+from trtkit.network.onnx.io import TensorSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable

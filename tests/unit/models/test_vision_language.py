@@ -11,8 +11,8 @@ from trtkit.errors import SourceError
 from trtkit.models.registry import decoder_spec
 from trtkit.models.vision_language.registry import vision_spec
 from trtkit.models.vision_language.spec import VisionLimits
+from trtkit.sources.huggingface.wrapped_config import text_fields
 from trtkit.sources.vision_language.load import whole_config
-from trtkit.sources.wrapped_config import text_fields
 
 if TYPE_CHECKING:
     from pathlib import Path

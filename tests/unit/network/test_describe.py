@@ -12,7 +12,7 @@ from tests import models
 from trtkit.backends import Backend, load_backend
 from trtkit.errors import NetworkError
 from trtkit.network.describe import NetworkRecord, describe
-from trtkit.network.onnx_parse import check_grid_samples, parse_onnx
+from trtkit.network.onnx.parse import check_grid_samples, parse_onnx
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from trtkit.dtypes import FP16, FP32
 from trtkit.errors import NetworkError
 from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, Port, Seam
 from trtkit.network.hybrid import Material, StageNetwork, write_stage
-from trtkit.network.onnx_merge import merged, prefixed
+from trtkit.network.onnx.merge import merged, prefixed
 from trtkit.reference import Executor
 
 if TYPE_CHECKING:

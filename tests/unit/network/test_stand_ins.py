@@ -12,7 +12,7 @@ from trtkit.network.blocks.quantized import QuantizedLinears
 from trtkit.network.describe import NetworkRecord, describe
 from trtkit.network.graph import Graph
 from trtkit.network.ops.arithmetic import absolute
-from trtkit.quantized import QuantizedInputs, QuantizedMatrix
+from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
 from trtkit.reference.executor import Executor, Options
 
 ROWS, COLUMNS, TOKENS = 48, 64, 5

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from trtkit.deploy.triton.endpoints import free_ports
+from trtkit.deployment.triton.endpoints import free_ports
 from trtkit.errors import DeployError
 from trtkit.runtime.triton_client import Client, parse_url
 

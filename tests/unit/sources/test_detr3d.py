@@ -9,9 +9,9 @@ import onnxruntime
 import pytest
 import torch
 
-from trtkit.sources.torch_models.deform_conv import DeformConv2d, export_table
-from trtkit.sources.torch_models.detr3d import Backbone, Detr3d
-from trtkit.sources.torch_models.detr3d.decoder import Space, sample_features
+from trtkit.sources.torch.models.deform_conv import DeformConv2d, export_table
+from trtkit.sources.torch.models.detr3d import Backbone, Detr3d
+from trtkit.sources.torch.models.detr3d.decoder import Space, sample_features
 
 if TYPE_CHECKING:
     from pathlib import Path

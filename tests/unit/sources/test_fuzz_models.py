@@ -12,13 +12,13 @@ from safetensors.numpy import save_file
 from tests.decoder_cases import CASES
 from tests.fuzz import byte_changes, json_changes, must_end, text_of
 from tests.hybrids import CASES as HYBRIDS
-from tests.unit.sources.write_gguf import tiny
+from tests.unit.sources.gguf.write_gguf import tiny
 from trtkit.errors import TrtkitError
 from trtkit.models.hybrids.registry import HybridOptions, hybrid_spec
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights, model_weights
 from trtkit.sources.decoder_source import open_gguf, open_hf_folder, open_trtllm
-from trtkit.sources.gguf_file import read_gguf
+from trtkit.sources.gguf.file import read_gguf
 from trtkit.sources.safetensors_file import read_safetensors
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from trtkit.quantized import QuantizedMatrix
+from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.quantized.modelopt import modelopt_layers
 from trtkit.sources.safetensors_file import read_safetensors, release
 

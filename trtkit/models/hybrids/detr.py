@@ -106,7 +106,7 @@ def backbone_part(config: HfConfig, backbone: dict[str, Any], size: Sizes, outpu
         "backbone",
         (Port("pixel_values", ("batch", channels, *size), "fp32"),),
         outputs,
-        "trtkit.sources.hf_parts:backbone",
+        "trtkit.sources.huggingface.parts:backbone",
         {"config": backbone},
         "model.backbone.conv_encoder.model.",
     )

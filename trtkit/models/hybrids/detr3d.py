@@ -79,7 +79,7 @@ def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
         "backbone",
         (images,),
         tuple(maps),
-        "trtkit.sources.torch_models.detr3d:make_backbone",
+        "trtkit.sources.torch.models.detr3d:make_backbone",
         arguments,
         names=("img_backbone.", "img_neck."),
     )
@@ -100,7 +100,7 @@ def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
         (backbone, head),
         tuple(Seam(f"backbone.{port.name}", f"decoder.{port.name}") for port in maps),
         tuple(f"decoder.{port.name}" for port in outputs),
-        "trtkit.sources.torch_models.detr3d:from_folder",
+        "trtkit.sources.torch.models.detr3d:from_folder",
         UNUSED,
         ranked=("labels", "boxes", "is_inside"),
     )

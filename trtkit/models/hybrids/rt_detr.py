@@ -72,7 +72,7 @@ def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
     )
     pixels = Port("pixel_values", ("batch", int(config.get("num_channels", 3)), *size), "fp32")
     parts = (
-        OnnxPart("features", (pixels,), features, "trtkit.sources.hf_parts:rt_detr_features", prefix=None),
+        OnnxPart("features", (pixels,), features, "trtkit.sources.huggingface.parts:rt_detr_features", prefix=None),
         NetworkPart(
             "decoder",
             tuple(Port(port.name, port.shape) for port in features),

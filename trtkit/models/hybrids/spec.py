@@ -107,7 +107,7 @@ class HybridSpec:
     parts: tuple[Part, ...]
     seams: tuple[Seam, ...]
     outputs: tuple[str, ...]
-    reference: str = "trtkit.sources.hf_vision:from_folder"
+    reference: str = "trtkit.sources.huggingface.vision:from_folder"
     unused: tuple[str, ...] = ()
     has_unordered_rows: bool = False
     ranked: tuple[str, ...] = ()

@@ -16,12 +16,12 @@ from trtkit.network.ops.gather import reorder
 from trtkit.network.ops.linear import matmul
 from trtkit.network.ops.quantize import dequantize, dynamic_quantize, quantize, scale_constant
 from trtkit.network.ops.shape import reshape
-from trtkit.quantized import LARGEST
+from trtkit.quantized_matrix import LARGEST
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
     from trtkit.network.graph import Graph, Tensor
-    from trtkit.quantized import Array, QuantizedInputs, QuantizedMatrix
+    from trtkit.quantized_matrix import Array, QuantizedInputs, QuantizedMatrix
 
 _Prepared = tuple["Tensor", "Tensor | None"]
 """Inputs as a product reads them, and what it is multiplied by."""

@@ -12,7 +12,7 @@ from trtkit.errors import NetworkError
 from trtkit.network.blocks.quantized import QuantizedLinears
 from trtkit.network.lowering.sampling import GRID_SAMPLE
 from trtkit.network.ops.linear import linear
-from trtkit.quantized import QuantizedMatrix
+from trtkit.quantized_matrix import QuantizedMatrix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

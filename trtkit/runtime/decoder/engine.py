@@ -16,7 +16,7 @@ from trtkit.runtime.layer_profiler import layer_profiler
 
 if TYPE_CHECKING:
     from trtkit.backends import Backend
-    from trtkit.engine.bundle import Bundle
+    from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.decoder.call import Call
 
 _PREFILL, _DECODE = 0, 1  # the engine's profiles, in the order that `decoder_profiles` gives them

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.backends import Backend
+    from trtkit.bundle.bundle import Bundle
     from trtkit.config.schema import ModelConfig
-    from trtkit.engine.bundle import Bundle
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.graph import Graph
-    from trtkit.quantized import KvQuantization
+    from trtkit.quantized_matrix import KvQuantization
     from trtkit.sources.decoder_source import DecoderSource
 
 

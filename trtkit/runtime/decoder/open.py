@@ -12,7 +12,7 @@ from trtkit.runtime.decoder.network import bundle_network
 from trtkit.runtime.decoder.reference import ReferenceDecoder
 
 if TYPE_CHECKING:
-    from trtkit.engine.bundle import Bundle
+    from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.decoder.call import DecoderExecution
 
 Runtime = Literal["auto", "tensorrt", "reference"]

@@ -14,7 +14,7 @@ from trtkit.files import replace_file
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trtkit.engine.bundle import Bundle
+    from trtkit.bundle.bundle import Bundle
 
 
 def context_with_cache(engine: Any, bundle: Bundle, stream: int) -> tuple[list[Any], Any]:

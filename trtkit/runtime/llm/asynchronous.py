@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from trtkit.engine.bundle import Bundle
+    from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.llm.frontend import Prepared
     from trtkit.runtime.llm.outputs import Delta
     from trtkit.runtime.llm.prompts import Prompt

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtkit.engine.bundle import open_bundle
+from trtkit.bundle.bundle import open_bundle
 from trtkit.errors import RequestError
 from trtkit.runtime.decoder import open_execution
 from trtkit.runtime.generation import DraftProposer, Engine, EngineOptions, LookupProposer
@@ -20,7 +20,7 @@ from trtkit.runtime.text import eos_token_ids, open_tokenizer
 from trtkit.runtime.vision_language import ImagePrompts, open_tower
 
 if TYPE_CHECKING:
-    from trtkit.engine.bundle import Bundle
+    from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.decoder import DecoderExecution, Runtime
     from trtkit.runtime.generation import Request
     from trtkit.runtime.generation.proposers import Proposer

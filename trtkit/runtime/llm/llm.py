@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from trtkit.engine.bundle import Bundle
+    from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.generation import Statistics
     from trtkit.runtime.llm.outputs import Delta, RequestOutput
     from trtkit.runtime.llm.prompts import Prompt

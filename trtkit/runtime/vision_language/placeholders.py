@@ -13,7 +13,7 @@ from trtkit.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.engine.manifest import VisionRecord
+    from trtkit.bundle.manifest import VisionRecord
     from trtkit.inputs.vision_language import PreparedImage
     from trtkit.runtime.sequences import Ints
     from trtkit.runtime.text import Tokenizer

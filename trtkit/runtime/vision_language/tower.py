@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trtkit.backends import load_backend
-from trtkit.network.onnx_parse import parse_onnx
+from trtkit.network.onnx.parse import parse_onnx
 from trtkit.reference import Executor, Options, constants_from_onnx
 from trtkit.runtime.decoder import runs_on_gpu
 from trtkit.runtime.engine_execution import EngineExecution
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.backends import Backend
-    from trtkit.engine.bundle import Bundle
-    from trtkit.engine.manifest import VisionRecord
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.bundle.manifest import VisionRecord
     from trtkit.inputs.vision_language import PreparedImage
     from trtkit.runtime.decoder import Runtime
 

@@ -16,7 +16,7 @@ from trtkit.sources.quantized.layers import Parts, layers, part, replaced
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trtkit.quantized import Array, QuantizedMatrix
+    from trtkit.quantized_matrix import Array, QuantizedMatrix
     from trtkit.sources.quantized.layers import Stored
 
 _PARTS = ("qweight", "qzeros", "scales")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.errors import SourceError
-from trtkit.quantized import QuantizedInputs, QuantizedMatrix
+from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
 from trtkit.sources.quantized.integers import check_group, integer_matrix, unsigned
 from trtkit.sources.quantized.layers import Parts, layers, number, part, replaced
 from trtkit.sources.quantized.scales import block_scales, row_scales
@@ -21,7 +21,7 @@ from trtkit.sources.quantized.scales import block_scales, row_scales
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trtkit.quantized import Format
+    from trtkit.quantized_matrix import Format
     from trtkit.sources.quantized.layers import Stored
 
 _Json = dict[str, Any]

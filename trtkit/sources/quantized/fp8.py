@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
-from trtkit.quantized import QuantizedInputs, QuantizedMatrix
+from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
 from trtkit.sources.quantized.layers import Parts, layers, number, part, replaced
 from trtkit.sources.quantized.scales import row_scales
 

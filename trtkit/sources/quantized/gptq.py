@@ -18,7 +18,7 @@ from trtkit.sources.quantized.layers import Parts, layers, part, replaced
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trtkit.quantized import QuantizedMatrix
+    from trtkit.quantized_matrix import QuantizedMatrix
     from trtkit.sources.quantized.layers import Stored
 
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import SourceError
-from trtkit.quantized import QuantizedMatrix, pack, unpack
+from trtkit.quantized_matrix import QuantizedMatrix, pack, unpack
 
 if TYPE_CHECKING:
-    from trtkit.quantized import Array
+    from trtkit.quantized_matrix import Array
 
 
 def unsigned(words: Array, bits: int) -> Array:

@@ -12,7 +12,7 @@ from trtkit.errors import SourceError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.quantized import Array, QuantizedMatrix
+    from trtkit.quantized_matrix import Array, QuantizedMatrix
 
 
 def join_rows(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix:

@@ -13,7 +13,7 @@ from trtkit.sources.checkpoint import StoredArray
 from trtkit.sources.safetensors_file import release
 
 if TYPE_CHECKING:
-    from trtkit.quantized import QuantizedMatrix
+    from trtkit.quantized_matrix import QuantizedMatrix
 
 Stored = Mapping[str, StoredArray]
 Parts = dict[str, StoredArray]

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.errors import SourceError
-from trtkit.quantized import QuantizedInputs, QuantizedMatrix, pack
+from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix, pack
 from trtkit.sources.quantized.layers import Parts, layers, number, part, replaced
 from trtkit.sources.quantized.scales import block_scales, finite, row_scales
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trtkit.quantized import Array, Format
+    from trtkit.quantized_matrix import Array, Format
     from trtkit.sources.quantized.layers import Stored
 
 _BLOCK = (128, 128)

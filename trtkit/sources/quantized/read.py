@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from trtkit.errors import SourceError
-from trtkit.quantized import KvQuantization
+from trtkit.quantized_matrix import KvQuantization
 from trtkit.sources.quantized.awq import awq_layers
 from trtkit.sources.quantized.compressed_tensors import compressed_layers
 from trtkit.sources.quantized.fp8 import fp8_layers

@@ -9,7 +9,7 @@ import numpy as np
 from trtkit.errors import SourceError
 
 if TYPE_CHECKING:
-    from trtkit.quantized import Array
+    from trtkit.quantized_matrix import Array
 
 AGAIN = "quantize the model again"
 

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import Problem, ProblemsError, SourceError
-from trtkit.quantized import KvQuantization, QuantizedMatrix
+from trtkit.quantized_matrix import KvQuantization, QuantizedMatrix
 from trtkit.sources.checkpoint import StoredArray
 from trtkit.sources.quantized.layers import Parts, layers, number, replaced
 from trtkit.sources.quantized.modelopt import modelopt_matrix

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from trtkit.sources.transformers_folder import open_config
+from trtkit.sources.huggingface.folder import open_config
 from trtkit.sources.vision_language.load import load_weights
 
 

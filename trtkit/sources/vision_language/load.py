@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
 from trtkit.sources.checkpoint import Checkpoint, check_finite
+from trtkit.sources.huggingface.folder import open_config
 from trtkit.sources.safetensors_folder import read_folder
-from trtkit.sources.transformers_folder import open_config
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from trtkit.sources.transformers_folder import open_config
+from trtkit.sources.huggingface.folder import open_config
 from trtkit.sources.vision_language.load import load_weights
 
 _CLASSES = {

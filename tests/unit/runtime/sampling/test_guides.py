@@ -17,7 +17,7 @@ from trtkit.runtime.sampling.guides import GuideFactory
 from trtkit.runtime.sampling.params import SamplingParams
 from trtkit.sources import package_file
 from trtkit.sources.decoder_source import open_gguf
-from trtkit.sources.transformers_model import encoder
+from trtkit.sources.huggingface.model import encoder
 
 EOS = 2
 CLOSING = re.compile(r'[\s"\]}]*["\]}]|[@.]|null')

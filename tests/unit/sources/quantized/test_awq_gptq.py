@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from trtkit.errors import TrtkitError
-from trtkit.quantized import QuantizedMatrix
+from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.checkpoint import StoredArray
 from trtkit.sources.quantized.read import read_quantized
 

@@ -15,7 +15,7 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.utils import calculate_qparams
 
 from trtkit.errors import TrtkitError
-from trtkit.quantized import QuantizedMatrix
+from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.checkpoint import StoredArray
 from trtkit.sources.quantized.read import Quantized, read_quantized
 

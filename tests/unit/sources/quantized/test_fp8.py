@@ -12,7 +12,7 @@ import torch
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from trtkit.errors import TrtkitError
-from trtkit.quantized import QuantizedInputs, QuantizedMatrix
+from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
 from trtkit.sources.checkpoint import StoredArray
 from trtkit.sources.quantized.read import read_quantized
 

@@ -23,9 +23,9 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from trtkit.errors import TrtkitError
-from trtkit.quantized import QuantizedInputs, QuantizedMatrix
+from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
 from trtkit.sources.decoder_source import DecoderSource, open_hf_folder
-from trtkit.sources.transformers_model import causal_lm
+from trtkit.sources.huggingface.model import causal_lm
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "vocab_size": 72, "max_position_embeddings": 64}

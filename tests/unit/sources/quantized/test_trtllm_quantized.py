@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.unit.sources.quantized.test_modelopt import IDS, SIZES, blocks_of
 from trtkit.errors import TrtkitError
-from trtkit.quantized import QuantizedInputs, QuantizedMatrix
+from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
 from trtkit.sources.decoder_source import DecoderSource, open_trtllm
 
 CONFIGS: dict[str, Any] = {

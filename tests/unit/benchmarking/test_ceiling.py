@@ -1,0 +1,116 @@
+"""Ceilings: measured rates, GPUs by the driver's names, layers beside their floors."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import numpy as np
+import pytest
+
+from trtkit.benchmarking.ceiling import largest_gaps, layer_rows, median_seconds
+from trtkit.benchmarking.machine_rates import MeasuredMachine, measure_machine
+from trtkit.planning.counts import Counts, Group
+from trtkit.planning.gpus import find_gpus, gpu_of_device
+from trtkit.planning.multilinear import Multilinear
+from trtkit.report.layers import roofline_plots
+
+POINT = (1, 0, 0)
+
+
+def constant(value: int) -> Multilinear:
+    return Multilinear((value, 0, 0, 0, 0, 0, 0, 0))
+
+
+def group(name: str, flops: int, moved: int) -> Group:
+    return Group(name, 1, constant(flops), {"fp32": constant(flops)}, constant(moved), 0)
+
+
+COUNTS = Counts((group("conv", 4000, 100), group("relu", 0, 300), group("tiny", 1, 1)), constant(400), constant(0), ())
+MACHINE = MeasuredMachine({"fp32": 1e6}, 1e5, 2e5)
+
+
+def test_a_layer_is_held_against_the_slower_of_compute_and_memory() -> None:
+    rows = layer_rows(COUNTS, POINT, MACHINE, {"conv": 0.008, "relu": 0.0015, "reshape": 0.001, "tiny": 0.01})
+    assert [row["floor_ms"] for row in rows] == pytest.approx([4.0, 1.5, 0.0, 0.005])
+    assert [row["bound"] for row in rows] == ["compute", "memory", "overhead", "overhead"]
+    gaps = largest_gaps(rows)
+    assert [(gap["layer"], gap["gap_ms"]) for gap in gaps] == [
+        ("tiny", pytest.approx(9.995)),
+        ("conv", pytest.approx(4.0)),
+        ("reshape", pytest.approx(1.0)),
+    ]
+    assert gaps[1]["reached"] == pytest.approx(0.5)
+
+
+def test_a_fused_layer_of_an_engine_computes_all_its_parts_and_moves_the_largest() -> None:
+    (row,) = layer_rows(COUNTS, POINT, MACHINE, {"conv + relu": 0.01})
+    assert (row["flops"], row["bytes"], row["layers"]) == (4000, 300, 2)
+    assert row["floor_ms"] == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("key", ["h200", "t4"])
+def test_a_report_draws_every_roof_of_a_gpu_and_its_layers_below(key: str) -> None:
+    (gpu,) = find_gpus([key])
+    rows = layer_rows(COUNTS, POINT, gpu, {"conv": 1e-4, "relu": 1e-5})
+    phase = {"name": "run", "flops": 4001, "bytes": 400, "layers": rows, "gaps": largest_gaps(rows)}
+    facts = {"said": "x", "operations_per_s": dict(gpu.rates), "bytes_per_s": gpu.bandwidth_bytes_per_s}
+    page = "".join(roofline_plots({"ceiling": facts}, {"phases": [phase]}))
+    assert page.count("<polyline") == len(gpu.rates)
+    assert page.count("<circle") == 2  # the layer that computes, and the whole
+    assert page.count("<rect") == 2  # every layer in time
+    heights = [float(y) for y in re.findall(r"cy='([\d.]+)'", page)]
+    roofs = [float(y) for line in re.findall(r"points='([^']+)'", page) for y in re.findall(r",([\d.]+)", line)]
+    assert min(heights) > min(roofs)
+
+
+def test_layers_are_timed_by_their_medians_behind_a_first_run() -> None:
+    runs = iter([{"a": 100.0}, *({"a": float(value)} for value in (3, 1, 2, 9, 4, 5, 6))])
+    assert median_seconds(lambda: next(runs)) == {"a": np.median([3, 1, 2, 9, 4, 5, 6])}
+
+
+def test_this_machine_is_as_fast_as_numpy_finds_it() -> None:
+    started = time.perf_counter()
+    machine = measure_machine(["bf16", "int8"])
+    assert time.perf_counter() - started < 10
+    assert set(machine.rates) == {"fp32", "bf16"}
+    assert machine.rate("int8") == machine.rate("fp32") == machine.rates["fp32"]
+    assert "torch matmul fp32" in machine.said
+    a = np.ones((768, 768), np.float32)
+    taken = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        a @ a
+        taken.append(time.perf_counter() - begun)
+    assert 0.1 < machine.rates["fp32"] / (2 * 768**3 / min(taken)) < 10  # another library, on a machine that is shared
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes", "key"),
+    [
+        ("NVIDIA H200", 150.1, "h200"),
+        ("NVIDIA A100-SXM4-80GB", 85.1, "a100-80"),
+        ("NVIDIA A100-SXM4-40GB", 42.4, "a100-40"),
+        ("Tesla T4", 15.8, "t4"),
+        ("NVIDIA GeForce RTX 4090", 25.3, "rtx4090"),
+        ("NVIDIA L40S", 47.7, "l40s"),
+        ("NVIDIA H100 80GB HBM3", 85.0, "h100"),
+    ],
+)
+def test_a_driver_names_a_gpu_of_the_table(name: str, gigabytes: float, key: str) -> None:
+    assert gpu_of_device(name, round(gigabytes * 1e9)) == find_gpus([key])[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [
+        ("NVIDIA H100 PCIe", 85),
+        ("NVIDIA GeForce RTX 4090 D", 25),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 17),
+        ("NVIDIA A10G", 24),
+        ("NVIDIA H200", 75),  # half of one
+        ("Radeon", 24),
+    ],
+)
+def test_other_makes_have_other_rates(name: str, gigabytes: float) -> None:
+    assert gpu_of_device(name, round(gigabytes * 1e9)) is None

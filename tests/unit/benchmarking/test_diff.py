@@ -1,0 +1,173 @@
+"""Regression or noise: on simulated machines, on recorded samples with a slowdown put in, and on real runs."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from trtkit.benchmarking.contenders import Contender
+from trtkit.benchmarking.diff import diff_reports
+from trtkit.benchmarking.report import report_text
+from trtkit.benchmarking.shapes import ShapeCase
+from trtkit.benchmarking.timing import Rules
+from trtkit.benchmarking.vision import measure_case
+from trtkit.errors import BenchError
+from trtkit.inputs.samples import Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.conftest import Ran
+
+Json = dict[str, Any]
+
+
+def report(**samples: list[float]) -> Json:
+    """Return a report with one case, a contender for each keyword."""
+    results = [{"contender": name, "samples": {"latency": values}} for name, values in samples.items()]
+    return {"schema_version": 1, "computes": "reference executor, CPU", "cases": [{"name": "x 1", "results": results}]}
+
+
+def run(seed: int, scale: float = 1.0, count: int = 100) -> list[float]:
+    """Simulate a run: log-normal latencies, slow spells, now and then a stall."""
+    generator = np.random.default_rng(seed)
+    spells = np.convolve(generator.normal(0, 0.03, count + 9), np.ones(10) / 3, "valid")
+    stalls = np.where(generator.random(count) < 0.03, 5.0, 1.0)
+    found: list[float] = (10 * scale * np.exp(spells + generator.normal(0, 0.03, count)) * stalls).tolist()
+    return found
+
+
+def verdict(before: list[float], after: list[float]) -> str:
+    return str(diff_reports(report(ours=before), report(ours=after))["rows"][0]["verdict"])
+
+
+def test_runs_of_the_same_thing_are_noise_and_ten_percent_is_a_regression() -> None:
+    same = [verdict(run(seed), run(seed + 1000)) for seed in range(60)]
+    slower = [verdict(run(seed), run(seed + 1000, 1.1)) for seed in range(60)]
+    faster = [verdict(run(seed, 1.1), run(seed + 1000)) for seed in range(60)]
+    assert same.count("noise") >= 58
+    assert slower.count("regression") >= 57
+    assert faster.count("improvement") >= 57
+
+
+def test_ten_percent_put_into_recorded_samples_is_found_at_any_size() -> None:
+    for count in (30, 100, 300):
+        recorded = run(7, count=count)
+        assert verdict(recorded, recorded) == "noise"
+        assert verdict(recorded, [value * 1.1 for value in recorded]) == "regression"
+        assert verdict(recorded, [value / 1.1 for value in recorded]) == "improvement"
+
+
+def test_a_small_change_is_none_however_sure_it_is() -> None:
+    recorded = [10 + index * 1e-4 for index in range(500)]
+    found = diff_reports(report(ours=recorded), report(ours=[value * 1.04 for value in recorded]))
+    assert found["rows"][0]["low"] > 1.03
+    assert (found["rows"][0]["verdict"], found["has_regression"]) == ("noise", False)
+    strict = diff_reports(report(ours=recorded), report(ours=[value * 1.04 for value in recorded]), threshold=0.03)
+    assert strict["has_regression"]
+
+
+def test_a_busier_machine_cancels_out_against_a_contender_of_the_same_rounds() -> None:
+    before, after = np.array(run(1)), np.array(run(2)) * 1.4
+    own = np.random.default_rng(3).normal(2, 0.02, 100)
+    old = report(ours=(before * own).tolist(), ort=before.tolist())
+    new = report(ours=(after * own).tolist(), ort=after.tolist())
+    assert diff_reports(old, new)["has_regression"]
+    relative = diff_reports(old, new, relative_to="ort")
+    assert [row["contender"] for row in relative["rows"]] == ["ours"]
+    assert relative["rows"][0]["verdict"] == "noise"
+    slower = report(ours=(after * own * 1.1).tolist(), ort=after.tolist())
+    assert diff_reports(old, slower, relative_to="ort")["has_regression"]
+
+
+def test_few_samples_prove_nothing() -> None:
+    assert verdict([1.0] * 4, [2.0] * 4) == "too few samples"
+
+
+def wait(name: str, seconds: float) -> Contender:
+    """A contender that takes a known time, as a server far away would."""
+    return Contender(name, "a wait", lambda _inputs: (time.sleep(seconds), {"y": np.zeros(1)})[1])
+
+
+def real_runs(**seconds: float) -> list[Json]:
+    """Return a report for each, measured in the same rounds: a machine that is busier for a while is so for all."""
+    contenders = [wait(name, each) for name, each in seconds.items()]
+    rules = Rules(warmup_runs=1, warmup_s=0, min_runs=30, min_s=0)
+    case = measure_case(ShapeCase({"x": (1,)}), contenders, Sample("x", {}), rules)
+    return [report(ours=result["samples"]["latency"]) for result in case["results"]]
+
+
+def test_real_runs_of_the_same_thing_are_noise_and_ten_percent_more_is_a_regression() -> None:
+    before, again, slower = real_runs(before=0.05, again=0.05, slower=0.0555)
+    assert diff_reports(before, again)["rows"][0]["verdict"] == "noise"
+    assert diff_reports(before, slower)["rows"][0]["verdict"] == "regression"
+
+
+def test_what_else_differs_is_said() -> None:
+    other = {**report(ours=run(1)), "computes": "ONNX Runtime, CPU"}
+    said = diff_reports(report(ours=run(1)), other)["differences"]
+    assert said == ["computes: reference executor, CPU before, ONNX Runtime, CPU after"]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Callable[..., Path]:
+    def write(name: str, data: Json | str) -> Path:
+        path = tmp_path / name
+        path.write_text(data if isinstance(data, str) else report_text(data))
+        return path
+
+    return write
+
+
+def test_the_command_ends_with_4_on_a_regression(files: Callable[..., Path], trtkit: Callable[..., Ran]) -> None:
+    old = files("old.json", report(ours=run(1), ort=run(2)))
+    new = files("new.json", report(ours=run(1, 1.2), ort=run(2)))
+    assert trtkit("bench", "diff", old, old).code == 0
+    ran = trtkit("bench", "diff", old, new)
+    assert ran.code == 4
+    assert "a regression beyond 5%" in ran.out
+    assert "1.200" in ran.out
+    assert trtkit("bench", "diff", old, new, "--threshold", 30).code == 0
+    assert trtkit("bench", "diff", new, old).code == 0
+    found = trtkit("bench", "diff", old, new, "--json")
+    assert found.code == 4
+    assert [row["verdict"] for row in found.json()["rows"]] == ["regression", "noise"]
+
+
+def damaged() -> Json:
+    found = copy.deepcopy(report(ours=run(1)))
+    del found["cases"][0]["results"][0]["samples"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("{", "bad.json: not a report: Expecting property name"),
+        (json.dumps({"schema_version": 9, "cases": []}), "bad.json: not a report of version 1"),
+        (json.dumps([1]), "bad.json: not a report of version 1"),
+        (json.dumps(damaged()), "a report is damaged: 'samples'"),
+        (
+            json.dumps(report(theirs=[1.0] * 9)),
+            "the reports have no case in common that the same contender was measured",
+        ),
+    ],
+)
+def test_what_is_no_report_is_refused(data: str, message: str, files: Any, refuses: Any) -> None:
+    good, bad = files("good.json", report(ours=run(1))), files("bad.json", data)
+    assert refuses("bench", "diff", good, bad).replace(f"{bad.parent}/", "").startswith(message)
+    assert refuses("bench", "diff", good, "nowhere").startswith("nowhere: the report cannot be read: No such file")
+
+
+def test_a_contender_that_one_report_lacks_is_refused() -> None:
+    with pytest.raises(BenchError) as caught:
+        diff_reports(report(ours=run(1)), report(ours=run(1)), relative_to="ort")
+    assert str(caught.value) == (
+        "--relative-to: `ort` has no latency of the same rounds at x 1\nfix: run both with --compare ort"
+    )

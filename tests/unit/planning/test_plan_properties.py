@@ -1,0 +1,183 @@
+"""Laws of plans: more work, longer contexts and more bits never cost less; searches find what a scan finds."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.planning.planned import counted, published_counts, question
+from trtkit.dtypes import FP16
+from trtkit.planning.formats import FORMATS, Format, in_format, quantized_bytes
+from trtkit.planning.gpus import PlannedGpu, find_gpus, planned_gpus
+from trtkit.planning.llm import cost_per_million, plan_llm, speeds
+from trtkit.planning.memory import Footprint, largest
+from trtkit.planning.roofline import compute_bound_batch, floor, group_floor, unfused_s
+from trtkit.planning.splits import all_reduce_bytes, kv_share, split_weight_bytes, tensor_share
+
+H200, L4 = find_gpus(["h200", "l4"])
+LLAMA = "llama-2-7b"
+batches, lengths = st.integers(1, 512), st.integers(1, 4096)
+gpus = st.sampled_from(planned_gpus())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def made_once() -> None:
+    """Count before any property is timed."""
+    published_counts(LLAMA)
+    published_counts("llama-3.1-8b")
+
+
+def footprint(chunk: int = 512) -> Footprint:
+    model = question(LLAMA).model
+    return Footprint(published_counts(LLAMA), model.weight_bytes, model.kv_bytes_per_token, chunk)
+
+
+@given(batches, batches, lengths, lengths)
+def test_memory_grows_with_batch_and_context(b1: int, b2: int, t1: int, t2: int) -> None:
+    small, large = (min(b1, b2), min(t1, t2)), (max(b1, b2), max(t1, t2))
+    assert footprint().need(*small).total <= footprint().need(*large).total
+
+
+@given(batches, batches, st.integers(1, 64), st.integers(1, 64), lengths, lengths, gpus)
+def test_time_grows_with_batch_new_tokens_and_context(
+    b1: int, b2: int, s1: int, s2: int, t1: int, t2: int, gpu: PlannedGpu
+) -> None:
+    small, large = (min(b1, b2), min(s1, s2), min(t1, t2)), (max(b1, b2), max(s1, s2), max(t1, t2))
+    counts = published_counts(LLAMA)
+    assert floor(counts, small, gpu).seconds <= floor(counts, large, gpu).seconds
+    assert unfused_s(counts, small, gpu) <= unfused_s(counts, large, gpu)
+
+
+@given(st.floats(1, 16), st.floats(1, 16), st.sampled_from([4, 8, 16]), st.sampled_from([4, 8, 16]), batches, lengths)
+def test_memory_and_traffic_grow_with_bits(w1: float, w2: float, k1: int, k2: int, batch: int, length: int) -> None:
+    few = Format("few", min(w1, w2), min(k1, k2))
+    many = Format("many", max(w1, w2), max(k1, k2))
+    counts = published_counts(LLAMA)
+    assert quantized_bytes(counts, FP16, few.weight_bits) >= quantized_bytes(counts, FP16, many.weight_bits)
+    a, b = in_format(counts, FP16, few), in_format(counts, FP16, many)
+    point = (batch, 1, length)
+    assert a.fused_bytes.at(point) <= b.fused_bytes.at(point) <= counts.fused_bytes.at(point)
+    assert a.flops == b.flops == counts.flops
+
+
+@given(batches, lengths, gpus)
+def test_a_whole_network_takes_as_long_as_its_products_at_least(batch: int, length: int, gpu: PlannedGpu) -> None:
+    counts, point = published_counts(LLAMA), (batch, 1, length)
+    found = floor(counts, point, gpu)
+    if found.compute_s is not None:
+        parts = [group_floor(group, point, gpu).compute_s or 0.0 for group in counts.groups]
+        assert found.compute_s == pytest.approx(sum(parts))
+    assert found.seconds <= unfused_s(counts, point, gpu) * (1 + 1e-9)
+
+
+@given(st.integers(0, 3000), st.integers(1, 3000))
+def test_largest_is_the_last_that_fits(last: int, limit: int) -> None:
+    assert largest(lambda size: size <= last, limit) == min(last, limit)
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 4096), st.sampled_from(["l4", "rtx4090", "a100-80", "h200"]))
+def test_largest_batch_is_that_of_a_scan(length: int, name: str) -> None:
+    (gpu,) = find_gpus([name])
+    found = footprint().largest_batch(length, gpu.memory_bytes)
+    assert found == 0 or footprint().need(found, length).total <= gpu.memory_bytes
+    assert footprint().need(found + 1, length).total > gpu.memory_bytes
+
+
+@pytest.mark.parametrize("length", [0, 16, 64, 256, 4096])
+@pytest.mark.parametrize("name", ["llama-2-7b", "llama-3.1-8b"])
+def test_compute_bound_batch_is_that_of_a_scan(name: str, length: int) -> None:
+    counts = published_counts(name)
+    scanned = next((b for b in range(1, 4000) if floor(counts, (b, 1, length), H200).bound == "compute"), None)
+    found = compute_bound_batch(counts, length, H200)
+    assert found == scanned or (scanned is None and found is not None and found >= 4000)
+
+
+def test_grouped_heads_turn_compute_bound_where_full_ones_never_do() -> None:
+    assert compute_bound_batch(published_counts("llama-2-7b"), 4096, H200) is None
+    assert compute_bound_batch(published_counts("llama-3.1-8b"), 0, H200) == pytest.approx(206, abs=4)  # the ridge
+
+
+def test_unknown_rates_leave_the_floor_to_memory() -> None:
+    (gb10,) = find_gpus(["gb10"])
+    found = floor(published_counts(LLAMA), (1, 512, 512), gb10)
+    assert found.compute_s is None
+    assert found.seconds == found.memory_s
+    assert found.bound == "memory, or compute of unknown rate"
+    assert compute_bound_batch(published_counts(LLAMA), 0, gb10) is None
+
+
+def test_decode_floor_is_bytes_over_bandwidth() -> None:
+    """Weights and cache of Llama 2 7B over the 4.8 TB/s of an H200, by hand."""
+    read = 2 * (6_738_415_616 - 131_072_000) + 524_288 * 577
+    found = floor(published_counts(LLAMA), (1, 1, 576), H200)
+    assert found.memory_s == pytest.approx(read / 4.8e12, rel=1e-3)
+    assert found.bound == "memory"
+
+
+def test_prefill_floor_is_operations_over_rate() -> None:
+    found = floor(published_counts(LLAMA), (1, 512, 512), H200)
+    dense = 2 * (6_738_415_616 - 2 * 131_072_000) * 512 + 2 * 131_072_000
+    attention = 32 * 32 * 512 * 512 * (4 * 128 + 5)
+    assert found.compute_s == pytest.approx((dense + attention) / 989.5e12, rel=1e-3)
+    assert found.bound == "compute"
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 8])
+def test_a_share_of_tensor_parallelism_is_the_whole_divided(gpus: int) -> None:
+    asked = question("llama-3.1-8b")
+    share = tensor_share(asked.counts, asked.model, gpus)
+    for point in ((1, 512, 512), (16, 1, 4096)):
+        whole, part = asked.counts.products["bf16"].at(point), share.products["bf16"].at(point)
+        assert part == pytest.approx(whole / gpus, rel=1e-3)
+    weights = split_weight_bytes(asked.counts, asked.model, gpus)
+    divided = asked.model.weight_bytes - 2 * asked.model.looked_up
+    assert weights == pytest.approx(divided / gpus + 2 * asked.model.looked_up, rel=1e-3)
+    assert kv_share(asked.model, gpus) == 1 / gpus  # 8 key/value heads
+    assert kv_share(asked.model, 16) == 1 / 8
+    assert all_reduce_bytes(asked.model, 1, gpus) == 2 * 32 * (2 * (gpus - 1) * 4096 * 2 // gpus)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_formats_need_what_the_gpu_has(form: Format) -> None:
+    asked = question(LLAMA)
+    names = [row["name"] for row in plan_llm(asked, L4)["formats"]]
+    assert (form.name in names) == form.fits(L4) == ("fp4" not in form.name)
+    turing = [row["name"] for row in plan_llm(asked, find_gpus(["t4"])[0])["formats"]]
+    assert turing == ["as planned", "int8 weights and products"]
+
+
+def test_int4_weights_are_as_large_as_their_bits() -> None:
+    counts = published_counts(LLAMA)
+    matrices = 2 * 32 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
+    assert quantized_bytes(counts, FP16, 4.125) == matrices - round(matrices * 4.125 / 16)
+    assert quantized_bytes(counts, FP16, None) == 0
+
+
+@given(batches)
+def test_throughput_and_cost_follow_from_the_times(batch: int) -> None:
+    found = speeds(question(LLAMA), H200, batch, 3.6)
+    seconds = (found["ttft_of_all"]["ms"] + 127 * found["tpot"]["ms"]) / 1e3
+    assert found["output_tokens_per_second"] == pytest.approx(batch * 128 / seconds)
+    assert found["total_tokens_per_second"] == pytest.approx(batch * 640 / seconds)
+    assert found["cost_per_million_output_tokens"] == pytest.approx(3.6 / 3600 * seconds / (batch * 128) * 1e6)
+    assert cost_per_million(None, 5.0) is None
+
+
+def test_more_at_once_is_more_throughput_and_more_latency() -> None:
+    curve = plan_llm(question(LLAMA), H200)["curve"]
+    assert [row["batch"] for row in curve] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 334]
+    for before, after in pairwise(curve):
+        assert before["tpot"]["ms"] < after["tpot"]["ms"]
+        assert before["output_tokens_per_second"] < after["output_tokens_per_second"]
+
+
+def test_fp32_reads_twice_what_fp16_reads() -> None:
+    fields = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    fields |= {"num_attention_heads": 4, "vocab_size": 128, "max_position_embeddings": 64}
+    wide, narrow = counted(fields, "fp32"), counted(fields, "fp16")
+    assert wide.cache_bytes.at((3, 1, 50)) == 2 * narrow.cache_bytes.at((3, 1, 50))
+    assert set(wide.products) == {"fp32"}

@@ -1,0 +1,295 @@
+"""GGUF models: every architecture as llama.cpp stores it, and what is not supported."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import numpy as np
+import pytest
+
+from tests.decoder_cases import CASES, EXPERTS, LONG_ROPE, NO_HEAD_DIM, Case, case
+from tests.decoders import model_of
+from tests.unit.sources.gguf.write_gguf import add_sizes, finish, tiny, write_model
+from trtkit.errors import TrtkitError
+from trtkit.models.registry import decoder_spec
+from trtkit.models.weights import find_weights
+from trtkit.sources.decoder_source import open_gguf
+from trtkit.sources.gguf.families import FAMILIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from trtkit.sources.decoder_source import DecoderSource
+
+Writer = gguf.GGUFWriter
+BY_NAME = {str(item): item for item in CASES}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
+LOCAL = {"rope_type": "default", "rope_theta": 1e4}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 1e6, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def granite_keys(writer: Writer) -> None:
+    writer.add_attention_scale(0.2)
+    writer.add_embedding_scale(3.0)
+    writer.add_residual_scale(0.3)
+    writer.add_logit_scale(2.5)
+
+
+def gemma2_keys(writer: Writer) -> None:
+    writer.add_sliding_window(7)
+    writer.add_attn_logit_softcapping(5.0)
+    writer.add_final_logit_softcapping(30.0)
+
+
+def gemma3_keys(writer: Writer) -> None:
+    writer.add_sliding_window(7)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    writer.add_rope_scaling_factor(8.0)
+
+
+def llama3_keys(writer: Writer) -> None:
+    """Add the divisors that llama.cpp's converter computes from Llama 3's constants."""
+    divisors = []
+    for pair in range(4):
+        wavelength = 2 * np.pi * 1e6 ** (pair / 4)
+        smooth = min(max((8192 / wavelength - 1) / 3, 0), 1)
+        divisors.append(1 / ((1 - smooth) / 32 + smooth))
+    assert len(set(divisors)) == 3  # untouched, in between, and stretched frequencies
+    writer.add_tensor("rope_freqs.weight", np.array(divisors, np.float32))
+
+
+def yarn_keys(writer: Writer) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(4.0)
+    writer.add_rope_scaling_orig_ctx_len(16)
+
+
+def longrope_keys(writer: Writer) -> None:
+    writer.add_rope_dimension_count(6)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+    writer.add_rope_scaling_orig_ctx_len(48)
+    writer.add_rope_scaling_attn_factors(float(np.sqrt(1 + np.log(64 / 48) / np.log(48))))
+    writer.add_sliding_window(7)
+    for kind in ("long", "short"):
+        writer.add_tensor(f"rope_factors_{kind}.weight", np.array(LONG_ROPE[f"{kind}_factor"], np.float32))
+
+
+def expert_keys(writer: Writer) -> None:
+    writer.add_expert_feed_forward_length(36)
+
+
+def shared_expert_keys(writer: Writer) -> None:
+    expert_keys(writer)
+    writer.add_expert_shared_feed_forward_length(52)
+
+
+def rotated(count: int, is_parallel: bool | None = None) -> Callable[[Writer], None]:
+    """Return what adds the rotated size and, where it is a choice, how attention and MLP stand."""
+
+    def add(writer: Writer) -> None:
+        writer.add_rope_dimension_count(count)
+        if is_parallel is not None:
+            writer.add_parallel_residual(is_parallel)
+
+    return add
+
+
+def nothing(writer: Writer) -> None:
+    """Add no keys but those that all models have."""
+
+
+# Models whose config says nothing that the file cannot.
+STORED = [
+    ("LLAMA", BY_NAME["llama"], rotated(8)),
+    ("LLAMA", BY_NAME["llama-biases"], nothing),
+    ("LLAMA", case("llama-3", "llama", tie_word_embeddings=True, rope_parameters=LLAMA3), llama3_keys),
+    ("LLAMA", BY_NAME["mixtral"], nothing),
+    ("QWEN2", BY_NAME["qwen2"], nothing),
+    ("QWEN2", case("qwen2-yarn", "qwen2", *NO_HEAD_DIM, hidden_size=48, rope_parameters=YARN), yarn_keys),
+    (
+        "QWEN2MOE",
+        case("qwen2_moe", "qwen2_moe", *NO_HEAD_DIM, hidden_size=48, **EXPERTS, shared_expert_intermediate_size=52),
+        shared_expert_keys,
+    ),
+    ("QWEN3", BY_NAME["qwen3"], nothing),
+    ("QWEN3MOE", BY_NAME["qwen3_moe"], expert_keys),
+    ("GEMMA", BY_NAME["gemma"], nothing),
+    (
+        "GEMMA2",
+        case("gemma2", "gemma2", query_pre_attn_scalar=8, sliding_window=7, attn_logit_softcapping=5.0),
+        gemma2_keys,
+    ),
+    (
+        "GEMMA3",
+        case(
+            "gemma3",
+            "gemma3_text",
+            query_pre_attn_scalar=8,
+            sliding_window=7,
+            num_hidden_layers=7,
+            rope_parameters={"full_attention": LINEAR, "sliding_attention": LOCAL},
+        ),
+        gemma3_keys,
+    ),
+    ("GPT2", Case("gpt2", "gpt2", {**BY_NAME["gpt2"].config, "n_inner": 76}), nothing),
+    ("PHI2", case("phi", "phi", *NO_HEAD_DIM, hidden_size=48), rotated(4)),
+    ("PHI3", Case("phi3", "phi3", {**BY_NAME["phi3"].config, "original_max_position_embeddings": 48}), longrope_keys),
+    ("STARCODER2", case("starcoder2", "starcoder2", *NO_HEAD_DIM, hidden_size=48, sliding_window=None), nothing),
+    ("STABLELM", BY_NAME["stablelm"], rotated(4, False)),
+    ("STABLELM", BY_NAME["stablelm-parallel"], rotated(4, True)),
+    ("OLMO2", BY_NAME["olmo2"], nothing),
+    ("GRANITE", BY_NAME["granite"], granite_keys),
+    ("COMMAND_R", BY_NAME["cohere"], lambda writer: writer.add_logit_scale(0.3)),
+    ("SMOLLM3", case("smollm3", "smollm3", *NO_HEAD_DIM, hidden_size=48, num_hidden_layers=5), nothing),
+    ("GPTNEOX", BY_NAME["gpt_neox"], rotated(2, True)),
+    ("GPTNEOX", BY_NAME["gpt_neox-sequential"], rotated(2, False)),
+]
+
+
+def stored(folder: Path, arch: str, model_case: Case, more: Callable[[Writer], None]) -> DecoderSource:
+    """Write a case as GGUF and open it."""
+    model = model_of(model_case)
+    arrays = {name: value.numpy() for name, value in model.checkpoint.items()}
+    return open_gguf(write_model(folder / "m.gguf", arch, model.config, arrays, more))
+
+
+@pytest.mark.parametrize(("arch", "model_case", "more"), STORED, ids=[f"{item[0]}-{item[1]}" for item in STORED])
+def test_weights_and_config_are_those_of_transformers(
+    arch: str, model_case: Case, more: Callable[[Writer], None], tmp_path: Path
+) -> None:
+    opened, model = stored(tmp_path, arch, model_case, more), model_of(model_case)
+    assert set(opened.checkpoint) == set(model.checkpoint)
+    for name, value in model.checkpoint.items():
+        want = value.numpy()
+        np.testing.assert_allclose(opened.checkpoint[name], want, rtol=0, atol=1e-6 * arch.startswith("GEMMA"))
+        assert opened.checkpoint.shape_of(name) == want.shape
+    assert decoder_spec(opened.config) == model.spec
+    assert len(find_weights(model.spec, opened.checkpoint)) > 10
+
+
+def test_every_architecture_is_tested() -> None:
+    tested = {gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[arch]] for arch, _, _ in STORED}
+    assert tested == set(FAMILIES)
+
+
+@pytest.mark.parametrize(("family", "blocks"), [("GEMMA2", 46), ("GEMMA3", 62)])
+def test_27b_gemmas_scale_scores_by_their_heads(family: str, blocks: int, tmp_path: Path) -> None:
+    def config_of(count: int) -> Any:
+        writer = Writer(tmp_path / "m.gguf", family.lower())
+        sizes = {"hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+        add_sizes(writer, {**sizes, "num_hidden_layers": count})
+        writer.add_tensor("token_embd.weight", np.ones((5, 96), np.float32))
+        return open_gguf(finish(writer, tmp_path / "m.gguf")).config
+
+    assert config_of(blocks)["query_pre_attn_scalar"] == 96 // 4
+    assert config_of(blocks - 1)["query_pre_attn_scalar"] == 16
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(TrtkitError) as caught:
+        open_gguf(path)
+    assert str(path) in str(caught.value)
+    return str(caught.value).replace(str(path), "m.gguf")
+
+
+def test_a_model_of_which_all_is_known_opens(tmp_path: Path) -> None:
+    opened = open_gguf(tiny(tmp_path / "m.gguf"))
+    assert opened.config == {
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "max_position_embeddings": 64,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "vocab_size": 5,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+    }
+    assert (opened.files, opened.where) == ((tmp_path / "m.gguf",), str(tmp_path / "m.gguf"))
+    assert opened.tokenizer.write(tmp_path / "tokenizer") == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (lambda w: w.add_clamp_kqv(8.0), "this architecture\n  m.gguf: `llama.attention.clamp_kqv` is `8.0`"),
+        (lambda w: w.add_sliding_window(7), "`llama.attention.sliding_window` is `7`"),
+        (lambda w: w.add_array("llama.rope.dimension_sections", [1, 2]), "`llama.rope.dimension_sections` is `[1, 2]`"),
+        (lambda w: w.add_causal_attention(False), "m.gguf: this is an encoder: its tokens see later ones"),
+        (rotated(2), "m.gguf: only 2 of 4 elements of each head are rotated"),
+        (lambda w: w.add_value_length(8), "m.gguf: value heads of 8 beside key heads of 4 are not supported"),
+        (
+            lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE),
+            "m.gguf: rope scaling `longrope` is not supported; linear, yarn, longrope and llama3 are",
+        ),
+        (
+            lambda w: w.add_tensor("rope_freqs.weight", np.array([1, 3], np.float32)),
+            "m.gguf: `rope_freqs.weight` holds frequencies that are not Llama 3's\nfix: build from",
+        ),
+        (
+            lambda w: w.add_tensor("blk.0.attn_sinks.weight", np.ones(4, np.float32)),
+            "tensors that `llama` does not have\n  m.gguf: `blk.0.attn_sinks.weight` of shape [4]",
+        ),
+        (
+            lambda w: w.add_tensor("mm.weight", np.ones((1, 4), np.float32)),
+            "tensors that `llama` does not have\n  m.gguf: `mm.weight` of shape [1, 4]",
+        ),
+        (
+            lambda w: w.add_uint16("split.count", 3),
+            "m.gguf: this is one of 3 parts\nfix: join them: llama-gguf-split --merge FIRST_PART OUT.gguf",
+        ),
+        (lambda w: w.add_tokenizer_model("t5"), "m.gguf: tokenizer `t5` is not supported; "),
+        (
+            lambda w: (w.add_tokenizer_model("gpt2"), w.add_tokenizer_pre("viking")),
+            "m.gguf: pre-tokenizer `viking` is not supported; gpt-2, ",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_not_supported_is_named(keys: Callable[[Writer], Any], message: str, tmp_path: Path) -> None:
+    assert message in refused(tiny(tmp_path / "m.gguf", keys))
+
+
+def test_an_unknown_architecture_names_the_known(tmp_path: Path) -> None:
+    assert refused(tiny(tmp_path / "m.gguf", architecture="rwkv7")) == (
+        f"m.gguf: architecture `rwkv7` is not supported\nfix: known are {', '.join(FAMILIES)}"
+    )
+
+
+def test_grouped_heads_are_refused_where_the_family_has_none(tmp_path: Path) -> None:
+    assert "m.gguf: 2 key heads beside 4 query heads are not supported for `gpt2`" in refused(
+        tiny(tmp_path / "m.gguf", lambda w: w.add_layer_norm_eps(1e-5), architecture="gpt2")
+    )
+
+
+def test_missing_metadata_are_named(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("token_embd.weight", np.ones((5, 16), np.float32))
+    assert refused(finish(writer, tmp_path / "m.gguf")) == (
+        "m.gguf: metadata key `llama.embedding_length` is missing"
+        "\nfix: convert the model again with a current llama.cpp"
+    )
+
+
+def test_a_file_without_embeddings_is_refused(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "m.gguf", "llama")
+    writer.add_block_count(1)
+    writer.add_tensor("output_norm.weight", np.ones(16, np.float32))
+    assert "m.gguf: tensor `token_embd.weight` is missing\nfix: " in refused(finish(writer, tmp_path / "m.gguf"))
+
+
+def test_sizes_that_differ_between_layers_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    writer = Writer(path, "llama")
+    writer.add_head_count([4, 2])
+    writer.add_tensor("token_embd.weight", np.ones((5, 16), np.float32))
+    assert "m.gguf: `llama.attention.head_count` differs between layers" in refused(finish(writer, path))

@@ -1,0 +1,155 @@
+"""GGUF's types that are kept: to the bit what the gguf package dequantizes."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from transformers import AutoModelForCausalLM
+
+from tests.decoder_cases import GPT2_SIZES, NO_GROUPS, Case, case
+from tests.decoders import Model, Runner, T, builds, model_of, relative_rms, rtx
+from tests.unit.sources.gguf.write_gguf import write_model, write_tensor
+from trtkit.config.schema import ModelConfig
+from trtkit.dtypes import FP16, FP32
+from trtkit.engine.decoders import open_model_source
+from trtkit.errors import SourceError, TrtkitError
+from trtkit.models.weights import find_weights
+from trtkit.network.decoder import DecoderOptions, build_decoder
+from trtkit.network.graph import Graph
+from trtkit.quantized_matrix import QuantizedMatrix
+from trtkit.sources.decoder_source import open_gguf
+from trtkit.sources.gguf.file import read_gguf
+from trtkit.sources.huggingface.model import causal_lm
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trtkit.sources.decoder_source import DecoderSource
+
+IDS = torch.randint(3, 67, (2, 21), generator=torch.Generator().manual_seed(1))
+KEPT = {"Q8_0": "int8", "Q4_0": "int4", "Q4_1": "int4"}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_matrices_are_what_the_gguf_package_dequantizes(kind: str, tmp_path: Path) -> None:
+    array = np.random.default_rng(0).standard_normal((24, 96)).astype(np.float32)
+    raw = gguf.quants.quantize(array, gguf.GGMLQuantizationType[kind])
+    stored = read_gguf(write_tensor(tmp_path / "m.gguf", raw, kind)).stored_matrix("x")
+    matrix = stored.read()
+    assert isinstance(matrix, QuantizedMatrix)
+    assert (stored.shape, matrix.shape, matrix.format, matrix.block) == ((24, 96), (24, 96), KEPT[kind], 32)
+    want = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
+    if kind == "Q4_1":  # 8 scales are added and taken away again
+        np.testing.assert_allclose(matrix.weights(), want, rtol=0, atol=1e-6)
+    else:
+        np.testing.assert_array_equal(matrix.weights(), want)
+
+
+def test_other_types_are_dequantized(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    raw = gguf.quants.quantize(array, gguf.GGMLQuantizationType.Q5_0)
+    stored = read_gguf(write_tensor(tmp_path / "m.gguf", raw, "Q5_0")).stored_matrix("x")
+    assert not stored.is_quantized
+    np.testing.assert_array_equal(stored.read(), gguf.quants.dequantize(raw, gguf.GGMLQuantizationType.Q5_0))
+
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
+
+
+def nothing(writer: gguf.GGUFWriter) -> None:
+    """Add no keys."""
+
+
+FAMILIES = [
+    ("LLAMA", case("llama-32", "llama", **SIZES), lambda writer: writer.add_rope_dimension_count(16)),
+    ("GPT2", Case("gpt2-32", "gpt2", {**GPT2_SIZES, "n_embd": 64, "n_inner": 96, "n_head": 4}), nothing),
+    (
+        "GPTNEOX",
+        case("neox-32", "gpt_neox", *NO_GROUPS, hidden_size=64, intermediate_size=96, num_attention_heads=4),
+        lambda writer: (writer.add_rope_dimension_count(4), writer.add_parallel_residual(True)),
+    ),
+]
+MIXED = {"attn_v.weight": "Q5_0", "ffn_down.weight": "Q8_0", "ffn_up.weight": "Q4_1", "output.weight": "Q8_0"}
+
+
+def kind_of(name: str) -> str:
+    """Return the type that a matrix is stored in: all that are kept, and others."""
+    table = {"token_embd.weight": "Q8_0", "position_embd.weight": "F32"}
+    return table.get(name) or next((kind for end, kind in MIXED.items() if name.endswith(end)), "Q4_0")
+
+
+def written(folder: Path, arch: str, model: Model, more: Any, kind: Any = kind_of) -> Path:
+    arrays = {name: value.numpy() for name, value in model.checkpoint.items()}
+    return write_model(folder / "m.gguf", arch, model.config, arrays, more, kind)
+
+
+def logits(opened: DecoderSource, config: dict[str, Any], folder: Path) -> torch.Tensor:
+    """Return the logits of transformers on a source's weights, dequantized, as it loads them from a folder."""
+    folder.mkdir()
+    arrays = {name: np.array(opened.checkpoint[name], np.float32, order="C") for name in opened.checkpoint}
+    save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.inference_mode():
+        return model.eval()(IDS).logits
+
+
+@pytest.mark.parametrize(("arch", "family", "more"), FAMILIES, ids=[item[0] for item in FAMILIES])
+def test_a_model_that_stays_as_stored_computes_what_the_dequantized_one_does(
+    arch: str, family: Case, more: Any, tmp_path: Path
+) -> None:
+    """Rows that the converter moved are put back, GPT-2's matrices are turned."""
+    model = model_of(family)
+    path = written(tmp_path, arch, model, more)
+    opened = open_gguf(path, keep_quantized=True)
+    kept = [name for name in opened.checkpoint if isinstance(opened.checkpoint[name], QuantizedMatrix)]
+    assert len(kept) >= 7
+    assert not {"model.embed_tokens.weight", "transformer.wte.weight", "gpt_neox.embed_in.weight"} & set(kept)
+    want = logits(open_gguf(path), model.config, tmp_path / "hf")
+    if arch != "GPTNEOX":
+        with torch.inference_mode():
+            torch.testing.assert_close(causal_lm(opened)(IDS).logits, want, rtol=1e-5, atol=1e-5)
+    for dtype, limit in ((FP32, 1e-4), (FP16, 2e-2)):
+        graph = Graph(rtx())
+        weights = find_weights(model.spec, opened.checkpoint)
+        build_decoder(graph, model.spec, weights, DecoderOptions(dtype, T, has_all_logits=True))
+        runner = Runner(model.spec, graph, dtype)
+        runner.reset(2)
+        assert relative_rms(runner.step(IDS)["logits"], want) < limit
+    assert builds(graph)
+
+
+def config_of(path: Path, **quantize: Any) -> ModelConfig:
+    fields = {"name": "m", "source": {"gguf": str(path)}, "quantize": quantize or None}
+    return ModelConfig.model_validate(fields)
+
+
+def test_a_config_asks_for_it(tmp_path: Path) -> None:
+    path = written(tmp_path, *(FAMILIES[0][0], model_of(FAMILIES[0][1]), FAMILIES[0][2]))
+    opened = open_model_source(config_of(path, method="as_stored"))
+    assert opened.quantized_by == "llama.cpp"
+    assert opened.note == "13 matrices kept as stored; Q5_0, tables and experts dequantized"
+    assert (open_model_source(config_of(path)).quantized_by, open_model_source(config_of(path)).note) == ("", "")
+
+
+def test_a_file_without_such_types_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "LLAMA", model_of(FAMILIES[0][1]), FAMILIES[0][2], lambda _: "Q5_0")
+    with pytest.raises(SourceError) as caught:
+        open_gguf(path, keep_quantized=True)
+    assert str(caught.value) == (
+        f"{path}: no linear layer is of a type that TensorRT has a form for: Q8_0, Q4_0, Q4_1"
+        "\nfix: remove `quantize`: Q5_0 are dequantized then"
+    )
+
+
+def test_other_sources_have_nothing_to_keep(tmp_path: Path) -> None:
+    fields = {"name": "m", "source": {"hf": str(tmp_path)}, "quantize": {"method": "as_stored"}}
+    with pytest.raises(TrtkitError) as caught:
+        open_model_source(ModelConfig.model_validate(fields))
+    assert "quantize.method: `as_stored` is for GGUF files; checkpoints of other kinds" in str(caught.value)

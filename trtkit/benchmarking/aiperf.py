@@ -1,0 +1,154 @@
+"""Results as AIPerf writes them: `profile_export_aiperf.json`, its CSV, and a line for each request.
+
+Shape and names: ai-dynamo/aiperf 0.13, schema 1.4. `request_latency` and `time_to_first_token` count from the sending
+there; what counts from the due time is `effective_latency`. AIPerf's other files and its per-connection metrics of HTTP
+have no counterpart here.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+from datetime import datetime, timedelta
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from trtkit.benchmarking.metrics import load_metrics
+from trtkit.benchmarking.records import Record
+from trtkit.benchmarking.statistics import PERCENTILES, summary
+from trtkit.errors import BenchError
+from trtkit.files import write_output
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+Json = dict[str, Any]
+SCHEMA = "1.4"
+_PERCENT_NAMES = [f"p{percent}" for percent in PERCENTILES]
+_HEADERS = {
+    "error_request_count": "Error Request Count", "inter_chunk_latency": "Inter Chunk Latency",
+    "total_osl": "Total Output Sequence Length", "total_isl": "Total Input Sequence Length",
+    "effective_latency": "Effective Latency (CO-aware)", "time_to_first_token": "Time to First Token",
+    "time_to_second_token": "Time to Second Token",
+}  # fmt: skip
+
+
+def write_aiperf(folder: Path, found: Json) -> list[Path]:
+    """Write each case of each contender into a folder of its own, or into `folder` where there is one only.
+
+    Return what was written. Raises BenchError where the disk does not let it.
+    """
+    runs = [(case, result) for case in found["cases"] for result in case["results"]]
+    written = []
+    for case, result in runs:
+        name = re.sub(r"[^a-z0-9.]+", "-", f"{case['name']}-{result['contender']}".lower()).strip("-")
+        own = folder if len(runs) == 1 else folder / name
+        try:
+            own.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BenchError(f"cannot be written: {error.strerror}", str(own), "choose a writable folder") from None
+        texts = {
+            "profile_export_aiperf.json": json.dumps(summary_json(found, case, result), indent=2) + "\n",
+            "profile_export_aiperf.csv": summary_csv(result),
+            "profile_export.jsonl": requests_jsonl(found, result),
+        }
+        for file, text in texts.items():
+            write_output(own / file, text)
+            written.append(own / file)
+    return written
+
+
+def summary_json(found: Json, case: Json, result: Json) -> Json:
+    """Return `profile_export_aiperf.json` of one load."""
+    name, start = found["name"], datetime.fromisoformat(found["provenance"]["measured_at"]).replace(tzinfo=None)
+    metrics = aiperf_metrics(result)
+    seconds = metrics["benchmark_duration"]["avg"]
+    run_id = sha256(f"{found['provenance']} {case['name']} {result['contender']}".encode()).hexdigest()[:12]
+    kind = "concurrency" if case["concurrency"] else "fixed_schedule"
+    phase: Json = {"name": "profiling", "kind": "profiling", "type": kind, "requests": len(result["requests"])}
+    phase |= {"concurrency": case["concurrency"]} if case["concurrency"] else {}
+    return {
+        "schema_version": SCHEMA,
+        "benchmark_id": run_id,
+        **metrics,
+        "run_info": {"benchmark_id": run_id, "trial": 0, "cli_command": found["provenance"]["command"]},
+        "was_cancelled": False,
+        "is_complete": True,
+        "error_summary": _errors(result),
+        "start_time": start.isoformat(),
+        "end_time": (start + timedelta(seconds=seconds)).isoformat(),
+        "trtkit": {"model": name, "computes": result["computes"], "bundle": found["bundle"], "phase": phase},
+    }
+
+
+def aiperf_metrics(result: Json) -> Json:
+    """Return the metrics as AIPerf defines them: latencies count from the sending."""
+    records = [record_of(data) for data in result["requests"]]
+    sent = [replace(record, due_s=record.sent_s) for record in records]
+    metrics = load_metrics(sent, {})
+    totals = {name: result["metrics"][name] for name in ("goodput", "good_request_count") if name in result["metrics"]}
+    effective = [record.latency_s * 1e3 for record in records if not record.error]
+    return metrics | totals | ({"effective_latency": {"unit": "ms", **summary(effective)}} if effective else {})
+
+
+def summary_csv(result: Json) -> str:
+    """Return `profile_export_aiperf.csv`: metrics of requests, a blank line, totals."""
+    out = io.StringIO()
+    rows = csv.writer(out, lineterminator="\n")
+    metrics = sorted((_header(name, each), each) for name, each in aiperf_metrics(result).items())
+    rows.writerow(["Metric", "avg", "min", "max", "sum", *_PERCENT_NAMES, "std"])
+    for header, each in metrics:
+        if "count" in each:
+            names = ("avg", "min", "max", "sum", *_PERCENT_NAMES, "std")
+            rows.writerow([header, *(f"{each[name]:.2f}" for name in names)])
+    rows.writerow([])
+    rows.writerow(["Metric", "Value"])
+    rows.writerows([header, f"{each['avg']:.2f}"] for header, each in metrics if "count" not in each)
+    return out.getvalue()
+
+
+def requests_jsonl(found: Json, result: Json) -> str:
+    """Return `profile_export.jsonl`: metadata and metrics of each request that succeeded."""
+    start_ns = round(datetime.fromisoformat(found["provenance"]["measured_at"]).timestamp() * 1e9)
+    lines = [_line(index, record_of(data), start_ns) for index, data in enumerate(result["requests"])]
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def record_of(data: Json) -> Record:
+    """Return a request of a report."""
+    times = tuple(moment / 1e3 for moment in data["token_ms"])
+    due, sent, ended = (data[name] / 1e3 for name in ("due_ms", "sent_ms", "ended_ms"))
+    return Record(due, sent, ended, times, data["input_tokens"], data["error"])
+
+
+def _line(index: int, record: Record, start_ns: int) -> Json:
+    moments = {"credit_issued_ns": record.due_s, "request_start_ns": record.sent_s, "request_end_ns": record.ended_s}
+    metadata: Json = {"session_num": index, **{name: start_ns + round(value * 1e9) for name, value in moments.items()}}
+    metadata |= {"benchmark_phase": "profiling", "was_cancelled": False}
+    metadata |= {"worker_id": "trtkit", "record_processor_id": "trtkit"}
+    if record.error:
+        return {"metadata": metadata, "metrics": {}, "error": {"type": "TrtkitError", "message": record.error}}
+    metrics = load_metrics([replace(record, due_s=record.sent_s)], {})
+    single = {name: {"value": each["avg"], "unit": each["unit"]} for name, each in metrics.items() if "count" in each}
+    if "inter_chunk_latency" in single:
+        single["inter_chunk_latency"]["value"] = [gap * 1e3 for gap in record.gaps_s]
+    return {"metadata": metadata, "metrics": single}
+
+
+def _errors(result: Json) -> list[Json]:
+    messages = [data["error"] for data in result["requests"] if data["error"]]
+    unique: Sequence[str] = sorted(set(messages))
+    return [
+        {"error_details": {"type": "TrtkitError", "message": message}, "count": messages.count(message)}
+        for message in unique
+    ]
+
+
+def _header(name: str, metric: Json) -> str:
+    """Return AIPerf's heading; counts of requests are given without their unit."""
+    header = _HEADERS.get(name, name.replace("_", " ").title())
+    return header if metric["unit"] == "requests" else f"{header} ({metric['unit']})"

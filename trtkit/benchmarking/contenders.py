@@ -1,0 +1,178 @@
+"""What can compute a network's outputs: the bundle itself, its source in PyTorch, ONNX Runtime, another bundle."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from trtkit.benchmarking.ceiling import CPU, GPU
+from trtkit.benchmarking.provenance import verification
+from trtkit.bundle.bundle import is_bundle, open_bundle
+from trtkit.engine.hybrids import open_hybrid
+from trtkit.errors import BenchError, SourceError, TrtkitError
+from trtkit.runtime.model import open_model
+from trtkit.verification.hybrid_reference import HybridReference
+from trtkit.verification.references import (
+    TRUST_FIX,
+    OnnxRuntimeReference,
+    Origin,
+    choose_reference,
+    factory_withheld,
+    source_change,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
+
+    from trtkit.bundle.bundle import Bundle
+
+    Arrays = dict[str, np.ndarray[Any, Any]]
+    Run = Callable[[Mapping[str, np.ndarray[Any, Any]]], Arrays]
+
+TORCH, COMPILED, ONNX_RUNTIME = "torch", "torch.compile", "onnxruntime"
+
+
+@dataclass(frozen=True, eq=False)
+class Contender:
+    """Something that computes. name: in ratios. computes: in words, where too; it stands beside every figure.
+
+    place: CPU, GPU, or None where that is not known. precision: of the measured bundle's network, where this is it.
+    layer_seconds: how long each layer of one run took; None where nobody can tell. cuda_graphs: in words.
+    """
+
+    name: str
+    computes: str
+    run: Run
+    place: str | None = None
+    precision: str | None = None
+    layer_seconds: Callable[[Mapping[str, np.ndarray[Any, Any]]], dict[str, float]] | None = None
+    cuda_graphs: str = ""
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What the user vouches for. is_waived: a bundle that was not verified. runs_source: a factory a bundle names."""
+
+    is_waived: bool
+    runs_source: bool
+
+
+def own_contender(
+    bundle: Bundle, runtime: Any, name: str = "trtkit", *, has_cuda_graphs: bool | None = None
+) -> Contender:
+    """Return the bundle: its engine on the GPU that is here, or the reference executor. runtime: as `open_model`'s.
+
+    Raises BenchError where CUDA graphs are asked of the reference executor.
+    """
+    has_engine = runtime == "tensorrt" or (runtime == "auto" and _runs_engine(bundle))
+    graphs = graphs_said(has_cuda_graphs, has_engine=has_engine, are_usual=False)
+    kind: Literal["tensorrt", "reference"] = "tensorrt" if has_engine else "reference"
+    model = open_model(bundle.path, kind, has_cuda_graphs=bool(has_cuda_graphs))
+    precision = bundle.manifest.config.precision
+    computes, place = f"{_where(bundle, has_engine)}, {precision}", GPU if has_engine else CPU
+    return Contender(name, computes, model.run, place, precision, model.layer_seconds, graphs)
+
+
+def graphs_said(asked: bool | None, *, has_engine: bool, are_usual: bool) -> str:
+    """Return in words whether CUDA graphs are used. asked: None for what is usual.
+
+    Raises BenchError where they are asked of the reference executor.
+    """
+    if has_engine:
+        return "on" if (are_usual if asked is None else asked) else "off"
+    if asked:
+        what = "the reference executor has no CUDA graphs: they replay an engine's launches on a GPU"
+        raise BenchError(what, "--cuda-graphs", "leave it out")
+    return "none: the reference executor has none"
+
+
+def rival(asked: str, bundle: Bundle, runtime: Any, trust: Trust) -> Contender:
+    """Return what `--compare` asks for. Raises BenchError where it cannot compute this bundle's network."""
+    if asked in (TORCH, COMPILED):
+        return _torch(bundle, trust, is_compiled=asked == COMPILED)
+    if asked == ONNX_RUNTIME:
+        return _onnx_runtime(bundle)
+    if not is_bundle(Path(asked)):
+        fix = f"use {TORCH}, {COMPILED}, {ONNX_RUNTIME}, for a language model transformers, or a bundle's folder"
+        raise BenchError(f"`{asked}` is nothing to compare with", "--compare", fix)
+    other = open_bundle(Path(asked))
+    verification(other, is_waived=trust.is_waived)
+    _check_inputs(bundle, other)
+    return replace(own_contender(other, runtime, asked), precision=None)  # another network has other counts
+
+
+def _torch(bundle: Bundle, trust: Trust, *, is_compiled: bool) -> Contender:
+    source = bundle.manifest.config.source.torch
+    if source is not None and not trust.runs_source:
+        raise BenchError(factory_withheld(source.factory), f"--compare {TORCH}", TRUST_FIX)
+    try:
+        reference: Any = _torch_reference(bundle)
+    except SourceError as error:
+        fix = f"use --compare {ONNX_RUNTIME}" if bundle.manifest.hybrid is None else "build the bundle again"
+        raise BenchError(error.what, f"--compare {TORCH}", fix) from None
+    if is_compiled:
+        _check_compiler()
+    else:
+        return Contender(TORCH, "PyTorch eager, CPU, fp32", reference.run, CPU, "fp32")
+    import torch
+
+    reference.module = torch.compile(reference.module, dynamic=False)  # a kernel for each shape, as engines tune
+    return Contender(COMPILED, "torch.compile, CPU, fp32", reference.run, CPU, "fp32")
+
+
+def _torch_reference(bundle: Bundle) -> Any:
+    """Return the source in eager PyTorch; a hybrid's whole model. Raises SourceError where it has none."""
+    manifest = bundle.manifest
+    digests = [file.sha256 for file in manifest.sources]
+    if manifest.hybrid is None:
+        origin = Origin(bundle.onnx_path, [tensor.name for tensor in manifest.outputs], digests)
+        return choose_reference(manifest.config, TORCH, origin)
+    if change := source_change(manifest.config.source, digests):
+        raise SourceError(f"the source {change}")
+    return HybridReference(open_hybrid(manifest.config))
+
+
+def _check_compiler() -> None:
+    """Raise BenchError where torch.compile would find no compiler for its kernels."""
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        fix = f"install it, or name another one in the environment as CXX; --compare {TORCH} needs none"
+        raise BenchError(f"it compiles with `{compiler}`, which is not found", f"--compare {COMPILED}", fix)
+
+
+def _onnx_runtime(bundle: Bundle) -> Contender:
+    try:
+        path = bundle.onnx_path
+    except TrtkitError as error:
+        raise BenchError(error.what, f"--compare {ONNX_RUNTIME}", f"use --compare {TORCH}") from None
+    reference = OnnxRuntimeReference(path, "ONNX Runtime, CPU")
+    precision = bundle.manifest.config.precision
+    return Contender(ONNX_RUNTIME, f"{reference.description}, {precision}", reference.run, CPU, precision)
+
+
+def _check_inputs(bundle: Bundle, other: Bundle) -> None:
+    """Raise BenchError where two bundles do not take the same inputs."""
+    ours, theirs = ([(t.name, t.dtype) for t in each.manifest.inputs] for each in (bundle, other))
+    if ours != theirs:
+        what = f"it takes {theirs}, the first bundle {ours}"
+        raise BenchError(what, f"--compare {other.path}", "compare bundles of the same inputs")
+
+
+def _runs_engine(bundle: Bundle) -> bool:
+    """Whether `open_model` would run the engine of its own accord."""
+    import torch
+
+    return torch.cuda.is_available() and len(bundle.manifest.engines) == 1
+
+
+def _where(bundle: Bundle, has_engine: bool) -> str:
+    if not has_engine:
+        return "reference executor, CPU"
+    import torch
+
+    return f"{bundle.manifest.backend.name} engine, {torch.cuda.get_device_name()}"

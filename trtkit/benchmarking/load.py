@@ -1,0 +1,131 @@
+"""Send requests: so many at once, or when each is due, whatever became of those before it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from trtkit.benchmarking.records import Record
+from trtkit.errors import TrtkitError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+
+class Clock(Protocol):
+    """Tells and spends time, in seconds."""
+
+    def now(self) -> float:
+        """Return the time."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+
+class WallClock:
+    """The machine's monotonic clock."""
+
+    def now(self) -> float:
+        """Return the time."""
+        return time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a request gave. token_times_s: by the clock. error: why it failed."""
+
+    token_times_s: tuple[float, ...] = ()
+    input_tokens: int = 0
+    error: str = ""
+
+
+def drive(
+    send: Callable[[int], Answer],
+    due_s: Sequence[float] | int,
+    workers: int,
+    clock: Clock | None = None,
+) -> list[Record]:
+    """Send requests and return what was seen, in their order.
+
+    send: takes a request's index and blocks until it is answered. due_s: when each is due, in seconds from the start
+    (an open loop), or how many there are, each sent when a worker is free (a closed loop). workers: requests that may
+    be under way at once. In an open loop a request whose turn comes late is late: its latency counts from its due time.
+    An error of trtkit's is the request's; any other one ends the load.
+    """
+    count = due_s if isinstance(due_s, int) else len(due_s)
+    load = _Load(send, None if isinstance(due_s, int) else due_s, clock or WallClock(), iter(range(count)))
+    if workers == 1:
+        load.work()
+    else:
+        threads = [threading.Thread(target=load.work, daemon=True) for _ in range(min(workers, count))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if load.failures:
+        raise load.failures[0]
+    return [load.records[index] for index in range(count)]
+
+
+class _Load:
+    """The requests that are left, and the records of those that are done."""
+
+    def __init__(
+        self,
+        send: Callable[[int], Answer],
+        due_s: Sequence[float] | None,
+        clock: Clock,
+        left: Iterator[int],
+    ) -> None:
+        self._send, self._due_s, self._clock, self._left = send, due_s, clock, left
+        self._lock, self._start = threading.Lock(), clock.now()
+        self.records: dict[int, Record] = {}
+        self.failures: list[BaseException] = []
+
+    def work(self) -> None:
+        """Send requests until none is left."""
+        try:
+            while not self.failures and (index := self._next()) is not None:
+                self.records[index] = self._one(index)
+        except BaseException as failure:  # a thread's own would be lost: `drive` raises it again
+            self.failures.append(failure)
+
+    def _next(self) -> int | None:
+        with self._lock:
+            return next(self._left, None)
+
+    def _one(self, index: int) -> Record:
+        due = self._wait(index)
+        sent = self._clock.now() - self._start
+        try:
+            answer = self._send(index)
+        except TrtkitError as error:
+            answer = Answer(error=str(error))
+        ended = self._clock.now() - self._start
+        times = tuple(moment - self._start for moment in answer.token_times_s)
+        return Record(sent if due is None else due, sent, ended, times, answer.input_tokens, answer.error)
+
+    def _wait(self, index: int) -> float | None:
+        """Wait until a request is due; return when that is."""
+        if self._due_s is None:
+            return None
+        due = self._due_s[index]
+        ahead = due - (self._clock.now() - self._start)
+        if ahead > 0:
+            self._clock.sleep(ahead)
+        return due
+
+
+def peak_concurrency(records: Sequence[Record]) -> int:
+    """Return how many requests were under way at once at most."""
+    changes = sorted([(each.sent_s, 1) for each in records] + [(each.ended_s, -1) for each in records])
+    return max(itertools.accumulate(change for _, change in changes), default=0)

@@ -1,0 +1,136 @@
+"""From records to metrics, by AIPerf's names and units; goodput under service-level objectives.
+
+Latencies count from when a request was due. In a closed loop that is when it was sent, as AIPerf counts; in an open
+loop AIPerf's own `request_latency` counts from the sending, and its CO-aware `effective_latency` as here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trtkit.benchmarking.statistics import summary
+from trtkit.errors import BenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from trtkit.benchmarking.records import Record
+
+Json = dict[str, Any]
+
+UNITS = {
+    "request_throughput": "requests/sec",
+    "request_latency": "ms",
+    "request_count": "requests",
+    "error_request_count": "requests",
+    "time_to_first_token": "ms",
+    "time_to_second_token": "ms",
+    "inter_token_latency": "ms",
+    "inter_chunk_latency": "ms",
+    "output_token_throughput": "tokens/sec",
+    "output_token_throughput_per_user": "tokens/sec/user",
+    "output_sequence_length": "tokens",
+    "output_token_count": "tokens",
+    "input_sequence_length": "tokens",
+    "total_output_tokens": "tokens",
+    "total_osl": "tokens",
+    "total_isl": "tokens",
+    "benchmark_duration": "sec",
+    "goodput": "requests/sec",
+    "good_request_count": "requests",
+}
+# What an objective may bound from above: AIPerf's name, and its value for one request; None where it has none.
+OBJECTIVES: dict[str, Callable[[Record], float | None]] = {
+    "request_latency": lambda record: record.latency_s * 1e3,
+    "time_to_first_token": lambda record: _ms(record.time_to_first_token_s),
+    "inter_token_latency": lambda record: _ms(record.time_per_output_token_s),
+}
+_SHORT = {"e2e": "request_latency", "ttft": "time_to_first_token", "tpot": "inter_token_latency"}
+
+
+def parse_objectives(texts: Sequence[str]) -> dict[str, float]:
+    """Return objectives in ms from `time_to_first_token:200`, or `ttft:200`. Raises BenchError."""
+    found = {}
+    for text in texts:
+        name, _, limit = text.partition(":")
+        name = _SHORT.get(name, name)
+        try:
+            found[name] = float(limit)
+        except ValueError:
+            found[name] = 0.0
+        if name not in OBJECTIVES or not 0 < found[name] < float("inf"):
+            fix = f"write NAME:MILLISECONDS with one of {', '.join([*_SHORT, *OBJECTIVES])}"
+            raise BenchError(f"`{text}` is no objective", "--goodput", fix)
+    return found
+
+
+def is_good(record: Record, objectives: Mapping[str, float]) -> bool:
+    """Whether a request succeeded and met every objective, in ms. One that an objective has no value for met it."""
+    values = ((OBJECTIVES[name](record), limit) for name, limit in objectives.items())
+    return not record.error and all(value is None or value <= limit for value, limit in values)
+
+
+def load_metrics(records: Sequence[Record], objectives: Mapping[str, float]) -> Json:
+    """Return `{name: {"unit": ..., "avg": ..., "p50": ..., ...}}`; totals have `avg` only, as AIPerf writes them.
+
+    Failed requests are counted and are in no other metric.
+    """
+    done = [record for record in records if not record.error]
+    found = {name: {"unit": UNITS[name], **summary(values)} for name, values in _samples(done).items() if values}
+    totals = _totals(records, done)
+    if objectives:
+        good = sum(is_good(record, objectives) for record in records)
+        totals |= {"good_request_count": good, "goodput": _rate(good, totals["benchmark_duration"])}
+    return found | {name: {"unit": UNITS[name], "avg": float(value)} for name, value in totals.items()}
+
+
+def _samples(done: Sequence[Record]) -> dict[str, list[float]]:
+    """Return the samples of each metric: one a request, but for the gaps between tokens."""
+    per_token = [_ms(record.time_per_output_token_s) for record in done]
+    lengths = [float(len(record.token_times_s)) for record in done if record.token_times_s]
+    return {
+        "request_latency": [record.latency_s * 1e3 for record in done],
+        "time_to_first_token": _known(_ms(record.time_to_first_token_s) for record in done),
+        "time_to_second_token": [record.gaps_s[0] * 1e3 for record in done if record.gaps_s],
+        "inter_token_latency": _known(per_token),
+        "inter_chunk_latency": [gap * 1e3 for record in done for gap in record.gaps_s],
+        "output_token_throughput_per_user": [1e3 / value for value in per_token if value],
+        "output_sequence_length": lengths,
+        "output_token_count": lengths,
+        "input_sequence_length": [float(record.input_tokens) for record in done if record.input_tokens],
+    }
+
+
+def _totals(records: Sequence[Record], done: Sequence[Record]) -> dict[str, float]:
+    """Return what is counted over the whole load."""
+    tokens = sum(len(record.token_times_s) for record in done)
+    duration = duration_s(records)
+    totals = {
+        "request_count": float(len(done)),
+        "error_request_count": float(len(records) - len(done)),
+        "benchmark_duration": duration,
+        "request_throughput": _rate(len(done), duration),
+    }
+    if tokens:
+        totals |= {"total_output_tokens": tokens, "total_osl": tokens, "total_isl": sum(r.input_tokens for r in done)}
+        totals["output_token_throughput"] = _rate(tokens, duration)
+    return totals
+
+
+def duration_s(records: Sequence[Record]) -> float:
+    """Return the seconds from the first request's due time to the last one's end."""
+    if not records:
+        return 0.0
+    return max(record.ended_s for record in records) - min(record.due_s for record in records)
+
+
+def _rate(count: float, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+def _known(values: Any) -> list[float]:
+    return [value for value in values if value is not None]

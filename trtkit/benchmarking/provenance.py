@@ -1,0 +1,113 @@
+"""What a measurement was made with and on, and whether the bundle was verified: without it a figure says nothing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit.backends import list_gpus
+from trtkit.engine.cache import tool_versions
+from trtkit.errors import BenchError
+from trtkit.verification.verdict import verdict
+
+if TYPE_CHECKING:
+    from trtkit.bundle.bundle import Bundle
+
+Json = dict[str, Any]
+_STATE = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_throttle_reasons.active")
+
+
+def verification(bundle: Bundle, *, is_waived: bool) -> str:
+    """Return in words how the bundle was verified. Raises BenchError where it was not, unless that is waived."""
+    found = bundle.manifest.verify
+    if found is not None and found["passed"]:
+        return f"verified at {found['verified_at']} against {found['reference']}"
+    what = "the bundle was never verified" if found is None else f"the bundle's verification failed: {verdict(found)}"
+    if is_waived:
+        return f"UNVERIFIED: {what}"
+    fix = f"run `trtkit verify {shlex.quote(str(bundle.path))}`, or measure all the same with `--unverified`"
+    raise BenchError(what, str(bundle.path), fix)
+
+
+def bundle_record(bundle: Bundle, verified: str) -> Json:
+    """Return what tells one bundle from another."""
+    manifest = bundle.manifest
+    return {
+        "path": str(bundle.path),
+        "name": manifest.name,
+        "build_key": manifest.build_key,
+        "precision": manifest.config.precision,
+        "backend": f"{manifest.backend.name} {manifest.backend.version}",
+        "target": manifest.target.name,
+        "verification": verified,
+    }
+
+
+def provenance(command: str) -> Json:
+    """Return when, by which command, on which machine in which state, and with which versions."""
+    return {
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "machine": machine(),
+        "versions": tool_versions() | _versions("numpy", "onnxruntime", "tritonclient"),
+    }
+
+
+def machine() -> Json:
+    """Return processor, cores, GPUs with clocks and temperature, threads, and the load before the measurement."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)),
+        "system": f"{platform.system()} {platform.release()}",
+        "load_average": [round(value, 2) for value in os.getloadavg()],
+        "torch_threads": _torch_threads(),
+        "gpus": [vars(gpu) for gpu in list_gpus()],
+        "gpu_state": gpu_state(),
+    }
+
+
+def gpu_state() -> list[Json]:
+    """Return clocks (MHz), temperature (Celsius), power (W) and reasons of throttling of each GPU, none without one."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return []
+    query = [command, f"--query-gpu={','.join(_STATE)}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    rows = [[value.strip() for value in line.split(",")] for line in answer.stdout.splitlines()]
+    return [dict(zip(_STATE, row, strict=True)) for row in rows if len(row) == len(_STATE)]
+
+
+def _torch_threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor())
+
+
+def _versions(*packages: str) -> dict[str, str]:
+    found = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,105 @@
+"""A bundle behind a Triton server: the same work over gRPC or HTTP, timed where the answers arrive."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.benchmarking.load import Answer, WallClock, drive
+from trtkit.benchmarking.text_server import Served
+from trtkit.errors import BenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trtkit.benchmarking.load import Clock
+    from trtkit.benchmarking.schedules import Schedule
+    from trtkit.benchmarking.workload import Work
+    from trtkit.runtime.triton_client import Client
+
+Array = np.ndarray[Any, Any]
+MOST_UNDER_WAY = 256
+"""Requests of an open loop that may be under way; those behind wait, and their latency counts the wait."""
+
+
+class Endpoint:
+    """A model on a server, with a connection for each thread that asks.
+
+    Raises BenchError if the server does not serve the model, DeployError if no server answers.
+    """
+
+    def __init__(self, url: str, model: str, timeout_s: float = 600.0) -> None:
+        from trtkit.runtime.triton_client import Client, parse_url
+
+        self._address, self._connect, self._timeout_s = parse_url(url), Client, timeout_s
+        self._own = threading.local()
+        self.url, self.model = str(self._address), model
+        self.computes = f"Triton {self._version()} at {self.url}, model {model}"
+
+    @property
+    def client(self) -> Client:
+        """Return this thread's connection."""
+        if not hasattr(self._own, "client"):
+            self._own.client = self._connect(self._address, self._timeout_s)
+        client: Client = self._own.client
+        return client
+
+    def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the outputs of one request. Raises DeployError where the server refuses."""
+        return self.client.infer(self.model, inputs, self._outputs)
+
+    def _version(self) -> str:
+        version = self.client.version()
+        if not self.client.has_ready(self.model):
+            fix = "name the model as its repository does: --model NAME"
+            raise BenchError(f"the server has no model `{self.model}` that is ready", self.url, fix)
+        self._outputs = [tensor.name for tensor in self.client.interface(self.model).outputs]
+        return version
+
+
+class ServedText:
+    """A language model as `trtkit deploy` serves it. A token's time is when its response has arrived."""
+
+    name = "served"
+    place: str | None = None
+
+    def __init__(self, endpoint: Endpoint, clock: Clock | None = None) -> None:
+        self._endpoint, self._clock = endpoint, clock or WallClock()
+        self.computes = endpoint.computes
+
+    def serve(self, work: Sequence[Work], schedule: Schedule) -> Served:
+        """Answer all of `work`; each worker has a connection of its own."""
+        tokens: dict[int, tuple[int, ...]] = {}
+        records = drive(
+            lambda index: self._ask(index, work[index], tokens), *workers_of(schedule, len(work)), self._clock
+        )
+        return Served(records, [tokens.get(index, ()) for index in range(len(work))])
+
+    def _ask(self, index: int, work: Work, tokens: dict[int, tuple[int, ...]]) -> Answer:
+        """Send one request and note when each of its tokens came."""
+        ids: list[int] = []
+        times: list[float] = []
+        for found in self._endpoint.client.responses(self._endpoint.model, _fields(work)):
+            new = found["output_ids"].reshape(-1).tolist() if "output_ids" in found else []
+            ids += new
+            times += [self._clock.now()] * len(new)
+        tokens[index] = tuple(ids)
+        return Answer(tuple(times), len(work.prompt_ids))
+
+
+def workers_of(schedule: Schedule, count: int) -> tuple[Sequence[float] | int, int]:
+    """Return when `count` requests are due, or how many they are, and how many may be under way."""
+    return schedule.due_s or count, schedule.concurrency or min(count, MOST_UNDER_WAY)
+
+
+def _fields(work: Work) -> dict[str, Array]:
+    """Return a request's inputs: greedy, streamed, exactly `output_tokens` tokens."""
+    return {
+        "input_ids": np.array([work.prompt_ids], np.int32),
+        "max_tokens": np.array([[work.output_tokens]], np.int32),
+        "temperature": np.zeros((1, 1), np.float32),
+        "ignore_eos": np.ones((1, 1), np.bool_),
+        "stream": np.ones((1, 1), np.bool_),
+    }

@@ -1,0 +1,91 @@
+"""transformers' own model as a rival: static batches, as its users run it, greedy, with its own cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.benchmarking.ceiling import CPU
+from trtkit.benchmarking.load import WallClock
+from trtkit.benchmarking.records import Record
+from trtkit.benchmarking.text_server import Served
+from trtkit.dtypes import DTYPES
+from trtkit.engine.decoders import open_decoder
+from trtkit.verification.decoder_reference import TransformersReference
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.benchmarking.schedules import Schedule
+    from trtkit.benchmarking.workload import Work
+    from trtkit.config.schema import ModelConfig
+
+TRANSFORMERS = "transformers"
+
+
+class TransformersServer:
+    """A causal language model of transformers with the bundle's weights, in the bundle's precision, on the CPU.
+
+    Requests are taken in batches of as many as may be under way, padded at the left; a batch ends with its longest
+    answer. It takes closed loops only.
+    """
+
+    name = TRANSFORMERS
+    place: str | None = CPU
+
+    def __init__(self, config: ModelConfig) -> None:
+        import torch
+        import transformers
+
+        reference = TransformersReference(open_decoder(config.source))
+        self._torch, self._clock = torch, WallClock()
+        self._model = reference.model.to(getattr(torch, DTYPES[config.precision].torch))
+        self._model.set_attn_implementation("sdpa")
+        self.computes = f"{TRANSFORMERS} {transformers.__version__}, static batches, CPU, {config.precision}"
+
+    def serve(self, work: Sequence[Work], schedule: Schedule) -> Served:
+        """Answer all of `work` batch by batch."""
+        assert schedule.concurrency is not None  # it has no queue
+        start, size, served = self._clock.now(), schedule.concurrency, Served([])
+        for first in range(0, len(work), size):
+            self._batch(work[first : first + size], start, served)
+        return served
+
+    def _batch(self, work: Sequence[Work], start: float, served: Served) -> None:
+        """Answer one batch; note when each of its requests had each of its tokens."""
+        sent, steps, tokens = self._clock.now() - start, max(each.output_tokens for each in work), []
+        times = []
+        with self._torch.inference_mode():
+            state = self._prompts(work)
+            for _ in range(steps):
+                tokens.append(self._step(state))
+                times.append(self._clock.now() - start)
+        for row, each in enumerate(work):
+            own = tuple(times[: each.output_tokens])
+            served.records.append(Record(sent, sent, own[-1], own, len(each.prompt_ids)))
+            served.tokens.append(tuple(int(step[row]) for step in tokens[: each.output_tokens]))
+
+    def _prompts(self, work: Sequence[Work]) -> dict[str, Any]:
+        """Return ids, mask and positions [B, S] of prompts, padded at the left."""
+        longest = max(len(each.prompt_ids) for each in work)
+        ids, mask = np.zeros((2, len(work), longest), np.int64)
+        for row, each in enumerate(work):
+            ids[row, longest - len(each.prompt_ids) :] = each.prompt_ids
+            mask[row, longest - len(each.prompt_ids) :] = 1
+        positions = np.maximum(mask.cumsum(-1) - 1, 0)
+        arrays = {"input_ids": ids, "position_ids": positions}
+        state = {name: self._torch.from_numpy(array) for name, array in arrays.items()}
+        padded = None if mask.all() else self._torch.from_numpy(mask)  # without a mask attention is faster
+        return {**state, "attention_mask": padded, "past_key_values": None}
+
+    def _step(self, state: dict[str, Any]) -> Any:
+        """Return the next token of each row, and make `state` that of the step behind it."""
+        found = self._model(**state, use_cache=True, logits_to_keep=1)
+        tokens = found.logits[:, -1].argmax(-1)
+        if state["attention_mask"] is not None:
+            ones = self._torch.ones_like(tokens[:, None])
+            state["attention_mask"] = self._torch.cat([state["attention_mask"], ones], 1)
+        state["position_ids"] = state["position_ids"][:, -1:] + 1
+        state["input_ids"], state["past_key_values"] = tokens[:, None], found.past_key_values
+        return tokens.numpy()

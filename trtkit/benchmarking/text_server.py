@@ -1,0 +1,145 @@
+"""What answers requests for text, and the bundle itself in this process: one engine, driven step by step."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from trtkit.benchmarking.ceiling import CPU, GPU
+from trtkit.benchmarking.load import WallClock
+from trtkit.benchmarking.records import Record
+from trtkit.runtime.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.benchmarking.load import Clock
+    from trtkit.benchmarking.schedules import Schedule
+    from trtkit.benchmarking.workload import Work
+    from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.runtime.llm import LLM, Delta
+
+Tokens = list[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Served:
+    """What became of requests, in their order: what was seen, and the tokens, empty where they are not known."""
+
+    records: list[Record]
+    tokens: Tokens = field(default_factory=list)
+
+
+class TextServer(Protocol):
+    """Answers requests. name: in ratios. computes: in words, where too; it stands beside every figure.
+
+    place: CPU, GPU, or None where that is not known.
+    """
+
+    name: str
+    computes: str
+    place: str | None
+
+    def serve(self, work: Sequence[Work], schedule: Schedule) -> Served:
+        """Answer all of `work` as `schedule` says, greedily, each with exactly as many tokens as it asks for."""
+        ...
+
+
+def greedy_params(work: Work) -> SamplingParams:
+    """Return settings that give exactly `output_tokens` tokens, the most likely ones."""
+    return SamplingParams(temperature=0.0, max_tokens=work.output_tokens, ignore_eos=True)
+
+
+@dataclass
+class _Request:
+    """A request under way. Times are by the clock."""
+
+    index: int
+    due_s: float
+    sent_s: float
+    times_s: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+
+class EngineServer:
+    """A bundle in this process. A token's time is when its step has ended and its text could be sent."""
+
+    def __init__(self, llm: LLM, precision: str, name: str = "trtkit", clock: Clock | None = None) -> None:
+        self._llm, self._clock = llm, clock or WallClock()
+        has_reference = llm.description.startswith("reference executor")
+        self.name = name
+        self.place: str | None = CPU if has_reference else GPU
+        self.computes = f"{'reference executor, CPU' if has_reference else llm.description}, {precision}"
+
+    @property
+    def execution(self) -> DecoderExecution:
+        """The network with its caches."""
+        return self._llm.frontend.execution
+
+    def serve(self, work: Sequence[Work], schedule: Schedule) -> Served:
+        """Answer all of `work`: steps while there is something to do, and what is due is submitted between them."""
+        run = _Run(self._llm, self._clock, work, schedule)
+        while run.is_open:
+            run.submit()
+            run.step()
+        return Served([run.records[index] for index in range(len(work))], [run.tokens[i] for i in range(len(work))])
+
+
+class _Run:
+    """One load on one engine."""
+
+    def __init__(self, llm: LLM, clock: Clock, work: Sequence[Work], schedule: Schedule) -> None:
+        self._llm, self._clock, self._work, self._schedule = llm, clock, work, schedule
+        self._left = deque(range(len(work)))
+        self._under_way: dict[str, _Request] = {}
+        self._start = clock.now()
+        self.records: dict[int, Record] = {}
+        self.tokens: dict[int, tuple[int, ...]] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request is left or under way."""
+        return bool(self._left or self._under_way)
+
+    def submit(self) -> None:
+        """Give the engine what is due, or as many as may be under way."""
+        while self._left and self._is_next():
+            index = self._left.popleft()
+            now = self._now()
+            due = self._schedule.due_s[index] if self._schedule.due_s else now
+            ids = list(self._work[index].prompt_ids)
+            job = self._llm.frontend.add(ids, greedy_params(self._work[index]), is_streamed=True)
+            self._under_way[job.id] = _Request(index, due, now)
+
+    def step(self) -> None:
+        """Run the engine a step and note what came, or wait for the next request where there is nothing to do."""
+        if not self._under_way:
+            if self._left:
+                self._clock.sleep(max(1e-6, self._schedule.due_s[self._left[0]] - self._now()))
+            return
+        self._llm.frontend.step()
+        news, now = self._llm.frontend.news(), self._now()
+        for delta in news:
+            self._note(delta, now)
+
+    def _is_next(self) -> bool:
+        if self._schedule.concurrency is not None:
+            return len(self._under_way) < self._schedule.concurrency
+        return self._schedule.due_s[self._left[0]] <= self._now()
+
+    def _note(self, delta: Delta, now: float) -> None:
+        request = self._under_way[delta.request_id]
+        request.times_s += [now] * len(delta.token_ids)
+        request.tokens += delta.token_ids
+        if delta.output is None:
+            return
+        del self._under_way[delta.request_id]
+        index = request.index
+        error = str(delta.stop_reason) if delta.finish_reason in ("error", "abort") else ""
+        count, reused = len(self._work[index].prompt_ids), delta.output.metrics.reused_tokens
+        self.records[index] = Record(request.due_s, request.sent_s, now, tuple(request.times_s), count, error, reused)
+        self.tokens[index] = tuple(request.tokens)
+
+    def _now(self) -> float:
+        return self._clock.now() - self._start

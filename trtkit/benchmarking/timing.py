@@ -1,0 +1,102 @@
+"""Time calls: warmed up first, in rounds where there are several to compare, and told whether they were steady."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.benchmarking.load import WallClock
+from trtkit.benchmarking.statistics import median
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from trtkit.benchmarking.load import Clock
+
+STEADY_DRIFT = 0.1
+"""How far the median of a run's last third may be from that of its first one."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """When to stop.
+
+    Warm-up ends after `warmup_runs` rounds and `warmup_s` seconds; measuring after `min_runs` rounds and `min_s`
+    seconds, or at `max_s` seconds where there are `few_runs` rounds by then.
+    """
+
+    warmup_runs: int = 3
+    warmup_s: float = 0.5
+    min_runs: int = 20
+    min_s: float = 2.0
+    max_s: float = 60.0
+    few_runs: int = 5
+
+    def is_warm(self, runs: int, elapsed_s: float) -> bool:
+        """Whether the warm-up is over."""
+        return runs >= self.warmup_runs and elapsed_s >= self.warmup_s
+
+    def is_done(self, runs: int, elapsed_s: float) -> bool:
+        """Whether enough was measured."""
+        is_enough = runs >= self.min_runs and elapsed_s >= self.min_s
+        return is_enough or (runs >= self.few_runs and elapsed_s >= self.max_s)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of each call, in order, and the uncounted calls before them. starts_s: when each began."""
+
+    samples_s: tuple[float, ...]
+    starts_s: tuple[float, ...]
+    warmup_runs: int
+
+    @property
+    def drift(self) -> float:
+        """How much slower the last third is than the first one, by their medians."""
+        return drift_of(self.samples_s)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the drift is small. What is not steady is marked in every report."""
+        return abs(self.drift) <= STEADY_DRIFT
+
+
+def drift_of(samples: Sequence[float]) -> float:
+    """Return how much larger the last third is than the first one, by their medians."""
+    third = max(1, len(samples) // 3)
+    return median(samples[-third:]) / median(samples[:third]) - 1
+
+
+def measure(calls: Mapping[str, Callable[[], object]], rules: Rules, clock: Clock | None = None) -> dict[str, Timing]:
+    """Time every call once a round, so that what slows the machine down slows all of them.
+
+    The order turns by one from round to round: none is always the one behind the same neighbour.
+    """
+    clock = clock or WallClock()
+    begun, warmups = clock.now(), 0
+    while not rules.is_warm(warmups, clock.now() - begun):
+        _round(calls, warmups, clock)
+        warmups += 1
+    begun = clock.now()
+    rounds: list[dict[str, tuple[float, float]]] = []
+    while not rules.is_done(len(rounds), clock.now() - begun):
+        rounds.append(_round(calls, len(rounds), clock))
+    return {
+        name: Timing(tuple(each[name][1] for each in rounds), tuple(each[name][0] - begun for each in rounds), warmups)
+        for name in calls
+    }
+
+
+def _round(calls: Mapping[str, Callable[[], object]], turn: int, clock: Clock) -> dict[str, tuple[float, float]]:
+    """Return each call's start and seconds."""
+    found = {}
+    for name in _turned(list(calls), turn):
+        started = clock.now()
+        calls[name]()
+        found[name] = (started, clock.now() - started)
+    return found
+
+
+def _turned(names: Sequence[str], turn: int) -> list[str]:
+    first = turn % len(names)
+    return [*names[first:], *names[:first]]

@@ -1,0 +1,157 @@
+"""A bundle: a folder that holds an engine and all that is needed to know, check and rebuild it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from trtkit.bundle.manifest import SCHEMA_VERSION, Manifest
+from trtkit.bundle.network_record import checked_network
+from trtkit.errors import BundleError
+from trtkit.files import read_text, replace_file
+from trtkit.sources.digest import sha256_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from trtkit.bundle.manifest import FileRecord
+
+MANIFEST, NETWORK, QUANTIZED = "manifest.json", "network.json", "quantized"
+_REBUILD = "build the bundle again"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle folder with its manifest read."""
+
+    path: Path
+    manifest: Manifest
+
+    def engine_path(self, index: int = 0) -> Path:
+        """Return the plan file, without checking it."""
+        return self.path / self.manifest.engines[index].path
+
+    @property
+    def onnx_path(self) -> Path:
+        """The ONNX file that TensorRT parsed. Raises BundleError where the network did not come through ONNX."""
+        if self.manifest.network is None:
+            kind = "an LLM" if self.manifest.hybrid is None else "a hybrid"
+            raise BundleError(f"the network of {kind} bundle is no ONNX file", str(self.path))
+        return self.path / self.manifest.network.path
+
+    @property
+    def quantized_path(self) -> Path | None:
+        """The folder of the checkpoint that the build made by quantizing the source; None where it made none."""
+        return self.path / QUANTIZED if self.manifest.quantized else None
+
+    def network_record(self) -> dict[str, Any]:
+        """Return the layers as `describe` recorded them. Raises BundleError."""
+        file = self.path / NETWORK
+        try:
+            return checked_network(json.loads(read_text(file)))
+        except (OSError, ValueError, RecursionError) as error:
+            raise BundleError(f"the layers cannot be read: {_first_line(error)}", str(file), _REBUILD) from None
+
+    def check_files(self) -> None:
+        """Compare every file with its digest: a plan is code. Raises BundleError."""
+        self.check_network()
+        for record in self.manifest.engines:
+            check_file(self.path, record)
+
+    def check_sources(self, digests: Collection[str]) -> None:
+        """Compare the sources, which stay where they were, as they are now with those that the bundle was built from.
+
+        digests: SHA-256 of each file. Raises BundleError.
+        """
+        changed = [file.path for file in self.manifest.sources if file.sha256 not in digests]
+        if changed:
+            raise BundleError("the source has changed since the bundle was built", changed[0], _REBUILD)
+
+    def check_network(self) -> None:
+        """Compare the ONNX files and their weights with their digests. Raises BundleError."""
+        for record in self.manifest.network_files():
+            check_file(self.path, record)
+
+    def check_contents(self) -> None:
+        """Compare the small files with their digests; refuse files without one in folders that are read whole.
+
+        Raises BundleError.
+        """
+        listed = {Path(name) for name in self.file_names()}
+        for name in listed:
+            if name.is_absolute() or ".." in name.parts:
+                raise BundleError("the manifest names a file outside the bundle", str(self.path / name))
+        for record in self.manifest.files:
+            check_file(self.path, record)
+        for folder in sorted({path.parts[0] for path in listed if len(path.parts) > 1}):
+            for path in sorted((self.path / folder).rglob("*")):
+                if path.is_symlink():
+                    raise BundleError("is a symbolic link", str(path), "put the file or folder itself there")
+                if not path.is_dir() and path.relative_to(self.path) not in listed:
+                    raise BundleError("the manifest does not list this file", str(path), "remove it")
+
+    def file_names(self) -> list[str]:
+        """Return every file that the manifest lists but itself and known requests, relative to the bundle."""
+        manifest = self.manifest
+        return [record.path for record in (*manifest.network_files(), *manifest.engines, *manifest.files)]
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether `path` is a folder with a manifest."""
+    return (path / MANIFEST).is_file()
+
+
+def open_bundle(path: Path) -> Bundle:
+    """Read the bundle at `path`, its small files checked. Raises BundleError if it is none or is damaged."""
+    file = path / MANIFEST
+    try:
+        data = json.loads(read_text(file))
+    except FileNotFoundError:
+        raise BundleError(
+            f"no bundle here: `{MANIFEST}` is missing", str(path), "give a folder that `trtkit build` made"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise BundleError(f"the manifest cannot be read: {error}", str(file), _REBUILD) from None
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SCHEMA_VERSION:
+        what = f"manifest schema version {version!r} is not {SCHEMA_VERSION}"
+        raise BundleError(what, str(file), "build the bundle again with this trtkit")
+    try:
+        bundle = Bundle(path, Manifest.model_validate(data))
+    except ValidationError as error:
+        raise BundleError(f"the manifest is damaged: {_first_line(error)}", str(file), _REBUILD) from None
+    bundle.check_contents()
+    return bundle
+
+
+def check_file(folder: Path, record: FileRecord) -> None:
+    """Compare one file with its record. Raises BundleError where it is missing, outside or changed."""
+    path = folder / record.path
+    try:
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise BundleError("the manifest names a file outside the bundle", str(path))
+        sha256 = sha256_of(path)
+    except OSError as error:
+        raise BundleError(f"cannot be read: {error.strerror}", str(path), _REBUILD) from None
+    except ValueError:  # a NUL in the name
+        raise BundleError("the manifest names no file", repr(record.path), _REBUILD) from None
+    if sha256 != record.sha256:
+        raise BundleError(
+            "the file is not the one that was built: its SHA-256 differs", str(path), "build the bundle again"
+        )
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write `data` so that readers see the old file or the new one. Raises OSError."""
+    replace_file(path, f"{json.dumps(data, indent=1)}\n".encode())
+
+
+def _first_line(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    return str(error)

@@ -1,0 +1,144 @@
+"""Compute the answers of known requests with the runtime that is here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.deployment.known import KnownRequest, read_all_known, write_known
+from trtkit.errors import BundleError, TrtkitError
+from trtkit.inputs.images import decode_image
+from trtkit.inputs.samples import random_sample
+from trtkit.network.onnx.io import TensorSpec
+from trtkit.runtime.model import open_model
+from trtkit.sources import package_file
+from trtkit.verification.job import tolerance_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from PIL import Image
+
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.runtime.model import Model
+
+Array = np.ndarray[Any, Any]
+MAX_FLOPS = 2e11
+"""A known answer is computed on a CPU where no GPU is: larger networks are left out."""
+MAX_BYTES = 32 * 1024**2
+PROMPT, NEW_TOKENS = "Gravity is", 8
+
+
+@dataclass(frozen=True)
+class ImageAnswer:
+    """What a pipeline around the bundle answers to an image. shape: of its input for one image."""
+
+    shape: tuple[int, ...]
+    compute: Callable[[Model, Image.Image], dict[str, Array]]
+
+
+def ensure_known(bundle: Bundle, answer: ImageAnswer | None, on_progress: Callable[[str], None]) -> str:
+    """Make the bundle's known requests; return what was done, in words.
+
+    answer: of the pipeline that it is served as, None where it is served as tensors. That one is computed anew, since
+    it follows the deployment's options. A bundle that cannot run or be written here has none.
+    """
+    on_progress("computing a known answer")
+    try:
+        there = read_all_known(bundle)
+    except BundleError:
+        there = []  # damaged, or another version's: made anew
+    try:
+        if bundle.manifest.decoder is not None:
+            return _ensure_text(bundle, there)
+        if _is_too_large(bundle):
+            return "no known request: the network is too large to run it here"
+        requests = _vision_requests(bundle, answer, there)
+        write_known(bundle, requests)
+    except (TrtkitError, OSError) as error:
+        return f"no known request: {error.what if isinstance(error, TrtkitError) else error}"
+    return f"known requests: {len(requests)}, answered by the runtime that is here"
+
+
+def _ensure_text(bundle: Bundle, there: list[KnownRequest]) -> str:
+    if there:
+        return "the bundle has a known request"
+    write_known(bundle, [_text_request(bundle)])
+    return f"known request: {NEW_TOKENS} tokens after `{PROMPT}`"
+
+
+def _is_too_large(bundle: Bundle) -> bool:
+    volume = sum(int(np.prod(shape)) for shape in _smallest_shapes(bundle).values())
+    return (bundle.manifest.totals.get("flops") or 0) > MAX_FLOPS or volume * 4 > MAX_BYTES
+
+
+def _vision_requests(bundle: Bundle, answer: ImageAnswer | None, there: list[KnownRequest]) -> list[KnownRequest]:
+    """Return those that are there and still hold, with what is missing."""
+    names = {record.name for record in bundle.manifest.inputs}
+    outputs = {record.name for record in bundle.manifest.outputs}
+    tensors = [each for each in there if set(each.inputs) == names and set(each.outputs) == outputs]
+    image = None if answer is None else _sample_image(bundle)
+    if tensors and image is None:
+        return there
+    model = open_model(bundle.path, "auto")
+    made = tensors or [_tensor_request(model, _smallest_shapes(bundle))]
+    if answer is not None and image is not None:
+        made = [*made, _image_request(model, image, answer)]
+    kept = [each for each in there if all(set(each.outputs) != set(new.outputs) for new in made)]
+    return [*made, *kept]
+
+
+def _smallest_shapes(bundle: Bundle) -> dict[str, tuple[int, ...]]:
+    manifest = bundle.manifest
+    first = manifest.profiles[0] if manifest.profiles else {}
+    return {record.name: first[record.name].min if record.name in first else record.shape for record in manifest.inputs}
+
+
+def _tensor_request(model: Model, shapes: Mapping[str, tuple[int, ...]]) -> KnownRequest:
+    """Return random inputs of the smallest shapes with their outputs."""
+    manifest = model.bundle.manifest
+    specs = [TensorSpec(record.name, record.dtype, record.shape) for record in manifest.inputs]
+    inputs = random_sample("known", shapes, manifest.config, specs).inputs
+    return KnownRequest(inputs, model.run(inputs), tolerance_of(manifest.config))
+
+
+def _sample_image(bundle: Bundle) -> bytes | None:
+    """Return the first image that the config verifies on, None where it is not here."""
+    verify = bundle.manifest.config.verify
+    for text in verify.inputs:
+        try:
+            path = package_file.resolve(text, verify.requires)
+        except TrtkitError:
+            return None
+        if path.suffix.lower() in (".png", ".jpg", ".jpeg"):
+            return path.read_bytes()
+    return None
+
+
+def _image_request(model: Model, image: bytes, answer: ImageAnswer) -> KnownRequest:
+    """Return an image's bytes with their answer."""
+    found = answer.compute(model, decode_image(image, "known"))
+    asked = np.array([image], dtype=np.object_).reshape(answer.shape)
+    return KnownRequest({"image": asked}, found, tolerance_of(model.bundle.manifest.config))
+
+
+def _text_request(bundle: Bundle) -> KnownRequest:
+    """Return a text, or tokens where the bundle has no tokenizer, with what follows it greedily."""
+    from trtkit.runtime.llm import LLM
+    from trtkit.runtime.sampling.params import SamplingParams
+
+    with LLM(bundle, slots=1) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)
+        if llm.tokenizer is None:
+            ids = [1, 2, 3]
+            output = llm.generate([ids], params)[0].outputs[0]
+            answer = {"output_ids": np.array([output.token_ids], dtype=np.int32)}
+            prompt: dict[str, Array] = {"input_ids": np.array([ids], dtype=np.int32)}
+        else:
+            output = llm.generate(PROMPT, params)[0].outputs[0]
+            answer = {"text_output": np.array([[output.text.encode()]], dtype=np.object_)}
+            prompt = {"text_input": np.array([[PROMPT.encode()]], dtype=np.object_)}
+    limits = {"max_tokens": np.array([[NEW_TOKENS]], dtype=np.int32), "temperature": np.zeros((1, 1), dtype=np.float32)}
+    return KnownRequest(prompt | limits, answer, 0.0)

@@ -1,0 +1,30 @@
+"""A network's outputs as answers: classes or text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trtkit.deployment.answers import read_answer
+from trtkit.deployment.triton.backend.requests import answer, arrays_of, refusal
+from trtkit.deployment.triton.backend.settings import read_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class AnswerModel:
+    """What Triton's Python backend calls."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Read what the outputs mean."""
+        self._settings = read_settings(args)
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """Answer each request."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        try:
+            return answer(read_answer(arrays_of(request)[self._settings["input"]], self._settings))
+        except Exception as error:
+            return refusal(error)

@@ -1,0 +1,169 @@
+"""A language model of Triton's Python backend: requests join and leave one batch in flight."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import queue
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import triton_python_backend_utils as pb_utils
+
+from trtkit.deployment.triton.backend.llm_answer import pieces
+from trtkit.deployment.triton.backend.llm_metrics import EngineMetrics
+from trtkit.deployment.triton.backend.llm_request import Defaults, check_parameters, read_asks, renamed
+from trtkit.deployment.triton.backend.requests import answer, arrays_of, refusal
+from trtkit.deployment.triton.backend.settings import read_settings, version_folder
+from trtkit.runtime.llm.asynchronous import EngineThread
+from trtkit.runtime.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trtkit.deployment.triton.backend.llm_request import Ask
+
+# How often clients are looked after that may have gone.
+POLL_S, IDLE_S = 0.05, 1.0
+_LAST_WORDS_S = 0.5  # for answers to reach the server
+log = logging.getLogger(__name__)
+
+
+class Stream:
+    """A request under way: its answers so far, and where they go. asks: its prompts that have not ended, by name."""
+
+    def __init__(self, request: Any, asks: Mapping[str, Ask]) -> None:
+        self.sender = request.get_response_sender()
+        self.outputs = frozenset(request.requested_output_names())
+        self.asks = dict(asks)
+
+
+class LlmModel:
+    """What Triton's Python backend calls. Three threads: the server's, the engine's, and one that sends."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Open the bundle in the version's folder and, where asked, answer one prompt."""
+        settings = read_settings(args)
+        options = {name: settings[name] for name in ("slots", "max_queue", "prefill_budget")}
+        self._engine = EngineThread(version_folder(args) / "bundle", **options)
+        encode = partial(self._engine.frontend.reader.encode, add_special_tokens=False)
+        self._defaults = Defaults(settings["default_max_tokens"], encode)
+        self._metrics = EngineMetrics(self._engine.frontend.engine, _labels(args))
+        self._numbers = itertools.count()
+        self._streams: dict[str, Stream] = {}
+        self._news: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
+        self._sender = threading.Thread(target=self._send_all, name="trtkit-sender", daemon=True)
+        self._sender.start()
+        if settings["warmup"]:
+            self._warm_up()
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Give requests to the engine; their answers are sent as they come."""
+        for request in requests:
+            try:
+                check_parameters(json.loads(request.parameters() or "{}"))
+                found = read_asks(arrays_of(request), self._defaults)
+                asks = {str(next(self._numbers)): ask for ask in found}
+            except Exception as error:
+                _refuse(request.get_response_sender(), error)
+                continue
+            stream = Stream(request, asks)
+            for name, ask in asks.items():
+                self._streams[name] = stream
+                self._engine.submit(ask.prompt, ask.params, name, _Putter(self._news, name), ask.priority)
+
+    def finalize(self) -> None:
+        """End everything."""
+        self._engine.close()
+        self._news.put(None)
+        self._sender.join()
+
+    def _send_all(self) -> None:
+        """Send news as it comes, look for clients that have gone, and tell the metrics."""
+        item: tuple[str, Any] | tuple[()] | None
+        looked_s = 0.0
+        while True:
+            try:
+                item = self._news.get(timeout=POLL_S if self._streams else IDLE_S)
+            except queue.Empty:
+                item = ()
+            if item is None:
+                return
+            if item:
+                self._send(*item)
+            if self._engine.failure is not None and not self._streams:
+                _end_process(self._engine.failure)
+            if time.monotonic() - looked_s > POLL_S:
+                self._abort_cancelled()
+                self._metrics.update()
+                looked_s = time.monotonic()
+
+    def _send(self, name: str, news: Any) -> None:
+        stream = self._streams.get(name)
+        if stream is None:
+            return
+        ask = stream.asks[name]
+        is_last = isinstance(news, Exception) or news.output is not None
+        if is_last:
+            self._metrics.update()  # who has an answer finds its tokens counted
+        if isinstance(news, Exception):
+            stream.sender.send(refusal(renamed(news)))
+        else:
+            for outputs in pieces(ask, news):
+                stream.sender.send(answer({key: each for key, each in outputs.items() if key in stream.outputs}))
+        if is_last:
+            del self._streams[name], stream.asks[name]
+            if not stream.asks:
+                stream.sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+    def _abort_cancelled(self) -> None:
+        """End requests whose client has gone or asked for it."""
+        for name, stream in list(self._streams.items()):
+            if stream.sender.is_cancelled():
+                self._engine.abort(name)
+
+    def _warm_up(self) -> None:
+        """Answer a prompt, so that first-time work is done."""
+        done = threading.Event()
+        params = SamplingParams(temperature=0.0, max_tokens=2)
+        errors: list[Exception] = []
+
+        def on_news(news: Any) -> None:
+            if isinstance(news, Exception):
+                errors.append(news)
+            if errors or news.output is not None:
+                done.set()
+
+        self._engine.submit([0], params, "warm-up", on_news)
+        done.wait()
+        if errors:
+            raise errors[0]
+
+
+class _Putter:
+    """Puts what the engine tells of one prompt into the sender's queue."""
+
+    def __init__(self, news: queue.SimpleQueue[Any], name: str) -> None:
+        self._news, self._name = news, name
+
+    def __call__(self, news: Any) -> None:
+        self._news.put((self._name, news))
+
+
+def _labels(args: Mapping[str, str]) -> dict[str, str]:
+    return {"model": args["model_name"], "version": args["model_version"]}
+
+
+def _end_process(failure: Exception) -> None:
+    """End this process, once its clients know: an engine that has failed cannot go on, and Triton would not tell."""
+    log.critical("the engine has failed, its process ends", exc_info=failure)
+    time.sleep(_LAST_WORDS_S)
+    os._exit(1)
+
+
+def _refuse(sender: Any, error: Exception) -> None:
+    sender.send(refusal(error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

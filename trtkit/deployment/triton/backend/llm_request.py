@@ -1,0 +1,267 @@
+"""A Triton request of a language model as prompts and settings."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.deployment.triton.llm_fields import FIELDS
+from trtkit.errors import Problem, RequestError
+from trtkit.runtime.sampling.checks import SettingsError
+from trtkit.runtime.sampling.limits import MAX_WORD_LENGTH, MAX_WORDS
+from trtkit.runtime.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from trtkit.runtime.llm.prompts import Prompt
+
+Array = np.ndarray[Any, Any]
+_SETTINGS = {field.name: field.setting for field in FIELDS if field.setting}
+_LISTS = {"stop", "bad_words"}
+_DRAWS = {"top_k", "top_p", "min_p", "typical_p", "seed"}
+_GUIDES = {
+    "json": "guided_json",
+    "json_schema": "guided_json",
+    "regex": "guided_regex",
+    "ebnf_grammar": "guided_grammar",
+    "grammar": "guided_grammar",
+}
+_WORDS = {"bad_words", "stop_words", "embedding_bias_words"}
+_WORD_BYTES = 4 * MAX_WORD_LENGTH
+_MAX_PARAMETERS, _MAX_KEY = 64, 128
+# Where prompts and guides are at fault by the library's names.
+_INPUTS = {
+    "guided_json": "guided_decoding_guide",
+    "guided_regex": "guided_decoding_guide",
+    "guided_grammar": "guided_decoding_guide",
+    "logit_bias": "embedding_bias_words",
+}
+_PROMPTS = ("text_input", "input_ids", "messages")
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """One prompt of a request. row: which of the request's prompts. input_text: what stands before the answer."""
+
+    row: int
+    prompt: Prompt
+    params: SamplingParams
+    is_streamed: bool
+    has_logprobs: bool
+    input_text: str | None
+    priority: int
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a request does not say. encode: text to tokens, without those that begin and end a prompt."""
+
+    max_tokens: int
+    encode: Callable[[str], list[int]]
+
+
+def read_asks(inputs: Mapping[str, Array], defaults: Defaults) -> list[Ask]:
+    """Return a request's prompts. inputs: [rows, ...] by name, text as bytes.
+
+    Raises RequestError that names the input at fault.
+    """
+    _check_sizes(inputs)
+    rows = {name: value.shape[0] if value.ndim else 1 for name, value in inputs.items()}
+    if len(set(rows.values())) > 1:
+        listed = ", ".join(f"`{name}` {count}" for name, count in rows.items())
+        raise RequestError(f"the inputs differ in rows: {listed}", "inputs", "give every prompt its own row")
+    given = [name for name in _PROMPTS if name in inputs]
+    if len(given) != 1:
+        what = f"a prompt is one of `text_input`, `input_ids` and `messages`; {len(given)} are given"
+        raise RequestError(what, " and ".join(given) or "text_input", "give one of them")
+    return [
+        _read_row(row, {name: value[row : row + 1].reshape(-1) for name, value in inputs.items()}, defaults)
+        for row in range(next(iter(rows.values())))
+    ]
+
+
+def _check_sizes(inputs: Mapping[str, Array]) -> None:
+    """Raise RequestError for more words than are read. What else is long is refused where its limit is known."""
+    for name in _WORDS & inputs.keys():
+        value, rows = inputs[name], max(1, inputs[name].shape[0] if inputs[name].ndim else 1)
+        if value.size > MAX_WORDS * rows:
+            what = f"{value.size // rows} words are more than the limit, {MAX_WORDS}"
+            raise RequestError(what, name, "send fewer")
+        longest = max(map(len, value.reshape(-1)), default=0)
+        if longest > _WORD_BYTES:
+            raise RequestError(f"a word of {longest} bytes; the limit is {_WORD_BYTES}", name, "send shorter ones")
+
+
+def check_parameters(parameters: Mapping[str, Any]) -> None:
+    """Refuse what looks like a misspelt input: Triton makes a parameter of every key that is no input's name.
+
+    Raises RequestError. Others are left alone: clients send some of their own.
+    """
+    names = [field.name for field in FIELDS]
+    if len(parameters) > _MAX_PARAMETERS:
+        what = f"{len(parameters)} keys that are no input's name; the limit is {_MAX_PARAMETERS}"
+        raise RequestError(what, "parameters", "send inputs by their names")
+    for key in parameters:
+        if len(key) > _MAX_KEY:
+            raise RequestError(f"a key of {len(key)} characters", "parameters", "send inputs by their names")
+        if close := get_close_matches(key, names, n=1, cutoff=0.75):
+            raise RequestError("no such input", key, f"did you mean `{close[0]}`?")
+
+
+def _read_row(row: int, inputs: Mapping[str, Array], defaults: Defaults) -> Ask:
+    values = {name: _values(name, value) for name, value in inputs.items()}
+    is_streamed = _flag(values, "stream") or _flag(values, "streaming")
+    echoes = "exclude_input_in_output" in values and not _flag(values, "exclude_input_in_output")
+    has_logprobs = _flag(values, "return_log_probs")
+    settings = _settings(values) | _bias(values, defaults.encode) | ({"logprobs": 0} if has_logprobs else {})
+    params = _params({"max_tokens": defaults.max_tokens, **settings})
+    prompt = _prompt(values)
+    text = prompt if isinstance(prompt, str) else prompt.get("prompt") if isinstance(prompt, dict) else None
+    priority = values.get("priority", [0])[0]
+    return Ask(row, prompt, params, is_streamed, has_logprobs, text if echoes else None, priority)
+
+
+def _values(name: str, value: Array) -> list[Any]:
+    """Return an input's values; text decoded, but for images. Raises RequestError where there are none."""
+    if not value.size:
+        raise RequestError("is empty", name, "leave it out, or give a value")
+    if value.dtype != object or name == "image":
+        return list(value.tolist())
+    try:
+        return [item.decode() for item in value]
+    except UnicodeDecodeError as error:
+        raise RequestError(f"is not UTF-8: {error}", name, "send text as UTF-8") from None
+
+
+def _flag(values: Mapping[str, list[Any]], name: str) -> bool:
+    return bool(values.get(name, [False])[0])
+
+
+def _settings(values: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Return the settings given; greedy where nothing asks for draws.
+
+    TensorRT-LLM's clients always send a temperature of 1, which asks for nothing there without top_k or top_p.
+    """
+    found: dict[str, Any] = {}
+    for name, setting in _SETTINGS.items():
+        if name not in values:
+            continue
+        if setting in found:
+            raise RequestError(f"given twice, as `{name}` and by another name", name, "keep one")
+        found[setting] = _setting(setting, values[name])
+    found |= _guide(values)
+    found = {name: value for name, value in found.items() if value != ()}
+    if found.get("num_beams", 1) > 1 or (found.get("temperature", 1.0) == 1.0 and not found.keys() & _DRAWS):
+        found["temperature"] = 1.0 if found.get("num_beams", 1) > 1 else 0.0
+    return found
+
+
+def _setting(setting: str, values: Sequence[Any]) -> Any:
+    if setting in _LISTS:
+        return tuple(word for word in values if word)  # clients send "" for none
+    if setting == "stop_token_ids":
+        return (values[0],) if values[0] >= 0 else ()
+    return _short(values[0])
+
+
+def _short(value: Any) -> Any:
+    """Return an fp32 number as it was written: 0.7, not 0.699999988."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def _bias(values: Mapping[str, list[Any]], encode: Callable[[str], list[int]]) -> dict[str, Any]:
+    """Return the setting that adds each word's weight to its tokens, as TensorRT-LLM does."""
+    words, weights = values.get("embedding_bias_words", []), values.get("embedding_bias_weights", [])
+    if len(words) != len(weights):
+        what = f"{len(words)} words and {len(weights)} weights"
+        raise RequestError(what, "embedding_bias_words", "give a weight for each word")
+    bias = {token: _short(weight) for word, weight in zip(words, weights, strict=True) for token in encode(word)}
+    return {"logit_bias": bias} if bias else {}
+
+
+def _guide(values: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """Return the setting that guides the answer. Raises RequestError for kinds that there are not."""
+    if "guided_decoding_guide_type" not in values:
+        if "guided_decoding_guide" in values:
+            raise RequestError("is missing", "guided_decoding_guide_type", f"give one of {', '.join(_GUIDES)}")
+        return {}
+    kind = values["guided_decoding_guide_type"][0]
+    if kind not in _GUIDES:
+        fix = f"use one of {', '.join(_GUIDES)}"
+        raise RequestError(f"`{kind}` is no kind of guide", "guided_decoding_guide_type", fix)
+    guide = values.get("guided_decoding_guide", [True if kind == "json" else None])[0]
+    if guide is None:
+        raise RequestError("is missing", "guided_decoding_guide", f"give the {kind}")
+    return {_GUIDES[kind]: guide}
+
+
+def _params(settings: Mapping[str, Any]) -> SamplingParams:
+    """Return checked settings; problems are told by the inputs' names. Raises SettingsError."""
+    try:
+        return SamplingParams(**settings)
+    except SettingsError as error:
+        raise renamed(error) from None
+
+
+def renamed(error: Exception) -> Exception:
+    """Return an error that names the request's inputs where it named settings."""
+    names = {setting: name for name, setting in reversed(_SETTINGS.items())} | _INPUTS
+    if isinstance(error, SettingsError):
+        problems = [Problem(one.what, names.get(one.where, one.where), one.fix) for one in error.problems]
+        return SettingsError(error.what, problems)
+    if isinstance(error, RequestError):
+        return RequestError(error.what, names.get(error.where, error.where), error.fix)
+    return error
+
+
+def _prompt(values: Mapping[str, list[Any]]) -> Prompt:
+    """Return text, tokens or a conversation, with images where there are some."""
+    images = [_image_bytes(data) for data in values.get("image", [])]
+    extra = {"images": images} if images else {}
+    if "input_ids" in values:
+        ids = values["input_ids"][: _length(values)]
+        return {"prompt_token_ids": ids, **extra} if extra else ids
+    if "messages" in values:
+        return {"messages": _messages(values["messages"][0]), **extra}
+    return {"prompt": values["text_input"][0], **extra} if extra else values["text_input"][0]
+
+
+def _length(values: Mapping[str, list[Any]]) -> int:
+    """Return how many of `input_ids` are the prompt. Raises RequestError if there are not as many."""
+    most = len(values["input_ids"])
+    length: int = values.get("input_lengths", [most])[0]
+    if not 1 <= length <= most:
+        raise RequestError(f"`{length}` is not from 1 to the {most} of `input_ids`", "input_lengths", "send the length")
+    return length
+
+
+def _image_bytes(data: bytes) -> bytes:
+    """Return an image's bytes; JSON cannot hold them and has base64, perhaps as a data URL."""
+    _, comma, encoded = data.partition(b"base64,")
+    try:
+        return base64.b64decode(encoded if comma else data, validate=True)
+    except ValueError:
+        return data
+
+
+def _messages(text: str) -> list[Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"is not JSON: {error}", "messages", _MESSAGES) from None
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise RequestError("is no list of objects", "messages", _MESSAGES)
+    for part in (part for each in found if isinstance(each.get("content"), list) for part in each["content"]):
+        if isinstance(part, dict) and part.get("type") == "image" and part.keys() - {"type"}:
+            what = "an image of a message cannot name a file: those are the server's"
+            raise RequestError(what, "messages", 'send {"type": "image"}, and its bytes as `image`')
+    return found
+
+
+_MESSAGES = 'send [{"role": "user", "content": "..."}] as text'

@@ -1,0 +1,192 @@
+"""What differs between a model that a server has and the bundle that it should be."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tritonclient.utils import np_to_triton_dtype
+
+from trtkit.deployment.known import read_known
+from trtkit.deployment.triton.answer_difference import answer_difference
+from trtkit.deployment.triton.model_config import TRITON_TYPES
+from trtkit.deployment.triton.tensor_model import max_batch_size
+from trtkit.errors import DeployError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.bundle.manifest import IoRecord
+    from trtkit.deployment.known import KnownRequest
+    from trtkit.runtime.triton_client import Client, ServedInterface, ServedTensor
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """A model as it was found. differences: from the bundle, in sentences. known: what became of the known request."""
+
+    name: str
+    version: str
+    state: str
+    reason: str = ""
+    interface: ServedInterface | None = None
+    differences: tuple[str, ...] = ()
+    known: str = ""
+
+
+@dataclass(frozen=True)
+class ServerReport:
+    """A server as it was found."""
+
+    url: str
+    version: str
+    models: tuple[ModelReport, ...] = field(default=())
+
+    @property
+    def status(self) -> str:
+        """`right`, or `differs` from the bundle, or `failed` where a model is not ready."""
+        if any(model.state != "READY" for model in self.models):
+            return "failed"
+        return "differs" if any(model.differences for model in self.models) else "right"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON data."""
+        return {**asdict(self), "status": self.status}
+
+
+def check_server(client: Client, model: str | None, bundle: Bundle | None) -> ServerReport:
+    """Return what the server has: of `model`, or of all models where neither it nor a bundle is given.
+
+    Raises DeployError where the server is not there, has no such model, or refuses the known request.
+    """
+    if not client.is_live():
+        raise DeployError("the server is not live", str(client.address))
+    version = client.version()
+    index = client.index()
+    name = model or (None if bundle is None else _name_of(bundle, [each["name"] for each in index]))
+    chosen = [each for each in index if name in {None, each["name"]}]
+    if not chosen:
+        has = ", ".join(sorted({each["name"] for each in index})) or "none"
+        raise DeployError(f"the server has no model `{name}`; it has {has}", str(client.address))
+    if name is None and not client.is_ready():
+        raise DeployError("the server is not ready", str(client.address))
+    reports = [_check_model(client, each, bundle) for each in chosen]
+    return ServerReport(str(client.address), version, tuple(reports))
+
+
+def _name_of(bundle: Bundle, names: Sequence[str]) -> str:
+    """Return the model that the bundle most likely is on the server."""
+    own = bundle.manifest.name
+    if own in names:
+        return own
+    if len(set(names)) == 1:
+        return names[0]
+    has = ", ".join(sorted(set(names))) or "none"
+    raise DeployError(f"the server has no model `{own}`; it has {has}", "--model", "say which one the bundle is")
+
+
+def _check_model(client: Client, entry: dict[str, str], bundle: Bundle | None) -> ModelReport:
+    name, version, state = entry["name"], entry.get("version", ""), entry["state"]
+    if state != "READY":
+        return ModelReport(name, version, state, " ".join(entry.get("reason", "").split()))
+    found = client.interface(name)
+    if bundle is None:
+        return ModelReport(name, version, state, interface=found)
+    inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (found.inputs, found.outputs))
+    known = read_known(bundle, inputs, outputs) or read_known(bundle, inputs)
+    differences = _manifest_differences(client, found, bundle, has_known=known is not None)
+    said = "the bundle has no known request for it"
+    if known is not None:
+        differences = differences or _known_interface(found, known)
+        said = "not sent: the model does not take it"
+        if not differences:
+            differences = _ask(client, found, known)
+            said = "answered wrongly" if differences else "answered as the bundle does"
+    return ModelReport(name, version, state, "", found, tuple(differences), said)
+
+
+def _manifest_differences(client: Client, found: ServedInterface, bundle: Bundle, *, has_known: bool) -> list[str]:
+    """Return how tensors and batch differ from the engine's, of the model itself or the ensemble's step that runs it.
+
+    A model in front of the engine has tensors of its own, which the known request speaks for; so has a language model.
+    """
+    manifest = bundle.manifest
+    if manifest.decoder is not None:
+        return []
+    candidates = [found, *(client.interface(step) for step in found.steps)]
+    nearest = max(candidates, key=lambda each: _shared_tensors(each, bundle))
+    if _shared_tensors(nearest, bundle):
+        return _engine_differences(nearest, bundle)
+    if has_known:
+        return []
+    return _engine_differences(found, bundle)
+
+
+def _shared_tensors(found: ServedInterface, bundle: Bundle) -> int:
+    """Return how many inputs and outputs are called as the engine's."""
+    manifest = bundle.manifest
+    pairs = ((found.inputs, manifest.inputs), (found.outputs, manifest.outputs))
+    return sum(len({each.name for each in served} & {each.name for each in built}) for served, built in pairs)
+
+
+def _engine_differences(found: ServedInterface, bundle: Bundle) -> list[str]:
+    manifest = bundle.manifest
+    largest = max_batch_size(manifest)
+    differences = [
+        *_tensor_differences("input", found.inputs, manifest.inputs),
+        *_tensor_differences("output", found.outputs, manifest.outputs),
+    ]
+    if found.max_batch_size > largest:
+        differences.append(f"the model takes batches of {found.max_batch_size}, the engine of {largest} at most")
+    return differences
+
+
+def _tensor_differences(kind: str, served: Sequence[ServedTensor], built: Sequence[IoRecord]) -> list[str]:
+    """Return a sentence for each tensor that is missing, unknown, or of another type or shape."""
+    by_name, differences = {tensor.name: tensor for tensor in served}, []
+    for record in built:
+        tensor = by_name.pop(record.name, None)
+        if tensor is None:
+            has = ", ".join(f"`{each.name}`" for each in served) or "none"
+            differences.append(f"{kind} `{record.name}` is missing; the model has {has}")
+            continue
+        dtype = TRITON_TYPES.get(record.dtype, record.dtype).removeprefix("TYPE_")
+        if tensor.dtype != dtype:
+            differences.append(f"{kind} `{record.name}` is {tensor.dtype}, the bundle's is {dtype}")
+        if tensor.shape not in {record.shape, (*record.shape, 1)}:
+            differences.append(f"{kind} `{record.name}` is {list(tensor.shape)}, the bundle's is {list(record.shape)}")
+    return differences + [f"{kind} `{name}` is not the bundle's" for name in by_name]
+
+
+def _known_interface(found: ServedInterface, known: KnownRequest) -> list[str]:
+    """Return why the known request could not be sent, or its answer not be had."""
+    differences = []
+    for kind, arrays, served in (("input", known.inputs, found.inputs), ("output", known.outputs, found.outputs)):
+        by_name = {tensor.name: tensor for tensor in served}
+        for name, value in arrays.items():
+            tensor, dtype = by_name.get(name), np_to_triton_dtype(value.dtype)
+            if tensor is None:
+                has = ", ".join(f"`{each}`" for each in by_name) or "none"
+                differences.append(f"{kind} `{name}` is missing; the model has {has}")
+            elif tensor.dtype != dtype:
+                differences.append(f"{kind} `{name}` is {tensor.dtype}, the bundle's is {dtype}")
+            elif kind == "input" and not _fits(value.shape, tensor.shape):
+                differences.append(f"input `{name}` is {list(tensor.shape)}, the bundle's is {list(value.shape)}")
+    return differences
+
+
+def _fits(shape: tuple[int, ...], served: tuple[int, ...]) -> bool:
+    return len(shape) == len(served) and all(own in {-1, size} for size, own in zip(shape, served, strict=True))
+
+
+def _ask(client: Client, found: ServedInterface, known: KnownRequest) -> list[str]:
+    """Send the known request; return how the answer differs."""
+    call = client.stream if found.is_decoupled else client.infer
+    answer = call(found.name, known.inputs, list(known.outputs))
+    differences = []
+    for name, expected in known.outputs.items():
+        said = answer_difference(answer.get(name), expected, known.tolerance, is_stream=found.is_decoupled)
+        if said:
+            differences.append(f"output `{name}` {said}")
+    return differences

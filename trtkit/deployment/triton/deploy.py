@@ -1,0 +1,146 @@
+"""Put a bundle into a model repository of Triton Inference Server."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from trtkit.deployment.make_known import ensure_known
+from trtkit.deployment.triton.elsewhere import check_models
+from trtkit.deployment.triton.llm_model import llm_model
+from trtkit.deployment.triton.network_models import network_models
+from trtkit.deployment.triton.ocr_pipeline import ocr_pipeline, page_answer
+from trtkit.deployment.triton.portable_manifest import reads_source
+from trtkit.deployment.triton.repository import differences, place, refuse_links, write, writing
+from trtkit.deployment.triton.served import check_name
+from trtkit.deployment.triton.vision_pipeline import image_answer, takes_images, vision_pipeline
+from trtkit.errors import DeployError
+from trtkit.verification.verdict import verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.deployment.make_known import ImageAnswer
+    from trtkit.deployment.triton.options import DeployOptions
+    from trtkit.deployment.triton.repository import Placement
+    from trtkit.deployment.triton.served import ServedModel
+
+Form = Literal["auto", "tensors", "pipeline"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be served. name: the bundle's own when empty. recognizer: reads the lines that the bundle finds.
+
+    release: of Triton that must be able to load it, any where empty.
+    """
+
+    bundle: Bundle
+    name: str = ""
+    form: Form = "auto"
+    recognizer: Bundle | None = None
+    release: str = ""
+
+    @property
+    def bundles(self) -> list[Bundle]:
+        """All that take part."""
+        return [self.bundle] if self.recognizer is None else [self.bundle, self.recognizer]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What was, or with a dry run would be, deployed. notes: what a person should know, in sentences."""
+
+    placements: tuple[Placement, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def differences(self) -> str:
+        """What changes in the repository, as a diff."""
+        return differences(self.placements)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it for a program."""
+        models = [
+            {
+                "name": each.model.name,
+                "version": each.version,
+                "serves": list(each.served),
+                "kind": each.model.kind,
+                "backend": each.model.backend,
+                "reasons": list(each.model.reasons),
+            }
+            for each in self.placements
+        ]
+        return {"models": models, "notes": list(self.notes)}
+
+
+def deploy(
+    asked: Asked, repository: Path, options: DeployOptions, on_progress: Callable[[str], None], *, is_dry_run: bool
+) -> Deployment:
+    """Write the models into `repository`, or only say what would be written.
+
+    Raises BundleError where a file of a bundle is not the one that was built, DeployError where it cannot be served.
+    """
+    on_progress("checking the bundle")
+    notes = [note for bundle in asked.bundles for note in _checked(bundle)]
+    models = served_models(asked, options)
+    if asked.release:
+        check_models(models, asked.release)
+    if is_dry_run:
+        return Deployment(tuple(place(models, repository, options.keep_versions)), tuple(notes))
+    with writing(repository):
+        placements = place(models, repository, options.keep_versions)
+        notes.append(ensure_known(asked.bundle, _answer(asked, models[-1], options), on_progress))
+        if asked.recognizer is not None:
+            ensure_known(asked.recognizer, None, on_progress)
+        write(placements, repository, on_progress)
+    return Deployment(tuple(placements), tuple(notes))
+
+
+def served_models(asked: Asked, options: DeployOptions) -> list[ServedModel]:
+    """Return the models that serve the bundle, those that others use first; clients call the last one."""
+    bundle, form = asked.bundle, asked.form
+    if "llm" in options.model_fields_set and bundle.manifest.decoder is None:
+        raise DeployError("the bundle holds no language model", "--set llm", "leave it out")
+    name = check_name(asked.name or bundle.manifest.name)
+    if asked.recognizer is not None:
+        if form == "tensors":
+            raise DeployError("`--recognizer` makes a reader of pages, which takes images", "--as", "leave out one")
+        return ocr_pipeline(bundle, asked.recognizer, name, options)
+    if bundle.manifest.decoder is not None:
+        return [llm_model(bundle, name, options)]
+    if form == "pipeline" and not takes_images(bundle):
+        what = "the config does not say how an image becomes the input"
+        raise DeployError(what, bundle.manifest.name, "add `preprocess:` and build again, or deploy it `--as tensors`")
+    if form == "tensors" or not takes_images(bundle):
+        return network_models(bundle, name, options)
+    return vision_pipeline(bundle, name, options)
+
+
+def _checked(bundle: Bundle) -> list[str]:
+    """Return what to know of the bundle. Raises where its files are not those that were built, or were found wrong."""
+    refuse_links(bundle.path.resolve())
+    bundle.check_files()
+    manifest, notes = bundle.manifest, []
+    found = manifest.verify
+    if found is None:
+        notes.append(f"the bundle was not verified: `trtkit verify {shlex.quote(str(bundle.path))}`")
+    elif not found.get("passed"):
+        what = f"the bundle's verification failed: {verdict(found)}"
+        raise DeployError(what, str(bundle.path), "see `trtkit verify --fix`, and verify it again")
+    if reads_source(manifest) and manifest.backend.name != "tensorrt":
+        source = manifest.config.source
+        folder = source.hf or source.gguf or source.trtllm
+        notes.append(f"a server here reads the weights from {folder}, which the deployed manifest names")
+    return notes
+
+
+def _answer(asked: Asked, served: ServedModel, options: DeployOptions) -> ImageAnswer | None:
+    """Return what a pipeline answers to an image, None where it is no pipeline."""
+    if asked.recognizer is not None:
+        return page_answer(asked.bundle, asked.recognizer)
+    return image_answer(asked.bundle, served, options) if served.kind == "pipeline" else None

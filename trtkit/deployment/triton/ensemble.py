@@ -1,0 +1,69 @@
+"""Several models as one: tensors go from step to step inside the server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trtkit.deployment.triton import model_config
+from trtkit.deployment.triton.model_config import Section
+from trtkit.deployment.triton.served import ServedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.deployment.triton.model_config import Tensor
+    from trtkit.deployment.triton.served import Kind
+
+
+def ensemble(
+    name: str, kind: Kind, steps: Sequence[ServedModel], inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]
+) -> ServedModel:
+    """Return the model that clients call. steps: in order; each takes what `inputs` or steps before it give by name."""
+    first = steps[0]
+    sections = (
+        Section("What clients call: each step runs inside the server, tensors never leave it.", {"name": name}),
+        Section("An ensemble schedules, it runs nothing itself.", {"platform": "ensemble"}),
+        Section(f"As `{first.name}`.", {"max_batch_size": first.max_batch_size}),
+        model_config.interface(inputs, outputs, "What the first steps take and what the last ones give."),
+        Section(
+            "The newest served version of each step.",
+            {"ensemble_scheduling": {"step": _step_fields(steps, inputs, outputs)}},
+        ),
+    )
+    listed = ", ".join(tensor.name for tensor in outputs)
+    reason = f"{name}: {', '.join(tensor.name for tensor in inputs)} in, {listed} out; {len(steps)} steps"
+    return ServedModel(name, kind, "ensemble", inputs, outputs, sections, (reason,))
+
+
+def _step_fields(
+    steps: Sequence[ServedModel], inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]
+) -> list[dict[str, Any]]:
+    """Return the steps as ModelConfig has them.
+
+    What goes between two steps is called after the step that gives it: a network's input may have the name of a
+    picture's, and clients can ask for no tensor by mistake. What nobody takes is not mapped, which Triton refuses.
+    """
+    needed = _needed(steps, outputs)
+    last_giver = {tensor.name: step.name for step in steps for tensor in step.outputs}
+    ends = {tensor.name for tensor in outputs}
+    at = {tensor.name: tensor.name for tensor in inputs}
+    found = []
+    for step, used in zip(steps, needed, strict=True):
+        taken = {tensor.name: at[tensor.name] for tensor in step.inputs}
+        given = {
+            name: name if name in ends and last_giver[name] == step.name else f"{step.name}.{name}" for name in used
+        }
+        at |= given
+        found.append({"model_name": step.name, "model_version": -1, "input_map": taken, "output_map": given})
+    return found
+
+
+def _needed(steps: Sequence[ServedModel], outputs: tuple[Tensor, ...]) -> list[list[str]]:
+    """Return for each step its outputs that a later step or the client takes."""
+    wanted = {tensor.name for tensor in outputs}
+    found = []
+    for step in reversed(steps):
+        given = [tensor.name for tensor in step.outputs if tensor.name in wanted]
+        wanted = (wanted - set(given)) | {tensor.name for tensor in step.inputs}
+        found.append(given)
+    return found[::-1]

@@ -1,0 +1,224 @@
+"""Kubernetes manifests that serve a repository: no root, nothing to write on, scaled by how long requests wait."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from trtkit.deployment.triton.commands import MODELS
+from trtkit.errors import DeployError
+from trtkit.files import replace_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trtkit.deployment.triton.commands import ContainerFacts
+
+Manifest = dict[str, Any]
+
+QUEUE_METRIC = "triton_queue_time_us"
+_USER = 1000  # `triton-server` in NVIDIA's container
+_GRACE_S, _START_PERIOD_S = 60, 5
+_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
+_CLAIM_NOTE = "Copy the repository into the volume; its nodes must be able to read it together."
+_NETWORK_NOTE = "Triton asks nobody who they are: requests come from this namespace alone, metrics from anywhere."
+_SCALE_NOTE = """\
+Needs prometheus-adapter, which turns Triton's counters into the metric below. Its rule, in the adapter's values:
+  rules:
+    custom:
+      - seriesQuery: 'nv_inference_queue_duration_us{namespace!="",pod!=""}'
+        resources: {overrides: {namespace: {resource: namespace}, pod: {resource: pod}}}
+        name: {as: "triton_queue_time_us"}
+        metricsQuery: >-
+          sum(rate(nv_inference_queue_duration_us{<<.LabelMatchers>>}[1m])) by (<<.GroupBy>>)
+          / sum(rate(nv_inference_request_success{<<.LabelMatchers>>}[1m])) by (<<.GroupBy>>)"""
+
+
+@dataclass(frozen=True)
+class ClusterFacts:
+    """What is served where. name: of all objects. queue_us: how long a request may wait before a pod is added."""
+
+    name: str
+    container: ContainerFacts
+    replicas: int = 1
+    max_replicas: int = 4
+    cpus: int = 4
+    memory_gib: int = 16
+    storage_gib: int = 20
+    start_timeout_s: int = 600
+    queue_us: int = 50_000
+
+
+def cluster_facts(name: str, repository: Path, container: ContainerFacts) -> ClusterFacts:
+    """Return what serves a repository on a cluster: a volume with room for it and as much again for new versions."""
+    size = sum(path.stat().st_size for path in repository.rglob("*") if path.is_file())
+    return ClusterFacts(cluster_name(name), container, storage_gib=max(1, math.ceil(2 * size / 2**30)))
+
+
+def cluster_name(model: str) -> str:
+    """Return a model's name as Kubernetes writes names: 63 lower-case letters, digits and dashes at most."""
+    name = re.sub(r"[^a-z0-9-]+", "-", model.lower()).strip("-")[:63].strip("-")
+    return name if name[:1].isalpha() else f"m-{name}"[:63]
+
+
+def manifests(facts: ClusterFacts) -> dict[str, str]:
+    """Return file name to YAML: Deployment, Service, autoscaler, volume claim, network policy."""
+    return {
+        "deployment.yaml": _yaml(_deployment(facts)),
+        "service.yaml": _yaml(_service(facts)),
+        "hpa.yaml": _yaml(_autoscaler(facts), _SCALE_NOTE),
+        "persistentvolumeclaim.yaml": _yaml(_claim(facts), _CLAIM_NOTE),
+        "networkpolicy.yaml": _yaml(_network_policy(facts), _NETWORK_NOTE),
+    }
+
+
+def write_manifests(facts: ClusterFacts, folder: Path) -> list[Path]:
+    """Write the manifests; return the files. Raises DeployError where the folder cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in manifests(facts).items():
+            replace_file(folder / name, text.encode())
+    except OSError as error:
+        what = f"cannot write the manifests: {(error.strerror or str(error)).lower()}"
+        raise DeployError(what, str(folder), "choose a writable `--kubernetes`") from None
+    return [folder / name for name in manifests(facts)]
+
+
+def _deployment(facts: ClusterFacts) -> Manifest:
+    labels = _labels(facts)
+    scraped = {"prometheus.io/scrape": "true", "prometheus.io/port": str(_PORTS["metrics"])}
+    pod = {
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": _GRACE_S,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(facts)],
+        "volumes": [
+            {"name": "models", "persistentVolumeClaim": {"claimName": facts.name, "readOnly": True}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{facts.container.shm_mib}Mi"}},
+            {"name": "tmp", "emptyDir": {}},
+        ],
+    }
+    spec = {
+        "replicas": facts.replicas,
+        "selector": {"matchLabels": labels},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "template": {"metadata": {"labels": labels, "annotations": scraped}, "spec": pod},
+    }
+    return _object("apps/v1", "Deployment", facts, spec)
+
+
+def _container(facts: ClusterFacts) -> Manifest:
+    gpus = {"nvidia.com/gpu": facts.container.gpus} if facts.container.gpus else {}
+    memory = f"{facts.memory_gib}Gi"
+    ready = _probe("/v2/health/ready")
+    return {
+        "name": "triton",
+        "image": facts.container.image,
+        "args": ["tritonserver", *facts.container.arguments, f"--exit-timeout-secs={_GRACE_S - 15}"],
+        "env": [
+            {"name": "HOME", "value": "/tmp"},
+            {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"},
+            {"name": "TRTKIT_CACHE_DIR", "value": "/tmp/trtkit"},
+        ],
+        "ports": [{"name": name, "containerPort": port} for name, port in _PORTS.items()],
+        "startupProbe": {**ready, "failureThreshold": max(1, facts.start_timeout_s // _START_PERIOD_S)},
+        "readinessProbe": ready,
+        "livenessProbe": {**_liveness(facts), "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 3},
+        "resources": {
+            "requests": {"cpu": facts.cpus, "memory": memory, **gpus},
+            "limits": {"memory": memory, **gpus},
+        },
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [
+            {"name": "models", "mountPath": MODELS, "readOnly": True},
+            {"name": "shm", "mountPath": "/dev/shm"},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
+    }
+
+
+def _probe(path: str) -> Manifest:
+    return {"httpGet": {"path": path, "port": "http"}, "periodSeconds": _START_PERIOD_S, "timeoutSeconds": 5}
+
+
+def _liveness(facts: ClusterFacts) -> Manifest:
+    """Return what tells that the pod must be restarted: Triton stays live when a Python model's process is gone."""
+    if facts.container.needs_trtkit:
+        return {"exec": {"command": ["python3", "-m", "trtkit.deployment.triton.health", str(_PORTS["http"])]}}
+    return _probe("/v2/health/live")
+
+
+def _service(facts: ClusterFacts) -> Manifest:
+    ports = [{"name": name, "port": port, "targetPort": name} for name, port in _PORTS.items()]
+    return _object("v1", "Service", facts, {"type": "ClusterIP", "selector": _labels(facts), "ports": ports})
+
+
+def _autoscaler(facts: ClusterFacts) -> Manifest:
+    target = {"type": "AverageValue", "averageValue": str(facts.queue_us)}
+    spec = {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": facts.name},
+        "minReplicas": facts.replicas,
+        "maxReplicas": max(facts.replicas, facts.max_replicas),
+        "metrics": [{"type": "Pods", "pods": {"metric": {"name": QUEUE_METRIC}, "target": target}}],
+        "behavior": {"scaleDown": {"stabilizationWindowSeconds": 300}},
+    }
+    return _object("autoscaling/v2", "HorizontalPodAutoscaler", facts, spec)
+
+
+def _claim(facts: ClusterFacts) -> Manifest:
+    storage = {"requests": {"storage": f"{facts.storage_gib}Gi"}}
+    return _object("v1", "PersistentVolumeClaim", facts, {"accessModes": ["ReadWriteMany"], "resources": storage})
+
+
+def _network_policy(facts: ClusterFacts) -> Manifest:
+    requests = [{"port": name, "protocol": "TCP"} for name in ("http", "grpc")]
+    spec = {
+        "podSelector": {"matchLabels": _labels(facts)},
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {"from": [{"podSelector": {}}], "ports": requests},
+            {"ports": [{"port": "metrics", "protocol": "TCP"}]},
+        ],
+    }
+    return _object("networking.k8s.io/v1", "NetworkPolicy", facts, spec)
+
+
+def _object(version: str, kind: str, facts: ClusterFacts, spec: Manifest) -> Manifest:
+    return {
+        "apiVersion": version,
+        "kind": kind,
+        "metadata": {"name": facts.name, "labels": _labels(facts)},
+        "spec": spec,
+    }
+
+
+def _labels(facts: ClusterFacts) -> dict[str, str]:
+    return {"app.kubernetes.io/name": facts.name, "app.kubernetes.io/managed-by": "trtkit"}
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes what stands twice twice, without anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Return True for everything."""
+        del data
+        return True
+
+
+def _yaml(data: Manifest, note: str = "") -> str:
+    comment = "".join(f"# {line}\n" for line in note.splitlines())
+    return comment + yaml.dump(data, Dumper=_Plain, sort_keys=False)

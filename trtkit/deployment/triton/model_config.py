@@ -1,0 +1,197 @@
+"""`config.pbtxt`, written through Triton's protobuf: sections with a comment that says where numbers are from."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf import text_format
+from google.protobuf.json_format import ParseDict
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from trtkit.errors import DeployError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from trtkit.deployment.triton.options import DeployOptions
+
+TRITON_TYPES = {
+    "fp32": "TYPE_FP32",
+    "fp16": "TYPE_FP16",
+    "bf16": "TYPE_BF16",
+    "int64": "TYPE_INT64",
+    "int32": "TYPE_INT32",
+    "int8": "TYPE_INT8",
+    "uint8": "TYPE_UINT8",
+    "uint64": "TYPE_UINT64",
+    "bool": "TYPE_BOOL",
+    "text": "TYPE_STRING",
+}
+
+
+_PLACES = {"KIND_GPU": "on each GPU", "KIND_CPU": "on the CPU", "KIND_AUTO": "on each GPU, or on the CPU without one"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """Some fields of ModelConfig, as its JSON form has them, and why they are so."""
+
+    comment: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output of a served model. dims: without the batch axis, -1 where any size goes.
+
+    dtype: trtkit's name, or `text` for bytes. is_scalar: what the model gets has no axis but the batch.
+    """
+
+    name: str
+    dtype: str
+    dims: tuple[int, ...]
+    is_optional: bool = False
+    is_scalar: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """Return it as ModelConfig's JSON form has it. Raises DeployError for types that Triton does not know."""
+        if self.dtype not in TRITON_TYPES:
+            known = ", ".join(name for name in TRITON_TYPES if name != "text")
+            raise DeployError(f"Triton has no type for `{self.dtype}`", self.name, f"use one of {known}")
+        found: dict[str, Any] = {"name": self.name, "data_type": TRITON_TYPES[self.dtype], "dims": list(self.dims)}
+        if self.is_scalar:
+            found |= {"dims": [1], "reshape": {"shape": []}}
+        return found | ({"optional": True} if self.is_optional else {})
+
+
+def config_text(sections: Iterable[Section]) -> str:
+    """Return the file's text; it is read back, so that it is known to be a ModelConfig."""
+    parts = []
+    for section in sections:
+        words = textwrap.fill(section.comment, 100, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+        fields = text_format.MessageToString(ParseDict(section.fields, ModelConfig()))
+        if section.fields == {"max_batch_size": 0}:
+            fields = "max_batch_size: 0\n"  # Protobuf leaves out what is zero; a reader should see it
+        parts.append(f"{words}\n{fields}")
+    text = "\n".join(parts)
+    text_format.Parse(text, ModelConfig())
+    return text
+
+
+def read_config(text: str, where: str) -> Any:
+    """Return the ModelConfig in `text`. Raises DeployError where it is none."""
+    try:
+        return text_format.Parse(text, ModelConfig())
+    except text_format.ParseError as error:
+        raise DeployError(f"not a model configuration: {error}", where, "deploy the model again") from None
+
+
+def interface(inputs: Sequence[Tensor], outputs: Sequence[Tensor], comment: str) -> Section:
+    """Return the section of inputs and outputs."""
+    fields = {"input": [each.fields() for each in inputs], "output": [each.fields() for each in outputs]}
+    return Section(comment, fields)
+
+
+def instances(options: DeployOptions, kind: str, profiles: int = 0, *, is_shared: bool = False) -> Section:
+    """Return how many copies run, and where.
+
+    kind: Triton's, such as KIND_GPU. profiles: of TensorRT, all are used. is_shared: one copy serves all requests.
+    """
+    count = 1 if is_shared else options.instances
+    group: dict[str, Any] = {"count": count, "kind": kind}
+    if options.gpus and kind != "KIND_CPU":
+        group |= {"gpus": list(options.gpus), "kind": "KIND_GPU"}
+    if profiles > 1:
+        group["profile"] = [str(index) for index in range(profiles)]
+    words = f"`instances`: {count} {'copy' if count == 1 else 'copies'}, {_PLACES[group['kind']]}."
+    if is_shared:
+        words = "One copy: requests share its batch as they come and go."
+    if profiles > 1:
+        words += f" The engine has {profiles} profiles; a batch takes the one that fits."
+    if options.resources:
+        needs = [{"name": name, "count": amount} for name, amount in options.resources.items()]
+        group["rate_limiter"] = {"resources": needs}
+        words += " `resources`: what a run holds, where the server starts with `--rate-limit=execution_count`."
+    return Section(words, {"instance_group": [group]})
+
+
+def batching(options: DeployOptions, max_batch_size: int, preferred: Sequence[int]) -> list[Section]:
+    """Return batch size and scheduler; preferred: batches that the engine was tuned for."""
+    asked = options.max_batch_size is not None
+    if max_batch_size == 0:
+        words = "`max_batch_size`: requests are run" if asked else "The model has no batch axis: requests are run"
+        return [Section(f"{words} as they are.", {"max_batch_size": 0})]
+    words = "`max_batch_size`." if asked else "The largest batch of the engine's profiles."
+    found = [Section(words, {"max_batch_size": max_batch_size})]
+    if max_batch_size > 1:
+        sizes = sorted({size for size in preferred if 1 < size <= max_batch_size})
+        words = f"Requests that wait together run together. `queue.delay_us`: {options.queue.delay_us} microseconds."
+        if sizes:
+            words += f" Preferred: {_listed(sizes)}, the `opt` sizes of the profiles, for which TensorRT tuned."
+        scheduler: dict[str, Any] = {
+            "preferred_batch_size": sizes,
+            "max_queue_delay_microseconds": options.queue.delay_us,
+            **queue_policy(options),
+        }
+        if "default_queue_policy" in scheduler:
+            words += " A queue policy makes Triton's batcher (2.51) stall for half a second now and then."
+        found.append(Section(words, {"dynamic_batching": scheduler}))
+    return found
+
+
+def queue_policy(options: DeployOptions) -> dict[str, Any]:
+    """Return how long and how many requests may wait, nothing where there is no limit.
+
+    Any policy has its price: with one, Triton 2.51 wakes its batcher only every 500 ms when a request comes just as
+    the model becomes free (measured; benchmarks/results/serve.json has no policy).
+    """
+    queue = options.queue
+    if not queue.max_size and not queue.timeout_us:
+        return {}
+    policy = {
+        "timeout_action": queue.on_timeout.upper(),
+        "default_timeout_microseconds": queue.timeout_us,
+        "allow_timeout_override": True,
+        "max_queue_size": queue.max_size,
+    }
+    return {"default_queue_policy": policy}
+
+
+def versions(served: Sequence[int]) -> Section:
+    """Return which versions are served; the file's replacement is what makes a new one live."""
+    words = f"Version{'s' if len(served) > 1 else ''} {_listed(served)}; a folder that is not named here is not loaded."
+    return Section(words, {"version_policy": {"specific": {"versions": list(served)}}})
+
+
+def warm_up(inputs: Sequence[Tensor], shapes: Sequence[tuple[int, dict[str, tuple[int, ...]]]]) -> Section:
+    """Return requests that run before the model is ready. shapes: batch size, and each input's dims."""
+    requests = [
+        {
+            "name": f"batch {batch}",
+            "batch_size": batch,
+            "count": 1,
+            "inputs": {
+                each.name: {
+                    "data_type": TRITON_TYPES[each.dtype],
+                    "dims": [1] if each.is_scalar else list(dims[each.name]),
+                    "zero_data": True,
+                }
+                for each in inputs
+            },
+        }
+        for batch, dims in shapes
+    ]
+    words = "`warmup`: run before the model is called ready, so that no user waits for first-time work."
+    return Section(words, {"model_warmup": requests})
+
+
+def response_cache() -> Section:
+    """Return the section that turns the server's cache on for the model."""
+    words = "`response_cache`: equal requests are answered from memory; the server starts with `--cache-config`."
+    return Section(words, {"response_cache": {"enable": True}})
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

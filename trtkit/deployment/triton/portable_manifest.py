@@ -1,0 +1,46 @@
+"""A bundle's manifest as it travels to servers: without the paths of the machine that built it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from trtkit.backends.gpu import list_gpus
+from trtkit.bundle.bundle import MANIFEST
+from trtkit.files import read_text
+
+if TYPE_CHECKING:
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.bundle.manifest import Manifest
+
+
+def reads_source(manifest: Manifest) -> bool:
+    """Whether a server here reads the weights from the source: without a GPU, or for a hybrid of several engines."""
+    if manifest.decoder is None and manifest.hybrid is None:
+        return False
+    return not list_gpus() or (manifest.hybrid is not None and len(manifest.engines) > 1)
+
+
+def portable_manifest(bundle: Bundle) -> str:
+    """Return manifest.json with names of files in place of absolute paths, but for a source that is read from there.
+
+    A layer's name may begin with `/` too: only what the config and the sources name is changed.
+    """
+    data = json.loads(read_text(bundle.path / MANIFEST))
+    source = data["config"]["source"]
+    data["config"] = {key: value if key == "keep_fp32" else _portable(value) for key, value in data["config"].items()}
+    data["sources"] = _portable(data["sources"])
+    if reads_source(bundle.manifest):
+        data["config"]["source"] = source
+    return json.dumps(data, indent=1) + "\n"
+
+
+def _portable(value: Any) -> Any:
+    """Return a value with absolute paths cut to their last names."""
+    if isinstance(value, dict):
+        return {key: _portable(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_portable(each) for each in value]
+    is_path = isinstance(value, str) and PurePath(value).is_absolute()
+    return PurePath(value).name if is_path else value

@@ -1,0 +1,55 @@
+"""A model as a server is to have it, before anything is written."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from trtkit.errors import DeployError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.deployment.triton.model_config import Section, Tensor
+
+Kind = Literal["model", "ensemble", "pipeline", "preprocess", "postprocess", "llm", "ocr"]
+BackendName = Literal["tensorrt", "python", "ensemble"]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One folder of a repository.
+
+    sections: of its config.pbtxt, without the version policy. reasons: why it is so, in sentences.
+    plan: becomes model.plan, for TensorRT's backend; without one, `bundle` is copied below the version.
+    runner: `module:class` that Triton's Python backend runs. settings: what that class reads from settings.json.
+    """
+
+    name: str
+    kind: Kind
+    backend: BackendName
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    sections: tuple[Section, ...]
+    reasons: tuple[str, ...] = ()
+    bundle: Bundle | None = None
+    plan: Path | None = None
+    runner: str | None = None
+    settings: dict[str, Any] | None = None
+
+    @property
+    def max_batch_size(self) -> int:
+        """The largest batch, 0 where there is no batch axis."""
+        found = (section.fields["max_batch_size"] for section in self.sections if "max_batch_size" in section.fields)
+        return int(next(found))
+
+
+def check_name(name: str) -> str:
+    """Return `name`. Raises DeployError where it could leave the repository or Triton would not take it."""
+    if _NAME.fullmatch(name) is None:
+        what = f"`{name}` cannot name a model: letters, digits, `.`, `_` and `-`, a letter or digit first"
+        raise DeployError(what, "--name", "choose another name")
+    return name

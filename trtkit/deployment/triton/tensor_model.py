@@ -1,0 +1,105 @@
+"""A bundle whose tensors are the server's, on trtkit's runtime; and a network's tensors as Triton has them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.deployment.triton import model_config
+from trtkit.deployment.triton.model_config import Section, Tensor
+from trtkit.deployment.triton.served import ServedModel
+from trtkit.errors import DeployError
+
+if TYPE_CHECKING:
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.bundle.manifest import IoRecord, Manifest, StageRecord
+    from trtkit.config.schema import ShapeRange
+    from trtkit.deployment.triton.options import DeployOptions
+
+RUNNER = "trtkit.deployment.triton.backend.tensors:TensorModel"
+_REASON = "Python backend on trtkit's runtime: the plan is for TensorRT-RTX {}, which Triton's TensorRT backend refuses"
+
+
+def tensor_model(bundle: Bundle, name: str, options: DeployOptions) -> ServedModel:
+    """Return the bundle as one model of the Python backend. Raises DeployError for types that it does not know."""
+    manifest = bundle.manifest
+    _refuse_bf16(manifest)
+    max_batch = batch_limit(options, max_batch_size(manifest), manifest.name)
+    inputs, outputs = tensors(manifest.inputs, max_batch), tensors(manifest.outputs, max_batch)
+    reason = _REASON.format(manifest.backend.version)
+    sections = [
+        Section(f"{reason}.", {"name": name, "backend": "python"}),
+        *model_config.batching(options, max_batch, ()),
+        model_config.interface(inputs, outputs, shape_words(manifest.name, max_batch)),
+        model_config.instances(options, "KIND_AUTO"),
+        *extras(options),
+    ]
+    if options.warmup:
+        smallest = {key: shape.min for key, shape in (manifest.profiles or ({},))[0].items()}
+        sections.append(model_config.warm_up(inputs, [warm_up_shape(manifest, smallest, max_batch)]))
+    interface = (inputs, outputs)
+    return ServedModel(
+        name, "model", "python", *interface, tuple(sections), (f"{name}: {reason}",), bundle, runner=RUNNER
+    )
+
+
+def max_batch_size(network: Manifest | StageRecord) -> int:
+    """Return the largest batch, 0 where not every input and output has axis 0 for it, from 1 up."""
+    records, profiles = (*network.inputs, *network.outputs), network.profiles
+    has_axis = all(record.shape and record.shape[0] == -1 for record in records)
+    ranges = [{(shape.min[0], shape.max[0]) for shape in profile.values() if shape.min} for profile in profiles]
+    if not has_axis or not ranges or any(len(each) != 1 for each in ranges):
+        return 0
+    bounds = [next(iter(each)) for each in ranges]
+    return max(high for _, high in bounds) if min(low for low, _ in bounds) == 1 else 0
+
+
+def batch_limit(options: DeployOptions, largest: int, where: str) -> int:
+    """Return the batch to serve: the engine's `largest`, or less where asked. Raises DeployError for more."""
+    asked = options.max_batch_size
+    if asked is None or asked <= largest:
+        return largest if asked is None else asked
+    what = f"`max_batch_size` is {asked}; the largest batch of the engine's profiles is {largest}"
+    raise DeployError(what, where, "lower it, or widen the profile and build again")
+
+
+def tensors(records: tuple[IoRecord, ...], max_batch: int) -> tuple[Tensor, ...]:
+    """Return inputs or outputs as Triton has them: where there is a batch, its axis is left out."""
+    shapes = [record.shape[1:] if max_batch else record.shape for record in records]
+    return tuple(
+        Tensor(record.name, record.dtype, shape, is_scalar=not shape)
+        for record, shape in zip(records, shapes, strict=True)
+    )
+
+
+def shape_words(name: str, max_batch: int) -> str:
+    """Return where the shapes of an interface are from."""
+    return f"As the bundle `{name}` has them" + (", without the batch axis." if max_batch else ".")
+
+
+def extras(options: DeployOptions) -> list[Section]:
+    """Return what the server does around a model, where asked."""
+    return [model_config.response_cache()] if options.response_cache else []
+
+
+def warm_up_shape(
+    network: Manifest | StageRecord, sizes: dict[str, tuple[int, ...]], max_batch: int
+) -> tuple[int, dict[str, tuple[int, ...]]]:
+    """Return a request's batch and its inputs' dims. sizes: of dynamic inputs, with the batch axis."""
+    full = {record.name: sizes.get(record.name, record.shape) for record in network.inputs}
+    if not max_batch:
+        return 0, full
+    batch = min(next(iter(full.values()))[0], max_batch)
+    return batch, {name: shape[1:] for name, shape in full.items()}
+
+
+def opt_shapes(profile: dict[str, ShapeRange]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that TensorRT tuned a profile for."""
+    return {name: shape.opt for name, shape in profile.items()}
+
+
+def _refuse_bf16(manifest: Manifest) -> None:
+    """Raise DeployError where a tensor has a type that Python's arrays do not know."""
+    for record in (*manifest.inputs, *manifest.outputs):
+        if record.dtype == "bf16":
+            what = f"`{record.name}` is bf16, which models of the Python backend cannot take or give"
+            raise DeployError(what, manifest.name, "build the bundle with `--set io_types=fp32`")

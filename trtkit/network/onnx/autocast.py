@@ -1,0 +1,210 @@
+"""Write precision into an ONNX model: TensorRT 11 and RTX take the network's types as they stand."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import math
+import re
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.dtypes import dtype_of, from_onnx
+from trtkit.errors import ConfigError, Problem
+from trtkit.network.onnx.care import all_nodes, opset_of
+from trtkit.network.onnx.io import random_inputs
+from trtkit.network.onnx.outline import close_calls, open_calls
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import onnx
+
+Shapes = dict[str, tuple[int, ...]]
+_FLOATS = ("fp32", "fp16", "bf16")
+# ONNX's operators take bf16 from this one on.
+_BF16_OPSET = 22
+_LARGEST_RANGE_RUN_BYTES = 6 * 2**30
+
+
+def select_nodes(model: onnx.ModelProto, patterns: Sequence[str], key: str = "keep_fp32") -> list[str]:
+    """Return the names of nodes that `patterns` select: globs of names, or `op:Type`. key: the config's, for errors.
+
+    Raises ConfigError for every pattern that selects none.
+    """
+    names = [node.name for node in model.graph.node]
+    selected: dict[str, None] = {}
+    problems = []
+    for pattern in patterns:
+        matched = [node.name for node in model.graph.node if matches(node, pattern)]
+        selected.update(dict.fromkeys(matched))
+        if not matched:
+            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3)
+            problems.append(Problem(f"`{pattern}` matches no node", key, f"near: {', '.join(near)}"))
+    if problems:
+        raise ConfigError("invalid config", problems, fix="`trtkit inspect MODEL --layers` lists the names")
+    return list(selected)
+
+
+def cast_to(
+    model: onnx.ModelProto, precision: str, keep: Sequence[str], shapes: Shapes, folder: Path
+) -> tuple[onnx.ModelProto, str]:
+    """Let `model` compute in `precision` (fp16 or bf16), inputs and outputs unchanged, by ModelOpt AutoCast.
+
+    keep: names of nodes left in fp32. shapes: typical input shapes, for the run that measures value ranges; that run
+    holds every tensor at once, and is left out where they are too large together. Returns the model and what was done.
+    """
+    import onnx
+    from modelopt.onnx.autocast import convert_to_mixed_precision
+
+    unmeasured = _why_unmeasured(model, shapes)
+    original, model = model, _copy(model)
+    inside = open_calls(model)  # written for the types that are given, they keep these
+    if precision == "bf16":
+        model = _lifted_for_bf16(model)
+    source, data = folder / "before-cast.onnx", folder / "calibration.npz"
+    onnx.save(model, str(source))
+    np.savez(data, allow_pickle=False, **random_inputs(model, shapes))
+    cast: onnx.ModelProto = convert_to_mixed_precision(
+        str(source),
+        low_precision_type=precision,
+        nodes_to_exclude=[f"^{re.escape(name)}$" for name in (*keep, *inside)],
+        keep_io_types=True,
+        calibration_data=str(data),
+        **({"data_max": np.inf} if unmeasured else {}),
+    )
+    close_calls(cast, original)
+    del cast.metadata_props[:]
+    cast.metadata_props.extend(model.metadata_props)  # AutoCast drops them; text recognizers keep their alphabet there
+    words = f"; ranges not measured: {unmeasured}" if unmeasured else ""
+    return cast, f"{precision} by AutoCast: {_computed_types(cast, precision)}{words}"
+
+
+def _computed_types(model: onnx.ModelProto, precision: str) -> str:
+    """Say in which types the nodes of `model` compute, by their outputs, casts aside, and which stayed in fp32."""
+    values = (*model.graph.value_info, *model.graph.output)
+    types = {value.name: _dtype_name(value) for value in values}
+    nodes = [(node, types.get(node.output[0])) for node in model.graph.node if node.op_type != "Cast" and node.output]
+    lowered = sum(dtype == precision for _, dtype in nodes)
+    kept = Counter(node.op_type for node, dtype in nodes if dtype == "fp32")
+    operators = ", ".join(f"{count} {operator}" for operator, count in kept.most_common(5))
+    more = ", ..." if len(kept) > 5 else ""
+    return f"{lowered} nodes in {precision}, {kept.total()} in fp32" + (f" ({operators}{more})" if kept else "")
+
+
+def _dtype_name(value: onnx.ValueInfoProto) -> str:
+    """Return trtkit's name of a value's type; empty for types that TensorRT lacks."""
+    from onnx import TensorProto
+
+    dtype = from_onnx(TensorProto.DataType.Name(value.type.tensor_type.elem_type))
+    return "" if dtype is None else dtype.name
+
+
+def _why_unmeasured(model: onnx.ModelProto, shapes: Shapes) -> str:
+    """Return why AutoCast cannot measure the ranges of all tensors in a run at `shapes`, empty where it can.
+
+    They must fit into memory together, and ONNX Runtime must know the types: its fusions take Q/DQ for 8-bit integers.
+    Where it cannot, only nodes that are asked for stay in fp32, and `verify` tells whether more should.
+    """
+    import onnx
+
+    if any(tensor.data_type == onnx.TensorProto.FLOAT8E4M3FN for tensor in model.graph.initializer):
+        return "ONNX Runtime does not run fp8"
+
+    fixed = _copy(model)
+    for value in fixed.graph.input:
+        for dim, size in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
+            dim.dim_value = size
+    del fixed.graph.value_info[:]
+    try:
+        inferred = onnx.shape_inference.infer_shapes(fixed, data_prop=True).graph.value_info
+    except ValueError:  # protobuf's limit of 2 GiB
+        return ""
+    elements = sum(math.prod(max(d.dim_value, 1) for d in value.type.tensor_type.shape.dim) for value in inferred)
+    return "" if 4 * elements <= _LARGEST_RANGE_RUN_BYTES else "too large a run"
+
+
+def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy = type(model)()
+    copy.CopyFrom(model)
+    return copy
+
+
+def _lifted_for_bf16(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model in the opset that AutoCast would lift it to, with the nodes' names, which it would lose."""
+    import onnxscript
+
+    if opset_of(model) >= _BF16_OPSET:
+        return model
+    lifted = onnxscript.ir.serde.deserialize_model(model)
+    onnxscript.version_converter.convert_version(lifted, _BF16_OPSET, fallback=True)
+    made: onnx.ModelProto = onnxscript.ir.serde.serialize_model(lifted)
+    names = {node.output[0]: node.name for node in all_nodes(model.graph) if node.output}
+    for node in all_nodes(made.graph):
+        node.name = names.get(node.output[0], node.name) if node.output else node.name
+    return made
+
+
+def cast_io(model: onnx.ModelProto, io_type: str) -> str:
+    """Give floating-point inputs and outputs the type `io_type`, by casts just inside the graph."""
+    if io_type == "model":
+        return "kept"
+    from onnx import TensorProto
+
+    wanted = TensorProto.DataType.Value(dtype_of(io_type).onnx)
+    floats = {TensorProto.DataType.Value(dtype_of(name).onnx) for name in _FLOATS} - {wanted}
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    inputs = [v for v in model.graph.input if v.name not in initializers and v.type.tensor_type.elem_type in floats]
+    outputs = [v for v in model.graph.output if v.type.tensor_type.elem_type in floats]
+    for value in inputs:
+        _cast_input(model, value, wanted)
+    for value in outputs:
+        _cast_output(model, value, wanted)
+    return f"{len(inputs)} inputs, {len(outputs)} outputs to {io_type}"
+
+
+def matches(node: onnx.NodeProto, pattern: str) -> bool:
+    """Whether a pattern, a glob of names or `op:Type`, selects a node."""
+    if pattern.startswith("op:"):
+        return node.op_type == pattern.removeprefix("op:")
+    return fnmatch.fnmatchcase(node.name, pattern)
+
+
+def _cast_input(model: onnx.ModelProto, value: onnx.ValueInfoProto, wanted: int) -> None:
+    """Insert a cast from `wanted` back to the input's own type, under a new inner name."""
+    from onnx import helper
+
+    inner = f"{value.name}/cast"
+    _rename(model, value.name, inner)
+    own = value.type.tensor_type.elem_type
+    cast = helper.make_node("Cast", [value.name], [inner], name=f"{value.name}/cast_input", to=own)
+    model.graph.node.insert(0, cast)
+    value.type.tensor_type.elem_type = wanted
+
+
+def _cast_output(model: onnx.ModelProto, value: onnx.ValueInfoProto, wanted: int) -> None:
+    """Rename the tensor behind an output and cast it to `wanted` under the output's name."""
+    from onnx import helper
+
+    inner = f"{value.name}/uncast"
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            for index, name in enumerate(names):
+                if name == value.name:
+                    names[index] = inner
+    model.graph.node.append(
+        helper.make_node("Cast", [inner], [value.name], name=f"{value.name}/cast_output", to=wanted)
+    )
+    value.type.tensor_type.elem_type = wanted
+
+
+def _rename(model: onnx.ModelProto, name: str, new: str) -> None:
+    """Rename a tensor wherever a node makes or uses it."""
+    for node in all_nodes(model.graph):
+        for names in (node.input, node.output):
+            for index, current in enumerate(names):
+                if current == name:
+                    names[index] = new

@@ -1,0 +1,181 @@
+"""Fold constants, and keep what comes of it only if the model still computes the same and has not grown."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import math
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.network.onnx.io import random_inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import onnx
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+# What onnxslim is given, one after another, until the result may be kept; and what each leaves out, in words.
+_ATTEMPTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("", {}),
+    ("large constants", {"size_threshold": 64 * 1024}),
+    ("fused nodes", {"skip_optimizations": ["graph_fusion"]}),
+    ("large constants and fused nodes", {"size_threshold": 64 * 1024, "skip_optimizations": ["graph_fusion"]}),
+)
+# ONNX's light models hold no weights but the nodes that fill them: these may grow.
+_MOST_GROWTH, _FREE_GROWTH_BYTES = 1.25, 128 * 2**20
+# Folding is exact but for convolutions that take up their scale; the worst of many layers of fp16.
+_TOLERANCE = 1e-2
+# Larger models are not loaded twice more only to compare them.
+_LARGEST_COMPARED_BYTES = 2**30
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """One run of a model in ONNX Runtime, which its rewritten forms are compared with."""
+
+    inputs: Arrays
+    outputs: Arrays
+
+
+def run_sample(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Sample | None:
+    """Run `model` on seeded random inputs; None if ONNX Runtime cannot, or the model or its inputs are over 1 GiB."""
+    numbers = sum(math.prod(shape) for shape in shapes.values())
+    if max(model.ByteSize(), 8 * numbers) > _LARGEST_COMPARED_BYTES:
+        return None
+    try:
+        inputs = random_inputs(model, shapes)
+        return Sample(inputs, _run(model, inputs))
+    except Exception:  # operators that it lacks, inputs that these random ones do not fit, memory
+        return None
+
+
+def correct_outputs(model: onnx.ModelProto, sample: Sample) -> str:
+    """Replace declared shapes of outputs that ONNX Runtime does not give: onnxslim believes them."""
+    wrong = [value for value in model.graph.output if not _is_declared(value, sample.outputs[value.name].shape)]
+    for value in wrong:
+        del value.type.tensor_type.shape.dim[:]
+        for axis in range(sample.outputs[value.name].ndim):
+            value.type.tensor_type.shape.dim.add().dim_param = f"{value.name}.{axis}"
+    return ", ".join(f"`{value.name}` is {list(sample.outputs[value.name].shape)}" for value in wrong)
+
+
+def fold_constants(model: onnx.ModelProto, sample: Sample | None = None) -> tuple[onnx.ModelProto, str]:
+    """Fold constants and remove what has no effect, by onnxslim; return the model and what was done in words.
+
+    What changes inputs, outputs or, on the sample, values is not kept, nor what grows the model by more than a quarter:
+    then less is folded, or nothing.
+    """
+    problem = first = ""
+    for left_out, options in _ATTEMPTS:
+        slim, problem = _slimmed(model, options)
+        problem = problem or _growth(model, slim) or (_difference(slim, sample) if sample else "")
+        if not problem:
+            detail = f"{len(model.graph.node)} -> {len(slim.graph.node)} nodes"
+            return slim, f"{detail}; {left_out} left out: {first}" if left_out else detail
+        first = first or problem
+        if not options and problem.startswith("onnxslim"):
+            break
+    return model, f"skipped: {first}"
+
+
+def _slimmed(model: onnx.ModelProto, options: Mapping[str, Any]) -> tuple[onnx.ModelProto, str]:
+    """Return what onnxslim makes of a copy, and why it may not be kept."""
+    import onnxslim
+
+    copy = type(model)()
+    copy.CopyFrom(model)
+    try:
+        with _quiet():
+            slim = onnxslim.slim(copy, **options)
+    except Exception as error:
+        return model, f"onnxslim failed with {type(error).__name__}: {error}"
+    if _borders(model) != _borders(slim):
+        return model, "onnxslim would have changed the model's inputs or outputs"
+    return slim, ""
+
+
+def _growth(model: onnx.ModelProto, slim: onnx.ModelProto) -> str:
+    """Say by how much folding grew the model, empty if it is not worth mentioning."""
+    before, after = model.ByteSize(), slim.ByteSize()
+    if after <= max(before * _MOST_GROWTH, before + _FREE_GROWTH_BYTES):
+        return ""
+    return f"the model would grow from {before / 2**20:.0f} to {after / 2**20:.0f} MiB"
+
+
+def _difference(slim: onnx.ModelProto, sample: Sample) -> str:
+    """Say which output folding changed; empty if all are the same."""
+    try:
+        outputs = _run(slim, sample.inputs)
+    except Exception as error:
+        return f"ONNX Runtime would refuse the model: {str(error).strip().partition(chr(10))[0]}"
+    for name, before in sample.outputs.items():
+        after = outputs[name]
+        if before.shape != after.shape:
+            return f"output `{name}` would change from {list(before.shape)} to {list(after.shape)}"
+        if not _is_close(before, after):
+            return f"values of output `{name}` would change"
+    return ""
+
+
+def _is_close(before: np.ndarray[Any, Any], after: np.ndarray[Any, Any]) -> bool:
+    """Whether two outputs hold the same values but for rounding."""
+    if before.dtype.kind not in "fiub":
+        return bool((before == after).all())
+    expected, found = before.astype(np.float64), after.astype(np.float64)
+    is_number = np.isfinite(expected)
+    if not np.array_equal(expected[~is_number], found[~is_number], equal_nan=True):
+        return False
+    error = np.linalg.norm(found[is_number] - expected[is_number])
+    return bool(error <= _TOLERANCE * np.linalg.norm(expected[is_number]))
+
+
+def _run(model: onnx.ModelProto, inputs: Arrays) -> Arrays:
+    """Return what ONNX Runtime computes, node by node as they stand."""
+    import onnxruntime
+
+    _limit_memory()
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, inputs), strict=True))
+
+
+@functools.cache
+def _limit_memory() -> None:
+    """Give sessions that ask for it an allocator of a quarter of the machine's memory: a ramp may be of any length."""
+    from onnxruntime.capi import _pybind_state as native
+
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    kind = native.OrtMemoryInfo("Cpu", native.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, native.OrtMemType.DEFAULT)
+    native.create_and_register_allocator(kind, native.OrtArenaCfg({"max_mem": limit}))
+
+
+def _is_declared(value: onnx.ValueInfoProto, shape: tuple[int, ...]) -> bool:
+    """Whether an output's declared shape, if it has one, allows `shape`."""
+    declared = value.type.tensor_type
+    if not declared.HasField("shape"):
+        return True
+    sizes = [dim.dim_value if dim.HasField("dim_value") else 0 for dim in declared.shape.dim]
+    return len(sizes) == len(shape) and all(size in {0, have} for size, have in zip(sizes, shape, strict=True))
+
+
+def _borders(model: onnx.ModelProto) -> list[str]:
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    return [value.name for value in (*model.graph.input, *model.graph.output) if value.name not in initializers]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Swallow what a library prints."""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield

@@ -1,0 +1,114 @@
+"""Bodies of custom ops as ONNX local functions, and back into the graph."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import onnx
+
+from trtkit.network.custom_op import DOMAIN, CustomOp, Fact, attribute_values
+from trtkit.network.lowering.onnx_ops import OnnxOps
+from trtkit.network.lowering.ops import FP32_SCOPE
+from trtkit.network.onnx.care import all_graphs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+_PLUGIN = " plugin"
+
+
+def function_of(
+    op: CustomOp, name: str, case: tuple[Sequence[Fact | None], Any], opset: int, form: str | None = None
+) -> onnx.FunctionProto:
+    """Return the op's body for inputs of known facts and attributes, as the local function `trtkit::name`.
+
+    It has no inputs for those that are missing: TensorRT's parser takes no empty names there.
+    """
+    facts, attributes = case
+    writer = OnnxOps(opset)
+    given = [
+        None if fact is None else writer.input(_input_name(op, place), fact.dtype, fact.shape)
+        for place, fact in enumerate(facts)
+    ]
+    made = op.lower(writer, op.complete(given), attributes, op.form(form))
+    inputs = [value.name for value in given if value is not None]
+    outputs = {port.name: value for port, value in zip(op.outputs, made, strict=True)}
+    function = writer.function(name, inputs, outputs, list(attribute_values(attributes)))
+    function.doc_string = f"{DOMAIN}::{op.name}"
+    return function
+
+
+def mark_for_plugin(function: onnx.FunctionProto) -> None:
+    """Note that a plugin can take a function's place: `inline` leaves it."""
+    function.doc_string += _PLUGIN
+
+
+def op_name(function: onnx.FunctionProto) -> str:
+    """Return the name of the op whose body a function is."""
+    return function.doc_string.removesuffix(_PLUGIN).partition("::")[2]
+
+
+def inline(model: onnx.ModelProto) -> None:
+    """Put the bodies of custom ops in their nodes' place; what is inside is named `<node>/<name in the body>`.
+
+    Those that a plugin can take the place of stay functions.
+    """
+    bodies = {
+        function.name: function
+        for function in model.functions
+        if function.domain == DOMAIN and not function.doc_string.endswith(_PLUGIN)
+    }
+    for graph in all_graphs(model.graph):
+        nodes = [inner for node in graph.node for inner in _inlined(node, bodies)]
+        del graph.node[:]
+        graph.node.extend(nodes)
+    kept = [function for function in model.functions if function.domain != DOMAIN or function.name not in bodies]
+    del model.functions[:]
+    model.functions.extend(kept)
+    if any(function.domain == DOMAIN for function in kept):
+        return
+    imports = [entry for entry in model.opset_import if entry.domain != DOMAIN]
+    del model.opset_import[:]
+    model.opset_import.extend(imports)
+
+
+def fp32_nodes(model: onnx.ModelProto) -> list[str]:
+    """Return the names of inlined nodes that a conversion of the model to fp16 or bf16 must leave in fp32."""
+    return [node.name for node in model.graph.node if f"/{FP32_SCOPE}/" in node.name]
+
+
+def _input_name(op: CustomOp, place: int) -> str:
+    """Return the name of an input; those of a variadic port are numbered."""
+    port = op.inputs[min(place, len(op.inputs) - 1)]
+    return f"{port.name}_{place - len(op.inputs) + 1}" if port.is_variadic else port.name
+
+
+def _inlined(node: onnx.NodeProto, bodies: dict[str, onnx.FunctionProto]) -> list[onnx.NodeProto]:
+    """Return a node, or the body that it calls with the node's tensors."""
+    if node.domain != DOMAIN or node.op_type not in bodies:
+        return [node]
+    body = bodies[node.op_type]
+    names = dict(zip(body.input, node.input, strict=False)) | dict(zip(body.output, node.output, strict=False))
+    return [placed(inner, node.name, names) for inner in body.node]
+
+
+def placed(inner: onnx.NodeProto, prefix: str, names: dict[str, str]) -> onnx.NodeProto:
+    """Return a copy of a body's node, and of what a loop in it holds, under names of the model.
+
+    prefix: stands before its names. names: of the body's inputs and outputs in the model.
+    """
+    copy = onnx.NodeProto()
+    copy.CopyFrom(inner)
+    copy.name = f"{prefix}/{inner.name}"
+    for tensors in (copy.input, copy.output):
+        for place, name in enumerate(tensors):
+            tensors[place] = names.get(name) or f"{prefix}/{name}" if name else ""
+    for attribute in copy.attribute:
+        if attribute.HasField("g"):
+            nodes = [placed(node, prefix, names) for node in attribute.g.node]
+            for value in (*attribute.g.input, *attribute.g.output):
+                value.name = f"{prefix}/{value.name}"
+            del attribute.g.node[:]
+            attribute.g.node.extend(nodes)
+    return copy

@@ -1,0 +1,166 @@
+"""Replace nodes that TensorRT refuses by the function body that ONNX itself gives for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import onnx
+from onnx import defs, helper
+
+from trtkit.network.onnx.care import all_graphs, all_nodes, opset_of
+from trtkit.network.onnx.facts import Knowledge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from trtkit.network.custom_op import Fact
+
+
+def expand_functions(model: onnx.ModelProto) -> Counter[str]:
+    """Expand the nodes that need it, in place; return how many of each type."""
+    done: Counter[str] = Counter()
+    if not any(needs_expansion(node) for node in all_nodes(model.graph)):
+        return done
+    knowledge = Knowledge(model)
+    for graph in all_graphs(model.graph):
+        nodes: list[onnx.NodeProto] = []
+        for place, node in enumerate(graph.node):
+            body = _body(node, knowledge, opset_of(model)) if needs_expansion(node) else None
+            nodes.extend([node] if body is None else _spliced(body, node, node.name or f"{node.op_type}_{place}"))
+            done[node.op_type] += body is not None
+        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        del graph.node[:]
+        graph.node.extend(copies)
+    return +done
+
+
+def needs_expansion(node: onnx.NodeProto) -> bool:
+    """Whether TensorRT refuses or misreads the node as it stands."""
+    return node.domain in {"", "ai.onnx"} and node.op_type in _NEED and _NEED[node.op_type](node)
+
+
+def _always(_: onnx.NodeProto) -> bool:
+    return True
+
+
+def _has_more_outputs(node: onnx.NodeProto) -> bool:
+    return any(node.output[1:])
+
+
+def _attention_needs_it(node: onnx.NodeProto) -> bool:
+    """Outputs but the first, capped scores, a window, a mask or lengths beside causality, a past."""
+    given = {place for place, name in enumerate(node.input) if name}
+    causal = bool(_attribute(node, "is_causal", 0))
+    limits = ("softcap", "softmax_precision", "attn_window_size", "left_window_size", "right_window_size")
+    return (
+        _has_more_outputs(node)
+        or bool(given & {4, 5})
+        or (causal and bool(given & {3, 6}))
+        or 6 in given
+        or any(_attribute(node, name, 0) for name in limits)
+        or any("window" in attribute.name for attribute in node.attribute)
+    )
+
+
+def _attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
+    found = next((attribute for attribute in node.attribute if attribute.name == name), None)
+    return default if found is None else helper.get_attribute_value(found)
+
+
+_NEED: Mapping[str, Callable[[onnx.NodeProto], bool]] = {
+    "Attention": _attention_needs_it,
+    "CausalConvWithState": _always,
+    "CenterCropPad": _always,
+    "FlexAttention": _always,
+    "LayerNormalization": _has_more_outputs,
+    "LinearAttention": _always,
+    "NegativeLogLikelihoodLoss": _always,
+    "SoftmaxCrossEntropyLoss": _always,
+    "SwiGLU": _always,
+}
+
+
+def _body(node: onnx.NodeProto, knowledge: Knowledge, opset: int) -> onnx.FunctionProto | None:
+    """Return the body that ONNX gives for a node, None where it gives none for these types."""
+    try:
+        schema: Any = defs.get_schema(node.op_type, opset, "")
+    except defs.SchemaError:
+        return None
+    if schema.has_function:
+        version = max((v for v in schema.function_opset_versions if v <= opset), default=0)
+        return onnx.FunctionProto.FromString(schema.get_function_with_opset_version(version)) if version else None
+    version = max((v for v in schema.context_dependent_function_opset_versions if v <= opset), default=0)
+    types = [_type(knowledge.fact(name)) if name else b"" for name in node.input]
+    given = [kind for kind in types if kind is not None]
+    if not version or len(given) < len(types):
+        return None
+    made = schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), given)
+    return onnx.FunctionProto.FromString(made) if made else None
+
+
+def _type(fact: Fact | None) -> bytes | None:
+    """Return a tensor's type as ONNX writes it, None where it is not known."""
+    if fact is None:
+        return None
+    sizes = [size if size >= 0 else None for size in fact.shape]
+    return helper.make_tensor_type_proto(onnx.TensorProto.DataType.Value(fact.dtype.onnx), sizes).SerializeToString()
+
+
+def _spliced(body: onnx.FunctionProto, node: onnx.NodeProto, prefix: str) -> list[onnx.NodeProto]:
+    """Return the body's nodes with the node's tensors and attributes."""
+    names = dict.fromkeys(body.input, "")
+    names |= dict(zip(body.input, node.input, strict=False))
+    names |= {inner: outer for inner, outer in zip(body.output, node.output, strict=False) if outer}
+    attributes = {attribute.name: attribute for attribute in (*body.attribute_proto, *node.attribute)}
+    return _renamed(body.node, prefix, names, attributes)
+
+
+def _renamed(
+    nodes: Any, prefix: str, names: dict[str, str], attributes: Mapping[str, onnx.AttributeProto]
+) -> list[onnx.NodeProto]:
+    """Return copies of nodes under the names of another graph; tensors without one get `prefix`."""
+    copies = []
+    for place, node in enumerate(nodes):
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.name = f"{prefix}/{node.name or f'{node.op_type.lower()}_{place}'}"
+        copy.input[:] = [names.get(name, f"{prefix}/{name}") if name else "" for name in node.input]
+        copy.output[:] = [names.setdefault(name, f"{prefix}/{name}") if name else "" for name in node.output]
+        del copy.attribute[:]
+        for attribute in node.attribute:
+            bound = _bound(attribute, attributes)
+            if bound is not None:
+                _rename_graph(bound, prefix, names, attributes)
+                copy.attribute.append(bound)
+        copies.append(copy)
+    return copies
+
+
+def _bound(attribute: onnx.AttributeProto, values: Mapping[str, onnx.AttributeProto]) -> onnx.AttributeProto | None:
+    """Return an attribute, or the one of the outer node that it refers to."""
+    copy = onnx.AttributeProto()
+    if not attribute.ref_attr_name:
+        copy.CopyFrom(attribute)
+        return copy
+    if attribute.ref_attr_name not in values:
+        return None
+    copy.CopyFrom(values[attribute.ref_attr_name])
+    copy.name = attribute.name
+    return copy
+
+
+def _rename_graph(
+    attribute: onnx.AttributeProto, prefix: str, names: dict[str, str], attributes: Mapping[str, onnx.AttributeProto]
+) -> None:
+    """Rename what is inside a branch or loop."""
+    if not attribute.HasField("g"):
+        return
+    graph, own = attribute.g, dict(names)
+    for value in (*graph.input,):
+        own[value.name] = value.name = f"{prefix}/{value.name}"
+    inner = _renamed(graph.node, prefix, own, attributes)
+    for value in graph.output:
+        value.name = own.get(value.name, value.name)
+    del graph.node[:]
+    graph.node.extend(inner)

@@ -1,5 +1,0 @@
-"""Graph rewrites of ONNX forms that TensorRT's parser refuses or misreads into forms that it takes."""
-
-from trtkit.network.onnx_rewrites.rewrite import rewrite
-
-__all__ = ["rewrite"]

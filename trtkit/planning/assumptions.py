@@ -1,0 +1,61 @@
+"""What a plan takes for granted, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.planning.memory import RESERVE_BYTES
+
+if TYPE_CHECKING:
+    from trtkit.planning.count_network import CountedNetwork
+    from trtkit.planning.model import DecoderModel, Workload
+
+_ALWAYS = (
+    "times are floors: the published dense rate and bandwidth reached in full, no launch, no transfer from the host",
+    "memory is the published GB as 10^9 bytes; "
+    f"{RESERVE_BYTES / 2**30:.0f} GiB of it is kept for the CUDA context and TensorRT",
+    "activations are results that are alive between layers where nothing is fused: TensorRT needs less",
+    "fp32 products run as TF32 where the GPU has it, as TensorRT does by default",
+)
+
+
+def llm_assumptions(model: DecoderModel, work: Workload) -> list[str]:
+    """Return what holds for a plan of an LLM."""
+    found = [
+        f"prompts of {work.input_len} tokens are prefilled whole for times, {work.chunk} tokens a step for memory; "
+        "all requests start together",
+        f"decoding is timed at {work.mean_length} cached tokens, the mean; a slot holds {work.length}",
+        "caches are linear and as long as needed; attention computes and reads all of a cache, masked parts too",
+        "what other formats and several GPUs would change is arithmetic: engines are for one GPU, and in few bits as "
+        "`quantize` in a config or the checkpoint says",
+        "links between GPUs are not timed: their speed is not in the table",
+        *_ALWAYS,
+    ]
+    if model.active_parameters < model.parameters:
+        share = model.active_parameters / model.parameters
+        found.append(
+            f"every expert computes every token, as trtkit's network does; the chosen ones alone are {share:.0%} of "
+            "the weights"
+        )
+    if model.quantized:
+        found.append("quantized layers compute in the type of codes and inputs; input factors (AWQ) are not counted")
+    if model.keeps_new:
+        found.append(
+            "caches in eight bits need room for one step's new keys and values besides, and are read in "
+            f"{model.dtype} by one layer at a time"
+        )
+    if any(model.windows):
+        found.append("sliding layers cache all tokens, as trtkit's engines do")
+    return found
+
+
+def vision_assumptions(network: CountedNetwork) -> list[str]:
+    """Return what holds for a plan of a vision network."""
+    shapes = "; ".join(f"{name} {list(shape)}" for name, shape in network.shapes.items())
+    low, high = network.batches
+    known = f"counts hold for batch {low} alone" if low == high else "sizes but the batch are those of `opt`"
+    return [
+        f"{known} ({shapes} was described)",
+        "the memory floor is weights, inputs and outputs once: all layers in one kernel; `unfused` is the other end",
+        *_ALWAYS,
+    ]

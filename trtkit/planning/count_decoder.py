@@ -1,0 +1,153 @@
+"""The job that counts a decoder-only LLM: its real network is written with zeros for weights, and described.
+
+All weights share one piece of memory that nobody touches, so a model of any size is counted in a few hundred MiB, and
+from its config alone.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from trtkit.backends import load_backend
+from trtkit.config.schema import ModelConfig
+from trtkit.engine.decoders import network_options
+from trtkit.models.registry import decoder_spec
+from trtkit.models.weights import model_weights
+from trtkit.network.decoder import build_decoder
+from trtkit.network.describe import describe
+from trtkit.network.graph import Graph
+from trtkit.planning.count_network import layer_of
+from trtkit.planning.counts import counts_of, counts_to_json
+from trtkit.planning.multilinear import fit, sample_points
+from trtkit.planning.quantized_model import quantized_from_json
+from trtkit.planning.quantized_record import as_quantized, read_bytes
+from trtkit.planning.traffic import network_cost
+from trtkit.quantization.llm.choice import linear_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from trtkit.backends import Backend
+    from trtkit.dtypes import DType
+    from trtkit.models.spec import DecoderSpec
+    from trtkit.network.decoder import DecoderOptions
+    from trtkit.network.describe import NetworkRecord
+    from trtkit.planning.multilinear import Point
+    from trtkit.planning.quantized_model import QuantizedModel
+    from trtkit.planning.traffic import NetworkCost
+
+Json = dict[str, Any]
+# How far apart the two cached lengths lie that counts are taken at.
+_STEP = 8
+_BLOCK = re.compile(r"^layers\.\d+/")
+_PROJECTIONS = re.compile(r"/attention/(q|k|v|qkv)/")
+
+
+def count_decoder(arguments: Json, report: Callable[[Json], None]) -> Json:
+    """Count the network of a config.
+
+    arguments: backend, config, fields (of the model's config.json), where, length (tokens of a slot); by_layer: whether
+    groups are layers by their place in a block, else kinds of layers; quantized: a `QuantizedModel` as data.
+    """
+    config, backend = ModelConfig.model_validate(arguments["config"]), load_backend(arguments["backend"])
+    spec = decoder_spec(arguments["fields"], arguments["where"])
+    options, first = network_options(config), _first_length(spec, int(arguments["length"]))
+    points = sample_points((1, 1, first), _STEP)
+    check = (3, 5, first + _STEP)
+    quantized, by_layer = quantized_from_json(arguments.get("quantized")), arguments.get("by_layer")
+    costs: dict[Point, NetworkCost] = {}
+    for length in (first, first + _STEP):
+        report({"event": "phase", "name": f"count with {length} cached tokens"})
+        graph = _network(backend, spec, replace(options, max_sequence_length=length), quantized)
+        for point in (p for p in (*points, check) if p[2] == length):
+            record = as_quantized(_record(backend, graph, point), quantized.kv_cache)
+            cost = network_cost(record, place_of if by_layer else group_of)
+            if quantized.kv_cache is not None:
+                alive = zip(cost.alive_bytes, read_bytes(record, options.dtype), strict=True)
+                cost.alive_bytes = [results + read for results, read in alive]
+            costs[point] = cost
+    measured = costs.pop(check)
+    counts = counts_of(costs, fit)
+    assert counts.fused_bytes.at(check) == measured.fused_bytes, "bytes are not multilinear"
+    assert counts.flops.at(check) == sum(group.flops for group in measured.groups.values()), "FLOPs are not multilinear"
+    return counts_to_json(counts)
+
+
+def group_of(name: str, kind: str) -> str:
+    """Return the group of a decoder's layer by its name and type."""
+    if kind in ("ATTENTION_INPUT", "ATTENTION_OUTPUT"):
+        return "attention"
+    if kind == "KV_CACHE_UPDATE":
+        return "kv cache update"
+    if kind == "MATRIX_MULTIPLY":
+        return _product_group(name)
+    return "embedding" if kind == "GATHER" and "embedding/" in name else "norms and element-wise"
+
+
+def place_of(name: str, kind: str = "") -> str:
+    """Return a layer's name with its block's number left out: `layers.*/mlp/up/matmul`."""
+    return _BLOCK.sub("layers.*/", layer_of(name, kind))
+
+
+def _product_group(name: str) -> str:
+    """Return the group of a matrix product."""
+    if _PROJECTIONS.search(name):
+        return "q, k, v projections"
+    if "/attention/o/" in name:
+        return "output projection"
+    if "/attention/" in name:
+        return "attention"
+    if "/moe/" in name:
+        return "experts"
+    return "lm head" if name.startswith("lm_head") else "mlp"
+
+
+def _first_length(spec: DecoderSpec, length: int) -> int:
+    """Return a short cached length of the same kind as `length`: longer than the same windows."""
+    windows = [layer.sliding_window or 0 for layer in spec.layers]
+    first = max((window for window in windows if window < length), default=0) + _STEP
+    positions = spec.embedding.positions
+    limit = positions.count if positions is not None else math.inf
+    return first if first + _STEP <= limit else _STEP
+
+
+def _network(backend: Backend, spec: DecoderSpec, options: DecoderOptions, quantized: QuantizedModel) -> Graph:
+    """Write the network with zeros for weights."""
+    graph = Graph(backend)
+    build_decoder(graph, spec, _zeros(spec, options.dtype, quantized), options)
+    return graph
+
+
+def _zeros(spec: DecoderSpec, dtype: DType, quantized: QuantizedModel) -> Mapping[str, Any]:
+    """Return zeros for every weight, all in the same memory, which the system does not provide until it is read.
+
+    Scales of quantized matrices have memory of their own.
+    """
+    import ml_dtypes
+    import numpy as np
+
+    weights = model_weights(spec)
+    numpy_type = ml_dtypes.bfloat16 if dtype.name == "bf16" else np.dtype(dtype.numpy)
+    memory = np.zeros(max(math.prod(weight.shape) for weight in weights), numpy_type)
+    found: dict[str, Any] = {}
+    sizes = {layer.name: (layer.rows, layer.size) for layer in linear_layers(spec)}
+    for weight in weights:
+        name = weight.path.removesuffix(".weight")
+        if name in quantized.layers:
+            found[weight.path] = quantized.layers[name].matrix(*sizes[name], memory.view(np.uint8))
+        else:
+            found[weight.path] = memory[: math.prod(weight.shape)].reshape(weight.shape)
+    return found
+
+
+def _record(backend: Backend, graph: Graph, point: Point) -> NetworkRecord:
+    """Return the network's record at (B, S, T); T is the network's own."""
+    shapes = {}
+    for index in range(graph.network.num_inputs):
+        tensor = graph.network.get_input(index)
+        sizes = iter(point[:2])
+        shapes[tensor.name] = tuple(next(sizes) if size < 0 else size for size in tensor.shape)
+    return describe(backend, graph.network, shapes)

@@ -1,0 +1,158 @@
+"""Count a network that comes through ONNX, or a hybrid's: parsed by TensorRT, described at two batch sizes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtkit.engine.hybrid_build import describe_hybrid
+from trtkit.engine.onnx_build import prepare_network
+from trtkit.engine.plan import plan_build
+from trtkit.jobs.runner import run_parser
+from trtkit.network.describe import LayerRecord, NetworkRecord, TensorRecord
+from trtkit.planning.counts import Counts, counts_of
+from trtkit.planning.multilinear import fit_batch
+from trtkit.planning.traffic import network_cost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.config.schema import ModelConfig
+
+Json = dict[str, Any]
+Shapes = dict[str, list[int]]
+_GROUPS = {
+    "CONVOLUTION": "convolutions", "DECONVOLUTION": "convolutions", "MATRIX_MULTIPLY": "matrix products",
+    "EINSUM": "matrix products", "ATTENTION_INPUT": "attention", "ATTENTION_OUTPUT": "attention",
+    "POOLING": "pooling", "REDUCE": "norms and reductions", "NORMALIZATION": "norms and reductions",
+    "SOFTMAX": "norms and reductions", "GRID_SAMPLE": "sampling", "RESIZE": "sampling", "GATHER": "moves",
+    "SLICE": "moves", "SHUFFLE": "moves", "CONCATENATION": "moves", "CAST": "moves", "PADDING": "moves",
+}  # fmt: skip
+
+_ATTENTION_ENDS = re.compile(r"_Attention(Input|Output)$")
+
+
+@dataclass(frozen=True)
+class CountedNetwork:
+    """A network's counts as functions of the batch. batches: the smallest and largest of its first profile."""
+
+    counts: Counts
+    batches: tuple[int, int]
+    shapes: Mapping[str, tuple[int, ...]]
+
+
+def count_config(config: ModelConfig, folder: Path, on_event: Callable[[Json], None]) -> CountedNetwork:
+    """Count a config's network in an empty `folder`; a hybrid's at its `opt` shapes only."""
+    plan = plan_build(config, on_event)
+    if plan.is_hybrid:
+        described = describe_hybrid(plan, folder, on_event)
+        return _at_one_batch(described["network"], described["profiles"])
+    prepared, arguments = prepare_network(plan, folder, on_event)
+    return _counted(arguments, prepared["profiles"], on_event)
+
+
+def count_bundle(bundle: Bundle, on_event: Callable[[Json], None]) -> CountedNetwork:
+    """Count a vision bundle's network; a hybrid's as it was described when it was built."""
+    manifest = bundle.manifest
+    profiles = [{name: shapes.model_dump() for name, shapes in profile.items()} for profile in manifest.profiles]
+    if manifest.hybrid is not None:
+        return _at_one_batch(bundle.network_record(), profiles)
+    opt = bundle.network_record()["shapes"]
+    arguments = {
+        "backend": manifest.backend.name,
+        "onnx": str(bundle.onnx_path),
+        "grid_samples": [],
+        "opt_shapes": {name: list(shape) for name, shape in opt.items()},
+    }
+    return _counted(arguments, profiles, on_event)
+
+
+def _counted(arguments: Json, profiles: list[Json], on_event: Callable[[Json], None]) -> CountedNetwork:
+    """Describe at the smallest and the largest batch of the first profile."""
+    first = profiles[0] if profiles else {}
+    low, high = _batch_range(first)
+    costs = {}
+    for batch in sorted({low, high}):
+        shapes = {name: _with_batch(shape, first.get(name), batch) for name, shape in arguments["opt_shapes"].items()}
+        on_event({"event": "phase", "name": f"count at batch {batch}"})
+        described = run_parser("describe", {**arguments, "opt_shapes": shapes}, on_event)
+        record = _record(described["network"])
+        costs[batch] = network_cost(record, group_of)
+    return CountedNetwork(counts_of(costs, fit_batch), (low, high), record.shapes)
+
+
+def count_layers(
+    bundle: Bundle, shapes: Mapping[str, Sequence[int]], on_event: Callable[[Json], None]
+) -> Counts | None:
+    """Count every layer of a vision bundle's network at exactly these input shapes, whatever point is asked for.
+
+    None for a hybrid at other shapes than it was described at when it was built.
+    """
+    known, wanted = bundle.network_record(), {name: list(shape) for name, shape in shapes.items()}
+    if {name: list(shape) for name, shape in known["shapes"].items()} != wanted:
+        if bundle.manifest.hybrid is not None:
+            return None
+        arguments = {"backend": bundle.manifest.backend.name, "onnx": str(bundle.onnx_path)}
+        known = run_parser("describe", {**arguments, "grid_samples": [], "opt_shapes": wanted}, on_event)["network"]
+    return counts_of({1: network_cost(_record(known), layer_of)}, fit_batch)
+
+
+def layer_of(name: str, _kind: str) -> str:
+    """Return the layer's own name as its group; attention is two layers of TensorRT's and one of anyone else's."""
+    return _ATTENTION_ENDS.sub("", name)
+
+
+def group_of(_name: str, kind: str) -> str:
+    """Return the group of a layer by its type."""
+    return _GROUPS.get(kind, "element-wise and other")
+
+
+def _at_one_batch(network: Json, profiles: list[Json]) -> CountedNetwork:
+    """Return counts at the shapes that a network was described at; they hold for that batch alone."""
+    record = _record(network)
+    batch = _batch_of(record.shapes, profiles[0] if profiles else {})
+    return CountedNetwork(counts_of({batch: network_cost(record, group_of)}, fit_batch), (batch, batch), record.shapes)
+
+
+def _batch_range(profile: Json) -> tuple[int, int]:
+    """Return the range of the inputs' first axis, 1 to 1 where it does not vary."""
+    ranges = [(shape["min"][0], shape["max"][0]) for shape in profile.values() if shape["min"]]
+    varying = [(low, high) for low, high in ranges if low != high]
+    return varying[0] if varying else (1, 1)
+
+
+def _with_batch(shape: list[int], ranges: Json | None, batch: int) -> list[int]:
+    """Return a shape with its first axis at `batch`, where the profile lets that vary."""
+    varies = ranges is not None and bool(shape) and ranges["min"][0] != ranges["max"][0]
+    return [batch, *shape[1:]] if varies else list(shape)
+
+
+def _batch_of(shapes: Mapping[str, tuple[int, ...]], profile: Json) -> int:
+    """Return the batch that a record was made at."""
+    varying = [name for name, shape in profile.items() if shape["min"] and shape["min"][0] != shape["max"][0]]
+    return shapes[varying[0]][0] if varying and varying[0] in shapes else 1
+
+
+def _record(data: Json) -> NetworkRecord:
+    """Return a network's record out of its JSON."""
+    layers = tuple(
+        LayerRecord(
+            layer["name"],
+            layer["type"],
+            _tensors(layer["inputs"]),
+            _tensors(layer["outputs"]),
+            layer["weight_bytes"],
+            layer["flops"],
+            layer["bytes_moved"],
+        )
+        for layer in data["layers"]
+    )
+    shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
+    return NetworkRecord(_tensors(data["inputs"]), _tensors(data["outputs"]), shapes, layers)
+
+
+def _tensors(records: list[Json]) -> tuple[TensorRecord, ...]:
+    return tuple(TensorRecord(record["name"], record["dtype"], tuple(record["shape"])) for record in records)

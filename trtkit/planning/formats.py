@@ -1,0 +1,82 @@
+"""What other weights or another cache would change, as counts of the network that it would be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from trtkit.planning.multilinear import Multilinear
+
+if TYPE_CHECKING:
+    from trtkit.dtypes import DType
+    from trtkit.planning.counts import Counts, Group
+    from trtkit.planning.gpus import PlannedGpu
+
+# Groups whose matrices are quantized; embedding, head and norms stay.
+QUANTIZED = ("q, k, v projections", "output projection", "mlp", "experts")
+
+
+@dataclass(frozen=True)
+class Format:
+    """How weights and cache are stored. weight_bits: with scales; None where they stay as they are.
+
+    compute: type of the products; None for the network's own. needs: types that the GPU has to take.
+    """
+
+    name: str
+    weight_bits: float | None = None
+    kv_bits: int | None = None
+    compute: str | None = None
+    needs: tuple[str, ...] = ()
+
+    def fits(self, gpu: PlannedGpu) -> bool:
+        """Whether the GPU takes these types."""
+        return all(gpu.takes(dtype) for dtype in self.needs)
+
+
+# Scales: int4 has one of 16 bits for 128 weights, fp4 one of 8 bits for 16; one for a row or a matrix is not counted.
+FORMATS = (
+    Format("as planned"),
+    Format("fp8 cache", kv_bits=8, needs=("fp8",)),
+    Format("fp8 weights and products", 8, compute="fp8", needs=("fp8",)),
+    Format("int8 weights and products", 8, compute="int8", needs=("int8",)),
+    Format("int4 weights, 128 a block", 4 + 16 / 128, needs=("int4",)),
+    Format("fp4 weights and products, 16 a block", 4 + 8 / 16, compute="fp4", needs=("fp4",)),
+    Format("int4 weights, fp8 cache", 4 + 16 / 128, 8, needs=("int4", "fp8")),
+)
+
+
+def quantized_bytes(counts: Counts, dtype: DType, bits: float | None) -> int:
+    """Return the bytes that quantized matrices save."""
+    matrices = sum(group.weight_bytes for group in counts.groups if group.name in QUANTIZED)
+    return 0 if bits is None else matrices - round(matrices * bits / dtype.bits)
+
+
+def in_format(counts: Counts, dtype: DType, form: Format) -> Counts:
+    """Return the counts with weights and cache in another format. dtype: the network's own."""
+    saved = quantized_bytes(counts, dtype, form.weight_bits)
+    kept = 1.0 if form.kv_bits is None else form.kv_bits / dtype.bits
+    cache = _scaled(counts.cache_bytes, kept)
+    rest = tuple(
+        all_ - own - (saved if index == 0 else 0)
+        for index, (all_, own) in enumerate(
+            zip(counts.fused_bytes.coefficients, counts.cache_bytes.coefficients, strict=True)
+        )
+    )
+    groups = tuple(_group(group, dtype, form) for group in counts.groups)
+    return replace(counts, groups=groups, fused_bytes=Multilinear(rest) + cache, cache_bytes=cache)
+
+
+def _group(group: Group, dtype: DType, form: Format) -> Group:
+    """Return a group's counts in another format."""
+    if group.name in QUANTIZED and form.weight_bits is not None:
+        saved = group.weight_bytes - round(group.weight_bytes * form.weight_bits / dtype.bits)
+        first, *rest = group.bytes.coefficients
+        products = {form.compute or name: poly for name, poly in group.products.items()}
+        moved = Multilinear((first - saved, *rest))
+        return replace(group, bytes=moved, weight_bytes=group.weight_bytes - saved, products=products)
+    return group
+
+
+def _scaled(poly: Multilinear, factor: float) -> Multilinear:
+    return Multilinear(tuple(round(factor * coefficient) for coefficient in poly.coefficients))

@@ -1,0 +1,146 @@
+"""The plan of a decoder-only LLM on one GPU model: what fits, how fast it can be, what would change that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtkit.planning.formats import FORMATS, in_format, quantized_bytes
+from trtkit.planning.memory import Footprint
+from trtkit.planning.roofline import compute_bound_batch, floor, unfused_s
+from trtkit.planning.splits import SIZES, all_reduce_bytes, kv_share, split_weight_bytes, tensor_share
+
+if TYPE_CHECKING:
+    from trtkit.planning.counts import Counts
+    from trtkit.planning.gpus import PlannedGpu
+    from trtkit.planning.model import DecoderModel, Workload
+    from trtkit.planning.roofline import Floor
+
+Json = dict[str, Any]
+_NO_LIMIT = 2**24
+"""Where the search for a context ends, for models without a limit of their own."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A model with its counts, and the work it is to do."""
+
+    model: DecoderModel
+    counts: Counts
+    work: Workload
+
+
+def plan_llm(question: Question, gpu: PlannedGpu, price_per_hour: float | None = None) -> Json:
+    """Return everything about one GPU. Times are floors: nothing that runs this network there can be faster."""
+    model, counts, work = question.model, question.counts, question.work
+    footprint = Footprint(counts, model.weight_bytes, model.kv_bytes_per_token, work.chunk, model.keeps_new)
+    need = footprint.need(work.concurrency, work.length)
+    batch = footprint.largest_batch(work.length, gpu.memory_bytes)
+    limit = model.max_length or _NO_LIMIT
+    formats = FORMATS[:1] if model.quantized else FORMATS  # others are shares of the network's own type
+    context = footprint.largest_context(work.concurrency, gpu.memory_bytes, limit)
+    return {
+        "takes_precision": all(gpu.takes(name) for name in (model.dtype.name, *model.types)),
+        "memory": need.to_json(),
+        "fits": need.total <= gpu.memory_bytes,
+        "largest_batch": batch,
+        "largest_context": context,
+        "largest_context_is_the_models": context == model.max_length > 0,
+        "compute_bound_batch": compute_bound_batch(counts, work.mean_length, gpu),
+        "compute_bound_batch_without_caches": compute_bound_batch(counts, 0, gpu),
+        **speeds(question, gpu, work.concurrency, price_per_hour),
+        "curve": [speeds(question, gpu, size, price_per_hour) for size in _batches(batch)],
+        "formats": [_in_format(question, gpu, form) for form in formats if form.fits(gpu)],
+        "splits": [_split(question, gpu, kind, size) for kind in ("tensor", "pipeline") for size in SIZES],
+    }
+
+
+def speeds(question: Question, gpu: PlannedGpu, batch: int, price_per_hour: float | None = None) -> Json:
+    """Return times and throughput of `batch` requests at once: all prompts, then every token of all answers."""
+    work, counts = question.work, question.counts
+    first = floor(counts, (1, work.input_len, work.input_len), gpu)
+    prefill = floor(counts, (batch, work.input_len, work.input_len), gpu)
+    decode = floor(counts, (batch, 1, work.mean_length), gpu)
+    seconds = prefill.seconds + (work.output_len - 1) * decode.seconds
+    per_s = batch * work.output_len / seconds
+    return {
+        "batch": batch,
+        "ttft": _floor_json(first),
+        "ttft_of_all": _floor_json(prefill),
+        "tpot": _floor_json(decode),
+        "tpot_unfused_ms": 1e3 * unfused_s(counts, (batch, 1, work.mean_length), gpu),
+        "request_ms": 1e3 * seconds,
+        "decode_tokens_per_second": batch / decode.seconds,
+        "output_tokens_per_second": per_s,
+        "total_tokens_per_second": batch * work.length / seconds,
+        "cost_per_million_output_tokens": cost_per_million(price_per_hour, per_s),
+    }
+
+
+def cost_per_million(price_per_hour: float | None, per_second: float) -> float | None:
+    """Return the price of a million results at `per_second` of them, None without a price."""
+    return None if price_per_hour is None else price_per_hour / 3600 / per_second * 1e6
+
+
+def _floor_json(found: Floor) -> Json:
+    compute_ms = None if found.compute_s is None else 1e3 * found.compute_s
+    return {
+        "ms": 1e3 * found.seconds,
+        "bound": found.bound,
+        "compute_ms": compute_ms,
+        "memory_ms": 1e3 * found.memory_s,
+    }
+
+
+def _batches(most: int) -> list[int]:
+    """Return powers of two up to the largest batch, and that one."""
+    powers = [2**power for power in range(most.bit_length())]
+    return sorted({*powers, *([most] if most else [])})
+
+
+def _in_format(question: Question, gpu: PlannedGpu, form: Any) -> Json:
+    """Return what a format of weights and cache gives."""
+    model, work = question.model, question.work
+    counts = in_format(question.counts, model.dtype, form)
+    saved = quantized_bytes(question.counts, model.dtype, form.weight_bits)
+    kv = model.kv_bytes_per_token * (form.kv_bits or model.dtype.bits) // model.dtype.bits
+    keeps_new = form.kv_bits is not None or model.keeps_new
+    footprint = Footprint(counts, model.weight_bytes - saved, kv, work.chunk, keeps_new)
+    return {
+        "name": form.name,
+        "weight_bytes": footprint.weights,
+        "kv_bytes_per_token": kv,
+        "fits": footprint.need(work.concurrency, work.length).total <= gpu.memory_bytes,
+        "largest_batch": footprint.largest_batch(work.length, gpu.memory_bytes),
+        "ttft": _floor_json(floor(counts, (1, work.input_len, work.input_len), gpu)),
+        "tpot": _floor_json(floor(counts, (work.concurrency, 1, work.mean_length), gpu)),
+    }
+
+
+def _split(question: Question, gpu: PlannedGpu, kind: str, gpus: int) -> Json:
+    """Return what `gpus` GPUs of a kind of parallelism give, without the time of what they send each other.
+
+    A pipeline is full: each of its GPUs works on another batch, and keeps its layers' caches of all of them.
+    """
+    model, work, counts = question.model, question.work, question.counts
+    is_tensor = kind == "tensor"
+    share = tensor_share(counts, model, gpus) if is_tensor else counts
+    weights = split_weight_bytes(counts, model, gpus) if is_tensor else -(-model.weight_bytes // gpus)
+    kept = kv_share(model, gpus) if is_tensor else -(-model.layers // gpus) / model.layers
+    footprint = Footprint(share, weights, round(kept * model.kv_bytes_per_token), work.chunk, model.keeps_new)
+    tpot = floor(share, (work.concurrency, 1, work.mean_length), gpu)
+    at_once = work.concurrency if is_tensor else gpus * work.concurrency
+    need = footprint.need(at_once, work.length)
+    hop = model.dtype.size_bytes(work.concurrency * model.hidden_size)
+    return {
+        "kind": kind,
+        "gpus": gpus,
+        "at_once": at_once,
+        "memory_per_gpu": need.to_json(),
+        "fits": need.total <= gpu.memory_bytes,
+        "largest_batch": footprint.largest_batch(work.length, gpu.memory_bytes),
+        "ttft": _floor_json(floor(share, (1, work.input_len, work.input_len), gpu)),
+        "tpot": _floor_json(tpot),
+        "decode_tokens_per_second": at_once / tpot.seconds,
+        "sent_bytes_per_step": all_reduce_bytes(model, work.concurrency, gpus) if is_tensor else hop,
+    }

@@ -1,0 +1,75 @@
+"""Does it fit: weights, caches and activations against a GPU's memory; the largest batch and context."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.planning.counts import Counts
+
+Json = dict[str, Any]
+RESERVE_BYTES = 2**30
+"""Kept for the CUDA context and TensorRT's own: an assumption, not a measurement."""
+LARGEST_BATCH = 2**20
+"""Where the search for a batch ends."""
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a model takes on a GPU."""
+
+    weights: int
+    kv_cache: int
+    activations: int
+    reserve: int = RESERVE_BYTES
+
+    @property
+    def total(self) -> int:
+        """The sum."""
+        return self.weights + self.kv_cache + self.activations + self.reserve
+
+    def to_json(self) -> Json:
+        """Return all parts with their sum."""
+        return {**{f"{key}_bytes": value for key, value in asdict(self).items()}, "total_bytes": self.total}
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a decoder-only LLM keeps on one GPU.
+
+    weights: bytes. kv_per_token: bytes, of all layers. chunk: new tokens of each slot in a prefill step, which the
+    activations follow from. keeps_new: engines with caches in eight bits give a step's keys and values apart.
+    """
+
+    counts: Counts
+    weights: int
+    kv_per_token: int
+    chunk: int
+    keeps_new: bool = False
+
+    def need(self, batch: int, length: int) -> Need:
+        """Return what `batch` slots of `length` tokens need."""
+        new = min(self.chunk, length)
+        activations = self.counts.activation_bytes((batch, new, length))
+        tokens = batch * (length + new) if self.keeps_new else batch * length
+        return Need(self.weights, self.kv_per_token * tokens, activations)
+
+    def largest_batch(self, length: int, memory_bytes: int) -> int:
+        """Return the most slots of `length` tokens that fit, 0 where not even one does."""
+        return largest(lambda batch: self.need(batch, length).total <= memory_bytes, LARGEST_BATCH)
+
+    def largest_context(self, batch: int, memory_bytes: int, limit: int) -> int:
+        """Return the most tokens that each of `batch` slots can hold, up to `limit`; 0 where not even one fits."""
+        return largest(lambda length: self.need(batch, length).total <= memory_bytes, limit)
+
+
+def largest(fits: Callable[[int], bool], limit: int) -> int:
+    """Return the largest number from 1 to `limit` that fits, 0 where none does; what fits below it fits too."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

@@ -1,0 +1,183 @@
+"""What a plan is made for: a model by its numbers, and the work it is to do."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from trtkit.dtypes import DTYPES
+from trtkit.errors import PlanError
+from trtkit.models.spec import MoeSpec
+from trtkit.models.weights import model_weights
+from trtkit.planning.quantized_model import said
+from trtkit.quantization.llm.choice import linear_layers
+
+if TYPE_CHECKING:
+    from trtkit.dtypes import DType
+    from trtkit.models.spec import DecoderSpec
+    from trtkit.planning.counts import Counts
+    from trtkit.planning.quantized_model import QuantizedModel
+
+Json = dict[str, Any]
+DEFAULT_INPUT, DEFAULT_OUTPUT = 512, 128
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests of equal lengths, in tokens, `concurrency` of them at once. chunk: prompt tokens of one prefill step."""
+
+    input_len: int
+    output_len: int
+    concurrency: int
+    chunk: int
+
+    @property
+    def length(self) -> int:
+        """Tokens that a slot holds at the end."""
+        return self.input_len + self.output_len
+
+    @property
+    def mean_length(self) -> int:
+        """Tokens that a slot holds on average while it decodes."""
+        return self.input_len + (self.output_len + 1) // 2
+
+
+@dataclass(frozen=True)
+class DecoderModel:
+    """A decoder-only LLM in one precision.
+
+    active_parameters: those that compute one token: all, but of a mixture of experts the chosen ones.
+    looked_up: parameters of tables that no product reads. max_length: the longest sequence that model, or engine, was
+    made for; 0 for no limit. windows: tokens that each layer sees; 0 for all. saved_bytes: what weights in few bits
+    take less. cache_dtype: None for the model's own. quantized: in words what is in few bits.
+    """
+
+    name: str
+    model_type: str
+    dtype: DType
+    parameters: int
+    active_parameters: int
+    looked_up: int
+    layers: int
+    hidden_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    max_length: int
+    windows: tuple[int, ...]
+    saved_bytes: int = 0
+    cache_dtype: DType | None = None
+    types: tuple[str, ...] = ()
+    quantized: str = ""
+
+    @property
+    def weight_bytes(self) -> int:
+        """All weights, tables too."""
+        return self.dtype.size_bytes(self.parameters) - self.saved_bytes
+
+    @property
+    def kv_dtype(self) -> DType:
+        """Type of the caches."""
+        return self.cache_dtype or self.dtype
+
+    @property
+    def keeps_new(self) -> bool:
+        """Whether new keys and values need room beside the caches."""
+        return self.kv_dtype.bits == 8
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Keys and values of one token in all layers; caches are linear, windows do not shorten them."""
+        return self.kv_dtype.size_bytes(2 * self.layers * self.kv_heads * self.head_dim)
+
+    def windowed_kv_bytes(self, length: int) -> int:
+        """Return what a slot's cache of `length` tokens would take if sliding layers kept no more than their window."""
+        tokens = sum(min(window or length, length) for window in self.windows)
+        return self.kv_dtype.size_bytes(2 * self.kv_heads * self.head_dim * tokens)
+
+    def to_json(self) -> Json:
+        """Return all numbers."""
+        derived = {"weight_bytes": self.weight_bytes, "kv_bytes_per_token": self.kv_bytes_per_token}
+        windows = [] if not any(self.windows) else list(self.windows)
+        types = {"dtype": self.dtype.name, "cache_dtype": self.kv_dtype.name}
+        return {**asdict(self), **types, "windows": windows, **derived}
+
+    def quantized_as(self, spec: DecoderSpec, quantized: QuantizedModel) -> DecoderModel:
+        """Return the model with layers and caches in few bits."""
+        sizes = {layer.name: (layer.rows, layer.size) for layer in linear_layers(spec)}
+        saved = sum(
+            self.dtype.size_bytes(math.prod(sizes[name])) - form.size_bytes(*sizes[name], self.dtype)
+            for name, form in quantized.layers.items()
+        )
+        cache = DTYPES[quantized.kv_cache] if quantized.kv_cache else None
+        return replace(self, saved_bytes=saved, cache_dtype=cache, types=quantized.types, quantized=said(quantized))
+
+
+def decoder_model(name: str, spec: DecoderSpec, dtype: DType, max_length: int = 0) -> DecoderModel:
+    """Return a model's numbers. max_length: of an engine, where it is shorter than the model's."""
+    sizes = {weight.path: math.prod(weight.shape) for weight in model_weights(spec)}
+    parameters = sum(sizes.values())
+    tables = ["position_embedding.weight", *([] if spec.head.is_tied else ["embedding.weight"])]
+    limits = [limit for limit in (max_length, spec.max_position_embeddings) if limit]
+    return DecoderModel(
+        name,
+        spec.model_type,
+        dtype,
+        parameters,
+        parameters - _idle_parameters(spec),
+        sum(sizes.get(path, 0) for path in tables),
+        len(spec.layers),
+        spec.hidden_size,
+        spec.attention.num_attention_heads,
+        spec.attention.num_key_value_heads,
+        spec.attention.head_dim,
+        min(limits, default=0),
+        tuple(layer.sliding_window or 0 for layer in spec.layers),
+    )
+
+
+def workload(model: DecoderModel, asked: tuple[int | None, int | None, int], chunk: int) -> Workload:
+    """Return the work, defaults filled in. asked: input and output length where given, and concurrency.
+
+    Raises PlanError for lengths that the model does not have.
+    """
+    given_input, given_output, concurrency = asked
+    limit = model.max_length or math.inf
+    room = int(min(DEFAULT_INPUT + DEFAULT_OUTPUT, limit))
+    output_len = given_output if given_output is not None else min(DEFAULT_OUTPUT, max(1, room // 4))
+    input_len = given_input if given_input is not None else max(1, min(DEFAULT_INPUT, room - output_len))
+    if input_len + output_len > limit:
+        what = f"{input_len} + {output_len} = {input_len + output_len} tokens are above the model's {model.max_length}"
+        raise PlanError(what, "--input-len, --output-len", f"lower them to {model.max_length} in all")
+    return Workload(input_len, output_len, concurrency, min(input_len, chunk))
+
+
+def formulas(model: DecoderModel, counts: Counts, work: Workload) -> Json:
+    """Return what the published formulas say beside what was counted.
+
+    One decode step: 2 operations for each weight but those that are looked up, and 4 N H for each cached token and
+    layer. A cache: 2 layers K H elements for each token.
+    Source: https://arxiv.org/abs/2001.08361 and https://arxiv.org/abs/2303.06865.
+    """
+    T = work.mean_length
+    cached = counts.cache_bytes.at((1, 1, T)) // T
+    products = sum(poly.at((1, 1, T)) for poly in counts.products.values())
+    attention = 4 * model.heads * model.head_dim * model.layers * T
+    formula = 2 * (model.parameters - model.looked_up) + attention
+    return {
+        "decode_flops": {"formula": formula, "counted": products, "ratio": formula / products},
+        "kv_bytes_per_token": {"formula": model.kv_bytes_per_token, "counted": cached},
+    }
+
+
+def _idle_parameters(spec: DecoderSpec) -> int:
+    """Return the weights of experts that a token is not given to."""
+    idle = 0
+    for layer in spec.layers:
+        moe = layer.feed_forward
+        if isinstance(moe, MoeSpec):
+            matrices = 3 if moe.expert.is_gated else 2
+            one = matrices * spec.hidden_size * moe.expert.intermediate_size
+            idle += (moe.num_experts - moe.top_k) * one
+    return idle

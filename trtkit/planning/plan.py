@@ -1,0 +1,173 @@
+"""Capacity before any GPU is rented: a model's exact counts against GPUs' published figures, as data."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit.dtypes import dtype_of
+from trtkit.engine.decoders import llm_options
+from trtkit.errors import PlanError
+from trtkit.jobs.runner import run
+from trtkit.models.registry import decoder_spec
+from trtkit.planning.assumptions import llm_assumptions, vision_assumptions
+from trtkit.planning.count_network import count_bundle, count_config
+from trtkit.planning.counts import counts_from_json
+from trtkit.planning.llm import Question, plan_llm
+from trtkit.planning.model import decoder_model, formulas, workload
+from trtkit.planning.quantized_by import quantized_of
+from trtkit.planning.roofline import intensity
+from trtkit.planning.vision import VisionQuestion, plan_vision
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from trtkit.planning.counts import Counts
+    from trtkit.planning.gpus import PlannedGpu
+    from trtkit.planning.multilinear import Point
+    from trtkit.planning.quantized_model import QuantizedModel
+    from trtkit.planning.source import PlannedModel
+
+Json = dict[str, Any]
+COUNT = "trtkit.planning.count_decoder:count_decoder"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a plan is asked for. Lengths in tokens; None for the defaults. prices: per hour, by GPU key."""
+
+    gpus: Sequence[PlannedGpu]
+    input_len: int | None = None
+    output_len: int | None = None
+    concurrency: int | None = None
+    prices: Mapping[str, float] | None = None
+
+    def price(self, gpu: PlannedGpu) -> float | None:
+        """Return the price of an hour on a GPU, None where none was given."""
+        return (self.prices or {}).get(gpu.key)
+
+
+def make_plan(model: PlannedModel, asked: Asked, on_event: Callable[[Json], None]) -> Json:
+    """Count the model's network and return the plan. Raises TrtkitError."""
+    return _plan_vision(model, asked, on_event) if model.fields is None else _plan_llm(model, asked, on_event)
+
+
+def _plan_llm(planned: PlannedModel, asked: Asked, on_event: Callable[[Json], None]) -> Json:
+    assert planned.fields is not None
+    spec = decoder_spec(planned.fields, planned.where)
+    options, dtype = llm_options(planned.config), dtype_of(planned.config.precision)
+    model = decoder_model(planned.name, spec, dtype, planned.max_length)
+    quantized = quantized_of(planned, spec)
+    if quantized is not None:
+        model = model.quantized_as(spec, quantized)
+    slots = options.max_batch_size if planned.config.llm is not None and planned.config.llm.model_fields_set else 1
+    lengths = asked.input_len, asked.output_len, asked.concurrency or slots
+    work = workload(model, lengths, options.max_prefill_length)
+    counts = _count(planned, quantized, work.length, on_event)
+    question = Question(model, counts, work)
+    points = {"prefill": (1, work.input_len, work.input_len), "decode": (work.concurrency, 1, work.mean_length)}
+    windowed = model.windowed_kv_bytes(work.length)
+    return {
+        "kind": "llm",
+        "model": {**model.to_json(), "source": planned.where, "slot_bytes": model.kv_bytes_per_token * work.length},
+        "windowed_slot_bytes": windowed if any(model.windows) else None,
+        "workload": {**asdict(work), "length": work.length, "mean_length": work.mean_length},
+        "layers": _layers(counts, points),
+        "step": {name: _step(counts, point) for name, point in points.items()},
+        "formulas": formulas(model, counts, work),
+        "gpus": [{**gpu_facts(gpu), **plan_llm(question, gpu, asked.price(gpu))} for gpu in asked.gpus],
+        "assumptions": [*planned.notes, *llm_assumptions(model, work)],
+    }
+
+
+def _plan_vision(planned: PlannedModel, asked: Asked, on_event: Callable[[Json], None]) -> Json:
+    given = {"--input-len": asked.input_len, "--output-len": asked.output_len}
+    meaningless = [option for option, value in given.items() if value is not None]
+    if meaningless:
+        what = f"{' and '.join(meaningless)}: `{planned.name}` takes no prompts, it is no language model"
+        raise PlanError(what, "", "leave it out; `--concurrency` is the batch")
+    if planned.bundle is not None:
+        network = count_bundle(planned.bundle, on_event)
+    else:
+        with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
+            network = count_config(planned.config, Path(folder), on_event)
+    low, high = network.batches
+    batch = asked.concurrency or low
+    if low == high and batch != low:
+        raise PlanError(f"the network is known at batch {low} only, not {batch}", "--concurrency", f"leave it at {low}")
+    question = VisionQuestion(network, batch)
+    return {
+        "kind": "vision",
+        "model": {"name": planned.name, "source": planned.where, "weight_bytes": network.counts.weight_bytes},
+        "workload": {"batch": batch, "profile": [low, high], "shapes": dict(network.shapes)},
+        "layers": _layers(network.counts, {"run": (batch, 0, 0)}),
+        "step": {"run": _step(network.counts, (batch, 0, 0))},
+        "gpus": [{**gpu_facts(gpu), **plan_vision(question, gpu, asked.price(gpu))} for gpu in asked.gpus],
+        "assumptions": [*planned.notes, *vision_assumptions(network)],
+    }
+
+
+def _count(
+    planned: PlannedModel, quantized: QuantizedModel | None, length: int, on_event: Callable[[Json], None]
+) -> Counts:
+    """Count a decoder's network in a process of its own."""
+    arguments = {
+        "backend": planned.backend,
+        "config": planned.config.model_dump(mode="json"),
+        "fields": dict(planned.fields or {}),
+        "where": planned.where,
+        "length": length,
+        "quantized": None if quantized is None else quantized.to_json(),
+    }
+    return counts_from_json(run(COUNT, arguments, on_event))
+
+
+def gpu_facts(gpu: PlannedGpu) -> Json:
+    """Return the table's row, and what follows from it."""
+    return {
+        "gpu": gpu.key,
+        "name": gpu.name,
+        "memory_bytes": gpu.memory_bytes,
+        "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
+        "compute_capability": gpu.compute_capability,
+        "dense_operations_per_s": dict(gpu.rates),
+        "backends": list(gpu.backends),
+        "precisions": list(gpu.precisions),
+        "sources": list(gpu.sources),
+        "read": gpu.read,
+        "note": gpu.note,
+    }
+
+
+def _layers(counts: Counts, points: Mapping[str, Point]) -> list[Json]:
+    """Return each group's work and arithmetic intensity, by phase."""
+    return [
+        {
+            "group": group.name,
+            "layers": group.layers,
+            "weight_bytes": group.weight_bytes,
+            **{
+                phase: {
+                    "flops": group.flops.at(point),
+                    "products": {dtype: poly.at(point) for dtype, poly in group.products.items()},
+                    "bytes": group.bytes.at(point),
+                    "flops_per_byte": intensity(group, point),
+                }
+                for phase, point in points.items()
+            },
+        }
+        for group in counts.groups
+    ]
+
+
+def _step(counts: Counts, point: Point) -> Json:
+    """Return the whole network's work at (B, S, T)."""
+    return {
+        "flops": counts.flops.at(point),
+        "products": {dtype: poly.at(point) for dtype, poly in counts.products.items()},
+        "fused_bytes": counts.fused_bytes.at(point),
+        "cache_bytes": counts.cache_bytes.at(point),
+        "activation_bytes": counts.activation_bytes(point),
+    }

@@ -1,0 +1,185 @@
+"""How a model is quantized, by the `quantization_config` of its config.json alone: its weights may be elsewhere.
+
+What each tool writes there stands in the modules of `trtkit.sources.quantized` that read its checkpoints.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from trtkit.errors import PlanError
+from trtkit.planning.quantized_model import LayerForm, QuantizedModel
+from trtkit.quantization.llm.choice import linear_layers
+from trtkit.quantized_matrix import FIXED_BLOCKS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from trtkit.models.spec import DecoderSpec
+    from trtkit.quantization.llm.choice import Layer
+
+Json = dict[str, Any]
+_HEAD = "lm_head"
+_ROWS = 0
+_MODELOPT = {
+    "FP8": LayerForm("fp8", None, "fp8"),
+    "FP8_PER_CHANNEL_PER_TOKEN": LayerForm("fp8", _ROWS, "fp8", is_per_token=True),
+    "FP8_PB_WO": LayerForm("fp8", 128),
+    "W8A16": LayerForm("int8"),
+    "W8A8_SQ_PER_CHANNEL": LayerForm("int8", _ROWS, "int8"),
+    "INT8_SQ": LayerForm("int8", _ROWS, "int8"),
+    "W4A16": LayerForm("int4", 128),
+    "W4A16_AWQ": LayerForm("int4", 128),
+    "NVFP4": LayerForm("fp4", FIXED_BLOCKS["fp4"], "fp4"),
+    "NVFP4_AWQ": LayerForm("fp4", FIXED_BLOCKS["fp4"], "fp4"),
+    "W4A16_NVFP4": LayerForm("fp4", FIXED_BLOCKS["fp4"]),
+    "MXFP8": LayerForm("mxfp8", FIXED_BLOCKS["mxfp8"], "mxfp8"),
+}
+"""By ModelOpt's `quant_algo`; a block of its own is `group_size`."""
+
+
+def by_config(spec: DecoderSpec, asked: Json, where: str) -> QuantizedModel:
+    """Return how a model's layers are quantized. asked: its `quantization_config`.
+
+    Raises PlanError for what no network is written with.
+    """
+    method = str(asked.get("quant_method", "modelopt"))
+    if method not in _FORMS:
+        known = ", ".join(f"`{name}`" for name in _FORMS)
+        raise PlanError(f"`quant_method` is `{method}`", where, f"known are {known}")
+    form_of = _FORMS[method](asked, where)
+    layers = {}
+    for layer in linear_layers(spec):
+        form = None if _is_left(layer, asked) else form_of(layer)
+        if form is not None:
+            _check(layer, form, where)
+            layers[layer.name] = form
+    return QuantizedModel(layers, _kv_cache(asked, where))
+
+
+def _is_left(layer: Layer, asked: Json) -> bool:
+    """Whether a layer stays as it is: by name, by a part of it, by glob or, after `re:`, by pattern."""
+    left: list[str] = []
+    for key in ("ignore", "exclude_modules", "modules_to_not_convert"):
+        left += asked.get(key) or ()
+    return any(_matches(layer.module, name) for name in left)
+
+
+def _matches(module: str, name: str) -> bool:
+    if name.startswith("re:"):
+        return bool(re.match(name[3:], module))
+    return fnmatch.fnmatchcase(module, name) or f".{name}." in f".{module}."
+
+
+def _check(layer: Layer, form: LayerForm, where: str) -> None:
+    if form.block and layer.size % form.block:
+        what = f"blocks of {form.block} do not divide the {layer.size} columns of `{layer.module}`"
+        raise PlanError(what, where, "correct `quantization_config`")
+
+
+def _modelopt(asked: Json, where: str) -> Callable[[Layer], LayerForm | None]:
+    whole, each = _algorithm(asked), asked.get("quantized_layers") or {}
+    if not each and whole != "NONE":
+        _modelopt_form(asked, where)
+
+    def form_of(layer: Layer) -> LayerForm | None:
+        own = each.get(layer.module)
+        if own is None and (each or whole == "NONE" or layer.module == _HEAD):
+            return None
+        return _modelopt_form({**asked, **(own or {})}, where)
+
+    return form_of
+
+
+def _algorithm(asked: Json) -> str:
+    return str(asked.get("quant_algo")).upper()
+
+
+def _modelopt_form(asked: Json, where: str) -> LayerForm:
+    """Return a layer's form. Raises PlanError for algorithms that are not known."""
+    name = _algorithm(asked)
+    if name not in _MODELOPT:
+        raise PlanError(f"`quant_algo` is `{name}`", where, f"known are {', '.join(_MODELOPT)}")
+    form = _MODELOPT[name]
+    return replace(form, block=int(asked.get("group_size") or form.block or 128)) if form.format == "int4" else form
+
+
+def _grouped(asked: Json, where: str) -> Callable[[Layer], LayerForm | None]:
+    """Return the forms of AWQ and GPTQ: all linear layers but the head alike."""
+    bits = int(asked.get("bits") or asked.get("w_bit") or 4)
+    group = int(asked.get("group_size") or asked.get("q_group_size") or 128)
+    if bits not in (4, 8):
+        raise PlanError(f"weights of {bits} bits have no form in TensorRT", where, "known are 4 and 8")
+    has_offsets = not asked["sym"] if "sym" in asked else asked.get("zero_point", True)
+
+    def form_of(layer: Layer) -> LayerForm | None:
+        block = layer.size if group < 0 else group
+        form = LayerForm("int4" if bits == 4 else "int8", block, has_offsets=bool(has_offsets))
+        return None if layer.module == _HEAD and not asked.get("lm_head") else form
+
+    return form_of
+
+
+def _fp8(asked: Json, _where: str) -> Callable[[Layer], LayerForm | None]:
+    _, columns = asked.get("weight_block_size") or (0, None)
+    form = LayerForm("fp8", columns, "fp8" if asked.get("activation_scheme") == "static" else None)
+    return lambda layer: None if layer.module == _HEAD else form
+
+
+def _compressed(asked: Json, where: str) -> Callable[[Layer], LayerForm | None]:
+    groups = [dict(group) for group in (asked.get("config_groups") or {}).values()]
+
+    def form_of(layer: Layer) -> LayerForm | None:
+        return next((_scheme_form(group, layer, where) for group in groups if _targets(group, layer)), None)
+
+    return form_of
+
+
+def _targets(group: Mapping[str, Any], layer: Layer) -> bool:
+    names: Sequence[str] = group.get("targets") or ()
+    return bool(group.get("weights")) and any(name == "Linear" or _matches(layer.module, name) for name in names)
+
+
+def _scheme_form(group: Json, layer: Layer, where: str) -> LayerForm:
+    """Return the form of one group of compressed-tensors."""
+    weights, inputs = group["weights"], group.get("input_activations") or {}
+    kind, bits, strategy = weights.get("type", "int"), int(weights.get("num_bits", 8)), weights.get("strategy")
+    columns = weights.get("group_size") or (weights.get("block_structure") or (0, 0))[1]
+    if (kind, bits) == ("float", 4):
+        return LayerForm("fp4", FIXED_BLOCKS["fp4"], "fp4" if inputs else None)
+    if (kind, bits) not in (("float", 8), ("int", 8), ("int", 4)):
+        raise PlanError(f"weights of {bits} bits of type `{kind}` have no form in TensorRT", where, "use another form")
+    if (kind, strategy, columns) == ("float", "group", FIXED_BLOCKS["mxfp8"]):
+        return LayerForm("mxfp8", columns, "mxfp8" if inputs else None)
+    block = None if strategy == "tensor" else int(columns) if columns else _ROWS
+    if bits == 4:
+        block = block or layer.size
+    rounds = bool(inputs) and inputs.get("strategy") not in ("group", "tensor_group")
+    name = "fp8" if kind == "float" else "int8" if bits == 8 else "int4"
+    has_offsets = not weights.get("symmetric", True)
+    return LayerForm(name, block, name if rounds else None, bool(inputs.get("dynamic")) and rounds, has_offsets)  # type: ignore[arg-type]
+
+
+def _kv_cache(asked: Json, where: str) -> Any:
+    """Return the caches' type, None where they stay."""
+    scheme, named = asked.get("kv_cache_scheme"), asked.get("kv_cache_quant_algo")
+    if not scheme and not named:
+        return None
+    kind = str(named or scheme).upper()
+    if isinstance(scheme, dict) and not named:
+        kind = f"{'FP' if scheme.get('type') == 'float' else 'INT'}{scheme.get('num_bits', 8)}"
+    if kind not in ("INT8", "FP8"):
+        raise PlanError(f"caches in {kind} are not supported", where, "use FP8 or INT8")
+    return kind.lower()
+
+
+_FORMS: dict[str, Callable[[Json, str], Callable[[Layer], LayerForm | None]]] = {
+    "modelopt": _modelopt,
+    "awq": _grouped,
+    "gptq": _grouped,
+    "compressed-tensors": _compressed,
+    "fp8": _fp8,
+}

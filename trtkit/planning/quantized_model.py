@@ -1,0 +1,112 @@
+"""What a quantized LLM holds: the form of each layer in few bits and of its caches, as sizes and types alone."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from trtkit.dtypes import DTYPES
+from trtkit.quantized_matrix import FIXED_BLOCKS, Format, QuantizedInputs, QuantizedMatrix
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trtkit.dtypes import DType
+    from trtkit.quantized_matrix import Array
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LayerForm:
+    """How one linear layer is quantized.
+
+    block: columns that share a scale; 0 for a scale a row, None for one of the whole matrix. inputs: their format,
+    None where they stay; is_per_token: they are scaled while running.
+    """
+
+    format: Format
+    block: int | None = 0
+    inputs: Format | None = None
+    is_per_token: bool = False
+    has_offsets: bool = False
+
+    @property
+    def dtype(self) -> DType:
+        """TensorRT's type of the codes."""
+        return DTYPES["fp8" if self.format == "mxfp8" else self.format]
+
+    def scale_shape(self, rows: int, size: int) -> tuple[int, ...]:
+        """Return the shape of a matrix's scales: [], [out] or [out, blocks]."""
+        if self.block is None:
+            return ()
+        return (rows, size // self.block) if self.block else (rows,)
+
+    def size_bytes(self, rows: int, size: int, dtype: DType) -> int:
+        """Return the bytes of a matrix in a network of `dtype`, in which scales and offsets are kept."""
+        scales = int(np.prod(self.scale_shape(rows, size)))
+        each = DTYPES["fp8"] if self.format in FIXED_BLOCKS else dtype
+        offsets = dtype.size_bytes(scales) if self.has_offsets else 0
+        return self.dtype.size_bytes(rows * size) + each.size_bytes(scales) + offsets
+
+    def matrix(self, rows: int, size: int, memory: Array) -> QuantizedMatrix:
+        """Return a matrix of zeros in this form, its codes in `memory`, which is of bytes.
+
+        Inputs that are scaled by block while running are written as fp8 by one scale: TensorRT-RTX 1.7.1 tells no
+        shapes behind such layers.
+        """
+        import ml_dtypes
+
+        codes = memory[: self.dtype.size_bytes(rows * size)].reshape(rows, -1)
+        if self.dtype.bits == 8:
+            codes = codes.view(np.int8 if self.format == "int8" else ml_dtypes.float8_e4m3fn)
+        kinds = {"fp4": ml_dtypes.float8_e4m3fn, "mxfp8": ml_dtypes.float8_e8m0fnu}
+        scales = np.ones(self.scale_shape(rows, size), kinds.get(self.format, np.float32))
+        offsets = np.zeros(scales.reshape(rows, -1).shape, np.float32) if self.has_offsets else None
+        return QuantizedMatrix(self.format, codes, scales, offsets=offsets, inputs=self._written_inputs())
+
+    def _written_inputs(self) -> QuantizedInputs | None:
+        """Return how inputs are written; a scale of their own keeps those of fp4 apart from others."""
+        if self.inputs is None:
+            return None
+        if self.inputs in FIXED_BLOCKS:
+            return QuantizedInputs("fp8", 2.0 if self.inputs == "fp4" else 1.0)
+        return QuantizedInputs(self.inputs, is_per_token=self.is_per_token)
+
+
+@dataclass(frozen=True)
+class QuantizedModel:
+    """Which layers of an LLM are quantized, and how. layers: by path. kv_cache: None where caches stay."""
+
+    layers: Mapping[str, LayerForm]
+    kv_cache: Literal["int8", "fp8"] | None = None
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """Types that a GPU has to take."""
+        found = {form.dtype.name for form in self.layers.values()} | ({self.kv_cache} if self.kv_cache else set())
+        return tuple(sorted(found))
+
+    def to_json(self) -> Json:
+        """Return it as data."""
+        return {"layers": {name: asdict(form) for name, form in self.layers.items()}, "kv_cache": self.kv_cache}
+
+
+def quantized_from_json(data: Json | None) -> QuantizedModel:
+    """Return what `to_json` made data of; nothing is quantized where there is none."""
+    layers = {name: LayerForm(**form) for name, form in (data or {}).get("layers", {}).items()}
+    return QuantizedModel(layers, (data or {}).get("kv_cache"))
+
+
+def said(model: QuantizedModel) -> str:
+    """Return in words what is quantized, such as `14 layers int8, 2 layers int4 by 128; caches int8`."""
+    counts: dict[str, int] = {}
+    for form in model.layers.values():
+        block = f" by {form.block}" if form.block else ""
+        inputs = f" with {form.inputs} inputs" if form.inputs else ""
+        counts[f"{form.format}{block}{inputs}"] = counts.get(f"{form.format}{block}{inputs}", 0) + 1
+    layers = ", ".join(f"{count} layers {name}" for name, count in counts.items())
+    caches = f"caches {model.kv_cache}" if model.kv_cache else ""
+    return "; ".join(part for part in (layers, caches) if part)

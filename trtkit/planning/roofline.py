@@ -1,0 +1,94 @@
+"""The roofline: the least time that a network can take, and which of compute and memory it is bound by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trtkit.planning.counts import Counts, Group
+    from trtkit.planning.multilinear import Multilinear, Point
+
+
+class Roof(Protocol):
+    """What computes, by its best rates: a GPU by its published ones, or a machine by measured ones."""
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """Bytes a second of its memory."""
+        ...
+
+    def rate(self, dtype: str) -> float | None:
+        """Return operations a second of matrix products, None where it is not known."""
+        ...
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least time. compute_s: None where no rate is known for a type; the floor is then memory's alone."""
+
+    compute_s: float | None
+    memory_s: float
+
+    @property
+    def seconds(self) -> float:
+        """The larger of both."""
+        return max(self.memory_s, self.compute_s or 0.0)
+
+    @property
+    def bound(self) -> str:
+        """What the time is bound by."""
+        if self.compute_s is None:
+            return "memory, or compute of unknown rate"
+        return "compute" if self.compute_s > self.memory_s else "memory"
+
+
+def floor(counts: Counts, point: Point, gpu: Roof) -> Floor:
+    """Return the least time of a network that is fused as well as can be, at (B, S, T)."""
+    memory_s = counts.fused_bytes.at(point) / gpu.bandwidth_bytes_per_s
+    return Floor(_compute_s(counts.products, point, gpu), memory_s)
+
+
+def group_floor(group: Group, point: Point, gpu: Roof) -> Floor:
+    """Return the least time of a group's layers on their own, each reading and writing its tensors."""
+    return Floor(_compute_s(group.products, point, gpu), group.bytes.at(point) / gpu.bandwidth_bytes_per_s)
+
+
+def unfused_s(counts: Counts, point: Point, gpu: Roof) -> float:
+    """Return the sum of all groups' least times: what to expect where TensorRT fuses nothing."""
+    return sum(group_floor(group, point, gpu).seconds for group in counts.groups)
+
+
+def intensity(group: Group, point: Point) -> float:
+    """Return operations per byte moved."""
+    moved = group.bytes.at(point)
+    return group.flops.at(point) / moved if moved else 0.0
+
+
+def compute_bound_batch(counts: Counts, length: int, gpu: Roof) -> int | None:
+    """Return the batch from which on decoding at `length` cached tokens is bound by compute; None where it never is.
+
+    Never: each sequence's cache takes longer to read than its tokens take to compute, at any batch. Both sides are
+    lines in the batch, so two points give them.
+    """
+    one, two = (floor(counts, (batch, 1, length), gpu) for batch in (1, 2))
+    if one.compute_s is None or two.compute_s is None:
+        return None
+    slope = (two.compute_s - one.compute_s) - (two.memory_s - one.memory_s)
+    behind = one.memory_s - one.compute_s
+    if behind < 0:
+        return 1
+    return 2 + int(behind / slope) if slope > 0 else None
+
+
+def _compute_s(products: Mapping[str, Multilinear], point: Point, gpu: Roof) -> float | None:
+    """Return the time of the tensor cores, None where a rate is not known."""
+    total = 0.0
+    for dtype, operations in products.items():
+        rate = gpu.rate(dtype)
+        if rate is None:
+            return None
+        total += operations.at(point) / rate
+    return total

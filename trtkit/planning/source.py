@@ -1,0 +1,173 @@
+"""What a plan's PATH stands for: a bundle, a config, a folder or file of a Hugging Face config, a published model."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import ValidationError
+
+from trtkit.backends import choose_backend
+from trtkit.bundle.bundle import Bundle, is_bundle, open_bundle
+from trtkit.config.explain import explain
+from trtkit.config.load import config_for_onnx, find_config, load_config, shipped_configs
+from trtkit.config.overrides import apply_override, parse_override
+from trtkit.config.schema import ModelConfig
+from trtkit.config.targets import load_target
+from trtkit.engine.decoders import llm_options, open_decoder
+from trtkit.engine.plan import is_decoder
+from trtkit.errors import ConfigError, PlanError, SourceError
+from trtkit.sources.huggingface.wrapped_config import text_fields
+from trtkit.sources.safetensors_folder import read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trtkit.config.yaml_file import KeyPath
+
+Json = dict[str, Any]
+CONFIG = "config.json"
+_TOWER = ("the vision tower is not counted, the language model is",)
+# What a config.json calls its type -> precision.
+_PRECISIONS = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """A model to plan for. fields: of a decoder's config.json, None for other networks.
+
+    max_length: tokens of a slot of the engine, 0 where none is built. bundle: None unless PATH was one.
+    """
+
+    name: str
+    config: ModelConfig
+    backend: str
+    fields: Mapping[str, Any] | None
+    where: str
+    max_length: int = 0
+    bundle: Bundle | None = None
+    notes: tuple[str, ...] = ()
+
+
+def find_model(path: str, overrides: Sequence[str] = (), target: str | None = None) -> PlannedModel:
+    """Return the model that `path` names. Weights are not read, and need not be there for an LLM.
+
+    Raises ConfigError, SourceError, BundleError, PlanError.
+    """
+    place = Path(path).expanduser()
+    if is_bundle(place):
+        return _of_bundle(open_bundle(place), overrides, target)
+    if place.is_dir() and path not in shipped_configs():
+        return _of_config_json(place / CONFIG, overrides)
+    if place.is_file() and place.name.endswith(".json"):
+        return _of_config_json(place, overrides)
+    if path in architectures() and path not in shipped_configs():
+        return _of_architecture(path, overrides)
+    return _of_config(path, overrides, target)
+
+
+@cache
+def architectures() -> dict[str, Json]:
+    """Return published models by name: source, dtype, fields."""
+    text = Path(__file__).with_name("architectures.yaml").read_text(encoding="utf-8")
+    found: dict[str, Json] = yaml.safe_load(text)
+    return found
+
+
+def _of_bundle(bundle: Bundle, overrides: Sequence[str], target: str | None) -> PlannedModel:
+    if overrides or target:
+        raise PlanError("a bundle is planned for as it was built", "--set, --target", "give its config instead")
+    manifest, fields, limit = bundle.manifest, None, 0
+    where = bundle.path / "model" / CONFIG
+    if manifest.decoder is not None:
+        fields, limit = read_json(where), llm_options(manifest.config).max_sequence_length
+    notes = () if manifest.vision is None else _TOWER
+    return PlannedModel(manifest.name, manifest.config, manifest.backend.name, fields, str(where), limit, bundle, notes)
+
+
+def _of_config(path: str, overrides: Sequence[str], target: str | None) -> PlannedModel:
+    """Return what a YAML file, a shipped config or an ONNX file stands for."""
+    if path.endswith(".onnx"):
+        if not Path(path).exists():
+            raise SourceError("no such file", path, "check the path")
+        config = config_for_onnx(Path(path), overrides, target)
+    else:
+        _check_name(path)
+        config = load_config(path, overrides, target)
+    backend = choose_backend(load_target(config.target).backend)
+    if not is_decoder(config):
+        return PlannedModel(config.name, config, backend, None, path)
+    if config.source.hf is not None:
+        where = Path(config.source.hf) / CONFIG
+        if not where.is_file():
+            fix = "name a folder with the model's config.json: `--set source.hf=FOLDER`"
+            raise SourceError("no such file", str(where), fix)
+        return PlannedModel(config.name, config, backend, _fields(where), str(where), notes=_notes(where))
+    opened = open_decoder(config.source)
+    return PlannedModel(config.name, config, backend, opened.config, opened.where)
+
+
+def _check_name(path: str) -> None:
+    """Raise PlanError with close matches for a name that is neither a config nor a published model."""
+    try:
+        find_config(path)
+    except ConfigError:
+        known = [*shipped_configs(), *architectures()]
+        near = difflib.get_close_matches(path.lower(), known, n=3)
+        hint = "did you mean " + " or ".join(f"`{name}`" for name in near) + "? " if near else ""
+        fix = (
+            f"{hint}give a bundle, a YAML file, a folder with {CONFIG}, a shipped config "
+            f"({', '.join(shipped_configs())}) or a published model ({', '.join(architectures())})"
+        )
+        raise PlanError(f"nothing to plan for is called `{path}`", "", fix) from None
+
+
+def _of_config_json(file: Path, overrides: Sequence[str]) -> PlannedModel:
+    """Return the LLM that a config.json describes; its weights may be elsewhere."""
+    if not file.is_file():
+        fix = f"give a bundle, a config, or a folder with {CONFIG}"
+        raise PlanError(f"the folder has neither `manifest.json` nor `{CONFIG}`", str(file.parent), fix)
+    fields = _fields(file)
+    stated = str(fields.get("dtype") or fields.get("torch_dtype") or "float16").removeprefix("torch.")
+    config = _made(str(file.parent), file.parent.resolve().name, _PRECISIONS.get(stated, "fp16"), overrides)
+    return PlannedModel(config.name, config, choose_backend(), fields, str(file), notes=_notes(file))
+
+
+def _fields(file: Path) -> Json:
+    """Return a language model's fields; how it is quantized is read apart from them."""
+    return {key: value for key, value in text_fields(file).items() if key != "quantization_config"}
+
+
+def _notes(file: Path) -> tuple[str, ...]:
+    """Return what a plan by a config.json leaves out."""
+    return _TOWER if "vision_config" in read_json(file) else ()
+
+
+def _of_architecture(name: str, overrides: Sequence[str]) -> PlannedModel:
+    row = architectures()[name]
+    config = _made(f"/{name}", name, row["dtype"], overrides)
+    notes = (f"numbers of {name} are published: {row['source']}",)
+    return PlannedModel(name, config, choose_backend(), row["fields"], f"published model `{name}`", notes=notes)
+
+
+def _made(folder: str, name: str, precision: str, overrides: Sequence[str]) -> ModelConfig:
+    """Return the config that a bare model stands for, with `overrides`."""
+    safe = "".join(char if char.isalnum() or char in "._-" else "-" for char in name)
+    data: Json = {"name": safe, "source": {"hf": folder}, "precision": precision, "llm": {}}
+    for text in overrides:
+        key_path, value = parse_override(text)
+        apply_override(data, key_path, value, text)
+    try:
+        return ModelConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(
+            "invalid override", explain(error, ModelConfig, lambda key: f"--set {_dotted(key)}")
+        ) from None
+
+
+def _dotted(key_path: KeyPath) -> str:
+    return ".".join(str(part) for part in key_path)

@@ -1,0 +1,165 @@
+"""Quantization of a model part by part: what each part of a hybrid, or a vision tower, is asked for."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtkit.config.quantize import VISION_METHODS, WRITTEN_METHODS, PartOptions
+from trtkit.errors import ConfigError, Problem
+from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
+from trtkit.quantization.written import RoundedWeights, block_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from trtkit.config.quantize import QuantizeOptions
+    from trtkit.models.hybrids.spec import HybridSpec, Part
+
+VISION = "vision"
+"""The part of a vision-language model that has options of its own."""
+SUMMARY = "the model cannot be quantized so"
+
+
+def check_names(options: QuantizeOptions, names: Collection[str]) -> None:
+    """Refuse options of parts that the model does not have. Raises ConfigError."""
+    there = f"its parts are {', '.join(names)}" if names else "remove it: the model is not made of parts"
+    unknown = [name for name in options.parts if name not in names]
+    if unknown:
+        raise ConfigError(SUMMARY, [Problem(f"no part `{name}`", "quantize.parts", there) for name in unknown])
+
+
+_OF_LLMS = {"kv_cache": "a type of caches", "smoothing": "SmoothQuant's alpha", "head": "an output projection"}
+
+
+@dataclass(frozen=True)
+class PartChoice:
+    """What is asked of one part. key: of its options in the config, for errors."""
+
+    part: Part
+    options: PartOptions
+    key: str
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the options are of this part alone."""
+        return self.key != "quantize"
+
+    @property
+    def has_own_work(self) -> bool:
+        """Whether the part alone is asked to be quantized."""
+        return self.is_own and not self.options.is_idle
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """What the part can have."""
+        return VISION_METHODS if isinstance(self.part, OnnxPart) else WRITTEN_METHODS
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield what the part cannot have."""
+        name = self.part.name
+        made = "comes through ONNX" if isinstance(self.part, OnnxPart) else "is written by the network API"
+        asked = {f"{self.key}.method": self.options.method}
+        if isinstance(self.part, NetworkPart):
+            asked |= {f"{self.key}.layers.{glob}": method for glob, method in self.options.layers.items()}
+        elif self.options.layers and self.is_own:
+            yield Problem(f"part `{name}` {made} and has one method", f"{self.key}.layers", "use `exclude`")
+        for key, what in _OF_LLMS.items():
+            if getattr(self.options, key):
+                yield Problem(f"{what} is for language models only", f"{self.key}.{key}", "remove it")
+        for key, method in asked.items():
+            if method not in (*self.methods, "none"):
+                fix = f"use one of {', '.join(self.methods)}, or `none`"
+                fix = fix if self.is_own else f"{fix}: `quantize.parts.{name}: {self.methods[0]}`"
+                yield Problem(f"part `{name}` {made} and cannot be {method}", key, fix)
+
+    def method_of(self, path: str) -> str:
+        """Return a layer's method, `none` where it stays."""
+        options = self.options
+        if any(fnmatch.fnmatchcase(path, glob) for glob in options.exclude):
+            return "none"
+        asked = [method for glob, method in options.layers.items() if fnmatch.fnmatchcase(path, glob)]
+        return asked[-1] if asked else options.method
+
+
+@dataclass(frozen=True)
+class HybridQuantization:
+    """What is asked of all parts of a hybrid. choices: by part; layers: the method of each written layer."""
+
+    choices: dict[str, PartChoice]
+    layers: dict[str, str]
+
+    def weights(self, arrays: Mapping[str, Any]) -> RoundedWeights:
+        """Return weights by `part.path`, those of chosen layers rounded as they are read."""
+        return RoundedWeights(arrays, self.layers, {name: choice.options for name, choice in self.choices.items()})
+
+    @property
+    def methods(self) -> set[str]:
+        """Every method that is asked for."""
+        parsed = {each.options.method for each in self.choices.values() if isinstance(each.part, OnnxPart)}
+        return {*parsed, *self.layers.values()} - {"none"}
+
+    def described(self, part: str) -> str:
+        """Say how many layers of a written part have which method."""
+        counts = Counter(method for path, method in self.layers.items() if path.startswith(f"{part}."))
+        return ", ".join(f"{count} layers {method}" for method, count in counts.items())
+
+    def check_globs(self, nodes: Mapping[str, Collection[str]]) -> None:
+        """Refuse globs that match nothing. nodes: of each part that is parsed. Raises ConfigError."""
+        names = {name: [*nodes.get(name, ()), *_linear_layers(each.part)] for name, each in self.choices.items()}
+        problems = []
+        for key, options in {each.key: each.options for each in self.choices.values()}.items():
+            within = [name for part, each in self.choices.items() if each.key == key for name in names[part]]
+            globs = [(glob, "exclude") for glob in options.exclude] + [(glob, "layers") for glob in options.layers]
+            problems += [
+                Problem(f"`{glob}` matches no layer or node of its parts", f"{key}.{field}", _NAMES)
+                for glob, field in globs
+                if not fnmatch.filter(within, glob)
+            ]
+        if problems:
+            raise ConfigError(SUMMARY, problems)
+
+
+_NAMES = "names begin with the part's, such as `encoder.layers.0.*`; `trtkit inspect CONFIG --layers` lists layers"
+
+
+def hybrid_quantization(spec: HybridSpec, options: QuantizeOptions) -> HybridQuantization:
+    """Return what is asked of each part of a hybrid. Raises ConfigError for what a part cannot have."""
+    check_names(options, [part.name for part in spec.parts])
+    choices = {part.name: _choice(part, options) for part in spec.parts}
+    problems = [problem for choice in choices.values() for problem in choice.problems()]
+    layers = {name: {} if problems else _layers(choice) for name, choice in choices.items()}
+    for choice in [] if problems else choices.values():
+        if isinstance(choice.part, NetworkPart) and not layers[choice.part.name] and choice.has_own_work:
+            what = f"nothing of part `{choice.part.name}` is quantized so"
+            problems.append(Problem(what, choice.key, "exclude less, use another method or block, or `none`"))
+    if problems:
+        raise ConfigError(SUMMARY, list(dict.fromkeys(problems)))
+    return HybridQuantization(choices, {path: method for own in layers.values() for path, method in own.items()})
+
+
+def _choice(part: Part, options: QuantizeOptions) -> PartChoice:
+    key = f"quantize.parts.{part.name}" if part.name in options.parts else "quantize"
+    return PartChoice(part, options.of(part.name), key)
+
+
+def _layers(choice: PartChoice) -> dict[str, str]:
+    """Return the method of each layer of a part that is quantized: not of those that no block divides."""
+    columns = _linear_layers(choice.part)
+    methods = {path: choice.method_of(path) for path in columns}
+    return {
+        path: method
+        for path, method in methods.items()
+        if method != "none" and block_of(columns[path], method, choice.options) is not None
+    }
+
+
+def _linear_layers(part: Part) -> dict[str, int]:
+    """Return the columns of each linear layer that the network API writes for a part, the part's name first."""
+    return {
+        f"{part.name}.{weight.path.removesuffix('.weight')}": weight.shape[1]
+        for weight in (part.weights if isinstance(part, NetworkPart) else ())
+        if weight.path.endswith(".weight") and len(weight.shape) == 2 and not weight.is_table
+    }

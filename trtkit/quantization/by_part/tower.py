@@ -1,0 +1,58 @@
+"""The data that a vision tower is measured on: images, as the model's own image processor gives them."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.errors import QuantizeError
+from trtkit.inputs.samples import sample_files
+from trtkit.inputs.vision_language import ImageForm, ImageReader
+from trtkit.quantization.vision.data import spread
+from trtkit.sources import package_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from trtkit.config.schema import ModelConfig
+    from trtkit.engine.vision_language import OpenedVision
+
+_MEASURED = ("int8", "fp8")
+
+
+@contextmanager
+def measured_on_arrays(opened: OpenedVision) -> Iterator[ModelConfig]:
+    """Give the tower's config while it is built, its calibration images turned into an .npz file.
+
+    Raises QuantizeError for images of a tower that takes each at its own size, RequestError for what is no image.
+    """
+    options = opened.config.quantize
+    if options is None or options.method not in _MEASURED or options.calibration.data is None:
+        yield opened.config
+        return
+    images = [path for path in sample_files(package_file.resolve(options.calibration.data)) if path.suffix != ".npz"]
+    if not images:
+        yield opened.config
+        return
+    if opened.spec.layout == "patches":
+        what = "this tower takes each image at a size of its own, on which it cannot be measured yet"
+        raise QuantizeError(what, "quantize.method", "use int8_wo or int4_wo")
+    pixels = _pixels(opened, spread(images, options.calibration.samples))
+    with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
+        path = Path(folder) / "images.npz"
+        np.savez(path, pixel_values=pixels)
+        data = options.calibration.model_copy(update={"data": str(path), "samples": len(pixels)})
+        yield opened.config.model_copy(update={"quantize": options.model_copy(update={"calibration": data})})
+
+
+def _pixels(opened: OpenedVision, images: Sequence[Path]) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """Return pictures, or tiles of all images, [N, C, H, W]."""
+    spec = opened.spec
+    sizes = spec.inputs["pixel_values"].shape[1:]
+    form = ImageForm(spec.layout, sizes, spec.tokens_per_image, spec.merge_size, spec.window_size, opened.limits.tokens)
+    reader = ImageReader(form, opened.folder)
+    return np.concatenate([reader.prepare(path).inputs["pixel_values"] for path in images])

@@ -1,0 +1,33 @@
+"""The job that refuses types that a target cannot compute in, before a model is quantized for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trtkit.backends import load_backend
+from trtkit.config.schema import ModelConfig
+from trtkit.network.targets import check_named_types
+from trtkit.quantization.methods import types_of
+from trtkit.quantization.vision.model import check_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Json = dict[str, Any]
+
+
+def check_target(arguments: Json, report: Callable[[Json], None]) -> Json:
+    """Refuse methods that are not for vision models, or whose types a target's GPUs cannot compute in.
+
+    is_decoder: whether `config` is of an LLM; fallback: the method of layers that a budget leaves, if any; backend: its
+    name; target: as in its file. Raises ConfigError.
+    """
+    options, target = ModelConfig.model_validate(arguments["config"]).quantize, arguments["target"]
+    assert options is not None
+    report({"event": "phase", "name": "check target"})
+    if not arguments["is_decoder"]:
+        check_options(options)
+    types = types_of(options, arguments.get("fallback"))
+    features = load_backend(arguments["backend"]).features
+    check_named_types(types, target["name"], target["compute_capabilities"], features)
+    return {}

@@ -1,0 +1,136 @@
+"""Run text through a model of transformers: what ranges its layers' inputs and its caches have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trtkit.errors import QuantizeError
+from trtkit.sources import package_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from trtkit.config.quantize import Calibration
+    from trtkit.quantization.llm.choice import Layer
+
+Json = dict[str, Any]
+
+
+def read_text(calibration: Calibration) -> str:
+    """Return the calibration text. Raises QuantizeError where none is named or it cannot be read."""
+    if calibration.data is None:
+        fix = "name a text like those it will read: `--calib FILE`, or `quantize.calibration.data`"
+        raise QuantizeError("this method measures the model on text, and no text is given", "quantize.calibration", fix)
+    path: Path = package_file.resolve(calibration.data)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise QuantizeError(
+            f"the calibration text cannot be read: {error}", str(path), "give a UTF-8 text file"
+        ) from None
+
+
+def windows(ids: Sequence[int], calibration: Calibration) -> list[list[int]]:
+    """Return windows of `length` tokens, `samples` at most, spread over the text. Raises QuantizeError without one."""
+    length, count = calibration.length, len(ids) // calibration.length
+    if not count:
+        what = f"the calibration text has {len(ids)} tokens, a window takes {length}"
+        raise QuantizeError(what, str(calibration.data), "give a longer text, or lower `quantize.calibration.length`")
+    step = max(1, count // calibration.samples)
+    return [list(ids[at * length : (at + 1) * length]) for at in range(0, count, step)][: calibration.samples]
+
+
+@dataclass
+class Statistics:
+    """What went into a layer and came out.
+
+    peaks, squares: largest magnitude and mean square of each input channel, [in]. inverse_outputs: mean over tokens of
+    1 / |output|^2.
+    """
+
+    peaks: torch.Tensor
+    squares: torch.Tensor
+    inverse_outputs: float
+    tokens: int
+
+    def joined(self, other: Statistics) -> Statistics:
+        """Return the statistics of both's tokens."""
+        tokens = self.tokens + other.tokens
+        own, its = self.tokens / tokens, other.tokens / tokens
+        return Statistics(
+            torch.maximum(self.peaks, other.peaks),
+            own * self.squares + its * other.squares,
+            own * self.inverse_outputs + its * other.inverse_outputs,
+            tokens,
+        )
+
+
+@dataclass
+class Measured:
+    """What calibration measured. layers: by name; keys, values: largest magnitude in each layer's cache."""
+
+    layers: dict[str, Statistics] = field(default_factory=dict)
+    keys: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+
+def run(model: Any, texts: Iterable[Sequence[int]], report: Callable[[int], None]) -> None:
+    """Run windows through the model, one by one; tell how many are done."""
+    with torch.inference_mode():
+        for index, ids in enumerate(texts):
+            model(torch.tensor([list(ids)]), use_cache=False)
+            report(index + 1)
+
+
+def measure(
+    model: Any, layers: Sequence[Layer], texts: Sequence[Sequence[int]], report: Callable[[int], None]
+) -> Measured:
+    """Return the statistics of layers and the peaks of caches over the windows.
+
+    Raises QuantizeError where inputs are not finite or all zero.
+    """
+    found = Measured()
+    modules = dict(model.named_modules())
+    hooks = [modules[layer.module].register_forward_hook(_hook(found, layer)) for layer in layers]
+    try:
+        with torch.inference_mode():
+            for index, ids in enumerate(texts):
+                cache = model(torch.tensor([list(ids)]), use_cache=True).past_key_values
+                found.keys = _larger(found.keys, [float(layer.keys.abs().max()) for layer in cache.layers])
+                found.values = _larger(found.values, [float(layer.values.abs().max()) for layer in cache.layers])
+                report(index + 1)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name, statistics in found.layers.items():
+        check_inputs(name, statistics.squares)
+    return found
+
+
+def check_inputs(name: str, squares: torch.Tensor) -> None:
+    """Raise QuantizeError where a layer's inputs are all zero or not finite. squares: of its channels, summed."""
+    if not torch.isfinite(squares).all() or squares.max() == 0:
+        what = "inputs are all zero" if squares.max() == 0 else "inputs are NaN or infinite"
+        raise QuantizeError(f"{what} on the calibration text", name, "exclude the layer, or give other text")
+
+
+def _hook(found: Measured, layer: Layer) -> Any:
+    def note(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        x, y = (side.detach().reshape(-1, side.shape[-1]).float() for side in (inputs[0], output))
+        inverse = float((1 / y.square().sum(1).clamp(min=_TINY)).mean())
+        seen = Statistics(x.abs().amax(0), x.square().mean(0), inverse, len(x))
+        known = found.layers.get(layer.name)
+        found.layers[layer.name] = seen if known is None else known.joined(seen)
+
+    return note
+
+
+def _larger(first: list[float], second: list[float]) -> list[float]:
+    return [max(pair) for pair in zip(first, second, strict=True)] if first else second
+
+
+_TINY = 1e-12

@@ -1,0 +1,167 @@
+"""Which layers of an LLM are quantized, and how."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.errors import ConfigError, Problem
+from trtkit.models.spec import MoeSpec
+from trtkit.models.weights import model_weights
+from trtkit.quantization.methods import METHODS, LlmMethod, largest_block
+from trtkit.quantized_matrix import FIXED_BLOCKS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trtkit.config.quantize import QuantizeOptions
+    from trtkit.models.spec import DecoderSpec
+
+_LINEAR = re.compile(r"\.(q|k|v|o|qkv|gate|up|gate_up|down)$")
+_SHARING = re.compile(r"\.(q|k|v|gate|up)$")
+_HEAD = "lm_head"
+OF_MIXTURES = ("int8_wo", "int4_wo")
+"""Methods for mixtures of experts."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer. name: its path here; module: its name in transformers; size: columns of its matrix."""
+
+    name: str
+    module: str
+    rows: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method for each quantized layer. block: columns that share a scale in int4."""
+
+    methods: dict[Layer, str]
+    block: int
+
+    def of(self, layer: Layer) -> LlmMethod:
+        """Return a layer's method."""
+        return METHODS[self.methods[layer]]
+
+    def without(self, names: Sequence[str], fallback: str | None = None) -> Choice:
+        """Return the choice without some layers, or with another method for them."""
+        others = {layer: method for layer, method in self.methods.items() if layer.name not in names}
+        left = {} if fallback is None else {layer: fallback for layer in self.methods if layer.name in names}
+        return Choice(others | left, self.block)
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether any method needs calibration."""
+        return any(METHODS[method].reads_data for method in self.methods.values())
+
+
+def linear_layers(spec: DecoderSpec) -> list[Layer]:
+    """Return a model's linear layers; the output projection only where it has a matrix of its own."""
+    found = []
+    for weight in model_weights(spec):
+        name = weight.path.removesuffix(".weight")
+        if len(weight.shape) == 2 and (_LINEAR.search(name) or name == _HEAD):
+            rows, size = weight.shape[::-1] if spec.is_in_out and name != _HEAD else weight.shape
+            found.append(Layer(name, weight.name.removesuffix(".weight"), rows, size))
+    return found
+
+
+def inputs_of(name: str) -> str:
+    """Return what a layer reads: the same text for layers that share their inputs."""
+    return _SHARING.sub(lambda found: ".qkv" if found[1] in "qkv" else ".gate_up", name)
+
+
+def choose(spec: DecoderSpec, options: QuantizeOptions) -> Choice:
+    """Return how each layer is to be quantized.
+
+    Raises ConfigError for globs that match nothing, methods that are not for LLMs, and blocks that do not divide.
+    """
+    problems = list(_problems(spec, options))
+    if problems:
+        raise ConfigError("the model cannot be quantized so", problems)
+    methods = {layer: method for layer in linear_layers(spec) if (method := _method(layer, options)) != "none"}
+    sizes = [layer.size for layer, method in methods.items() if METHODS[method].has_blocks]
+    block = options.block or largest_block(sizes)
+    odd = [
+        layer for layer, method in methods.items() if METHODS[method].has_blocks and (not block or layer.size % block)
+    ]
+    if odd:
+        what = f"blocks of {block or 32} do not divide the {odd[0].size} columns of `{odd[0].name}`"
+        fix = f"use {largest_block(sizes)}" if largest_block(sizes) else "exclude such layers, or use int8_wo"
+        raise ConfigError("the model cannot be quantized so", [Problem(what, "quantize.block", fix)])
+    _check_fixed_blocks(methods)
+    if not has_experts(spec):  # whose matrices are rounded here, not by ModelOpt
+        _check_sharing(linear_layers(spec), methods)
+    return Choice(methods, block)
+
+
+def _check_sharing(layers: Sequence[Layer], methods: Mapping[Layer, str]) -> None:
+    """Refuse layers that share inputs in several of ModelOpt's formats, which it makes one. Raises ConfigError."""
+    groups: dict[str, list[Layer]] = {}
+    for layer in layers:
+        groups.setdefault(inputs_of(layer.name), []).append(layer)
+    for first, *others in groups.values():
+        for layer in others:
+            asked = [methods.get(each, "none") for each in (first, layer)]
+            formats = {method if method in METHODS and METHODS[method].weights else "" for method in asked}
+            if len(formats) > 1:
+                what = f"`{first.name}` and `{layer.name}` share their inputs; they cannot be {' and '.join(asked)}"
+                problem = Problem(what, "quantize.layers", "give them one method")
+                raise ConfigError("the model cannot be quantized so", [problem])
+
+
+def _check_fixed_blocks(methods: Mapping[Layer, str]) -> None:
+    """Refuse layers whose columns the blocks of a method that leaves no choice do not divide. Raises ConfigError."""
+    blocks = {layer: FIXED_BLOCKS.get(METHODS[method].format, 1) for layer, method in methods.items()}
+    odd = [layer for layer, block in blocks.items() if layer.size % block]
+    if odd:
+        what = f"blocks of {blocks[odd[0]]} do not divide the {odd[0].size} columns of `{odd[0].name}`"
+        fix = "exclude such layers, or use int8_wo or fp8"
+        raise ConfigError("the model cannot be quantized so", [Problem(what, "quantize.method", fix)])
+
+
+def _method(layer: Layer, options: QuantizeOptions) -> str:
+    """Return a layer's method, `none` where it stays."""
+    if any(fnmatch.fnmatchcase(layer.name, glob) for glob in options.exclude):
+        return "none"
+    asked = [method for glob, method in options.layers.items() if fnmatch.fnmatchcase(layer.name, glob)]
+    if asked:
+        return asked[-1]
+    return "none" if layer.name == _HEAD and not options.head else options.method
+
+
+def _problems(spec: DecoderSpec, options: QuantizeOptions) -> list[Problem]:
+    """Return what is wrong with what is asked."""
+    names = [layer.name for layer in linear_layers(spec)]
+    allowed = ", ".join(METHODS)
+    asked = {"quantize.method": options.method} | {f"quantize.layers.{k}": v for k, v in options.layers.items()}
+    wrong = {key: method for key, method in asked.items() if method not in (*METHODS, "none")}
+    problems = [Problem(f"`{method}` is not for LLMs", key, f"use one of {allowed}") for key, method in wrong.items()]
+    globs = [(glob, "quantize.exclude") for glob in options.exclude] + [(g, "quantize.layers") for g in options.layers]
+    for glob, key in globs:
+        if not fnmatch.filter(names, glob):
+            near = ", ".join(difflib.get_close_matches(glob, names, n=3, cutoff=0.3))
+            problems.append(Problem(f"`{glob}` matches no linear layer", key, f"near: {near}"))
+    return [*problems, *_problems_of_mixtures(asked, options)] if has_experts(spec) else problems
+
+
+def has_experts(spec: DecoderSpec) -> bool:
+    """Whether the model is a mixture of experts."""
+    return any(isinstance(layer.feed_forward, MoeSpec) for layer in spec.layers)
+
+
+def _problems_of_mixtures(asked: Mapping[str, str], options: QuantizeOptions) -> list[Problem]:
+    """Return what a mixture of experts cannot have. asked: methods by key."""
+    allowed = " and ".join(f"`{name}`" for name in OF_MIXTURES)
+    wrong = {key: name for key, name in asked.items() if name in METHODS and name not in OF_MIXTURES}
+    fix = f"use one of {', '.join(OF_MIXTURES)}, or quantize it elsewhere"
+    what = f"mixtures of experts take {allowed}"
+    problems = [Problem(f"{what}, not `{name}`", key, fix) for key, name in wrong.items()]
+    if options.kv_cache is not None:
+        problems.append(Problem(f"{what}: caches stay", "quantize.kv_cache", "remove it"))
+    return problems

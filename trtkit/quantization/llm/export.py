@@ -1,0 +1,140 @@
+"""Write a quantized model as ModelOpt's Hugging Face checkpoint, with what its export leaves out."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from trtkit import __version__
+from trtkit.errors import QuantizeError
+from trtkit.quantized_matrix import unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from trtkit.dtypes import DType
+    from trtkit.quantized_matrix import KvQuantization, QuantizedMatrix
+
+Json = dict[str, Any]
+_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Extra:
+    """What is not ModelOpt's to write. input_scales, matrices: by module; matrices are of int4.
+
+    fields: of config.json, in the place of what stands for them in transformers' model.
+    """
+
+    kv_cache: KvQuantization | None = None
+    input_scales: dict[str, float] = field(default_factory=dict)
+    matrices: dict[str, QuantizedMatrix] = field(default_factory=dict)
+    fields: Json = field(default_factory=dict)
+
+    def scales(self) -> dict[str, torch.Tensor]:
+        """Return the scales by the names that ModelOpt's checkpoints give them."""
+        found = {f"{module}.input_scale": scale for module, scale in self.input_scales.items()}
+        if self.kv_cache is not None:
+            both = zip(self.kv_cache.key_scales, self.kv_cache.value_scales, strict=True)
+            for index, (key, value) in enumerate(both):
+                start = f"model.layers.{index}.self_attn"
+                found |= {f"{start}.k_proj.k_scale": key, f"{start}.v_proj.v_scale": value}
+        return {name: torch.tensor(scale, dtype=torch.float32) for name, scale in found.items()}
+
+    def int4(self) -> dict[str, torch.Tensor]:
+        """Return int4 layers' tensors: codes packed by pairs of rows, as ModelOpt does; `weight_offset` is trtkit's."""
+        found: dict[str, Any] = {}
+        for module, matrix in self.matrices.items():
+            codes = unpack(matrix.codes)
+            found[f"{module}.weight"] = codes[0::2] | codes[1::2] << 4
+            found[f"{module}.weight_scale"] = matrix.scales
+            if matrix.offsets is not None:
+                found[f"{module}.weight_offset"] = matrix.offsets
+            if matrix.input_factors is not None:
+                found[f"{module}.pre_quant_scale"] = matrix.input_factors
+        return {name: torch.from_numpy(np.array(array)) for name, array in found.items()}
+
+
+def export(model: Any, folder: Path, dtype: DType, extra: Extra) -> None:
+    """Write config.json and weights into `folder`; what is not quantized in `dtype`."""
+    from modelopt.torch.export import export_hf_checkpoint
+    from modelopt.torch.opt import ModeloptStateManager
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        if ModeloptStateManager.is_converted(model):
+            export_hf_checkpoint(model, dtype=getattr(torch, dtype.torch), export_dir=folder)
+        else:
+            model.to(getattr(torch, dtype.torch)).save_pretrained(folder)
+    tensors = extra.scales() | extra.int4()
+    if tensors:
+        _replace(folder, tensors)
+    _note(folder, extra)
+
+
+def check_quantized(folder: Path, modules: Sequence[str]) -> None:
+    """Raise QuantizeError where a checkpoint holds one of these layers unquantized."""
+    names = _names(sorted(folder.glob("model*.safetensors")))
+    left = [module for module in modules if f"{module}.weight_scale" not in names]
+    if left:
+        fix = "exclude them: `quantize.exclude`, or give them int4_wo"
+        raise QuantizeError(f"ModelOpt left {len(left)} layers as they were", ", ".join(left[:4]), fix)
+
+
+def _replace(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Put tensors into a checkpoint, in the place of those of the same name; new ones into its first file."""
+    from safetensors.torch import load_file, save_file
+
+    files = sorted(folder.glob("model*.safetensors"))
+    new = tensors.keys() - _names(files)
+    places: dict[str, str] = {}
+    for file in files:
+        held = load_file(file)
+        held |= {name: tensors[name] for name in tensors if name in held or name in new}
+        new = set()
+        save_file(held, file, metadata={"format": "pt"})
+        places |= dict.fromkeys(held, file.name)
+    index = folder / _INDEX
+    if index.is_file():
+        fields: Json = json.loads(index.read_text(encoding="utf-8"))
+        fields["weight_map"] = places
+        index.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+
+
+def _names(files: Sequence[Path]) -> set[str]:
+    """Return the names of all tensors in safetensors files."""
+    from safetensors import safe_open
+
+    found: set[str] = set()
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            found.update(opened.keys())
+    return found
+
+
+def _note(folder: Path, extra: Extra) -> None:
+    """Say in both of ModelOpt's places how the checkpoint is quantized, where ModelOpt did not."""
+    config, beside = folder / "config.json", folder / "hf_quant_config.json"
+    fields: Json = json.loads(config.read_text(encoding="utf-8"))
+    if extra.fields:
+        fields = {**{key: value for key, value in fields.items() if not key.startswith("rope_")}, **extra.fields}
+    asked = fields.setdefault("quantization_config", {"quant_method": "modelopt", "quant_algo": None})
+    if extra.matrices:
+        mixed = asked.get("quant_algo") is not None
+        asked["quant_algo"] = "MIXED_PRECISION" if mixed else "W4A16_AWQ"
+        asked["group_size"] = next(iter(extra.matrices.values())).block
+    if extra.kv_cache is not None:
+        asked["kv_cache_quant_algo"] = extra.kv_cache.format.upper()
+    config.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    quantization = {key: value for key, value in asked.items() if key not in ("quant_method", "producer")}
+    record = {"producer": {"name": "trtkit", "version": __version__}, "quantization": quantization}
+    if beside.is_file():
+        written: Json = json.loads(beside.read_text(encoding="utf-8"))
+        record = {**written, "quantization": {**written["quantization"], **quantization}}
+    beside.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

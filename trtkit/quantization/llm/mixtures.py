@@ -1,0 +1,128 @@
+"""Quantize mixtures of experts: weights alone, rounded to nearest as they are read, by their names in the checkpoint.
+
+Calibration would leave out experts that its text gives no token to, and transformers holds experts joined, where
+ModelOpt's quantizers do not reach them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit import __version__
+from trtkit.dtypes import dtype_of
+from trtkit.quantization.llm.export import Extra
+from trtkit.quantization.written import rounded
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trtkit.config.schema import ModelConfig
+    from trtkit.dtypes import DType
+    from trtkit.jobs.steps import Steps
+    from trtkit.quantization.llm.choice import Choice
+    from trtkit.quantized_matrix import QuantizedMatrix
+    from trtkit.sources.decoder_source import DecoderSource
+
+Json = dict[str, Any]
+Tensors = dict[str, Any]
+_SHARD_BYTES = 4 << 30
+_ALGORITHMS = {"int8_wo": "W8A16", "int4_wo": "W4A16_AWQ"}
+
+
+def write_mixture(opened: DecoderSource, choice: Choice, config: ModelConfig, folder: Path, steps: Steps) -> None:
+    """Write a checkpoint in ModelOpt's form: chosen layers in few bits, all else in the config's precision."""
+    assert config.quantize is not None
+    options = config.quantize.model_copy(update={"block": choice.block or None})
+    methods = {f"{layer.module}.weight": method for layer, method in choice.methods.items()}
+    bare = {name.partition(".")[2]: method for name, method in methods.items()}
+    shards, dtype = _Shards(folder), dtype_of(config.precision)
+    report = steps.counted("weights", len(opened.checkpoint))
+    for index, name in enumerate(opened.checkpoint):
+        array, method = opened.checkpoint[name], methods.get(name, bare.get(name))
+        shards.add(_plain(name, array, dtype) if method is None else _packed(name, rounded(array, method, options)))
+        report(index + 1)
+    size = shards.finish()
+    steps.add("quantize", f"{len(methods)} layers, rounded to nearest")
+    _write_config(opened, choice, folder)
+    written = opened.tokenizer.write(folder)
+    steps.add("export", f"{size / 2**20:.1f} MiB, {len(written)} tokenizer files")
+
+
+def _plain(name: str, array: Any, dtype: DType) -> Tensors:
+    """Return a tensor as it is, floats in the type of the rest."""
+    import torch
+
+    wide = np.array(array)
+    if wide.dtype.kind in "biu":
+        return {name: torch.from_numpy(wide)}
+    return {name: torch.from_numpy(wide.astype(np.float32)).to(getattr(torch, dtype.torch))}
+
+
+def _packed(name: str, matrix: QuantizedMatrix) -> Tensors:
+    """Return a layer's tensors as ModelOpt's checkpoints have them."""
+    import torch
+
+    module = name.removesuffix(".weight")
+    if matrix.format == "int4":
+        return dict(Extra(matrices={module: matrix}).int4())
+    return {name: torch.from_numpy(matrix.codes), f"{module}.weight_scale": torch.from_numpy(matrix.scales)}
+
+
+@dataclass
+class _Shards:
+    """safetensors files of a few GiB each, with their index where there are several."""
+
+    folder: Path
+    _held: Tensors = field(default_factory=dict)
+    _sizes: list[int] = field(default_factory=lambda: [0])
+    _places: list[list[str]] = field(default_factory=list)
+
+    def add(self, tensors: Tensors) -> None:
+        """Take tensors; write those before them where all together are too large."""
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        if self._held and self._sizes[-1] + size > _SHARD_BYTES:
+            self._write()
+            self._sizes.append(0)
+        self._held |= tensors
+        self._sizes[-1] += size
+
+    def finish(self) -> int:
+        """Write what is left, name the files and return their size."""
+        self._write()
+        count = len(self._places)
+        names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+        names = names if count > 1 else ["model.safetensors"]
+        for index, name in enumerate(names):
+            self._file(index).rename(self.folder / name)
+        if count > 1:
+            places = {tensor: name for name, tensors in zip(names, self._places, strict=True) for tensor in tensors}
+            index_file = {"metadata": {"total_size": sum(self._sizes)}, "weight_map": places}
+            path = self.folder / "model.safetensors.index.json"
+            path.write_text(json.dumps(index_file, indent=2) + "\n", encoding="utf-8")
+        return sum(self._sizes)
+
+    def _write(self) -> None:
+        from safetensors.torch import save_file
+
+        save_file(self._held, self._file(len(self._places)), metadata={"format": "pt"})
+        self._places.append(list(self._held))
+        self._held = {}
+
+    def _file(self, index: int) -> Path:
+        return self.folder / f"shard-{index}.safetensors"
+
+
+def _write_config(opened: DecoderSource, choice: Choice, folder: Path) -> None:
+    """Write config.json and ModelOpt's file beside it."""
+    found = {_ALGORITHMS[method] for method in choice.methods.values()}
+    asked: Json = {"quant_algo": found.pop() if len(found) == 1 else "MIXED_PRECISION"}
+    if choice.block:
+        asked["group_size"] = choice.block
+    fields = {**opened.config, "quantization_config": {"quant_method": "modelopt", **asked}}
+    record = {"producer": {"name": "trtkit", "version": __version__}, "quantization": asked}
+    for name, data in (("config.json", fields), ("hf_quant_config.json", record)):
+        (folder / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,182 @@
+"""Quantize an LLM block by block: each is measured on what the quantized ones before it give."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trtkit.quantization.int4 import Rounding, awq, awq_factors, gptq, nearest
+from trtkit.quantization.llm.calibration import check_inputs, run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trtkit.quantization.llm.choice import Choice, Layer
+    from trtkit.quantized_matrix import QuantizedMatrix
+
+INT4 = ("int4_wo", "int4_awq", "int4_gptq")
+_BLOCK = re.compile(r"^(.*?\.\d+)\.")
+
+
+def quantize_int4(
+    model: Any, choice: Choice, rounding: Rounding, texts: Sequence[Sequence[int]], report: Callable[[int, int], None]
+) -> dict[Layer, QuantizedMatrix]:
+    """Return the matrices of a model's int4 layers; the model computes with them from here on.
+
+    report: gets the number of blocks done, and of all.
+    """
+    layers = [layer for layer, method in choice.methods.items() if method in INT4]
+    modules = dict(model.named_modules())
+    if not texts:
+        return _rounded(layers, rounding, modules)
+    found: dict[Layer, QuantizedMatrix] = {}
+    blocks = _by_block(layers)
+    calls = _first_calls(model, [name for name in blocks if name], texts)
+    for index, (name, inside) in enumerate(blocks.items()):
+        if name:
+            states = _states(modules[name], inside, modules, calls[name])
+            for state in states:
+                found |= _quantized(state, choice, rounding, modules)
+            _advance(modules[name], calls, name)
+        else:  # the head stands outside of blocks
+            found |= _rounded(inside, rounding, modules)
+        report(index + 1, len(blocks))
+    return found
+
+
+@dataclass(eq=False)
+class _Inputs:
+    """Layers that read the same inputs, and these inputs' x^T x."""
+
+    layers: list[Layer]
+    moments: torch.Tensor
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call of a block: its hidden state, and what it gets besides."""
+
+    hidden: torch.Tensor | None
+    others: tuple[Any, ...] = ()
+    named: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, block: torch.nn.Module) -> torch.Tensor:
+        """Return the block's hidden state."""
+        result = block(self.hidden, *self.others, **self.named)
+        state: torch.Tensor = result[0] if isinstance(result, tuple) else result
+        return state
+
+
+def _by_block(layers: Sequence[Layer]) -> dict[str, list[Layer]]:
+    """Group layers by the block that they stand in, `` for none."""
+    found: dict[str, list[Layer]] = {}
+    for layer in layers:
+        match = _BLOCK.match(layer.module)
+        found.setdefault(match[1] if match else "", []).append(layer)
+    return found
+
+
+def _first_calls(model: Any, names: Sequence[str], texts: Sequence[Sequence[int]]) -> dict[str, list[_Call]]:
+    """Run all windows once; return how each block is called, with the hidden states of the first."""
+    modules = dict(model.named_modules())
+    calls: dict[str, list[_Call]] = {name: [] for name in names}
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(_: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+            others = dict(named)
+            hidden = given[0] if given else others.pop("hidden_states")
+            calls[name].append(_Call(hidden if name == names[0] else None, given[1:], others))
+
+        return hook
+
+    hooks = [modules[name].register_forward_pre_hook(note(name), with_kwargs=True) for name in names]
+    run(model, texts, lambda _: None)
+    for hook in hooks:
+        hook.remove()
+    return calls
+
+
+def _states(
+    block: torch.nn.Module, layers: Sequence[Layer], modules: dict[str, Any], calls: Sequence[_Call]
+) -> list[_Inputs]:
+    """Run a block over all windows; return the moments of its layers' inputs, one for those that share them."""
+    moments: dict[str, torch.Tensor] = {}
+
+    def note(layer: Layer) -> Callable[..., None]:
+        def hook(_: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+            x = given[0].reshape(-1, given[0].shape[-1]).float()
+            moments[layer.name] = moments.get(layer.name, 0) + x.T @ x
+
+        return hook
+
+    hooks = [modules[layer.module].register_forward_pre_hook(note(layer)) for layer in layers]
+    with torch.inference_mode():
+        for call in calls:
+            call.run(block)
+    for hook in hooks:
+        hook.remove()
+    found: list[_Inputs] = []
+    for layer in layers:
+        own = moments[layer.name]
+        check_inputs(layer.name, own.diagonal())
+        alike = next((state for state in found if torch.equal(state.moments, own)), None)
+        if alike is None:
+            found.append(_Inputs([layer], own))
+        else:
+            alike.layers.append(layer)
+    return found
+
+
+def _rounded(layers: Sequence[Layer], rounding: Rounding, modules: dict[str, Any]) -> dict[Layer, QuantizedMatrix]:
+    """Round layers to nearest, whatever their inputs are."""
+    return {
+        layer: _put(module, nearest(_weight(module), rounding))
+        for layer in layers
+        for module in [modules[layer.module]]
+    }
+
+
+def _quantized(
+    state: _Inputs, choice: Choice, rounding: Rounding, modules: dict[str, Any]
+) -> dict[Layer, QuantizedMatrix]:
+    """Quantize layers that share their inputs."""
+    asked = {layer: choice.methods[layer] for layer in state.layers}
+    weights = {layer: _weight(modules[layer.module]) for layer in state.layers}
+    scaled = [weights[layer] for layer, method in asked.items() if method == "int4_awq"]
+    factors = awq_factors(scaled, state.moments, rounding) if scaled else None
+    found = {}
+    for layer, method in asked.items():
+        if method == "int4_gptq":
+            matrix = gptq(weights[layer], state.moments, rounding)
+        elif factors is not None and method == "int4_awq":
+            matrix = awq(weights[layer], state.moments, rounding, factors)
+        else:
+            matrix = nearest(weights[layer], rounding)
+        found[layer] = _put(modules[layer.module], matrix)
+    return found
+
+
+def _advance(block: torch.nn.Module, calls: dict[str, list[_Call]], name: str) -> None:
+    """Give the next block what this one, quantized, computes."""
+    names = list(calls)
+    following = names[names.index(name) + 1 :][:1]
+    with torch.inference_mode():
+        for index, call in enumerate(calls.pop(name)):
+            if following:
+                calls[following[0]][index].hidden = call.run(block)
+
+
+def _weight(module: torch.nn.Module) -> torch.Tensor:
+    """Return a linear layer's weight in fp32."""
+    weight = module.weight
+    assert isinstance(weight, torch.Tensor)
+    return weight.detach().float()
+
+
+def _put(module: torch.nn.Module, matrix: QuantizedMatrix) -> QuantizedMatrix:
+    """Let a layer compute with a quantized matrix; return it."""
+    module.weight.data = torch.from_numpy(matrix.weights())
+    return matrix

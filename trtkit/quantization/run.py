@@ -1,0 +1,87 @@
+"""Quantize a model into a folder of its own, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from trtkit import __version__
+from trtkit.backends import choose_backend
+from trtkit.bundle.folder_lock import atomic_folder
+from trtkit.config.targets import load_target
+from trtkit.engine.hybrids import is_hybrid
+from trtkit.engine.plan import is_decoder
+from trtkit.engine.vision_language import takes_images
+from trtkit.errors import ConfigError, Problem
+from trtkit.jobs.runner import run
+from trtkit.quantization.by_part.choice import SUMMARY, check_names
+from trtkit.quantization.methods import FALLBACKS
+from trtkit.quantization.target import check_quantization
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from trtkit.config.schema import ModelConfig
+
+Json = dict[str, Any]
+RECORD = "quantization.json"
+LLM_JOB = "trtkit.quantization.llm.job:quantize_llm"
+VISION_JOB = "trtkit.quantization.vision.job:quantize_vision"
+
+
+def quantize_model(config: ModelConfig, out: Path, on_event: Callable[[Json], None], asked: Json | None = None) -> Json:
+    """Quantize the model of `config` as its `quantize` section asks, into the folder `out`.
+
+    An LLM becomes a Hugging Face checkpoint in ModelOpt's form, a vision model an ONNX file with Q/DQ. asked: what
+    else the job is to do. Returns the record that is kept there as quantization.json. Raises TrtkitError; `out` is
+    then as it was.
+    """
+    if config.quantize is None or config.quantize.method == "as_stored":
+        problem = Problem("no method is given", "quantize.method", "name one: `--method int8_wo`")
+        raise ConfigError("nothing to quantize", [problem])
+    _check_whole(config)
+    if asked and any(asked.values()):
+        _check_scored(config, asked.get("fallback"))
+    _check_target(config, (asked or {}).get("fallback"), on_event)
+    job = LLM_JOB if is_decoder(config) else VISION_JOB
+    with atomic_folder(out, replaces=RECORD) as folder:
+        arguments = {"config": config.model_dump(mode="json"), "folder": str(folder), **(asked or {})}
+        made = run(job, arguments, on_event)
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        record: Json = {"trtkit": __version__, "quantize": arguments["config"]["quantize"], **made, "size_bytes": size}
+        (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return record
+
+
+def _check_scored(config: ModelConfig, fallback: str | None) -> None:
+    """Refuse models whose layers are not scored one by one, and unknown fallbacks. Raises ConfigError."""
+    if not is_decoder(config):
+        fix = "leave out --sensitivity, --budget and --html; `trtkit verify --layers` shows where a vision model loses"
+        raise ConfigError(SUMMARY, [Problem("only layers of language models are scored one by one", "quantize", fix)])
+    if fallback is not None and fallback not in FALLBACKS:
+        problem = Problem(
+            f"`{fallback}` is no method for layers that are left", "--fallback", f"use one of {', '.join(FALLBACKS)}"
+        )
+        raise ConfigError(SUMMARY, [problem])
+
+
+def _check_target(config: ModelConfig, fallback: str | None, on_event: Callable[[Json], None]) -> None:
+    """Refuse types that the target's GPUs cannot compute in, where it names any. Raises ConfigError."""
+    target = load_target(config.target)
+    if target.compute_capabilities:
+        check_quantization(config, target, choose_backend(target.backend), on_event, fallback)
+
+
+def _check_whole(config: ModelConfig) -> None:
+    """Refuse models of several parts, which no one folder holds. Raises ConfigError."""
+    assert config.quantize is not None
+    fix = "run `trtkit build`, which quantizes each part as it is built; "
+    if is_hybrid(config):
+        fix += "`--set route=onnx` quantizes the whole"
+    elif takes_images(config):
+        fix += "`--set vision.enabled=false` quantizes the language model alone"
+    else:
+        check_names(config.quantize, ())
+        return
+    raise ConfigError(SUMMARY, [Problem("the model is made of parts, and this writes one model", "quantize", fix)])

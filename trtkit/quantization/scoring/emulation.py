@@ -1,0 +1,80 @@
+"""NVFP4 and MXFP8 on the CPU, where ModelOpt has no kernels: rounding by block as DynamicQuantize does it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from trtkit.quantized_matrix import FIXED_BLOCKS, LARGEST
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+Kind = Literal["fp4", "mxfp8"]
+_FP4_MAX, _FP8_MAX = 6.0, LARGEST["fp8"]
+_LEAST = 2.0**-127
+
+
+def round_blocks(x: torch.Tensor, kind: Kind, outer: float = 1.0) -> torch.Tensor:
+    """Return x [..., in] in fp32 with each block rounded by a scale from its largest magnitude.
+
+    outer: what scales of fp4 are relative to. Source:
+    https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/operators/DynamicQuantize.html
+    """
+    blocks = x.float().reshape(*x.shape[:-1], -1, FIXED_BLOCKS[kind])
+    peak = blocks.abs().amax(-1, keepdim=True)
+    if kind == "fp4":
+        scales = _fp8(peak / _FP4_MAX / outer) * outer
+        codes = _fp4(torch.where(scales == 0, torch.zeros_like(blocks), blocks / scales))
+    else:
+        exponents = torch.ceil(torch.log2((peak / _FP8_MAX).clamp(min=_LEAST)))
+        scales = torch.exp2(exponents.clamp(-127, 127))
+        codes = _fp8(blocks / scales)
+    return (codes * scales).flatten(-2)
+
+
+class EmulatedLayer:
+    """A linear layer with ModelOpt's quantizers, which stay off while this rounds in their place."""
+
+    def __init__(self, module: Any, kind: Kind) -> None:
+        self._module, self._kind, self._original = module, kind, module.weight.data
+        self._hook: RemovableHandle | None = None
+        module.weight_quantizer.disable()
+        module.input_quantizer.disable()
+
+    def set(self, *, is_on: bool) -> None:
+        """Round weights and inputs, or do not."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        self._module.weight.data = self._original
+        if is_on:
+            outer = self._outer(self._module.input_quantizer)
+            self._hook = self._module.register_forward_pre_hook(
+                lambda _, given: (round_blocks(given[0], self._kind, outer), *given[1:])
+            )
+            weights = round_blocks(self._original, self._kind, self._outer(self._module.weight_quantizer))
+            self._module.weight.data = weights
+
+    def give_back(self) -> None:
+        """Leave the layer to ModelOpt again."""
+        self.set(is_on=False)
+        self._module.weight_quantizer.enable()
+        self._module.input_quantizer.enable()
+
+    def _outer(self, quantizer: Any) -> float:
+        """Return the scale of a tensor's scales, by which the largest of all is 448."""
+        return float(quantizer.amax) / (_FP4_MAX * _FP8_MAX) if self._kind == "fp4" else 1.0
+
+
+def _fp8(x: torch.Tensor) -> torch.Tensor:
+    """Return the nearest e4m3 values, saturated."""
+    return x.clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn).float()
+
+
+def _fp4(x: torch.Tensor) -> torch.Tensor:
+    """Return the nearest e2m1 values, saturated: steps of 0.5 below 2, of 1 below 4, of 2 below 6; ties to even."""
+    size = x.abs().clamp(max=_FP4_MAX)
+    step = 2.0 ** (torch.floor(torch.log2(size.clamp(min=1.0))) - 1)
+    return (torch.round(size / step) * step).clamp(max=_FP4_MAX).copysign(x)

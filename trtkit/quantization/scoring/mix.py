@@ -1,0 +1,78 @@
+"""Score a quantized model's layers, and give those that a budget leaves another method, or none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from trtkit.errors import QuantizeError
+from trtkit.quantization.scoring.budget import Bits, Budget, parse_budget
+from trtkit.quantization.scoring.sensitivity import Scores, loss_of, score
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trtkit.jobs.steps import Steps
+    from trtkit.quantization.llm.choice import Choice
+    from trtkit.quantization.llm.job import QuantizedModel
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """That layers are to be scored. budget: what is to hold, if anything; fallback: method of layers that it leaves."""
+
+    budget: Budget | None
+    fallback: str | None
+
+
+@dataclass(frozen=True, eq=False)
+class Mixer:
+    """Makes quantized models of one source. make: of a choice; texts: to score on; steps: where scoring is noted."""
+
+    make: Callable[[Choice], QuantizedModel]
+    texts: Sequence[Sequence[int]]
+    has_zero_points: bool
+    steps: Steps
+
+    def mixed(self, choice: Choice, scoring: Scoring) -> tuple[QuantizedModel, Scores]:
+        """Return the model quantized as the budget allows, and its layers' scores.
+
+        Raises QuantizeError for budgets that nothing holds.
+        """
+        made = self.make(choice)
+        bits = Bits(choice.block, self.has_zero_points, scoring.fallback)
+        budget = self._remaining(choice, scoring)
+        scores = score(made, self.texts, budget, bits, self.steps.counted("layers"))
+        self.steps.add("score", f"{len(scores.losses)} layers one by one")
+        if scores.kept:
+            made = self.make(choice.without(scores.kept, scoring.fallback))
+        if scores.kept and scoring.fallback is not None:
+            scores = replace(scores, loss=loss_of(made, self.texts), fallback=scoring.fallback)
+        return made, scores
+
+    def _remaining(self, choice: Choice, scoring: Scoring) -> Budget | None:
+        """Return the budget less what the fallback itself loses, were all layers left to it.
+
+        Losses of small errors add up; what the mix really loses is measured in the end.
+        """
+        budget = scoring.budget
+        if budget is None or scoring.fallback is None or budget.unit != "nats":
+            return budget
+        names = [layer.name for layer in choice.methods]
+        lost = loss_of(self.make(choice.without(names, scoring.fallback)), self.texts)
+        if lost > budget.value:
+            what = f"{scoring.fallback} alone loses {lost:.4f} nats, more than {budget.value:g}"
+            raise QuantizeError(what, "--budget", "raise it, or leave out --fallback: layers then stay as they are")
+        return replace(budget, value=budget.value - lost)
+
+
+def scoring_of(arguments: Json) -> Scoring | None:
+    """Return how layers are to be scored, None where that is not asked. Raises QuantizeError."""
+    fallback = arguments.get("fallback")
+    if arguments.get("budget"):
+        return Scoring(parse_budget(str(arguments["budget"])), fallback)
+    if fallback:
+        raise QuantizeError("a fallback is for layers that a budget leaves", "--fallback", "give a `--budget` too")
+    return Scoring(None, None) if arguments.get("sensitivity") else None

@@ -1,0 +1,168 @@
+"""What each layer's quantization costs, one at a time, and all of them together.
+
+The loss is the mean Kullback-Leibler divergence of next-token distributions from the unquantized model's, in nats.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trtkit.errors import QuantizeError
+from trtkit.quantization.methods import METHODS
+from trtkit.quantization.scoring.budget import LayerLoss, keep_for, loss_by_size
+from trtkit.quantization.scoring.emulation import EmulatedLayer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from trtkit.quantization.llm.choice import Layer
+    from trtkit.quantization.llm.job import QuantizedModel
+    from trtkit.quantization.scoring.budget import Bits, Budget, Choosable
+
+Json = dict[str, Any]
+WINDOWS, LENGTH = 2, 128
+
+
+class Switchboard:
+    """Turns the quantization of single layers on and off."""
+
+    def __init__(self, quantized: QuantizedModel) -> None:
+        self._quantized, self._originals = quantized, quantized.originals
+        self._modules = dict(quantized.model.named_modules())
+        self._wanted = {layer: self._is_inputs_enabled(layer) for layer in quantized.choice.methods}
+        self._emulated = {
+            layer: EmulatedLayer(self._modules[layer.module], kind)
+            for layer, method in quantized.choice.methods.items()
+            if (kind := METHODS[method].format) == "fp4" or kind == "mxfp8"
+        }
+
+    @property
+    def layers(self) -> list[Layer]:
+        """All quantized layers."""
+        return list(self._wanted)
+
+    def only(self, layers: Iterable[Layer]) -> None:
+        """Quantize these layers, and no others."""
+        on = set(layers)
+        for layer in self._wanted:
+            self._set(layer, layer in on)
+
+    def restore(self) -> None:
+        """Quantize all layers, as before this was made."""
+        self.only(self.layers)
+        for layer in self._emulated.values():
+            layer.give_back()
+
+    def _set(self, layer: Layer, is_on: bool) -> None:
+        module = self._modules[layer.module]
+        if layer in self._emulated:
+            self._emulated[layer].set(is_on=is_on)
+            return
+        if layer in self._originals:
+            matrix = self._quantized.matrices[layer]
+            module.weight.data = torch.from_numpy(matrix.weights()) if is_on else self._originals[layer]
+            return
+        (module.weight_quantizer.enable if is_on else module.weight_quantizer.disable)()
+        if self._wanted[layer]:
+            (module.input_quantizer.enable if is_on else module.input_quantizer.disable)()
+
+    def _is_inputs_enabled(self, layer: Layer) -> bool:
+        quantizer = getattr(self._modules[layer.module], "input_quantizer", None)
+        return quantizer is not None and bool(quantizer.is_enabled)
+
+
+class Scorer:
+    """Compares a model with itself unquantized, on windows of text."""
+
+    def __init__(self, model: Any, texts: Sequence[Sequence[int]]) -> None:
+        """The model is to be unquantized at this moment."""
+        self._model = model
+        self._ids = torch.tensor([list(ids[:LENGTH]) for ids in texts[:WINDOWS]])
+        self._base = self._log_probabilities()
+        self._weights = self._base.exp()
+
+    def loss(self) -> float:
+        """Return the loss as the model is now. Raises QuantizeError where it is not a number."""
+        found = float((self._weights * (self._base - self._log_probabilities())).sum(-1).mean())
+        if not found < float("inf"):
+            raise QuantizeError("the quantized model computes NaN", fix="exclude layers, or use another method")
+        return max(found, 0.0)
+
+    def _log_probabilities(self) -> torch.Tensor:
+        with torch.inference_mode():
+            return torch.log_softmax(self._model(self._ids, use_cache=False).logits.double(), dim=-1)
+
+
+@contextmanager
+def _compared(made: QuantizedModel, texts: Sequence[Sequence[int]]) -> Iterator[tuple[Switchboard, Scorer]]:
+    """Give what turns layers on and off, and what compares with the model unquantized; then all is as before."""
+    switches = Switchboard(made)
+    switches.only([])
+    yield switches, Scorer(made.model, texts)
+    switches.restore()
+
+
+def loss_of(made: QuantizedModel, texts: Sequence[Sequence[int]]) -> float:
+    """Return what a model loses by its quantization, in nats."""
+    with _compared(made, texts) as (switches, scorer):
+        switches.only(switches.layers)
+        return scorer.loss()
+
+
+def layer_losses(
+    switches: Switchboard, scorer: Scorer, methods: dict[Layer, str], bits: Bits, report: Any
+) -> list[LayerLoss]:
+    """Return each layer's loss with it alone quantized, the largest first."""
+    found = []
+    for index, layer in enumerate(switches.layers):
+        switches.only([layer])
+        method = methods[layer]
+        found.append(LayerLoss(layer.name, method, scorer.loss(), layer.rows * layer.size, bits(method), bits.left()))
+        report(index + 1, len(switches.layers))
+    return sorted(found, key=lambda row: -row.loss)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Each layer's loss, the largest first; the layers that a budget leaves, and the loss of the model then.
+
+    curve: what other budgets would give. fallback: the method of layers that are left; None where they stay.
+    """
+
+    losses: list[LayerLoss]
+    kept: list[str]
+    loss: float
+    curve: list[Choosable]
+    fallback: str | None = None
+
+    def to_json(self) -> Json:
+        """Return the scores as JSON data."""
+        lists = {"layers": [asdict(row) for row in self.losses], "curve": [asdict(point) for point in self.curve]}
+        return {**lists, "kept": self.kept, "loss": self.loss, "fallback": self.fallback}
+
+
+def score(
+    made: QuantizedModel,
+    texts: Sequence[Sequence[int]],
+    budget: Budget | None,
+    bits: Bits,
+    report: Any,
+) -> Scores:
+    """Measure every layer alone, and the whole as the budget allows. The model is quantized as before after this.
+
+    Raises QuantizeError for budgets that nothing holds.
+    """
+    with _compared(made, texts) as (switches, scorer):
+        losses = layer_losses(switches, scorer, made.choice.methods, bits, report)
+        by_name = {layer.name: layer for layer in switches.layers}
+
+        def loss_without(kept: Sequence[str]) -> float:
+            switches.only(layer for name, layer in by_name.items() if name not in set(kept))
+            return scorer.loss()
+
+        kept, loss = ([], loss_without([])) if budget is None else keep_for(budget, losses, loss_without)
+        return Scores(losses, kept, loss, loss_by_size(losses, loss_without))

@@ -1,0 +1,163 @@
+"""The data that a vision model is measured on: samples of its inputs, and the ranges that tensors have on them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.errors import QuantizeError
+from trtkit.inputs.samples import Sample, check_names, check_samples, read_npz, read_samples, sample_files
+from trtkit.network.onnx.io import save_model
+from trtkit.sources import package_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import onnx
+
+    from trtkit.config.schema import ModelConfig
+    from trtkit.network.onnx.io import TensorSpec
+
+Array = np.ndarray[Any, Any]
+PERCENTILE = 99.99
+"""Of magnitudes, what the range covers by `percentile`."""
+DRAWN = 8192
+"""Values of a tensor that are looked at in one run, where the error of scales is compared."""
+
+
+def read_calibration(config: ModelConfig, inputs: Sequence[TensorSpec]) -> list[Sample]:
+    """Return the samples that `quantize.calibration` names: `samples` at most, spread over what is there.
+
+    Images go through the config's `preprocess`; of a folder, its images, or .npz files where it has none. An .npz file
+    holds arrays by input name, whose first axis counts samples. Raises QuantizeError and SourceError.
+    """
+    assert config.quantize is not None
+    asked = config.quantize.calibration
+    if asked.data is None:
+        fix = "name images like those it will see: `--set quantize.calibration.data=FOLDER`, or `--calib FOLDER`"
+        raise QuantizeError("this method measures the model on data, and none is given", "quantize.calibration", fix)
+    path = package_file.resolve(asked.data)
+    files = sample_files(path)
+    images = [file for file in files if file.suffix.lower() != ".npz"]
+    if images:
+        return read_samples([str(file) for file in spread(images, asked.samples)], config, inputs)
+    found = [sample for file in files for sample in _parts(file, inputs)]
+    chosen = spread(found, asked.samples)
+    check_samples(chosen, inputs)
+    return chosen
+
+
+def spread(items: Sequence[Any], count: int) -> list[Any]:
+    """Return `count` items at most, evenly spread."""
+    if len(items) <= count:
+        return list(items)
+    return [items[index * len(items) // count] for index in range(count)]
+
+
+def _parts(path: Path, inputs: Sequence[TensorSpec]) -> list[Sample]:
+    """Cut the arrays of an .npz file along their first axis into runs. Raises SourceError and QuantizeError."""
+    arrays = read_npz(path)
+    check_names(Sample(path.name, arrays), inputs)
+    sizes = {spec.name: spec.shape[0] if spec.shape and isinstance(spec.shape[0], int) else 1 for spec in inputs}
+    runs = {name: len(value) // sizes[name] if value.ndim else 0 for name, value in arrays.items()}
+    count = min(runs.values())
+    if not count or len(set(runs.values())) > 1:
+        have = ", ".join(f"{number} of `{name}`" for name, number in runs.items())
+        fix = "the first axis counts samples: give every input equally many, one at least"
+        raise QuantizeError(f"the arrays hold samples of no equal number: {have}", str(path), fix)
+    cut = [{name: value[run * sizes[name] :][: sizes[name]] for name, value in arrays.items()} for run in range(count)]
+    return [Sample(f"{path.name}#{run}", arrays) for run, arrays in enumerate(cut)]
+
+
+@dataclass
+class Range:
+    """What a tensor's values are over all runs. runs: how many there will be. largest: the greatest magnitudes.
+
+    samples: some values of each run.
+    """
+
+    runs: int
+    low: float = np.inf
+    high: float = -np.inf
+    is_finite: bool = True
+    count: int = 0
+    largest: Array = field(default_factory=lambda: np.zeros(0, np.float32))
+    samples: list[Array] = field(default_factory=list)
+
+    def add(self, values: Array) -> None:
+        """Take in a tensor's values in one run."""
+        self.count += values.size
+        if not values.size:
+            return
+        self.is_finite = self.is_finite and bool(np.isfinite(values).all())
+        self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
+        drawn = np.random.default_rng(len(self.samples)).integers(values.size, size=min(DRAWN, values.size))
+        self.samples.append(values.reshape(-1)[drawn])
+        together = np.concatenate([self.largest, np.abs(values).reshape(-1)])
+        self.largest = np.sort(together)[-max(_above(values.size * self.runs), len(self.largest)) :]
+
+    @property
+    def drawn(self) -> Array:
+        """The samples of all runs."""
+        return np.concatenate(self.samples)
+
+    @property
+    def percentile(self) -> float:
+        """The magnitude at PERCENTILE of all values, the lower one where it falls between two."""
+        return float(self.largest[-_above(self.count)])
+
+
+def _above(count: int) -> int:
+    """Return how many of `count` values are at PERCENTILE or above."""
+    return count - math.floor(PERCENTILE / 100 * (count - 1))
+
+
+def measure(
+    model: onnx.ModelProto, tensors: Sequence[str], samples: Sequence[Sample], folder: Path
+) -> dict[str, Range]:
+    """Return the ranges of `tensors` over the samples, by ONNX Runtime. Raises QuantizeError where it cannot run."""
+    import onnx
+    import onnxruntime
+
+    copy = type(model)()
+    copy.CopyFrom(model)
+    known = {value.name for value in (*model.graph.output, *model.graph.input)}
+    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in known)
+    path = folder / "measured.onnx"
+    save_model(copy, path)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    ranges = {name: Range(len(samples)) for name in tensors}
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        for sample in samples:
+            for name, value in _values(session, tensors, sample).items():
+                ranges[name].add(value)
+    except Exception as error:  # ONNX Runtime raises a class of its own for each refusal
+        reason = str(error).strip().splitlines()[0]
+        raise QuantizeError(f"ONNX Runtime cannot run the model on the calibration data: {reason}") from None
+    return ranges
+
+
+def _values(session: Any, tensors: Sequence[str], sample: Sample) -> dict[str, Array]:
+    """Return the tensors' values in one run."""
+    asked = [name for name in tensors if name not in sample.inputs]
+    found = dict(zip(asked, session.run(asked, dict(sample.inputs)) if asked else [], strict=True))
+    return {name: found[name] if name in found else sample.inputs[name] for name in tensors}
+
+
+def check_ranges(ranges: Mapping[str, Range], readers: Mapping[str, str], where: str) -> None:
+    """Refuse tensors from which no scale follows. readers: a node that reads each. Raises QuantizeError."""
+    for name, found in ranges.items():
+        node = readers[name]
+        said, advice = "NaN or infinite", "give other data"
+        if found.is_finite and found.low != found.high:
+            continue
+        if found.is_finite:
+            said, advice = f"{found.low:g} everywhere", "give data like what it will see"
+        what = f"`{name}`, which `{node}` reads, is {said} on the calibration data"
+        raise QuantizeError(what, where, f"{advice}, or leave the node out: `quantize.exclude: ['{node}']`")

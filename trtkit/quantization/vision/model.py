@@ -1,0 +1,227 @@
+"""Quantize a prepared ONNX model: by ModelOpt with what data measures, or its weights alone."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtkit.config.quantize import VISION_METHODS, QuantizeOptions
+from trtkit.errors import ConfigError, Problem, QuantizeError
+from trtkit.inputs.samples import wrapped_sample
+from trtkit.network.onnx import quantize
+from trtkit.network.onnx.autocast import matches, select_nodes
+from trtkit.network.onnx.io import LARGEST_INLINE_BYTES, graph_inputs, save_model
+from trtkit.quantization.vision import data, repair
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import onnx
+
+    from trtkit.config.schema import ModelConfig
+    from trtkit.inputs.samples import Sample
+    from trtkit.jobs.steps import Steps
+    from trtkit.network.onnx.quantize import QuantizedCounts
+    from trtkit.quantization.by_part.choice import PartChoice
+
+Json = dict[str, Any]
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model is quantized. shapes: typical ones, at which products are judged. folder: for files in between."""
+
+    shapes: Shapes
+    folder: Path
+    steps: Steps
+
+
+def quantized(model: onnx.ModelProto, config: ModelConfig, place: Place) -> onnx.ModelProto:
+    """Return the model quantized as `config.quantize` asks; all else stays in fp32.
+
+    Raises ConfigError, QuantizeError, SourceError.
+    """
+    assert config.quantize is not None
+    options = config.quantize
+    check_options(options)
+    model, counts = quantized_but(model, config, select_nodes(model, options.exclude, "quantize.exclude"), place)
+    if not counts.weights and not counts.activations:
+        what = f"{options.method} finds nothing to quantize: no large enough product that is not excluded"
+        raise QuantizeError(what, "quantize", "exclude less, use another method, or remove `quantize`")
+    place.steps.add("quantize", f"{options.method}: {counts}")
+    return model
+
+
+def quantized_but(
+    model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[str], place: Place
+) -> tuple[onnx.ModelProto, QuantizedCounts]:
+    """Return the model quantized but for the nodes `exclude`, and what of it is. Raises QuantizeError, SourceError."""
+    assert config.quantize is not None
+    options = config.quantize
+    _check_model(model)
+    try:
+        model = quantize.lifted(model, options.method)
+    except ValueError as error:
+        opset = quantize.OPSETS[options.method]
+        what = f"{options.method} needs opset {opset}, and the model does not convert: {error}"
+        raise QuantizeError(what, "opset", f"export the model with opset {opset} or newer") from None
+    if options.method in ("int8", "fp8"):
+        model = _by_modelopt(model, config, exclude, place)
+    else:
+        if options.method == "int4_wo" and options.block:
+            _check_block(model, exclude, options.block)
+        quantize.quantize_weights(model, options.method, exclude, options.block)
+    return model, quantize.counts(model)
+
+
+def quantized_part(model: onnx.ModelProto, config: ModelConfig, choice: PartChoice, place: Place) -> onnx.ModelProto:
+    """Return a hybrid's exported parts, the one of `choice` quantized. Nodes begin with their part's name.
+
+    Raises QuantizeError, SourceError.
+    """
+    options, name = choice.options, choice.part.name
+    if options.method == "none":
+        return model
+    kept = {"method": options.method, "block": options.block, "algorithm": options.algorithm, "keep": options.keep}
+    whole = QuantizeOptions.model_validate({**kept, "calibration": options.calibration})
+    named = [pattern for pattern in options.exclude if any(matches(node, pattern) for node in model.graph.node)]
+    exclude = {node.name for node in model.graph.node if not node.name.startswith(f"{name}/")}
+    exclude.update(select_nodes(model, named, f"{choice.key}.exclude"))
+    found, counts = quantized_but(model, config.model_copy(update={"quantize": whole}), sorted(exclude), place)
+    if not counts.weights and not counts.activations:
+        if choice.is_own:
+            what = f"{options.method} finds nothing to quantize in part `{name}`: no large enough product"
+            raise QuantizeError(what, choice.key, "use another method, or `none`")
+        return model
+    place.steps.add("quantize", f"part `{name}`, {options.method}: {counts}")
+    return found
+
+
+def check_options(options: QuantizeOptions) -> None:
+    """Refuse what is not for vision models. Raises ConfigError."""
+    problems = []
+    if options.method not in VISION_METHODS:
+        fix = f"use one of {', '.join(VISION_METHODS)}"
+        problems.append(Problem(f"`{options.method}` is not for vision models", "quantize.method", fix))
+    given = {"kv_cache": options.kv_cache, "layers": options.layers, "smoothing": options.smoothing}
+    for key, value in (given | {"head": options.head}).items():
+        if value:
+            problems.append(Problem("this is for language models only", f"quantize.{key}", "remove it"))
+    if problems:
+        raise ConfigError("the model cannot be quantized so", problems)
+
+
+def _check_model(model: onnx.ModelProto) -> None:
+    """Refuse models that are quantized already, and operators that ModelOpt does not know. Raises QuantizeError."""
+    if quantize.is_quantized(model):
+        what = "the model has Q/DQ nodes already"
+        raise QuantizeError(what, "quantize", "remove `quantize`, or give the model as it was before")
+    own = Counter(node.op_type for node in model.graph.node if node.domain not in {"", "ai.onnx"})
+    if own:
+        names = ", ".join(f"{count} {name}" for name, count in own.items())
+        fix = "quantize a model of ONNX's own operators; trtkit's `custom_ops` stay in `precision`"
+        raise QuantizeError(f"operators of other domains are not quantized: {names}", "quantize", fix)
+
+
+def _check_block(model: onnx.ModelProto, exclude: Sequence[str], block: int) -> None:
+    """Refuse a block that does not divide what it is asked for. Raises QuantizeError naming the nodes."""
+    wrong = quantize.undivided(model, exclude, block)
+    if wrong:
+        found = ", ".join(f"the {size} inputs of `{name}`" for name, size in list(wrong.items())[:4])
+        more = f", nor those of {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        fix = f"remove `block`, which takes the largest that divides, or exclude {', '.join(list(wrong)[:4])}"
+        raise QuantizeError(f"blocks of {block} do not divide {found}{more}", "quantize.block", fix)
+
+
+def _by_modelopt(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[str], place: Place) -> onnx.ModelProto:
+    """Measure the model on data and let ModelOpt place Q/DQ."""
+    assert config.quantize is not None
+    options, where = config.quantize, str(config.quantize.calibration.data)
+    samples = data.read_calibration(config, graph_inputs(model))
+    place.steps.add("calibration data", f"{len(samples)} samples")
+    before = quantize.product_inputs(model, exclude)
+    ranges = data.measure(model, before, samples, place.folder)
+    data.check_ranges(ranges, _readers(model), where)
+    made = _placed(model, options, exclude, _Reader(samples, place.shapes), place.folder)
+    if options.algorithm in ("mse", "percentile"):
+        tensors = [node.input[0] for node in quantize.quantized_activations(made)]
+        ranges = data.measure(model, tensors, samples, place.folder)
+        repair.set_scales(made, ranges, options.method, options.algorithm)
+    kept = repair.products_to_keep(model, made, samples, place, options.keep)
+    repair.keep_products(model, made, kept)
+    repair.correct_biases(model, made, samples, place.folder)
+    if kept:
+        place.steps.add("keep", f"{len(kept)} products that lose most: {', '.join(kept)}")
+    return made
+
+
+def _readers(model: onnx.ModelProto) -> dict[str, str]:
+    """Return a node that reads each tensor: the first."""
+    found: dict[str, str] = {}
+    for node in model.graph.node:
+        for name in node.input:
+            if node.op_type in quantize.PRODUCTS:
+                found.setdefault(name, node.name)
+    return found
+
+
+def _placed(
+    model: onnx.ModelProto, options: QuantizeOptions, exclude: Sequence[str], reader: _Reader, folder: Path
+) -> onnx.ModelProto:
+    """Return the model with ModelOpt's Q/DQ, weights stored in 8 bits. Raises QuantizeError."""
+    import onnx
+    from modelopt.onnx.quantization import quantize
+
+    source, made = folder / "before-quantize.onnx", folder / "quantized.onnx"
+    save_model(model, source)
+    logging.getLogger("modelopt").setLevel(logging.ERROR)
+    # ModelOpt takes scores and mask for the two sides of a residual sum, and quantizes both.
+    left = [*exclude, *quantize.masked_scores(model)]
+    try:
+        quantize(
+            str(source),
+            quantize_mode=options.method,
+            calibration_data_reader=reader,
+            calibration_method="entropy" if options.algorithm == "entropy" else "max",
+            calibration_eps=["cpu"],
+            nodes_to_exclude=[f"^{re.escape(name)}$" for name in left],
+            use_external_data_format=model.ByteSize() > LARGEST_INLINE_BYTES,
+            high_precision_dtype="fp32",
+            output_path=str(made),
+            log_level="ERROR",
+            dq_only=True,
+        )
+    except Exception as error:  # ModelOpt, ONNX Runtime and GraphSurgeon raise all kinds
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        fix = "leave the nodes at fault out by `quantize.exclude`, or use int8_wo"
+        raise QuantizeError(f"ModelOpt cannot quantize the model: {reason}", "quantize", fix) from error
+    found = onnx.load(str(made))
+    del found.metadata_props[:]
+    found.metadata_props.extend(model.metadata_props)  # text recognizers keep their alphabet there
+    return found
+
+
+class _Reader:
+    """Gives ModelOpt the samples one by one, and the first one in the shapes that the engine is tuned for."""
+
+    def __init__(self, samples: Sequence[Sample], shapes: Shapes) -> None:
+        self._samples, self._shapes = samples, shapes
+        self.rewind()
+
+    def get_next(self) -> Mapping[str, Any] | None:
+        """Return the next sample's arrays, None after the last."""
+        found = next(self._left, None)
+        return None if found is None else found.inputs
+
+    def get_first(self) -> Mapping[str, Any]:
+        """Return the sample by which ModelOpt judges products too narrow for quantization."""
+        return wrapped_sample("opt", self._shapes, self._samples[0]).inputs
+
+    def rewind(self) -> None:
+        """Begin again."""
+        self._left = iter(self._samples)

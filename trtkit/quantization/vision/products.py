@@ -1,0 +1,200 @@
+"""A model's convolutions and matrix products beside their quantized selves: what each loses, which means it moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.errors import QuantizeError
+from trtkit.network.onnx.io import save_model
+from trtkit.network.onnx.quantize import PRODUCTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    import onnx
+
+    from trtkit.inputs.samples import Sample
+
+Array = np.ndarray[Any, Any]
+_OWN = "quantized/"
+_STEPS = ("QuantizeLinear", "DequantizeLinear")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A product as it was, and the nodes that compute it in few bits out of the same tensors, the product last."""
+
+    exact: onnx.NodeProto
+    quantized: list[onnx.NodeProto]
+
+    @property
+    def name(self) -> str:
+        """The product's name."""
+        return str(self.exact.name)
+
+
+def product_pairs(model: onnx.ModelProto, made: onnx.ModelProto) -> list[Pair]:
+    """Return the products of `model` of which `made`, where nodes have the same names, quantizes an input."""
+    exact = {node.name: node for node in model.graph.node if node.op_type in PRODUCTS}
+    makers = {node.output[0]: node for node in made.graph.node if node.op_type in _STEPS}
+    renamed = {*makers, *(tensor.name for tensor in made.graph.initializer)}
+    found = []
+    for node in made.graph.node:
+        if node.name in exact and any(name in makers for name in node.input):
+            parts = [_own(part, renamed) for part in (*_before(node, makers), node)]
+            found.append(Pair(exact[node.name], parts))
+    return found
+
+
+def _before(node: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """Return the Q and DQ nodes that a node reads through, in order."""
+    found: dict[str, onnx.NodeProto] = {}
+    for maker in (makers[name] for name in node.input if name in makers):
+        found |= {step.output[0]: step for step in (*_before(maker, makers), maker)}
+    return list(found.values())
+
+
+def _own(node: onnx.NodeProto, renamed: set[str]) -> onnx.NodeProto:
+    """Return a copy under names of its own, which reads `renamed` by such names too."""
+    copy = type(node)()
+    copy.CopyFrom(node)
+    copy.name, copy.output[0] = _OWN + node.name, _OWN + node.output[0]
+    for place, name in enumerate(node.input):
+        if name in renamed:
+            copy.input[place] = _OWN + name
+    return copy
+
+
+def losses(
+    model: onnx.ModelProto,
+    made: onnx.ModelProto,
+    samples: Sequence[Sample],
+    folder: Path,
+    report: Callable[[int, int], None],
+) -> dict[str, float]:
+    """Return what each product loses if it alone is quantized: the outputs' squared relative error, by its name.
+
+    report: gets the number of runs done, and of all. Raises QuantizeError where ONNX Runtime cannot run it.
+    """
+    names = [pair.name for pair in product_pairs(model, made)]
+    run = _runner(_with_switches(model, made), folder / "switched.onnx")
+    total = dict.fromkeys(names, 0.0)
+    for index, sample in enumerate(samples):
+        off = {_switch(name): np.asarray(False) for name in names}
+        exact = run(sample.inputs | off)
+        size = sum(_square(value) for value in exact) or 1.0
+        for done, name in enumerate(names, index * len(names) + 1):
+            outputs = run(sample.inputs | off | {_switch(name): np.asarray(True)})
+            apart = sum(_square(ours - theirs) for ours, theirs in zip(outputs, exact, strict=True))
+            total[name] += apart / size / len(samples)
+            report(done, len(names) * len(samples))
+    return total
+
+
+def _square(values: Array) -> float:
+    return float(np.square(values.astype(np.float64)).sum())
+
+
+def _switch(name: str) -> str:
+    return f"{_OWN}{name}/on"
+
+
+def _with_switches(model: onnx.ModelProto, made: onnx.ModelProto) -> onnx.ModelProto:
+    """Return the model with a boolean input for each product that has it run quantized."""
+    from onnx import TensorProto, ValueInfoProto, helper
+
+    found = _with_constants(model, made)
+    chosen = {pair.name: pair for pair in product_pairs(model, made)}
+    for node in found.graph.node:
+        if node.name not in chosen or node.op_type not in PRODUCTS:
+            continue
+        quantized, output = chosen[node.name].quantized, node.output[0]
+        plain = type(node)()
+        plain.CopyFrom(node)
+        plain.output[0] = f"{output}/exact"
+        ends = {"then_branch": (quantized, _OWN + output), "else_branch": ([plain], plain.output[0])}
+        branches: dict[str, Any] = {
+            key: helper.make_graph(nodes, key, [], [ValueInfoProto(name=end)]) for key, (nodes, end) in ends.items()
+        }
+        found.graph.input.append(helper.make_tensor_value_info(_switch(node.name), TensorProto.BOOL, []))
+        node.CopyFrom(helper.make_node("If", [_switch(node.name)], [output], node.name, **branches))
+    return found
+
+
+def _with_constants(model: onnx.ModelProto, made: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of the model with the other's constants under names of their own."""
+    copy = type(model)()
+    copy.CopyFrom(model)
+    for tensor in made.graph.initializer:
+        copy.graph.initializer.add().CopyFrom(tensor)
+        copy.graph.initializer[-1].name = _OWN + tensor.name
+    return copy
+
+
+def moved_means(
+    model: onnx.ModelProto, made: onnx.ModelProto, samples: Sequence[Sample], folder: Path
+) -> dict[str, Array]:
+    """Return how far quantization lowers the mean of each output channel of convolutions and Gemms, by their names.
+
+    Each is given what the exact model computes before it. Raises QuantizeError where ONNX Runtime cannot run it.
+    """
+    from onnx import ValueInfoProto
+
+    pairs = [pair for pair in product_pairs(model, made) if pair.exact.op_type != "MatMul"]
+    if not pairs:
+        return {}
+    found = _with_constants(model, made)
+    del found.graph.output[:]
+    ranks = {tensor.name: len(tensor.dims) for tensor in model.graph.initializer}
+    steps: dict[str, onnx.NodeProto] = {}
+    for pair in pairs:
+        parts = (*pair.quantized, *_mean(pair, ranks.get(pair.exact.input[1], 4)))
+        steps |= {part.output[0]: part for part in parts}
+        found.graph.output.append(ValueInfoProto(name=f"{_OWN}{pair.name}/moved"))
+    found.graph.node.extend(steps.values())
+    run = _runner(found, folder / "means.onnx")
+    means = [[mean.astype(np.float64) for mean in run(sample.inputs)] for sample in samples]
+    return {pair.name: np.mean(values, axis=0) for pair, values in zip(pairs, zip(*means, strict=True), strict=True)}
+
+
+def _mean(pair: Pair, rank: int) -> list[onnx.NodeProto]:
+    """Return nodes for the mean, over all axes but the channels', of the exact result less the quantized one."""
+    from onnx import helper, numpy_helper
+
+    start, result = _OWN + pair.name, pair.exact.output[0]
+    axes = numpy_helper.from_array(np.asarray([0, *range(2, rank)], np.int64))
+    return [
+        helper.make_node("Constant", [], [f"{start}/axes"], value=axes),
+        helper.make_node("Sub", [result, _OWN + result], [f"{start}/apart"]),
+        helper.make_node("ReduceMean", [f"{start}/apart", f"{start}/axes"], [f"{start}/moved"], keepdims=0),
+    ]
+
+
+def _runner(model: onnx.ModelProto, path: Path) -> Any:
+    """Return a function of a run's inputs that gives all outputs; ONNX Runtime fuses nothing."""
+    import onnxruntime
+
+    save_model(model, path)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+
+    def run(inputs: Mapping[str, Array]) -> list[Array]:
+        try:
+            return list(session.run(None, dict(inputs)))
+        except Exception as error:  # ONNX Runtime raises a class of its own for each refusal
+            raise _refused(error) from None
+
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise _refused(error) from None
+    return run
+
+
+def _refused(error: Exception) -> QuantizeError:
+    return QuantizeError(f"ONNX Runtime cannot run the quantized model: {str(error).strip().splitlines()[0]}")

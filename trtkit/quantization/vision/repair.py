@@ -1,0 +1,136 @@
+"""What makes up for some of the loss of 8 bits: scales of least error, biases, and products that stay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.network.onnx.quantize import quantized_activations
+from trtkit.quantization.vision.products import losses, moved_means, product_pairs
+from trtkit.quantized_matrix import LARGEST
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
+
+    import onnx
+
+    from trtkit.inputs.samples import Sample
+    from trtkit.quantization.vision.data import Range
+    from trtkit.quantization.vision.model import Place
+
+Array = np.ndarray[Any, Any]
+SMALL_LOSS = 0.05
+"""Relative RMS error that products may lose together before any has to stay."""
+RANKED_SAMPLES = 4
+
+
+def set_scales(model: onnx.ModelProto, ranges: Mapping[str, Range], method: str, algorithm: str) -> None:
+    """Let activations' scales follow from ranges; those that share one follow from the largest."""
+    from onnx import numpy_helper
+
+    scales: dict[str, float] = {}
+    for node in quantized_activations(model):
+        found = ranges[node.input[0]]
+        scale = found.percentile / LARGEST[method] if algorithm == "percentile" else least_error_scale(found, method)
+        scales[node.input[1]] = max(scale, scales.get(node.input[1], 0.0))
+    for tensor in model.graph.initializer:
+        if scales.get(tensor.name, 0.0) > 0:
+            shape = numpy_helper.to_array(tensor).shape
+            tensor.CopyFrom(numpy_helper.from_array(np.full(shape, scales[tensor.name], np.float32), tensor.name))
+
+
+def least_error_scale(found: Range, method: str) -> float:
+    """Return the scale, of those for 30 to 100 % of the greatest magnitude, that values lose least by in the square."""
+    values, largest = found.drawn, max(abs(found.low), abs(found.high))
+    scales = np.linspace(1.0, 0.3, 29, dtype=np.float32) * np.float32(largest / LARGEST[method])
+    errors = [float(np.square(_rounded(values / scale, method) * scale - values).mean()) for scale in scales]
+    return float(scales[int(np.argmin(errors))])
+
+
+def _rounded(values: Array, method: str) -> Array:
+    """Return values as the type holds them."""
+    import ml_dtypes
+
+    if method == "int8":
+        return np.clip(np.rint(values), -128, 127)
+    return np.clip(values, -LARGEST["fp8"], LARGEST["fp8"]).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+
+
+def products_to_keep(
+    model: onnx.ModelProto, made: onnx.ModelProto, samples: Sequence[Sample], place: Place, share: float
+) -> list[str]:
+    """Return the products that lose most if quantized alone, none where all lose little.
+
+    They are `share` of all at most, and so are their weights' numbers. Judging them takes a run of each.
+    """
+    sizes = _weight_sizes(model, made)
+    count, room = int(share * len(sizes)), share * sum(sizes.values())
+    if not count:
+        return []
+    chosen = samples[:: max(1, len(samples) // RANKED_SAMPLES)][:RANKED_SAMPLES]
+    found = losses(model, made, chosen, place.folder, place.steps.counted("products"))
+    kept: list[str] = []
+    for name in sorted(found, key=lambda name: -found[name]):
+        if sum(found.values()) <= SMALL_LOSS**2 or len(kept) == count:
+            break
+        if sizes[name] <= room:
+            kept.append(name)
+            room -= sizes[name]
+            del found[name]
+    return kept
+
+
+def _weight_sizes(model: onnx.ModelProto, made: onnx.ModelProto) -> dict[str, int]:
+    """Return how many numbers each quantized product's weight has, by its name; none where it is no constant."""
+    sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in model.graph.initializer}
+    return {pair.name: sizes.get(pair.exact.input[1], 0) for pair in product_pairs(model, made)}
+
+
+def keep_products(model: onnx.ModelProto, made: onnx.ModelProto, names: Collection[str]) -> None:
+    """Let products of `made` read what they read in `model`; Q/DQ that none needs any more go."""
+    exact = {node.name: node for node in model.graph.node if node.name in names}
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    restored: set[str] = set()
+    for node in made.graph.node:
+        if node.name not in exact:
+            continue
+        for place, name in enumerate(exact[node.name].input[:2]):
+            node.input[place] = f"{name}/exact" if name in constants else name
+            restored.update({name} & constants.keys())
+    for name in restored:
+        made.graph.initializer.add().CopyFrom(constants[name])
+        made.graph.initializer[-1].name = f"{name}/exact"
+    _remove_unread(made)
+
+
+def _remove_unread(model: onnx.ModelProto) -> None:
+    """Remove Q and DQ nodes that nothing reads, and constants that nothing reads."""
+    outputs = {value.name for value in model.graph.output}
+    while True:
+        read = outputs | {name for node in model.graph.node for name in node.input}
+        idle = [node for node in model.graph.node if node.op_type.endswith("eLinear") and node.output[0] not in read]
+        if not idle:
+            break
+        for node in idle:
+            model.graph.node.remove(node)
+    for tensor in [tensor for tensor in model.graph.initializer if tensor.name not in read]:
+        model.graph.initializer.remove(tensor)
+
+
+def correct_biases(model: onnx.ModelProto, made: onnx.ModelProto, samples: Sequence[Sample], folder: Path) -> None:
+    """Add to biases by how much quantization lowers the means of what convolutions and Gemms compute on the data."""
+    from onnx import numpy_helper
+
+    moved = moved_means(model, made, samples, folder)
+    constants = {tensor.name: tensor for tensor in made.graph.initializer}
+    for node in made.graph.node:
+        if node.name not in moved or (len(node.input) > 2 and node.input[2] not in constants):
+            continue
+        bias = numpy_helper.to_array(constants[node.input[2]]) if len(node.input) > 2 else np.zeros(1, np.float32)
+        corrected = bias.astype(np.float32) + moved[node.name].astype(np.float32)
+        del node.input[2:]
+        node.input.append(f"{node.name}/bias")
+        made.graph.initializer.append(numpy_helper.from_array(corrected, f"{node.name}/bias"))
+    _remove_unread(made)

@@ -1,0 +1,1 @@
+"""GGUF files: configuration, weights and tokenizers."""

@@ -1,0 +1,41 @@
+"""GGUF's blocks of 32 columns as matrices in few bits: Q8_0, Q4_0 and Q4_1.
+
+A block is its scale in fp16 (Q4_1: and its least value) and its codes. Four-bit codes stand in pairs of columns i and
+i + 16, the first in the lower half. Source: ggml's `block_q8_0`, `block_q4_0`, `block_q4_1` in ggml-common.h
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.quantized_matrix import QuantizedMatrix, pack
+
+if TYPE_CHECKING:
+    from trtkit.quantized_matrix import Array
+
+KEPT = ("Q8_0", "Q4_0", "Q4_1")
+"""Types that have a form in TensorRT."""
+_BLOCK = 32
+
+
+def block_matrix(raw: Array, type_name: str) -> QuantizedMatrix:
+    """Return a matrix of one of the KEPT types. raw: its bytes, a row of the matrix each."""
+    out = len(raw)
+    size = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}[type_name]
+    blocks = np.ascontiguousarray(raw).reshape(out, -1, size)
+    scales = _halves(blocks, 0)
+    if type_name == "Q8_0":
+        codes = np.ascontiguousarray(blocks[:, :, 2:]).view(np.int8).reshape(out, -1)
+        return QuantizedMatrix("int8", codes, scales)
+    pairs = blocks[:, :, size - _BLOCK // 2 :]
+    numbers = np.concatenate((pairs & 15, pairs >> 4), axis=2).reshape(out, -1)
+    # Codes from 0 to 15 become -8 to 7; a block's least value stands at 0.
+    offsets = _halves(blocks, 2) + 8 * scales if type_name == "Q4_1" else None
+    return QuantizedMatrix("int4", pack(numbers ^ 8), scales, offsets=offsets)
+
+
+def _halves(blocks: Array, start: int) -> Array:
+    """Return the fp16 number at byte `start` of each block in fp32: [out, blocks]."""
+    return np.ascontiguousarray(blocks[:, :, start : start + 2]).view(np.float16)[:, :, 0].astype(np.float32)

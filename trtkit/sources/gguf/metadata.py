@@ -1,0 +1,60 @@
+"""The metadata that a GGUF file keeps for its own architecture; what nobody read is noticed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trtkit.errors import Problem, ProblemsError, SourceError
+
+if TYPE_CHECKING:
+    from trtkit.sources.gguf.file import GgufFile
+
+# Keys that change nothing, or that the tensors' own shapes say.
+_IMMATERIAL = (
+    "vocab_size",
+    "tensor_data_layout",
+    "attention.causal",
+    "rope.scaling.finetuned",
+    "attention.value_length",
+)
+
+
+class Metadata:
+    """The keys of a file's own architecture; remembers which were read."""
+
+    def __init__(self, file: GgufFile, architecture: str) -> None:
+        start = f"{architecture}."
+        self._values = {key.removeprefix(start): v for key, v in file.metadata.items() if key.startswith(start)}
+        self._read = set(_IMMATERIAL)
+        self._start, self.where = start, str(file.path)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value, `default` where it is missing. Raises SourceError for one that differs between layers."""
+        self._read.add(key)
+        value = self._values.get(key, default)
+        if isinstance(value, list):
+            if len(set(value)) > 1:
+                raise SourceError(f"`{self._start}{key}` differs between layers, which is not supported", self.where)
+            value = value[0] if value else default
+        return value
+
+    def need(self, key: str) -> Any:
+        """Return a value. Raises SourceError where it is missing."""
+        value = self.get(key)
+        if value is None:
+            fix = "convert the model again with a current llama.cpp"
+            raise SourceError(f"metadata key `{self._start}{key}` is missing", self.where, fix)
+        return value
+
+    def check_all_read(self) -> None:
+        """Raise ProblemsError naming each key that is set and was not read: it may change what is computed."""
+        unread = {key: value for key, value in self._values.items() if key not in self._read and value}
+        if unread:
+            problems = [Problem(f"`{self._start}{key}` is `{value}`", self.where) for key, value in unread.items()]
+            raise ProblemsError("metadata that are not supported for this architecture", problems)
+
+
+def head_dim(metadata: Metadata) -> int:
+    """Return the size of a query head."""
+    size = int(metadata.need("embedding_length")) // int(metadata.need("attention.head_count"))
+    return int(metadata.get("attention.key_length", size))

@@ -1,0 +1,98 @@
+"""Rotary embeddings of a GGUF file, as Hugging Face's `rope_parameters`."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.errors import SourceError
+from trtkit.sources.gguf.metadata import head_dim
+
+if TYPE_CHECKING:
+    from trtkit.sources.checkpoint import Array
+    from trtkit.sources.gguf.families import GgufFamily
+    from trtkit.sources.gguf.file import GgufFile
+    from trtkit.sources.gguf.metadata import Metadata
+
+Parameters = dict[str, Any]
+# Llama 3's constants: llama.cpp's converter knows no others.
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def rope_parameters(file: GgufFile, keys: Metadata, family: GgufFamily) -> Parameters:
+    """Return `rope_parameters`; by layer type where sliding layers have their own.
+
+    Raises SourceError for scaling that is not known.
+    """
+    width = head_dim(keys)
+    rotated = int(keys.get("rope.dimension_count", width))
+    parameters: Parameters = {"rope_theta": float(keys.get("rope.freq_base", 10000.0)), "rope_type": "default"}
+    parameters |= _scaling(file, keys, parameters["rope_theta"], rotated)
+    if family.is_rope_partial:
+        parameters["partial_rotary_factor"] = rotated / width
+    elif rotated != width:
+        raise SourceError(f"only {rotated} of {width} elements of each head are rotated", keys.where)
+    if not family.has_two_ropes:
+        return parameters
+    near = {"rope_theta": float(keys.get("rope.freq_base_swa", 10000.0)), "rope_type": "default"}
+    return {"full_attention": parameters, "sliding_attention": near}
+
+
+def _scaling(file: GgufFile, keys: Metadata, theta: float, rotated: int) -> Parameters:
+    """Return the method and its numbers."""
+    kind, factor = str(keys.get("rope.scaling.type", "none")), float(keys.get("rope.scaling.factor", 1.0))
+    original = keys.get("rope.scaling.original_context_length")
+    if "rope_factors_long.weight" in file.tensors:
+        return _longrope(file, keys, original)
+    if "rope_freqs.weight" in file.tensors:
+        return _llama3(file.stored("rope_freqs.weight").read(), theta, rotated, keys.where)
+    if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
+        return {}
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        return {"factor": factor, "original_max_position_embeddings": original, **_yarn(keys)}
+    raise SourceError(f"rope scaling `{kind}` is not supported; linear, yarn, longrope and llama3 are", keys.where)
+
+
+def _yarn(keys: Metadata) -> Parameters:
+    """Return YaRN's optional numbers."""
+    names = {"yarn_attn_factor": "attention_factor", "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
+    given = {field: keys.get(f"rope.scaling.{key}") for key, field in names.items()}
+    return {"rope_type": "yarn", **{field: value for field, value in given.items() if value is not None}}
+
+
+def _longrope(file: GgufFile, keys: Metadata, original: int | None) -> Parameters:
+    """Return Phi 3's factors; its attention factor only where it is not the one that follows from the lengths."""
+    limit = int(keys.need("context_length"))
+    original = int(original or limit)
+    parameters: Parameters = {
+        "rope_type": "longrope",
+        "short_factor": file.stored("rope_factors_short.weight").read().astype(float).tolist(),
+        "long_factor": file.stored("rope_factors_long.weight").read().astype(float).tolist(),
+        "original_max_position_embeddings": original,
+    }
+    scale = limit / original
+    implied = math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+    stated = keys.get("rope.scaling.attn_factor")
+    if stated is not None and not math.isclose(stated, implied, rel_tol=1e-5):
+        parameters["attention_factor"] = float(stated)
+    return parameters
+
+
+def _llama3(divisors: Array, theta: float, rotated: int, where: str) -> Parameters:
+    """Return Llama 3's scaling, of which the file keeps the divisors of all frequencies [rotated / 2].
+
+    Raises SourceError where Llama 3's constants do not give these divisors.
+    """
+    factor = float(divisors.max())
+    wavelengths = 2 * np.pi * theta ** (np.arange(0, rotated, 2) / rotated)
+    low, high, length = _LLAMA3.values()
+    smooth = np.clip((length / wavelengths - low) / (high - low), 0, 1)
+    expected = 1 / ((1 - smooth) / factor + smooth)
+    if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-4):
+        fix = "build from the model's Hugging Face folder"
+        raise SourceError("`rope_freqs.weight` holds frequencies that are not Llama 3's", where, fix)
+    return {"rope_type": "llama3", "factor": factor, **_LLAMA3}

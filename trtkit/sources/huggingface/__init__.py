@@ -1,0 +1,1 @@
+"""Folders of transformers, and the models that transformers itself loads from them."""

@@ -1,0 +1,115 @@
+"""transformers' own model and tokenizer, made of a source."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.errors import SourceError
+from trtkit.quantized_matrix import QuantizedMatrix
+from trtkit.sources.huggingface.folder import load_folder, load_weights, open_config
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from trtkit.sources.decoder_source import DecoderSource
+
+
+def causal_lm(opened: DecoderSource) -> Any:
+    """Return a causal language model of transformers in fp32 on the CPU, ready to run; quantized weights dequantized.
+
+    transformers reads a folder of its own by itself, so that nothing of trtkit's reading is in the model; of a model
+    with other parts around it, all of them. What it cannot read alike gets its weights from `opened`.
+    Raises SourceError where transformers does not know the model or the weights do not fit it.
+    """
+    import transformers
+
+    if opened.folder is None:
+        return _filled(opened)
+    config = open_config(opened.folder)
+    is_alone = config.model_type == opened.config["model_type"]
+    auto = transformers.AutoModelForCausalLM if is_alone else transformers.AutoModelForImageTextToText
+    return load_folder(auto, opened.folder, attn_implementation=_attention(config))
+
+
+def text_model(opened: DecoderSource) -> Any:
+    """Return `causal_lm` without the parts that are around the language model."""
+    wrapped = opened.folder is not None and open_config(opened.folder).model_type != opened.config["model_type"]
+    return _filled(opened) if wrapped else causal_lm(opened)
+
+
+def _attention(config: Any) -> str:
+    """Return transformers' implementation. Its eager one adds Falcon's ALiBi twice: to the scores and to the mask."""
+    return "sdpa" if config.model_type == "falcon" and config.alibi else "eager"
+
+
+def _filled(opened: DecoderSource) -> Any:
+    """Return transformers' model of a source's config, with the weights that trtkit read."""
+    import torch
+    import transformers
+
+    fields = {key: value for key, value in _text_alone(opened.config).items() if key not in _NOT_ARGUMENTS}
+    model_type = opened.config["model_type"]
+    config = transformers.AutoConfig.for_model(_PLAIN_ROPE.get(model_type, model_type), **fields)
+    how = {"attn_implementation": _attention(config), "dtype": torch.float32}
+    with torch.device("meta"):
+        empty = transformers.AutoModelForCausalLM.from_config(config, **how)
+    state = {name: _weight(empty, name, opened.checkpoint[name]) for name in opened.checkpoint}
+    return load_weights(type(empty), None, opened.where, config=config, state_dict=state, **how)
+
+
+# In text, M-RoPE counts time, rows and columns alike and is plain RoPE, which these models have without images.
+_PLAIN_ROPE = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2"}
+_ROPE = ("rope_parameters", "rope_scaling")
+
+
+def beyond_text(opened: DecoderSource) -> dict[str, Any]:
+    """Return the fields of a model's config that `causal_lm` leaves out since text alone does not need them."""
+    if opened.config["model_type"] not in _PLAIN_ROPE:
+        return {}
+    return {key: opened.config[key] for key in ("model_type", *_ROPE) if key in opened.config}
+
+
+def _text_alone(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with plain RoPE in the place of M-RoPE."""
+    fields = dict(config)
+    if config["model_type"] not in _PLAIN_ROPE:
+        return fields
+    for key in (key for key in _ROPE if isinstance(fields.get(key), dict)):
+        rope = {name: value for name, value in fields[key].items() if name != "mrope_section"}
+        fields[key] = {name: "default" if value == "mrope" else value for name, value in rope.items()}
+    return fields
+
+
+def encoder(opened: DecoderSource) -> Any:
+    """Return transformers' tokenizer of the source. Raises SourceError where it has none."""
+    import transformers
+
+    with tempfile.TemporaryDirectory() as folder:
+        written = {path.name for path in opened.tokenizer.write(Path(folder))}
+        if not written & _VOCABULARIES:
+            raise SourceError("the source has no tokenizer", opened.where, "give a source that has one")
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+# Files that hold a tokenizer's vocabulary, one of which must be there.
+_VOCABULARIES = {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"}
+# Fields of a config.json that a config class does not take as arguments.
+_NOT_ARGUMENTS = {"model_type", "architectures", "transformers_version", "auto_map"}
+
+
+def _weight(model: Any, name: str, array: Any) -> torch.Tensor:
+    """Return a weight as an fp32 tensor, [in, out] where its module (GPT-2's) wants a matrix so."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    wide = torch.from_numpy(np.array(array, dtype=np.float32))
+    if not isinstance(array, QuantizedMatrix):
+        return wide
+    module = dict(model.named_modules()).get(name.removesuffix(".weight"))
+    return wide.T.contiguous() if isinstance(module, Conv1D) else wide

@@ -1,0 +1,167 @@
+"""Vision models of Hugging Face transformers, from a local folder or, for tests and examples, with random weights."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtkit.config.schema import InputSpec, TorchSource
+from trtkit.errors import SourceError, reading
+from trtkit.sources.huggingface.folder import load_folder, open_config
+from trtkit.sources.safetensors_folder import read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import torch
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What a model ends in. loader: a class of transformers; outputs: fields of its answer."""
+
+    loader: str
+    outputs: tuple[str, ...]
+
+
+EAGER = {"attn_implementation": "eager"}
+"""Attention written out. torch's fused one is exported with guards against rows of a mask that let nothing pass, which
+TensorRT does not fuse, and the windows of Swin are not exported at all."""
+_MASKS = _Head("AutoModelForUniversalSegmentation", ("class_queries_logits", "masks_queries_logits"))
+_HEADS = {
+    "ImageClassification": _Head("AutoModelForImageClassification", ("logits",)),
+    "ObjectDetection": _Head("AutoModelForObjectDetection", ("logits", "pred_boxes")),
+    "SemanticSegmentation": _Head("AutoModelForSemanticSegmentation", ("logits",)),
+    "InstanceSegmentation": _MASKS,
+    "UniversalSegmentation": _MASKS,
+    "DepthEstimation": _Head("AutoModelForDepthEstimation", ("predicted_depth",)),
+    "ImageSuperResolution": _Head("AutoModelForImageToImage", ("reconstruction",)),
+}
+"""Heads by how architectures' names go on behind `For`."""
+_BODY = _Head("AutoModel", ("last_hidden_state",))
+
+
+def folder_source(folder: Path, image_size: tuple[int, int] | None = None) -> TorchSource:
+    """Return the torch source that a Hugging Face folder stands for: `pixel_values [batch, 3, H, W]`.
+
+    image_size: (height, width) where it is not the folder's own.
+    """
+    path = folder / "config.json"
+    if not path.exists():
+        raise SourceError("`config.json` is missing", str(folder), "give a folder that transformers saved")
+    config = read_json(path)
+    with reading(str(path)):
+        height, width = image_size or _image_size(folder, config)
+        outputs = _head(config, str(folder)).outputs
+        return TorchSource(
+            factory="trtkit.sources.huggingface.vision:from_folder",
+            kwargs={"folder": str(folder), "outputs": list(outputs)},
+            inputs={"pixel_values": InputSpec(shape=("batch", config.get("num_channels", 3), height, width))},
+            outputs=outputs,
+        )
+
+
+def from_folder(folder: str, outputs: Sequence[str] = ()) -> torch.nn.Module:
+    """Load the model in `folder` from its safetensors.
+
+    outputs: names of fields of the model's answer, to be given in this order where there are several; one is its first,
+        whatever the model calls it.
+    """
+    import transformers
+
+    auto = getattr(transformers, _head(open_config(folder).to_dict(), folder).loader)
+    model = load_folder(auto, folder, **EAGER)
+    _keep_lengths_symbolic(model)
+    return _named_outputs(model, outputs) if len(outputs) > 1 else _first_output(model)
+
+
+def from_config(model_type: str, seed: int = 0, **kwargs: Any) -> torch.nn.Module:
+    """Return an image classifier of `model_type` with random weights: right in structure, without knowledge."""
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    config = transformers.AutoConfig.for_model(model_type, **kwargs)
+    return _first_output(transformers.AutoModelForImageClassification.from_config(config, **EAGER))
+
+
+def _keep_lengths_symbolic(model: torch.nn.Module) -> None:
+    """Let `len(tensor)` in the model's code be the tensor's first size: Python's own fixes the batch in an export."""
+    import sys
+
+    import torch
+
+    def length(x: Any) -> Any:
+        return x.shape[0] if isinstance(x, torch.Tensor) else len(x)
+
+    sys.modules[type(model).__module__].len = length  # type: ignore[attr-defined]
+
+
+def _first_output(model: torch.nn.Module) -> torch.nn.Module:
+    """Wrap `model` so that it takes pixels and returns one tensor: logits or the last hidden state."""
+    import torch
+
+    class FirstOutput(torch.nn.Module):
+        """The model's first output as a plain tensor."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+            """Return logits [B, classes] or hidden states [B, tokens, D]."""
+            first: torch.Tensor = self.model(pixel_values=pixel_values, return_dict=True)[0]
+            return first
+
+    return FirstOutput()
+
+
+def _named_outputs(model: torch.nn.Module, outputs: Sequence[str]) -> torch.nn.Module:
+    """Wrap `model` so that it takes pixels and returns the named fields of its answer as plain tensors."""
+    import torch
+
+    class NamedOutputs(torch.nn.Module):
+        """The model's answer as a tuple of tensors."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            """Return the outputs in order."""
+            answer = self.model(pixel_values=pixel_values, return_dict=True)
+            return tuple(getattr(answer, name) for name in outputs)
+
+    return NamedOutputs()
+
+
+def _head(config: dict[str, Any], where: str) -> _Head:
+    """Return what the saved architecture's name says of its head. Raises SourceError for one that is not known."""
+    for name in config.get("architectures") or ():
+        task = re.search(r"For([A-Z]\w*)$", name)
+        for known, head in _HEADS.items():
+            if task and task[1].startswith(known):
+                return head
+        if task:
+            what = f"the head of `{name}` is not known"
+            fix = f"use a model for {', '.join(_HEADS)}, or wrap it: `source.torch.factory`"
+            raise SourceError(what, f"{where}: config.json: architectures", fix)
+    return _BODY
+
+
+def _image_size(folder: Path, config: dict[str, Any]) -> tuple[int, int]:
+    """Return (height, width) from the model's config, else from its image processor."""
+    size: Any = config.get("image_size")
+    if size is None and (folder / "preprocessor_config.json").is_file():
+        processor = read_json(folder / "preprocessor_config.json")
+        size = processor.get("crop_size") or processor.get("size")
+    if isinstance(size, dict):
+        edge = size.get("shortest_edge")
+        size = (size.get("height", edge), size.get("width", edge))
+    elif isinstance(size, int):
+        size = (size, size)
+    if not size or None in size:
+        raise SourceError("the input size is in neither `config.json` nor `preprocessor_config.json`", str(folder))
+    return int(size[0]), int(size[1])

@@ -1,0 +1,1 @@
+"""Checkpoints as TensorRT-LLM writes them."""

@@ -1,0 +1,89 @@
+"""How often a model's answers equal the reference's: top-1 and top-5, or text."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.runtime.tasks import ctc_characters, ctc_text, top_classes
+from trtkit.verification.detections import layout_of, read_detections, shared
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from trtkit.config.task import Task
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+# Detections near the threshold, or that suppression joins otherwise, may differ.
+_DETECTIONS = 0.9
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How answers agree. measure: `top-1`, `text`, `detections`, or empty where there is none.
+
+    agreement: share of equal answers. answers: ours and the reference's, one pair an item.
+    """
+
+    measure: str = ""
+    agreement: float = 1.0
+    required: float = 0.0
+    top_5: float | None = None
+    answers: tuple[tuple[Any, Any], ...] = field(default=())
+
+    @property
+    def passed(self) -> bool:
+        """Whether enough answers agree."""
+        return self.agreement >= self.required
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON data."""
+        return asdict(self)
+
+
+def agreement(
+    task: Task | None, onnx: Path, pairs: Sequence[tuple[Arrays, Arrays]], required: float = 1.0
+) -> Agreement:
+    """Compare the answers in the first output of every (ours, reference) pair. onnx: has the alphabet of a text task.
+
+    Without a task, outputs that are plainly a detector's are decoded. required: the share that must be equal, where the
+    task does not say. Raises SourceError where there is no alphabet.
+    """
+    if task is None:
+        return _detections(pairs, min(required, _DETECTIONS))
+    outputs = [(next(iter(ours.values())), next(iter(theirs.values()))) for ours, theirs in pairs]
+    required = required if task.min_agreement is None else task.min_agreement
+    if task.kind == "classification":
+        return _classes(outputs, required)
+    characters = ctc_characters(onnx)
+    answers = [
+        pair
+        for ours, theirs in outputs
+        for pair in zip(*(ctc_text(o, characters) for o in (ours, theirs)), strict=True)
+    ]
+    share = sum(a == b for a, b in answers) / len(answers)
+    return Agreement("text", share, required, None, tuple(answers))
+
+
+def _detections(pairs: Sequence[tuple[Arrays, Arrays]], required: float) -> Agreement:
+    """Compare detections by IoU and class; nothing where outputs are not a detector's or detect nothing."""
+    agreeing, total, counts = 0, 0, []
+    for ours, theirs in pairs:
+        layout = layout_of(theirs)
+        sides = [read_detections(side, layout) for side in (ours, theirs)] if layout else [[], []]
+        for own, others in zip(*sides, strict=True):
+            same, count = shared(own, others)
+            agreeing, total = agreeing + same, total + count
+            counts.append((f"{len(own.scores)} boxes", f"{len(others.scores)} boxes"))
+    return Agreement("detections", agreeing / total, required, None, tuple(counts)) if total else Agreement()
+
+
+def _classes(outputs: Sequence[tuple[Any, Any]], required: float) -> Agreement:
+    """Compare top-1 exactly and top-5 as sets."""
+    pairs = [pair for ours, theirs in outputs for pair in zip(top_classes(ours), top_classes(theirs), strict=True)]
+    top_1 = sum(a[0] == b[0] for a, b in pairs) / len(pairs)
+    top_5 = sum(len(set(a) & set(b)) / len(b) for a, b in pairs) / len(pairs)
+    return Agreement("top-1", top_1, required, top_5, tuple((a[0], b[0]) for a, b in pairs))

@@ -1,0 +1,80 @@
+"""Shapes to run: every profile's min, opt and max, and random ones between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.config.schema import DimRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from trtkit.config.schema import Profile, ShapeRange
+    from trtkit.network.onnx.io import TensorSpec
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def corner_shapes(
+    inputs: Sequence[TensorSpec],
+    profiles: Sequence[Mapping[str, ShapeRange]],
+    asked: Sequence[Profile],
+    random_count: int,
+) -> Iterator[tuple[str, Shapes]]:
+    """Yield a name and all inputs' shapes for each corner and each of `random_count` shapes inside every profile.
+
+    asked: the profiles as the config has them, whose `multiple_of` random sizes keep to.
+    """
+    static = {spec.name: tuple(dim for dim in spec.shape if isinstance(dim, int)) for spec in inputs}
+    generator = np.random.default_rng(0)
+    seen: list[Shapes] = []
+    for index, profile in enumerate(profiles):
+        named = [
+            (kind, {name: getattr(shape, kind) for name, shape in profile.items()}) for kind in ("min", "opt", "max")
+        ]
+        units = _multiples(inputs, asked[index] if index < len(asked) else {})
+        named += [(f"random {n + 1}", _random(inputs, profile, units, generator)) for n in range(random_count)]
+        for kind, dynamic in named:
+            shapes = {**static, **dynamic}
+            if shapes not in seen:
+                seen.append(shapes)
+                yield f"profile {index} {kind}", shapes
+
+
+def _random(
+    inputs: Sequence[TensorSpec],
+    profile: Mapping[str, ShapeRange],
+    units: Mapping[str, int],
+    generator: np.random.Generator,
+) -> Shapes:
+    """Draw a size for each symbol inside every range it stands in; equal symbols get equal sizes."""
+    low: dict[str, int] = {}
+    high: dict[str, int] = {}
+    for spec in inputs:
+        for axis, dim in enumerate(spec.shape):
+            if isinstance(dim, str):
+                low[dim] = max(low.get(dim, 0), profile[spec.name].min[axis])
+                high[dim] = min(high.get(dim, 2**31), profile[spec.name].max[axis])
+    drawn = {}
+    for dim, smallest in low.items():
+        unit = units.get(dim, 1)
+        drawn[dim] = int(generator.integers(-(-smallest // unit), high[dim] // unit + 1)) * unit
+    return {
+        spec.name: tuple(drawn[dim] if isinstance(dim, str) else dim for dim in spec.shape)
+        for spec in inputs
+        if spec.name in profile
+    }
+
+
+def _multiples(inputs: Sequence[TensorSpec], asked: Profile) -> dict[str, int]:
+    """Return the unit of each symbol whose range names one."""
+    units = {}
+    for spec in inputs:
+        for axis, dim in enumerate(spec.shape):
+            for key in (dim, f"{spec.name}.{axis}"):
+                found = asked.get(str(key))
+                if isinstance(found, DimRange):
+                    units[str(dim)] = found.multiple_of
+    return units

@@ -1,0 +1,93 @@
+"""A case of a custom op in one data type: inputs, what is known of them, and the right answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from trtkit.dtypes import DType, dtype_of
+from trtkit.network.custom_op import Fact
+from trtkit.network.host_array import array_dtype
+from trtkit.verification.compare import Comparison, compare, worst
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.network.custom_op import Case, CustomOp, Port
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What the implementations are given. dtype: fp32 or fp16, for the inputs that may have it."""
+
+    op: CustomOp
+    case: Case
+    dtype: DType
+
+    @cached_property
+    def inputs(self) -> list[Array | None]:
+        """The inputs, one for each port at least."""
+        made = self.op.complete(list(self.case.make(np.random.default_rng(0))))
+        return [None if x is None else self._cast(self.port(place), x) for place, x in enumerate(made)]
+
+    @cached_property
+    def expected(self) -> list[Array]:
+        """The reference's outputs, in fp64 from the inputs as they are in `dtype`."""
+        given = [None if x is None else torch.from_numpy(_widened(x)) for x in self.inputs]
+        made = self.op.part("reference").reference(given, self.case.attributes)
+        return [tensor.numpy() for tensor in made]
+
+    @cached_property
+    def facts(self) -> list[Fact | None]:
+        """What is known of the inputs before the network runs."""
+        return [
+            None if x is None else Fact(array_dtype(x), self._known(place, x)) for place, x in enumerate(self.inputs)
+        ]
+
+    @cached_property
+    def outputs(self) -> list[Fact]:
+        """What the op says of its outputs."""
+        return self.op.check(self.facts, self.case.attributes)
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The forms that can compute the case."""
+        return self.case.forms or self.op.forms
+
+    def port(self, place: int) -> Port:
+        """Return the port of an input."""
+        return self.op.inputs[min(place, len(self.op.inputs) - 1)]
+
+    def __str__(self) -> str:
+        return f"{self.case.name}, {self.dtype}"
+
+    def named(self) -> dict[str, Array]:
+        """Return the inputs that are there, by names."""
+        return {f"x{place}": x for place, x in enumerate(self.inputs) if x is not None}
+
+    def compare(self, outputs: Sequence[Array]) -> Comparison:
+        """Compare an implementation's outputs with the reference's; the worst of all."""
+        return worst([compare(have, want) for have, want in zip(outputs, self.expected, strict=True)])
+
+    def _cast(self, port: Port, x: Array) -> Array:
+        is_cast = self.dtype in port.types and port.name not in self.case.keeps_fp32 and x.dtype == np.float32
+        return np.ascontiguousarray(x.astype(self.dtype.numpy) if is_cast else x)
+
+    def _known(self, place: int, x: Array) -> tuple[int, ...]:
+        words = self.port(place).dims.split()
+        return tuple(-1 if word in self.case.dynamic else size for word, size in zip(words, x.shape, strict=True))
+
+
+def trials(op: CustomOp, dtypes: Sequence[str] = ("fp32", "fp16")) -> list[Trial]:
+    """Return the trials of an op."""
+    return [Trial(op, case, dtype_of(dtype)) for case in op.part("cases").CASES for dtype in dtypes]
+
+
+def _widened(x: Array) -> Array:
+    return x.astype(np.float64) if x.dtype.kind == "f" else x

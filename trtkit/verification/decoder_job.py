@@ -1,0 +1,223 @@
+"""The job that verifies a decoder-only LLM: its network, computed by the reference executor, against transformers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from trtkit.config.schema import ModelConfig
+from trtkit.engine.decoders import llm_options
+from trtkit.quantized_matrix import QuantizedMatrix
+from trtkit.runtime.decoder import Call, ReferenceDecoder, open_model
+from trtkit.verification.compare import worst
+from trtkit.verification.decoder_reference import TransformersReference
+from trtkit.verification.job import corner_json, tolerance_of, wants_layers
+from trtkit.verification.layers import layer_errors
+from trtkit.verification.logits import LogitsCompared, compare_rows
+from trtkit.verification.perplexity import mean_loss, windows
+from trtkit.verification.prompts import Prompt, read_prompts
+from trtkit.verification.rounded_inputs import round_inputs
+from trtkit.verification.signal import hollow_outputs
+from trtkit.verification.slices import limits_of
+from trtkit.verification.stepper import Stepper
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.sources.decoder_source import DecoderSource
+
+Json = dict[str, Any]
+
+_NEW_TOKENS = 12
+_SLOTS = 3
+# Positions whose two best logits lie nearer than this many roundings of each other have no clear answer.
+_CLEAR_ROUNDINGS = 4
+_MIN_AGREEMENT = 0.99
+# Of networks that round what runs through them, of logits and of perplexity. A value that falls between two codes is
+# rounded either way and moves all that follows; caches are rounded by the network alone.
+_ROUNDED_IN_FP32, ROUNDED_ACTIVATIONS, _ROUNDED_PERPLEXITY = 0.05, 0.3, 0.1
+_ROUNDED_INPUTS = {"int8": 0.15, "fp8": 0.15, "mxfp8": 0.15, "fp4": 0.4}
+_MAX_PERPLEXITY_CHANGE = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 2e-2}
+
+
+class DecoderVerifier:
+    """An LLM's network in the engine's precision, with logits of every token, and transformers' model."""
+
+    def __init__(self, arguments: Json, report: Callable[[Json], None]) -> None:
+        self.config = ModelConfig.model_validate(arguments["config"])
+        report({"event": "phase", "name": "read source"})
+        self._model = open_model(self.config, arguments["backend"], arguments.get("quantized", ""))
+        self.backend, self.opened = self._model.backend, self._model.source
+        report({"event": "phase", "name": "write network"})
+        self.network = self._model.network(logits="all")
+        self.decoder = ReferenceDecoder(self.network, _SLOTS)
+        self.stepper = Stepper(self.decoder)
+        report({"event": "phase", "name": "load reference"})
+        self.reference = TransformersReference(self.opened, llm_options(self.config).max_sequence_length)
+        tolerance, least = tolerance_of(self.config), self._rounding()
+        self.rounds_activations = least > 0
+        if self.config.verify.max_relative_rms_error is None:
+            tolerance = max(tolerance, least)
+        self.limits = limits_of(tolerance, self.config.verify.max_slice_error)
+
+    def _rounding(self) -> float:
+        """Let the reference round inputs as the network does; return what both may differ by for rounding so."""
+        formats = round_inputs(self.reference.model, self.opened)
+        if self.opened.kv_cache is not None:
+            return ROUNDED_ACTIVATIONS
+        if formats and self.config.precision == "fp32":
+            return _ROUNDED_IN_FP32
+        return max((_ROUNDED_INPUTS[kind] for kind in formats), default=0.0)
+
+    def engine_stepper(self) -> Stepper:
+        """Return the network exactly as the engine has it: its own kind of logits."""
+        if llm_options(self.config).logits == "all":
+            return self.stepper
+        return Stepper(ReferenceDecoder(self._model.network(), 1))
+
+    def logits(self, prompt: Prompt) -> torch.Tensor:
+        """Return logits [S, V] of one prompt, prefilled at once."""
+        self.stepper.reset(1)
+        return self.stepper.step([prompt.ids])[0]
+
+
+def rounds_activations(opened: DecoderSource) -> bool:
+    """Whether a network of this source quantizes what runs through it: layers' inputs, or caches."""
+    if opened.kv_cache is not None:
+        return True
+    weights = (opened.checkpoint[name] for name in opened.checkpoint) if opened.quantized_by else ()
+    return any(isinstance(weight, QuantizedMatrix) and weight.inputs is not None for weight in weights)
+
+
+def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
+    """Compare logits, greedy tokens, slots and, where asked, perplexity and every layer; return the report's data."""
+    verifier = DecoderVerifier(arguments, report)
+    prompts = read_prompts(arguments["inputs"], verifier.opened, llm_options(verifier.config))
+    report({"event": "phase", "name": "compare logits"})
+    logits, agreement = _compare_logits(verifier, prompts)
+    report({"event": "phase", "name": "compare greedy tokens"})
+    answers = _greedy(verifier, prompts)
+    corners = _corners(verifier, prompts, report) if arguments["corners"] else []
+    text = _perplexity(verifier, arguments["text"], report) if arguments["text"] else None
+    same = sum(ours == theirs for ours, theirs in answers) / len(answers)
+    # Where two tokens are nearly equally likely, the rounding of 16 bits may choose; that of fp32 does not.
+    is_exact = verifier.config.precision == "fp32" and not verifier.rounds_activations
+    required, least = float(is_exact), 0.0 if verifier.rounds_activations else _MIN_AGREEMENT
+    passed = logits["passed"] and agreement >= least and same >= required
+    passed = passed and all(corner["passed"] for corner in corners) and (text is None or text["passed"])
+    found = {
+        "passed": passed,
+        "precision": verifier.config.precision,
+        "reference": verifier.reference.description,
+        "executor": f"trtkit reference executor on the {verifier.backend.name} {verifier.backend.version} network",
+        **verifier.limits.to_json(),
+        "samples": [prompt.name for prompt in prompts],
+        "outputs": {"logits": logits},
+        "hollow": hollow_outputs({"logits": logits}, verifier.limits),
+        "top_1_agreement": agreement,
+        "task": {"measure": "greedy text", "agreement": same, "required": required, "top_5": None, "answers": answers},
+        "corners": corners,
+        "perplexity": text,
+        "layers": [],
+        "engine": None,
+    }
+    if wants_layers(arguments, passed=passed):
+        report({"event": "verdict", "report": dict(found)})
+        found["layers"] = _layers(verifier, prompts[0], report)
+    return found
+
+
+def _compare_logits(verifier: DecoderVerifier, prompts: list[Prompt]) -> tuple[Json, float]:
+    """Return the worst comparison as data, and the share of equal top-1 tokens where the best two are clearly apart."""
+    compared, hits, clear = LogitsCompared(verifier.limits), 0, 0
+    for prompt in prompts:
+        ours, theirs = verifier.logits(prompt), verifier.reference.logits(prompt.ids)
+        compared.add(ours, theirs)
+        best = theirs.topk(2).values
+        rounding = verifier.limits.tolerance / 10 * theirs.square().mean().sqrt()
+        is_clear = best[:, 0] - best[:, 1] > _CLEAR_ROUNDINGS * rounding
+        hits += int((ours.argmax(-1) == theirs.argmax(-1))[is_clear].sum())
+        clear += int(is_clear.sum())
+    return compared.to_json(), hits / clear if clear else 1.0
+
+
+def _greedy(verifier: DecoderVerifier, prompts: list[Prompt]) -> list[tuple[str, str]]:
+    """Return greedy answers of the engine's own network and of transformers, as text where there is a tokenizer."""
+    stepper, stop = verifier.engine_stepper(), _stop_tokens(verifier.opened.config)
+    answers = []
+    for prompt in prompts:
+        new_tokens = min(_NEW_TOKENS, llm_options(verifier.config).max_sequence_length - len(prompt.ids))
+        ours = stepper.greedy(prompt.ids, new_tokens, stop)
+        theirs = verifier.reference.greedy(prompt.ids, new_tokens, stop)
+        answers.append((prompt.decode(ours), prompt.decode(theirs)))
+    return answers
+
+
+def _corners(verifier: DecoderVerifier, prompts: list[Prompt], report: Callable[[Json], None]) -> list[Json]:
+    """Check what serving relies on: chunks give what one prefill gives, slots together what each gives alone."""
+    report({"event": "phase", "name": "chunks and slots"})
+    longest = max(prompts, key=lambda prompt: len(prompt.ids))
+    whole = verifier.logits(longest)
+    corners = []
+    for size in (1, 5):
+        verifier.stepper.reset(1)
+        parts = (longest.ids[start : start + size] for start in range(0, len(longest.ids), size))
+        chunked = torch.cat([verifier.stepper.step([part])[0] for part in parts])
+        shapes = {"input_ids": [1, size]}
+        corners.append(_corner(f"chunks of {size}", shapes, [(chunked, whole)], verifier))
+    counts = [max(1, len(longest.ids) // divisor) for divisor in range(1, _SLOTS + 1)]
+    verifier.stepper.reset(_SLOTS)
+    together = verifier.stepper.step([longest.ids] * _SLOTS, counts)
+    rows = [(row[:count], whole[:count]) for row, count in zip(together, counts, strict=True)]
+    shapes = {"input_ids": [len(counts), len(longest.ids)], "lengths": counts}
+    return [*corners, _corner("slots of different lengths", shapes, rows, verifier)]
+
+
+def _corner(name: str, shapes: Json, pairs: list[tuple[Any, Any]], verifier: DecoderVerifier) -> Json:
+    found = worst([compare_rows(ours, whole, verifier.limits) for ours, whole in pairs])
+    return {"name": name, "shapes": shapes, **corner_json(found, verifier.limits)}
+
+
+def _perplexity(verifier: DecoderVerifier, path: str, report: Callable[[Json], None]) -> Json:
+    """Compare perplexity per token over windows of a text with transformers'."""
+    ids = windows(Path(path), verifier.opened, llm_options(verifier.config))
+    ours, theirs = [], []
+    for index, window in enumerate(ids):
+        report({"event": "progress", "name": "perplexity", "done": index, "total": len(ids)})
+        ours.append(mean_loss(verifier.logits(Prompt("window", window)), window))
+        theirs.append(mean_loss(verifier.reference.logits(window), window))
+    mine, reference = (math.exp(sum(values) / len(values)) for values in (ours, theirs))
+    change = abs(mine - reference) / reference
+    rounded = _ROUNDED_PERPLEXITY if verifier.rounds_activations else 0.0
+    allowed = max(_MAX_PERPLEXITY_CHANGE[verifier.config.precision], rounded)
+    return {
+        "text": Path(path).name,
+        "windows": len(ids),
+        "tokens": sum(len(window) for window in ids),
+        "perplexity": mine,
+        "reference": reference,
+        "relative_change": change,
+        "allowed": allowed,
+        "passed": change <= allowed,
+    }
+
+
+def _layers(verifier: DecoderVerifier, prompt: Prompt, report: Callable[[Json], None]) -> list[Json]:
+    """Measure every tensor on one prefill against the network widened."""
+    report({"event": "phase", "name": "compare layers"})
+    count = len(prompt.ids)
+    inputs = verifier.decoder.inputs(Call(0, np.array([prompt.ids]), np.array([0]), np.array([count])))
+    network, constants = verifier.network.graph.network, verifier.network.graph.constants
+    errors = layer_errors(verifier.backend, network, inputs, constants)
+    return [replace(error, node=error.layer).to_json() for error in errors]
+
+
+def _stop_tokens(config: Any) -> tuple[int, ...]:
+    """Return the end-of-sequence tokens that a config names."""
+    found = config.get("eos_token_id")
+    return tuple(found) if isinstance(found, list) else () if found is None else (int(found),)

@@ -1,0 +1,100 @@
+"""A model's folder with the weights that its network computes with: what a reference of other code is loaded from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.models.hybrids.weights import find_part_weights
+from trtkit.sources.checkpoint import Checkpoint
+from trtkit.sources.huggingface.wrapped_config import inner_name
+from trtkit.sources.safetensors_folder import INDEX, read_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trtkit.engine.hybrids import OpenedHybrid
+    from trtkit.sources.decoder_source import DecoderSource
+
+Array = np.ndarray[Any, Any]
+_SHARD_BYTES = 2**30
+
+
+@contextmanager
+def folder_with(folder: Path, weights: Mapping[str, Any]) -> Iterator[Path]:
+    """Give a copy of a Hugging Face folder with other weights while it is used. weights: all, by name; made fp32."""
+    with tempfile.TemporaryDirectory(prefix="trtkit-") as made:
+        for file in folder.glob("*.json"):
+            if file.name != INDEX:
+                shutil.copyfile(file, Path(made) / file.name)
+        _write(weights, Path(made))
+        yield Path(made)
+
+
+def _write(weights: Mapping[str, Any], folder: Path) -> None:
+    """Write arrays as safetensors in shards of a GiB or so, quantized ones dequantized."""
+    from safetensors.numpy import save_file
+
+    places: dict[str, str] = {}
+    held: dict[str, Array] = {}
+    for name in weights:
+        array = np.asarray(weights[name])
+        held[name] = array if array.dtype.kind in "iub" else np.ascontiguousarray(array, np.float32)
+        if sum(each.nbytes for each in held.values()) > _SHARD_BYTES or len(places) + len(held) == len(weights):
+            file = f"model-{len(set(places.values())) + 1:05}.safetensors"
+            save_file(held, folder / file, metadata={"format": "pt"})
+            places |= dict.fromkeys(held, file)
+            held = {}
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}), encoding="utf-8")
+
+
+class _Replaced(Mapping[str, Any]):
+    """A checkpoint's arrays, some of them others: `names` says under which name those are found in `others`."""
+
+    def __init__(self, whole: Mapping[str, Any], names: Mapping[str, str], others: Mapping[str, Any]) -> None:
+        self._whole, self._names, self._others = whole, names, others
+
+    def __getitem__(self, name: str) -> Any:
+        return self._others[self._names[name]] if name in self._names else self._whole[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._whole)
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+
+@contextmanager
+def wrapped_folder(folder: Path, language: DecoderSource) -> Iterator[Path]:
+    """Give the folder that a vision-language model's reference is loaded from: its language model's weights as given.
+
+    folder: the whole model's. language: the language model as its network was written from.
+    """
+    if not language.quantized_by:
+        yield folder
+        return
+    whole = Checkpoint(read_folder(folder)[0])
+    inner = {name: inner_name(name) for name in whole}
+    names = {name: own for name, own in inner.items() if own is not None and own in language.checkpoint}
+    with folder_with(folder, _Replaced(whole, names, language.checkpoint)) as made:
+        yield made
+
+
+@contextmanager
+def hybrid_folder(opened: OpenedHybrid) -> Iterator[Path]:
+    """Give the folder that a hybrid's reference is loaded from: with the weights of its written parts, dequantized."""
+    asked, source = opened.quantization, opened.source
+    if asked is None or not asked.layers:
+        yield source.folder
+        return
+    found = find_part_weights(opened.spec, source.checkpoint, source.where)
+    by_name = {found.name_of(path): path for path in found}
+    with folder_with(source.folder, _Replaced(source.checkpoint, by_name, asked.weights(found))) as folder:
+        yield folder

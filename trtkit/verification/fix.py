@@ -1,0 +1,82 @@
+"""Find the nodes that need fp32, prove that keeping them there repairs the network, and write it into a config."""
+
+from __future__ import annotations
+
+import glob
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from trtkit.errors import TrtkitError
+from trtkit.verification.verify import verify_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.config.schema import ModelConfig
+    from trtkit.verification.verify import Request
+
+Json = dict[str, Any]
+
+# Each round keeps the nodes found so far and verifies again.
+_MOST_ROUNDS = 5
+# Without an overflow, this many of the nodes that add most error are kept a round.
+_NODES_A_ROUND = 4
+
+
+def repair(
+    config: ModelConfig, found: Json, request: Request, on_event: Callable[[Json], None]
+) -> tuple[ModelConfig, Json]:
+    """Return a config with `keep_fp32` patterns that bring the network into tolerance, and its report.
+
+    found: the failed report, with layers. Raises TrtkitError where no pattern tried does.
+    """
+    for _ in range(_MOST_ROUNDS):
+        nodes = suspects(found["layers"], config)
+        if not nodes:
+            break
+        patterns = (*config.keep_fp32, *(glob.escape(node) for node in nodes))
+        config = config.model_copy(update={"keep_fp32": tuple(dict.fromkeys(patterns))})
+        on_event({"event": "step", "name": "keep fp32", "detail": ", ".join(nodes), "seconds": 0.0})
+        found = verify_config(config, request, on_event)
+        if found["passed"]:
+            return config, found
+    kept = ", ".join(config.keep_fp32) or "none"
+    raise TrtkitError(
+        f"no set of fp32 nodes brings `{config.name}` into tolerance {found['tolerance']:g}; tried: {kept}",
+        fix="build it in fp32 or bf16, or set `verify.max_relative_rms_error` to what the task allows",
+    )
+
+
+def suspects(layers: list[Json], config: ModelConfig) -> list[str]:
+    """Return the ONNX nodes to keep in fp32 next: those around values out of range, else those that add most error."""
+    low = [layer for layer in layers if layer["dtype"] == config.precision and layer["node"]]
+    overflowing = [layer for layer in low if not layer["is_finite"] or layer["headroom_bits"][config.precision] < 0]
+    if overflowing:
+        return _nodes(_with_readers(overflowing, layers), config)
+    errors = [(layer["relative_rms_error"] or 0.0, layer) for layer in low]
+    growth = [
+        (error - before, layer) for (before, _), (error, layer) in zip([(0.0, None), *errors], errors, strict=False)
+    ]
+    ranked = [layer for _, layer in sorted(growth, key=lambda item: item[0], reverse=True)]
+    return _nodes(ranked, config)[:_NODES_A_ROUND]
+
+
+def config_yaml(config: ModelConfig) -> str:
+    """Return `config` as YAML: what differs from the defaults."""
+    return yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True), sort_keys=False)
+
+
+def _with_readers(overflowing: list[Json], layers: list[Json]) -> list[Json]:
+    """Add the layers that read an overflowing tensor: a tensor leaves fp32 where any of its ends does."""
+    tensors = {layer["tensor"] for layer in overflowing if layer["headroom_bits"]["fp16"] < 0 or not layer["is_finite"]}
+    first = [layer for layer in overflowing if layer["headroom_bits"]["fp16"] < 0] or overflowing[:1]
+    readers = [layer for layer in layers if tensors & set(layer.get("reads", ()))]
+    return [*first, *readers]
+
+
+def _nodes(layers: list[Json], config: ModelConfig) -> list[str]:
+    """Return the nodes of layers that are not kept yet, each once; casts are AutoCast's own."""
+    kept = set(config.keep_fp32)
+    nodes = [layer["node"] for layer in layers if layer["node"] and layer["kind"] != "cast"]
+    return [node for node in dict.fromkeys(nodes) if glob.escape(node) not in kept]

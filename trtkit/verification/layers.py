@@ -1,0 +1,195 @@
+"""Each tensor's error and range: the network in its own precision beside the same network widened."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trtkit.reference import Executor, Options, to_tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from trtkit.backends import Backend
+    from trtkit.verification.compare import Array
+
+    TensorsByName = Callable[[set[str]], Mapping[str, Array]]
+
+# Largest finite and smallest normal and subnormal magnitudes: IEEE 754 for fp16, bfloat16 by its exponent, and the
+# OCP 8-bit floating point specification (E4M3) for fp8.
+LIMITS = {
+    "fp16": (65504.0, 2.0**-14, 2.0**-24),
+    "bf16": (3.3895313892515355e38, 2.0**-126, 2.0**-133),
+    "fp8": (448.0, 2.0**-6, 2.0**-9),
+}
+
+
+PASS_BYTES = 1 << 30
+_WIDE_BYTES = 8
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """One tensor. Ranges are of the widened network.
+
+    node: the ONNX node that the layer came from, empty for layers that the parser added.
+    reads: the tensors that the layer reads.
+    relative_rms_error: against the widened network; None where the tensor is not a float.
+    reference_error: of the widened network against ONNX Runtime's tensor of that name, None where there is none.
+    headroom_bits: by type, how often the largest value could double before it overflows; negative is an overflow. For a
+        tensor of zeros, how often the type's smallest value could.
+    flushed: by type, the share of nonzero values that would become zero.
+    """
+
+    layer: str
+    kind: str
+    node: str
+    tensor: str
+    dtype: str
+    relative_rms_error: float | None
+    is_finite: bool
+    largest: float
+    smallest: float
+    headroom_bits: dict[str, float]
+    flushed: dict[str, float]
+    reads: tuple[str, ...] = ()
+    reference_error: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON data; infinities as null."""
+        return {
+            key: None if isinstance(value, float) and not math.isfinite(value) else value
+            for key, value in asdict(self).items()
+        }
+
+
+@dataclass(frozen=True)
+class LayerName:
+    """The layer that makes a tensor."""
+
+    layer: str
+    kind: str
+    node: str
+    dtype: str
+    reads: tuple[str, ...]
+
+
+def layer_errors(
+    backend: Backend,
+    network: Any,
+    inputs: Mapping[str, Any],
+    constants: Mapping[str, Any],
+    reference: TensorsByName = lambda _: {},
+) -> list[LayerError]:
+    """Run `network` widened and as it is on the same inputs and compare every float tensor, in execution order.
+
+    Networks of fp16 and bf16 widen to fp32, those of fp32 to fp64. In as many passes as it takes for the widened
+    tensors of one to stay within a GiB. reference: returns tensors of these names from elsewhere.
+    """
+    names = _makers(backend, network)
+    widen = "fp32" if any(name.dtype in {"fp16", "bf16"} for name in names.values()) else "fp64"
+    wide = Executor(backend, network, Options(constants=constants, widen=widen))
+    own = Executor(backend, network, Options(constants=constants))
+    sizes: dict[str, int] = {}
+
+    def note(tensor: str, value: Any) -> None:
+        if tensor in names and isinstance(value, torch.Tensor) and value.is_floating_point():
+            sizes[tensor] = value.numel() * _WIDE_BYTES
+
+    own.run(inputs, on_tensor=note)
+    wide_inputs, found = _widened(inputs, widen), dict[str, LayerError]()
+    for group in passes(sizes, PASS_BYTES):
+        others, kept = reference(group), wide.run(wide_inputs, keep=group)
+
+        def take(tensor: str, value: Any, group: set[str] = group, kept: Any = kept, others: Any = others) -> None:
+            if tensor in group and tensor in kept:
+                found[tensor] = _measure(names[tensor], tensor, value, kept[tensor], others.get(tensor))
+
+        own.run(inputs, on_tensor=take)
+    return [found[tensor] for tensor in sizes if tensor in found]
+
+
+def passes(sizes: Mapping[str, int], limit: int) -> Iterator[set[str]]:
+    """Yield tensors in order, in groups of at most `limit` bytes together; one that is larger is alone."""
+    group: set[str] = set()
+    held = 0
+    for name, size in sizes.items():
+        if group and held + size > limit:
+            yield group
+            group, held = set(), 0
+        group.add(name)
+        held += size
+    if group:
+        yield group
+
+
+def _makers(backend: Backend, network: Any) -> dict[str, LayerName]:
+    """Map each tensor to its layer; the parser notes the ONNX node as `[ONNX Layer: name]`."""
+    from trtkit.dtypes import from_tensorrt
+
+    made = {}
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        node = layer.metadata.removeprefix("[ONNX Layer: ").removesuffix("]") if layer.metadata else ""
+        given = (layer.get_input(i) for i in range(layer.num_inputs))
+        reads = tuple(tensor.name for tensor in given if tensor is not None)
+        for output in (layer.get_output(i) for i in range(layer.num_outputs)):
+            dtype = from_tensorrt(output.dtype.name).name
+            made[output.name] = LayerName(layer.name, backend.layer_type(layer), node, dtype, reads)
+    return made
+
+
+def _widened(inputs: Mapping[str, Any], widen: str) -> dict[str, torch.Tensor]:
+    """Return float inputs in the type that the widened network takes."""
+    dtype = torch.float64 if widen == "fp64" else torch.float32
+    tensors = {name: to_tensor(value, name) for name, value in inputs.items()}
+    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
+def _measure(name: LayerName, tensor: str, value: torch.Tensor, wide: torch.Tensor, reference: Any) -> LayerError:
+    """Compare one tensor with its widened self."""
+    value, wide = (each.detach().to(torch.float64) for each in (value, wide))  # fp8 has few operations of its own
+    magnitude = wide.abs()
+    finite = magnitude[torch.isfinite(magnitude)]
+    nonzero = finite[finite > 0]
+    largest = float(finite.max()) if finite.numel() else 0.0
+    return LayerError(
+        layer=name.layer,
+        kind=name.kind.lower(),
+        node=name.node,
+        tensor=tensor,
+        dtype=name.dtype,
+        relative_rms_error=_relative_rms(value, wide),
+        is_finite=bool(torch.isfinite(value).all() or not torch.isfinite(wide).all()),
+        largest=largest,
+        smallest=float(nonzero.min()) if nonzero.numel() else 0.0,
+        headroom_bits={kind: _headroom_bits(high, max(largest, tiny)) for kind, (high, _, tiny) in LIMITS.items()},
+        flushed={kind: _share_below(nonzero, tiny / 2) for kind, (_, _, tiny) in LIMITS.items()},
+        reads=name.reads,
+        reference_error=None if reference is None else _relative_rms(wide, torch.from_numpy(reference)),
+    )
+
+
+def _relative_rms(value: torch.Tensor, reference: torch.Tensor) -> float:
+    """Return `||a-b|| / ||b||` in fp64, as `compare` does; infinite where `a` is not finite and `b` is."""
+    if value.shape != reference.shape:
+        return math.inf
+    a, b = value.detach().to(torch.float64).flatten(), reference.detach().to(torch.float64).flatten()
+    finite = torch.isfinite(b)
+    error = torch.linalg.vector_norm((a - b)[finite])
+    if torch.isnan(error):
+        return math.inf
+    norm = float(torch.linalg.vector_norm(b[finite]))
+    return float(error) / (norm or math.sqrt(max(1, b.numel())))
+
+
+def _headroom_bits(limit: float, largest: float) -> float:
+    """Return how often `largest` can double within `limit`."""
+    return round(math.log2(limit / largest), 2)
+
+
+def _share_below(values: torch.Tensor, bound: float) -> float:
+    return round(float((values < bound).double().mean()), 4) if values.numel() else 0.0

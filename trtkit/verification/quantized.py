@@ -1,0 +1,56 @@
+"""Quantized vision models: what they may lose, and the data that they were quantized on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.errors import SourceError
+from trtkit.models.hybrids.spec import OnnxPart
+from trtkit.quantization.vision.data import read_calibration
+from trtkit.sources import package_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.config.schema import ModelConfig
+    from trtkit.inputs.samples import Sample
+    from trtkit.network.onnx.io import TensorSpec
+    from trtkit.quantization.by_part.choice import HybridQuantization
+
+TOLERANCES = {"int8": 0.4, "fp8": 0.4, "int8_wo": 0.2, "int4_wo": 0.4}
+"""Relative RMS error against the model in fp32: what methods cost (docs/quantization.md), with room."""
+
+AGREEMENT = 0.5
+"""Share of equal answers: near misses are many, and some data is few; what is plainly wrong has fewer."""
+
+
+def quantized_tolerance(config: ModelConfig) -> float:
+    """Return the relative RMS error that quantizing a vision model may cost; 0 where the config does not, or says."""
+    if config.quantize is None or config.verify.max_relative_rms_error is not None:
+        return 0.0
+    return TOLERANCES.get(config.quantize.method, 0.0)
+
+
+def hybrid_tolerance(config: ModelConfig, asked: HybridQuantization | None) -> float:
+    """Return what quantizing a hybrid may cost beside rounded weights of written parts, which the reference has too."""
+    if asked is None or config.verify.max_relative_rms_error is not None:
+        return 0.0
+    parsed = [each.options.method for each in asked.choices.values() if isinstance(each.part, OnnxPart)]
+    rounded = [TOLERANCES["int8"] for method in asked.layers.values() if not method.endswith("_wo")]
+    return max([0.0, *rounded, *(TOLERANCES.get(method, 0.0) for method in parsed)])
+
+
+def has_calibration(config: ModelConfig) -> bool:
+    """Whether the model was quantized on data that is still there."""
+    if config.quantize is None or config.quantize.calibration.data is None:
+        return False
+    try:
+        package_file.resolve(config.quantize.calibration.data)
+    except SourceError:
+        return False
+    return True
+
+
+def calibration_samples(config: ModelConfig, inputs: Sequence[TensorSpec]) -> list[Sample]:
+    """Return the samples that a model was quantized on, none where it was not or they are gone. Raises TrtkitError."""
+    return read_calibration(config, inputs) if has_calibration(config) else []

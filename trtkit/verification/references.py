@@ -1,0 +1,176 @@
+"""References that nobody here wrote: ONNX Runtime on the source model, PyTorch on the source module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from trtkit.errors import SourceError
+from trtkit.network.lowering.sampling import GATHER, GRID_SAMPLE
+from trtkit.runtime.onnx_runtime import onnx_runtime_session
+from trtkit.sources import package_file
+from trtkit.sources.digest import digest_source
+from trtkit.sources.huggingface import vision
+from trtkit.sources.torch import export
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trtkit.config.schema import ModelConfig, Source
+
+Array = np.ndarray[Any, Any]
+Arrays = dict[str, Array]
+TRUST_FIX = "add it if you trust whoever made the bundle"
+
+
+class Reference(Protocol):
+    """Something that computes the model's outputs. description: what it is, for the report."""
+
+    description: str
+
+    def run(self, inputs: Mapping[str, Array]) -> Arrays:
+        """Return the outputs by name."""
+        ...
+
+
+@dataclass
+class OnnxRuntimeReference:
+    """ONNX Runtime on CPU. Inputs are converted to the types that the model takes. form: of ops that it lacks.
+
+    optimize: whether it may fuse nodes; Q/DQ would become integer kernels of its own, and some it fuses wrongly.
+    fixed_inputs: values of inputs that are constants in the engine.
+    """
+
+    path: Path
+    description: str
+    form: str = GATHER
+    optimize: bool = True
+    fixed_inputs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        from trtkit.network.onnx.custom_ops import METADATA_KEY
+
+        self._session = onnx_runtime_session(self.path, optimize=self.optimize, form=self.form)
+        replaced = self._session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
+        if replaced:
+            self.description += f", with trtkit's functions for {replaced}"
+        self._types = {item.name: _numpy_type(item.type) for item in self._session.get_inputs()}
+        shapes = {item.name: item.shape for item in self._session.get_inputs()}
+        self._fixed = {name: _filled(value, shapes[name]) for name, value in self.fixed_inputs.items()}
+
+    def run(self, inputs: Mapping[str, Array]) -> Arrays:
+        """Return the outputs by name."""
+        given = {**self._fixed, **inputs}
+        feed = {name: given[name].astype(dtype) for name, dtype in self._types.items()}
+        names = [item.name for item in self._session.get_outputs()]
+        return dict(zip(names, self._session.run(names, feed), strict=True))
+
+
+def _filled(value: Any, shape: Sequence[int]) -> Array:
+    """Return a fixed input's value; one number fills the whole input."""
+    return np.full(shape, value) if np.ndim(value) == 0 else np.asarray(value)
+
+
+@dataclass
+class TorchReference:
+    """The source module in eager PyTorch on CPU, in fp32."""
+
+    module: Any
+    input_names: Sequence[str]
+    output_names: Sequence[str]
+    description: str
+
+    def run(self, inputs: Mapping[str, Array]) -> Arrays:
+        """Return the outputs by name."""
+        import torch
+
+        tensors = [torch.from_numpy(_widened(inputs[name])) for name in self.input_names]
+        with torch.inference_mode():
+            outputs = self.module(*tensors)
+        outputs = outputs if isinstance(outputs, tuple | list) else (outputs,)
+        return {name: output.numpy() for name, output in zip(self.output_names, outputs, strict=True)}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a network was made from.
+
+    onnx: the network's own ONNX file, the reference of last resort. outputs: the network's, in order.
+    digests: the source files' SHA-256 at the build of a bundle, None where the source has just been read.
+    trusts_source: whether a factory that the config names may be run. A bundle is data: its user has to say so.
+    """
+
+    onnx: Path
+    outputs: Sequence[str]
+    digests: Sequence[str] | None = None
+    trusts_source: bool = True
+
+
+def choose_reference(config: ModelConfig, against: str | None, origin: Origin) -> Reference:
+    """Return the model's reference: by default what the source itself runs in.
+
+    against: "onnxruntime" or "torch", or None for the default. A source that is gone or is another one than the
+    bundle was built from gives way to the network's own ONNX file, and the description says so. Raises SourceError
+    where `torch` is asked for and there is no module.
+    """
+    source = config.source
+    if source.onnx is not None and against == "torch":
+        raise SourceError("an ONNX source has no PyTorch module", "--against torch", "use --against onnxruntime")
+    reason, fix = _unusable(source, origin)
+    if reason and against == "torch":
+        raise SourceError(reason, "--against torch", fix)
+    if reason or (against == "onnxruntime" and source.onnx is None):
+        own = "ONNX Runtime on the network's own ONNX file"
+        said = f"{own}; {reason}" if reason else own
+        return OnnxRuntimeReference(origin.onnx, said, _other(config), optimize=config.quantize is None)
+    if source.onnx is not None:
+        path = package_file.resolve(source.onnx, source.requires)
+        said = f"ONNX Runtime on {path.name}"
+        return OnnxRuntimeReference(path, said, _other(config), fixed_inputs=config.fixed_inputs)
+    torch_source = source.torch if source.hf is None else vision.folder_source(Path(source.hf), config.image_size)
+    assert torch_source is not None
+    module = export.make_module(torch_source, source.requires)
+    return TorchReference(module, list(torch_source.inputs), origin.outputs, f"PyTorch on {torch_source.factory}")
+
+
+def _unusable(source: Source, origin: Origin) -> tuple[str, str]:
+    """Return why the source is no reference and what to do about it, empty if it is one."""
+    if source.torch is not None and not origin.trusts_source:
+        return factory_withheld(source.torch.factory), TRUST_FIX
+    change = source_change(source, origin.digests)
+    return (f"the source {change}", "build the bundle again, or leave out --against") if change else ("", "")
+
+
+def factory_withheld(factory: str) -> str:
+    """Return in words that the factory of a bundle's source was not run."""
+    return f"the bundle's source is code, `{factory}`, which only `--trust-source` runs"
+
+
+def _other(config: ModelConfig) -> str:
+    """Return a form of ops that sample that is not the one which is built: two ways that fail differently."""
+    return GRID_SAMPLE if config.custom_ops.form == GATHER else GATHER
+
+
+def source_change(source: Source, digests: Sequence[str] | None) -> str:
+    """Return in words how the source differs from what a bundle was built from, empty where it does not."""
+    if digests is None:
+        return ""
+    try:
+        found = [file.sha256 for file in digest_source(source)]
+    except SourceError:
+        return "is not here any more"
+    return "" if found == list(digests) else "has changed since the build"
+
+
+def _widened(array: Array) -> Array:
+    """Return floats in fp32."""
+    return array.astype(np.float32) if array.dtype.kind not in "iub" else array
+
+
+def _numpy_type(name: str) -> str:
+    """Return NumPy's name for ONNX Runtime's `tensor(float)`."""
+    inner = name.removeprefix("tensor(").removesuffix(")")
+    return {"float": "float32", "double": "float64", "float16": "float16"}.get(inner, inner)

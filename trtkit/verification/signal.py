@@ -1,0 +1,47 @@
+"""Whether a pass proves anything: how far a model's outputs move with its inputs, beside the error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trtkit.verification.slices import Limits
+
+Array = np.ndarray[Any, Any]
+Json = dict[str, Any]
+
+# An error of this share of the movement is not plainly below it.
+_SHARE = 0.1
+
+
+def spread(answers: Sequence[Array]) -> float | None:
+    """Return how far a model's answers to different inputs are from their mean: relative RMS, the largest over inputs.
+
+    None where there are fewer than two of one shape.
+    """
+    first = answers[0].shape if answers else ()
+    alike = [answer.astype(np.float64) for answer in answers if answer.shape == first and np.isfinite(answer).all()]
+    if len(alike) < 2 or not alike[0].size:
+        return None
+    mean = sum(alike[1:], start=alike[0]) / len(alike)
+    norm = max(float(np.linalg.norm(answer)) for answer in alike)
+    return max(float(np.linalg.norm(answer - mean)) for answer in alike) / (norm or 1.0)
+
+
+def hollow_outputs(outputs: Mapping[str, Json], limits: Limits) -> list[str]:
+    """Return outputs whose pass proves nothing: one that never moved would pass too, and the error is no smaller.
+
+    outputs: by name, each with its `spread`, None where it is not known. An output of nothing but NaN is one too.
+    """
+    return [name for name, output in outputs.items() if _is_hollow(output, limits.tolerance)]
+
+
+def _is_hollow(output: Json, tolerance: float) -> bool:
+    if output["values"] and output["equal_nans"] == output["values"]:
+        return True
+    moved, error = output["spread"], output["relative_rms_error"]
+    return moved is not None and error is not None and moved <= tolerance and error >= _SHARE * moved

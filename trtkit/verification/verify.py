@@ -1,0 +1,163 @@
+"""Verify a config or a bundle: prepare what is needed, run the job, keep the result."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit import __version__
+from trtkit.bundle.bundle import MANIFEST, QUANTIZED, write_json
+from trtkit.engine.decoder_build import makes_checkpoint, quantize_decoder
+from trtkit.engine.hybrid_build import prepare_stages
+from trtkit.engine.hybrids import stages_of_bundle
+from trtkit.engine.onnx_build import prepare_network
+from trtkit.engine.plan import plan_build
+from trtkit.engine.vision_language_build import describe_tower, vision_record
+from trtkit.errors import SourceError, TrtkitError
+from trtkit.jobs.runner import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.config.schema import ModelConfig
+
+Json = dict[str, Any]
+JOB = "trtkit.verification.job:verify"
+HYBRID_JOB = "trtkit.verification.hybrid_job:verify"
+DECODER_JOB = "trtkit.verification.decoder_job:verify"
+VISION_LANGUAGE_JOB = "trtkit.verification.vision_language_job:verify"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to verify on.
+
+    inputs: files or folders, the config's own when empty; for an LLM, text files with a prompt a line; for one that
+        takes images, image files.
+    against: "onnxruntime" or "torch". text: a file for an LLM's perplexity.
+    trust_source: whether to run the factory that a bundle names; a config's always runs, since a config is code.
+    """
+
+    inputs: tuple[str, ...] = ()
+    against: str | None = None
+    layers: bool | None = None
+    corners: bool = True
+    text: str | None = None
+    trust_source: bool = False
+
+    def arguments(self) -> Json:
+        """Return the job's arguments that say so."""
+        inputs = [path if "://" in path else str(Path(path).resolve()) for path in self.inputs]
+        asked = {"against": self.against, "layers": self.layers, "corners": self.corners}
+        return {"inputs": inputs, "text": self.text and str(Path(self.text).resolve()), **asked}
+
+
+def verify_config(config: ModelConfig, request: Request, on_event: Callable[[Json], None]) -> Json:
+    """Make and verify the network of `config` without building it; return the report's data."""
+    plan = plan_build(config, on_event)
+    arguments = {"config": config.model_dump(mode="json"), "backend": plan.backend, **request.arguments()}
+    if plan.takes_images:
+        _refuse_text(request)
+        with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
+            tower, opened = describe_tower(plan, Path(folder), on_event)
+            arguments |= {"onnx": str(Path(folder) / "network/model.onnx"), "vision": vision_record(tower, opened)}
+            if makes_checkpoint(config):
+                arguments["quantized"] = str(Path(folder) / QUANTIZED)
+                quantize_decoder(config, Path(folder) / QUANTIZED, on_event)
+            return {"name": config.name, **run_job(VISION_LANGUAGE_JOB, arguments, on_event)}
+    if plan.is_decoder:
+        return {"name": config.name, **_verify_decoder(config, arguments, on_event)}
+    _refuse_text(request)
+    with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
+        if plan.is_hybrid:
+            _refuse_onnx_runtime(request)
+            prepared = prepare_stages(plan, Path(folder), on_event)
+            arguments |= {"stages": prepared["stages"], "profiles": prepared["profiles"]}
+            return {"name": config.name, **run_job(HYBRID_JOB, arguments, on_event)}
+        prepared, parse = prepare_network(plan, Path(folder), on_event)
+        arguments |= {"onnx": parse["onnx"], "profiles": prepared["profiles"]}
+        return {"name": config.name, **run_job(JOB, arguments, on_event)}
+
+
+def _verify_decoder(config: ModelConfig, arguments: Json, on_event: Callable[[Json], None]) -> Json:
+    """Verify an LLM's network, of the quantized model where its config asks for one."""
+    with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
+        if makes_checkpoint(config):
+            arguments = {**arguments, "quantized": str(Path(folder) / QUANTIZED)}
+            quantize_decoder(config, Path(folder) / QUANTIZED, on_event)
+        return run_job(DECODER_JOB, arguments, on_event)
+
+
+def verify_bundle(bundle: Bundle, request: Request, on_event: Callable[[Json], None]) -> Json:
+    """Verify the network that a bundle's engine was built from, note the result in its manifest, return the data.
+
+    Raises BundleError where a file is not the one that was built, an LLM's or a hybrid's weights among them.
+    """
+    bundle.check_files()
+    manifest = bundle.manifest
+    stored = manifest.model_dump(mode="json")
+    arguments = {"config": stored["config"], "backend": manifest.backend.name, **request.arguments()}
+    if manifest.decoder is not None or manifest.hybrid is not None:
+        digests = run("digest", {"config": stored["config"]}, on_event)["files"]
+        bundle.check_sources({file["sha256"] for file in digests})
+        arguments["quantized"] = str(bundle.quantized_path or "")
+    if manifest.vision is not None:
+        _refuse_text(request)
+        arguments |= {"onnx": str(bundle.onnx_path), "vision": stored["vision"]}
+        found = {"name": manifest.name, **run_job(VISION_LANGUAGE_JOB, arguments, on_event)}
+    elif manifest.decoder is not None:
+        found = {"name": manifest.name, **run_job(DECODER_JOB, arguments, on_event)}
+    elif manifest.hybrid is not None:
+        _refuse_text(request)
+        _refuse_onnx_runtime(request)
+        arguments |= {"stages": stages_of_bundle(bundle), "profiles": stored["profiles"]}
+        found = {"name": manifest.name, **run_job(HYBRID_JOB, arguments, on_event)}
+    else:
+        _refuse_text(request)
+        arguments |= {"onnx": str(bundle.onnx_path), "profiles": stored["profiles"]}
+        arguments |= {"plan": str(bundle.engine_path()), "sources": [file.sha256 for file in manifest.sources]}
+        arguments["trust_source"] = request.trust_source
+        found = {"name": manifest.name, **run_job(JOB, arguments, on_event)}
+    write_json(bundle.path / MANIFEST, {**stored, "verify": _summary(found)})
+    return found
+
+
+def run_job(job: str, arguments: Json, on_event: Callable[[Json], None]) -> Json:
+    """Run a job that verifies. Its verdict stands even if it then fails while it compares layers, as for memory."""
+    verdict: Json = {}
+
+    def take(event: Json) -> None:
+        if event["event"] == "verdict":
+            verdict.update(event["report"])
+        else:
+            on_event(event)
+
+    try:
+        return run(job, arguments, take)
+    except TrtkitError as error:
+        if not verdict:
+            raise
+        return {**verdict, "layers_problem": f"layers could not be compared: {error.what}"}
+
+
+def _refuse_text(request: Request) -> None:
+    if request.text is not None:
+        raise SourceError("perplexity is a measure of language models only", "--text", "leave it out")
+
+
+def _refuse_onnx_runtime(request: Request) -> None:
+    """Raise SourceError where ONNX Runtime is asked to run a hybrid."""
+    if request.against == "onnxruntime":
+        fix = "leave it out, or verify with `--set route=onnx`"
+        raise SourceError("a hybrid is no ONNX file", "--against onnxruntime", fix)
+
+
+def _summary(found: Json) -> Json:
+    """Return what a manifest keeps of a report: all but the layers."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    kept = {key: value for key, value in found.items() if key not in {"layers", "name"}}
+    return {"verified_at": now, "trtkit": __version__, **kept}

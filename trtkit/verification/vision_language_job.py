@@ -1,0 +1,208 @@
+"""The job that verifies a vision-language model: soft tokens, logits and greedy tokens against transformers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from trtkit.bundle.manifest import VisionRecord
+from trtkit.config.schema import ModelConfig
+from trtkit.engine.decoders import llm_options
+from trtkit.errors import SourceError
+from trtkit.inputs.images import read_image
+from trtkit.quantization.by_part.choice import VISION
+from trtkit.runtime.decoder import ReferenceDecoder, open_model
+from trtkit.runtime.text import open_tokenizer
+from trtkit.runtime.vision_language import ImagePrompts, reference_tower
+from trtkit.verification.decoder_job import ROUNDED_ACTIVATIONS, rounds_activations
+from trtkit.verification.dequantized import wrapped_folder
+from trtkit.verification.job import corner_json, tolerance_of
+from trtkit.verification.logits import LogitsCompared, compare_rows
+from trtkit.verification.quantized import TOLERANCES
+from trtkit.verification.signal import hollow_outputs
+from trtkit.verification.slices import limits_of
+from trtkit.verification.stepper import Stepper
+from trtkit.verification.vision_language_reference import VisionLanguageReference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from trtkit.runtime.soft_tokens import SoftTokens
+    from trtkit.runtime.vision_language import VisionTower
+    from trtkit.sources.decoder_source import DecoderSource
+
+Json = dict[str, Any]
+
+_NEW_TOKENS, _CHUNK = 12, 7
+_TEXT = "Describe the picture in one sentence."
+# Width and height of the images that are made up where none are given: square, wide, high.
+_SIZES = ((64, 64), (150, 70), (48, 112))
+_MIN_AGREEMENT = 0.99
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A prompt with its images. ids: with all placeholders."""
+
+    name: str
+    ids: list[int]
+    images: tuple[Image.Image, ...]
+    soft: SoftTokens | None
+
+
+class VisionLanguageVerifier:
+    """Both networks as the bundle's engines were built from, and transformers' model."""
+
+    def __init__(self, arguments: Json, report: Callable[[Json], None]) -> None:
+        self.config = ModelConfig.model_validate(arguments["config"])
+        self._record = VisionRecord.model_validate(arguments["vision"])
+        assert self.config.source.hf is not None
+        folder = Path(self.config.source.hf)
+        report({"event": "phase", "name": "write network"})
+        model = open_model(self.config, arguments["backend"], arguments.get("quantized", ""))
+        self.backend = model.backend
+        self.stepper = Stepper(ReferenceDecoder(model.network(logits="all"), 1))
+        self._tower: VisionTower = reference_tower(self._record, self.backend, Path(arguments["onnx"]))
+        self.tokenizer = open_tokenizer(folder)
+        self._prompts = ImagePrompts(self._record, folder, self.tokenizer)
+        self.vocab_size = model.spec.vocab_size
+        report({"event": "phase", "name": "load reference"})
+        with wrapped_folder(folder, model.source) as reference:
+            self.reference = VisionLanguageReference(reference)
+        if reference != folder:
+            self.reference.description += ", its language model with the weights that trtkit read"
+        self.rounding = _rounding(self.config, model.source)
+        tolerance = max(tolerance_of(self.config), self.rounding)
+        self.limits = limits_of(tolerance, self.config.verify.max_slice_error)
+
+    def samples(self, paths: Sequence[str]) -> list[Sample]:
+        """Return prompts of one image each, of two, and of none. Raises SourceError for those that do not fit."""
+        images = [(Path(path).name, read_image(Path(path))) for path in paths] or _made_up()
+        prompts = [(name, [image]) for name, image in images]
+        prompts += [("two images", [image for _, image in images[:2]])] if len(images) > 1 else []
+        return [self._sample(name, found) for name, found in [*prompts, ("text alone", [])]]
+
+    def logits(self, sample: Sample, chunk: int | None = None) -> torch.Tensor:
+        """Return logits [S, V] of a prompt, prefilled at once or in chunks."""
+        import torch
+
+        size = chunk or len(sample.ids)
+        self.stepper.reset(1, sample.soft)
+        parts = (sample.ids[start : start + size] for start in range(0, len(sample.ids), size))
+        return torch.cat([self.stepper.step([part])[0] for part in parts])
+
+    def _sample(self, name: str, images: list[Image.Image]) -> Sample:
+        merged = self._prompts.merge(self._ids(len(images)), images)
+        room = llm_options(self.config).max_sequence_length - _NEW_TOKENS
+        if len(merged.ids) > room:
+            what = f"the prompt has {len(merged.ids)} tokens with its images, {room} fit"
+            raise SourceError(what, name, "raise `llm.max_sequence_length`, or give smaller images")
+        return Sample(name, merged.ids, tuple(images), self._prompts.soft_tokens(merged, self._tower))
+
+    def _ids(self, count: int) -> list[int]:
+        """Return a prompt with a placeholder for each of `count` images; random tokens without a tokenizer."""
+        if self.tokenizer is not None:
+            first, last = self.tokenizer.encode("Look:"), self.tokenizer.encode(_TEXT, add_special_tokens=False)
+        else:
+            drawn = np.random.default_rng(0).integers(0, self.vocab_size, 24)
+            words = [int(token) for token in drawn if token != self._record.image_token_id]
+            first, last = words[:4], words[4:]
+        # A word between images: transformers takes placeholders side by side for one image.
+        images = [token for _ in range(count) for token in (self._record.image_token_id, last[0])]
+        return [*first, *images, *last]
+
+
+def _rounding(config: ModelConfig, language: DecoderSource) -> float:
+    """Return the error that comes of what the reference does not round: activations, caches, the tower."""
+    if config.verify.max_relative_rms_error is not None:
+        return 0.0
+    tower = None if config.quantize is None else config.quantize.parts.get(VISION)
+    return max(
+        ROUNDED_ACTIVATIONS if rounds_activations(language) else 0.0,
+        0.0 if tower is None else TOLERANCES.get(tower.method, 0.0),
+    )
+
+
+def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
+    """Compare soft tokens, logits, greedy tokens and, where asked, chunks; return the report's data."""
+    verifier = VisionLanguageVerifier(arguments, report)
+    limits, samples = verifier.limits, verifier.samples(arguments["inputs"])
+    report({"event": "phase", "name": "compare soft tokens and logits"})
+    outputs = {"soft_tokens": _soft_tokens(verifier, samples)}
+    outputs["logits"], agreement = _logits(verifier, samples)
+    report({"event": "phase", "name": "compare greedy tokens"})
+    answers = [_greedy(verifier, sample) for sample in samples]
+    corners = [_chunked(verifier, sample) for sample in samples] if arguments["corners"] else []
+    same = sum(ours == theirs for ours, theirs in answers) / len(answers)
+    required = 1.0 if verifier.config.precision == "fp32" and not verifier.rounding else 0.0
+    least = 0.0 if verifier.rounding else _MIN_AGREEMENT
+    passed = all(output["passed"] for output in outputs.values()) and agreement >= least
+    return {
+        "passed": passed and same >= required and all(corner["passed"] for corner in corners),
+        "precision": verifier.config.precision,
+        "reference": verifier.reference.description,
+        "executor": f"trtkit reference executor on both {verifier.backend.name} {verifier.backend.version} networks",
+        **limits.to_json(),
+        "samples": [sample.name for sample in samples],
+        "outputs": outputs,
+        "hollow": hollow_outputs(outputs, limits),
+        "top_1_agreement": agreement,
+        "task": {"measure": "greedy text", "agreement": same, "required": required, "top_5": None, "answers": answers},
+        "corners": corners,
+        "perplexity": None,
+        "layers": [],
+        "engine": None,
+    }
+
+
+def _soft_tokens(verifier: VisionLanguageVerifier, samples: Sequence[Sample]) -> Json:
+    compared = LogitsCompared(verifier.limits)
+    for sample in (sample for sample in samples if sample.soft is not None):
+        assert sample.soft is not None
+        compared.add(sample.soft.vectors, verifier.reference.soft_tokens(sample.images))
+    return compared.to_json()
+
+
+def _logits(verifier: VisionLanguageVerifier, samples: Sequence[Sample]) -> tuple[Json, float]:
+    """Return the worst comparison as data, and the share of equal top-1 tokens where the best two are clearly apart."""
+    compared, hits, clear = LogitsCompared(verifier.limits), 0, 0
+    for sample in samples:
+        ours, theirs = verifier.logits(sample), verifier.reference.logits(sample.ids, sample.images)
+        compared.add(ours, theirs)
+        best = theirs.topk(2).values
+        is_clear = best[:, 0] - best[:, 1] > verifier.limits.tolerance * theirs.square().mean().sqrt()
+        hits += int((ours.argmax(-1) == theirs.argmax(-1))[is_clear].sum())
+        clear += int(is_clear.sum())
+    return compared.to_json(), hits / clear if clear else 1.0
+
+
+def _greedy(verifier: VisionLanguageVerifier, sample: Sample) -> tuple[str, str]:
+    """Return our answer and transformers', as text where there is a tokenizer."""
+    ours = verifier.stepper.greedy(sample.ids, _NEW_TOKENS, soft=sample.soft)
+    theirs = verifier.reference.greedy(sample.ids, sample.images, _NEW_TOKENS)
+    if verifier.tokenizer is None:
+        return " ".join(map(str, ours)), " ".join(map(str, theirs))
+    return verifier.tokenizer.decode(ours), verifier.tokenizer.decode(theirs)
+
+
+def _chunked(verifier: VisionLanguageVerifier, sample: Sample) -> Json:
+    """Check what serving relies on: a prompt cut anywhere, in an image too, gives what one prefill gives."""
+    compared = compare_rows(verifier.logits(sample, _CHUNK), verifier.logits(sample), verifier.limits)
+    name, shapes = f"chunks of {_CHUNK}: {sample.name}", {"inputs_embeds": [1, _CHUNK]}
+    return {"name": name, "shapes": shapes, **corner_json(compared, verifier.limits)}
+
+
+def _made_up() -> list[tuple[str, Image.Image]]:
+    """Return images of random blocks, so that every patch differs and none is flat."""
+    generator, images = np.random.default_rng(0), []
+    for width, height in _SIZES:
+        blocks = generator.integers(0, 256, (height // 6 + 1, width // 6 + 1, 3), dtype=np.uint8)
+        image = Image.fromarray(blocks).resize((width, height), Image.Resampling.BICUBIC)
+        images.append((f"{width} x {height}", image))
+    return images
