@@ -8,11 +8,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import ignore_event, interleaved, process, ratio, run_bare, summary, write
+from benchmarks.measure import interleaved, process, ratio, run_bare, summary, write
 from trtkit.config import load_config
+from trtkit.engine.jobs import COMPILE
 from trtkit.engine.onnx_build import prepare_network
 from trtkit.engine.plan import plan_build
-from trtkit.jobs.child import run_job
+from trtkit.jobs.runner import ChildRunner
 
 MODELS = ("efficientnet-lite0", "ppocr-det", "ppocr-rec", "vit")
 REPEATS = 7
@@ -38,8 +39,8 @@ def build_figures(name: str) -> dict[str, Any]:
     """Build one model both ways, from the same prepared ONNX file."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        plan = plan_build(load_config(name), ignore_event)
-        prepared, arguments = prepare_network(plan, folder, ignore_event)
+        plan = plan_build(load_config(name), ChildRunner())
+        prepared, arguments = prepare_network(plan, folder, ChildRunner())
         arguments |= {
             "profiles": prepared["profiles"],
             "target": plan.target.model_dump(mode="json"),
@@ -49,7 +50,7 @@ def build_figures(name: str) -> dict[str, Any]:
         bare = [sys.executable, "benchmarks/bare_build.py", arguments["onnx"], str(folder / "bare.plan")]
         samples = interleaved(
             {
-                "trtkit": lambda: run_job("compile", arguments, ignore_event)["metrics"],
+                "trtkit": lambda: ChildRunner().run(COMPILE, arguments)["metrics"],
                 "bare": lambda: run_bare([*bare, json.dumps(prepared["profiles"])]),
             },
             REPEATS,

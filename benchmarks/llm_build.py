@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import RESULTS, ignore_event, interleaved, ratio, run_bare, summary, write
+from benchmarks.measure import RESULTS, interleaved, ratio, run_bare, summary, write
 from trtkit.config.load import load_config
 from trtkit.engine.cache import cache_folder
-from trtkit.engine.decoder_build import JOB
+from trtkit.engine.jobs import COMPILE_DECODER
 from trtkit.engine.plan import plan_build
-from trtkit.jobs.child import run_job
+from trtkit.jobs.runner import ChildRunner
 
 # TinyLlama-1.1B's sizes.
 CONFIG = {
@@ -109,7 +109,7 @@ def figures(precision: str) -> dict[str, Any]:
         "llm.max_batch_size=8",
         "llm.max_sequence_length=2048",
     ]
-    plan = plan_build(load_config("llama", overrides, "sm80" if precision == "int4" else None), ignore_event)
+    plan = plan_build(load_config("llama", overrides, "sm80" if precision == "int4" else None), ChildRunner())
     with tempfile.TemporaryDirectory() as text:
         bundle = Path(text)
         arguments = {
@@ -122,7 +122,7 @@ def figures(precision: str) -> dict[str, Any]:
         read = folder / "trt" if precision == "int4" else folder
         bare = [sys.executable, "-m", "benchmarks.bare_llm_build", str(read), precision, str(bundle / "bare.plan")]
         samples = interleaved(
-            {"trtkit": lambda: run_job(JOB, arguments, ignore_event), "bare": lambda: run_bare(bare)}, REPEATS
+            {"trtkit": lambda: ChildRunner().run(COMPILE_DECODER, arguments), "bare": lambda: run_bare(bare)}, REPEATS
         )
     ours, others = samples["trtkit"], samples["bare"]
     work = [sum(step["seconds"] for step in run["steps"]) + run["metrics"]["build_s"] for run in ours]

@@ -54,10 +54,6 @@ def run_bare(command: Sequence[str]) -> Any:
     return json.loads(answer.stdout.splitlines()[-1])
 
 
-def ignore_event(_event: dict[str, Any]) -> None:
-    """Take progress events and show nothing."""
-
-
 def summary(samples: Sequence[float]) -> dict[str, float]:
     """Return minimum, median, maximum and count."""
     return {

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from benchmarks.measure import RESULTS, ignore_event, write, write_between
+from benchmarks.measure import RESULTS, write, write_between
 from trtkit.config.load import load_config
 from trtkit.engine.build import build_bundle
+from trtkit.jobs.runner import ChildRunner
 from trtkit.quantization.run import quantize_model
 from trtkit.runtime.decoder import Call, ReferenceDecoder, bundle_network
 from trtkit.sources.huggingface.model import encoder
@@ -124,7 +125,7 @@ def measure(name: str, calibration: Path, folder: Path) -> Json:
     out = folder / "bundle"
     shutil.rmtree(out, ignore_errors=True)
     began = time.perf_counter()
-    bundle = build_bundle(config, out, ignore_event, use_cache=False).bundle
+    bundle = build_bundle(config, out, ChildRunner(), use_cache=False).bundle
     manifest = bundle.manifest
     assert manifest.decoder is not None
     quantizing = sum(step.seconds for step in manifest.steps if step.name in ("measure", "quantize", "export"))
@@ -150,7 +151,7 @@ def methods(bundle: Bundle) -> dict[str, int]:
 
 def mixed(config: ModelConfig, asked: dict[str, str], folder: Path) -> ModelConfig:
     """Return the config with the fallback for the layers that the budget leaves."""
-    left = quantize_model(config, folder, ignore_event, asked)["sensitivity"]["kept"]
+    left = quantize_model(config, folder, ChildRunner(), asked)["sensitivity"]["kept"]
     assert config.quantize is not None
     print(len(left), "layers left to", asked["fallback"], flush=True)
     options = config.quantize.model_copy(update={"layers": dict.fromkeys(left, asked["fallback"])})

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks import quantize_vision_data as data
-from benchmarks.measure import RESULTS, ignore_event, write, write_between
+from benchmarks.measure import RESULTS, write, write_between
 from trtkit.backends import load_backend
 from trtkit.config import load_config
+from trtkit.engine.jobs import COMPILE, PREPARE
 from trtkit.engine.onnx_build import prepare_network
 from trtkit.engine.plan import plan_build
 from trtkit.inputs.images import image_input
-from trtkit.jobs.child import run_job
+from trtkit.jobs.runner import ChildRunner
 from trtkit.network.onnx.io import graph_inputs
 from trtkit.network.onnx.parse import parse_onnx
 from trtkit.reference import Executor, Options, constants_from_onnx, to_array
@@ -60,7 +61,7 @@ def inputs(name: str, config: ModelConfig) -> list[Array]:
         detector = load_config("ppocr-det")
         assert detector.preprocess is not None
         with tempfile.TemporaryDirectory() as folder:
-            run_job("prepare", {"config": detector.model_dump(mode="json"), "folder": folder}, ignore_event)
+            ChildRunner().run(PREPARE, {"config": detector.model_dump(mode="json"), "folder": folder})
             reference = OnnxRuntimeReference(Path(folder) / "model.onnx", "")
             (found,) = reference.run({"x": image_input(page, detector.preprocess)}).values()
         images = [page.crop(box) for box in find_lines(found[0, 0], page.size)]
@@ -72,15 +73,15 @@ def inputs(name: str, config: ModelConfig) -> list[Array]:
 def built(config: ModelConfig, folder: Path) -> tuple[Path, Json]:
     """Prepare and build; return the network's ONNX file and the figures of both."""
     folder.mkdir()
-    plan = plan_build(config, ignore_event)
-    prepared, arguments = prepare_network(plan, folder, ignore_event)
+    plan = plan_build(config, ChildRunner())
+    prepared, arguments = prepare_network(plan, folder, ChildRunner())
     arguments |= {
         "profiles": prepared["profiles"],
         "target": plan.target.model_dump(mode="json"),
         "options": plan.config.build.model_dump(mode="json"),
         "plan": str(folder / "model.plan"),
     }
-    compiled = run_job("compile", arguments, ignore_event)
+    compiled = ChildRunner().run(COMPILE, arguments)
     seconds = {step["name"]: step["seconds"] for step in prepared["steps"]}
     figures = {
         "weights_mib": round(sum(compiled["network"]["totals"]["weight_bytes"].values()) / 2**20, 2),

@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import ignore_event, interleaved, ratio, summary, write
+from benchmarks.measure import interleaved, ratio, summary, write
 from benchmarks.reference_run import THREADS
 from trtkit.config import load_config
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.onnx_build import prepare_network
 from trtkit.engine.plan import plan_build
+from trtkit.jobs.runner import ChildRunner
 
 ROUNDS = 5
 
@@ -55,8 +56,8 @@ def cases() -> list[Case]:
 def figures_of(case: Case) -> dict[str, Any]:
     """Run every runtime in turn, each time in a new process, on the ONNX file that TensorRT parses."""
     with tempfile.TemporaryDirectory() as folder:
-        plan = plan_build(case.config, ignore_event)
-        _, arguments = prepare_network(plan, Path(folder), ignore_event)
+        plan = plan_build(case.config, ChildRunner())
+        _, arguments = prepare_network(plan, Path(folder), ChildRunner())
         source = case.config.source.torch
         described = json.dumps(source.model_dump(mode="json") if source else None)
         words = [arguments["onnx"], json.dumps(case.shape), described]

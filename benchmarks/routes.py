@@ -14,10 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.measure import RESULTS, ignore_event, interleaved, ratio, summary, write, write_between
+from benchmarks.measure import RESULTS, interleaved, ratio, summary, write, write_between
 from benchmarks.route_models import MODELS, save_model
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.build import build_bundle
+from trtkit.jobs.runner import ChildRunner
 from trtkit.verification.verify import Request, verify_bundle
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def figures(folder: Path, routes: list[str], precision: str) -> dict[str, Any]:
     outs = {route: folder.with_name(f"{folder.name}-{precision}-{route}") for route in routes}
 
     def build(route: str) -> Bundle:
-        return build_bundle(configs[route], outs[route], ignore_event, use_cache=False).bundle
+        return build_bundle(configs[route], outs[route], ChildRunner(), use_cache=False).bundle
 
     built = interleaved({route: partial(build, route) for route in routes}, REPEATS, warmups=0)
     times = {route: [_times(bundle) for bundle in bundles] for route, bundles in built.items()}
@@ -107,7 +108,7 @@ def _sizes(bundle: Bundle) -> dict[str, Any]:
 
 def _errors(bundle: Bundle) -> dict[str, Any]:
     """Return how far outputs and parts are from transformers'."""
-    found = verify_bundle(bundle, Request(corners=False), ignore_event)
+    found = verify_bundle(bundle, Request(corners=False), ChildRunner())
     return {
         "relative_rms_error": {key: value["relative_rms_error"] for key, value in found["outputs"].items()},
         "cosine": {key: value["cosine"] for key, value in found["outputs"].items()},

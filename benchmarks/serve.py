@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.measure import ignore_event, ratio, summary, write, write_between
+from benchmarks.measure import ratio, summary, write, write_between
 from benchmarks.serve_llm import llm_figures
 from benchmarks.serve_load import InProcess, Served
 from trtkit.cli.main import main as trtkit
@@ -25,6 +25,7 @@ from trtkit.deployment.triton.endpoints import free_ports
 from trtkit.deployment.triton.local_server import LocalServer, ServeOptions
 from trtkit.deployment.triton.server_files import find_server
 from trtkit.engine.build import build_bundle
+from trtkit.jobs.runner import ChildRunner
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,7 +78,7 @@ def table(figures: Mapping[str, Any]) -> str:
 
 
 def _bundle(root: Path, name: str) -> Path:
-    return build_bundle(load_config(name), root / name, ignore_event).bundle.path
+    return build_bundle(load_config(name), root / name, ChildRunner()).bundle.path
 
 
 def _vision(bundle: Path, url: str) -> dict[str, Any]:

@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.measure import ignore_event, interleaved, ratio, run_bare, summary, write
+from benchmarks.measure import interleaved, ratio, run_bare, summary, write
 from trtkit.config.load import load_config
 from trtkit.engine.build import build_bundle
+from trtkit.jobs.runner import ChildRunner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +75,7 @@ def main() -> None:
     """Measure and write the results."""
     with tempfile.TemporaryDirectory() as folder:
         bundle = Path(folder) / "llama"
-        build_bundle(load_config("llama", ["precision=fp32"]), bundle, ignore_event)
+        build_bundle(load_config("llama", ["precision=fp32"]), bundle, ChildRunner())
         found = {f"beside {others} busy processes": figures(bundle, others) for others in (0, 1)}
     print(write("threads", found))
 

@@ -12,10 +12,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.measure import RESULTS, ignore_event, write, write_between
+from benchmarks.measure import RESULTS, write, write_between
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.build import build_bundle
 from trtkit.errors import TrtkitError
+from trtkit.jobs.runner import ChildRunner
 from trtkit.verification.verdict import verdict
 from trtkit.verification.verify import Request, verify_bundle
 
@@ -129,8 +130,8 @@ def figures(architecture: str, fields: Json) -> Json:
         asked = {"name": "m", "source": {"hf": str(folder)}, "route": "onnx", "image_size": size}
         config = ModelConfig.model_validate({**asked, "profiles": [{"batch": [1, 2, 4]}]})
         try:
-            bundle = build_bundle(config, Path(scratch) / "bundle", ignore_event, use_cache=False).bundle
-            found = verify_bundle(bundle, Request(), ignore_event)
+            bundle = build_bundle(config, Path(scratch) / "bundle", ChildRunner(), use_cache=False).bundle
+            found = verify_bundle(bundle, Request(), ChildRunner())
         except TrtkitError as error:
             return {"error": error.what}
     errors = {name: output["relative_rms_error"] for name, output in found["outputs"].items()}

@@ -13,6 +13,8 @@ from tests.decoders import rtx
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.hybrid_prepare import prepare_hybrid
 from trtkit.engine.hybrids import open_hybrid
+from trtkit.jobs.events import ignore
+from trtkit.jobs.job import Context
 from trtkit.runtime.hybrid import HybridExecution, reference_hybrid
 
 if TYPE_CHECKING:
@@ -151,12 +153,8 @@ def make(case: Case, folder: Path, compose: str, precision: str = "fp32", **more
     opened = open_hybrid(config)
     work = folder.parent / f"{compose}-{precision}"
     work.mkdir()
-    prepared = prepare_hybrid({"config": config.model_dump(mode="json"), "folder": str(work)}, _silent)
-    return Made(opened, reference_hybrid(rtx(), opened, prepared["stages"], _silent))
-
-
-def _silent(_event: Any) -> None:
-    """Take a progress report."""
+    prepared = prepare_hybrid({"config": config.model_dump(mode="json"), "folder": str(work)}, Context())
+    return Made(opened, reference_hybrid(rtx(), opened, prepared["stages"], ignore))
 
 
 def _builds(graph: Any, network: Any) -> bool:

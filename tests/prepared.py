@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.prepare import prepare
+from trtkit.jobs.job import Context
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,7 +16,7 @@ def prepared(config: ModelConfig, folder: Path, quantize: dict[str, Any] | None 
     """Return the ONNX file that TensorRT parses for `config`, in a new folder."""
     folder.mkdir()
     asked = ModelConfig.model_validate({**config.model_dump(mode="json"), "quantize": quantize})
-    prepare({"config": asked.model_dump(mode="json"), "folder": str(folder)}, lambda _: None)
+    prepare({"config": asked.model_dump(mode="json"), "folder": str(folder)}, Context())
     return folder / "model.onnx"
 
 

@@ -11,6 +11,7 @@ from tests.decoders import model_of
 from tests.unit.runtime.text.tokenizers import CHATML, byte_level
 from trtkit.config.load import load_config
 from trtkit.engine.build import build_bundle
+from trtkit.jobs.runner import new_runner
 from trtkit.sources.gguf.file import read_gguf
 from trtkit.sources.gguf.tokenizer import gguf_tokenizer
 from trtkit.sources.package_file import resolve
@@ -63,4 +64,4 @@ def _build(model: Path, slots: int, length: int, overrides: tuple[str, ...]) -> 
         f"llm: {{max_batch_size: {slots}, max_sequence_length: {length}, max_prefill_length: 32, logits: all}}\n"
     )
     config = load_config(str(model.parent / "m.yaml"), overrides)
-    return build_bundle(config, model.parent / "bundle", lambda _: None).bundle.path
+    return build_bundle(config, model.parent / "bundle", new_runner()).bundle.path

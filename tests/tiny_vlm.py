@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 from tests.unit.runtime.text.tokenizers import byte_level
 from trtkit.config.load import load_config
 from trtkit.engine.build import build_bundle
+from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -170,7 +171,7 @@ def build(folder: Path, out: Path, *overrides: str) -> Path:
     limits = f"max_batch_size: 3, max_sequence_length: {LENGTH}, max_prefill_length: {MAX_PREFILL}, logits: all"
     (out / "m.yaml").write_text(f"source: {{hf: {folder}}}\nllm: {{{limits}}}\nvision: {{max_images: 3}}\n")
     config = load_config(str(out / "m.yaml"), overrides)
-    return build_bundle(config, out / "bundle", lambda _: None).bundle.path
+    return build_bundle(config, out / "bundle", new_runner()).bundle.path
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:

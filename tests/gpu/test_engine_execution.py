@@ -8,6 +8,7 @@ import pytest
 
 from tests.models import classifier, save
 from trtkit.backends import list_gpus
+from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +23,7 @@ def test_an_engine_computes_what_the_reference_executor_computes(tmp_path: Path,
     from trtkit.verification.verify import Request, verify_bundle
 
     config = config_for_onnx(save(classifier(), tmp_path / "model.onnx"), [f"precision={precision}"])
-    bundle = build_bundle(config, tmp_path / "bundle", lambda _event: None, use_cache=False).bundle
-    found = verify_bundle(bundle, Request(), lambda _event: None)
+    bundle = build_bundle(config, tmp_path / "bundle", new_runner(), use_cache=False).bundle
+    found = verify_bundle(bundle, Request(), new_runner())
     assert found["engine"] is not None
     assert found["engine"]["passed"], found["engine"]

@@ -22,6 +22,7 @@ from trtkit.benchmarking.workload import Lengths, Work, synthetic_work
 from trtkit.bundle.bundle import open_bundle
 from trtkit.config.load import load_config
 from trtkit.engine.build import build_bundle
+from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -269,7 +270,7 @@ def test_failed_requests_are_in_no_latency() -> None:
 
 @pytest.mark.slow
 def test_smollm2_beside_transformers(tmp_path: Path, trtkit: Run) -> None:
-    path = build_bundle(load_config("llama", ("precision=fp32",)), tmp_path / "llama", lambda _: None).bundle.path
+    path = build_bundle(load_config("llama", ("precision=fp32",)), tmp_path / "llama", new_runner()).bundle.path
     words = ["--input-tokens", 16, "--output-tokens", 4, "--requests", 2, "--rounds", 2, "--concurrency", 2]
     case = trtkit("bench", path, "--unverified", *words, "--compare", "transformers", "--json", "-q").json()["cases"][0]
     assert case["results"][1]["same_tokens"] == 1.0

@@ -15,6 +15,7 @@ from tests.models import classifier, matmul, save, two_inputs
 from trtkit.benchmarking.intervals import ratio_of_medians
 from trtkit.config.load import load_config
 from trtkit.engine.build import build_bundle
+from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,7 @@ QUICK = ("--min-runs", 6, "--min-seconds", 0.01, "--max-seconds", 1, "--warmup",
 def build(folder: Path, name: str = "tiny", model: Any = None, profiles: str = "- batch: [1, 2, 4]") -> Path:
     save(model or classifier(), folder / f"{name}.onnx")
     (folder / f"{name}.yaml").write_text(f"source: {{onnx: {folder / name}.onnx}}\nprofiles:\n  {profiles}\n")
-    return build_bundle(load_config(str(folder / f"{name}.yaml")), folder / name, lambda _: None).bundle.path
+    return build_bundle(load_config(str(folder / f"{name}.yaml")), folder / name, new_runner()).bundle.path
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from trtkit.verification.verify import Request, verify_bundle
 
     path = build(tmp_path_factory.mktemp("tiny"))
-    assert verify_bundle(open_bundle(path), Request(), lambda _: None)["passed"]
+    assert verify_bundle(open_bundle(path), Request(), new_runner())["passed"]
     return path
 
 
@@ -103,7 +104,7 @@ def test_another_bundle_and_torch_are_rivals(bundle: Path, tmp_path: Path, trtki
 @pytest.mark.slow
 def test_efficientnet_beside_torch_computes_the_same(tmp_path: Path, trtkit: Run) -> None:
     config = load_config("efficientnet-lite0")
-    path = build_bundle(config, tmp_path / "lite0", lambda _: None).bundle.path
+    path = build_bundle(config, tmp_path / "lite0", new_runner()).bundle.path
     words = ["--batch", 1, "--unverified", "--compare", "torch", "--compare", "onnxruntime", "--json", *QUICK]
     words += ["--trust-source"]
     found = trtkit("bench", path, *words).json()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import trtkit
 from tests import models
+from tests.hybrids import case_of, saved
+from tests.tiny_chat import save_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 NARROW_DOWN = "\nfix: replace that part of the model; `trtkit inspect` on parts of it narrows it down"
 
@@ -105,3 +108,47 @@ def test_factory_that_kills_its_process_is_an_error(
     message = refuses("build", "--config", "m.yaml")
     assert cause in message
     assert not os.path.lexists("bundles")
+
+
+CRASH = """\
+import ctypes
+
+import trtkit.engine.plan_file as plan_file
+
+watch = plan_file.progress_monitor
+plan_file.progress_monitor = lambda backend, _report: watch(backend, lambda _event: ctypes.string_at(0))
+"""
+
+
+@pytest.fixture
+def dies_while_building(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every child of the test die of a null pointer inside TensorRT's build, once that reports progress."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text(CRASH)
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), str(Path(trtkit.__file__).parent.parent)])
+    )
+
+
+def test_death_while_an_llm_is_built_names_signal_and_phase(
+    workspace: Path, dies_while_building: None, refuses: Callable[..., str]
+) -> None:
+    save_model(workspace / "model")
+    (workspace / "m.yaml").write_text(
+        "source: {hf: model}\nllm: {max_batch_size: 1, max_sequence_length: 32, max_prefill_length: 16}\n"
+    )
+    message = refuses("build", "--config", "m.yaml")
+    assert message.startswith("TensorRT died with SIGSEGV while building; last log line: [")
+    assert "[TRT] [I]" in message, "the second run was not verbose: an LLM's log has errors only"
+    assert message.endswith(NARROW_DOWN)
+
+
+def test_death_while_a_hybrid_is_built_names_the_last_node_of_its_onnx_part(
+    workspace: Path, dies_while_building: None, refuses: Callable[..., str]
+) -> None:
+    case = case_of("DetrForObjectDetection")
+    saved(case, workspace / "model")
+    (workspace / "m.yaml").write_text(f"source: {{hf: model}}\nimage_size: {list(case.size)}\n")
+    message = refuses("build", "--config", "m.yaml")
+    assert message.startswith("TensorRT died with SIGSEGV while building, the last node parsed was Relu `")
+    assert message.endswith(NARROW_DOWN)

@@ -11,6 +11,7 @@ import pytest
 
 from trtkit.config.load import load_config
 from trtkit.engine.build import build_bundle
+from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,7 @@ SCHEMA = {
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("smollm2") / "llama"
     config = load_config("llama", ("llm.logits=all",))
-    return build_bundle(config, out, lambda _: None).bundle.path
+    return build_bundle(config, out, new_runner()).bundle.path
 
 
 def test_greedy_text_is_the_golden_one(bundle: Path, trtkit: Run) -> None:

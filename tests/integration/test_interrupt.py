@@ -15,6 +15,7 @@ import pytest
 
 from tests import models
 from tests.conftest import tree
+from trtkit.engine.jobs import DIGEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,8 +147,9 @@ def test_failed_build_keeps_the_bundle_that_stood_there(
 @pytest.mark.skipif(shutil.which("timeout") is None, reason="needs `timeout`")
 def test_child_exits_when_nobody_asks_it_anything(workspace: Path) -> None:
     read_end, write_end = os.pipe()
-    command = ["timeout", "20", os.sys.executable, "-m", "trtkit.jobs.worker", "digest", str(write_end)]
-    arguments = b'{"config": {"source": {"onnx": "missing.onnx"}}, "log_path": "log"}\n'
+    command = ["timeout", "20", os.sys.executable, "-m", "trtkit.jobs.worker"]
+    command += [DIGEST.function, DIGEST.request_name, str(write_end), "log"]
+    arguments = b'{"config": {"source": {"onnx": "missing.onnx"}}}\n'
     done = subprocess.run(command, input=arguments, pass_fds=[write_end], capture_output=True, check=False)
     os.close(write_end)
     with os.fdopen(read_end) as events:

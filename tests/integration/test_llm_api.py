@@ -18,6 +18,7 @@ from trtkit import LLM, AsyncLLM, SamplingParams
 from trtkit.config import load_config
 from trtkit.engine.build import build_bundle
 from trtkit.errors import BundleError, GenerationError, RequestError
+from trtkit.jobs.runner import new_runner
 from trtkit.runtime.llm import EngineThread
 from trtkit.runtime.llm.frontend import Frontend
 
@@ -39,7 +40,7 @@ def build(folder: Path, name: str, **changes: int) -> Path:
     tiny_llm.save(folder / f"{name}-hf", **changes)
     sizes = "max_batch_size: 4, max_sequence_length: 96, max_prefill_length: 16, logits: all"
     (folder / f"{name}.yaml").write_text(f"source: {{hf: {folder}/{name}-hf}}\nllm: {{{sizes}}}\n")
-    return build_bundle(load_config(str(folder / f"{name}.yaml")), folder / name, lambda _: None).bundle.path
+    return build_bundle(load_config(str(folder / f"{name}.yaml")), folder / name, new_runner()).bundle.path
 
 
 @pytest.fixture(scope="module")

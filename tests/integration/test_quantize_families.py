@@ -13,6 +13,7 @@ from tests import tiny_llm
 from tests.decoder_cases import CASES, Case
 from tests.decoders import model_of
 from trtkit.config.schema import ModelConfig
+from trtkit.jobs.job import Context
 from trtkit.models.registry import decoder_spec
 from trtkit.quantization.llm.choice import linear_layers
 from trtkit.quantization.llm.job import quantize_llm
@@ -67,7 +68,7 @@ def quantized(source: Path, **asked: Any) -> Path:
     """Return the checkpoint that is made of a model, beside it."""
     made = source.parent / "made"
     made.mkdir()
-    quantize_llm({"config": config_of(source, **asked).model_dump(mode="json"), "folder": str(made)}, lambda _: None)
+    quantize_llm({"config": config_of(source, **asked).model_dump(mode="json"), "folder": str(made)}, Context())
     return made
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tests import tiny_llm
 from trtkit.config.load import load_config
+from trtkit.jobs.runner import new_runner
 from trtkit.quantization.run import quantize_model
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.runtime.decoder import Call, ReferenceDecoder, open_model
@@ -53,7 +54,7 @@ def quantized(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
         key = (method, *overrides)
         if key not in made:
             out = tmp_path_factory.mktemp("made") / "out"
-            quantize_model(config_of(models, f"quantize.method={method}", *overrides), out, lambda _: None)
+            quantize_model(config_of(models, f"quantize.method={method}", *overrides), out, new_runner())
             made[key] = out
         return made[key]
 

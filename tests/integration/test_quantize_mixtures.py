@@ -12,6 +12,7 @@ import transformers
 from tests import tiny_llm
 from trtkit.config.load import load_config
 from trtkit.errors import TrtkitError
+from trtkit.jobs.job import Context
 from trtkit.quantization.llm import mixtures
 from trtkit.quantization.llm.job import quantize_llm
 from trtkit.quantized_matrix import QuantizedMatrix
@@ -51,7 +52,7 @@ def saved(folder: Path, model_type: str) -> Path:
 def quantized(config: Path, out: Path, *overrides: str, **asked: Any) -> dict[str, Any]:
     out.mkdir()
     model = load_config(str(config), [f"quantize.{key}" for key in overrides]).model_dump(mode="json")
-    return quantize_llm({"config": model, "folder": str(out), **asked}, lambda _: None)
+    return quantize_llm({"config": model, "folder": str(out), **asked}, Context())
 
 
 def executed(config: Path, folder: Path) -> torch.Tensor:

@@ -24,6 +24,7 @@ from tests.quantized_vision import (
 )
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.prepare import prepare
+from trtkit.jobs.job import Context
 from trtkit.quantization.vision import repair
 from trtkit.verification.compare import compare
 
@@ -47,7 +48,9 @@ def make(tmp_path: Path) -> Callable[..., onnx.ModelProto]:
         config = {"name": "small", "source": source, "profiles": [{"batch": [1, 4, 8]}], "quantize": quantize, **asked}
         folder = tmp_path / f"made-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        prepare({"config": ModelConfig.model_validate(config).model_dump(mode="json"), "folder": str(folder)}, print)
+        prepare(
+            {"config": ModelConfig.model_validate(config).model_dump(mode="json"), "folder": str(folder)}, Context()
+        )
         assert [file.name for file in folder.iterdir()] == ["model.onnx"]
         return onnx.load(folder / "model.onnx")
 

@@ -16,6 +16,7 @@ from tests.quantized_vision import pictures, small
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.prepare import prepare
 from trtkit.errors import ConfigError, QuantizeError, TrtkitError
+from trtkit.jobs.job import Context
 from trtkit.network.onnx.quantize import lifted, quantize_weights
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def refused(workspace: Path) -> Callable[..., TrtkitError]:
         whole = ModelConfig.model_validate({**config, "preprocess": preprocess}).model_dump(mode="json")
         (workspace / "out").mkdir()
         with pytest.raises(TrtkitError) as caught:
-            prepare({"config": whole, "folder": str(workspace / "out")}, lambda _: None)
+            prepare({"config": whole, "folder": str(workspace / "out")}, Context())
         assert not (workspace / "out/model.onnx").exists()
         return caught.value
 
@@ -144,7 +145,7 @@ def test_activations_that_are_always_zero_name_their_node_and_can_be_left_out(
     assert error.what == "`r1`, which `block/conv2` reads, is 0 everywhere on the calibration data"
     exclude = {"method": "int8", "exclude": ["block/conv2"], "calibration": {"data": "a.npz"}}
     config = {"source": {"onnx": "m.onnx"}, "profiles": [{"batch": [1, 4, 8]}], "quantize": exclude}
-    prepare({"config": ModelConfig.model_validate(config).model_dump(mode="json"), "folder": "out"}, lambda _: None)
+    prepare({"config": ModelConfig.model_validate(config).model_dump(mode="json"), "folder": "out"}, Context())
     assert (workspace / "out/model.onnx").exists()
 
 

@@ -16,6 +16,7 @@ from tests.triton import serving
 from trtkit.cli.main import main
 from trtkit.config.load import load_config
 from trtkit.engine.build import build_bundle
+from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ FP32 = ["precision=fp32"]  # in 16 bits, who shares a batch can turn a tie
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("smollm2") / "llama"
-    return build_bundle(load_config("llama", FP32), out, lambda _: None).bundle.path
+    return build_bundle(load_config("llama", FP32), out, new_runner()).bundle.path
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from trtkit.benchmarking.workload import Work, check_fits
 from trtkit.bundle.bundle import is_bundle, open_bundle
 from trtkit.engine.decoders import llm_options
 from trtkit.errors import BenchError
+from trtkit.jobs.events import Phase
 from trtkit.runtime.decoder import runs_on_gpu
 from trtkit.runtime.llm import LLM
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from trtkit.benchmarking.records import Record
     from trtkit.benchmarking.text_server import Served, TextServer
     from trtkit.bundle.bundle import Bundle
+    from trtkit.jobs.runner import Runner
 
 Json = dict[str, Any]
 MakeWork = Callable[[int], Sequence[Work]]
@@ -58,17 +60,17 @@ class LlmRequest:
     has_cuda_graphs: bool | None = None
 
 
-def bench_llm(bundle: Bundle, request: LlmRequest, report: Callable[[Json], None]) -> Json:
+def bench_llm(bundle: Bundle, request: LlmRequest, runner: Runner) -> Json:
     """Return what the report of a run says, but for its provenance. Raises BenchError, GenerationError."""
     verified = verification(bundle, is_waived=request.is_waived)
     check_fits(request.work(0), llm_options(bundle.manifest.config).max_sequence_length, str(bundle.path))
     graphs = _graphs(request)
-    report({"event": "phase", "name": "load"})
+    runner.report(Phase("load"))
     servers: list[TextServer] = [_measured(bundle, request)]
     servers += [_rival(asked, bundle, request) for asked in request.rivals]
-    cases = [measure_case(servers, index, request, report) for index in range(len(request.schedules))]
+    cases = [measure_case(servers, index, request, runner) for index in range(len(request.schedules))]
     state = gpu_state()
-    ceiling = add_ceilings(bundle, servers, cases, report)
+    ceiling = add_ceilings(bundle, servers, cases, runner)
     return {
         "kind": "llm",
         "name": bundle.manifest.name,
@@ -84,21 +86,17 @@ def bench_llm(bundle: Bundle, request: LlmRequest, report: Callable[[Json], None
     }
 
 
-def measure_case(
-    servers: Sequence[TextServer], index: int, request: LlmRequest, report: Callable[[Json], None]
-) -> Json:
+def measure_case(servers: Sequence[TextServer], index: int, request: LlmRequest, runner: Runner) -> Json:
     """Give every server the load of case `index`, round by round in turn; return figures, requests and ratios."""
     schedule = request.schedules[index]
     for server in servers:
-        report({"event": "phase", "name": f"warm up {server.name}"})
+        runner.report(Phase(f"warm up {server.name}"))
         _warm_up(server, request.work(-1), schedule)
     served: dict[str, list[Served]] = {server.name: [] for server in servers}
     for number in range(request.rounds):
         work, first = request.work(index * request.rounds + number), number % len(servers)
         for server in [*servers[first:], *servers[:first]]:
-            report(
-                {"event": "phase", "name": f"{schedule.name}, round {number + 1} of {request.rounds}, {server.name}"}
-            )
+            runner.report(Phase(f"{schedule.name}, round {number + 1} of {request.rounds}, {server.name}"))
             served[server.name].append(server.serve(work, schedule))
     ours = served[servers[0].name]
     results = [_result(server, served[server.name], request) | _same(ours, served[server.name]) for server in servers]

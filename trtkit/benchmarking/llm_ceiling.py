@@ -17,10 +17,10 @@ from trtkit.benchmarking.ceiling import Ceiling, ceiling_of, largest_gaps, layer
 from trtkit.benchmarking.static_batches import TransformersServer
 from trtkit.benchmarking.text_server import EngineServer
 from trtkit.engine.decoders import llm_options
-from trtkit.jobs.runner import run
+from trtkit.jobs.events import Phase
 from trtkit.planning.count_decoder import place_of
 from trtkit.planning.counts import counts_from_json
-from trtkit.planning.plan import COUNT
+from trtkit.planning.jobs import COUNT_DECODER
 from trtkit.planning.quantized_by import by_network
 from trtkit.planning.roofline import floor
 from trtkit.runtime.decoder import Call
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from trtkit.benchmarking.text_server import TextServer
     from trtkit.bundle.bundle import Bundle
+    from trtkit.jobs.runner import Runner
     from trtkit.planning.counts import Counts
     from trtkit.planning.multilinear import Point
     from trtkit.planning.roofline import Roof
@@ -64,9 +65,7 @@ class _Load:
         return self.under_way, 1, self.input_tokens + (self.output_tokens + 1) // 2
 
 
-def add_ceilings(
-    bundle: Bundle, servers: Sequence[TextServer], cases: Sequence[Json], report: Callable[[Json], None]
-) -> Ceiling:
+def add_ceilings(bundle: Bundle, servers: Sequence[TextServer], cases: Sequence[Json], runner: Runner) -> Ceiling:
     """Add to each case its figures' ceilings, and its layers beside theirs; return what they are held against.
 
     The caches of the bundle in this process are written over.
@@ -74,7 +73,7 @@ def add_ceilings(
     own = servers[0]
     if own.place is None or not isinstance(own, EngineServer):
         return ceiling_of(None, ())
-    counts = _counts(bundle, report)
+    counts = _counts(bundle, runner)
     ceiling = ceiling_of(own.place, counts.products)
     timed: dict[Point, Json] = {}
     for case in cases if ceiling.roof is not None else ():
@@ -86,12 +85,12 @@ def add_ceilings(
                 result["ceilings"] = _figures(counts, ceiling.roof, load, result)
         load = _load(case["results"][0])
         if load is not None:
-            report({"event": "phase", "name": f"layers of {case['name']}"})
+            runner.report(Phase(f"layers of {case['name']}"))
             case["phases"] = _phases(own.execution, counts, ceiling.roof, load, timed)
     return ceiling
 
 
-def _counts(bundle: Bundle, report: Callable[[Json], None]) -> Counts:
+def _counts(bundle: Bundle, runner: Runner) -> Counts:
     """Count the bundle's network in a process of its own, a group for each layer of a block."""
     where = bundle.path / "model" / "config.json"
     config, quantized = bundle.manifest.config, by_network(bundle.network_record())
@@ -104,7 +103,7 @@ def _counts(bundle: Bundle, report: Callable[[Json], None]) -> Counts:
         "by_layer": True,
         "quantized": None if quantized is None else quantized.to_json(),
     }
-    return counts_from_json(run(COUNT, arguments, report))
+    return counts_from_json(runner.run(COUNT_DECODER, arguments))
 
 
 def _load(result: Json) -> _Load | None:

@@ -17,6 +17,7 @@ from trtkit.benchmarking.vision_ceiling import add_ceilings
 from trtkit.benchmarking.vision_load import measure_load
 from trtkit.errors import BenchError, SourceError
 from trtkit.inputs.samples import Sample, random_sample, read_samples, wrapped_sample
+from trtkit.jobs.events import Phase
 from trtkit.network.onnx.io import TensorSpec
 from trtkit.verification.compare import compare, worst
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from trtkit.benchmarking.shapes import ShapeCase
     from trtkit.benchmarking.timing import Timing
     from trtkit.bundle.bundle import Bundle
+    from trtkit.jobs.runner import Runner
 
 Json = dict[str, Any]
 
@@ -53,7 +55,7 @@ class VisionRequest:
     trusts_source: bool = False
 
 
-def bench_vision(bundle: Bundle, request: VisionRequest, report: Callable[[Json], None]) -> Json:
+def bench_vision(bundle: Bundle, request: VisionRequest, runner: Runner) -> Json:
     """Return what the report of a run says, but for its provenance.
 
     Raises BenchError where the bundle was not verified, cannot take a batch, or a rival cannot compute it.
@@ -61,18 +63,18 @@ def bench_vision(bundle: Bundle, request: VisionRequest, report: Callable[[Json]
     manifest = bundle.manifest
     verified = verification(bundle, is_waived=request.is_waived)
     cases = _cases(bundle, request.batches)
-    report({"event": "phase", "name": "load"})
+    runner.report(Phase("load"))
     contenders = [_measured(bundle, request)]
     trust = Trust(request.is_waived, request.trusts_source)
     contenders += [rival(asked, bundle, request.runtime, trust) for asked in request.rivals]
     data, said = _data(bundle)
     measured = []
     for case in cases:
-        report({"event": "phase", "name": f"measure {case.name}"})
+        runner.report(Phase(f"measure {case.name}"))
         sample = data(case)
         measured += [(case, sample, found) for found in _measured_cases(case, contenders, sample, request)]
     state = gpu_state()
-    ceiling = add_ceilings(bundle, contenders, measured, report)
+    ceiling = add_ceilings(bundle, contenders, measured, runner)
     return {
         "kind": "vision",
         "name": manifest.name,

@@ -6,16 +6,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trtkit.benchmarking.ceiling import Ceiling, ceiling_of, largest_gaps, layer_rows, median_seconds, of_rate, of_time
+from trtkit.jobs.events import Phase
 from trtkit.planning.count_network import count_layers
 from trtkit.planning.roofline import floor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from trtkit.benchmarking.contenders import Contender
     from trtkit.benchmarking.shapes import ShapeCase
     from trtkit.bundle.bundle import Bundle
     from trtkit.inputs.samples import Sample
+    from trtkit.jobs.runner import Runner
     from trtkit.planning.counts import Counts
     from trtkit.planning.roofline import Roof
 
@@ -27,7 +29,7 @@ def add_ceilings(
     bundle: Bundle,
     contenders: Sequence[Contender],
     cases: Sequence[tuple[ShapeCase, Sample, Json]],
-    report: Callable[[Json], None],
+    runner: Runner,
 ) -> Ceiling:
     """Add to each case's JSON its figures' ceilings, and its layers beside theirs; return what they are held against.
 
@@ -36,8 +38,8 @@ def add_ceilings(
     own = contenders[0]
     if own.place is None:
         return ceiling_of(None, ())
-    report({"event": "phase", "name": "count operations and bytes"})
-    counted = [(case, count_layers(bundle, case.shapes, report)) for case, _, _ in cases]
+    runner.report(Phase("count operations and bytes"))
+    counted = [(case, count_layers(bundle, case.shapes, runner)) for case, _, _ in cases]
     ceiling = ceiling_of(own.place, {dtype for _, counts in counted if counts for dtype in counts.products})
     for (case, counts), (_, sample, found) in zip(counted, cases, strict=True):
         if counts is None or ceiling.roof is None:
@@ -46,7 +48,7 @@ def add_ceilings(
             if (contender.place, contender.precision) == (own.place, own.precision):
                 result["ceilings"] = _figures(counts, ceiling.roof, case.batch, result)
         if own.layer_seconds is not None:
-            report({"event": "phase", "name": f"layers of {case.name}"})
+            runner.report(Phase(f"layers of {case.name}"))
             found.update(_layers(own, counts, ceiling.roof, sample))
     return ceiling
 

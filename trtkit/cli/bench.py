@@ -15,9 +15,8 @@ from trtkit.cli.options import check_outputs, json_option, quiet_option, set_opt
 from trtkit.cli.say import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from trtkit.bundle.bundle import Bundle
+    from trtkit.jobs.runner import Runner
 
 Json = dict[str, Any]
 EPILOG = """\b
@@ -89,14 +88,14 @@ def command(
     html, aiperf = options["html"], options["aiperf"]
     check_outputs(out, csv, html, aiperf)
     about = provenance(shlex.join(["trtkit", "bench", *click.get_current_context().meta[WORDS]]))
-    with show_progress(quiet=quiet or as_json) as on_event:
-        opened = _opened(bundle, options, on_event)
-        found = {"provenance": about, **_measure(opened, unverified, options, on_event)}
+    with show_progress(quiet=quiet or as_json) as runner:
+        opened = _opened(bundle, options, runner)
+        found = {"provenance": about, **_measure(opened, unverified, options, runner)}
     _write(found, {"out": out, "csv": csv, "html": html}, aiperf)
     _show(found, as_json=as_json)
 
 
-def _opened(path: str, options: Json, on_event: Callable[[Json], None]) -> Bundle:
+def _opened(path: str, options: Json, runner: Runner) -> Bundle:
     """Return a bundle, or the one that a config is built into; the same build is not done twice."""
     from trtkit.bundle.bundle import is_bundle, open_bundle
     from trtkit.config import load_config
@@ -117,17 +116,17 @@ def _opened(path: str, options: Json, on_event: Callable[[Json], None]) -> Bundl
         raise
     config = load_config(path, options["overrides"], options["target"])
     options["trust_source"] = True  # a config is code already
-    return build_bundle(config, Path("bundles") / config.name, on_event).bundle
+    return build_bundle(config, Path("bundles") / config.name, runner).bundle
 
 
-def _measure(bundle: Bundle, is_waived: bool, options: Json, on_event: Callable[[Json], None]) -> Json:
+def _measure(bundle: Bundle, is_waived: bool, options: Json, runner: Runner) -> Json:
     """Measure what the bundle holds."""
     if bundle.manifest.decoder is not None:
         from trtkit.benchmarking.llm import bench_llm
         from trtkit.cli.bench_load import llm_request
 
         refuse_given(VISION_NAMES, "is not for language models")
-        return bench_llm(bundle, llm_request(bundle, options, is_waived), on_event)
+        return bench_llm(bundle, llm_request(bundle, options, is_waived), runner)
     from trtkit.benchmarking.timing import Rules
     from trtkit.benchmarking.vision import VisionRequest, bench_vision
     from trtkit.cli.bench_load import server_load
@@ -145,7 +144,7 @@ def _measure(bundle: Bundle, is_waived: bool, options: Json, on_event: Callable[
     graphs, load = options["has_cuda_graphs"], server_load(options)
     asked = (options["batches"], options["rivals"], options["runtime"], is_waived, rules, endpoint, graphs)
     request = VisionRequest(*asked, **load, trusts_source=options["trust_source"])
-    return bench_vision(bundle, request, on_event)
+    return bench_vision(bundle, request, runner)
 
 
 def _write(found: Json, paths: dict[str, Path | None], aiperf: Path | None) -> None:

@@ -53,8 +53,8 @@ def command(
     from trtkit.engine.build import build_bundle
 
     model = load_config(config, overrides, target)
-    with show_progress(quiet=quiet or as_json) as on_event:
-        result = build_bundle(model, out or Path("bundles") / model.name, on_event, use_cache=not no_cache)
+    with show_progress(quiet=quiet or as_json) as runner:
+        result = build_bundle(model, out or Path("bundles") / model.name, runner, use_cache=not no_cache)
     if as_json:
         click.echo(json.dumps({"origin": result.origin, "path": str(result.bundle.path), **_manifest(result)}))
     else:

@@ -14,6 +14,7 @@ import click
 
 from trtkit.cli.options import json_option, run_options
 from trtkit.extras import install
+from trtkit.jobs.events import Phase
 
 EPILOG = """\b
 Examples:
@@ -64,8 +65,8 @@ def command(as_json: bool) -> None:
     """
     from trtkit.cli.progress import show_progress
 
-    with show_progress(quiet=not sys.stderr.isatty()) as on_event, contextlib.redirect_stderr(io.StringIO()):
-        on_event({"event": "phase", "name": "import what each task needs"})
+    with show_progress(quiet=not sys.stderr.isatty()) as runner, contextlib.redirect_stderr(io.StringIO()):
+        runner.report(Phase("import what each task needs"))
         backends = _backends()
         checks = [Check("Python", f"{platform.python_version()} ({sys.executable})"), *backends, *_gpus(), _server()]
         tasks = [_task(*row) for row in _TASKS]

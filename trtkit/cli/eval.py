@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtkit.cli.options import bundle_argument, json_option, quiet_option
+from trtkit.jobs.events import Phase, Progress
 
 if TYPE_CHECKING:
     from trtkit.cli.llm_options import Model
+    from trtkit.jobs.runner import Runner
     from trtkit.runtime.decoder import DecoderExecution
 
 EPILOG = """\b
@@ -64,12 +66,12 @@ def command(
     models = [read_model(path) for path in (bundle, base) if path is not None]
     pieces = [] if text is None else _same_windows(Path(text), models, window_tokens)
     pieces = pieces[: windows or len(pieces)]
-    with show_progress(quiet=quiet or as_json) as on_event:
-        on_event({"event": "phase", "name": "open"})
+    with show_progress(quiet=quiet or as_json) as runner:
+        runner.report(Phase("open"))
         executions = [_execution(model, runtime) for model in models]
         found: dict[str, Any] = {"text": text, "runtime": executions[0].description}
-        found |= _measure(executions, pieces, on_event) if pieces else {}
-        found |= {"questions": _ask(executions, models, on_event)} if asks else {}
+        found |= _measure(executions, pieces, runner) if pieces else {}
+        found |= {"questions": _ask(executions, models, runner)} if asks else {}
     if base is not None:
         sizes = [open_bundle(model.path).engine_path().stat().st_size for model in models]
         engines = {"bundle": base, "engine_bytes": sizes[1], "own_engine_bytes": sizes[0]}
@@ -89,13 +91,13 @@ def _same_windows(path: Path, models: list[Model], window_tokens: int) -> list[l
     return pieces
 
 
-def _ask(executions: list[DecoderExecution], models: list[Model], on_event: Any) -> dict[str, Any]:
+def _ask(executions: list[DecoderExecution], models: list[Model], runner: Runner) -> dict[str, Any]:
     """Return the first model's answers, how many are right, and how many of the second's."""
     from dataclasses import asdict
 
     from trtkit.verification.questions import ask
 
-    on_event({"event": "phase", "name": "questions"})
+    runner.report(Phase("questions"))
     pairs = zip(executions, models, strict=True)
     answers, *others = [ask(execution, _tokenizer(model)) for execution, model in pairs]
     right, *compared = [sum(answer.is_right for answer in side) for side in (answers, *others)]
@@ -147,13 +149,13 @@ def _execution(model: Model, runtime: Any) -> DecoderExecution:
     return ReferenceDecoder(bundle_network(bundle, has_all_logits=True), 1)
 
 
-def _measure(executions: list[DecoderExecution], pieces: list[list[int]], on_event: Any) -> dict[str, Any]:
+def _measure(executions: list[DecoderExecution], pieces: list[list[int]], runner: Runner) -> dict[str, Any]:
     """Return the first model's perplexity over windows of one length, and its distance from the second's."""
     from trtkit.verification.perplexity import read_window
 
     started, losses, distances = time.monotonic(), [], []
     for index, ids in enumerate(pieces):
-        on_event({"event": "progress", "name": "perplexity", "done": index, "total": len(pieces)})
+        runner.report(Progress("perplexity", index, len(pieces)))
         read = read_window(executions, ids)
         losses.append(read.losses)
         distances.append((read.divergence, read.same))

@@ -92,9 +92,9 @@ def _network(config: ModelConfig, *, quiet: bool) -> dict[str, Any]:
     from trtkit.engine.build import describe_network
     from trtkit.engine.plan import plan_build
 
-    with tempfile.TemporaryDirectory(prefix="trtkit-") as folder, show_progress(quiet=quiet) as on_event:
-        plan = plan_build(config, on_event)
-        described = describe_network(plan, Path(folder), on_event)
+    with tempfile.TemporaryDirectory(prefix="trtkit-") as folder, show_progress(quiet=quiet) as runner:
+        plan = plan_build(config, runner)
+        described = describe_network(plan, Path(folder), runner)
     return {
         "kind": "network",
         "config": config.model_dump(mode="json"),

@@ -107,9 +107,9 @@ def _plan(path: str, gpus: Sequence[Any], options: dict[str, Any]) -> dict[str, 
     from trtkit.planning.source import find_model
 
     lengths = (options["input_len"], options["output_len"], options["concurrency"])
-    with show_progress(quiet=options["quiet"]) as on_event:
+    with show_progress(quiet=options["quiet"]) as runner:
         model = find_model(path, options["overrides"], options["target"])
-        return make_plan(model, Asked(gpus, *lengths, options["prices"]), on_event)
+        return make_plan(model, Asked(gpus, *lengths, options["prices"]), runner)
 
 
 def _list_gpus(gpus: Sequence[Any], *, as_json: bool) -> None:

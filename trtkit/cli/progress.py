@@ -6,37 +6,42 @@ import contextlib
 import logging
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from trtkit.cli import visible
 from trtkit.cli.options import is_verbose
+from trtkit.jobs.events import Phase, Step
+from trtkit.jobs.events import Progress as Advance
+from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from rich.console import Console
 
-Json = dict[str, Any]
+    from trtkit.jobs.events import Event, Listener
+    from trtkit.jobs.runner import Runner
+
 _LOG = logging.getLogger("trtkit.progress")
 
 
 @contextlib.contextmanager
-def show_progress(*, quiet: bool = False) -> Iterator[Callable[[Json], None]]:
-    """Yield the function that takes events; everything goes to stderr."""
+def show_progress(*, quiet: bool = False) -> Iterator[Runner]:
+    """Yield a runner whose events are shown; everything goes to stderr."""
     console = visible.console(stderr=True, quiet=quiet or is_verbose())
     with _shown_on(console) as show:
 
-        def on_event(event: Json) -> None:
+        def on_event(event: Event) -> None:
             _log(event)
             show(event)
 
-        yield on_event
+        yield new_runner(on_event)
 
 
 @contextlib.contextmanager
-def _shown_on(console: Console) -> Iterator[Callable[[Json], None]]:
+def _shown_on(console: Console) -> Iterator[Listener]:
     """Yield what shows events: a bar only where a cursor can move, whatever FORCE_COLOR says."""
     if console.quiet or not sys.stderr.isatty() or console.is_dumb_terminal:
         yield _Lines(console)
@@ -46,11 +51,11 @@ def _shown_on(console: Console) -> Iterator[Callable[[Json], None]]:
         yield _Bar(progress, progress.add_task("start", total=None))
 
 
-def _log(event: Json) -> None:
+def _log(event: Event) -> None:
     """Log what has begun or is done."""
-    if event["event"] == "phase":
-        _LOG.info("%s", event["name"])
-    elif event["event"] == "step":
+    if isinstance(event, Phase):
+        _LOG.info("%s", event.name)
+    elif isinstance(event, Step):
         _LOG.info("%s", _step(event).strip())
 
 
@@ -61,12 +66,12 @@ class _Lines:
         self._console = console
         self._started = time.monotonic()
 
-    def __call__(self, event: Json) -> None:
-        if event["event"] == "phase":
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Phase):
             self._console.print(
-                f"[{time.monotonic() - self._started:6.1f} s] {event['name']}", markup=False, highlight=False
+                f"[{time.monotonic() - self._started:6.1f} s] {event.name}", markup=False, highlight=False
             )
-        elif event["event"] == "step":
+        elif isinstance(event, Step):
             self._console.print(_step(event), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -76,14 +81,14 @@ class _Bar:
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress, self._task = progress, task
 
-    def __call__(self, event: Json) -> None:
-        if event["event"] == "phase":
-            self._progress.update(self._task, description=event["name"], completed=0, total=None)
-        elif event["event"] == "progress":
-            self._progress.update(self._task, description=event["name"], completed=event["done"], total=event["total"])
-        elif event["event"] == "step":
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Phase):
+            self._progress.update(self._task, description=event.name, completed=0, total=None)
+        elif isinstance(event, Advance):
+            self._progress.update(self._task, description=event.name, completed=event.done, total=event.total)
+        elif isinstance(event, Step):
             self._progress.console.print(_step(event), markup=False, highlight=False)
 
 
-def _step(event: Json) -> str:
-    return f"  {event['name']:<13} {event['detail']} ({event['seconds']:.1f} s)"
+def _step(event: Step) -> str:
+    return f"  {event.name:<13} {event.detail} ({event.seconds:.1f} s)"

@@ -93,9 +93,9 @@ def command(
     model = _loaded(config, asked, (layers, exclude), overrides, target)
     name = "none" if model.quantize is None else model.quantize.method
     folder = out or Path("quantized") / f"{model.name}-{name}"
-    with show_progress(quiet=quiet or as_json) as on_event:
+    with show_progress(quiet=quiet or as_json) as runner:
         scored = {"sensitivity": sensitivity or html is not None, "budget": budget, "fallback": fallback}
-        record = quantize_model(model, folder, on_event, scored)
+        record = quantize_model(model, folder, runner, scored)
     if write is not None:
         write_output(write, _with_choice(model, record, fallback))
     if html is not None:

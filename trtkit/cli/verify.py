@@ -15,8 +15,7 @@ from trtkit.cli.say import say
 from trtkit.files import write_output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from trtkit.jobs.runner import Runner
     from trtkit.verification.verify import Request
 
 EPILOG = """\b
@@ -88,10 +87,10 @@ def command(
     _check_outputs(path, html, fix)
     asked = True if fix is not None or (html is not None and layers is None) else layers
     request = Request(inputs, against, asked, corners, text, trust_source)
-    with show_progress(quiet=quiet or as_json) as on_event:
-        found = _verify(path, request, overrides, target, on_event)
+    with show_progress(quiet=quiet or as_json) as runner:
+        found = _verify(path, request, overrides, target, runner)
         if fix is not None and not found["passed"]:
-            found = _fix(path, fix, found, request, overrides, target, on_event)
+            found = _fix(path, fix, found, request, overrides, target, runner)
     _report(found, html, as_json=as_json)
     sys.exit(0 if found["passed"] else OUT_OF_TOLERANCE)
 
@@ -110,7 +109,7 @@ def _verify(
     request: Request,
     overrides: tuple[str, ...],
     target: str | None,
-    on_event: Callable[[dict[str, Any]], None],
+    runner: Runner,
 ) -> dict[str, Any]:
     """Verify a bundle as it stands, or the network of a config."""
     from trtkit.bundle.bundle import open_bundle
@@ -118,10 +117,10 @@ def _verify(
     from trtkit.verification.verify import verify_bundle, verify_config
 
     if not is_bundle_folder(path):
-        return verify_config(model_config(path, overrides, target), request, on_event)
+        return verify_config(model_config(path, overrides, target), request, runner)
     if overrides or target:
         raise click.UsageError("a bundle is verified as it was built: --set and --target need a config")
-    return verify_bundle(open_bundle(Path(path)), request, on_event)
+    return verify_bundle(open_bundle(Path(path)), request, runner)
 
 
 def _fix(
@@ -131,13 +130,13 @@ def _fix(
     request: Request,
     overrides: tuple[str, ...],
     target: str | None,
-    on_event: Callable[[dict[str, Any]], None],
+    runner: Runner,
 ) -> dict[str, Any]:
     """Repair the config at `path` and write the copy to `out`."""
     from trtkit.cli.models import model_config
     from trtkit.verification.fix import config_yaml, repair
 
-    config, found = repair(model_config(path, overrides, target), found, request, on_event)
+    config, found = repair(model_config(path, overrides, target), found, request, runner)
     write_output(out, config_yaml(config))
     return {**found, "fixed": {"config": str(out), "keep_fp32": list(config.keep_fp32)}}
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.config.schema import ModelConfig
+    from trtkit.jobs.runner import Runner
 
 Json = dict[str, Any]
 
@@ -46,40 +47,38 @@ class BuildResult:
     origin: Literal["built", "restored", "unchanged"]
 
 
-def build_bundle(
-    config: ModelConfig, out: Path, on_event: Callable[[Json], None], *, use_cache: bool = True
-) -> BuildResult:
+def build_bundle(config: ModelConfig, out: Path, runner: Runner, *, use_cache: bool = True) -> BuildResult:
     """Build `config` into the folder `out`, or find that it has been done.
 
     Raises TrtkitError where input, TensorRT or the disk does not allow it; `out` is then as it was.
     """
-    plan = plan_build(config, on_event)
+    plan = plan_build(config, runner)
     if use_cache and (standing := _standing(plan, out)):
         return BuildResult(_adopted(standing, plan), "unchanged")
     with atomic_folder(out, replaces=MANIFEST) as folder:
         restored = use_cache and cache.restore(plan.key, folder)
         if not restored:
-            _fill(plan, folder, on_event)
+            _fill(plan, folder, runner)
     bundle = _adopted(open_bundle(out), plan)
     if not restored and use_cache:
         cache.store(plan.key, out)
     return BuildResult(bundle, "restored" if restored else "built")
 
 
-def describe_network(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> Json:
+def describe_network(plan: Plan, folder: Path, runner: Runner) -> Json:
     """Make the network without building it; return its steps, profiles and record."""
     if plan.is_hybrid:
-        return describe_hybrid(plan, folder, on_event)
+        return describe_hybrid(plan, folder, runner)
     if plan.takes_images:
-        return describe_vision_language(plan, folder, on_event)
-    return (describe_decoder if plan.is_decoder else describe_onnx)(plan, folder, on_event)
+        return describe_vision_language(plan, folder, runner)
+    return (describe_decoder if plan.is_decoder else describe_onnx)(plan, folder, runner)
 
 
-def _fill(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> None:
+def _fill(plan: Plan, folder: Path, runner: Runner) -> None:
     """Do the work in `folder`."""
     (folder / "engines").mkdir()
     engine = f"engines/{plan.config.name}.plan"
-    compiled = _compiler(plan)(plan, folder, engine, on_event)
+    compiled = _compiler(plan)(plan, folder, engine, runner)
     write_json(folder / NETWORK, compiled["network"])
     engines = compiled["engines"] if "engines" in compiled else [{"path": engine, **compiled["plan"]}]
     manifest = _manifest(plan, compiled, tuple(FileRecord(**record) for record in engines), folder)

@@ -7,12 +7,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from trtkit.jobs.events import Progress
 from trtkit.jobs.trt_log import parsed_node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from trtkit.backends import Backend
+    from trtkit.jobs.events import Listener
 
 Json = dict[str, Any]
 
@@ -20,7 +20,7 @@ Json = dict[str, Any]
 _EVENT_INTERVAL_S = 0.05
 
 
-def progress_monitor(backend: Backend, report: Callable[[Json], None]) -> Any:
+def progress_monitor(backend: Backend, report: Listener) -> Any:
     """Return an IProgressMonitor that reports the outermost phase's steps."""
 
     class Monitor(backend.trt.IProgressMonitor):  # type: ignore[misc, name-defined]
@@ -44,7 +44,7 @@ def progress_monitor(backend: Backend, report: Callable[[Json], None]) -> Any:
             now = time.monotonic()
             if now - self._reported_s >= _EVENT_INTERVAL_S:
                 self._reported_s = now
-                report({"event": "progress", "name": name, "done": done, "total": self._totals.get(name, 0)})
+                report(Progress(name, done, self._totals.get(name, 0)))
 
     return Monitor()
 

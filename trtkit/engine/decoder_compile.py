@@ -27,6 +27,7 @@ from trtkit.engine.decoders import (
 from trtkit.engine.embeddings import embedding_table, write_embeddings
 from trtkit.engine.plan_file import Buildable, PlanRequest, write_plan
 from trtkit.engine.room import Load, check_room
+from trtkit.jobs.events import Phase, Progress
 from trtkit.jobs.steps import Steps
 from trtkit.models.weights import find_weights, model_weights
 from trtkit.network.decoder import build_decoder
@@ -36,9 +37,9 @@ from trtkit.network.targets import check_types
 from trtkit.sources.checkpoint import check_finite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from trtkit.backends import Backend
+    from trtkit.jobs.events import Listener
+    from trtkit.jobs.job import Context
     from trtkit.models.spec import DecoderSpec
     from trtkit.sources.decoder_source import DecoderSource
 
@@ -58,19 +59,18 @@ class DecoderRequest:
     folder: str
     target: Json
     plan: str
-    log_path: str
-    severity: str = "WARNING"
     quantized: str = ""
 
 
-def compile_decoder(arguments: Json, report: Callable[[Json], None]) -> Json:
+def compile_decoder(arguments: Json, context: Context) -> Json:
     """Do a DecoderRequest: read, write the network, describe it, build it where a plan is asked for.
 
     Returns what the manifest needs: steps, profiles, size, the network's record, the plan, times.
     """
     request = DecoderRequest(**arguments)
-    config, backend, steps = ModelConfig.model_validate(request.config), load_backend(request.backend), Steps(report)
-    report({"event": "phase", "name": "read source"})
+    config, backend = ModelConfig.model_validate(request.config), load_backend(request.backend)
+    steps = Steps(context.report)
+    context.report(Phase("read source"))
     opened = open_model_source(config, request.quantized)
     spec = checked_spec(config, opened)
     parameters = sum(math.prod(weight.shape) for weight in model_weights(spec))
@@ -80,7 +80,7 @@ def compile_decoder(arguments: Json, report: Callable[[Json], None]) -> Json:
     if rotary := rope_note(spec, llm_options(config)):
         steps.add("rope", rotary)
     check_room(Load(size.weight_bytes), Path(request.folder))
-    graph = _write_network(backend, config, (spec, opened), steps)
+    graph = _write_network(backend, config, (spec, opened), steps, context.severity)
     record, profiles = _describe(backend, graph, config)
     check_types(record, request.target["name"], request.target["compute_capabilities"], backend.features)
     steps.add("describe", f"{len(record.layers)} layers")
@@ -105,22 +105,25 @@ def compile_decoder(arguments: Json, report: Callable[[Json], None]) -> Json:
         target=request.target,
         options=request.config["build"],
         plan=request.plan,
-        log_path=request.log_path,
     )
     buildable = Buildable(graph.network, graph.builder, size.weight_bytes)
-    built = write_plan(backend, buildable, plan_request, report)
-    write_s = next(step["seconds"] for step in steps.done if step["name"] == "network")
-    metrics = {"parse_s": write_s, "describe_s": steps.done[-2]["seconds"]}
+    built = write_plan(backend, buildable, plan_request, context)
+    write_s = next(step.seconds for step in steps.done if step.name == "network")
+    metrics = {"parse_s": write_s, "describe_s": steps.done[-2].seconds}
     metrics |= {"build_s": built.pop("build_s"), "peak_memory_mib": built.pop("peak_memory_mib")}
     return {**result, "metrics": metrics, **built}
 
 
 def decoder_graph(
-    backend: Backend, config: ModelConfig, model: tuple[DecoderSpec, DecoderSource], weights: Mapping[str, Any]
+    backend: Backend,
+    config: ModelConfig,
+    model: tuple[DecoderSpec, DecoderSource],
+    weights: Mapping[str, Any],
+    severity: str | None = None,
 ) -> Graph:
-    """Return the network of a model with `weights` by path."""
+    """Return the network of a model with `weights` by path. severity: as Graph takes it."""
     spec, opened = model
-    graph = Graph(backend)
+    graph = Graph(backend, severity=severity)
     build_decoder(graph, spec, weights, replace(network_options(config), kv_cache=opened.kv_cache))
     return graph
 
@@ -128,7 +131,7 @@ def decoder_graph(
 class Reported(Mapping[str, Any]):
     """Weights that are checked as they are read, and tell how far the reading is."""
 
-    def __init__(self, weights: Mapping[str, Any], report: Callable[[Json], None]) -> None:
+    def __init__(self, weights: Mapping[str, Any], report: Listener) -> None:
         self._weights, self._report, self._reported_s = weights, report, 0.0
         self._done = 0
 
@@ -138,7 +141,7 @@ class Reported(Mapping[str, Any]):
         self._done += 1
         if time.monotonic() - self._reported_s > 0.1:
             self._reported_s = time.monotonic()
-            self._report({"event": "progress", "name": "weights", "done": self._done, "total": len(self._weights)})
+            self._report(Progress("weights", self._done, len(self._weights)))
         return array
 
     def __iter__(self) -> Iterator[str]:
@@ -149,13 +152,17 @@ class Reported(Mapping[str, Any]):
 
 
 def _write_network(
-    backend: Backend, config: ModelConfig, model: tuple[DecoderSpec, DecoderSource], steps: Steps
+    backend: Backend,
+    config: ModelConfig,
+    model: tuple[DecoderSpec, DecoderSource],
+    steps: Steps,
+    severity: str | None,
 ) -> Graph:
     """Write the network, every weight checked; record both as steps."""
     spec, opened = model
     weights = find_weights(spec, opened.checkpoint, opened.where)
     steps.add("weights", f"{len(weights)} found, all names and shapes right")
-    graph = decoder_graph(backend, config, model, Reported(weights, steps.report))
+    graph = decoder_graph(backend, config, model, Reported(weights, steps.report), severity)
     options = llm_options(config)
     detail = f"{config.precision}, {options.max_batch_size} slots of {options.max_sequence_length} tokens"
     steps.add("network", f"{graph.network.num_layers} layers in {detail}; all weights finite")

@@ -9,14 +9,15 @@ from trtkit.backends import Backend, load_backend
 from trtkit.engine.advice import advice_for
 from trtkit.engine.callbacks import parse_recorder
 from trtkit.errors import Problem, UnsupportedOperatorsError
+from trtkit.jobs.events import Phase
 from trtkit.network.onnx.care import all_nodes, opset_of
 from trtkit.network.trt_errors import reason_of
 from trtkit.sources import onnx_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import onnx
+
+    from trtkit.jobs.job import Context
 
 Json = dict[str, Any]
 
@@ -24,13 +25,13 @@ Json = dict[str, Any]
 _MOST_ROUNDS = 40
 
 
-def diagnose(arguments: Json, report: Callable[[Json], None]) -> Json:
+def diagnose(arguments: Json, context: Context) -> Json:
     """Raise UnsupportedOperatorsError with every node of `onnx` that the parser refuses.
 
     The parser stops at the first node it cannot import. So that node is cut out, what it made becomes an input, and
     the rest is parsed again.
     """
-    report({"event": "phase", "name": "find unsupported operators"})
+    context.report(Phase("find unsupported operators"))
     backend = load_backend(arguments["backend"])
     model = onnx_file.read_model(Path(arguments["onnx"]))
     opset = opset_of(model)

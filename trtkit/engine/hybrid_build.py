@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from trtkit.backends import BACKENDS
 from trtkit.dtypes import dtype_of
 from trtkit.engine.hybrids import open_hybrid
-from trtkit.jobs.runner import run, run_parser
+from trtkit.engine.jobs import COMPILE_STAGE, PREPARE_HYBRID
+from trtkit.engine.parsing import run_parser
 from trtkit.models.hybrids.spec import OnnxPart
 from trtkit.network.hybrid import input_name, port_dtype
 from trtkit.network.targets import check_named_types
@@ -17,31 +18,28 @@ from trtkit.quantization.methods import type_of
 from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from trtkit.engine.hybrids import OpenedHybrid
     from trtkit.engine.plan import Plan
+    from trtkit.jobs.runner import Runner
 
 Json = dict[str, Any]
-PREPARE = "trtkit.engine.hybrid_prepare:prepare_hybrid"
-COMPILE = "trtkit.engine.hybrid_compile:compile_stage"
 
 
-def describe_hybrid(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> Json:
+def describe_hybrid(plan: Plan, folder: Path, runner: Runner) -> Json:
     """Write every stage without building it; return steps, profiles, the joint record and what the parts are."""
-    prepared = prepare_stages(plan, folder, on_event)
-    described = [_run_stage(plan, stage, "", on_event) for stage in prepared["stages"]]
+    prepared = prepare_stages(plan, folder, runner)
+    described = [_run_stage(plan, stage, "", runner) for stage in prepared["stages"]]
     return _result(plan, folder, prepared, described)
 
 
-def compile_hybrid(plan: Plan, folder: Path, _engine: str, on_event: Callable[[Json], None]) -> Json:
+def compile_hybrid(plan: Plan, folder: Path, _engine: str, runner: Runner) -> Json:
     """Write every stage and build it; return the same with plans and metrics."""
     _check_target(plan)
-    prepared = prepare_stages(plan, folder, on_event)
+    prepared = prepare_stages(plan, folder, runner)
     compiled = []
     for stage in prepared["stages"]:
         plan_file = f"engines/{stage['name']}.plan"
-        compiled.append({**_run_stage(plan, stage, str(folder / plan_file), on_event), "plan_path": plan_file})
+        compiled.append({**_run_stage(plan, stage, str(folder / plan_file), runner), "plan_path": plan_file})
     metrics: Json = {"peak_memory_mib": max(item["metrics"]["peak_memory_mib"] for item in compiled)}
     for key in ("parse_s", "describe_s", "build_s"):
         metrics[key] = round(sum(item["metrics"][key] for item in compiled), 3)
@@ -58,13 +56,13 @@ def _check_target(plan: Plan) -> None:
         check_named_types(names, target.name, target.compute_capabilities, BACKENDS[plan.backend].features)
 
 
-def prepare_stages(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> Json:
+def prepare_stages(plan: Plan, folder: Path, runner: Runner) -> Json:
     """Export the ONNX parts into `folder`/network; return what `prepare_hybrid` says."""
     arguments = {"config": plan.config.model_dump(mode="json"), "folder": str(folder)}
-    return run(PREPARE, arguments | {"plugins": plan.uses_plugins}, on_event)
+    return runner.run(PREPARE_HYBRID, arguments | {"plugins": plan.uses_plugins})
 
 
-def _run_stage(plan: Plan, stage: Json, plan_file: str, on_event: Callable[[Json], None]) -> Json:
+def _run_stage(plan: Plan, stage: Json, plan_file: str, runner: Runner) -> Json:
     """Run the job of one stage; where TensorRT refuses its ONNX, all faults are asked for."""
     arguments = {
         "backend": plan.backend,
@@ -74,8 +72,8 @@ def _run_stage(plan: Plan, stage: Json, plan_file: str, on_event: Callable[[Json
         "plan": plan_file,
     }
     if not stage["onnx"]:
-        return run(COMPILE, arguments, on_event)
-    return run_parser(COMPILE, arguments, on_event, stage["onnx"])
+        return runner.run(COMPILE_STAGE, arguments)
+    return run_parser(runner, COMPILE_STAGE, arguments, stage["onnx"])
 
 
 def _result(plan: Plan, folder: Path, prepared: Json, stages: list[Json]) -> Json:

@@ -14,15 +14,17 @@ from trtkit.engine.decoder_compile import Reported
 from trtkit.engine.hybrids import OpenedHybrid, open_hybrid
 from trtkit.engine.plan_file import Buildable, PlanRequest, write_plan
 from trtkit.engine.plugins import register_plugins
+from trtkit.jobs.events import Phase
 from trtkit.models.hybrids.weights import find_part_weights
 from trtkit.network.describe import describe
 from trtkit.network.hybrid import Material, StageNetwork, write_stage
 from trtkit.network.targets import check_types
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from trtkit.backends import Backend
+    from trtkit.jobs.job import Context
 
 Json = dict[str, Any]
 
@@ -36,17 +38,15 @@ class StageRequest:
     stage: Json
     target: Json
     plan: str
-    log_path: str
-    severity: str = "WARNING"
 
 
-def compile_stage(arguments: Json, report: Callable[[Json], None]) -> Json:
+def compile_stage(arguments: Json, context: Context) -> Json:
     """Do a StageRequest; return the network's record, layers by part and, where built, plan, warnings and metrics."""
     request = StageRequest(**arguments)
     config, backend, stage = ModelConfig.model_validate(request.config), load_backend(request.backend), request.stage
-    report({"event": "phase", "name": f"write network {stage['name']}"})
+    context.report(Phase(f"write network {stage['name']}"))
     started = time.perf_counter()
-    network = stage_network(backend, open_hybrid(config), _with_plugins(request, backend), report, request.severity)
+    network = stage_network(backend, open_hybrid(config), _with_plugins(request, backend), context)
     written = time.perf_counter()
     shapes = {name: tuple(shape) for name, shape in stage["opt_shapes"].items()}
     record = describe(backend, network.graph.network, shapes)
@@ -60,11 +60,10 @@ def compile_stage(arguments: Json, report: Callable[[Json], None]) -> Json:
         target=request.target,
         options=request.config["build"],
         plan=request.plan,
-        log_path=request.log_path,
     )
     weight_bytes = sum(record.totals()["weight_bytes"].values())
     built = write_plan(
-        backend, Buildable(network.graph.network, network.graph.builder, weight_bytes), plan_request, report
+        backend, Buildable(network.graph.network, network.graph.builder, weight_bytes), plan_request, context
     )
     metrics |= {"build_s": built.pop("build_s"), "peak_memory_mib": built.pop("peak_memory_mib")}
     return {**result, "metrics": metrics, **built}
@@ -79,19 +78,17 @@ def _with_plugins(request: StageRequest, backend: Backend) -> Json:
     return {**request.stage, "onnx": plugins["onnx"]}
 
 
-def stage_network(
-    backend: Backend, opened: OpenedHybrid, stage: Json, report: Callable[[Json], None], severity: str = "WARNING"
-) -> StageNetwork:
+def stage_network(backend: Backend, opened: OpenedHybrid, stage: Json, context: Context) -> StageNetwork:
     """Return a stage's network. stage: as `prepare_hybrid` returned it."""
     weights: Mapping[str, Any] = find_part_weights(opened.spec, opened.source.checkpoint, opened.source.where)
     if opened.quantization is not None:
         weights = opened.quantization.weights(weights)
     material = Material(
         dtype_of(opened.precision),
-        Reported(weights, report),
+        Reported(weights, context.report),
         Path(stage["onnx"]) if stage["onnx"] else None,
         [(node, mode) for node, mode in stage["grid_samples"]],
         form=opened.form,
-        severity=severity,
+        severity=context.severity,
     )
     return write_stage(backend, opened.spec, stage["parts"], material)

@@ -14,6 +14,7 @@ from trtkit.engine.hybrids import OpenedHybrid, Stage, open_hybrid, opt_sizes, s
 from trtkit.engine.prepare import make_parseable, plugin_file
 from trtkit.engine.profiles import opt_shapes, resolve_profiles
 from trtkit.engine.room import Load, check_room, hybrid_load
+from trtkit.jobs.events import Phase
 from trtkit.jobs.steps import Steps
 from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
 from trtkit.models.hybrids.weights import find_part_weights
@@ -28,16 +29,17 @@ from trtkit.sources.hybrid_source import PartFactory, part_module
 from trtkit.sources.torch import attempts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import onnx
 
+    from trtkit.jobs.job import Context
     from trtkit.quantization.by_part.choice import HybridQuantization
 
 Json = dict[str, Any]
 
 
-def prepare_hybrid(arguments: Json, report: Callable[[Json], None]) -> Json:
+def prepare_hybrid(arguments: Json, context: Context) -> Json:
     """Write `folder`/network/<stage>.onnx for every stage with ONNX parts.
 
     plugins, of the arguments: whether TensorRT gets custom ops of these as plugins, in a file beside.
@@ -45,8 +47,8 @@ def prepare_hybrid(arguments: Json, report: Callable[[Json], None]) -> Json:
     plugins, grid samples, profiles and `opt` shapes.
     """
     config, folder = ModelConfig.model_validate(arguments["config"]), Path(arguments["folder"])
-    report({"event": "phase", "name": "prepare"})
-    steps = Steps(report)
+    context.report(Phase("prepare"))
+    steps = Steps(context.report)
     opened = open_hybrid(config)
     steps.add("source", f"{opened.spec.model_type}, parts {', '.join(part.name for part in opened.spec.parts)}")
     check_room(_load(opened), folder)

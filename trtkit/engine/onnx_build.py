@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trtkit.jobs.runner import run, run_parser
+from trtkit.engine.jobs import COMPILE, DESCRIBE, PREPARE
+from trtkit.engine.parsing import run_parser
 from trtkit.quantization.target import check_quantization
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from trtkit.engine.plan import Plan
+    from trtkit.jobs.runner import Runner
 
 Json = dict[str, Any]
 
 
-def prepare_network(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> tuple[Json, Json]:
+def prepare_network(plan: Plan, folder: Path, runner: Runner) -> tuple[Json, Json]:
     """Prepare the ONNX file in `folder`/network; return what `prepare` said and the arguments of parsing jobs."""
     network_folder = folder / "network"
     network_folder.mkdir()
     arguments: Json = {"config": plan.config.model_dump(mode="json"), "folder": str(network_folder)}
     arguments["plugins"] = plan.uses_plugins
-    prepared = run("prepare", arguments, on_event)
+    prepared = runner.run(PREPARE, arguments)
     parse_arguments = {
         "backend": plan.backend,
         "onnx": str(network_folder / "model.onnx"),
@@ -36,23 +37,23 @@ def prepare_network(plan: Plan, folder: Path, on_event: Callable[[Json], None]) 
     return prepared, parse_arguments
 
 
-def describe_onnx(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> Json:
+def describe_onnx(plan: Plan, folder: Path, runner: Runner) -> Json:
     """Prepare and parse without building; return steps, profiles and the network's record."""
-    prepared, arguments = prepare_network(plan, folder, on_event)
-    described = run_parser("describe", arguments, on_event)
+    prepared, arguments = prepare_network(plan, folder, runner)
+    described = run_parser(runner, DESCRIBE, arguments)
     return {"steps": prepared["steps"], "profiles": prepared["profiles"], **described}
 
 
-def compile_onnx(plan: Plan, folder: Path, engine: str, on_event: Callable[[Json], None]) -> Json:
+def compile_onnx(plan: Plan, folder: Path, engine: str, runner: Runner) -> Json:
     """Prepare, parse and build; return the same with the plan and metrics. engine: the plan's path in `folder`."""
     if plan.config.quantize is not None:
-        check_quantization(plan.config, plan.target, plan.backend, on_event)
-    prepared, arguments = prepare_network(plan, folder, on_event)
+        check_quantization(plan.config, plan.target, plan.backend, runner)
+    prepared, arguments = prepare_network(plan, folder, runner)
     arguments |= {
         "profiles": prepared["profiles"],
         "target": plan.target.model_dump(mode="json"),
         "options": plan.config.build.model_dump(mode="json"),
         "plan": str(folder / engine),
     }
-    compiled = run_parser("compile", arguments, on_event)
+    compiled = run_parser(runner, COMPILE, arguments)
     return {"steps": prepared["steps"], "profiles": prepared["profiles"], **compiled}

@@ -11,18 +11,17 @@ from trtkit.bundle.manifest import FileRecord
 from trtkit.config.targets import Target, load_target
 from trtkit.engine import cache
 from trtkit.engine.hybrids import is_hybrid
+from trtkit.engine.jobs import DIGEST
 from trtkit.engine.plugins import uses_plugins
 from trtkit.engine.vision_language import takes_images
-from trtkit.jobs.runner import run
 from trtkit.models.registry import FAMILIES, is_language_model, unsupported_family
 from trtkit.models.vision_language.registry import VISION_LANGUAGE
 from trtkit.quantization.by_part.choice import VISION, check_names
 from trtkit.sources.safetensors_folder import json_object
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from trtkit.config.schema import ModelConfig
+    from trtkit.jobs.runner import Runner
 
 Json = dict[str, Any]
 
@@ -47,7 +46,7 @@ class Plan:
     uses_plugins: bool = False
 
 
-def plan_build(config: ModelConfig, on_event: Callable[[Json], None]) -> Plan:
+def plan_build(config: ModelConfig, runner: Runner) -> Plan:
     """Resolve target and backend and fingerprint the source and calibration data. Raises TrtkitError."""
     if config.quantize is not None and not is_hybrid(config):
         check_names(config.quantize, (VISION,) if takes_images(config) else ())
@@ -55,7 +54,7 @@ def plan_build(config: ModelConfig, on_event: Callable[[Json], None]) -> Plan:
     target = load_target(config.target)
     backend = choose_backend(target.backend)
     has_plugins = uses_plugins(config, backend)
-    digests = run("digest", {"config": config.model_dump(mode="json")}, on_event)
+    digests = runner.run(DIGEST, {"config": config.model_dump(mode="json")})
     sources = tuple(FileRecord(**file) for file in digests["files"])
     data = tuple(FileRecord(**file) for file in digests["data"])
     tools = cache.tool_versions()

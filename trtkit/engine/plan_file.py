@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.engine.callbacks import FileWriter, plan_writer, progress_monitor
 from trtkit.errors import BuildError
+from trtkit.jobs.events import Phase
 from trtkit.jobs.trt_log import error_lines, warning_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from trtkit.backends import Backend
+    from trtkit.jobs.job import Context
 
 Json = dict[str, Any]
 
@@ -31,7 +31,6 @@ class PlanRequest:
     target: Json
     options: Json
     plan: str
-    log_path: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,21 +42,21 @@ class Buildable:
     weight_bytes: int
 
 
-def write_plan(backend: Backend, network: Buildable, request: PlanRequest, report: Callable[[Json], None]) -> Json:
+def write_plan(backend: Backend, network: Buildable, request: PlanRequest, context: Context) -> Json:
     """Build `network` and write its plan; return `plan` (size, SHA-256), `warnings`, `build_s`, `peak_memory_mib`.
 
     Raises BuildError with TensorRT's own reasons, OSError where the disk cannot hold the plan.
     """
-    monitor = progress_monitor(backend, report)
+    monitor = progress_monitor(backend, context.report)
     config = _builder_config(backend, network.builder, request)
     config.progress_monitor = monitor
-    report({"event": "phase", "name": "build"})
+    context.report(Phase("build"))
     started = time.perf_counter()
     with Path(request.plan).open("wb") as file:
         writer = FileWriter(file)
         build = _stream if network.weight_bytes >= _STREAM_FROM_BYTES else _build
         built = build(backend, network, config, writer)
-    log = Path(request.log_path).read_text(errors="replace")
+    log = context.log.read_text(errors="replace")
     if not built:
         raise BuildError(_reasons(log), fix=_advice(backend, network.definition))
     build_s = time.perf_counter() - started

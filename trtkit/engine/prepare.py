@@ -10,6 +10,7 @@ from trtkit.config.schema import ModelConfig
 from trtkit.engine.plugins import write_plugins
 from trtkit.engine.profiles import opt_dims, opt_shapes, resolve_profiles, small_shapes
 from trtkit.errors import ConfigError
+from trtkit.jobs.events import Phase
 from trtkit.jobs.steps import Steps
 from trtkit.network.onnx import autocast, care, custom_ops, folding, function, rewrites
 from trtkit.network.onnx.io import graph_inputs, graph_outputs, save_model
@@ -20,22 +21,24 @@ from trtkit.sources.huggingface import vision
 from trtkit.sources.torch import attempts, export
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import onnx
+
+    from trtkit.jobs.job import Context
 
 Json = dict[str, Any]
 
 
-def prepare(arguments: Json, report: Callable[[Json], None]) -> Json:
+def prepare(arguments: Json, context: Context) -> Json:
     """Write the model of `config` to `folder`/model.onnx, fit for TensorRT and in its precision.
 
     plugins, of the arguments: whether TensorRT gets custom ops as plugins, in `folder`/plugins.onnx.
     Returns steps, inputs, outputs, resolved profiles, plugins, and what the parser is to be checked against.
     """
     config, folder = ModelConfig.model_validate(arguments["config"]), Path(arguments["folder"])
-    report({"event": "phase", "name": "prepare"})
-    steps = Steps(report)
+    context.report(Phase("prepare"))
+    steps = Steps(context.report)
     path = _source_onnx(config, folder, steps)
     has_plugins = bool(arguments.get("plugins"))
     model = make_parseable(onnx_file.read_model(path), config, str(path), steps, has_plugins=has_plugins)
@@ -43,7 +46,7 @@ def prepare(arguments: Json, report: Callable[[Json], None]) -> Json:
     steps.add("profiles", detail)
     shapes = opt_shapes(graph_inputs(model), profiles)
     if config.quantize is not None:
-        report({"event": "phase", "name": "quantize"})
+        context.report(Phase("quantize"))
         model = quantized(model, config, Place(shapes, folder, steps))
     if config.precision != "fp32":
         keep = autocast.select_nodes(model, config.keep_fp32)

@@ -22,36 +22,37 @@ from trtkit.quantization.by_part.tower import measured_on_arrays
 from trtkit.sources.safetensors_folder import read_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from trtkit.engine.plan import Plan
     from trtkit.engine.vision_language import OpenedVision
+    from trtkit.jobs.runner import Runner
 
 Json = dict[str, Any]
 LLM_ENGINE, VISION_ENGINE = "engines/llm.plan", "engines/vision.plan"
 
 
-def describe_tower(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> tuple[Json, OpenedVision]:
+def describe_tower(plan: Plan, folder: Path, runner: Runner) -> tuple[Json, OpenedVision]:
     """Prepare the vision tower without building it; return its record and what it was opened as."""
     opened = open_vision(plan.config)
     with _of_part(), measured_on_arrays(opened) as config:
-        return describe_onnx(replace(plan, config=config, is_decoder=False), folder, on_event), opened
+        return describe_onnx(replace(plan, config=config, is_decoder=False), folder, runner), opened
 
 
-def describe_vision_language(plan: Plan, folder: Path, on_event: Callable[[Json], None]) -> Json:
+def describe_vision_language(plan: Plan, folder: Path, runner: Runner) -> Json:
     """Write both networks without building them; return the language model's record with the tower's beside it."""
-    tower, opened = describe_tower(plan, folder, on_event)
-    return _joined(describe_decoder(plan, folder, on_event), tower, opened)
+    tower, opened = describe_tower(plan, folder, runner)
+    return _joined(describe_decoder(plan, folder, runner), tower, opened)
 
 
-def compile_vision_language(plan: Plan, folder: Path, _engine: str, on_event: Callable[[Json], None]) -> Json:
+def compile_vision_language(plan: Plan, folder: Path, _engine: str, runner: Runner) -> Json:
     """Build both engines, the smaller first; return the same with plans and metrics."""
     opened = open_vision(plan.config)
     check_room(_load(plan, opened), folder)
     with _of_part(), measured_on_arrays(opened) as config:
-        tower = compile_onnx(replace(plan, config=config, is_decoder=False), folder, VISION_ENGINE, on_event)
-    llm = compile_decoder(plan, folder, LLM_ENGINE, on_event)
+        tower = compile_onnx(replace(plan, config=config, is_decoder=False), folder, VISION_ENGINE, runner)
+    llm = compile_decoder(plan, folder, LLM_ENGINE, runner)
     for name in PROCESSOR_FILES:
         if (opened.folder / name).is_file():
             shutil.copyfile(opened.folder / name, folder / "model" / name)

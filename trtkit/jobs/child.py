@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtkit import errors
 from trtkit.jobs.child_log import followed
-from trtkit.jobs.trt_log import last_lines
+from trtkit.jobs.events import event_from_json
+from trtkit.jobs.faults import error_from_json
+from trtkit.jobs.job import Context
+from trtkit.jobs.json_form import from_json, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-Json = dict[str, Any]
+    from trtkit.jobs.events import Listener
+    from trtkit.jobs.job import Job, Request, Result
 
 # How long a child may take to die on SIGTERM before it is killed.
 _TERMINATE_TIMEOUT_S = 3.0
@@ -30,42 +31,46 @@ _TERMINATE_TIMEOUT_S = 3.0
 class ChildCrashError(Exception):
     """A job whose process died without an answer. log: all that it printed."""
 
-    job: str
     returncode: int
     log: str
 
     @property
     def cause(self) -> str:
-        """Return how the process died: a signal's name or an exit code."""
+        """How the process died: a signal's name or an exit code."""
         if self.returncode < 0:
             return signal.Signals(-self.returncode).name
         return f"exit code {self.returncode}"
 
 
-def run_job(job: str, arguments: Mapping[str, Any], on_event: Callable[[Json], None]) -> Json:
-    """Run `job` of `trtkit.jobs.worker` in a child and return its result.
+def run_child(job: Job[Request, Result], request: Request, report: Listener, severity: str | None = None) -> Result:
+    """Do `job` in a child process and return its result.
 
-    Events arrive while it runs. Raises the child's own TrtkitError, or ChildCrashError where it died.
+    Events arrive while it runs. Raises the child's own TrtkitError, or ChildCrashError if it died.
     An exception here, Ctrl-C among them, ends the child first.
     """
     with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
         log = Path(folder) / "log"
-        answer, returncode = _converse(job, {**arguments, "log_path": str(log)}, on_event, log)
+        data = json.dumps(to_json(request))
+        answer, returncode = _converse([job.function, job.request_name], data, Context(report, log, severity))
         if answer is None:
-            raise ChildCrashError(job, returncode, log.read_text(errors="replace"))
+            raise ChildCrashError(returncode, log.read_text(errors="replace"))
+    return result_of(job, answer)
+
+
+def result_of(job: Job[Request, Result], answer: dict[str, Any]) -> Result:
+    """Return the result that the worker answered with. Raises the error that it answered with."""
     if answer["event"] == "error":
-        raise _error_from(answer)
-    result: Json = answer["result"]
-    return result
+        raise error_from_json(answer)
+    return from_json(job.result, answer["result"])
 
 
-def _converse(job: str, arguments: Json, on_event: Callable[[Json], None], log: Path) -> tuple[Json | None, int]:
-    """Start the child, pass events on, and return its last word and exit code."""
+def _converse(names: list[str], request: str, context: Context) -> tuple[dict[str, Any] | None, int]:
+    """Start the child, pass its events on, and return its last word and exit code. names: of function and request."""
     read_end, write_end = os.pipe()
-    command = [sys.executable, "-P", "-m", "trtkit.jobs.worker", job, str(write_end)]  # -P: not from here
-    with log.open("wb") as log_file:
+    command = [sys.executable, "-P", "-m", "trtkit.jobs.worker", *names, str(write_end), str(context.log)]
+    with context.log.open("wb") as log_file:
         process = subprocess.Popen(
-            command,
+            [*command, *([context.severity] if context.severity else [])],
             stdin=subprocess.PIPE,
             stdout=log_file,
             stderr=subprocess.STDOUT,
@@ -73,26 +78,26 @@ def _converse(job: str, arguments: Json, on_event: Callable[[Json], None], log: 
             start_new_session=True,
         )
     os.close(write_end)
-    answer: Json | None = None
+    answer: dict[str, Any] | None = None
     try:
-        with os.fdopen(read_end, encoding="utf-8") as events, followed(log, job):
-            _send(process, arguments)
+        with os.fdopen(read_end, encoding="utf-8") as events, followed(context.log, names[0]):
+            _send(process, request)
             for line in events:
                 event = json.loads(line)
                 if event["event"] in {"result", "error"}:
                     answer = event
                 else:
-                    on_event(event)
+                    context.report(event_from_json(event))
         return answer, process.wait()
     finally:
         _end(process)
 
 
-def _send(process: subprocess.Popen[bytes], arguments: Json) -> None:
-    """Write the arguments; stdin stays open, its end tells the child that we are gone."""
+def _send(process: subprocess.Popen[bytes], request: str) -> None:
+    """Write the request; stdin stays open, its end tells the child that we are gone."""
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(json.dumps(arguments).encode() + b"\n")
+        process.stdin.write(request.encode() + b"\n")
         process.stdin.flush()
 
 
@@ -108,17 +113,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
-
-
-def _error_from(answer: Json) -> errors.TrtkitError:
-    """Rebuild the error that the child raised."""
-    kind = getattr(errors, answer["error"], None)
-    if kind is None:
-        fix = f"report it with these lines:\n{last_lines(answer['log'])}"
-        return errors.TrtkitError(f"internal error: {answer['what']}", answer["where"], fix)
-    if issubclass(kind, errors.ProblemsError):
-        problems = [errors.Problem(**problem) for problem in answer["problems"]]
-        several: errors.ProblemsError = kind(answer["what"], problems, answer["fix"])
-        return several
-    error: errors.TrtkitError = kind(answer["what"], answer["where"], answer["fix"])
-    return error

@@ -40,6 +40,14 @@ def followed(file: Path, job: str) -> Iterator[None]:
         thread.join()
 
 
+def log_lines(file: Path) -> None:
+    """Log all lines of `file`."""
+    if is_followed():
+        is_over = threading.Event()
+        is_over.set()
+        _follow(file, is_over)
+
+
 def _follow(file: Path, is_over: threading.Event) -> None:
     """Log lines until `is_over`, then what is left."""
     rest = b""

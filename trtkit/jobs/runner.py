@@ -1,49 +1,91 @@
-"""Run the jobs of a build; a process that dies becomes an error that says where it was."""
+"""Who does jobs: a child process each, or this process."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+import tempfile
+from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from trtkit.errors import UnsupportedOperatorsError
-from trtkit.jobs.child import ChildCrashError, run_job
-from trtkit.jobs.child_log import is_followed
+from trtkit.jobs.child import ChildCrashError, result_of, run_child
+from trtkit.jobs.child_log import is_followed, log_lines
 from trtkit.jobs.crash import explain_crash
+from trtkit.jobs.events import ignore
+from trtkit.jobs.inline import Printed, restored
+from trtkit.jobs.job import Context
+from trtkit.jobs.json_form import to_json
+from trtkit.jobs.worker import answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
-Json = dict[str, Any]
-# Jobs in which TensorRT works, and that take how talkative it is.
-_TENSORRT = {
-    "describe",
-    "compile",
-    "trtkit.engine.decoder_compile:compile_decoder",
-    "trtkit.engine.hybrid_compile:compile_stage",
-}
+    from trtkit.jobs.events import Listener
+    from trtkit.jobs.job import Job, Request, Result
 
 
-def run(job: str, arguments: Json, on_event: Callable[[Json], None]) -> Json:
-    """Do a job in a child process; a crash becomes an error that says where it was.
+@dataclass(frozen=True)
+class Runner(ABC):
+    """Does jobs and tells `report` what happens in them. Passed as a value; those who pass it may report too."""
 
-    Where a log is kept, TensorRT says what it does too, not only what is wrong.
-    """
-    talkative = {"severity": "INFO"} if job in _TENSORRT and is_followed() else {}
-    try:
-        return run_job(job, {**talkative, **arguments}, on_event)
-    except ChildCrashError as crash:
-        raise explain_crash(crash, arguments) from None
+    report: Listener = ignore
+
+    @abstractmethod
+    def run(self, job: Job[Request, Result], request: Request) -> Result:
+        """Do a job and return its result. Raises the TrtkitError that it raised."""
 
 
-def run_parser(job: str, arguments: Json, on_event: Callable[[Json], None], onnx: str = "") -> Json:
-    """Run a job that parses ONNX; a refused model is asked for all of its faults.
+@dataclass(frozen=True)
+class ChildRunner(Runner):
+    """Does each job in a process of its own; one that dies becomes an error that says where it was."""
 
-    onnx: the model's path, where `arguments` do not have it.
-    """
-    try:
-        return run(job, arguments, on_event)
-    except UnsupportedOperatorsError as first:
+    def run(self, job: Job[Request, Result], request: Request) -> Result:
+        """Do a job. Where a log is kept, TensorRT says what it does too, not only what is wrong."""
         try:
-            run_job("diagnose", {**arguments, "onnx": onnx or arguments["onnx"]}, on_event)
-        except ChildCrashError:
-            raise first from None
-        raise
+            return run_child(job, request, self.report, _severity(job))
+        except ChildCrashError as crash:
+            raise explain_crash(crash, job, request) from None
+
+
+@dataclass(frozen=True)
+class InlineRunner(Runner):
+    """Does jobs in this process, with requests and results through JSON as from a child; for tests.
+
+    A crash is the caller's own, and peak memory is that of the whole process.
+    """
+
+    def run(self, job: Job[Request, Result], request: Request) -> Result:
+        """Do a job; what it prints goes to its log, what it changes in the process is put back."""
+        data = json.loads(json.dumps(to_json(request)))
+        with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
+            log = Path(folder) / "log"
+            with Printed(log) as printed, restored():
+                context = Context(printed.outside(self.report), log, _severity(job))
+                reply = answer(job.function, job.request_name, data, context)
+            log_lines(log)
+        return result_of(job, json.loads(json.dumps(reply)))
+
+
+_KIND: ContextVar[type[Runner]] = ContextVar("kind of runner", default=ChildRunner)
+
+
+def new_runner(report: Listener = ignore) -> Runner:
+    """Return a runner of the kind in use: children, unless `inline_jobs` says otherwise."""
+    return _KIND.get()(report)
+
+
+@contextmanager
+def inline_jobs() -> Iterator[None]:
+    """Do jobs in this process while the block runs, for whoever takes the runner of `new_runner`; for tests."""
+    token = _KIND.set(InlineRunner)
+    try:
+        yield
+    finally:
+        _KIND.reset(token)
+
+
+def _severity(job: Job[Request, Result]) -> str | None:
+    return "INFO" if job.uses_tensorrt and is_followed() else None

@@ -4,34 +4,36 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from trtkit.jobs.events import Progress, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Json = dict[str, Any]
+    from trtkit.jobs.events import Listener
 
 
 @dataclass
 class Steps:
     """Steps in order; each is reported as it ends."""
 
-    report: Callable[[Json], None]
-    done: list[Json] = field(default_factory=list)
+    report: Listener
+    done: list[Step] = field(default_factory=list)
     _started: float = field(default_factory=time.perf_counter)
 
     def add(self, name: str, detail: str) -> None:
         """Record the step that just ended."""
         now = time.perf_counter()
-        step = {"name": name, "detail": detail, "seconds": round(now - self._started, 3)}
+        step = Step(name, detail, round(now - self._started, 3))
         self._started = now
         self.done.append(step)
-        self.report({"event": "step", **step})
+        self.report(step)
 
     def counted(self, name: str, total: int = 0) -> Callable[..., None]:
         """Return what reports how many are done, of `total` or of as many as it is told."""
 
         def report(done: int, of: int = total) -> None:
-            self.report({"event": "progress", "name": name, "done": done, "total": of})
+            self.report(Progress(name, done, of))
 
         return report

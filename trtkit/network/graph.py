@@ -87,12 +87,13 @@ class Graph:
     """Owns an INetworkDefinition, its builder, and the memory of its weights.
 
     network: TensorRT's network, new or given (a parsed one, to continue on). builder: TensorRT's builder.
+    severity: the least severe messages that a new builder's logger writes; errors only if None.
     constants: bytes of weights by layer name, for types that TensorRT does not let be read back: bf16 and narrower.
     """
 
-    def __init__(self, backend: Backend, network: Any = None, builder: Any = None) -> None:
+    def __init__(self, backend: Backend, network: Any = None, builder: Any = None, severity: str | None = None) -> None:
         self.backend = backend
-        self._logger = None if builder is not None else backend.logger("ERROR")
+        self._logger = None if builder is not None else backend.logger(severity or "ERROR")
         self.builder = builder if builder is not None else backend.trt.Builder(self._logger)
         self.network = backend.new_network(self.builder) if network is None else network
         self.constants: dict[str, Array] = {}

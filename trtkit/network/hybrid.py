@@ -33,7 +33,7 @@ class Material:
     dtype: the type that `compute` stands for. arrays: weights by `part.path`.
     onnx: the file with all ONNX parts of this network, None where there are none. Its tensors have the names that
     `input_name` and `part.output` give. grid_samples: node and mode, to check the parser. form: of written ops that
-    sample.
+    sample. severity: the least severe messages of TensorRT; None leaves that to the parser and the builder.
     """
 
     dtype: DType
@@ -41,7 +41,7 @@ class Material:
     onnx: Path | None = None
     grid_samples: Sequence[tuple[str, str]] = ()
     form: str = GRID_SAMPLE
-    severity: str = "WARNING"
+    severity: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,9 +95,9 @@ class _Writer:
         self.tensors: dict[str, Tensor] = {}
         self.layers: dict[str, int] = {}
         if material.onnx is None:
-            self.graph = Graph(backend)
+            self.graph = Graph(backend, severity=material.severity)
             return
-        parsed = parse_onnx(backend, material.onnx, material.severity)
+        parsed = parse_onnx(backend, material.onnx, material.severity or "WARNING")
         check_grid_samples(backend, parsed, material.grid_samples)
         self.graph, self.held = Graph(backend, parsed.definition, parsed.builder), (parsed,)
         self._take_parsed()

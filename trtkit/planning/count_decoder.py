@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.backends import load_backend
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.decoders import network_options
+from trtkit.jobs.events import Phase
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import model_weights
 from trtkit.network.decoder import build_decoder
@@ -28,10 +29,11 @@ from trtkit.planning.traffic import network_cost
 from trtkit.quantization.llm.choice import linear_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from trtkit.backends import Backend
     from trtkit.dtypes import DType
+    from trtkit.jobs.job import Context
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.decoder import DecoderOptions
     from trtkit.network.describe import NetworkRecord
@@ -46,7 +48,7 @@ _BLOCK = re.compile(r"^layers\.\d+/")
 _PROJECTIONS = re.compile(r"/attention/(q|k|v|qkv)/")
 
 
-def count_decoder(arguments: Json, report: Callable[[Json], None]) -> Json:
+def count_decoder(arguments: Json, context: Context) -> Json:
     """Count the network of a config.
 
     arguments: backend, config, fields (of the model's config.json), where, length (tokens of a slot); by_layer: whether
@@ -60,7 +62,7 @@ def count_decoder(arguments: Json, report: Callable[[Json], None]) -> Json:
     quantized, by_layer = quantized_from_json(arguments.get("quantized")), arguments.get("by_layer")
     costs: dict[Point, NetworkCost] = {}
     for length in (first, first + _STEP):
-        report({"event": "phase", "name": f"count with {length} cached tokens"})
+        context.report(Phase(f"count with {length} cached tokens"))
         graph = _network(backend, spec, replace(options, max_sequence_length=length), quantized)
         for point in (p for p in (*points, check) if p[2] == length):
             record = as_quantized(_record(backend, graph, point), quantized.kv_cache)

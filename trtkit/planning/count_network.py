@@ -7,20 +7,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtkit.engine.hybrid_build import describe_hybrid
+from trtkit.engine.jobs import DESCRIBE
 from trtkit.engine.onnx_build import prepare_network
+from trtkit.engine.parsing import run_parser
 from trtkit.engine.plan import plan_build
-from trtkit.jobs.runner import run_parser
+from trtkit.jobs.events import Phase
 from trtkit.network.describe import LayerRecord, NetworkRecord, TensorRecord
 from trtkit.planning.counts import Counts, counts_of
 from trtkit.planning.multilinear import fit_batch
 from trtkit.planning.traffic import network_cost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from trtkit.bundle.bundle import Bundle
     from trtkit.config.schema import ModelConfig
+    from trtkit.jobs.runner import Runner
 
 Json = dict[str, Any]
 Shapes = dict[str, list[int]]
@@ -44,17 +47,17 @@ class CountedNetwork:
     shapes: Mapping[str, tuple[int, ...]]
 
 
-def count_config(config: ModelConfig, folder: Path, on_event: Callable[[Json], None]) -> CountedNetwork:
+def count_config(config: ModelConfig, folder: Path, runner: Runner) -> CountedNetwork:
     """Count a config's network in an empty `folder`; a hybrid's at its `opt` shapes only."""
-    plan = plan_build(config, on_event)
+    plan = plan_build(config, runner)
     if plan.is_hybrid:
-        described = describe_hybrid(plan, folder, on_event)
+        described = describe_hybrid(plan, folder, runner)
         return _at_one_batch(described["network"], described["profiles"])
-    prepared, arguments = prepare_network(plan, folder, on_event)
-    return _counted(arguments, prepared["profiles"], on_event)
+    prepared, arguments = prepare_network(plan, folder, runner)
+    return _counted(arguments, prepared["profiles"], runner)
 
 
-def count_bundle(bundle: Bundle, on_event: Callable[[Json], None]) -> CountedNetwork:
+def count_bundle(bundle: Bundle, runner: Runner) -> CountedNetwork:
     """Count a vision bundle's network; a hybrid's as it was described when it was built."""
     manifest = bundle.manifest
     profiles = [{name: shapes.model_dump() for name, shapes in profile.items()} for profile in manifest.profiles]
@@ -67,26 +70,24 @@ def count_bundle(bundle: Bundle, on_event: Callable[[Json], None]) -> CountedNet
         "grid_samples": [],
         "opt_shapes": {name: list(shape) for name, shape in opt.items()},
     }
-    return _counted(arguments, profiles, on_event)
+    return _counted(arguments, profiles, runner)
 
 
-def _counted(arguments: Json, profiles: list[Json], on_event: Callable[[Json], None]) -> CountedNetwork:
+def _counted(arguments: Json, profiles: list[Json], runner: Runner) -> CountedNetwork:
     """Describe at the smallest and the largest batch of the first profile."""
     first = profiles[0] if profiles else {}
     low, high = _batch_range(first)
     costs = {}
     for batch in sorted({low, high}):
         shapes = {name: _with_batch(shape, first.get(name), batch) for name, shape in arguments["opt_shapes"].items()}
-        on_event({"event": "phase", "name": f"count at batch {batch}"})
-        described = run_parser("describe", {**arguments, "opt_shapes": shapes}, on_event)
+        runner.report(Phase(f"count at batch {batch}"))
+        described = run_parser(runner, DESCRIBE, {**arguments, "opt_shapes": shapes})
         record = _record(described["network"])
         costs[batch] = network_cost(record, group_of)
     return CountedNetwork(counts_of(costs, fit_batch), (low, high), record.shapes)
 
 
-def count_layers(
-    bundle: Bundle, shapes: Mapping[str, Sequence[int]], on_event: Callable[[Json], None]
-) -> Counts | None:
+def count_layers(bundle: Bundle, shapes: Mapping[str, Sequence[int]], runner: Runner) -> Counts | None:
     """Count every layer of a vision bundle's network at exactly these input shapes, whatever point is asked for.
 
     None for a hybrid at other shapes than it was described at when it was built.
@@ -96,7 +97,7 @@ def count_layers(
         if bundle.manifest.hybrid is not None:
             return None
         arguments = {"backend": bundle.manifest.backend.name, "onnx": str(bundle.onnx_path)}
-        known = run_parser("describe", {**arguments, "grid_samples": [], "opt_shapes": wanted}, on_event)["network"]
+        known = run_parser(runner, DESCRIBE, {**arguments, "grid_samples": [], "opt_shapes": wanted})["network"]
     return counts_of({1: network_cost(_record(known), layer_of)}, fit_batch)
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import llm_options
 from trtkit.errors import PlanError
-from trtkit.jobs.runner import run
 from trtkit.models.registry import decoder_spec
 from trtkit.planning.assumptions import llm_assumptions, vision_assumptions
 from trtkit.planning.count_network import count_bundle, count_config
 from trtkit.planning.counts import counts_from_json
+from trtkit.planning.jobs import COUNT_DECODER
 from trtkit.planning.llm import Question, plan_llm
 from trtkit.planning.model import decoder_model, formulas, workload
 from trtkit.planning.quantized_by import quantized_of
@@ -22,8 +22,9 @@ from trtkit.planning.roofline import intensity
 from trtkit.planning.vision import VisionQuestion, plan_vision
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from trtkit.jobs.runner import Runner
     from trtkit.planning.counts import Counts
     from trtkit.planning.gpus import PlannedGpu
     from trtkit.planning.multilinear import Point
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from trtkit.planning.source import PlannedModel
 
 Json = dict[str, Any]
-COUNT = "trtkit.planning.count_decoder:count_decoder"
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Asked:
         return (self.prices or {}).get(gpu.key)
 
 
-def make_plan(model: PlannedModel, asked: Asked, on_event: Callable[[Json], None]) -> Json:
+def make_plan(model: PlannedModel, asked: Asked, runner: Runner) -> Json:
     """Count the model's network and return the plan. Raises TrtkitError."""
-    return _plan_vision(model, asked, on_event) if model.fields is None else _plan_llm(model, asked, on_event)
+    return _plan_vision(model, asked, runner) if model.fields is None else _plan_llm(model, asked, runner)
 
 
-def _plan_llm(planned: PlannedModel, asked: Asked, on_event: Callable[[Json], None]) -> Json:
+def _plan_llm(planned: PlannedModel, asked: Asked, runner: Runner) -> Json:
     assert planned.fields is not None
     spec = decoder_spec(planned.fields, planned.where)
     options, dtype = llm_options(planned.config), dtype_of(planned.config.precision)
@@ -65,7 +65,7 @@ def _plan_llm(planned: PlannedModel, asked: Asked, on_event: Callable[[Json], No
     slots = options.max_batch_size if planned.config.llm is not None and planned.config.llm.model_fields_set else 1
     lengths = asked.input_len, asked.output_len, asked.concurrency or slots
     work = workload(model, lengths, options.max_prefill_length)
-    counts = _count(planned, quantized, work.length, on_event)
+    counts = _count(planned, quantized, work.length, runner)
     question = Question(model, counts, work)
     points = {"prefill": (1, work.input_len, work.input_len), "decode": (work.concurrency, 1, work.mean_length)}
     windowed = model.windowed_kv_bytes(work.length)
@@ -82,17 +82,17 @@ def _plan_llm(planned: PlannedModel, asked: Asked, on_event: Callable[[Json], No
     }
 
 
-def _plan_vision(planned: PlannedModel, asked: Asked, on_event: Callable[[Json], None]) -> Json:
+def _plan_vision(planned: PlannedModel, asked: Asked, runner: Runner) -> Json:
     given = {"--input-len": asked.input_len, "--output-len": asked.output_len}
     meaningless = [option for option, value in given.items() if value is not None]
     if meaningless:
         what = f"{' and '.join(meaningless)}: `{planned.name}` takes no prompts, it is no language model"
         raise PlanError(what, "", "leave it out; `--concurrency` is the batch")
     if planned.bundle is not None:
-        network = count_bundle(planned.bundle, on_event)
+        network = count_bundle(planned.bundle, runner)
     else:
         with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
-            network = count_config(planned.config, Path(folder), on_event)
+            network = count_config(planned.config, Path(folder), runner)
     low, high = network.batches
     batch = asked.concurrency or low
     if low == high and batch != low:
@@ -109,9 +109,7 @@ def _plan_vision(planned: PlannedModel, asked: Asked, on_event: Callable[[Json],
     }
 
 
-def _count(
-    planned: PlannedModel, quantized: QuantizedModel | None, length: int, on_event: Callable[[Json], None]
-) -> Counts:
+def _count(planned: PlannedModel, quantized: QuantizedModel | None, length: int, runner: Runner) -> Counts:
     """Count a decoder's network in a process of its own."""
     arguments = {
         "backend": planned.backend,
@@ -121,7 +119,7 @@ def _count(
         "length": length,
         "quantized": None if quantized is None else quantized.to_json(),
     }
-    return counts_from_json(run(COUNT, arguments, on_event))
+    return counts_from_json(runner.run(COUNT_DECODER, arguments))
 
 
 def gpu_facts(gpu: PlannedGpu) -> Json:

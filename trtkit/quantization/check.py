@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import load_backend
 from trtkit.config.schema import ModelConfig
+from trtkit.jobs.events import Phase
 from trtkit.network.targets import check_named_types
 from trtkit.quantization.methods import types_of
 from trtkit.quantization.vision.model import check_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from trtkit.jobs.job import Context
 
 Json = dict[str, Any]
 
 
-def check_target(arguments: Json, report: Callable[[Json], None]) -> Json:
+def check_target(arguments: Json, context: Context) -> Json:
     """Refuse methods that are not for vision models, or whose types a target's GPUs cannot compute in.
 
     is_decoder: whether `config` is of an LLM; fallback: the method of layers that a budget leaves, if any; backend: its
@@ -24,7 +25,7 @@ def check_target(arguments: Json, report: Callable[[Json], None]) -> Json:
     """
     options, target = ModelConfig.model_validate(arguments["config"]).quantize, arguments["target"]
     assert options is not None
-    report({"event": "phase", "name": "check target"})
+    context.report(Phase("check target"))
     if not arguments["is_decoder"]:
         check_options(options)
     types = types_of(options, arguments.get("fallback"))

@@ -13,24 +13,22 @@ from trtkit.engine.hybrids import is_hybrid
 from trtkit.engine.plan import is_decoder
 from trtkit.engine.vision_language import takes_images
 from trtkit.errors import ConfigError, Problem
-from trtkit.jobs.runner import run
 from trtkit.quantization.by_part.choice import SUMMARY, check_names
+from trtkit.quantization.jobs import QUANTIZE_LLM, QUANTIZE_VISION
 from trtkit.quantization.methods import FALLBACKS
 from trtkit.quantization.target import check_quantization
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from trtkit.config.schema import ModelConfig
+    from trtkit.jobs.runner import Runner
 
 Json = dict[str, Any]
 RECORD = "quantization.json"
-LLM_JOB = "trtkit.quantization.llm.job:quantize_llm"
-VISION_JOB = "trtkit.quantization.vision.job:quantize_vision"
 
 
-def quantize_model(config: ModelConfig, out: Path, on_event: Callable[[Json], None], asked: Json | None = None) -> Json:
+def quantize_model(config: ModelConfig, out: Path, runner: Runner, asked: Json | None = None) -> Json:
     """Quantize the model of `config` as its `quantize` section asks, into the folder `out`.
 
     An LLM becomes a Hugging Face checkpoint in ModelOpt's form, a vision model an ONNX file with Q/DQ. asked: what
@@ -43,11 +41,11 @@ def quantize_model(config: ModelConfig, out: Path, on_event: Callable[[Json], No
     _check_whole(config)
     if asked and any(asked.values()):
         _check_scored(config, asked.get("fallback"))
-    _check_target(config, (asked or {}).get("fallback"), on_event)
-    job = LLM_JOB if is_decoder(config) else VISION_JOB
+    _check_target(config, (asked or {}).get("fallback"), runner)
+    job = QUANTIZE_LLM if is_decoder(config) else QUANTIZE_VISION
     with atomic_folder(out, replaces=RECORD) as folder:
         arguments = {"config": config.model_dump(mode="json"), "folder": str(folder), **(asked or {})}
-        made = run(job, arguments, on_event)
+        made = runner.run(job, arguments)
         size = sum(path.stat().st_size for path in folder.iterdir())
         record: Json = {"trtkit": __version__, "quantize": arguments["config"]["quantize"], **made, "size_bytes": size}
         (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
@@ -66,11 +64,11 @@ def _check_scored(config: ModelConfig, fallback: str | None) -> None:
         raise ConfigError(SUMMARY, [problem])
 
 
-def _check_target(config: ModelConfig, fallback: str | None, on_event: Callable[[Json], None]) -> None:
+def _check_target(config: ModelConfig, fallback: str | None, runner: Runner) -> None:
     """Refuse types that the target's GPUs cannot compute in, where it names any. Raises ConfigError."""
     target = load_target(config.target)
     if target.compute_capabilities:
-        check_quantization(config, target, choose_backend(target.backend), on_event, fallback)
+        check_quantization(config, target, choose_backend(target.backend), runner, fallback)
 
 
 def _check_whole(config: ModelConfig) -> None:

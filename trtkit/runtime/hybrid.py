@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trtkit.engine.hybrid_compile import stage_network
+from trtkit.jobs.job import Context
 from trtkit.reference import Executor, Options, constants_from_onnx
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
 
     from trtkit.backends import Backend
     from trtkit.engine.hybrids import OpenedHybrid
+    from trtkit.jobs.events import Listener
     from trtkit.network.hybrid import StageNetwork
 
 Json = dict[str, Any]
@@ -91,13 +93,13 @@ class ReferenceStage:
 
 
 def reference_hybrid(
-    backend: Backend, opened: OpenedHybrid, stages: Sequence[Json], report: Callable[[Json], None]
+    backend: Backend, opened: OpenedHybrid, stages: Sequence[Json], report: Listener
 ) -> HybridExecution:
     """Return a hybrid on the reference executor. stages: as `prepare_hybrid` or `stages_of_bundle` returns them."""
     made = [
         ReferenceStage(
             backend,
-            stage_network(backend, opened, stage, report, "ERROR"),
+            stage_network(backend, opened, stage, Context(report, severity="ERROR")),
             Path(stage["onnx"]) if stage["onnx"] else None,
         )
         for stage in stages

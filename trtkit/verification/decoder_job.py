@@ -12,6 +12,7 @@ import torch
 
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.decoders import llm_options
+from trtkit.jobs.events import Phase, Progress, Verdict
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.runtime.decoder import Call, ReferenceDecoder, open_model
 from trtkit.verification.compare import worst
@@ -27,8 +28,8 @@ from trtkit.verification.slices import limits_of
 from trtkit.verification.stepper import Stepper
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from trtkit.jobs.events import Listener
+    from trtkit.jobs.job import Context
     from trtkit.sources.decoder_source import DecoderSource
 
 Json = dict[str, Any]
@@ -48,16 +49,16 @@ _MAX_PERPLEXITY_CHANGE = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 2e-2}
 class DecoderVerifier:
     """An LLM's network in the engine's precision, with logits of every token, and transformers' model."""
 
-    def __init__(self, arguments: Json, report: Callable[[Json], None]) -> None:
+    def __init__(self, arguments: Json, report: Listener) -> None:
         self.config = ModelConfig.model_validate(arguments["config"])
-        report({"event": "phase", "name": "read source"})
+        report(Phase("read source"))
         self._model = open_model(self.config, arguments["backend"], arguments.get("quantized", ""))
         self.backend, self.opened = self._model.backend, self._model.source
-        report({"event": "phase", "name": "write network"})
+        report(Phase("write network"))
         self.network = self._model.network(logits="all")
         self.decoder = ReferenceDecoder(self.network, _SLOTS)
         self.stepper = Stepper(self.decoder)
-        report({"event": "phase", "name": "load reference"})
+        report(Phase("load reference"))
         self.reference = TransformersReference(self.opened, llm_options(self.config).max_sequence_length)
         tolerance, least = tolerance_of(self.config), self._rounding()
         self.rounds_activations = least > 0
@@ -94,16 +95,16 @@ def rounds_activations(opened: DecoderSource) -> bool:
     return any(isinstance(weight, QuantizedMatrix) and weight.inputs is not None for weight in weights)
 
 
-def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
+def verify(arguments: Json, context: Context) -> Json:
     """Compare logits, greedy tokens, slots and, where asked, perplexity and every layer; return the report's data."""
-    verifier = DecoderVerifier(arguments, report)
+    verifier = DecoderVerifier(arguments, context.report)
     prompts = read_prompts(arguments["inputs"], verifier.opened, llm_options(verifier.config))
-    report({"event": "phase", "name": "compare logits"})
+    context.report(Phase("compare logits"))
     logits, agreement = _compare_logits(verifier, prompts)
-    report({"event": "phase", "name": "compare greedy tokens"})
+    context.report(Phase("compare greedy tokens"))
     answers = _greedy(verifier, prompts)
-    corners = _corners(verifier, prompts, report) if arguments["corners"] else []
-    text = _perplexity(verifier, arguments["text"], report) if arguments["text"] else None
+    corners = _corners(verifier, prompts, context.report) if arguments["corners"] else []
+    text = _perplexity(verifier, arguments["text"], context.report) if arguments["text"] else None
     same = sum(ours == theirs for ours, theirs in answers) / len(answers)
     # Where two tokens are nearly equally likely, the rounding of 16 bits may choose; that of fp32 does not.
     is_exact = verifier.config.precision == "fp32" and not verifier.rounds_activations
@@ -127,8 +128,8 @@ def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
         "engine": None,
     }
     if wants_layers(arguments, passed=passed):
-        report({"event": "verdict", "report": dict(found)})
-        found["layers"] = _layers(verifier, prompts[0], report)
+        context.report(Verdict(dict(found)))
+        found["layers"] = _layers(verifier, prompts[0], context.report)
     return found
 
 
@@ -158,9 +159,9 @@ def _greedy(verifier: DecoderVerifier, prompts: list[Prompt]) -> list[tuple[str,
     return answers
 
 
-def _corners(verifier: DecoderVerifier, prompts: list[Prompt], report: Callable[[Json], None]) -> list[Json]:
+def _corners(verifier: DecoderVerifier, prompts: list[Prompt], report: Listener) -> list[Json]:
     """Check what serving relies on: chunks give what one prefill gives, slots together what each gives alone."""
-    report({"event": "phase", "name": "chunks and slots"})
+    report(Phase("chunks and slots"))
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
     whole = verifier.logits(longest)
     corners = []
@@ -183,12 +184,12 @@ def _corner(name: str, shapes: Json, pairs: list[tuple[Any, Any]], verifier: Dec
     return {"name": name, "shapes": shapes, **corner_json(found, verifier.limits)}
 
 
-def _perplexity(verifier: DecoderVerifier, path: str, report: Callable[[Json], None]) -> Json:
+def _perplexity(verifier: DecoderVerifier, path: str, report: Listener) -> Json:
     """Compare perplexity per token over windows of a text with transformers'."""
     ids = windows(Path(path), verifier.opened, llm_options(verifier.config))
     ours, theirs = [], []
     for index, window in enumerate(ids):
-        report({"event": "progress", "name": "perplexity", "done": index, "total": len(ids)})
+        report(Progress("perplexity", index, len(ids)))
         ours.append(mean_loss(verifier.logits(Prompt("window", window)), window))
         theirs.append(mean_loss(verifier.reference.logits(window), window))
     mine, reference = (math.exp(sum(values) / len(values)) for values in (ours, theirs))
@@ -207,9 +208,9 @@ def _perplexity(verifier: DecoderVerifier, path: str, report: Callable[[Json], N
     }
 
 
-def _layers(verifier: DecoderVerifier, prompt: Prompt, report: Callable[[Json], None]) -> list[Json]:
+def _layers(verifier: DecoderVerifier, prompt: Prompt, report: Listener) -> list[Json]:
     """Measure every tensor on one prefill against the network widened."""
-    report({"event": "phase", "name": "compare layers"})
+    report(Phase("compare layers"))
     count = len(prompt.ids)
     inputs = verifier.decoder.inputs(Call(0, np.array([prompt.ids]), np.array([0]), np.array([count])))
     network, constants = verifier.network.graph.network, verifier.network.graph.constants

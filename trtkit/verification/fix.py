@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trtkit.errors import TrtkitError
+from trtkit.jobs.events import Step
 from trtkit.verification.verify import verify_config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from trtkit.config.schema import ModelConfig
+    from trtkit.jobs.runner import Runner
     from trtkit.verification.verify import Request
 
 Json = dict[str, Any]
@@ -24,9 +24,7 @@ _MOST_ROUNDS = 5
 _NODES_A_ROUND = 4
 
 
-def repair(
-    config: ModelConfig, found: Json, request: Request, on_event: Callable[[Json], None]
-) -> tuple[ModelConfig, Json]:
+def repair(config: ModelConfig, found: Json, request: Request, runner: Runner) -> tuple[ModelConfig, Json]:
     """Return a config with `keep_fp32` patterns that bring the network into tolerance, and its report.
 
     found: the failed report, with layers. Raises TrtkitError where no pattern tried does.
@@ -37,8 +35,8 @@ def repair(
             break
         patterns = (*config.keep_fp32, *(glob.escape(node) for node in nodes))
         config = config.model_copy(update={"keep_fp32": tuple(dict.fromkeys(patterns))})
-        on_event({"event": "step", "name": "keep fp32", "detail": ", ".join(nodes), "seconds": 0.0})
-        found = verify_config(config, request, on_event)
+        runner.report(Step("keep fp32", ", ".join(nodes), 0.0))
+        found = verify_config(config, request, runner)
         if found["passed"]:
             return config, found
     kept = ", ".join(config.keep_fp32) or "none"

@@ -10,6 +10,7 @@ from trtkit.config.schema import ModelConfig, ShapeRange
 from trtkit.engine.hybrids import open_hybrid
 from trtkit.errors import SourceError
 from trtkit.inputs.samples import random_sample
+from trtkit.jobs.events import Phase
 from trtkit.reference import to_array
 from trtkit.runtime.hybrid import HybridExecution, ReferenceStage, engine_hybrid, reference_hybrid
 from trtkit.verification.compare import compare
@@ -20,9 +21,9 @@ from trtkit.verification.quantized import hybrid_tolerance
 from trtkit.verification.slices import limits_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from trtkit.inputs.samples import Sample
+    from trtkit.jobs.events import Listener
+    from trtkit.jobs.job import Context
 
 Json = dict[str, Any]
 
@@ -30,20 +31,20 @@ Json = dict[str, Any]
 class HybridVerifier(Verifier):
     """A hybrid on the reference executor with its reference and tolerance."""
 
-    def __init__(self, arguments: Json, report: Callable[[Json], None]) -> None:
+    def __init__(self, arguments: Json, report: Listener) -> None:
         self.config = ModelConfig.model_validate(arguments["config"])
         self.backend = load_backend(arguments["backend"])
         self.profiles = [
             {name: ShapeRange.model_validate(shape) for name, shape in profile.items()}
             for profile in arguments["profiles"]
         ]
-        report({"event": "phase", "name": "write network"})
+        report(Phase("write network"))
         self.opened = open_hybrid(self.config)
         self.inputs, self.stages = self.opened.inputs, arguments["stages"]
         self.onnx = Path()
         self.hybrid = reference_hybrid(self.backend, self.opened, self.stages, report)
         self.executor: HybridExecution = self.hybrid
-        report({"event": "phase", "name": "load reference"})
+        report(Phase("load reference"))
         self._whole = HybridReference(self.opened)
         self.reference = self._whole
         tolerance = max(tolerance_of(self.config), hybrid_tolerance(self.config, self.opened.quantization))
@@ -114,6 +115,6 @@ class HybridVerifier(Verifier):
         return [stage for stage in self.hybrid.stages if isinstance(stage, ReferenceStage)]
 
 
-def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
+def verify(arguments: Json, context: Context) -> Json:
     """Compare outputs on samples and profile corners, parts, and where asked every layer; return the report's data."""
-    return compare_all(HybridVerifier(arguments, report), arguments, report)
+    return compare_all(HybridVerifier(arguments, context.report), arguments, context.report)

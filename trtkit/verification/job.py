@@ -14,6 +14,7 @@ from trtkit.dtypes import dtype_of
 from trtkit.errors import ExecutionError
 from trtkit.inputs.index_ranges import with_index_ranges
 from trtkit.inputs.samples import Sample, check_profiles, random_sample, read_samples, wrapped_sample
+from trtkit.jobs.events import Phase, Progress, Verdict
 from trtkit.network.onnx.io import graph_inputs
 from trtkit.network.onnx.parse import parse_onnx
 from trtkit.reference import Executor, Options, constants_from_onnx, to_array
@@ -31,8 +32,10 @@ from trtkit.verification.slices import limits_of
 from trtkit.verification.unreal import unreal_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    from trtkit.jobs.events import Listener
+    from trtkit.jobs.job import Context
     from trtkit.verification.slices import Limits
 
 Json = dict[str, Any]
@@ -60,7 +63,7 @@ class Execution(Protocol):
 class Verifier:
     """A parsed network with its executor, reference and tolerance."""
 
-    def __init__(self, arguments: Json, report: Callable[[Json], None]) -> None:
+    def __init__(self, arguments: Json, report: Listener) -> None:
         self.config = ModelConfig.model_validate(arguments["config"])
         self.onnx = Path(arguments["onnx"])
         self._plan: str | None = arguments.get("plan")
@@ -69,7 +72,7 @@ class Verifier:
             {name: ShapeRange.model_validate(shape) for name, shape in profile.items()}
             for profile in arguments["profiles"]
         ]
-        report({"event": "phase", "name": "parse"})
+        report(Phase("parse"))
         graph = onnx_file.read_graph(self.onnx)
         self.inputs = graph_inputs(graph)
         self.config = with_index_ranges(self.config, graph)
@@ -77,7 +80,7 @@ class Verifier:
         self.constants = constants_from_onnx(self.onnx)
         options = Options(constants=self.constants)
         self.executor: Execution = Executor(self.backend, self.network.definition, options)
-        report({"event": "phase", "name": "load reference"})
+        report(Phase("load reference"))
         trusts_source = arguments.get("trust_source", True)
         origin = Origin(self.onnx, list(self.executor.output_names), arguments.get("sources"), trusts_source)
         self.reference: Reference = choose_reference(self.config, arguments.get("against"), origin)
@@ -172,12 +175,12 @@ def tolerance_of(config: ModelConfig) -> float:
     return config.verify.max_relative_rms_error or _END_TO_END * dtype_of(config.precision).tolerance
 
 
-def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
+def verify(arguments: Json, context: Context) -> Json:
     """Compare outputs on samples and profile corners, and where asked every layer; return the report's data."""
-    return compare_all(Verifier(arguments, report), arguments, report)
+    return compare_all(Verifier(arguments, context.report), arguments, context.report)
 
 
-def compare_all(verifier: Verifier, arguments: Json, report: Callable[[Json], None]) -> Json:
+def compare_all(verifier: Verifier, arguments: Json, report: Listener) -> Json:
     """Compare a verifier's network with its reference; return the report's data."""
     samples = verifier.samples(arguments["inputs"])
     outputs, agreed = _compare_samples(verifier, samples, report)
@@ -203,8 +206,8 @@ def compare_all(verifier: Verifier, arguments: Json, report: Callable[[Json], No
         "engine": engine,
     }
     if wants_layers(arguments, passed=passed):
-        report({"event": "verdict", "report": dict(found)})
-        report({"event": "phase", "name": "compare layers"})
+        report(Verdict(dict(found)))
+        report(Phase("compare layers"))
         found["layers"] = [error.to_json() for error in verifier.layer_errors(samples[0])]
     if not passed and real is None:
         found["unreal"] = unreal_reason(found)
@@ -237,11 +240,9 @@ def _engine(verifier: Verifier, samples: list[Sample]) -> Json | None:
     return {"passed": passed, "outputs": {name: item.to_json() for name, item in outputs.items()}}
 
 
-def _compare_samples(
-    verifier: Verifier, samples: list[Sample], report: Callable[[Json], None]
-) -> tuple[dict[str, Json], Agreement]:
+def _compare_samples(verifier: Verifier, samples: list[Sample], report: Listener) -> tuple[dict[str, Json], Agreement]:
     """Run every sample both ways; return the worst comparison of each output, as data, and how answers agree."""
-    report({"event": "phase", "name": "compare outputs"})
+    report(Phase("compare outputs"))
     comparisons: dict[str, list[Comparison]] = {}
     pairs = []
     for index, sample in enumerate(samples):
@@ -249,7 +250,7 @@ def _compare_samples(
         for name, item in verifier.compared(ours, theirs).items():
             comparisons.setdefault(name, []).append(item)
         pairs.append((ours, theirs))
-        report({"event": "progress", "name": "compare outputs", "done": index + 1, "total": len(samples)})
+        report(Progress("compare outputs", index + 1, len(samples)))
     required = AGREEMENT if verifier.config.quantize is not None else 1.0
     agreed = agreement(verifier.config.task, verifier.onnx, pairs, required)
     spreads = verifier.spreads(samples)
@@ -260,13 +261,13 @@ def _output(compared: Comparison, moved: float | None, limits: Limits) -> Json:
     return {**compared.to_json(), "passed": compared.is_within(limits), "spread": moved}
 
 
-def _corners(verifier: Verifier, real: Sample | None, report: Callable[[Json], None]) -> list[Json]:
+def _corners(verifier: Verifier, real: Sample | None, report: Listener) -> list[Json]:
     """Run the corners of every profile, on the sample where it is real data, else on random data."""
     options = verifier.config.verify
     shapes = list(corner_shapes(verifier.inputs, verifier.profiles, verifier.config.profiles, options.random_shapes))
     results = []
     for index, (name, inputs) in enumerate(shapes):
-        report({"event": "progress", "name": "profile corners", "done": index, "total": len(shapes)})
+        report(Progress("profile corners", index, len(shapes)))
         if real is None:
             sample = random_sample(name, inputs, verifier.config, verifier.inputs)
         else:

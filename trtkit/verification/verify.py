@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,23 +13,22 @@ from trtkit.bundle.bundle import MANIFEST, QUANTIZED, write_json
 from trtkit.engine.decoder_build import makes_checkpoint, quantize_decoder
 from trtkit.engine.hybrid_build import prepare_stages
 from trtkit.engine.hybrids import stages_of_bundle
+from trtkit.engine.jobs import DIGEST
 from trtkit.engine.onnx_build import prepare_network
 from trtkit.engine.plan import plan_build
 from trtkit.engine.vision_language_build import describe_tower, vision_record
 from trtkit.errors import SourceError, TrtkitError
-from trtkit.jobs.runner import run
+from trtkit.jobs.events import Verdict
+from trtkit.verification.jobs import VERIFY, VERIFY_DECODER, VERIFY_HYBRID, VERIFY_VISION_LANGUAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from trtkit.bundle.bundle import Bundle
     from trtkit.config.schema import ModelConfig
+    from trtkit.jobs.events import Event
+    from trtkit.jobs.job import Job
+    from trtkit.jobs.runner import Runner
 
 Json = dict[str, Any]
-JOB = "trtkit.verification.job:verify"
-HYBRID_JOB = "trtkit.verification.hybrid_job:verify"
-DECODER_JOB = "trtkit.verification.decoder_job:verify"
-VISION_LANGUAGE_JOB = "trtkit.verification.vision_language_job:verify"
 
 
 @dataclass(frozen=True)
@@ -56,43 +55,43 @@ class Request:
         return {"inputs": inputs, "text": self.text and str(Path(self.text).resolve()), **asked}
 
 
-def verify_config(config: ModelConfig, request: Request, on_event: Callable[[Json], None]) -> Json:
+def verify_config(config: ModelConfig, request: Request, runner: Runner) -> Json:
     """Make and verify the network of `config` without building it; return the report's data."""
-    plan = plan_build(config, on_event)
+    plan = plan_build(config, runner)
     arguments = {"config": config.model_dump(mode="json"), "backend": plan.backend, **request.arguments()}
     if plan.takes_images:
         _refuse_text(request)
         with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
-            tower, opened = describe_tower(plan, Path(folder), on_event)
+            tower, opened = describe_tower(plan, Path(folder), runner)
             arguments |= {"onnx": str(Path(folder) / "network/model.onnx"), "vision": vision_record(tower, opened)}
             if makes_checkpoint(config):
                 arguments["quantized"] = str(Path(folder) / QUANTIZED)
-                quantize_decoder(config, Path(folder) / QUANTIZED, on_event)
-            return {"name": config.name, **run_job(VISION_LANGUAGE_JOB, arguments, on_event)}
+                quantize_decoder(config, Path(folder) / QUANTIZED, runner)
+            return {"name": config.name, **run_job(VERIFY_VISION_LANGUAGE, arguments, runner)}
     if plan.is_decoder:
-        return {"name": config.name, **_verify_decoder(config, arguments, on_event)}
+        return {"name": config.name, **_verify_decoder(config, arguments, runner)}
     _refuse_text(request)
     with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
         if plan.is_hybrid:
             _refuse_onnx_runtime(request)
-            prepared = prepare_stages(plan, Path(folder), on_event)
+            prepared = prepare_stages(plan, Path(folder), runner)
             arguments |= {"stages": prepared["stages"], "profiles": prepared["profiles"]}
-            return {"name": config.name, **run_job(HYBRID_JOB, arguments, on_event)}
-        prepared, parse = prepare_network(plan, Path(folder), on_event)
+            return {"name": config.name, **run_job(VERIFY_HYBRID, arguments, runner)}
+        prepared, parse = prepare_network(plan, Path(folder), runner)
         arguments |= {"onnx": parse["onnx"], "profiles": prepared["profiles"]}
-        return {"name": config.name, **run_job(JOB, arguments, on_event)}
+        return {"name": config.name, **run_job(VERIFY, arguments, runner)}
 
 
-def _verify_decoder(config: ModelConfig, arguments: Json, on_event: Callable[[Json], None]) -> Json:
+def _verify_decoder(config: ModelConfig, arguments: Json, runner: Runner) -> Json:
     """Verify an LLM's network, of the quantized model where its config asks for one."""
     with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
         if makes_checkpoint(config):
             arguments = {**arguments, "quantized": str(Path(folder) / QUANTIZED)}
-            quantize_decoder(config, Path(folder) / QUANTIZED, on_event)
-        return run_job(DECODER_JOB, arguments, on_event)
+            quantize_decoder(config, Path(folder) / QUANTIZED, runner)
+        return run_job(VERIFY_DECODER, arguments, runner)
 
 
-def verify_bundle(bundle: Bundle, request: Request, on_event: Callable[[Json], None]) -> Json:
+def verify_bundle(bundle: Bundle, request: Request, runner: Runner) -> Json:
     """Verify the network that a bundle's engine was built from, note the result in its manifest, return the data.
 
     Raises BundleError where a file is not the one that was built, an LLM's or a hybrid's weights among them.
@@ -102,42 +101,42 @@ def verify_bundle(bundle: Bundle, request: Request, on_event: Callable[[Json], N
     stored = manifest.model_dump(mode="json")
     arguments = {"config": stored["config"], "backend": manifest.backend.name, **request.arguments()}
     if manifest.decoder is not None or manifest.hybrid is not None:
-        digests = run("digest", {"config": stored["config"]}, on_event)["files"]
+        digests = runner.run(DIGEST, {"config": stored["config"]})["files"]
         bundle.check_sources({file["sha256"] for file in digests})
         arguments["quantized"] = str(bundle.quantized_path or "")
     if manifest.vision is not None:
         _refuse_text(request)
         arguments |= {"onnx": str(bundle.onnx_path), "vision": stored["vision"]}
-        found = {"name": manifest.name, **run_job(VISION_LANGUAGE_JOB, arguments, on_event)}
+        found = {"name": manifest.name, **run_job(VERIFY_VISION_LANGUAGE, arguments, runner)}
     elif manifest.decoder is not None:
-        found = {"name": manifest.name, **run_job(DECODER_JOB, arguments, on_event)}
+        found = {"name": manifest.name, **run_job(VERIFY_DECODER, arguments, runner)}
     elif manifest.hybrid is not None:
         _refuse_text(request)
         _refuse_onnx_runtime(request)
         arguments |= {"stages": stages_of_bundle(bundle), "profiles": stored["profiles"]}
-        found = {"name": manifest.name, **run_job(HYBRID_JOB, arguments, on_event)}
+        found = {"name": manifest.name, **run_job(VERIFY_HYBRID, arguments, runner)}
     else:
         _refuse_text(request)
         arguments |= {"onnx": str(bundle.onnx_path), "profiles": stored["profiles"]}
         arguments |= {"plan": str(bundle.engine_path()), "sources": [file.sha256 for file in manifest.sources]}
         arguments["trust_source"] = request.trust_source
-        found = {"name": manifest.name, **run_job(JOB, arguments, on_event)}
+        found = {"name": manifest.name, **run_job(VERIFY, arguments, runner)}
     write_json(bundle.path / MANIFEST, {**stored, "verify": _summary(found)})
     return found
 
 
-def run_job(job: str, arguments: Json, on_event: Callable[[Json], None]) -> Json:
+def run_job(job: Job[Json, Json], arguments: Json, runner: Runner) -> Json:
     """Run a job that verifies. Its verdict stands even if it then fails while it compares layers, as for memory."""
     verdict: Json = {}
 
-    def take(event: Json) -> None:
-        if event["event"] == "verdict":
-            verdict.update(event["report"])
+    def take(event: Event) -> None:
+        if isinstance(event, Verdict):
+            verdict.update(event.report)
         else:
-            on_event(event)
+            runner.report(event)
 
     try:
-        return run(job, arguments, take)
+        return replace(runner, report=take).run(job, arguments)
     except TrtkitError as error:
         if not verdict:
             raise

@@ -14,6 +14,7 @@ from trtkit.config.schema import ModelConfig
 from trtkit.engine.decoders import llm_options
 from trtkit.errors import SourceError
 from trtkit.inputs.images import read_image
+from trtkit.jobs.events import Phase
 from trtkit.quantization.by_part.choice import VISION
 from trtkit.runtime.decoder import ReferenceDecoder, open_model
 from trtkit.runtime.text import open_tokenizer
@@ -29,10 +30,12 @@ from trtkit.verification.stepper import Stepper
 from trtkit.verification.vision_language_reference import VisionLanguageReference
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import torch
 
+    from trtkit.jobs.events import Listener
+    from trtkit.jobs.job import Context
     from trtkit.runtime.soft_tokens import SoftTokens
     from trtkit.runtime.vision_language import VisionTower
     from trtkit.sources.decoder_source import DecoderSource
@@ -59,12 +62,12 @@ class Sample:
 class VisionLanguageVerifier:
     """Both networks as the bundle's engines were built from, and transformers' model."""
 
-    def __init__(self, arguments: Json, report: Callable[[Json], None]) -> None:
+    def __init__(self, arguments: Json, report: Listener) -> None:
         self.config = ModelConfig.model_validate(arguments["config"])
         self._record = VisionRecord.model_validate(arguments["vision"])
         assert self.config.source.hf is not None
         folder = Path(self.config.source.hf)
-        report({"event": "phase", "name": "write network"})
+        report(Phase("write network"))
         model = open_model(self.config, arguments["backend"], arguments.get("quantized", ""))
         self.backend = model.backend
         self.stepper = Stepper(ReferenceDecoder(model.network(logits="all"), 1))
@@ -72,7 +75,7 @@ class VisionLanguageVerifier:
         self.tokenizer = open_tokenizer(folder)
         self._prompts = ImagePrompts(self._record, folder, self.tokenizer)
         self.vocab_size = model.spec.vocab_size
-        report({"event": "phase", "name": "load reference"})
+        report(Phase("load reference"))
         with wrapped_folder(folder, model.source) as reference:
             self.reference = VisionLanguageReference(reference)
         if reference != folder:
@@ -129,14 +132,14 @@ def _rounding(config: ModelConfig, language: DecoderSource) -> float:
     )
 
 
-def verify(arguments: Json, report: Callable[[Json], None]) -> Json:
+def verify(arguments: Json, context: Context) -> Json:
     """Compare soft tokens, logits, greedy tokens and, where asked, chunks; return the report's data."""
-    verifier = VisionLanguageVerifier(arguments, report)
+    verifier = VisionLanguageVerifier(arguments, context.report)
     limits, samples = verifier.limits, verifier.samples(arguments["inputs"])
-    report({"event": "phase", "name": "compare soft tokens and logits"})
+    context.report(Phase("compare soft tokens and logits"))
     outputs = {"soft_tokens": _soft_tokens(verifier, samples)}
     outputs["logits"], agreement = _logits(verifier, samples)
-    report({"event": "phase", "name": "compare greedy tokens"})
+    context.report(Phase("compare greedy tokens"))
     answers = [_greedy(verifier, sample) for sample in samples]
     corners = [_chunked(verifier, sample) for sample in samples] if arguments["corners"] else []
     same = sum(ours == theirs for ours, theirs in answers) / len(answers)

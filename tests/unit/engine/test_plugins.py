@@ -18,6 +18,7 @@ from trtkit.dtypes import dtype_of
 from trtkit.engine.plugins import register_plugins, uses_plugins
 from trtkit.engine.prepare import prepare
 from trtkit.errors import BackendError, ConfigError
+from trtkit.jobs.job import Context
 from trtkit.network.custom_op import DOMAIN
 from trtkit.network.onnx.parse import parse_onnx
 
@@ -44,7 +45,7 @@ def prepared(folder: Path, model: onnx.ModelProto, **keys: Any) -> dict[str, Any
     (folder / "network").mkdir()
     config = config_of(folder / "source.onnx", profiles=[{"N": [1, 2, 3]}], **keys).model_dump(mode="json")
     arguments = {"config": config, "folder": str(folder / "network"), "plugins": True}
-    return prepare(arguments, lambda _event: None)
+    return prepare(arguments, Context())
 
 
 def own_nodes(path: Path) -> list[onnx.NodeProto]:
@@ -55,7 +56,7 @@ def own_nodes(path: Path) -> list[onnx.NodeProto]:
 def test_tensorrt_gets_plugins_and_whoever_verifies_functions(precision: str, tmp_path: Path) -> None:
     found = prepared(tmp_path, with_bias(), precision=precision)
     assert found["plugins"] == {"onnx": str(tmp_path / "network/plugins.onnx"), "ops": ["DeformConv2d"]}
-    assert {step["name"]: step["detail"] for step in found["steps"]}["plugins"] == "1 nodes to plugins"
+    assert {step.name: step.detail for step in found["steps"]}["plugins"] == "1 nodes to plugins"
     (plugin,) = own_nodes(tmp_path / "network/plugins.onnx")
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in plugin.attribute}
     assert (plugin.op_type, plugin.name, len(plugin.input)) == ("DeformConv2d", "layer1/dcn", 5)

@@ -1,56 +1,80 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from trtkit.engine.jobs import DIGEST
 from trtkit.errors import SourceError, TrtkitError
-from trtkit.jobs.child import run_job
+from trtkit.jobs.events import Phase
+from trtkit.jobs.runner import ChildRunner, InlineRunner, Runner, inline_jobs, new_runner
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from trtkit.jobs.events import Event
+
 Json = dict[str, Any]
+BOTH = pytest.mark.parametrize("kind", [ChildRunner, InlineRunner])
 
 
-def digest(source: Json) -> Json:
-    config = {"name": "m", "source": source}
-    return run_job("digest", {"config": config}, lambda _event: None)
+def digest(runner: Runner, source: Json) -> Json:
+    return runner.run(DIGEST, {"config": {"name": "m", "source": source}})
 
 
-def test_job_answers_and_reports_what_it_does(tmp_path: Path) -> None:
+@BOTH
+def test_job_answers_and_reports_what_it_does(kind: Callable[..., Runner], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("abc")
-    events: list[Json] = []
-    config = {"name": "m", "source": {"hf": str(tmp_path)}}
-    answer = run_job("digest", {"config": config}, events.append)
+    events: list[Event] = []
+    answer = digest(kind(events.append), {"hf": str(tmp_path)})
     # FIPS 180-2, appendix B.1: SHA-256 of "abc".
     sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert answer == {"files": [{"path": f"{tmp_path}/config.json", "size_bytes": 3, "sha256": sha256}], "data": []}
-    assert events == [{"event": "phase", "name": "read source"}]
+    assert events == [Phase("read source")]
 
 
-def test_users_mistake_comes_back_as_the_error_that_was_raised(tmp_path: Path) -> None:
+@BOTH
+def test_users_mistake_comes_back_as_the_error_that_was_raised(kind: Callable[..., Runner], tmp_path: Path) -> None:
     with pytest.raises(SourceError) as caught:
-        digest({"onnx": f"{tmp_path}/m.onnx"})
+        digest(kind(), {"onnx": f"{tmp_path}/m.onnx"})
     assert (caught.value.what, caught.value.where) == ("no such file", f"{tmp_path}/m.onnx")
 
 
-def test_our_own_mistake_comes_back_with_its_traceback() -> None:
+@BOTH
+def test_our_own_mistake_comes_back_with_its_traceback(kind: Callable[..., Runner]) -> None:
     with pytest.raises(TrtkitError) as caught:
-        run_job("digest", {}, lambda _event: None)
+        kind().run(DIGEST, {})
     assert caught.value.what == "internal error: KeyError('config')"
+    assert caught.value.where == "job digest"
     assert caught.value.fix.startswith("report it with these lines:\n")
     assert "KeyError: 'config'" in caught.value.fix
 
 
-def test_exception_in_the_listener_ends_the_child_at_once(tmp_path: Path) -> None:
+@BOTH
+def test_exception_in_the_listener_ends_the_job_at_once(kind: Callable[..., Runner], tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
 
-    def cancel(_event: Json) -> None:
+    def cancel(_event: Event) -> None:
         raise KeyboardInterrupt
 
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        run_job("digest", {"config": {"name": "m", "source": {"hf": str(tmp_path)}}}, cancel)
+        digest(kind(cancel), {"hf": str(tmp_path)})
     assert time.monotonic() - started < 10
+
+
+def test_jobs_are_done_by_children_unless_a_test_says_otherwise() -> None:
+    assert type(new_runner()) is ChildRunner
+    with inline_jobs():
+        assert type(new_runner()) is InlineRunner
+    assert type(new_runner()) is ChildRunner
+
+
+def test_the_child_that_builds_imports_no_pydantic() -> None:
+    check = "import sys, trtkit.jobs.worker, trtkit.engine.compile, trtkit.engine.jobs; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert not {"pydantic", "onnx", "torch"} & set(ran.stdout.split())

@@ -7,6 +7,7 @@ from typing import Any
 
 from trtkit.config.schema import LlmOptions, ModelConfig, Source
 from trtkit.dtypes import DTYPES
+from trtkit.jobs.job import Context
 from trtkit.models.registry import decoder_spec
 from trtkit.planning.count_decoder import count_decoder
 from trtkit.planning.counts import Counts, counts_from_json
@@ -38,7 +39,7 @@ def counted(
         "length": length,
         "quantized": quantized,
     }
-    return counts_from_json(count_decoder(arguments, lambda _event: None))
+    return counts_from_json(count_decoder(arguments, Context()))
 
 
 @cache

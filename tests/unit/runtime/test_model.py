@@ -9,6 +9,7 @@ import pytest
 
 from tests import models
 from trtkit.errors import BundleError, ExecutionError
+from trtkit.jobs.runner import new_runner
 from trtkit.runtime.model import open_model
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def build(tmp_path: Path) -> Callable[..., Path]:
 
     def make(model: onnx.ModelProto, *overrides: str) -> Path:
         path = models.save(model, tmp_path / "model.onnx")
-        build_bundle(config_for_onnx(path, overrides), tmp_path / "bundle", lambda _: None)
+        build_bundle(config_for_onnx(path, overrides), tmp_path / "bundle", new_runner())
         return tmp_path / "bundle"
 
     return make

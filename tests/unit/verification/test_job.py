@@ -12,13 +12,17 @@ from onnx import helper, numpy_helper
 from tests import models
 from trtkit.backends import load_backend
 from trtkit.errors import TrtkitError
+from trtkit.jobs.events import Phase, Verdict, ignore
+from trtkit.jobs.job import Context
+from trtkit.jobs.runner import Runner
 from trtkit.network.onnx.parse import parse_onnx
 from trtkit.reference import Executor, Options, to_array
-from trtkit.verification import verify as verify_module
 from trtkit.verification.compare import compare
 from trtkit.verification.job import verify
+from trtkit.verification.jobs import VERIFY
 from trtkit.verification.references import OnnxRuntimeReference
 from trtkit.verification.verdict import reason, verdict
+from trtkit.verification.verify import run_job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,8 +41,8 @@ def verified(source: onnx.ModelProto, network: onnx.ModelProto, folder: Path, **
         "corners": True,
         "layers": None,
     }
-    report = changes.pop("report", lambda _: None)
-    return verify({**arguments, **changes}, report)
+    report = changes.pop("report", ignore)
+    return verify({**arguments, **changes}, Context(report))
 
 
 def with_changed_weight(name: str, change: float) -> onnx.ModelProto:
@@ -76,22 +80,25 @@ def test_the_verdict_comes_before_the_layers_which_may_be_left_out(tmp_path: Pat
     events: list[Any] = []
     wrong = with_changed_weight("stem.weight", 0.1)
     found = verified(models.classifier(), wrong, tmp_path, report=events.append, corners=False)
-    (verdict_event,) = [event for event in events if event["event"] == "verdict"]
+    (verdict_event,) = [event for event in events if isinstance(event, Verdict)]
     later = events[events.index(verdict_event) + 1 :]
-    assert [event["name"] for event in later] == ["compare layers"]
-    assert verdict_event["report"]["outputs"] == found["outputs"]
-    assert not verdict_event["report"]["passed"]
+    assert later == [Phase("compare layers")]
+    assert verdict_event.report["outputs"] == found["outputs"]
+    assert not verdict_event.report["passed"]
     without = verified(models.classifier(), wrong, tmp_path, layers=False, corners=False)
     assert (without["passed"], without["layers"]) == (False, [])
 
 
-def test_a_verdict_survives_what_kills_the_comparison_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(_job: str, _arguments: Any, on_event: Any) -> Any:
-        on_event({"event": "verdict", "report": {"passed": False}})
+class Killed(Runner):
+    """Gives a verdict, then dies."""
+
+    def run(self, job: Any, request: Any) -> Any:  # noqa: ARG002
+        self.report(Verdict({"passed": False}))
         raise TrtkitError("the process ended by SIGKILL")
 
-    monkeypatch.setattr(verify_module, "run", killed)
-    report = verify_module.run_job("job", {}, lambda _: None)
+
+def test_a_verdict_survives_what_kills_the_comparison_of_layers() -> None:
+    report = run_job(VERIFY, {}, Killed())
     problem = "layers could not be compared: the process ended by SIGKILL"
     assert report == {"passed": False, "layers_problem": problem}
 

@@ -14,6 +14,7 @@ from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import open_decoder, opened_spec
 from trtkit.errors import QuantizeError
+from trtkit.jobs.events import Phase
 from trtkit.jobs.steps import Steps
 from trtkit.quantization.int4 import Rounding
 from trtkit.quantization.llm import calibration
@@ -30,11 +31,12 @@ from trtkit.quantized_matrix import LARGEST, KvQuantization
 from trtkit.sources.huggingface.model import beyond_text, encoder, text_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import torch
 
     from trtkit.config.quantize import QuantizeOptions
+    from trtkit.jobs.job import Context
     from trtkit.quantization.llm.calibration import Measured
     from trtkit.quantization.llm.choice import Layer
     from trtkit.quantization.scoring.sensitivity import Scores
@@ -44,14 +46,15 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
-def quantize_llm(arguments: Json, report: Callable[[Json], None]) -> Json:
+def quantize_llm(arguments: Json, context: Context) -> Json:
     """Quantize the LLM of `config` as its `quantize` section asks, into `folder`: a checkpoint with its tokenizer.
 
     Returns steps and counts. Raises ConfigError, QuantizeError, SourceError.
     """
-    config, folder, steps = ModelConfig.model_validate(arguments["config"]), Path(arguments["folder"]), Steps(report)
+    config, folder = ModelConfig.model_validate(arguments["config"]), Path(arguments["folder"])
+    steps = Steps(context.report)
     assert config.quantize is not None
-    report({"event": "phase", "name": "read source"})
+    context.report(Phase("read source"))
     opened = open_decoder(config.source)
     if opened.quantized_by:
         what = f"the checkpoint was quantized by {opened.quantized_by} already"

@@ -11,18 +11,18 @@ from trtkit.network.onnx.quantize import counts
 from trtkit.sources import onnx_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from trtkit.jobs.job import Context
 
 Json = dict[str, Any]
 
 
-def quantize_vision(arguments: Json, report: Callable[[Json], None]) -> Json:
+def quantize_vision(arguments: Json, context: Context) -> Json:
     """Write the model of `config`, quantized as its `quantize` section asks, to `folder`/model.onnx.
 
     It is the very file that a build of `config` would give to TensorRT. Returns steps and counts. Raises TrtkitError.
     """
     assert ModelConfig.model_validate(arguments["config"]).quantize is not None
-    made = prepare(arguments, report)
+    made = prepare(arguments, context)
     model = onnx_file.read_model(Path(arguments["folder"]) / "model.onnx")
     found = counts(model)
     return {

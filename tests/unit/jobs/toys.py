@@ -1,0 +1,52 @@
+"""Jobs of tests: what they print, raise and change."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path  # noqa: TC003 - read from JSON by its type
+from typing import TYPE_CHECKING
+
+from trtkit.errors import TrtkitError
+from trtkit.jobs.events import Phase
+from trtkit.jobs.job import Job
+
+if TYPE_CHECKING:
+    from trtkit.jobs.job import Context
+
+
+@dataclass(frozen=True)
+class Words:
+    """Words and a folder with the user's module `theirs`."""
+
+    words: tuple[str, ...]
+    folder: Path | None = None
+
+
+class TooManyWordsError(TrtkitError):
+    """An error of a module of its own."""
+
+
+def say(request: Words, context: Context) -> Words:
+    """Print the words by Python and by the descriptor below; return what the log then holds."""
+    for word in request.words:
+        print(word, flush=True)
+        os.write(2, f"{word} below\n".encode())
+        context.report(Phase(word))
+    return Words(tuple(context.log.read_text().split("\n")))
+
+
+def refuse(request: Words, _context: Context) -> Words:
+    raise TooManyWordsError(f"{len(request.words)} words", "here", "use fewer")
+
+
+def import_theirs(request: Words, _context: Context) -> Words:
+    sys.path.append(str(request.folder))
+    return Words((importlib.import_module("theirs").VALUE,))
+
+
+SAY = Job(f"{__name__}:say", Words, Words)
+REFUSE = Job(f"{__name__}:refuse", Words, Words)
+IMPORT = Job(f"{__name__}:import_theirs", Words, Words)

@@ -1,0 +1,61 @@
+"""What a job reports while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the work that has begun."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something that was done to a model; the manifest keeps the list of them."""
+
+    name: str
+    detail: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How much of the current phase is done. total: 0 if unknown."""
+
+    name: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The report of a verification before its layers are compared; it stands even if the job then dies."""
+
+    report: dict[str, Any]
+
+
+Event = Phase | Step | Progress | Verdict
+Listener = Callable[[Event], None]
+
+
+def ignore(_event: Event) -> None:
+    """Take an event and do nothing."""
+
+
+_KINDS: dict[str, type[Event]] = {kind.__name__.lower(): kind for kind in (Phase, Step, Progress, Verdict)}
+
+
+def event_to_json(event: Event) -> dict[str, Any]:
+    """Return the event as a JSON object: its kind under `event`, and its fields."""
+    return {"event": type(event).__name__.lower(), **asdict(event)}
+
+
+def event_from_json(data: dict[str, Any]) -> Event:
+    """Return the event that `event_to_json` wrote."""
+    fields = dict(data)
+    return _KINDS[fields.pop("event")](**fields)

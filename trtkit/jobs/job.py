@@ -1,0 +1,62 @@
+"""A job: a function that may run in a process of its own, and the types of what it takes and gives."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from trtkit.jobs.events import ignore
+
+if TYPE_CHECKING:
+    from trtkit.jobs.events import Listener
+
+Request = TypeVar("Request")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Job(Generic[Request, Result]):
+    """Work that a Runner does. Declared in the package of its function, in a module that is light to import.
+
+    function: `module:name` of `(request: Request, context: Context) -> Result`, imported only where the job runs.
+    uses_tensorrt: whether TensorRT parses or builds in it: after a crash it runs again with TensorRT's verbose log.
+    activity: what its process was doing, for the message of a crash.
+    """
+
+    function: str
+    request: type[Request]
+    result: type[Result]
+    uses_tensorrt: bool = False
+    activity: str = "the work"
+
+    @property
+    def name(self) -> str:
+        """Return the function's name."""
+        return self.function.partition(":")[2]
+
+    @property
+    def request_name(self) -> str:
+        """Return the request's type as `module:name`."""
+        return f"{self.request.__module__}:{self.request.__qualname__}"
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a running job is given beside its request.
+
+    report: takes its events. log: the file with all that its process has printed so far, TensorRT's log among it.
+    severity: the least severe messages that TensorRT's logger writes; None leaves that to the job.
+    """
+
+    report: Listener = ignore
+    log: Path = Path(os.devnull)
+    severity: str | None = None
+
+
+def load(name: str) -> Any:
+    """Import what is called `module:name`."""
+    module, _, inner = name.partition(":")
+    return getattr(importlib.import_module(module), inner)
