@@ -77,7 +77,6 @@ FALCON_ALIBI = replace(
     case("falcon-alibi", "falcon", *NO_SIZE, num_attention_heads=4, hidden_size=48, multi_query=False, alibi=True),
     attention="sdpa",
 )
-
 CASES = [
     case("llama", "llama"),
     case("llama-3", "llama", tie_word_embeddings=True, rope_parameters=LLAMA3_ROPE),
@@ -157,3 +156,5 @@ CASES = [
     Case("gpt_bigcode", "gpt_bigcode", GPT2_SIZES),
     Case("gpt_bigcode-multi-head", "gpt_bigcode", {**GPT2_SIZES, "multi_query": False}),
 ]
+# One of each kind of rotation, attention and feed-forward: what holds for all families by type is tested on these.
+VARIED = ("llama", "gemma2", "qwen3_moe", "gpt2", "bloom")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests import models
 from trtkit.cli.main import main
 from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from tests.conftest import Ran
 
 LABELS = ["ant", "bee", "cat", "dog", "eel"]
 CONFIG = """
@@ -59,3 +62,10 @@ def as_tensorrt(bundle: Path, version: str = TENSORRT) -> Path:
     manifest["backend"] = {"name": "tensorrt", "version": version}
     file.write_text(json.dumps(manifest))
     return bundle
+
+
+def deployed(trtkit: Callable[..., Ran], *words: object) -> Any:
+    """Deploy to the repository `models`; return what `--json` prints."""
+    ran = trtkit("deploy", *words, "--repository", "models", "--json")
+    assert ran.code == 0, ran.err
+    return ran.json()

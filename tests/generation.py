@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 LENGTH = 64
 MAX_PREFILL = 16
 EOS = 2
+SLOTS = 4
 
 
 def case_of(model_type: str) -> Case:
@@ -66,3 +68,31 @@ def engine(slots: int = 4, model_type: str = "llama", **options: Any) -> Engine:
     """Return an engine on a tiny model; it gives all logits where guesses are to be verified."""
     has_all_logits = options.get("proposer") is not None
     return Engine(decoder(model_type, slots, has_all_logits=has_all_logits), EngineOptions(**options))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request as data, so that what it gets alone is computed once."""
+
+    prompt: tuple[int, ...]
+    params: tuple[tuple[str, Any], ...]
+    priority: int = 0
+
+    def request(self, name: str) -> Request:
+        return Request(name, list(self.prompt), settings(**dict(self.params)), self.priority)
+
+
+@cache
+def lone_engine() -> Engine:
+    """An engine that shares nothing between requests."""
+    return engine(SLOTS, min_shared_tokens=10**6)
+
+
+@cache
+def alone(asked: Asked) -> tuple[int, ...]:
+    return tuple(run(lone_engine(), [asked.request("alone")])["alone"].token_ids)
+
+
+def is_clean(tested: Engine) -> bool:
+    """Whether an engine without work has all its slots back."""
+    return tested.free_slots == SLOTS and not tested.has_work

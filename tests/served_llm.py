@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from tests.triton import Served
 
 TIMEOUT_S = 120
+# The chat model of the server that tests share, and what it is asked.
+MODEL, PROMPT = "chat", "the sky is"
 _FLOATS = {"temperature", "top_p", "runtime_top_p", "min_p", "typical_p", "length_penalty", "len_penalty"}
 _FLOATS |= {"repetition_penalty", "presence_penalty", "frequency_penalty", "embedding_bias_weights"}
 _UNSIGNED = {"seed", "random_seed"}
-
 Answer = dict[str, Any]
 
 

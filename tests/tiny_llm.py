@@ -9,6 +9,11 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from trtkit import SamplingParams
+from trtkit.config.load import load_config
+from trtkit.engine.build import build_bundle
+from trtkit.jobs.runner import new_runner
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -23,6 +28,8 @@ SPECIAL = ["<|pad|>", "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|sy
 OF_BLOCKS = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
 """Sizes that blocks of 32, 64 and 128 divide."""
 END = SPECIAL.index("<|end|>")
+PROMPTS = ["the quick brown", "do not go gentle into", "1, 2, 3", "the lazy dog"]
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
 torch.set_num_threads(1)  # tests run side by side
 
 
@@ -67,3 +74,11 @@ def save_to_quantize(folder: Path) -> Path:
         "quantize: {method: int8_wo, calibration: {data: text.txt, samples: 4, length: 64}}\n"
     )
     return config
+
+
+def build(folder: Path, name: str, **changes: int) -> Path:
+    """Build a bundle that gives all logits."""
+    save(folder / f"{name}-hf", **changes)
+    sizes = "max_batch_size: 4, max_sequence_length: 96, max_prefill_length: 16, logits: all"
+    (folder / f"{name}.yaml").write_text(f"source: {{hf: {folder}/{name}-hf}}\nllm: {{{sizes}}}\n")
+    return build_bundle(load_config(str(folder / f"{name}.yaml")), folder / name, new_runner()).bundle.path

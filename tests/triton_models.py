@@ -1,5 +1,22 @@
 """Models for Triton's Python backend: right ones, and some that are not what they should be."""
 
+TENSORS = """\
+input { name: "x" data_type: TYPE_FP32 dims: 2 }
+output { name: "y" data_type: TYPE_FP32 dims: 2 }
+"""
+DOUBLES = """\
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        print("asked for", len(requests), flush=True)
+        found = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            found.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x * 2)]))
+        return found
+"""
 # Answers, whatever it is asked, with ones.
 ONES = """
 import numpy as np

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.conftest import Ran
+    from trtkit import LLM
     from trtkit.runtime.text import Tokenizer
 
 
@@ -34,6 +35,31 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tiny")
     build(path)
     return path
+
+
+@pytest.fixture(scope="session")
+def classifier_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a tiny classifier of images."""
+    from tests.deployments import classifier
+
+    return classifier(tmp_path_factory.mktemp("classifier"))
+
+
+@pytest.fixture(scope="session")
+def llm_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a tiny Llama that gives all logits; its checkpoint is beside it."""
+    from tests import tiny_llm
+
+    return tiny_llm.build(tmp_path_factory.mktemp("llm"), "tiny")
+
+
+@pytest.fixture(scope="session")
+def llm(llm_bundle: Path) -> Iterator[LLM]:
+    """That model, run by the reference executor."""
+    from trtkit import LLM
+
+    with LLM(llm_bundle, runtime="reference") as opened:
+        yield opened
 
 
 @pytest.fixture

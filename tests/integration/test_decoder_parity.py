@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
-from tests.decoder_cases import CASES, Case
+from tests.decoder_cases import CASES, VARIED, Case
 from tests.decoders import T, builds, executor_of, graph_of, model_of, relative_rms
+from tests.selection import slow_unless
 from trtkit.dtypes import BF16, FP16, FP32, DType
 from trtkit.network.decoder import DecoderOptions
 
 IDS = torch.randint(3, 67, (6, 21), generator=torch.Generator().manual_seed(1))
+BUILDS = slow_unless(
+    lambda case, dtype: dtype is FP16 or case.name in VARIED, itertools.product(CASES, (FP16, BF16, FP32))
+)
 families = pytest.mark.parametrize("case", CASES, ids=str)
 
 
@@ -58,7 +64,6 @@ def test_slots_of_different_lengths_give_what_each_gives_alone(case: Case) -> No
         assert relative_rms(got, want) <= 1e-4
 
 
-@families
-@pytest.mark.parametrize("dtype", [FP16, BF16, FP32], ids=str)
+@pytest.mark.parametrize(("case", "dtype"), BUILDS, ids=str)
 def test_the_network_builds(case: Case, dtype: DType) -> None:
     assert builds(graph_of(model_of(case), DecoderOptions(dtype, T)))

@@ -5,51 +5,19 @@ from __future__ import annotations
 import gc
 import random
 import resource
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
 
-from tests.decoders import model_of
-from tests.generation import case_of, decoder, engine, run, settings
-from trtkit.errors import GenerationError, RequestError
-from trtkit.runtime.generation import DraftProposer, Engine, EngineOptions, LookupProposer, Request
+from tests.generation import SLOTS, Asked, alone, engine, is_clean, lone_engine, run, settings
+from trtkit.runtime.generation import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-SLOTS = 4
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A request as data, so that what it gets alone is computed once."""
-
-    prompt: tuple[int, ...]
-    params: tuple[tuple[str, Any], ...]
-    priority: int = 0
-
-    def request(self, name: str) -> Request:
-        return Request(name, list(self.prompt), settings(**dict(self.params)), self.priority)
-
-
-@cache
-def lone_engine() -> Engine:
-    """An engine that shares nothing between requests."""
-    return engine(SLOTS, min_shared_tokens=10**6)
-
-
-@cache
-def alone(asked: Asked) -> tuple[int, ...]:
-    return tuple(run(lone_engine(), [asked.request("alone")])["alone"].token_ids)
 
 
 KINDS: tuple[Callable[[random.Random], dict[str, Any]], ...] = (
@@ -72,23 +40,19 @@ def draw(r: random.Random) -> Asked:
     return Asked(tuple(prompt), tuple(params.items()), r.choice((0, 0, 0, 1, 2)))
 
 
-def is_clean(tested: Engine) -> bool:
-    """Whether an engine without work has all its slots back."""
-    return tested.free_slots == SLOTS and not tested.has_work
-
-
 @pytest.mark.parametrize(
     ("options", "seed"),
     [({}, 0), ({"min_shared_tokens": 1}, 1), ({"token_budget": 3, "min_shared_tokens": 1}, 2)],
     ids=["plain", "shared beginnings", "small budget"],
 )
-def test_200_requests_that_come_and_go_get_what_each_gets_alone(options: dict[str, Any], seed: int) -> None:
+@pytest.mark.parametrize("count", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_requests_that_come_and_go_get_what_each_gets_alone(options: dict[str, Any], seed: int, count: int) -> None:
     r = random.Random(seed)
-    asked = {f"r{index}": draw(r) for index in range(200)}
-    arrivals = {name: r.randint(0, 300) for name in asked}
-    cancelled = {name: arrivals[name] + r.randint(1, 30) for name in r.sample(sorted(asked), 30)}
+    asked = {f"r{index}": draw(r) for index in range(count)}
+    arrivals = {name: r.randint(0, count * 3 // 2) for name in asked}
+    cancelled = {name: arrivals[name] + r.randint(1, 30) for name in r.sample(sorted(asked), count * 3 // 20)}
     tested, found, step = engine(SLOTS, **options), {}, 0
-    while tested.has_work or step <= 300:
+    while tested.has_work or step <= count * 3 // 2:
         for name in (name for name, at in arrivals.items() if at == step):
             tested.submit(asked[name].request(name))
         for name in (name for name, at in cancelled.items() if at == step):
@@ -104,7 +68,7 @@ def test_200_requests_that_come_and_go_get_what_each_gets_alone(options: dict[st
             assert is_beam or tuple(finished.token_ids) == expected[: len(finished.token_ids)]
         else:
             assert tuple(finished.token_ids) == expected, asked[name]
-    assert sum(finished.reason == "abort" for finished in found.values()) > 5
+    assert sum(finished.reason == "abort" for finished in found.values()) > count // 40
     assert tested.statistics.preemptions > 0
     assert tested.statistics.reused_tokens > 0 or not options
     assert is_clean(tested)
@@ -191,54 +155,6 @@ def test_requests_of_one_priority_are_served_in_turn() -> None:
     assert order == ["0", "1", "2", "3", "4"]
 
 
-@pytest.mark.parametrize(
-    "params", [{"temperature": 0}, {"temperature": 0.9, "seed": 3}, {"temperature": 1.5, "top_k": 9, "seed": 4}]
-)
-@pytest.mark.parametrize("kind", ["lookup", "draft", "itself"])
-def test_speculation_changes_no_token(kind: str, params: dict[str, Any]) -> None:
-    proposer = {
-        "lookup": lambda: LookupProposer(5, shortest=1),
-        "draft": lambda: DraftProposer(decoder("qwen3", SLOTS), 3),
-        "itself": lambda: DraftProposer(decoder("llama", SLOTS), 3),
-    }[kind]()
-    tested = engine(SLOTS, proposer=proposer)
-    prompts = [tuple([5, 6, 7, 8] * 3), (11, 12, 13), tuple(range(20, 50)), (9,) * 10, tuple(range(3, 60))]
-    asked = {
-        f"r{index}": Asked(prompt, (("max_tokens", 25), ("ignore_eos", True), *params.items()))
-        for index, prompt in enumerate(prompts)
-    }
-    found = run(tested, [each.request(name) for name, each in asked.items()])
-    for name, each in asked.items():
-        assert tuple(found[name].token_ids) == alone(each)
-    statistics = tested.statistics
-    assert statistics.drafted_tokens > 0
-    assert statistics.accepted_tokens <= statistics.drafted_tokens
-    if kind == "itself":
-        assert statistics.accepted_tokens > 0.9 * statistics.drafted_tokens
-        assert statistics.steps < 25
-
-
-def test_speculative_draws_follow_the_models_distribution() -> None:
-    tested, prompt, count = engine(16, proposer=DraftProposer(decoder("qwen3", 16), 2)), [5, 6, 7], 3000
-    requests = [
-        Request(str(seed), prompt, settings(max_tokens=4, temperature=0.7, seed=seed, ignore_eos=True))
-        for seed in range(count)
-    ]
-    found = run(tested, requests)
-    assert tested.statistics.accepted_tokens > 0
-    pairs = np.zeros((67, 67))
-    for finished in found.values():
-        pairs[tuple(finished.token_ids[:2])] += 1
-    hf = model_of(case_of("llama"))
-    first = torch.softmax(hf.logits(torch.tensor([prompt]))[0, -1] / 0.7, -1)
-    second = torch.softmax(hf.logits(torch.tensor([[*prompt, token] for token in range(67)]))[:, -1] / 0.7, -1)
-    expected = (first[:, None] * second).double().numpy() * count
-    common = expected > 5
-    observed = np.append(pairs[common], pairs[~common].sum())
-    wanted = np.append(expected[common], expected[~common].sum())
-    assert chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue > 1e-3
-
-
 @pytest.mark.slow
 def test_ten_thousand_steps_leave_memory_flat() -> None:
     r, tested, steps, early = random.Random(0), engine(SLOTS, min_shared_tokens=4), 0, 0.0
@@ -262,59 +178,3 @@ def test_ten_thousand_steps_leave_memory_flat() -> None:
 
 def _resident_mib() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
-
-
-def test_a_prompt_fills_the_cache_to_its_last_place() -> None:
-    tested = engine(2)
-    prompt = [3 + index % 60 for index in range(64)]
-    found = run(tested, [Request("full", prompt, settings(max_tokens=5, temperature=0, ignore_eos=True))])["full"]
-    assert (len(found.token_ids), found.reason) == (1, "length")
-
-
-@pytest.mark.parametrize(
-    ("prompt", "params", "message"),
-    [
-        ([], {}, "r: the prompt has no tokens"),
-        ([5] * 65, {}, "r: the prompt has 65 tokens, a slot holds 64"),
-        ([5, 67], {}, "r: token 67 is not in the vocabulary"),
-        ([-1], {}, "r: token -1 is not in the vocabulary"),
-        ([5], {"num_beams": 5}, "num_beams: 5 beams need as many slots, there are 4"),
-        ([5], {"prompt_logprobs": 1}, "prompt_logprobs: the engine gives logits of the last token only"),
-    ],
-)
-def test_a_request_that_cannot_be_served_is_refused(prompt: list[int], params: dict[str, Any], message: str) -> None:
-    tested = engine(SLOTS)
-    with pytest.raises(RequestError) as caught:
-        tested.submit(Request("r", prompt, settings(**params)))
-    assert message in str(caught.value)
-    assert is_clean(tested)
-
-
-def test_a_full_queue_refuses_and_keeps_what_waits() -> None:
-    tested = engine(1, max_queue=2)
-    for index in range(2):
-        tested.submit(Request(str(index), [5], settings(max_tokens=2, temperature=0)))
-    with pytest.raises(GenerationError, match="2 requests are waiting already"):
-        tested.submit(Request("more", [5], settings(max_tokens=2)))
-    assert run(tested, []).keys() == {"0", "1"}
-
-
-def test_speculation_without_all_logits_is_refused() -> None:
-    with pytest.raises(RequestError, match="speculation needs logits of every token"):
-        Engine(decoder("llama", 2), EngineOptions(proposer=LookupProposer(3)))
-
-
-def test_a_failing_request_leaves_the_others_unharmed() -> None:
-    def broken(input_ids: Any, scores: Any) -> Any:
-        if input_ids.shape[1] > 5:
-            raise ValueError("no more")
-        return scores
-
-    tested = engine(SLOTS)
-    good = Asked((5, 6, 7), (("max_tokens", 10), ("temperature", 1.0), ("seed", 1)))
-    bad = Request("bad", [8, 9], settings(max_tokens=10, temperature=0, logits_processors=(broken,), ignore_eos=True))
-    found = run(tested, [good.request("good"), bad])
-    assert tuple(found["good"].token_ids) == alone(good)
-    assert (found["bad"].reason, len(found["bad"].token_ids)) == ("error", 4)
-    assert "no more" in str(found["bad"].stop_reason)
-    assert is_clean(tested)

@@ -1,12 +1,8 @@
-"""`LLM` and `AsyncLLM` on a real bundle of a tiny model: many prompts, streams, stops, samples, beams, bad input."""
+"""`LLM` on a real bundle of a tiny model: many prompts, streams, stops, samples, beams, guides."""
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import json
-import queue
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,49 +10,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests import tiny_llm
-from trtkit import LLM, AsyncLLM, SamplingParams
-from trtkit.config import load_config
-from trtkit.engine.build import build_bundle
-from trtkit.errors import BundleError, GenerationError, RequestError
-from trtkit.jobs.runner import new_runner
-from trtkit.runtime.llm import EngineThread
-from trtkit.runtime.llm.frontend import Frontend
+from tests.tiny_llm import GREEDY, PROMPTS
+from trtkit import LLM, SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-GREEDY = SamplingParams(temperature=0, max_tokens=12)
-PROMPTS = ["the quick brown", "do not go gentle into", "1, 2, 3", "the lazy dog"]
-
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("llm")
-
-
-def build(folder: Path, name: str, **changes: int) -> Path:
-    """Build a bundle that gives all logits."""
-    tiny_llm.save(folder / f"{name}-hf", **changes)
-    sizes = "max_batch_size: 4, max_sequence_length: 96, max_prefill_length: 16, logits: all"
-    (folder / f"{name}.yaml").write_text(f"source: {{hf: {folder}/{name}-hf}}\nllm: {{{sizes}}}\n")
-    return build_bundle(load_config(str(folder / f"{name}.yaml")), folder / name, new_runner()).bundle.path
-
-
-@pytest.fixture(scope="module")
-def bundle(folder: Path) -> Path:
-    return build(folder, "tiny")
-
-
-@pytest.fixture(scope="module")
-def llm(bundle: Path) -> Iterator[LLM]:
-    with LLM(bundle, runtime="reference") as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def hf(folder: Path, bundle: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(f"{bundle}-hf").eval()
+def hf(llm_bundle: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(f"{llm_bundle}-hf").eval()
 
 
 def test_answers_are_those_of_transformers(llm: LLM, hf: Any) -> None:
@@ -163,154 +126,15 @@ def test_metrics_count_what_was_done(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("options", [{"lookup": 3}, {"draft": "draft", "draft_tokens": 2}], ids=["lookup", "draft"])
-def test_speculation_gives_the_same_answers(options: dict[str, Any], llm: LLM, bundle: Path, folder: Path) -> None:
+def test_speculation_gives_the_same_answers(
+    options: dict[str, Any], llm: LLM, llm_bundle: Path, tmp_path: Path
+) -> None:
     if "draft" in options:
-        options = {**options, "draft": build(folder, "draft", num_hidden_layers=1)}
+        options = {**options, "draft": tiny_llm.build(tmp_path, "draft", num_hidden_layers=1)}
     expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
-    with LLM(bundle, runtime="reference", **options) as guessing:
+    with LLM(llm_bundle, runtime="reference", **options) as guessing:
         assert [output.outputs[0].token_ids for output in guessing.generate(PROMPTS, GREEDY)] == expected
         assert guessing.statistics.drafted_tokens > 0
-
-
-@pytest.mark.parametrize(
-    ("prompt", "params", "message"),
-    [
-        ("", {}, "the prompt has no tokens"),
-        ([], {}, "the prompt has no tokens"),
-        ([1.5], {}, "a prompt's tokens are whole numbers, `1.5` is not one"),
-        ([True], {}, "a prompt's tokens are whole numbers, `True` is not one"),
-        ({"prompt_token_ids": 5}, {}, "a prompt cannot be a int"),
-        ("a \ud800 b", {}, r"prompt: character 2 is half of a surrogate pair, U\+D800: not valid text"),
-        ({"messages": [{"role": "user", "content": "\udfff"}]}, {}, r"surrogate pair, U\+DFFF"),
-        ("x" * 65_537, {}, "the prompt has 65537 characters; at most 65536 are read"),
-        ({"messages": [{"role": "user", "content": "x" * 70_000}]}, {}, "at most 65536 are read"),
-        ({"prompt": "a", "prompt_token_ids": [1]}, {}, "a prompt is one thing, 2 are given"),
-        ({"messages": [{"content": 1}]}, {}, "the chat template does not take these messages"),
-        ([5] * 97, {}, "the prompt has 97 tokens, a slot holds 96"),
-        ("the", {"num_beams": 5}, "5 beams need as many slots, there are 4"),
-        ("the", {"stop_token_ids": (320,)}, "token 320 is not in the vocabulary"),
-        ("the", {"guided_json": {"type": "nonsense"}}, "guided_json"),
-        (
-            "the",
-            {"guided_json": {"type": "object", "properties": {"a": False}, "required": ["a"]}},
-            "no JSON value satisfies it",
-        ),
-    ],
-)
-def test_bad_requests_are_refused_and_harm_nobody(prompt: Any, params: dict[str, Any], message: str, llm: LLM) -> None:
-    with pytest.raises(RequestError, match=message):
-        llm.generate([PROMPTS[0], prompt], SamplingParams(max_tokens=4, **params))
-    assert not llm.frontend.jobs
-    assert not llm.frontend.engine.has_work
-    assert llm.generate(PROMPTS[0], GREEDY)[0].outputs[0].finish_reason
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"slots": 0}, "0 slots asked, the engine has 1 to 4"),
-        ({"slots": 5}, "5 slots asked, the engine has 1 to 4"),
-        ({"prefill_budget": 0}, "a budget of 0 tokens a step computes nothing"),
-        ({"lookup": -1}, "a negative number of tokens to guess"),
-        ({"lookup": 2, "draft": "x"}, "both `draft` and `lookup` are given"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str, bundle: Path) -> None:
-    with pytest.raises(RequestError, match=message):
-        LLM(bundle, runtime="reference", **options)
-
-
-def test_tensorrt_without_a_gpu_says_so(bundle: Path) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("a GPU is here")
-    with pytest.raises(GenerationError, match="no GPU is here to run the engine"):
-        LLM(bundle, runtime="tensorrt")
-
-
-def test_a_bundle_whose_weights_changed_is_refused(folder: Path) -> None:
-    bundle = build(folder, "changing")
-    tiny_llm.save(folder / "changing-hf", seed=1)
-    with pytest.raises(BundleError, match="the source has changed since the bundle was built"):
-        LLM(bundle, runtime="reference")
-
-
-def test_an_interrupted_batch_leaves_the_engine_empty(llm: LLM) -> None:
-    def interrupt(_: Any) -> None:
-        raise KeyboardInterrupt
-
-    params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (2, 40, 40)]
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate(PROMPTS[:3], params, on_output=interrupt)
-    assert not llm.frontend.engine.has_work
-
-
-async def collect(llm: AsyncLLM, prompt: str, params: SamplingParams) -> tuple[str, Any]:
-    """Return the streamed text and the last delta's output."""
-    text, output = "", None
-    async for delta in llm.generate(prompt, params):
-        text += delta.text
-        output = delta.output or output
-    return text, output
-
-
-def test_coroutines_share_one_batch(llm: LLM, bundle: Path) -> None:
-    expected = [output.outputs[0].text for output in llm.generate(PROMPTS * 3, GREEDY)]
-
-    async def main() -> list[tuple[str, Any]]:
-        running = AsyncLLM(bundle, runtime="reference")
-        try:
-            return await asyncio.gather(*(collect(running, prompt, GREEDY) for prompt in PROMPTS * 3))
-        finally:
-            running.close()
-
-    found = asyncio.run(main())
-    assert [text for text, _ in found] == expected
-    assert [output.outputs[0].text for _, output in found] == expected
-
-
-def test_coroutines_that_fail_or_leave_harm_nobody(llm: LLM, bundle: Path) -> None:
-    expected = llm.generate(PROMPTS[0], GREEDY)[0].outputs[0].text
-    long = SamplingParams(temperature=0, max_tokens=80, ignore_eos=True)
-
-    async def leave(running: AsyncLLM) -> None:
-        async for _ in running.generate(PROMPTS[1], long):
-            break
-
-    async def main() -> list[Any]:
-        running = AsyncLLM(bundle, runtime="reference")
-        try:
-            aborted = asyncio.create_task(collect(running, PROMPTS[2], long))
-            tasks = [collect(running, PROMPTS[0], GREEDY), collect(running, "", GREEDY), leave(running), aborted]
-            asyncio.get_running_loop().call_later(0.05, aborted.cancel)
-            found = await asyncio.gather(*tasks, return_exceptions=True)
-            return [*found, await collect(running, PROMPTS[0], GREEDY)]
-        finally:
-            running.close()
-
-    good, empty, left, aborted, after = asyncio.run(main())
-    assert good[0] == after[0] == expected
-    assert isinstance(empty, RequestError)
-    assert left is None
-    assert isinstance(aborted, asyncio.CancelledError)
-
-
-def test_an_aborted_request_ends_with_what_it_has(bundle: Path) -> None:
-    async def main() -> Any:
-        running = AsyncLLM(bundle, runtime="reference")
-        try:
-            last = None
-            params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
-            async for delta in running.generate(PROMPTS[0], params, request_id="mine"):
-                await running.abort("mine")
-                last = delta
-            return last
-        finally:
-            running.close()
-
-    last = asyncio.run(main())
-    gc.collect()
-    assert last.finish_reason == "abort"
-    assert 1 <= len(last.output.outputs[0].token_ids) < 90
 
 
 def test_guided_beams_go_on_with_what_the_guide_allows(llm: LLM) -> None:
@@ -327,39 +151,3 @@ def test_beams_without_any_allowed_token_end_with_the_reason(llm: LLM) -> None:
     assert answer.finish_reason == "error"
     assert "no token is allowed" in str(answer.stop_reason)
     assert not llm.frontend.engine.has_work
-
-
-def test_a_request_that_takes_long_to_prepare_delays_nobody_and_can_be_aborted(
-    bundle: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = llm.generate(PROMPTS[0], GREEDY)[0].outputs[0].text
-    guided = SamplingParams(guided_regex="[a-z]+", max_tokens=4)
-    is_free = threading.Event()
-    prepare = Frontend.prepare
-
-    def slow(self: Frontend, prompt: Any, params: SamplingParams) -> Any:
-        if params.guided:
-            assert is_free.wait(60)
-        return prepare(self, prompt, params)
-
-    monkeypatch.setattr(Frontend, "prepare", slow)
-    engine = EngineThread(bundle, runtime="reference", max_queue=3)
-    news: dict[str, queue.SimpleQueue[Any]] = {name: queue.SimpleQueue() for name in "abcde"}
-    try:
-        for name in "abc":
-            engine.submit(PROMPTS[1], guided, name, news[name].put)
-        engine.submit(PROMPTS[0], GREEDY, "d", news["d"].put)
-        assert str(news["d"].get(timeout=60)).startswith("3 requests are waiting already")
-        engine.abort("a")
-        assert str(news["a"].get(timeout=60)).startswith("a: the request was aborted")
-        engine.submit(PROMPTS[0], GREEDY, "e", news["e"].put)
-        text = ""
-        while (delta := news["e"].get(timeout=60)).output is None:
-            text += delta.text
-        assert text + delta.text == wanted
-        is_free.set()
-        assert news["b"].get(timeout=60).token_ids
-    finally:
-        is_free.set()
-        engine.close()
-    assert news["a"].empty()

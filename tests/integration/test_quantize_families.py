@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,9 @@ import pytest
 import torch
 
 from tests import tiny_llm
-from tests.decoder_cases import CASES, Case
+from tests.decoder_cases import CASES, VARIED, Case
 from tests.decoders import model_of
+from tests.selection import slow_unless
 from trtkit.config.schema import ModelConfig
 from trtkit.jobs.job import Context
 from trtkit.models.registry import decoder_spec
@@ -42,6 +44,9 @@ SIZES = {
     "vocab_size": 320,
 }
 DENSE = [case for case in CASES if "num_experts_per_tok" not in case.config]
+METHODS = slow_unless(
+    lambda case, method: method == "int8_sq" or case.name in VARIED, itertools.product(DENSE, ("int8_sq", "int4_gptq"))
+)
 
 
 def saved(case: Case, folder: Path) -> Path:
@@ -86,8 +91,7 @@ def transformers_logits(source: Path) -> torch.Tensor:
         return model(torch.from_numpy(IDS)[None]).logits[0]
 
 
-@pytest.mark.parametrize("method", ["int8_sq", "int4_gptq"])
-@pytest.mark.parametrize("case", DENSE, ids=str)
+@pytest.mark.parametrize(("case", "method"), METHODS, ids=str)
 def test_a_quantized_family_computes_what_transformers_does(case: Case, method: str, tmp_path: Path) -> None:
     """A value that falls between two codes is rounded either way, and moves its token and those after it."""
     source = saved(case, tmp_path / "model")
@@ -102,7 +106,7 @@ def test_a_quantized_family_computes_what_transformers_does(case: Case, method: 
     assert compare(to_array(got), to_array(transformers_logits(source))).relative_rms_error > 1e-4
 
 
-@pytest.mark.parametrize("case", DENSE, ids=str)
+@pytest.mark.parametrize("case", slow_unless(lambda case: case.name in VARIED, DENSE), ids=str)
 def test_a_family_with_quantized_caches_is_near_itself(case: Case, tmp_path: Path) -> None:
     source = saved(case, tmp_path / "model")
     made = quantized(source, method="none", kv_cache="int8")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -9,53 +9,23 @@ from onnx import helper
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_dynamic, quantize_static
 
 from tests import models
-from tests.unit.network.onnx.rewrites.ways import Arrays, assert_all_agree
-from trtkit.errors import UnsupportedOperatorsError
+from tests.unit.network.onnx.rewrites.ways import (
+    RANDOM,
+    Arrays,
+    assert_all_agree,
+    random_bytes,
+    random_weights,
+    scalars,
+)
 from trtkit.network.onnx.rewrites import rewrite
 from trtkit.network.onnx.rewrites.rule import MICROSOFT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-RANDOM = np.random.default_rng(0)
-
-
-def _bytes(*shape: int, dtype: str = "uint8") -> np.ndarray[Any, Any]:
-    limits = np.iinfo(dtype)
-    return RANDOM.integers(limits.min, limits.max, shape, endpoint=True).astype(dtype)
-
-
-def _weights(*shape: int, dtype: str = "int8") -> np.ndarray[Any, Any]:
-    """Seven bits: with AVX2 and nothing newer, ONNX Runtime's sums of two products of 8 bits saturate at 16."""
-    middle = 0 if dtype == "int8" else 128
-    return RANDOM.integers(middle - 63, middle + 63, shape, endpoint=True).astype(dtype)
-
-
-def _scalars(**values: tuple[float, str]) -> list[onnx.TensorProto]:
-    return [models.constant(name, value, dtype) for name, (value, dtype) in values.items()]
-
 
 def _ops(model: onnx.ModelProto) -> list[str]:
     return [node.op_type for node in model.graph.node]
-
-
-@pytest.mark.parametrize(("kind", "zero_point"), [("uint8", 77), ("int8", -5), ("uint8", 128), ("uint8", 0)])
-@pytest.mark.parametrize("opset", [10, 17])
-def test_qlinear_conv(kind: str, zero_point: int, opset: int) -> None:
-    names = ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz", "b"]
-    node = helper.make_node("QLinearConv", names, ["y"], "conv", pads=[1, 0, 1, 2], strides=[2, 1])
-    constants = [
-        *_scalars(xs=(0.02, "float32"), xz=(zero_point, kind), ys=(0.11, "float32"), yz=(zero_point, kind)),
-        models.constant("w", _weights(4, 3, 3, 3), "int8"),
-        models.constant("ws", [0.01, 0.02, 0.005, 0.03]),
-        models.constant("wz", [0, 0, 0, 0], "int8"),
-        models.constant("b", [100, -2000, 5, 0], "int32"),
-    ]
-    inputs = [models.tensor("x", 2, 3, 9, 8, dtype=kind.upper())]
-    outputs = [models.tensor("y", 2, 4, 4, 8, dtype=kind.upper())]
-    model = models.model([node], inputs, outputs, constants, opset=opset)
-    said = assert_all_agree(model, {"x": _bytes(2, 3, 9, 8, dtype=kind)}, atol=1)
-    assert said.startswith("1 QLinearConv")
 
 
 def test_a_quantized_model_stays_in_int8_from_end_to_end() -> None:
@@ -68,10 +38,10 @@ def test_a_quantized_model_stays_in_int8_from_end_to_end() -> None:
         helper.make_node("DequantizeLinear", ["h", "s3", "z3"], ["y"], "dequantize"),
     ]
     constants = [
-        *_scalars(s=(0.02, "float32"), s2=(0.6, "float32"), s3=(1.5, "float32"), z=(128, "uint8"), z3=(90, "uint8")),
-        *_scalars(wz=(0, "int8")),
-        models.constant("w", _weights(4, 3, 3, 3), "int8"),
-        models.constant("m", _weights(16, 5), "int8"),
+        *scalars(s=(0.02, "float32"), s2=(0.6, "float32"), s3=(1.5, "float32"), z=(128, "uint8"), z3=(90, "uint8")),
+        *scalars(wz=(0, "int8")),
+        models.constant("w", random_weights(4, 3, 3, 3), "int8"),
+        models.constant("m", random_weights(16, 5), "int8"),
     ]
     model = models.model(nodes, [models.tensor("x", "n", 3, 6, 6)], [models.tensor("y", "n", 5)], constants)
     x = RANDOM.standard_normal((2, 3, 6, 6)).astype(np.float32)
@@ -83,87 +53,20 @@ def test_a_quantized_model_stays_in_int8_from_end_to_end() -> None:
     assert "Cast" not in _ops(new)
 
 
-@pytest.mark.parametrize(
-    ("op_type", "attributes"),
-    [("QLinearAdd", {}), ("QLinearMul", {})],
-)
-def test_qlinear_binary(op_type: str, attributes: dict[str, Any]) -> None:
-    names = ["a", "as", "az", "b", "bs", "bz", "cs", "cz"]
-    node = helper.make_node(op_type, names, ["c"], "n", domain=MICROSOFT, **attributes)
-    constants = _scalars(**{"as": (0.02, "float32"), "az": (120, "uint8"), "bs": (0.05, "float32"),
-                            "bz": (3, "uint8"), "cs": (0.07, "float32"), "cz": (100, "uint8")})  # fmt: skip
-    inputs = [models.tensor("a", 2, 5, dtype="UINT8"), models.tensor("b", 5, dtype="UINT8")]
-    model = models.model([node], inputs, [models.tensor("c", 2, 5, dtype="UINT8")], constants, domains=[MICROSOFT])
-    assert_all_agree(model, {"a": _bytes(2, 5), "b": _bytes(5)}, atol=1)
-
-
-@pytest.mark.parametrize(
-    ("op_type", "attributes"),
-    [
-        ("QLinearSigmoid", {}),
-        ("QLinearLeakyRelu", {"alpha": 0.1}),
-        ("QLinearSoftmax", {"axis": 1, "opset": 13}),
-        ("QLinearAveragePool", {"kernel_shape": [2, 2], "strides": [2, 2]}),
-        ("QLinearGlobalAveragePool", {"channels_last": 0}),
-    ],
-)
-def test_qlinear_unary(op_type: str, attributes: dict[str, Any]) -> None:
-    node = helper.make_node(op_type, ["x", "xs", "xz", "ys", "yz"], ["y"], "n", domain=MICROSOFT, **attributes)
-    constants = _scalars(xs=(0.05, "float32"), xz=(111, "uint8"), ys=(0.02, "float32"), yz=(10, "uint8"))
-    size = {"QLinearAveragePool": 3, "QLinearGlobalAveragePool": 1}.get(op_type, 6)
-    outputs = [models.tensor("y", 1, 4, size, size, dtype="UINT8")]
-    model = models.model([node], [models.tensor("x", 1, 4, 6, 6, dtype="UINT8")], outputs, constants,
-                         domains=[MICROSOFT])  # fmt: skip
-    assert_all_agree(model, {"x": _bytes(1, 4, 6, 6)}, atol=1)
-
-
-def test_qlinear_concat() -> None:
-    names = ["ys", "yz", "a", "as", "az", "b", "bs", "bz"]
-    node = helper.make_node("QLinearConcat", names, ["y"], "n", domain=MICROSOFT, axis=1)
-    constants = _scalars(**{"as": (0.02, "float32"), "az": (120, "uint8"), "bs": (0.05, "float32"),
-                            "bz": (3, "uint8"), "ys": (0.05, "float32"), "yz": (40, "uint8")})  # fmt: skip
-    inputs = [models.tensor("a", 2, 5, dtype="UINT8"), models.tensor("b", 2, 3, dtype="UINT8")]
-    model = models.model([node], inputs, [models.tensor("y", 2, 8, dtype="UINT8")], constants, domains=[MICROSOFT])
-    assert_all_agree(model, {"a": _bytes(2, 5), "b": _bytes(2, 3)}, atol=1)
-
-
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_qgemm(has_bias: bool) -> None:
-    names = ["a", "as", "az", "b", "bs", "bz", "c" if has_bias else "", "ys", "yz"]
-    node = helper.make_node("QGemm", names, ["y"], "n", domain=MICROSOFT, transB=1, alpha=1.0)
-    constants = [
-        *_scalars(
-            **{
-                "as": (0.02, "float32"),
-                "az": (120, "uint8"),
-                "bs": (0.05, "float32"),
-                "bz": (0, "int8"),
-                "ys": (0.9, "float32"),
-                "yz": (140, "uint8"),
-            }
-        ),
-        models.constant("b", _weights(3, 8), "int8"),
-        models.constant("c", [300, -400, 20], "int32"),
-    ]
-    outputs = [models.tensor("y", 4, 3, dtype="UINT8")]
-    model = models.model([node], [models.tensor("a", 4, 8, dtype="UINT8")], outputs, constants, domains=[MICROSOFT])
-    assert_all_agree(model, {"a": _bytes(4, 8)}, atol=1)
-
-
 @pytest.mark.parametrize("has_zero_points", [False, True])
 def test_integer_products_are_exact(has_zero_points: bool) -> None:
     conv = helper.make_node("ConvInteger", ["x", "w", *["xz", "wz"] * has_zero_points], ["c"], "c", pads=[1] * 4)
     product = helper.make_node("MatMulInteger", ["c8", "m", *["xz", "mz"] * has_zero_points], ["y"], "m")
     cast = helper.make_node("Cast", ["c"], ["c8"], "cast", to=onnx.TensorProto.UINT8)
     constants = [
-        models.constant("w", _weights(2, 3, 3, 3, dtype="uint8"), "uint8"),
-        models.constant("m", _weights(8, 5), "int8"),
-        *_scalars(xz=(37, "uint8"), wz=(129, "uint8")),
+        models.constant("w", random_weights(2, 3, 3, 3, dtype="uint8"), "uint8"),
+        models.constant("m", random_weights(8, 5), "int8"),
+        *scalars(xz=(37, "uint8"), wz=(129, "uint8")),
         models.constant("mz", [1, -2, 3, 4, 127], "int8"),
     ]
     outputs = [models.tensor("y", 1, 2, 7, 5, dtype="INT32")]
     model = models.model([conv, cast, product], [models.tensor("x", 1, 3, 7, 8, dtype="UINT8")], outputs, constants)
-    assert_all_agree(model, {"x": _bytes(1, 3, 7, 8)})
+    assert_all_agree(model, {"x": random_bytes(1, 3, 7, 8)})
 
 
 def test_dynamic_quantization_up_to_the_product() -> None:
@@ -173,7 +76,7 @@ def test_dynamic_quantization_up_to_the_product() -> None:
         helper.make_node("Cast", ["whole"], ["float"], "cast", to=onnx.TensorProto.FLOAT),
         helper.make_node("Mul", ["float", "s"], ["y"], "scale"),
     ]
-    constants = [models.constant("w", _weights(8, 5), "int8"), *_scalars(wz=(0, "int8"))]
+    constants = [models.constant("w", random_weights(8, 5), "int8"), *scalars(wz=(0, "int8"))]
     model = models.model(nodes, [models.tensor("x", "n", 8)], [models.tensor("y", "n", 5)], constants, opset=11)
     x = RANDOM.standard_normal((3, 8)).astype(np.float32)
     said = assert_all_agree(model, {"x": x}, rtol=1e-5)
@@ -183,15 +86,15 @@ def test_dynamic_quantization_up_to_the_product() -> None:
 @pytest.mark.parametrize("op_type", ["MatMulIntegerToFloat", "DynamicQuantizeMatMul"])
 def test_products_with_scales(op_type: str) -> None:
     constants = [
-        models.constant("w", _weights(8, 5), "int8"),
+        models.constant("w", random_weights(8, 5), "int8"),
         models.constant("ws", [0.1, 0.2, 0.3, 0.4, 0.5]),
         models.constant("wz", [0] * 5, "int8"),
-        *_scalars(xs=(0.05, "float32"), xz=(100, "uint8")),
+        *scalars(xs=(0.05, "float32"), xz=(100, "uint8")),
         models.constant("b", [1, 2, 3, 4, 5]),
     ]
     is_dynamic = op_type == "DynamicQuantizeMatMul"
     names = ["x", "w", "ws", "wz", "b"] if is_dynamic else ["x", "w", "xs", "ws", "xz", "wz", "b"]
-    x = RANDOM.standard_normal((3, 8)).astype(np.float32) if is_dynamic else _bytes(3, 8)
+    x = RANDOM.standard_normal((3, 8)).astype(np.float32) if is_dynamic else random_bytes(3, 8)
     node = helper.make_node(op_type, names, ["y"], "n", domain=MICROSOFT)
     inputs = [models.tensor("x", 3, 8, dtype="FLOAT" if is_dynamic else "UINT8")]
     model = models.model([node], inputs, [models.tensor("y", 3, 5)], constants, domains=[MICROSOFT])
@@ -221,8 +124,8 @@ def test_weights_of_uint8(zero_point: int) -> None:
         helper.make_node("DequantizeLinear", ["w", "s", "z"], ["f"], "dq"),
         helper.make_node("MatMul", ["x", "f"], ["y"], "m"),
     ]
-    constants = [models.constant("w", _bytes(4, 5), "uint8")]
-    constants += _scalars(s=(0.1, "float32"), z=(zero_point, "uint8"))
+    constants = [models.constant("w", random_bytes(4, 5), "uint8")]
+    constants += scalars(s=(0.1, "float32"), z=(zero_point, "uint8"))
     model = models.model(nodes, [models.tensor("x", "n", 4)], [models.tensor("y", "n", 5)], constants)
     assert_all_agree(model, {"x": RANDOM.standard_normal((3, 4)).astype(np.float32)}, atol=1e-3)
 
@@ -270,7 +173,7 @@ def test_a_quantized_tensor_that_is_an_output_keeps_its_type() -> None:
         helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"], "dq"),
     ]
     outputs = [models.tensor("y", 2, 3), models.tensor("q", 2, 3, dtype="UINT8")]
-    model = models.model(nodes, [models.tensor("x", 2, 3)], outputs, _scalars(s=(0.1, "float32"), z=(77, "uint8")))
+    model = models.model(nodes, [models.tensor("x", 2, 3)], outputs, scalars(s=(0.1, "float32"), z=(77, "uint8")))
     feeds: Arrays = {"x": RANDOM.standard_normal((2, 3)).astype(np.float32)}
     assert_all_agree(model, feeds, atol=1e-5)
 
@@ -280,26 +183,6 @@ def test_a_model_without_refused_forms_is_left_alone() -> None:
     same, said = rewrite(model)
     assert said == "none"
     assert same is model
-
-
-@pytest.mark.parametrize(
-    ("op_type", "attributes", "said"),
-    [
-        ("QLinearAveragePool", {"kernel_shape": [2, 2], "channels_last": 1},
-         "com.microsoft::QLinearAveragePool `n`: attribute `channels_last` is `1`, allowed: `0`"),
-        ("QLinearSigmoid", {"speed": 2},
-         "com.microsoft::QLinearSigmoid `n`: unknown attribute `speed` = `2`, known: channels_last, opset"),
-    ],
-)  # fmt: skip
-def test_attributes_that_cannot_be_taken(op_type: str, attributes: dict[str, Any], said: str) -> None:
-    node = helper.make_node(op_type, ["x", "xs", "xz", "ys", "yz"], ["y"], "n", domain=MICROSOFT, **attributes)
-    constants = _scalars(xs=(0.05, "float32"), xz=(111, "uint8"), ys=(0.02, "float32"), yz=(10, "uint8"))
-    shape = (1, 4, 6, 6)
-    model = models.model([node], [models.tensor("x", *shape, dtype="UINT8")],
-                         [models.tensor("y", *shape, dtype="UINT8")], constants, domains=[MICROSOFT])  # fmt: skip
-    with pytest.raises(UnsupportedOperatorsError) as refused:
-        rewrite(model)
-    assert str(refused.value) == (f"TensorRT does not take 1 node, and there is no other way to write them\n  {said}")
 
 
 @pytest.mark.parametrize("kind", [QuantType.QInt8, QuantType.QUInt8])

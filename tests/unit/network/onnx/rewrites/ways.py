@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime
 
+from tests import models
 from trtkit.backends import load_backend
 from trtkit.network.onnx.rewrites import rewrite
 from trtkit.reference import Executor, to_array
@@ -16,6 +17,22 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 BACKEND = load_backend("tensorrt_rtx")
+RANDOM = np.random.default_rng(0)
+
+
+def random_bytes(*shape: int, dtype: str = "uint8") -> np.ndarray[Any, Any]:
+    limits = np.iinfo(dtype)
+    return RANDOM.integers(limits.min, limits.max, shape, endpoint=True).astype(dtype)
+
+
+def random_weights(*shape: int, dtype: str = "int8") -> np.ndarray[Any, Any]:
+    """Seven bits: with AVX2 and nothing newer, ONNX Runtime's sums of two products of 8 bits saturate at 16."""
+    middle = 0 if dtype == "int8" else 128
+    return RANDOM.integers(middle - 63, middle + 63, shape, endpoint=True).astype(dtype)
+
+
+def scalars(**values: tuple[float, str]) -> list[onnx.TensorProto]:
+    return [models.constant(name, value, dtype) for name, (value, dtype) in values.items()]
 
 
 def in_onnx_runtime(model: onnx.ModelProto, feeds: Arrays) -> list[np.ndarray[Any, Any]]:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.triton import python_model, serving
-from trtkit.deployment.triton.endpoints import Endpoints, free_ports
+from tests.triton_models import DOUBLES, TENSORS
+from trtkit.deployment.triton.endpoints import Endpoints
 from trtkit.deployment.triton.local_server import LocalServer, ServeOptions
 from trtkit.deployment.triton.server_files import find_server
 from trtkit.errors import DeployError
@@ -25,34 +26,14 @@ from trtkit.errors import DeployError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.conftest import Ran
-
     Start = Callable[..., subprocess.Popen[str]]
 
-TENSORS = """\
-input { name: "x" data_type: TYPE_FP32 dims: 2 }
-output { name: "y" data_type: TYPE_FP32 dims: 2 }
-"""
-DOUBLES = """\
-import triton_python_backend_utils as pb_utils
 
-
-class TritonPythonModel:
-    def execute(self, requests):
-        print("asked for", len(requests), flush=True)
-        found = []
-        for request in requests:
-            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
-            found.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", x * 2)]))
-        return found
-"""
 FAILS = """\
 class TritonPythonModel:
     def initialize(self, args):
         raise ValueError("the weights are gone")
 """
-
-
 REFUSES = """\
 from trtkit.deployment.triton.backend.requests import refusal
 from trtkit.errors import BackendError, GenerationError, RequestError, SourceError
@@ -70,12 +51,6 @@ class TritonPythonModel:
     def execute(self, requests):
         return [refusal(ERRORS[int(request.inputs()[0].as_numpy()[0])]) for request in requests]
 """
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    python_model(tmp_path / "models", "doubles", DOUBLES, TENSORS)
-    return tmp_path / "models"
 
 
 def ready_line(process: subprocess.Popen[str]) -> dict[str, Any]:
@@ -194,12 +169,6 @@ def test_when_a_models_process_is_killed_health_tells_and_serving_ends(repositor
     assert not is_running(pid)
 
 
-def test_the_probe_fails_where_no_server_answers() -> None:
-    probe = [sys.executable, "-m", "trtkit.deployment.triton.health", str(free_ports().http_port)]
-    ran = subprocess.run(probe, capture_output=True, text=True, check=False)
-    assert (ran.returncode, "the server does not answer" in ran.stderr) == (1, True)
-
-
 def test_a_server_whose_port_was_taken_meanwhile_reports_no_models_of_the_other(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,31 +226,6 @@ def test_an_engine_for_tensorrt_lacks_nothing_but_the_backend(tmp_path: Path) ->
     assert state.reason.startswith("Invalid argument: unable to find backend library for backend 'tensorrt'")
 
 
-def test_a_taken_port_is_told_before_anything_starts(repository: Path, refuses: Callable[..., str]) -> None:
-    ends = free_ports()
-    handler = [sys.executable, "-m", "http.server", str(ends.http_port), "--bind", "127.0.0.1"]
-    with subprocess.Popen(handler, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as other:
-        try:
-            assert wait_until(lambda: is_listening(ends.http_port))
-            message = refuses(
-                "serve",
-                repository,
-                "--allow-undeployed",
-                "--http-port",
-                ends.http_port,
-                "--grpc-port",
-                0,
-                "--metrics-port",
-                0,
-            )
-        finally:
-            other.kill()
-    assert message == (
-        f"--http-port: port {ends.http_port} of 127.0.0.1 cannot be listened on: address already in use\n"
-        "fix: choose another, or stop what listens there"
-    )
-
-
 def test_errors_have_the_status_of_whose_fault_they_are(tmp_path: Path) -> None:
     python_model(tmp_path / "models", "refuses", REFUSES, TENSORS)
     statuses = []
@@ -309,59 +253,3 @@ def test_a_large_json_body_does_not_end_the_server(repository: Path) -> None:
             with urllib.request.urlopen(urllib.request.Request(url, body), timeout=60) as answer:
                 assert json.load(answer)["y"] == [2.0, 4.0]
         assert served.server.exit_code() is None
-
-
-def is_listening(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=5):
-            return True
-    except OSError:
-        return False
-
-
-def test_a_repository_with_faults_is_not_served(repository: Path, refuses: Callable[..., str]) -> None:
-    (repository / "doubles" / "1" / "weights").symlink_to("/etc/passwd")
-    python_model(repository, "cloud", DOUBLES, TENSORS)
-    config = repository / "cloud" / "config.pbtxt"
-    config.write_text(config.read_text().replace('"python"', '"onnxruntime"'))
-    assert refuses("serve", repository, "--allow-undeployed") == (
-        f"{repository} cannot be served\n"
-        f"  {repository}/doubles/1/weights: is a symbolic link\n"
-        "    fix: put the file or folder itself there\n"
-        f"  {config}: the server has no backend `onnxruntime`; it has ensemble, python\n"
-        "    fix: serve the repository from NVIDIA's container"
-    )
-
-
-def test_code_that_was_not_deployed_is_not_served(repository: Path, refuses: Callable[..., str]) -> None:
-    assert refuses("serve", repository) == (
-        f"{repository} cannot be served\n"
-        f"  {repository}/doubles/1: the version has no `deployment.json`: "
-        "nothing says that its code is what was deployed\n"
-        "    fix: deploy the model again; `--allow-undeployed` serves models that trtkit did not write"
-    )
-
-
-def test_without_a_server_the_containers_line_is_shown(
-    repository: Path, refuses: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    message = refuses("serve", repository)
-    assert message.startswith("there is no tritonserver on this machine\nfix: `pip install --no-deps --target ")
-    assert "docker run --rm" in message
-    assert f"-v {repository}:/models:ro" in message
-
-
-def test_loading_code_from_clients_is_for_this_machine_alone(repository: Path, refuses: Callable[..., str]) -> None:
-    message = refuses("serve", repository, "--model-control-mode", "explicit", "--host", "0.0.0.0")
-    assert message.startswith(
-        "--host 0.0.0.0: with `--model-control-mode explicit` whoever reaches the server can load"
-    )
-
-
-def test_wrong_usage(repository: Path, trtkit: Callable[..., Ran]) -> None:
-    ran = trtkit("serve", repository, "--load", "doubles")
-    assert (ran.code, ran.out) == (2, "")
-    assert "--load needs --model-control-mode explicit" in ran.err
-    assert trtkit("serve", repository, "--http-port", 70000).code == 2

@@ -12,11 +12,9 @@ import pytest
 import tritonclient.http
 from tritonclient.utils import InferenceServerException, shared_memory
 
-from tests.deployments import LABELS, as_tensorrt, build, classifier
-from tests.hybrids import case_of, saved
+from tests.deployments import LABELS, classifier
 from tests.served_vision import PROTOCOLS, ask, connect, executions, sample
 from tests.triton import serving
-from trtkit.cli.main import main
 from trtkit.inputs.images import decode_image, image_input
 from trtkit.runtime.model import open_model
 
@@ -29,37 +27,8 @@ if TYPE_CHECKING:
 
     Trtkit = Callable[..., Ran]
 
-HYBRID = "source: {{hf: {folder}}}\ncompose: {compose}\nprofiles: [{{batch: [1, 2, 4]}}]\n"
+
 MISSING = "unable to find backend library for backend 'tensorrt'"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of bundles: `tiny`, the hybrids `fused` and `chained`, and the same for full TensorRT."""
-    folder = tmp_path_factory.mktemp("vision")
-    saved(case_of("ViTForImageClassification"), folder / "vit")
-    for compose in ("fused", "chained"):
-        (folder / f"{compose}.yaml").write_text(HYBRID.format(folder=folder / "vit", compose=compose))
-        build(folder / f"{compose}.yaml", folder / compose)
-    for bundle in (classifier(folder), folder / "chained"):
-        as_tensorrt(shutil.copytree(bundle, folder / f"native_{bundle.name}"))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def served(folder: Path) -> Iterator[Served]:
-    repository = folder / "models"
-    for words in (
-        ["tiny"],
-        ["tiny", "--as", "tensors", "--name", "plain"],
-        ["fused"],
-        ["chained"],
-        ["native_tiny", "--name", "native_tiny", "--set", "cuda_graphs=true", "--instances", "2"],
-        ["native_chained", "--name", "native_chained"],
-    ):
-        main(["deploy", str(folder / words[0]), *words[1:], "--repository", str(repository), "-q"])
-    with serving(repository) as running:
-        yield running
 
 
 @pytest.fixture
@@ -74,10 +43,10 @@ def pixels(batch: int, size: tuple[int, int] = (16, 16)) -> Any:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_an_image_is_answered_by_its_classes(served: Served, folder: Path, protocol: str) -> None:
+def test_an_image_is_answered_by_its_classes(served: Served, vision_folder: Path, protocol: str) -> None:
     pictures = [sample(name) for name in ("chelsea.png", "coffee.png", "page.png")]
     found = ask(connect(served, protocol), "tiny", image=[[each] for each in pictures])
-    model = open_model(folder / "tiny", "onnxruntime")
+    model = open_model(vision_folder / "tiny", "onnxruntime")
     preprocess = model.bundle.manifest.config.preprocess
     assert preprocess is not None
     logits = np.concatenate([model(image_input(decode_image(each, "x"), preprocess)) for each in pictures])
@@ -129,9 +98,9 @@ def test_wrong_tensors_are_refused_by_name(
     assert said in error.value.message()
 
 
-def test_clients_at_once_are_batched_and_each_gets_its_own_answer(served: Served, folder: Path) -> None:
+def test_clients_at_once_are_batched_and_each_gets_its_own_answer(served: Served, vision_folder: Path) -> None:
     """48 requests of 1 or 2 rows over both protocols run in fewer executions than they are."""
-    model = open_model(folder / "tiny", "onnxruntime")
+    model = open_model(vision_folder / "tiny", "onnxruntime")
     clients = {protocol: connect(served, protocol) for protocol in PROTOCOLS}
     before = executions(clients["http"], "plain")
 
@@ -152,14 +121,14 @@ def test_clients_at_once_are_batched_and_each_gets_its_own_answer(served: Served
 
 @pytest.mark.parametrize("name", ["fused", "chained"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_hybrid_computes_what_it_does_here(served: Served, folder: Path, name: str, protocol: str) -> None:
+def test_a_hybrid_computes_what_it_does_here(served: Served, vision_folder: Path, name: str, protocol: str) -> None:
     x = pixels(3, (30, 18))
     found = ask(connect(served, protocol), name, pixel_values=x)
-    wanted = open_model(folder / name).run({"pixel_values": x})
+    wanted = open_model(vision_folder / name).run({"pixel_values": x})
     np.testing.assert_allclose(found["logits"], wanted["logits"], rtol=1e-5, atol=1e-6)
 
 
-def test_inputs_and_outputs_through_shared_memory(client: Any, folder: Path) -> None:
+def test_inputs_and_outputs_through_shared_memory(client: Any, vision_folder: Path) -> None:
     x, wanted_bytes = pixels(2), 2 * 5 * 4
     region = shared_memory.create_shared_memory_region("trtkit-test", "/trtkit-test", x.nbytes + wanted_bytes)
     try:
@@ -171,15 +140,15 @@ def test_inputs_and_outputs_through_shared_memory(client: Any, folder: Path) -> 
         output.set_shared_memory("trtkit-test", wanted_bytes, x.nbytes)
         client.infer("plain", [tensor], outputs=[output])
         found = shared_memory.get_contents_as_numpy(region, np.float32, [2, 5], x.nbytes)
-        np.testing.assert_allclose(found, open_model(folder / "tiny", "onnxruntime")(x), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found, open_model(vision_folder / "tiny", "onnxruntime")(x), rtol=1e-4, atol=1e-5)
     finally:
         client.unregister_system_shared_memory("trtkit-test")
         shared_memory.destroy_shared_memory_region(region)
 
 
 @pytest.mark.parametrize("name", ["tiny", "plain"])
-def test_a_deployed_model_is_right(served: Served, folder: Path, trtkit: Trtkit, name: str) -> None:
-    ran = trtkit("check", served.http, "--model", name, "--bundle", folder / "tiny")
+def test_a_deployed_model_is_right(served: Served, vision_folder: Path, trtkit: Trtkit, name: str) -> None:
+    ran = trtkit("check", served.http, "--model", name, "--bundle", vision_folder / "tiny")
     assert (ran.code, ran.err) == (0, "")
     assert "known request: answered as the bundle does" in ran.out
 
@@ -198,11 +167,13 @@ def test_a_full_tensorrt_plan_lacks_only_the_backends_library(served: Served) ->
     assert all("which has no loaded version" in reason for reason in waiting.values()), waiting
 
 
-def test_the_newest_version_is_served_while_the_server_runs(folder: Path, tmp_path: Path, trtkit: Trtkit) -> None:
+def test_the_newest_version_is_served_while_the_server_runs(
+    vision_folder: Path, tmp_path: Path, trtkit: Trtkit
+) -> None:
     """A server that polls finds version 2; what a killed deployment left behind is not taken for a model."""
     repository = tmp_path / "models"
     deploy = ("deploy", "--as", "tensors", "--repository", repository, "--name", "plain", "--set", "keep_versions=2")
-    assert trtkit(*deploy, folder / "tiny").code == 0
+    assert trtkit(*deploy, vision_folder / "tiny").code == 0
     shutil.copytree(repository / "plain" / "1", repository / "plain" / "7")  # renamed, its config not yet replaced
     with serving(repository, "--model-control-mode=poll", "--repository-poll-secs=1") as running:
         assert {(state.name, state.version, state.is_ready) for state in running.states.values()} == {
@@ -215,14 +186,14 @@ def test_the_newest_version_is_served_while_the_server_runs(folder: Path, tmp_pa
         while not client.is_model_ready("plain", "8"):
             assert time.monotonic() < deadline
             time.sleep(0.2)
-        for version, bundle in (("1", folder / "tiny"), ("8", other), ("", other)):
+        for version, bundle in (("1", vision_folder / "tiny"), ("8", other), ("", other)):
             found = ask(client, "plain", version, images=x)["logits"]
             np.testing.assert_allclose(found, open_model(bundle, "onnxruntime")(x), rtol=1e-4, atol=1e-5)
 
 
-def test_a_model_whose_files_have_changed_does_not_load(folder: Path, tmp_path: Path, trtkit: Trtkit) -> None:
+def test_a_model_whose_files_have_changed_does_not_load(vision_folder: Path, tmp_path: Path, trtkit: Trtkit) -> None:
     repository = tmp_path / "models"
-    trtkit("deploy", folder / "tiny", "--as", "tensors", "--repository", repository, "--name", "plain")
+    trtkit("deploy", vision_folder / "tiny", "--as", "tensors", "--repository", repository, "--name", "plain")
     network = repository / "plain/1/bundle/network/model.onnx"
     changed = network.read_bytes() + b"\0"
     network.unlink()

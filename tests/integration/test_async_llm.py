@@ -1,0 +1,135 @@
+"""`AsyncLLM` and the engine's thread: coroutines share a batch; those that fail, leave or wait harm nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.tiny_llm import GREEDY, PROMPTS
+from trtkit import LLM, AsyncLLM, SamplingParams
+from trtkit.errors import RequestError
+from trtkit.runtime.llm import EngineThread
+from trtkit.runtime.llm.frontend import Frontend
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_an_interrupted_batch_leaves_the_engine_empty(llm: LLM) -> None:
+    def interrupt(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (2, 40, 40)]
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS[:3], params, on_output=interrupt)
+    assert not llm.frontend.engine.has_work
+
+
+async def collect(llm: AsyncLLM, prompt: str, params: SamplingParams) -> tuple[str, Any]:
+    """Return the streamed text and the last delta's output."""
+    text, output = "", None
+    async for delta in llm.generate(prompt, params):
+        text += delta.text
+        output = delta.output or output
+    return text, output
+
+
+def test_coroutines_share_one_batch(llm: LLM, llm_bundle: Path) -> None:
+    expected = [output.outputs[0].text for output in llm.generate(PROMPTS * 3, GREEDY)]
+
+    async def main() -> list[tuple[str, Any]]:
+        running = AsyncLLM(llm_bundle, runtime="reference")
+        try:
+            return await asyncio.gather(*(collect(running, prompt, GREEDY) for prompt in PROMPTS * 3))
+        finally:
+            running.close()
+
+    found = asyncio.run(main())
+    assert [text for text, _ in found] == expected
+    assert [output.outputs[0].text for _, output in found] == expected
+
+
+def test_coroutines_that_fail_or_leave_harm_nobody(llm: LLM, llm_bundle: Path) -> None:
+    expected = llm.generate(PROMPTS[0], GREEDY)[0].outputs[0].text
+    long = SamplingParams(temperature=0, max_tokens=80, ignore_eos=True)
+
+    async def leave(running: AsyncLLM) -> None:
+        async for _ in running.generate(PROMPTS[1], long):
+            break
+
+    async def main() -> list[Any]:
+        running = AsyncLLM(llm_bundle, runtime="reference")
+        try:
+            aborted = asyncio.create_task(collect(running, PROMPTS[2], long))
+            tasks = [collect(running, PROMPTS[0], GREEDY), collect(running, "", GREEDY), leave(running), aborted]
+            asyncio.get_running_loop().call_later(0.05, aborted.cancel)
+            found = await asyncio.gather(*tasks, return_exceptions=True)
+            return [*found, await collect(running, PROMPTS[0], GREEDY)]
+        finally:
+            running.close()
+
+    good, empty, left, aborted, after = asyncio.run(main())
+    assert good[0] == after[0] == expected
+    assert isinstance(empty, RequestError)
+    assert left is None
+    assert isinstance(aborted, asyncio.CancelledError)
+
+
+def test_an_aborted_request_ends_with_what_it_has(llm_bundle: Path) -> None:
+    async def main() -> Any:
+        running = AsyncLLM(llm_bundle, runtime="reference")
+        try:
+            last = None
+            params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
+            async for delta in running.generate(PROMPTS[0], params, request_id="mine"):
+                await running.abort("mine")
+                last = delta
+            return last
+        finally:
+            running.close()
+
+    last = asyncio.run(main())
+    gc.collect()
+    assert last.finish_reason == "abort"
+    assert 1 <= len(last.output.outputs[0].token_ids) < 90
+
+
+def test_a_request_that_takes_long_to_prepare_delays_nobody_and_can_be_aborted(
+    llm_bundle: Path, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = llm.generate(PROMPTS[0], GREEDY)[0].outputs[0].text
+    guided = SamplingParams(guided_regex="[a-z]+", max_tokens=4)
+    is_free = threading.Event()
+    prepare = Frontend.prepare
+
+    def slow(self: Frontend, prompt: Any, params: SamplingParams) -> Any:
+        if params.guided:
+            assert is_free.wait(60)
+        return prepare(self, prompt, params)
+
+    monkeypatch.setattr(Frontend, "prepare", slow)
+    engine = EngineThread(llm_bundle, runtime="reference", max_queue=3)
+    news: dict[str, queue.SimpleQueue[Any]] = {name: queue.SimpleQueue() for name in "abcde"}
+    try:
+        for name in "abc":
+            engine.submit(PROMPTS[1], guided, name, news[name].put)
+        engine.submit(PROMPTS[0], GREEDY, "d", news["d"].put)
+        assert str(news["d"].get(timeout=60)).startswith("3 requests are waiting already")
+        engine.abort("a")
+        assert str(news["a"].get(timeout=60)).startswith("a: the request was aborted")
+        engine.submit(PROMPTS[0], GREEDY, "e", news["e"].put)
+        text = ""
+        while (delta := news["e"].get(timeout=60)).output is None:
+            text += delta.text
+        assert text + delta.text == wanted
+        is_free.set()
+        assert news["b"].get(timeout=60).token_ids
+    finally:
+        is_free.set()
+        engine.close()
+    assert news["a"].empty()

@@ -1,0 +1,78 @@
+"""`LLM` refuses prompts, settings, options and bundles that cannot be, and harms nobody else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from tests import tiny_llm
+from tests.tiny_llm import GREEDY, PROMPTS
+from trtkit import LLM, SamplingParams
+from trtkit.errors import BundleError, GenerationError, RequestError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ("", {}, "the prompt has no tokens"),
+        ([], {}, "the prompt has no tokens"),
+        ([1.5], {}, "a prompt's tokens are whole numbers, `1.5` is not one"),
+        ([True], {}, "a prompt's tokens are whole numbers, `True` is not one"),
+        ({"prompt_token_ids": 5}, {}, "a prompt cannot be a int"),
+        ("a \ud800 b", {}, r"prompt: character 2 is half of a surrogate pair, U\+D800: not valid text"),
+        ({"messages": [{"role": "user", "content": "\udfff"}]}, {}, r"surrogate pair, U\+DFFF"),
+        ("x" * 65_537, {}, "the prompt has 65537 characters; at most 65536 are read"),
+        ({"messages": [{"role": "user", "content": "x" * 70_000}]}, {}, "at most 65536 are read"),
+        ({"prompt": "a", "prompt_token_ids": [1]}, {}, "a prompt is one thing, 2 are given"),
+        ({"messages": [{"content": 1}]}, {}, "the chat template does not take these messages"),
+        ([5] * 97, {}, "the prompt has 97 tokens, a slot holds 96"),
+        ("the", {"num_beams": 5}, "5 beams need as many slots, there are 4"),
+        ("the", {"stop_token_ids": (320,)}, "token 320 is not in the vocabulary"),
+        ("the", {"guided_json": {"type": "nonsense"}}, "guided_json"),
+        (
+            "the",
+            {"guided_json": {"type": "object", "properties": {"a": False}, "required": ["a"]}},
+            "no JSON value satisfies it",
+        ),
+    ],
+)
+def test_bad_requests_are_refused_and_harm_nobody(prompt: Any, params: dict[str, Any], message: str, llm: LLM) -> None:
+    with pytest.raises(RequestError, match=message):
+        llm.generate([PROMPTS[0], prompt], SamplingParams(max_tokens=4, **params))
+    assert not llm.frontend.jobs
+    assert not llm.frontend.engine.has_work
+    assert llm.generate(PROMPTS[0], GREEDY)[0].outputs[0].finish_reason
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"slots": 0}, "0 slots asked, the engine has 1 to 4"),
+        ({"slots": 5}, "5 slots asked, the engine has 1 to 4"),
+        ({"prefill_budget": 0}, "a budget of 0 tokens a step computes nothing"),
+        ({"lookup": -1}, "a negative number of tokens to guess"),
+        ({"lookup": 2, "draft": "x"}, "both `draft` and `lookup` are given"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str, llm_bundle: Path) -> None:
+    with pytest.raises(RequestError, match=message):
+        LLM(llm_bundle, runtime="reference", **options)
+
+
+def test_tensorrt_without_a_gpu_says_so(llm_bundle: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    with pytest.raises(GenerationError, match="no GPU is here to run the engine"):
+        LLM(llm_bundle, runtime="tensorrt")
+
+
+def test_a_bundle_whose_weights_changed_is_refused(tmp_path: Path) -> None:
+    bundle = tiny_llm.build(tmp_path, "changing")
+    tiny_llm.save(tmp_path / "changing-hf", seed=1)
+    with pytest.raises(BundleError, match="the source has changed since the bundle was built"):
+        LLM(bundle, runtime="reference")

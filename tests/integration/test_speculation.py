@@ -1,0 +1,69 @@
+"""Guessing tokens ahead changes no token and no distribution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from tests.decoders import model_of
+from tests.generation import SLOTS, Asked, alone, case_of, decoder, engine, run, settings
+from trtkit.errors import RequestError
+from trtkit.runtime.generation import DraftProposer, Engine, EngineOptions, LookupProposer, Request
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0}, {"temperature": 0.9, "seed": 3}, {"temperature": 1.5, "top_k": 9, "seed": 4}]
+)
+@pytest.mark.parametrize("kind", ["lookup", "draft", "itself"])
+def test_speculation_changes_no_token(kind: str, params: dict[str, Any]) -> None:
+    proposer = {
+        "lookup": lambda: LookupProposer(5, shortest=1),
+        "draft": lambda: DraftProposer(decoder("qwen3", SLOTS), 3),
+        "itself": lambda: DraftProposer(decoder("llama", SLOTS), 3),
+    }[kind]()
+    tested = engine(SLOTS, proposer=proposer)
+    prompts = [tuple([5, 6, 7, 8] * 3), (11, 12, 13), tuple(range(20, 50)), (9,) * 10, tuple(range(3, 60))]
+    asked = {
+        f"r{index}": Asked(prompt, (("max_tokens", 25), ("ignore_eos", True), *params.items()))
+        for index, prompt in enumerate(prompts)
+    }
+    found = run(tested, [each.request(name) for name, each in asked.items()])
+    for name, each in asked.items():
+        assert tuple(found[name].token_ids) == alone(each)
+    statistics = tested.statistics
+    assert statistics.drafted_tokens > 0
+    assert statistics.accepted_tokens <= statistics.drafted_tokens
+    if kind == "itself":
+        assert statistics.accepted_tokens > 0.9 * statistics.drafted_tokens
+        assert statistics.steps < 25
+
+
+@pytest.mark.parametrize("count", [500, pytest.param(3000, marks=pytest.mark.slow)])
+def test_speculative_draws_follow_the_models_distribution(count: int) -> None:
+    tested, prompt = engine(16, proposer=DraftProposer(decoder("qwen3", 16), 2)), [5, 6, 7]
+    requests = [
+        Request(str(seed), prompt, settings(max_tokens=4, temperature=0.7, seed=seed, ignore_eos=True))
+        for seed in range(count)
+    ]
+    found = run(tested, requests)
+    assert tested.statistics.accepted_tokens > 0
+    pairs = np.zeros((67, 67))
+    for finished in found.values():
+        pairs[tuple(finished.token_ids[:2])] += 1
+    hf = model_of(case_of("llama"))
+    first = torch.softmax(hf.logits(torch.tensor([prompt]))[0, -1] / 0.7, -1)
+    second = torch.softmax(hf.logits(torch.tensor([[*prompt, token] for token in range(67)]))[:, -1] / 0.7, -1)
+    expected = (first[:, None] * second).double().numpy() * count
+    common = expected > 5
+    observed = np.append(pairs[common], pairs[~common].sum())
+    wanted = np.append(expected[common], expected[~common].sum())
+    assert chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue > 1e-3
+
+
+def test_speculation_without_all_logits_is_refused() -> None:
+    with pytest.raises(RequestError, match="speculation needs logits of every token"):
+        Engine(decoder("llama", 2), EngineOptions(proposer=LookupProposer(3)))

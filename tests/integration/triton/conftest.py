@@ -1,0 +1,72 @@
+"""One server for the tests of this folder: a chat model, a classifier in two forms, hybrids, plans of full TensorRT."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.triton import python_model, serving
+from tests.triton_models import DOUBLES, TENSORS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.triton import Served
+    from trtkit import LLM
+
+HYBRID = "source: {{hf: {folder}}}\ncompose: {compose}\nprofiles: [{{batch: [1, 2, 4]}}]\n"
+
+
+@pytest.fixture(scope="session")
+def vision_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of bundles: `tiny`, the hybrids `fused` and `chained`, and the same for full TensorRT."""
+    from tests.deployments import as_tensorrt, build, classifier
+    from tests.hybrids import case_of, saved
+
+    folder = tmp_path_factory.mktemp("vision")
+    saved(case_of("ViTForImageClassification"), folder / "vit")
+    for compose in ("fused", "chained"):
+        (folder / f"{compose}.yaml").write_text(HYBRID.format(folder=folder / "vit", compose=compose))
+        build(folder / f"{compose}.yaml", folder / compose)
+    for bundle in (classifier(folder), folder / "chained"):
+        as_tensorrt(shutil.copytree(bundle, folder / f"native_{bundle.name}"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def served(vision_folder: Path, tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server of all these models. A test that changes a server or a repository starts its own."""
+    from trtkit.cli.main import main
+
+    repository = tmp_path_factory.mktemp("models")
+    for words in (
+        [tiny_folder / "bundle", "--name", "chat", "--set", "llm.max_queue=8"],
+        [vision_folder / "tiny"],
+        [vision_folder / "tiny", "--as", "tensors", "--name", "plain"],
+        [vision_folder / "fused"],
+        [vision_folder / "chained"],
+        [vision_folder / "native_tiny", "--name", "native_tiny", "--set", "cuda_graphs=true", "--instances", "2"],
+        [vision_folder / "native_chained", "--name", "native_chained"],
+    ):
+        main(["deploy", *map(str, words), "--repository", str(repository), "-q"])
+    with serving(repository) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def llm(tiny_folder: Path) -> Iterator[LLM]:
+    """The served chat model in this process."""
+    from trtkit import LLM
+
+    with LLM(tiny_folder / "bundle") as opened:
+        yield opened
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository of one model, which doubles what it is sent."""
+    python_model(tmp_path / "models", "doubles", DOUBLES, TENSORS)
+    return tmp_path / "models"
