@@ -175,7 +175,7 @@ def _placed(
 ) -> onnx.ModelProto:
     """Return the model with ModelOpt's Q/DQ, weights stored in 8 bits. Raises QuantizeError."""
     import onnx
-    from modelopt.onnx.quantization import quantize
+    from modelopt.onnx.quantization import quantize as insert_qdq
 
     source, made = folder / "before-quantize.onnx", folder / "quantized.onnx"
     save_model(model, source)
@@ -183,7 +183,7 @@ def _placed(
     # ModelOpt takes scores and mask for the two sides of a residual sum, and quantizes both.
     left = [*exclude, *quantize.masked_scores(model)]
     try:
-        quantize(
+        insert_qdq(
             str(source),
             quantize_mode=options.method,
             calibration_data_reader=reader,
