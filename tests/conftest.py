@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from trtkit.cli.main import main
+from trtkit.jobs.runner import inline_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,6 +26,13 @@ TRTKIT = [sys.executable, "-c", "from trtkit.cli import main; main()"]
 def pytest_configure() -> None:
     """Look for cycles less often: importing torch and collecting all tests makes many objects that stay."""
     gc.set_threshold(20_000, 50, 100)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Do jobs in the tests' process, where torch and TensorRT are loaded already; in children for the mark `children`."""
+    with contextlib.nullcontext() if item.get_closest_marker("children") else inline_jobs():
+        return (yield)
 
 
 @dataclass(frozen=True)

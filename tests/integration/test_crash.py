@@ -17,6 +17,8 @@ from tests.tiny_chat import save_model
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.children
+
 NARROW_DOWN = "\nfix: replace that part of the model; `trtkit inspect` on parts of it narrows it down"
 
 

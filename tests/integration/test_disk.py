@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from tests.conftest import Ran
 
+pytestmark = pytest.mark.children
+
 FIX = "\nfix: choose a writable `--out` with enough space"
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from tests.conftest import Ran
 
+pytestmark = pytest.mark.children
+
 Start = "Callable[..., subprocess.Popen[str]]"
 
 SLEEPER = """\

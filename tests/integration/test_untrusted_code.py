@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from tests.conftest import Ran
 
+pytestmark = pytest.mark.children
+
 FACTORY = """\
 import pathlib, torch
 pathlib.Path("ran").touch()
