@@ -27,6 +27,10 @@ from trtkit.config.schema import (
 from trtkit.config.targets import Target
 from trtkit.config.task import Preprocess, Resize, Task, VerifyOptions
 from trtkit.deployment.triton.options import DeployOptions, LlmServing, QueueOptions
+from trtkit.quantization_methods import BLOCKS, FORMATS, METHODS, Method, Use, methods_for
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Callable
 
 DOCS = Path(__file__).parent
 
@@ -79,6 +83,74 @@ def deploy_options() -> str:
     return "\n".join([_DEPLOY_INTRO, *(_section(title, model) for title, model in sections)])
 
 
+def quantization() -> str:
+    """Return docs/quantization.md with its tables of methods."""
+    text = (DOCS / "quantization.md").read_text(encoding="utf-8")
+    tables = {
+        "methods of language models": _methods("llm", "text", _llm_weights),
+        "methods of vision models": _methods("vision", "data", _vision_weights),
+        "methods of parts": _parts(),
+    }
+    for mark, table in tables.items():
+        first, last = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
+        before, rest = text.split(first)
+        text = f"{before}{first}\n{table}\n{last}{rest.split(last)[1]}"
+    return text
+
+
+def _methods(use: Use, data: str, weights: Callable[[Method], str]) -> str:
+    """Return the table of the methods for a kind of model. data: what they are calibrated on."""
+    rows = [
+        f"| method | bits | weights | activations | needs {data} | built for |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name in methods_for(use):
+        method = METHODS[name]
+        bits, least = method.dtype.bits, method.dtype.min_compute_capability
+        row = FORMATS[method.format]
+        scales = f"blocks of {row.block}, scaled at run time" if row.block else "one scale"
+        cells = [
+            f"`{name}`",
+            f"W{bits}A{bits if method.rounds_inputs else 16}",
+            weights(method) + (f", {method.note}" if method.note else ""),
+            f"{row.words}, {scales}" if method.rounds_inputs else "not quantized",
+            "yes" if method.needs_data else "no",
+            f"SM{least} and newer" if least else "all targets",
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+_BLOCKS = f"{', '.join(map(str, sorted(BLOCKS)[:-1]))} or {max(BLOCKS)}"
+
+
+def _llm_weights(method: Method) -> str:
+    row = FORMATS[method.format]
+    blocks = f"blocks of {row.block}" if row.block else f"blocks of {_BLOCKS}"
+    return f"{row.words}, " + {"matrix": "one scale", "row": "a scale for each row", "block": blocks}[method.scales]
+
+
+def _vision_weights(method: Method) -> str:
+    scales = f"each {_BLOCKS} inputs (`block`)" if method.takes_block else "each output channel"
+    return f"{FORMATS[method.format].words}, a scale for {scales}"
+
+
+def _parts() -> str:
+    """Return the table of the methods that the parts of a model may have."""
+    names = {use: ", ".join(f"`{name}`" for name in methods_for(use)) for use in ("vision", "written", "experts")}
+    rows = (
+        ("comes through ONNX: patches, backbones", f"those of vision models: {names['vision']}"),
+        (
+            "written by the network API: encoders, decoders",
+            f"{names['written']}; activations are scaled at run time, by token, or by block where weights are",
+        ),
+        ("a language model beside a vision tower", "all of language models"),
+        ("its vision tower, `parts.vision`", "those of vision models"),
+        ("a mixture of experts", names["experts"]),
+    )
+    return "\n".join(["| part | methods |", "| --- | --- |", *(f"| {part} | {methods} |" for part, methods in rows)])
+
+
 def manifest_schema() -> str:
     """Return docs/manifest.schema.json."""
     return json.dumps(json_schema(), indent=2) + "\n"
@@ -124,6 +196,7 @@ def main() -> None:
     """Write all files."""
     (DOCS / "config.md").write_text(config_reference(), encoding="utf-8")
     (DOCS / "deploy-options.md").write_text(deploy_options(), encoding="utf-8")
+    (DOCS / "quantization.md").write_text(quantization(), encoding="utf-8")
     (DOCS / "manifest.schema.json").write_text(manifest_schema(), encoding="utf-8")
 
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.dtypes import DTYPES, DType
 from trtkit.errors import SourceError
+from trtkit.quantization_methods import FORMATS
+
+if TYPE_CHECKING:
+    from trtkit.dtypes import DType
+    from trtkit.quantization_methods import CacheFormat, Format
 
 Array = np.ndarray[Any, Any]
-Format = Literal["int8", "int4", "fp8", "mxfp8", "fp4"]
-LARGEST = {"int8": 127.0, "fp8": 448.0}
-"""What the greatest magnitude becomes in types of eight bits."""
-FIXED_BLOCKS = {"fp4": 16, "mxfp8": 32}
-"""Columns that share a scale in formats that leave no choice."""
 FP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
@@ -77,7 +76,7 @@ class QuantizedMatrix:
     @property
     def dtype(self) -> DType:
         """TensorRT's type of the codes."""
-        return DTYPES["fp8" if self.format == "mxfp8" else self.format]
+        return FORMATS[self.format].dtype
 
     @property
     def block(self) -> int:
@@ -86,8 +85,8 @@ class QuantizedMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of codes, scales (8 bits each in mxfp8 and fp4, else 16) and offsets."""
-        scale_bytes = 1 if self.format in ("mxfp8", "fp4") else 2
+        """Bytes of codes, scales and offsets."""
+        scale_bytes = FORMATS[self.format].scale_bits // 8
         offsets = 0 if self.offsets is None else 2 * self.offsets.size
         factors = 0 if self.input_factors is None else 2 * self.input_factors.size
         return int(self.codes.nbytes + scale_bytes * self.scales.size + offsets + factors)
@@ -149,6 +148,6 @@ def unpack(packed: Array) -> Array:
 class KvQuantization:
     """KV caches in eight bits: they hold keys / key_scales[layer] and values / value_scales[layer], rounded."""
 
-    format: Literal["int8", "fp8"]
+    format: CacheFormat
     key_scales: tuple[float, ...]
     value_scales: tuple[float, ...]

@@ -14,6 +14,7 @@ from PIL import Image
 from tests import models
 from tests.quantized_vision import pictures, small
 from trtkit.config.schema import ModelConfig
+from trtkit.dtypes import INT8
 from trtkit.engine.prepare import prepare
 from trtkit.errors import ConfigError, QuantizeError, TrtkitError
 from trtkit.jobs.job import Context
@@ -195,8 +196,8 @@ def test_a_block_that_does_not_divide(refused: Callable[..., TrtkitError]) -> No
 
 @pytest.mark.usefixtures("data")
 def test_a_model_that_is_quantized_already(refused: Callable[..., TrtkitError]) -> None:
-    model = lifted(small(), "int8_wo")
-    assert quantize_weights(model, "int8_wo", (), None) == 2
+    model = lifted(small(), INT8)
+    assert quantize_weights(model, INT8, (), None) == 2
     error = refused(model)
     assert (error.what, error.where) == ("the model has Q/DQ nodes already", "quantize")
 

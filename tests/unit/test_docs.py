@@ -16,6 +16,7 @@ DOCS = Path(__file__).parents[2] / "docs"
         ("config.md", "config_reference"),
         ("deploy-options.md", "deploy_options"),
         ("manifest.schema.json", "manifest_schema"),
+        ("quantization.md", "quantization"),
     ],
 )
 def test_generated_docs_are_those_that_the_code_gives(file: str, function: str) -> None:

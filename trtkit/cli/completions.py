@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from click.shell_completion import CompletionItem
 
+from trtkit.quantization_methods import METHODS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
@@ -57,6 +59,16 @@ def gpus(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[
     """Offer GPUs for the last name of a list with commas."""
     text = (_package() / "planning/gpus.yaml").read_text(encoding="utf-8").partition("\ngpus:\n")[2]
     return _listed(_GPU.findall(text), incomplete)
+
+
+def methods(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer ways to quantize."""
+    return _named(METHODS, incomplete)
+
+
+def fallbacks(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer methods for layers that a budget leaves."""
+    return _named((name for name, method in METHODS.items() if method.is_fallback), incomplete)
 
 
 def config_keys(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:

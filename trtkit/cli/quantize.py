@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import shlex
+import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from trtkit.cli import completions
 from trtkit.cli.options import check_outputs, json_option, quiet_option, set_option, target_option
 from trtkit.files import write_output
+from trtkit.quantization_methods import Block, CacheFormat, methods_for
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from trtkit.config.schema import ModelConfig
 
-EPILOG = """\b
+_METHODS = f"Language models: {', '.join(methods_for('llm'))}. Vision models: {', '.join(methods_for('vision'))}."
+EPILOG = f"""\b
 Examples:
   trtkit quantize llama --method int8_wo --out smollm2-int8
   trtkit quantize llama --method int4_awq --block 32 --calib book.txt
@@ -31,18 +34,21 @@ Examples:
   trtkit build --config llama --set source.hf=quantized/llama-int8_wo
 
 \b
-Language models: int8_wo, int8, int8_sq, int4_wo, int4_awq, int4_gptq, fp8,
-fp8_pc, nvfp4, mxfp8. Vision models: int8, fp8, int8_wo, int4_wo.
+{textwrap.fill(_METHODS, 78)}
 `quantize:` in a config makes `trtkit build` do the same."""
 
 
 @click.command(epilog=EPILOG)
 @click.argument("config", shell_complete=completions.configs)
-@click.option("--method", metavar="NAME", help="How layers are quantized; see below.")
+@click.option(
+    "--method", metavar="NAME", shell_complete=completions.methods, help="How layers are quantized; see below."
+)
 @click.option("--calib", metavar="PATH", help="Text, images or .npz that activations are measured on.")
 @click.option("--samples", type=click.IntRange(1), metavar="N", help="Windows of text, or images.  [default: 32]")
-@click.option("--block", type=click.Choice(["32", "64", "128"]), help="Columns that share a scale, of int4.")
-@click.option("--kv-cache", type=click.Choice(["int8", "fp8"]), help="Quantize an LLM's caches too.")
+@click.option(
+    "--block", type=click.Choice([str(size) for size in get_args(Block)]), help="Columns that share a scale, of int4."
+)
+@click.option("--kv-cache", type=click.Choice(get_args(CacheFormat)), help="Quantize an LLM's caches too.")
 @click.option("--layer", "layers", multiple=True, metavar="GLOB=NAME", help="Another method for some layers.")
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Layers, or ONNX nodes, that stay as they are.")
 @click.option("--sensitivity", is_flag=True, help="Measure what each LLM layer loses, quantized alone.")
@@ -51,7 +57,12 @@ fp8_pc, nvfp4, mxfp8. Vision models: int8, fp8, int8_wo, int4_wo.
     metavar="AMOUNT",
     help="Leave layers that lose most: `5.5bits` a weight, `80MiB` of linear layers, `0.02nats` of loss.",
 )
-@click.option("--fallback", metavar="NAME", help="Method of the layers that a budget leaves, such as int8_wo.")
+@click.option(
+    "--fallback",
+    metavar="NAME",
+    shell_complete=completions.fallbacks,
+    help="Method of the layers that a budget leaves, such as int8_wo.",
+)
 @click.option("--write", type=click.Path(path_type=Path, dir_okay=False), help="Write the config with the choice made.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page of what layers lose.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder.  [default: quantized/NAME-METHOD]")
@@ -158,10 +169,9 @@ def _render(folder: Path, config: list[str], record: dict[str, Any]) -> None:
 def _target(config: ModelConfig, target: str | None, fallback: str | None) -> list[str]:
     """Return the option that names the target, the oldest that computes in the types where none was asked for."""
     from trtkit.dtypes import DTYPES
-    from trtkit.quantization.methods import types_of
 
     assert config.quantize is not None
-    needed = max((DTYPES[name].min_compute_capability for name in types_of(config.quantize, fallback)), default=0)
+    needed = max((DTYPES[name].min_compute_capability for name in config.quantize.types(fallback)), default=0)
     chosen = target or (f"sm{needed}" if needed and config.target == "any" else None)
     return ["--target", chosen] if chosen else []
 

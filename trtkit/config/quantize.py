@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StrictBool, StrictInt, model_validator
 
 from trtkit.config.strict import StrictModel
+from trtkit.quantization_methods import AS_STORED, METHODS, NONE, Block, CacheFormat
 
-# Names of ModelOpt and TensorRT-LLM (`--qformat`), where they have one.
-LLM_METHODS = ("int8_wo", "int8_sq", "int4_wo", "int4_awq", "int4_gptq", "fp8", "fp8_pc", "nvfp4", "mxfp8")
-VISION_METHODS = ("int8", "fp8", "int8_wo", "int4_wo")
-# Of a hybrid's parts that the network API writes.
-WRITTEN_METHODS = ("int8", "fp8", "int8_wo", "int4_wo", "mxfp8")
-Method = Literal[
-    "int8", "int8_wo", "int8_sq", "int4_wo", "int4_awq", "int4_gptq", "fp8", "fp8_pc", "nvfp4", "mxfp8",
-    "as_stored", "none",
-]  # fmt: skip
+if TYPE_CHECKING:
+    MethodName = str
+else:
+    MethodName = Literal[(*METHODS, AS_STORED, NONE)]
 
 
 class Calibration(StrictModel):
@@ -38,17 +34,15 @@ _CHANGES = ("layers", "exclude", "kv_cache", "head", "block", "zero_points", "sm
 class PartOptions(StrictModel):
     """How one part of a model is quantized; its method alone is a short form."""
 
-    method: Method = Field("none", description="How layers are quantized; `none`: those of `layers` only.")
-    kv_cache: Literal["int8", "fp8"] | None = Field(
-        None, description="Type of an LLM's caches; the model's when unset."
-    )
-    block: Literal[32, 64, 128] | None = Field(
+    method: MethodName = Field(NONE, description="How layers are quantized; `none`: those of `layers` only.")
+    kv_cache: CacheFormat | None = Field(None, description="Type of an LLM's caches; the model's when unset.")
+    block: Block | None = Field(
         None, description="Columns that share a scale, of the int4 methods; the largest that divides when unset."
     )
     zero_points: StrictBool = Field(
         False, description="Let each int4 block have an offset: nearer to its weights, for one more small product."
     )
-    layers: dict[str, Method] = Field(
+    layers: dict[str, MethodName] = Field(
         default_factory=dict,
         description="Methods of layers by glob, such as `*.mlp.down: fp8`; the last that fits holds.",
     )
@@ -67,7 +61,7 @@ class PartOptions(StrictModel):
 
     @model_validator(mode="after")
     def _stays_as_stored(self) -> Self:
-        given = [key for key in _CHANGES if getattr(self, key)] if self.method == "as_stored" else []
+        given = [key for key in _CHANGES if getattr(self, key)] if self.keeps_stored else []
         if given:
             keys = " and ".join(f"`{key}`" for key in given)
             raise ValueError(f"`as_stored` keeps layers as the file holds them: remove {keys}, or use another method")
@@ -76,7 +70,18 @@ class PartOptions(StrictModel):
     @property
     def is_idle(self) -> bool:
         """Whether nothing is quantized."""
-        return self.method == "none" and not self.layers and self.kv_cache is None
+        return self.method == NONE and not self.layers and self.kv_cache is None
+
+    @property
+    def keeps_stored(self) -> bool:
+        """Whether layers stay as a GGUF file holds them."""
+        return self.method == AS_STORED
+
+    def types(self, fallback: str | None = None) -> set[str]:
+        """Return the types of quantized layers and caches. fallback: the method of layers that a budget leaves."""
+        names = {self.method, *self.layers.values(), fallback}
+        caches = {self.kv_cache} if self.kv_cache else set()
+        return {METHODS[name].dtype.name for name in names if name in METHODS} | caches
 
 
 def _read_part(value: Any) -> Any:
@@ -90,9 +95,7 @@ Part = Annotated[PartOptions, BeforeValidator(_read_part)]
 class QuantizeOptions(PartOptions):
     """How a model is quantized; `trtkit quantize` and `trtkit build` do it.
 
-    int8_wo, int4_wo: weights only, rounded to nearest. int8: weights by channel, activations by one scale. int8_sq:
-    the same by SmoothQuant. int4_awq, int4_gptq: weights in blocks, by AWQ or GPTQ. fp8: weights and activations by
-    one scale each; fp8_pc: weights by channel. nvfp4, mxfp8: both by blocks. as_stored: keep what a GGUF file holds.
+    `as_stored` keeps what a GGUF file holds; for the other methods see Quantization.
     """
 
     parts: dict[str, Part] = Field(

@@ -38,7 +38,7 @@ def quantize_decoder(config: ModelConfig, folder: Path, runner: Runner) -> Json:
 def makes_checkpoint(config: ModelConfig) -> bool:
     """Whether building an LLM begins with quantizing it."""
     asked = config.quantize
-    return asked is not None and not asked.is_idle and asked.method != "as_stored"
+    return asked is not None and not asked.is_idle and not asked.keeps_stored
 
 
 def _run(plan: Plan, folder: Path, plan_file: str, runner: Runner) -> Json:

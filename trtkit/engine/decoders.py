@@ -33,7 +33,7 @@ def open_model_source(config: ModelConfig, quantized: str | Path = "") -> Decode
     """
     if quantized:
         return decoder_source.open_hf_folder(Path(quantized))
-    keeps = config.quantize is not None and config.quantize.method == "as_stored"
+    keeps = config.quantize is not None and config.quantize.keeps_stored
     if keeps and config.source.gguf is None:
         what = "`as_stored` is for GGUF files; checkpoints of other kinds that are quantized stay so by themselves"
         raise ConfigError("the config does not fit its source", [Problem(what, "quantize.method", "remove `quantize`")])

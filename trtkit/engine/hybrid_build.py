@@ -14,7 +14,7 @@ from trtkit.engine.parsing import run_parser
 from trtkit.models.hybrids.spec import OnnxPart
 from trtkit.network.hybrid import input_name, port_dtype
 from trtkit.network.targets import check_named_types
-from trtkit.quantization.methods import type_of
+from trtkit.quantization_methods import METHODS
 from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _check_target(plan: Plan) -> None:
     """Refuse types that the target cannot compute in, before any work. Raises ConfigError."""
     asked = open_hybrid(plan.config).quantization
     if asked is not None:
-        names, target = {type_of(method) for method in asked.methods}, plan.target
+        names, target = {METHODS[method].dtype.name for method in asked.methods}, plan.target
         check_named_types(names, target.name, target.compute_capabilities, BACKENDS[plan.backend].features)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtkit.planning.multilinear import Multilinear
+from trtkit.quantization_methods import weight_bits
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
@@ -34,15 +35,14 @@ class Format:
         return all(gpu.takes(dtype) for dtype in self.needs)
 
 
-# Scales: int4 has one of 16 bits for 128 weights, fp4 one of 8 bits for 16; one for a row or a matrix is not counted.
 FORMATS = (
     Format("as planned"),
     Format("fp8 cache", kv_bits=8, needs=("fp8",)),
-    Format("fp8 weights and products", 8, compute="fp8", needs=("fp8",)),
-    Format("int8 weights and products", 8, compute="int8", needs=("int8",)),
-    Format("int4 weights, 128 a block", 4 + 16 / 128, needs=("int4",)),
-    Format("fp4 weights and products, 16 a block", 4 + 8 / 16, compute="fp4", needs=("fp4",)),
-    Format("int4 weights, fp8 cache", 4 + 16 / 128, 8, needs=("int4", "fp8")),
+    Format("fp8 weights and products", weight_bits("fp8"), compute="fp8", needs=("fp8",)),
+    Format("int8 weights and products", weight_bits("int8"), compute="int8", needs=("int8",)),
+    Format("int4 weights, 128 a block", weight_bits("int4", 128), needs=("int4",)),
+    Format("fp4 weights and products, 16 a block", weight_bits("fp4"), compute="fp4", needs=("fp4",)),
+    Format("int4 weights, fp8 cache", weight_bits("int4", 128), 8, needs=("int4", "fp8")),
 )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.errors import PlanError
 from trtkit.planning.quantized_model import LayerForm, QuantizedModel
 from trtkit.quantization.llm.choice import linear_layers
-from trtkit.quantized_matrix import FIXED_BLOCKS
+from trtkit.quantization_methods import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,10 +33,10 @@ _MODELOPT = {
     "INT8_SQ": LayerForm("int8", _ROWS, "int8"),
     "W4A16": LayerForm("int4", 128),
     "W4A16_AWQ": LayerForm("int4", 128),
-    "NVFP4": LayerForm("fp4", FIXED_BLOCKS["fp4"], "fp4"),
-    "NVFP4_AWQ": LayerForm("fp4", FIXED_BLOCKS["fp4"], "fp4"),
-    "W4A16_NVFP4": LayerForm("fp4", FIXED_BLOCKS["fp4"]),
-    "MXFP8": LayerForm("mxfp8", FIXED_BLOCKS["mxfp8"], "mxfp8"),
+    "NVFP4": LayerForm("fp4", FORMATS["fp4"].block, "fp4"),
+    "NVFP4_AWQ": LayerForm("fp4", FORMATS["fp4"].block, "fp4"),
+    "W4A16_NVFP4": LayerForm("fp4", FORMATS["fp4"].block),
+    "MXFP8": LayerForm("mxfp8", FORMATS["mxfp8"].block, "mxfp8"),
 }
 """By ModelOpt's `quant_algo`; a block of its own is `group_size`."""
 
@@ -149,10 +149,10 @@ def _scheme_form(group: Json, layer: Layer, where: str) -> LayerForm:
     kind, bits, strategy = weights.get("type", "int"), int(weights.get("num_bits", 8)), weights.get("strategy")
     columns = weights.get("group_size") or (weights.get("block_structure") or (0, 0))[1]
     if (kind, bits) == ("float", 4):
-        return LayerForm("fp4", FIXED_BLOCKS["fp4"], "fp4" if inputs else None)
+        return LayerForm("fp4", FORMATS["fp4"].block, "fp4" if inputs else None)
     if (kind, bits) not in (("float", 8), ("int", 8), ("int", 4)):
         raise PlanError(f"weights of {bits} bits of type `{kind}` have no form in TensorRT", where, "use another form")
-    if (kind, strategy, columns) == ("float", "group", FIXED_BLOCKS["mxfp8"]):
+    if (kind, strategy, columns) == ("float", "group", FORMATS["mxfp8"].block):
         return LayerForm("mxfp8", columns, "mxfp8" if inputs else None)
     block = None if strategy == "tensor" else int(columns) if columns else _ROWS
     if bits == 4:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import BACKENDS
 from trtkit.config.targets import load_target
@@ -15,7 +15,7 @@ from trtkit.network.targets import check_named_types
 from trtkit.planning.quantization_config import by_config
 from trtkit.planning.quantized_model import LayerForm, QuantizedModel
 from trtkit.quantization.llm.choice import choose
-from trtkit.quantized_matrix import FIXED_BLOCKS, QuantizedMatrix
+from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.decoder_source import open_hf_folder
 from trtkit.sources.quantized.read import declared
 from trtkit.sources.safetensors_folder import read_json
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from trtkit.config.quantize import QuantizeOptions
     from trtkit.models.spec import DecoderSpec
     from trtkit.planning.source import PlannedModel
-    from trtkit.quantization.methods import LlmMethod
-    from trtkit.quantized_matrix import Format
+    from trtkit.quantization_methods import CacheFormat, Format
     from trtkit.sources.decoder_source import DecoderSource
 
 Json = dict[str, Any]
@@ -70,19 +69,10 @@ def by_options(spec: DecoderSpec, options: QuantizeOptions) -> QuantizedModel:
     layers = {}
     for layer in choice.methods:
         method = choice.of(layer)
-        inputs = method.format if method.inputs is not None else None
-        offsets = options.zero_points and method.format == "int4"
-        layers[layer.name] = LayerForm(method.format, _block(method, choice.block), inputs, has_offsets=offsets)
+        inputs = method.format if method.rounds_inputs else None
+        offsets = options.zero_points and method.takes_block
+        layers[layer.name] = LayerForm(method.format, method.block(choice.block), inputs, has_offsets=offsets)
     return QuantizedModel(layers, options.kv_cache)
-
-
-def _block(method: LlmMethod, asked: int) -> int | None:
-    """Return the columns that share a scale. asked: in int4."""
-    if method.format == "int4":
-        return asked
-    weights = method.weights or {}
-    is_whole = "axis" in weights and weights["axis"] is None
-    return FIXED_BLOCKS.get(method.format, None if is_whole else 0)
 
 
 def by_source(spec: DecoderSpec, opened: DecoderSource) -> QuantizedModel | None:
@@ -146,7 +136,7 @@ def _input_format(product: Json | None, made: dict[str, Json]) -> tuple[Format, 
     return kind, str(layer["name"]).rpartition("/")[0]
 
 
-def _cache_type(inputs: Sequence[Json]) -> Literal["int8", "fp8"] | None:
+def _cache_type(inputs: Sequence[Json]) -> CacheFormat | None:
     """Return the type of caches in eight bits."""
     types = {tensor["dtype"] for tensor in inputs if tensor["name"].startswith("past_")}
     return "int8" if "int8" in types else "fp8" if "fp8" in types else None

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trtkit.dtypes import DTYPES
-from trtkit.quantized_matrix import FIXED_BLOCKS, Format, QuantizedInputs, QuantizedMatrix
+from trtkit.quantization_methods import FORMATS
+from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from trtkit.dtypes import DType
+    from trtkit.quantization_methods import CacheFormat, Format
     from trtkit.quantized_matrix import Array
 
 Json = dict[str, Any]
@@ -36,7 +38,7 @@ class LayerForm:
     @property
     def dtype(self) -> DType:
         """TensorRT's type of the codes."""
-        return DTYPES["fp8" if self.format == "mxfp8" else self.format]
+        return FORMATS[self.format].dtype
 
     def scale_shape(self, rows: int, size: int) -> tuple[int, ...]:
         """Return the shape of a matrix's scales: [], [out] or [out, blocks]."""
@@ -47,7 +49,7 @@ class LayerForm:
     def size_bytes(self, rows: int, size: int, dtype: DType) -> int:
         """Return the bytes of a matrix in a network of `dtype`, in which scales and offsets are kept."""
         scales = int(np.prod(self.scale_shape(rows, size)))
-        each = DTYPES["fp8"] if self.format in FIXED_BLOCKS else dtype
+        each = DTYPES["fp8"] if FORMATS[self.format].block else dtype
         offsets = dtype.size_bytes(scales) if self.has_offsets else 0
         return self.dtype.size_bytes(rows * size) + each.size_bytes(scales) + offsets
 
@@ -71,7 +73,7 @@ class LayerForm:
         """Return how inputs are written; a scale of their own keeps those of fp4 apart from others."""
         if self.inputs is None:
             return None
-        if self.inputs in FIXED_BLOCKS:
+        if FORMATS[self.inputs].block:
             return QuantizedInputs("fp8", 2.0 if self.inputs == "fp4" else 1.0)
         return QuantizedInputs(self.inputs, is_per_token=self.is_per_token)
 
@@ -81,7 +83,7 @@ class QuantizedModel:
     """Which layers of an LLM are quantized, and how. layers: by path. kv_cache: None where caches stay."""
 
     layers: Mapping[str, LayerForm]
-    kv_cache: Literal["int8", "fp8"] | None = None
+    kv_cache: CacheFormat | None = None
 
     @property
     def types(self) -> tuple[str, ...]:

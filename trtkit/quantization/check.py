@@ -8,7 +8,6 @@ from trtkit.backends import load_backend
 from trtkit.config.schema import ModelConfig
 from trtkit.jobs.events import Phase
 from trtkit.network.targets import check_named_types
-from trtkit.quantization.methods import types_of
 from trtkit.quantization.vision.model import check_options
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def check_target(arguments: Json, context: Context) -> Json:
     context.report(Phase("check target"))
     if not arguments["is_decoder"]:
         check_options(options)
-    types = types_of(options, arguments.get("fallback"))
+    types = options.types(arguments.get("fallback"))
     features = load_backend(arguments["backend"]).features
     check_named_types(types, target["name"], target["compute_capabilities"], features)
     return {}

@@ -6,6 +6,7 @@ while here all follows from each layer's second moments `x^T x`, which one pass 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from trtkit.quantization.scales import least_error
 from trtkit.quantized_matrix import QuantizedMatrix, pack
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from trtkit.quantization_methods import Algorithm
 
 _LEVELS, _LARGEST = 15, 7
 _DAMPING = 0.01
@@ -143,6 +144,24 @@ def gptq(weight: torch.Tensor, moments: torch.Tensor, rounding: Rounding) -> Qua
             errors[:, column - start] = error[:, 0]
         left[:, stop:] -= errors @ inverse[start:stop, stop:]
     return matrix_of(codes[:, order.argsort()], levels)
+
+
+def _nearest_each(weights: Sequence[torch.Tensor], _: torch.Tensor, rounding: Rounding) -> list[QuantizedMatrix]:
+    return [nearest(weight, rounding) for weight in weights]
+
+
+def _awq_together(weights: Sequence[torch.Tensor], moments: torch.Tensor, rounding: Rounding) -> list[QuantizedMatrix]:
+    factors = awq_factors(weights, moments, rounding)
+    return [awq(weight, moments, rounding, factors) for weight in weights]
+
+
+def _gptq_each(weights: Sequence[torch.Tensor], moments: torch.Tensor, rounding: Rounding) -> list[QuantizedMatrix]:
+    return [gptq(weight, moments, rounding) for weight in weights]
+
+
+Rounder = Callable[[Sequence[torch.Tensor], torch.Tensor, Rounding], list[QuantizedMatrix]]
+ROUNDERS: dict[Algorithm, Rounder] = {"nearest": _nearest_each, "awq": _awq_together, "gptq": _gptq_each}
+"""By a method's algorithm: rounds the weights [out, in] of layers that share inputs, whose x^T x [in, in] is known."""
 
 
 def _inverse_factor(moments: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,8 @@ from trtkit.engine.vision_language import takes_images
 from trtkit.errors import ConfigError, Problem
 from trtkit.quantization.by_part.choice import SUMMARY, check_names
 from trtkit.quantization.jobs import QUANTIZE_LLM, QUANTIZE_VISION
-from trtkit.quantization.methods import FALLBACKS
 from trtkit.quantization.target import check_quantization
+from trtkit.quantization_methods import METHODS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +35,7 @@ def quantize_model(config: ModelConfig, out: Path, runner: Runner, asked: Json |
     else the job is to do. Returns the record that is kept there as quantization.json. Raises TrtkitError; `out` is
     then as it was.
     """
-    if config.quantize is None or config.quantize.method == "as_stored":
+    if config.quantize is None or config.quantize.keeps_stored:
         problem = Problem("no method is given", "quantize.method", "name one: `--method int8_wo`")
         raise ConfigError("nothing to quantize", [problem])
     _check_whole(config)
@@ -57,11 +57,10 @@ def _check_scored(config: ModelConfig, fallback: str | None) -> None:
     if not is_decoder(config):
         fix = "leave out --sensitivity, --budget and --html; `trtkit verify --layers` shows where a vision model loses"
         raise ConfigError(SUMMARY, [Problem("only layers of language models are scored one by one", "quantize", fix)])
-    if fallback is not None and fallback not in FALLBACKS:
-        problem = Problem(
-            f"`{fallback}` is no method for layers that are left", "--fallback", f"use one of {', '.join(FALLBACKS)}"
-        )
-        raise ConfigError(SUMMARY, [problem])
+    fallbacks = [name for name, method in METHODS.items() if method.is_fallback]
+    if fallback is not None and fallback not in fallbacks:
+        what, fix = f"`{fallback}` is no method for layers that are left", f"use one of {', '.join(fallbacks)}"
+        raise ConfigError(SUMMARY, [Problem(what, "--fallback", fix)])
 
 
 def _check_target(config: ModelConfig, fallback: str | None, runner: Runner) -> None:

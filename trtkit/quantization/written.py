@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.quantized_matrix import FIXED_BLOCKS, LARGEST, QuantizedInputs, QuantizedMatrix
+from trtkit.quantization_methods import FORMATS, METHODS, largest_block
+from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
 
 if TYPE_CHECKING:
     from trtkit.config.quantize import PartOptions
+    from trtkit.quantization_methods import Format
 
 Array = np.ndarray[Any, Any]
-_BLOCKS = (128, 64, 32)
 _LEAST = 1e-8
 
 
@@ -42,53 +43,55 @@ class RoundedWeights(Mapping[str, Any]):
 
 
 def block_of(columns: int, method: str, options: PartOptions) -> int | None:
-    """Return how many columns share a scale, 0 for whole rows; None where no block divides them: the layer stays."""
-    if method == "mxfp8":
-        return None if columns % FIXED_BLOCKS["mxfp8"] else FIXED_BLOCKS["mxfp8"]
-    if method != "int4_wo":
+    """Return how many columns share a scale, 0 for whole rows; None if no block divides them: the layer stays."""
+    if METHODS[method].scales != "block":
         return 0
-    return next((block for block in ((options.block,) if options.block else _BLOCKS) if columns % block == 0), None)
+    block = METHODS[method].block(options.block or largest_block([columns]))
+    return block if block and columns % block == 0 else None
 
 
 def rounded(weight: Array, method: str, options: PartOptions) -> QuantizedMatrix:
     """Return a matrix [out, in], rounded to nearest. Its columns are those that `block_of` has a block for."""
-    wide = np.array(weight, np.float32)
-    if method == "int4_wo":
-        return _int4(wide, options)
-    if method == "mxfp8":
-        return _mxfp8(wide)
-    inputs = None if method == "int8_wo" else QuantizedInputs("fp8" if method == "fp8" else "int8", is_per_token=True)
-    peaks = np.maximum(np.abs(wide).max(1), _LEAST)
-    if method == "fp8":
-        scales = peaks / np.float32(LARGEST["fp8"])
-        return QuantizedMatrix("fp8", _as_fp8(wide / scales[:, None]), scales, inputs=inputs)
-    scales = peaks / np.float32(127)
-    codes = np.clip(np.rint(wide / scales[:, None]), -127, 127).astype(np.int8)
-    return QuantizedMatrix("int8", codes, scales, inputs=inputs)
+    wide, row = np.array(weight, np.float32), METHODS[method]
+    block = block_of(wide.shape[1], method, options)
+    assert block is not None
+    if row.takes_block:
+        return _int4(wide, block, options)
+    inputs = QuantizedInputs(row.format, is_per_token=not block) if row.rounds_inputs else None
+    codes, scales = _mxfp8(wide) if block else _rows(wide, row.format)
+    return QuantizedMatrix(row.format, codes, scales, inputs=inputs)
 
 
-def _int4(weight: Array, options: PartOptions) -> QuantizedMatrix:
+def _rows(weight: Array, kind: Format) -> tuple[Array, Array]:
+    """Return codes, and a scale for each row."""
+    largest = FORMATS[kind].largest
+    scales = np.maximum(np.abs(weight).max(1), _LEAST) / np.float32(largest)
+    numbers = weight / scales[:, None]
+    if FORMATS[kind].dtype.is_float:
+        return _as_fp8(numbers), scales
+    return np.clip(np.rint(numbers), -largest, largest).astype(np.int8), scales
+
+
+def _int4(weight: Array, block: int, options: PartOptions) -> QuantizedMatrix:
     import torch
 
     from trtkit.quantization.int4 import Rounding, nearest
 
-    block = block_of(weight.shape[1], "int4_wo", options)
-    assert block is not None
     return nearest(torch.from_numpy(weight), Rounding(block, options.zero_points))
 
 
-def _mxfp8(weight: Array) -> QuantizedMatrix:
-    """Round blocks of 32 by powers of two, the least that leave no number too large."""
+def _mxfp8(weight: Array) -> tuple[Array, Array]:
+    """Round blocks of 32 by powers of two, the least that leave no number too large; return codes and scales."""
     import ml_dtypes
 
-    blocks = weight.reshape(len(weight), -1, FIXED_BLOCKS["mxfp8"])
+    blocks = weight.reshape(len(weight), -1, FORMATS["mxfp8"].block)
     peaks = np.maximum(np.abs(blocks).max(-1), np.float32(2.0**-100))
-    scales = np.exp2(np.ceil(np.log2(peaks / np.float32(LARGEST["fp8"])))).astype(np.float32)
+    scales = np.exp2(np.ceil(np.log2(peaks / np.float32(FORMATS["fp8"].largest)))).astype(np.float32)
     codes = _as_fp8((blocks / scales[:, :, None]).reshape(weight.shape))
-    return QuantizedMatrix("mxfp8", codes, scales.astype(ml_dtypes.float8_e8m0fnu), inputs=QuantizedInputs("mxfp8"))
+    return codes, scales.astype(ml_dtypes.float8_e8m0fnu)
 
 
 def _as_fp8(values: Array) -> Array:
     import ml_dtypes
 
-    return np.clip(values, -LARGEST["fp8"], LARGEST["fp8"]).astype(ml_dtypes.float8_e4m3fn)
+    return np.clip(values, -FORMATS["fp8"].largest, FORMATS["fp8"].largest).astype(ml_dtypes.float8_e4m3fn)

@@ -13,6 +13,7 @@ import torch
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.decoders import llm_options
 from trtkit.jobs.events import Phase, Progress, Verdict
+from trtkit.quantization_methods import FORMATS
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.runtime.decoder import Call, ReferenceDecoder, open_model
 from trtkit.verification.compare import worst
@@ -42,7 +43,6 @@ _MIN_AGREEMENT = 0.99
 # Of networks that round what runs through them, of logits and of perplexity. A value that falls between two codes is
 # rounded either way and moves all that follows; caches are rounded by the network alone.
 _ROUNDED_IN_FP32, ROUNDED_ACTIVATIONS, _ROUNDED_PERPLEXITY = 0.05, 0.3, 0.1
-_ROUNDED_INPUTS = {"int8": 0.15, "fp8": 0.15, "mxfp8": 0.15, "fp4": 0.4}
 _MAX_PERPLEXITY_CHANGE = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 2e-2}
 
 
@@ -73,7 +73,7 @@ class DecoderVerifier:
             return ROUNDED_ACTIVATIONS
         if formats and self.config.precision == "fp32":
             return _ROUNDED_IN_FP32
-        return max((_ROUNDED_INPUTS[kind] for kind in formats), default=0.0)
+        return max((FORMATS[kind].tolerance for kind in formats), default=0.0)
 
     def engine_stepper(self) -> Stepper:
         """Return the network exactly as the engine has it: its own kind of logits."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from trtkit.errors import SourceError
 from trtkit.models.hybrids.spec import OnnxPart
 from trtkit.quantization.vision.data import read_calibration
+from trtkit.quantization_methods import METHODS, tolerance_of
 from trtkit.sources import package_file
 
 if TYPE_CHECKING:
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from trtkit.network.onnx.io import TensorSpec
     from trtkit.quantization.by_part.choice import HybridQuantization
 
-TOLERANCES = {"int8": 0.4, "fp8": 0.4, "int8_wo": 0.2, "int4_wo": 0.4}
-"""Relative RMS error against the model in fp32: what methods cost (docs/quantization.md), with room."""
-
 AGREEMENT = 0.5
 """Share of equal answers: near misses are many, and some data is few; what is plainly wrong has fewer."""
 
@@ -28,7 +26,7 @@ def quantized_tolerance(config: ModelConfig) -> float:
     """Return the relative RMS error that quantizing a vision model may cost; 0 where the config does not, or says."""
     if config.quantize is None or config.verify.max_relative_rms_error is not None:
         return 0.0
-    return TOLERANCES.get(config.quantize.method, 0.0)
+    return tolerance_of(config.quantize.method)
 
 
 def hybrid_tolerance(config: ModelConfig, asked: HybridQuantization | None) -> float:
@@ -36,8 +34,8 @@ def hybrid_tolerance(config: ModelConfig, asked: HybridQuantization | None) -> f
     if asked is None or config.verify.max_relative_rms_error is not None:
         return 0.0
     parsed = [each.options.method for each in asked.choices.values() if isinstance(each.part, OnnxPart)]
-    rounded = [TOLERANCES["int8"] for method in asked.layers.values() if not method.endswith("_wo")]
-    return max([0.0, *rounded, *(TOLERANCES.get(method, 0.0) for method in parsed)])
+    rounded = [method for method in asked.layers.values() if METHODS[method].rounds_inputs]
+    return max(map(tolerance_of, [*parsed, *rounded]), default=0.0)
 
 
 def has_calibration(config: ModelConfig) -> bool:

@@ -7,23 +7,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trtkit.quantization.scoring.emulation import round_blocks
-from trtkit.quantized_matrix import LARGEST, QuantizedInputs, QuantizedMatrix
+from trtkit.quantization_methods import FORMATS
+from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from trtkit.quantization_methods import Format
     from trtkit.sources.decoder_source import DecoderSource
 
 
-def round_inputs(model: Any, opened: DecoderSource) -> set[str]:
+def round_inputs(model: Any, opened: DecoderSource) -> set[Format]:
     """Put the rounding of inputs before a model's linear layers; return the formats that they are rounded to."""
-    found: set[str] = set()
+    formats: set[Format] = set()
     for name in opened.checkpoint if opened.quantized_by else ():
         matrix = opened.checkpoint[name]
         if isinstance(matrix, QuantizedMatrix) and matrix.inputs is not None:
             model.get_submodule(name.removesuffix(".weight")).register_forward_pre_hook(_hook(matrix))
-            found.add(matrix.inputs.format)
-    return found
+            formats.add(matrix.inputs.format)
+    return formats
 
 
 def _hook(matrix: QuantizedMatrix) -> Callable[..., Any]:
@@ -40,9 +42,9 @@ def _hook(matrix: QuantizedMatrix) -> Callable[..., Any]:
 
 def rounded(x: torch.Tensor, inputs: QuantizedInputs) -> torch.Tensor:
     """Return x [..., in] rounded as `inputs` says."""
-    if inputs.format in {"mxfp8", "fp4"}:
+    if FORMATS[inputs.format].block:
         return round_blocks(x, inputs.format, inputs.scale)
-    largest = LARGEST[inputs.format]
+    largest = FORMATS[inputs.format].largest
     scale = x.abs().amax(-1, keepdim=True).clamp(min=_TINY) / largest if inputs.is_per_token else inputs.scale
     steps = x / scale
     if inputs.format == "int8":

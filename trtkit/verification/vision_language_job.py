@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from trtkit import quantization_methods
 from trtkit.bundle.manifest import VisionRecord
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.decoders import llm_options
@@ -23,7 +24,6 @@ from trtkit.verification.decoder_job import ROUNDED_ACTIVATIONS, rounds_activati
 from trtkit.verification.dequantized import wrapped_folder
 from trtkit.verification.job import corner_json, tolerance_of
 from trtkit.verification.logits import LogitsCompared, compare_rows
-from trtkit.verification.quantized import TOLERANCES
 from trtkit.verification.signal import hollow_outputs
 from trtkit.verification.slices import limits_of
 from trtkit.verification.stepper import Stepper
@@ -128,7 +128,7 @@ def _rounding(config: ModelConfig, language: DecoderSource) -> float:
     tower = None if config.quantize is None else config.quantize.parts.get(VISION)
     return max(
         ROUNDED_ACTIVATIONS if rounds_activations(language) else 0.0,
-        0.0 if tower is None else TOLERANCES.get(tower.method, 0.0),
+        0.0 if tower is None else quantization_methods.tolerance_of(tower.method),
     )
 
 

@@ -72,6 +72,8 @@ def offered(script: str, workspace: Path) -> Callable[[str], list[str]]:
         ("trtkit deploy --set queue.d", ["queue.delay_us="]),
         ("trtkit completion ", ["bash", "fish", "zsh"]),
         ("trtkit verify --against o", ["onnxruntime"]),
+        ("trtkit quantize llama --method int4", ["int4_awq", "int4_gptq", "int4_wo"]),
+        ("trtkit quantize llama --fallback fp", ["fp8", "fp8_pc"]),
     ],
 )
 def test_bash_offers(line: str, wanted: list[str], offered: Callable[[str], list[str]]) -> None:

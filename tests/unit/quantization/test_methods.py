@@ -9,7 +9,6 @@ import pytest
 from trtkit.cli.quantize import _target
 from trtkit.config.load import load_config
 from trtkit.config.quantize import QuantizeOptions
-from trtkit.quantization.methods import types_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
 
 def test_types_are_those_of_all_methods_and_caches() -> None:
     options = QuantizeOptions(method="int4_awq", layers={"layers.0.*": "mxfp8", "layers.1.*": "none"}, kv_cache="int8")
-    assert types_of(options) == {"int4", "fp8", "int8"}
-    assert types_of(QuantizeOptions(method="fp8"), "int8_wo") == {"fp8", "int8"}
+    assert options.types() == {"int4", "fp8", "int8"}
+    assert QuantizeOptions(method="fp8").types("int8_wo") == {"fp8", "int8"}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from trtkit.network.ops.gather import reorder
 from trtkit.network.ops.linear import matmul
 from trtkit.network.ops.quantize import dequantize, dynamic_quantize, quantize, scale_constant
 from trtkit.network.ops.shape import reshape
-from trtkit.quantized_matrix import LARGEST
+from trtkit.quantization_methods import FORMATS
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
@@ -93,7 +93,7 @@ class QuantizedLinears:
     def _rounded_tokens(self, x: Tensor, kind: QuantizedInputs) -> _Prepared:
         """Divide each token by its largest magnitude [..., 1], by which the product is multiplied; round it."""
         largest = maximum(max_over(absolute(x), -1), LEAST)
-        step = self._number(1 / LARGEST[kind.format], "scale")
+        step = self._number(1 / FORMATS[kind.format].largest, "scale")
         return dequantize(quantize(x / largest, step, DTYPES[kind.format]), step, self._dtype), largest
 
     def _offset(self, x: Tensor, offsets: Array) -> Tensor:

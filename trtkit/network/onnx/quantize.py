@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
     import onnx
 
+    from trtkit.dtypes import DType
+
 Array = np.ndarray[Any, Any]
 
 # ONNX's operators hold 8-bit scales in 16 bits from the first one on, and 4-bit blocks from the second one on.
-OPSETS = {"int8": 19, "fp8": 19, "int8_wo": 19, "int4_wo": 21}
+OPSETS = {8: 19, 4: 21}
+"""By bits of a code."""
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 PRODUCTS = (*_CONVOLUTIONS, "Gemm", "MatMul")
 # TensorRT-RTX adds about 0.1 MiB of code for a quantized convolution: smaller weights would cost more than they save.
@@ -85,19 +88,19 @@ def counts(model: onnx.ModelProto) -> QuantizedCounts:
     return QuantizedCounts(len(quantized_activations(model)), len(quantized), numbers, numbers + plain)
 
 
-def lifted(model: onnx.ModelProto, method: str) -> onnx.ModelProto:
-    """Return the model in an opset that has what `method` writes. Raises ValueError where ONNX cannot convert it."""
+def lifted(model: onnx.ModelProto, dtype: DType) -> onnx.ModelProto:
+    """Return the model in an opset that holds codes of type `dtype`. Raises ValueError if ONNX cannot convert it."""
     import onnx
 
-    if opset_of(model) >= OPSETS[method]:
+    if opset_of(model) >= OPSETS[dtype.bits]:
         return model
     try:
-        return onnx.version_converter.convert_version(model, OPSETS[method])
+        return onnx.version_converter.convert_version(model, OPSETS[dtype.bits])
     except RuntimeError as error:
         raise ValueError(str(error).strip().splitlines()[0]) from None
 
 
-def quantize_weights(model: onnx.ModelProto, method: str, exclude: Collection[str], block: int | None) -> int:
+def quantize_weights(model: onnx.ModelProto, dtype: DType, exclude: Collection[str], block: int | None) -> int:
     """Store weights in 8 bits by output channel, or in 4 by blocks along the inputs; return how many tensors.
 
     block: numbers that share a scale in 4 bits, else the largest of 128, 64 and 32 that divides. Convolutions stay in
@@ -105,7 +108,7 @@ def quantize_weights(model: onnx.ModelProto, method: str, exclude: Collection[st
     """
     done = 0
     for weight in list(_weights(model, exclude)):
-        if method == "int8_wo":
+        if dtype.bits == 8:
             _store(model, weight, *_by_channel(weight))
             done += 1
         elif size := _block_size(weight, block):

@@ -7,15 +7,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trtkit.config.quantize import VISION_METHODS, WRITTEN_METHODS, PartOptions
 from trtkit.errors import ConfigError, Problem
 from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
 from trtkit.quantization.written import RoundedWeights, block_of
+from trtkit.quantization_methods import NONE, methods_for
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from trtkit.config.quantize import QuantizeOptions
+    from trtkit.config.quantize import PartOptions, QuantizeOptions
     from trtkit.models.hybrids.spec import HybridSpec, Part
 
 VISION = "vision"
@@ -55,7 +55,7 @@ class PartChoice:
     @property
     def methods(self) -> tuple[str, ...]:
         """What the part can have."""
-        return VISION_METHODS if isinstance(self.part, OnnxPart) else WRITTEN_METHODS
+        return methods_for("vision" if isinstance(self.part, OnnxPart) else "written")
 
     def problems(self) -> Iterator[Problem]:
         """Yield what the part cannot have."""
@@ -70,7 +70,7 @@ class PartChoice:
             if getattr(self.options, key):
                 yield Problem(f"{what} is for language models only", f"{self.key}.{key}", "remove it")
         for key, method in asked.items():
-            if method not in (*self.methods, "none"):
+            if method not in (*self.methods, NONE):
                 fix = f"use one of {', '.join(self.methods)}, or `none`"
                 fix = fix if self.is_own else f"{fix}: `quantize.parts.{name}: {self.methods[0]}`"
                 yield Problem(f"part `{name}` {made} and cannot be {method}", key, fix)
@@ -79,7 +79,7 @@ class PartChoice:
         """Return a layer's method, `none` where it stays."""
         options = self.options
         if any(fnmatch.fnmatchcase(path, glob) for glob in options.exclude):
-            return "none"
+            return NONE
         asked = [method for glob, method in options.layers.items() if fnmatch.fnmatchcase(path, glob)]
         return asked[-1] if asked else options.method
 
@@ -99,7 +99,7 @@ class HybridQuantization:
     def methods(self) -> set[str]:
         """Every method that is asked for."""
         parsed = {each.options.method for each in self.choices.values() if isinstance(each.part, OnnxPart)}
-        return {*parsed, *self.layers.values()} - {"none"}
+        return {*parsed, *self.layers.values()} - {NONE}
 
     def described(self, part: str) -> str:
         """Say how many layers of a written part have which method."""
@@ -152,7 +152,7 @@ def _layers(choice: PartChoice) -> dict[str, str]:
     return {
         path: method
         for path, method in methods.items()
-        if method != "none" and block_of(columns[path], method, choice.options) is not None
+        if method != NONE and block_of(columns[path], method, choice.options) is not None
     }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.inputs.samples import read_npz, sample_files
+from trtkit.quantization_methods import needs_data
 from trtkit.sources import package_file
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
     from trtkit.quantization.by_part.choice import PartChoice
 
-_MEASURED = ("int8", "fp8")
-
 
 def with_own_arrays(choice: PartChoice, own: Collection[str], whole: Collection[str], folder: Path) -> PartChoice:
     """Return the choice with .npz files that hold the part's inputs alone, in `folder`, where its data has others.
@@ -25,7 +24,7 @@ def with_own_arrays(choice: PartChoice, own: Collection[str], whole: Collection[
     own, whole: names of the part's inputs and of the model's. Raises SourceError for files that cannot be read.
     """
     options = choice.options
-    if options.method not in _MEASURED or options.calibration.data is None:
+    if not needs_data(options.method) or options.calibration.data is None:
         return choice
     files = sample_files(package_file.resolve(options.calibration.data))
     held = {path: read_npz(path) for path in files if path.suffix.lower() == ".npz"}

@@ -13,6 +13,7 @@ from trtkit.errors import QuantizeError
 from trtkit.inputs.samples import sample_files
 from trtkit.inputs.vision_language import ImageForm, ImageReader
 from trtkit.quantization.vision.data import spread
+from trtkit.quantization_methods import methods_for, needs_data
 from trtkit.sources import package_file
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
     from trtkit.config.schema import ModelConfig
     from trtkit.engine.vision_language import OpenedVision
-
-_MEASURED = ("int8", "fp8")
 
 
 @contextmanager
@@ -31,7 +30,7 @@ def measured_on_arrays(opened: OpenedVision) -> Iterator[ModelConfig]:
     Raises QuantizeError for images of a tower that takes each at its own size, RequestError for what is no image.
     """
     options = opened.config.quantize
-    if options is None or options.method not in _MEASURED or options.calibration.data is None:
+    if options is None or not needs_data(options.method) or options.calibration.data is None:
         yield opened.config
         return
     images = [path for path in sample_files(package_file.resolve(options.calibration.data)) if path.suffix != ".npz"]
@@ -40,7 +39,11 @@ def measured_on_arrays(opened: OpenedVision) -> Iterator[ModelConfig]:
         return
     if opened.spec.layout == "patches":
         what = "this tower takes each image at a size of its own, on which it cannot be measured yet"
-        raise QuantizeError(what, "quantize.method", "use int8_wo or int4_wo")
+        raise QuantizeError(
+            what,
+            "quantize.method",
+            f"use {' or '.join(name for name in methods_for('vision') if not needs_data(name))}",
+        )
     pixels = _pixels(opened, spread(images, options.calibration.samples))
     with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
         path = Path(folder) / "images.npz"

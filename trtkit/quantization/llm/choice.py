@@ -11,20 +11,18 @@ from typing import TYPE_CHECKING
 from trtkit.errors import ConfigError, Problem
 from trtkit.models.spec import MoeSpec
 from trtkit.models.weights import model_weights
-from trtkit.quantization.methods import METHODS, LlmMethod, largest_block
-from trtkit.quantized_matrix import FIXED_BLOCKS
+from trtkit.quantization_methods import FORMATS, METHODS, NONE, largest_block, methods_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from trtkit.config.quantize import QuantizeOptions
     from trtkit.models.spec import DecoderSpec
+    from trtkit.quantization_methods import Method
 
 _LINEAR = re.compile(r"\.(q|k|v|o|qkv|gate|up|gate_up|down)$")
 _SHARING = re.compile(r"\.(q|k|v|gate|up)$")
 _HEAD = "lm_head"
-OF_MIXTURES = ("int8_wo", "int4_wo")
-"""Methods for mixtures of experts."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Choice:
     methods: dict[Layer, str]
     block: int
 
-    def of(self, layer: Layer) -> LlmMethod:
+    def of(self, layer: Layer) -> Method:
         """Return a layer's method."""
         return METHODS[self.methods[layer]]
 
@@ -55,9 +53,14 @@ class Choice:
         return Choice(others | left, self.block)
 
     @property
-    def reads_data(self) -> bool:
+    def rounded_here(self) -> list[Layer]:
+        """The layers whose weights trtkit rounds itself; ModelOpt quantizes the others."""
+        return [layer for layer in self.methods if not self.of(layer).is_modelopts]
+
+    @property
+    def needs_data(self) -> bool:
         """Whether any method needs calibration."""
-        return any(METHODS[method].reads_data for method in self.methods.values())
+        return any(METHODS[method].needs_data for method in self.methods.values())
 
 
 def linear_layers(spec: DecoderSpec) -> list[Layer]:
@@ -84,12 +87,11 @@ def choose(spec: DecoderSpec, options: QuantizeOptions) -> Choice:
     problems = list(_problems(spec, options))
     if problems:
         raise ConfigError("the model cannot be quantized so", problems)
-    methods = {layer: method for layer in linear_layers(spec) if (method := _method(layer, options)) != "none"}
-    sizes = [layer.size for layer, method in methods.items() if METHODS[method].has_blocks]
+    methods = {layer: method for layer in linear_layers(spec) if (method := _method(layer, options)) != NONE}
+    in_blocks = [layer for layer, method in methods.items() if METHODS[method].takes_block]
+    sizes = [layer.size for layer in in_blocks]
     block = options.block or largest_block(sizes)
-    odd = [
-        layer for layer, method in methods.items() if METHODS[method].has_blocks and (not block or layer.size % block)
-    ]
+    odd = [layer for layer in in_blocks if not block or layer.size % block]
     if odd:
         what = f"blocks of {block or 32} do not divide the {odd[0].size} columns of `{odd[0].name}`"
         fix = f"use {largest_block(sizes)}" if largest_block(sizes) else "exclude such layers, or use int8_wo"
@@ -107,8 +109,8 @@ def _check_sharing(layers: Sequence[Layer], methods: Mapping[Layer, str]) -> Non
         groups.setdefault(inputs_of(layer.name), []).append(layer)
     for first, *others in groups.values():
         for layer in others:
-            asked = [methods.get(each, "none") for each in (first, layer)]
-            formats = {method if method in METHODS and METHODS[method].weights else "" for method in asked}
+            asked = [methods.get(each, NONE) for each in (first, layer)]
+            formats = {method if method in METHODS and METHODS[method].is_modelopts else "" for method in asked}
             if len(formats) > 1:
                 what = f"`{first.name}` and `{layer.name}` share their inputs; they cannot be {' and '.join(asked)}"
                 problem = Problem(what, "quantize.layers", "give them one method")
@@ -117,7 +119,7 @@ def _check_sharing(layers: Sequence[Layer], methods: Mapping[Layer, str]) -> Non
 
 def _check_fixed_blocks(methods: Mapping[Layer, str]) -> None:
     """Refuse layers whose columns the blocks of a method that leaves no choice do not divide. Raises ConfigError."""
-    blocks = {layer: FIXED_BLOCKS.get(METHODS[method].format, 1) for layer, method in methods.items()}
+    blocks = {layer: FORMATS[METHODS[method].format].block or 1 for layer, method in methods.items()}
     odd = [layer for layer, block in blocks.items() if layer.size % block]
     if odd:
         what = f"blocks of {blocks[odd[0]]} do not divide the {odd[0].size} columns of `{odd[0].name}`"
@@ -126,22 +128,24 @@ def _check_fixed_blocks(methods: Mapping[Layer, str]) -> None:
 
 
 def _method(layer: Layer, options: QuantizeOptions) -> str:
-    """Return a layer's method, `none` where it stays."""
+    """Return a layer's method, `none` if it stays."""
     if any(fnmatch.fnmatchcase(layer.name, glob) for glob in options.exclude):
-        return "none"
+        return NONE
     asked = [method for glob, method in options.layers.items() if fnmatch.fnmatchcase(layer.name, glob)]
     if asked:
         return asked[-1]
-    return "none" if layer.name == _HEAD and not options.head else options.method
+    return NONE if layer.name == _HEAD and not options.head else options.method
 
 
 def _problems(spec: DecoderSpec, options: QuantizeOptions) -> list[Problem]:
     """Return what is wrong with what is asked."""
     names = [layer.name for layer in linear_layers(spec)]
-    allowed = ", ".join(METHODS)
+    allowed = methods_for("llm")
     asked = {"quantize.method": options.method} | {f"quantize.layers.{k}": v for k, v in options.layers.items()}
-    wrong = {key: method for key, method in asked.items() if method not in (*METHODS, "none")}
-    problems = [Problem(f"`{method}` is not for LLMs", key, f"use one of {allowed}") for key, method in wrong.items()]
+    wrong = {key: method for key, method in asked.items() if method not in (*allowed, NONE)}
+    problems = [
+        Problem(f"`{method}` is not for LLMs", key, f"use one of {', '.join(allowed)}") for key, method in wrong.items()
+    ]
     globs = [(glob, "quantize.exclude") for glob in options.exclude] + [(g, "quantize.layers") for g in options.layers]
     for glob, key in globs:
         if not fnmatch.filter(names, glob):
@@ -157,10 +161,10 @@ def has_experts(spec: DecoderSpec) -> bool:
 
 def _problems_of_mixtures(asked: Mapping[str, str], options: QuantizeOptions) -> list[Problem]:
     """Return what a mixture of experts cannot have. asked: methods by key."""
-    allowed = " and ".join(f"`{name}`" for name in OF_MIXTURES)
-    wrong = {key: name for key, name in asked.items() if name in METHODS and name not in OF_MIXTURES}
-    fix = f"use one of {', '.join(OF_MIXTURES)}, or quantize it elsewhere"
-    what = f"mixtures of experts take {allowed}"
+    allowed = methods_for("experts")
+    wrong = {key: name for key, name in asked.items() if name in METHODS and name not in allowed}
+    fix = f"use one of {', '.join(allowed)}, or quantize it elsewhere"
+    what = f"mixtures of experts take {' and '.join(f'`{name}`' for name in allowed)}"
     problems = [Problem(f"{what}, not `{name}`", key, fix) for key, name in wrong.items()]
     if options.kv_cache is not None:
         problems.append(Problem(f"{what}: caches stay", "quantize.kv_cache", "remove it"))

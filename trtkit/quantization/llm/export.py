@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.dtypes import DType
+    from trtkit.quantization_methods import Format
     from trtkit.quantized_matrix import KvQuantization, QuantizedMatrix
 
 Json = dict[str, Any]
 _INDEX = "model.safetensors.index.json"
+WEIGHTS_ONLY: dict[Format, str] = {"int8": "W8A16", "int4": "W4A16_AWQ"}
+"""ModelOpt's `quant_algo` of checkpoints that trtkit writes itself: weights alone, by their format."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ def _note(folder: Path, extra: Extra) -> None:
     asked = fields.setdefault("quantization_config", {"quant_method": "modelopt", "quant_algo": None})
     if extra.matrices:
         mixed = asked.get("quant_algo") is not None
-        asked["quant_algo"] = "MIXED_PRECISION" if mixed else "W4A16_AWQ"
+        asked["quant_algo"] = "MIXED_PRECISION" if mixed else WEIGHTS_ONLY["int4"]
         asked["group_size"] = next(iter(extra.matrices.values())).block
     if extra.kv_cache is not None:
         asked["kv_cache_quant_algo"] = extra.kv_cache.format.upper()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from trtkit.quantization.scales import least_error
-from trtkit.quantized_matrix import LARGEST
+from trtkit.quantization_methods import FORMATS
 
 _FACTORS = [2 ** (step / 16) for step in range(16)]
 _TINY = 1e-12
@@ -18,7 +18,7 @@ def least_error_scales(weight: torch.Tensor, squares: torch.Tensor) -> torch.Ten
     nearer to a step or further from it. weight: [out, in]; squares: mean squares of the inputs that meet each column,
     [in], by which errors weigh.
     """
-    least = weight.abs().amax(1, keepdim=True).clamp(min=_TINY) / LARGEST["fp8"]
+    least = weight.abs().amax(1, keepdim=True).clamp(min=_TINY) / FORMATS["fp8"].largest
 
     def error(scales: torch.Tensor) -> torch.Tensor:
         rounded = (weight / scales).to(torch.float8_e4m3fn).float() * scales

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import warnings
 from dataclasses import dataclass
 from functools import partial
@@ -17,22 +15,18 @@ from trtkit.errors import QuantizeError
 from trtkit.jobs.events import Phase
 from trtkit.jobs.steps import Steps
 from trtkit.quantization.int4 import Rounding
-from trtkit.quantization.llm import calibration
+from trtkit.quantization.llm import calibration, modelopt
 from trtkit.quantization.llm.choice import Choice, choose, has_experts
 from trtkit.quantization.llm.export import Extra, check_quantized, export
-from trtkit.quantization.llm.fp8 import least_error_scales
 from trtkit.quantization.llm.linear import make_plain
 from trtkit.quantization.llm.mixtures import write_mixture
-from trtkit.quantization.llm.sequential import INT4, quantize_int4
-from trtkit.quantization.llm.smoothing import SMOOTHING, kept_in_16_bits
-from trtkit.quantization.methods import METHODS
+from trtkit.quantization.llm.sequential import quantize_int4
 from trtkit.quantization.scoring.mix import Mixer, scoring_of
-from trtkit.quantized_matrix import LARGEST, KvQuantization
+from trtkit.quantization_methods import FORMATS, METHODS
+from trtkit.quantized_matrix import KvQuantization
 from trtkit.sources.huggingface.model import beyond_text, encoder, text_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
 
     from trtkit.config.quantize import QuantizeOptions
@@ -67,7 +61,7 @@ def quantize_llm(arguments: Json, context: Context) -> Json:
             raise QuantizeError("layers of a mixture of experts are not scored one by one", opened.where, fix)
         write_mixture(opened, choice, config, folder, steps)
         return {"steps": steps.done, "layers": len(choice.methods), "block": choice.block}
-    texts = _texts(config.quantize, opened, is_needed=choice.reads_data or scoring is not None)
+    texts = _texts(config.quantize, opened, is_needed=choice.needs_data or scoring is not None)
     steps.add("source", f"{len(choice.methods)} linear layers to quantize")
     make = partial(quantized_model, opened, config.quantize, texts=texts, steps=steps)
     scores = None
@@ -109,18 +103,12 @@ class QuantizedModel:
         assert config.quantize is not None
         matrices = {layer.module: matrix for layer, matrix in self.matrices.items()}
         scales = _kv_cache(config.quantize, self.measured)
-        extra = Extra(scales, self._input_scales(), matrices, beyond_text(self.opened))
+        extra = Extra(scales, modelopt.input_scales(self.model, self.choice), matrices, beyond_text(self.opened))
         export(self.model, folder, dtype_of(config.precision), extra)
         check_quantized(folder, [layer.module for layer in self.choice.methods])
         written = self.opened.tokenizer.write(folder)
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
         steps.add("export", f"{size / 2**20:.1f} MiB, {len(written)} tokenizer files")
-
-    def _input_scales(self) -> dict[str, float]:
-        """Return input scales that ModelOpt's export leaves out: of fp8 with a scale for each row."""
-        rows = [layer for layer, method in self.choice.methods.items() if method == "fp8_pc"]
-        modules = dict(self.model.named_modules())
-        return {layer.module: float(modules[layer.module].input_quantizer.amax) / LARGEST["fp8"] for layer in rows}
 
 
 def quantized_model(
@@ -131,69 +119,21 @@ def quantized_model(
     model.config.architectures = [type(model).__name__]
     make_plain(model, choice.methods)
     measured, matrices, modules = None, {}, dict(model.named_modules())
-    own = [layer for layer, method in choice.methods.items() if method in INT4]
-    if texts and (options.kv_cache is not None or (choice.reads_data and len(own) < len(choice.methods))):
+    own = choice.rounded_here
+    if texts and (options.kv_cache is not None or (choice.needs_data and len(own) < len(choice.methods))):
         measured = calibration.measure(model, list(choice.methods), texts, steps.counted("measure", len(texts)))
         steps.add("measure", f"{len(texts)} windows of {len(texts[0])} tokens")
     originals = {layer: modules[layer.module].weight.detach() for layer in own}
     if own:
         rounding = Rounding(choice.block, options.zero_points)
-        needed = texts if choice.reads_data else []
+        needed = texts if choice.needs_data else []
         matrices = quantize_int4(model, choice, rounding, needed, steps.counted("blocks"))
     if len(own) < len(choice.methods):
         loop = partial(calibration.run, texts=texts, report=steps.counted("calibrate", len(texts)))
-        _quantize(model, options, choice, measured, loop)
+        modelopt.quantize(model, options, choice, measured, loop)
     if choice.methods:
         steps.add("quantize", ", ".join(_described(choice)))
     return QuantizedModel(model, opened, choice, measured, matrices, originals)
-
-
-def _quantize(model: Any, options: QuantizeOptions, choice: Choice, measured: Measured | None, loop: Any) -> None:
-    """Let ModelOpt quantize the model where it stands, layers that read the same inputs alike as in its checkpoints."""
-    import modelopt.torch.quantization as mtq
-    from modelopt.torch.export.unified_export_hf import requantize_resmooth_fused_llm_layers
-
-    logging.getLogger("modelopt").setLevel(logging.ERROR)
-    entries: list[Json] = [{"quantizer_name": "*", "enable": False}]
-    alpha = SMOOTHING if options.smoothing is None else options.smoothing
-    modules = dict(model.named_modules())
-    smoothed = {
-        layer: modules[layer.module].weight.detach().float() for layer, m in choice.methods.items() if m == "int8_sq"
-    }
-    kept = set() if measured is None else kept_in_16_bits(smoothed, measured, alpha)
-    for layer, name in choice.methods.items():
-        method = METHODS[name]
-        if method.weights is not None:
-            entries.append(_entry(f"{layer.module}.weight_quantizer", method.weights))
-        if method.inputs is not None and layer not in kept:
-            entries.append(_entry(f"{layer.module}.input_quantizer", method.inputs))
-    algorithm: Json = {"method": "max"}
-    if smoothed:
-        algorithm = {"method": "smoothquant", "alpha": alpha}
-    with _attention_left_alone():
-        mtq.quantize(model, {"quant_cfg": entries, "algorithm": algorithm}, loop if choice.reads_data else None)
-    for layer in [layer for layer, name in choice.methods.items() if name == "fp8_pc"]:
-        assert measured is not None
-        module, squares = modules[layer.module], measured.layers[layer.name].squares
-        module.weight_quantizer.amax = LARGEST["fp8"] * least_error_scales(module.weight.detach().float(), squares)
-    requantize_resmooth_fused_llm_layers(model)
-
-
-@contextlib.contextmanager
-def _attention_left_alone() -> Iterator[None]:
-    """Keep ModelOpt from rewriting attention, which it does for caches' sake and not for all models can."""
-    from modelopt.torch.quantization.plugins.custom import CUSTOM_MODEL_PLUGINS
-    from modelopt.torch.quantization.plugins.huggingface import register_hf_attentions_on_the_fly
-
-    CUSTOM_MODEL_PLUGINS.remove(register_hf_attentions_on_the_fly)
-    try:
-        yield
-    finally:
-        CUSTOM_MODEL_PLUGINS.add(register_hf_attentions_on_the_fly)
-
-
-def _entry(name: str, attributes: Json) -> Json:
-    return {"quantizer_name": name, "cfg": attributes, "enable": True}
 
 
 def _texts(options: QuantizeOptions, opened: DecoderSource, *, is_needed: bool) -> list[list[int]]:
@@ -208,7 +148,8 @@ def _kv_cache(options: QuantizeOptions, measured: Measured | None) -> KvQuantiza
     """Return the caches' scales. An fp8 scale below 1 gains nothing: its numbers have an exponent of their own."""
     if options.kv_cache is None or measured is None:
         return None
-    largest, least = LARGEST[options.kv_cache], 1.0 if options.kv_cache == "fp8" else 1e-6
+    form = FORMATS[options.kv_cache]
+    largest, least = form.largest, 1.0 if form.dtype.is_float else 1e-6
     keys, values = (tuple(max(peak / largest, least) for peak in found) for found in (measured.keys, measured.values))
     return KvQuantization(options.kv_cache, keys, values)
 
@@ -219,4 +160,4 @@ def _described(choice: Choice) -> list[str]:
     for method in choice.methods.values():
         counts[method] = counts.get(method, 0) + 1
     block = f" in blocks of {choice.block}" if choice.block else ""
-    return [f"{count} layers {name}{block if METHODS[name].has_blocks else ''}" for name, count in counts.items()]
+    return [f"{count} layers {name}{block if METHODS[name].takes_block else ''}" for name, count in counts.items()]

@@ -14,7 +14,7 @@ import numpy as np
 
 from trtkit import __version__
 from trtkit.dtypes import dtype_of
-from trtkit.quantization.llm.export import Extra
+from trtkit.quantization.llm.export import WEIGHTS_ONLY, Extra
 from trtkit.quantization.written import rounded
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 Tensors = dict[str, Any]
 _SHARD_BYTES = 4 << 30
-_ALGORITHMS = {"int8_wo": "W8A16", "int4_wo": "W4A16_AWQ"}
 
 
 def write_mixture(opened: DecoderSource, choice: Choice, config: ModelConfig, folder: Path, steps: Steps) -> None:
@@ -118,8 +117,8 @@ class _Shards:
 
 def _write_config(opened: DecoderSource, choice: Choice, folder: Path) -> None:
     """Write config.json and ModelOpt's file beside it."""
-    found = {_ALGORITHMS[method] for method in choice.methods.values()}
-    asked: Json = {"quant_algo": found.pop() if len(found) == 1 else "MIXED_PRECISION"}
+    names = {WEIGHTS_ONLY[choice.of(layer).format] for layer in choice.methods}
+    asked: Json = {"quant_algo": names.pop() if len(names) == 1 else "MIXED_PRECISION"}
     if choice.block:
         asked["group_size"] = choice.block
     fields = {**opened.config, "quantization_config": {"quant_method": "modelopt", **asked}}

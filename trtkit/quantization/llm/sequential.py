@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trtkit.quantization.int4 import Rounding, awq, awq_factors, gptq, nearest
+from trtkit.quantization.int4 import ROUNDERS, Rounding, nearest
 from trtkit.quantization.llm.calibration import check_inputs, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trtkit.quantization.llm.choice import Choice, Layer
+    from trtkit.quantization_methods import Algorithm
     from trtkit.quantized_matrix import QuantizedMatrix
 
-INT4 = ("int4_wo", "int4_awq", "int4_gptq")
 _BLOCK = re.compile(r"^(.*?\.\d+)\.")
 
 
@@ -28,7 +28,7 @@ def quantize_int4(
 
     report: gets the number of blocks done, and of all.
     """
-    layers = [layer for layer, method in choice.methods.items() if method in INT4]
+    layers = choice.rounded_here
     modules = dict(model.named_modules())
     if not texts:
         return _rounded(layers, rounding, modules)
@@ -142,21 +142,16 @@ def _rounded(layers: Sequence[Layer], rounding: Rounding, modules: dict[str, Any
 def _quantized(
     state: _Inputs, choice: Choice, rounding: Rounding, modules: dict[str, Any]
 ) -> dict[Layer, QuantizedMatrix]:
-    """Quantize layers that share their inputs."""
-    asked = {layer: choice.methods[layer] for layer in state.layers}
-    weights = {layer: _weight(modules[layer.module]) for layer in state.layers}
-    scaled = [weights[layer] for layer, method in asked.items() if method == "int4_awq"]
-    factors = awq_factors(scaled, state.moments, rounding) if scaled else None
-    found = {}
-    for layer, method in asked.items():
-        if method == "int4_gptq":
-            matrix = gptq(weights[layer], state.moments, rounding)
-        elif factors is not None and method == "int4_awq":
-            matrix = awq(weights[layer], state.moments, rounding, factors)
-        else:
-            matrix = nearest(weights[layer], rounding)
-        found[layer] = _put(modules[layer.module], matrix)
-    return found
+    """Quantize layers that share their inputs, those of one algorithm together."""
+    groups: dict[Algorithm, list[Layer]] = {}
+    for layer in state.layers:
+        groups.setdefault(choice.of(layer).algorithm, []).append(layer)
+    matrices: dict[Layer, QuantizedMatrix] = {}
+    for algorithm, layers in groups.items():
+        weights = [_weight(modules[layer.module]) for layer in layers]
+        rounded = ROUNDERS[algorithm](weights, state.moments, rounding)
+        matrices |= {layer: _put(modules[layer.module], matrix) for layer, matrix in zip(layers, rounded, strict=True)}
+    return matrices
 
 
 def _advance(block: torch.nn.Module, calls: dict[str, list[_Call]], name: str) -> None:

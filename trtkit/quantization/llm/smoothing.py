@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trtkit.quantized_matrix import LARGEST
+from trtkit.quantization_methods import FORMATS
 
 if TYPE_CHECKING:
     from trtkit.quantization.llm.calibration import Measured, Statistics
@@ -34,7 +34,7 @@ def rounding_error(found: Statistics, weight: torch.Tensor, alpha: float) -> flo
     """
     peaks, width = found.peaks.clamp(min=_TINY), weight.abs().amax(0).clamp(min=_TINY)
     scale = width ** (1 - alpha) / peaks**alpha
-    step = float((peaks * scale).max()) / LARGEST["int8"]
+    step = float((peaks * scale).max()) / FORMATS["int8"].largest
     error = torch.minimum(found.squares * scale**2, torch.full_like(scale, step**2 / 12))
     return float((error * (weight / scale).square().sum(0)).sum()) * found.inverse_outputs
 

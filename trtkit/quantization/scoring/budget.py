@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trtkit.errors import QuantizeError
 from trtkit.quantization.llm.choice import inputs_of
-from trtkit.quantization.methods import METHODS
+from trtkit.quantization_methods import METHODS, weight_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(bits|mib|nats)", re.IGNORECASE)
-_BITS = {"int8": 8.0, "fp8": 8.0, "mxfp8": 8.25, "fp4": 4.5}
 ORIGINAL_BITS = 16.0
 
 
@@ -49,10 +48,10 @@ class Bits:
 
     def __call__(self, method: str) -> float:
         """Return the bits of a weight of a method."""
-        kind = METHODS[method].format
-        if kind == "int4":
-            return 4 + 16 * (2 if self.has_zero_points else 1) / self.block
-        return _BITS[kind]
+        row = METHODS[method]
+        if row.takes_block:
+            return weight_bits(row.format, self.block, has_offsets=self.has_zero_points)
+        return weight_bits(row.format)
 
     def left(self) -> float:
         """Return the bits of a weight that a budget leaves."""

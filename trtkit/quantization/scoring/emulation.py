@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trtkit.quantized_matrix import FIXED_BLOCKS, LARGEST
+from trtkit.quantization_methods import FORMATS
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-Kind = Literal["fp4", "mxfp8"]
-_FP4_MAX, _FP8_MAX = 6.0, LARGEST["fp8"]
+    from trtkit.quantization_methods import Format
+
+_FP4_MAX, _FP8_MAX = FORMATS["fp4"].largest, FORMATS["fp8"].largest
 _LEAST = 2.0**-127
 
 
-def round_blocks(x: torch.Tensor, kind: Kind, outer: float = 1.0) -> torch.Tensor:
+def round_blocks(x: torch.Tensor, kind: Format, outer: float = 1.0) -> torch.Tensor:
     """Return x [..., in] in fp32 with each block rounded by a scale from its largest magnitude.
 
     outer: what scales of fp4 are relative to. Source:
     https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/operators/DynamicQuantize.html
     """
-    blocks = x.float().reshape(*x.shape[:-1], -1, FIXED_BLOCKS[kind])
+    blocks = x.float().reshape(*x.shape[:-1], -1, FORMATS[kind].block)
     peak = blocks.abs().amax(-1, keepdim=True)
     if kind == "fp4":
         scales = _fp8(peak / _FP4_MAX / outer) * outer
@@ -37,7 +38,7 @@ def round_blocks(x: torch.Tensor, kind: Kind, outer: float = 1.0) -> torch.Tenso
 class EmulatedLayer:
     """A linear layer with ModelOpt's quantizers, which stay off while this rounds in their place."""
 
-    def __init__(self, module: Any, kind: Kind) -> None:
+    def __init__(self, module: Any, kind: Format) -> None:
         self._module, self._kind, self._original = module, kind, module.weight.data
         self._hook: RemovableHandle | None = None
         module.weight_quantizer.disable()

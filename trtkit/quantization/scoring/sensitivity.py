@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trtkit.errors import QuantizeError
-from trtkit.quantization.methods import METHODS
 from trtkit.quantization.scoring.budget import LayerLoss, keep_for, loss_by_size
 from trtkit.quantization.scoring.emulation import EmulatedLayer
+from trtkit.quantization_methods import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -36,8 +36,8 @@ class Switchboard:
         self._wanted = {layer: self._is_inputs_enabled(layer) for layer in quantized.choice.methods}
         self._emulated = {
             layer: EmulatedLayer(self._modules[layer.module], kind)
-            for layer, method in quantized.choice.methods.items()
-            if (kind := METHODS[method].format) == "fp4" or kind == "mxfp8"
+            for layer in quantized.choice.methods
+            if FORMATS[kind := quantized.choice.of(layer).format].block
         }
 
     @property

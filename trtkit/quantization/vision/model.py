@@ -8,13 +8,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trtkit.config.quantize import VISION_METHODS, QuantizeOptions
+from trtkit.config.quantize import QuantizeOptions
 from trtkit.errors import ConfigError, Problem, QuantizeError
 from trtkit.inputs.samples import wrapped_sample
 from trtkit.network.onnx import quantize
 from trtkit.network.onnx.autocast import matches, select_nodes
 from trtkit.network.onnx.io import LARGEST_INLINE_BYTES, graph_inputs, save_model
 from trtkit.quantization.vision import data, repair
+from trtkit.quantization_methods import METHODS, NONE, methods_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,20 +63,20 @@ def quantized_but(
 ) -> tuple[onnx.ModelProto, QuantizedCounts]:
     """Return the model quantized but for the nodes `exclude`, and what of it is. Raises QuantizeError, SourceError."""
     assert config.quantize is not None
-    options = config.quantize
+    options, method = config.quantize, METHODS[config.quantize.method]
     _check_model(model)
     try:
-        model = quantize.lifted(model, options.method)
+        model = quantize.lifted(model, method.dtype)
     except ValueError as error:
-        opset = quantize.OPSETS[options.method]
+        opset = quantize.OPSETS[method.dtype.bits]
         what = f"{options.method} needs opset {opset}, and the model does not convert: {error}"
         raise QuantizeError(what, "opset", f"export the model with opset {opset} or newer") from None
-    if options.method in ("int8", "fp8"):
+    if method.rounds_inputs:
         model = _by_modelopt(model, config, exclude, place)
     else:
-        if options.method == "int4_wo" and options.block:
+        if method.takes_block and options.block:
             _check_block(model, exclude, options.block)
-        quantize.quantize_weights(model, options.method, exclude, options.block)
+        quantize.quantize_weights(model, method.dtype, exclude, options.block)
     return model, quantize.counts(model)
 
 
@@ -85,7 +86,7 @@ def quantized_part(model: onnx.ModelProto, config: ModelConfig, choice: PartChoi
     Raises QuantizeError, SourceError.
     """
     options, name = choice.options, choice.part.name
-    if options.method == "none":
+    if options.method == NONE:
         return model
     kept = {"method": options.method, "block": options.block, "algorithm": options.algorithm, "keep": options.keep}
     whole = QuantizeOptions.model_validate({**kept, "calibration": options.calibration})
@@ -105,8 +106,8 @@ def quantized_part(model: onnx.ModelProto, config: ModelConfig, choice: PartChoi
 def check_options(options: QuantizeOptions) -> None:
     """Refuse what is not for vision models. Raises ConfigError."""
     problems = []
-    if options.method not in VISION_METHODS:
-        fix = f"use one of {', '.join(VISION_METHODS)}"
+    if options.method not in methods_for("vision"):
+        fix = f"use one of {', '.join(methods_for('vision'))}"
         problems.append(Problem(f"`{options.method}` is not for vision models", "quantize.method", fix))
     given = {"kv_cache": options.kv_cache, "layers": options.layers, "smoothing": options.smoothing}
     for key, value in (given | {"head": options.head}).items():
@@ -151,7 +152,7 @@ def _by_modelopt(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[
     if options.algorithm in ("mse", "percentile"):
         tensors = [node.input[0] for node in quantize.quantized_activations(made)]
         ranges = data.measure(model, tensors, samples, place.folder)
-        repair.set_scales(made, ranges, options.method, options.algorithm)
+        repair.set_scales(made, ranges, METHODS[options.method].format, options.algorithm)
     kept = repair.products_to_keep(model, made, samples, place, options.keep)
     repair.keep_products(model, made, kept)
     repair.correct_biases(model, made, samples, place.folder)
@@ -185,7 +186,7 @@ def _placed(
     try:
         insert_qdq(
             str(source),
-            quantize_mode=options.method,
+            quantize_mode=METHODS[options.method].format,
             calibration_data_reader=reader,
             calibration_method="entropy" if options.algorithm == "entropy" else "max",
             calibration_eps=["cpu"],

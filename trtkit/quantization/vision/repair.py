@@ -8,7 +8,7 @@ import numpy as np
 
 from trtkit.network.onnx.quantize import quantized_activations
 from trtkit.quantization.vision.products import losses, moved_means, product_pairs
-from trtkit.quantized_matrix import LARGEST
+from trtkit.quantization_methods import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trtkit.inputs.samples import Sample
     from trtkit.quantization.vision.data import Range
     from trtkit.quantization.vision.model import Place
+    from trtkit.quantization_methods import Format
 
 Array = np.ndarray[Any, Any]
 SMALL_LOSS = 0.05
@@ -26,14 +27,15 @@ SMALL_LOSS = 0.05
 RANKED_SAMPLES = 4
 
 
-def set_scales(model: onnx.ModelProto, ranges: Mapping[str, Range], method: str, algorithm: str) -> None:
+def set_scales(model: onnx.ModelProto, ranges: Mapping[str, Range], kind: Format, algorithm: str) -> None:
     """Let activations' scales follow from ranges; those that share one follow from the largest."""
     from onnx import numpy_helper
 
     scales: dict[str, float] = {}
     for node in quantized_activations(model):
         found = ranges[node.input[0]]
-        scale = found.percentile / LARGEST[method] if algorithm == "percentile" else least_error_scale(found, method)
+        is_percentile = algorithm == "percentile"
+        scale = found.percentile / FORMATS[kind].largest if is_percentile else least_error_scale(found, kind)
         scales[node.input[1]] = max(scale, scales.get(node.input[1], 0.0))
     for tensor in model.graph.initializer:
         if scales.get(tensor.name, 0.0) > 0:
@@ -41,21 +43,25 @@ def set_scales(model: onnx.ModelProto, ranges: Mapping[str, Range], method: str,
             tensor.CopyFrom(numpy_helper.from_array(np.full(shape, scales[tensor.name], np.float32), tensor.name))
 
 
-def least_error_scale(found: Range, method: str) -> float:
+def least_error_scale(found: Range, kind: Format) -> float:
     """Return the scale, of those for 30 to 100 % of the greatest magnitude, that values lose least by in the square."""
     values, largest = found.drawn, max(abs(found.low), abs(found.high))
-    scales = np.linspace(1.0, 0.3, 29, dtype=np.float32) * np.float32(largest / LARGEST[method])
-    errors = [float(np.square(_rounded(values / scale, method) * scale - values).mean()) for scale in scales]
+    scales = np.linspace(1.0, 0.3, 29, dtype=np.float32) * np.float32(largest / FORMATS[kind].largest)
+    errors = [float(np.square(_rounded(values / scale, kind) * scale - values).mean()) for scale in scales]
     return float(scales[int(np.argmin(errors))])
 
 
-def _rounded(values: Array, method: str) -> Array:
-    """Return values as the type holds them."""
+def _rounded(values: Array, kind: Format) -> Array:
+    """Return values as the format holds them."""
     import ml_dtypes
 
-    if method == "int8":
+    if kind == "int8":
         return np.clip(np.rint(values), -128, 127)
-    return np.clip(values, -LARGEST["fp8"], LARGEST["fp8"]).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    return (
+        np.clip(values, -FORMATS["fp8"].largest, FORMATS["fp8"].largest)
+        .astype(ml_dtypes.float8_e4m3fn)
+        .astype(np.float32)
+    )
 
 
 def products_to_keep(

@@ -21,7 +21,7 @@ from trtkit.sources.quantized.scales import block_scales, row_scales
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trtkit.quantized_matrix import Format
+    from trtkit.quantization_methods import Format
     from trtkit.sources.quantized.layers import Stored
 
 _Json = dict[str, Any]

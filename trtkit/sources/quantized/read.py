@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
 from trtkit.quantized_matrix import KvQuantization
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from trtkit.quantization_methods import CacheFormat
     from trtkit.sources.quantized.layers import Parts, Stored
 
 _Json = dict[str, Any]
@@ -92,7 +93,7 @@ def _kv_cache(stored: Stored, asked: _Json) -> tuple[Parts, KvQuantization | Non
     return rest, KvQuantization(_kv_format(asked), keys, values)
 
 
-def _kv_format(asked: _Json) -> Literal["int8", "fp8"]:
+def _kv_format(asked: _Json) -> CacheFormat:
     """Return the caches' type. Raises SourceError for one that no network takes."""
     scheme = asked.get("kv_cache_scheme")
     kind = str(asked.get("kv_cache_quant_algo") or "FP8").upper()
