@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
 STAMPS := $(VENV)/.stamps
-# A file's fixtures (bundles, servers) are made once; torch's threads of two processes would fight for the cores.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+# A file's fixtures are made once, the longest files start first (tests/conftest.py says which); torch's threads of two
+# processes would fight for the cores.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=40
 TRITON_SERVER := nvidia-pytriton==0.7.0 numpy==1.26.4
 
 .DEFAULT_GOAL := help
@@ -73,7 +74,7 @@ docs: $(STAMPS)/dev ## Build the site of the docs into build/site; open its inde
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/site/index.html"
 
-check: lint types layers docs test ## What CI runs.
+check: lint types layers test ## What CI runs; the tests build the site of the docs, strictly as `make docs`.
 
 format: $(STAMPS)/dev ## Format the code.
 	$(BIN)/ruff check --fix .

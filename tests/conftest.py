@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from trtkit.cli.main import main
 from trtkit.jobs.runner import inline_jobs
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+SHARED = "tests/integration/triton/"
+LONGEST = (
+    SHARED,
+    "tests/integration/test_hybrid_build.py",
+    "tests/integration/test_hybrid_parity.py",
+    "tests/integration/test_detr3d.py",
+)
 TRTKIT = [sys.executable, "-c", "from trtkit.cli import main; main()"]
 
 
@@ -28,9 +36,30 @@ def pytest_configure() -> None:
     gc.set_threshold(20_000, 50, 100)
 
 
+class Scheduling(LoadFileScheduling):
+    """A file's tests run in one process, and so do those of a folder whose files share a server."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _unit(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start what takes longest first, so that no process works alone at the end."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(_unit(item.nodeid), len(places)))
+
+
+def _unit(nodeid: str) -> str:
+    return SHARED if nodeid.startswith(SHARED) else nodeid.partition("::")[0]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Do jobs in the tests' process, where torch and TensorRT are loaded already; in children for the mark `children`."""
+    """Do jobs in the tests' process, which has torch and TensorRT loaded; in children for the mark `children`."""
     with contextlib.nullcontext() if item.get_closest_marker("children") else inline_jobs():
         return (yield)
 

@@ -88,7 +88,10 @@ def test_inspect_lists_parts_and_what_goes_between_them(vit: Path, trtkit: Calla
 
 @pytest.mark.parametrize(
     ("name", "architecture"),
-    [("vit-hybrid", "ViTForImageClassification"), ("rt-detr-v2", "RTDetrV2ForObjectDetection")],
+    [
+        ("vit-hybrid", "ViTForImageClassification"),
+        pytest.param("rt-detr-v2", "RTDetrV2ForObjectDetection", marks=pytest.mark.slow),
+    ],
 )
 def test_shipped_config_builds_a_folder_of_its_family(
     name: str, architecture: str, workspace: Path, trtkit: Callable[..., Ran]
@@ -102,6 +105,7 @@ def test_shipped_config_builds_a_folder_of_its_family(
     assert ran.json()["manifest"]["hybrid"]["model_type"] == case.model_type
 
 
+@pytest.mark.slow
 def test_detector_goes_through_onnx_as_a_whole(workspace: Path, trtkit: Callable[..., Ran]) -> None:
     case = case_of("RTDetrV2ForObjectDetection")
     saved(case, workspace / "model")

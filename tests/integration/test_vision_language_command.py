@@ -255,6 +255,7 @@ def test_a_vision_language_model_for_text_only(trtkit: Run, tmp_path: Path, phot
     assert "text only" in trtkit("generate", bundle, "--prompt", "Hi", "--image", photos[0], *FLAGS).err
 
 
+@pytest.mark.slow
 def test_every_command_and_program_of_the_docs_runs(workspace: Path) -> None:
     picture(70, 50).save("photo.png")
     picture(60, 50).save("photo.jpg")
