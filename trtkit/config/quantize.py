@@ -61,9 +61,9 @@ class PartOptions(StrictModel):
 
     @model_validator(mode="after")
     def _stays_as_stored(self) -> Self:
-        given = [key for key in _CHANGES if getattr(self, key)] if self.keeps_stored else []
-        if given:
-            keys = " and ".join(f"`{key}`" for key in given)
+        changed = [key for key in _CHANGES if getattr(self, key)] if self.keeps_stored else []
+        if changed:
+            keys = " and ".join(f"`{key}`" for key in changed)
             raise ValueError(f"`as_stored` keeps layers as the file holds them: remove {keys}, or use another method")
         return self
 

@@ -41,30 +41,30 @@ _MODELOPT = {
 """By ModelOpt's `quant_algo`; a block of its own is `group_size`."""
 
 
-def by_config(spec: DecoderSpec, asked: Json, where: str) -> QuantizedModel:
-    """Return how a model's layers are quantized. asked: its `quantization_config`.
+def by_config(spec: DecoderSpec, section: Json, where: str) -> QuantizedModel:
+    """Return how a model's layers are quantized. section: its `quantization_config`.
 
     Raises PlanError for what no network is written with.
     """
-    method = str(asked.get("quant_method", "modelopt"))
+    method = str(section.get("quant_method", "modelopt"))
     if method not in _FORMS:
         known = ", ".join(f"`{name}`" for name in _FORMS)
         raise PlanError(f"`quant_method` is `{method}`", where, f"known are {known}")
-    form_of = _FORMS[method](asked, where)
+    form_of = _FORMS[method](section, where)
     layers = {}
     for layer in linear_layers(spec):
-        form = None if _is_left(layer, asked) else form_of(layer)
+        form = None if _is_left(layer, section) else form_of(layer)
         if form is not None:
             _check(layer, form, where)
             layers[layer.name] = form
-    return QuantizedModel(layers, _kv_cache(asked, where))
+    return QuantizedModel(layers, _kv_cache(section, where))
 
 
-def _is_left(layer: Layer, asked: Json) -> bool:
+def _is_left(layer: Layer, section: Json) -> bool:
     """Whether a layer stays as it is: by name, by a part of it, by glob or, after `re:`, by pattern."""
     left: list[str] = []
     for key in ("ignore", "exclude_modules", "modules_to_not_convert"):
-        left += asked.get(key) or ()
+        left += section.get(key) or ()
     return any(_matches(layer.module, name) for name in left)
 
 
@@ -80,57 +80,57 @@ def _check(layer: Layer, form: LayerForm, where: str) -> None:
         raise PlanError(what, where, "correct `quantization_config`")
 
 
-def _modelopt(asked: Json, where: str) -> Callable[[Layer], LayerForm | None]:
-    whole, each = _algorithm(asked), asked.get("quantized_layers") or {}
+def _modelopt(section: Json, where: str) -> Callable[[Layer], LayerForm | None]:
+    whole, each = _algorithm(section), section.get("quantized_layers") or {}
     if not each and whole != "NONE":
-        _modelopt_form(asked, where)
+        _modelopt_form(section, where)
 
     def form_of(layer: Layer) -> LayerForm | None:
         own = each.get(layer.module)
         if own is None and (each or whole == "NONE" or layer.module == _HEAD):
             return None
-        return _modelopt_form({**asked, **(own or {})}, where)
+        return _modelopt_form({**section, **(own or {})}, where)
 
     return form_of
 
 
-def _algorithm(asked: Json) -> str:
-    return str(asked.get("quant_algo")).upper()
+def _algorithm(section: Json) -> str:
+    return str(section.get("quant_algo")).upper()
 
 
-def _modelopt_form(asked: Json, where: str) -> LayerForm:
+def _modelopt_form(section: Json, where: str) -> LayerForm:
     """Return a layer's form. Raises PlanError for algorithms that are not known."""
-    name = _algorithm(asked)
+    name = _algorithm(section)
     if name not in _MODELOPT:
         raise PlanError(f"`quant_algo` is `{name}`", where, f"known are {', '.join(_MODELOPT)}")
     form = _MODELOPT[name]
-    return replace(form, block=int(asked.get("group_size") or form.block or 128)) if form.format == "int4" else form
+    return replace(form, block=int(section.get("group_size") or form.block or 128)) if form.format == "int4" else form
 
 
-def _grouped(asked: Json, where: str) -> Callable[[Layer], LayerForm | None]:
+def _grouped(section: Json, where: str) -> Callable[[Layer], LayerForm | None]:
     """Return the forms of AWQ and GPTQ: all linear layers but the head alike."""
-    bits = int(asked.get("bits") or asked.get("w_bit") or 4)
-    group = int(asked.get("group_size") or asked.get("q_group_size") or 128)
+    bits = int(section.get("bits") or section.get("w_bit") or 4)
+    group = int(section.get("group_size") or section.get("q_group_size") or 128)
     if bits not in (4, 8):
         raise PlanError(f"weights of {bits} bits have no form in TensorRT", where, "known are 4 and 8")
-    has_offsets = not asked["sym"] if "sym" in asked else asked.get("zero_point", True)
+    has_offsets = not section["sym"] if "sym" in section else section.get("zero_point", True)
 
     def form_of(layer: Layer) -> LayerForm | None:
         block = layer.size if group < 0 else group
         form = LayerForm("int4" if bits == 4 else "int8", block, has_offsets=bool(has_offsets))
-        return None if layer.module == _HEAD and not asked.get("lm_head") else form
+        return None if layer.module == _HEAD and not section.get("lm_head") else form
 
     return form_of
 
 
-def _fp8(asked: Json, _where: str) -> Callable[[Layer], LayerForm | None]:
-    _, columns = asked.get("weight_block_size") or (0, None)
-    form = LayerForm("fp8", columns, "fp8" if asked.get("activation_scheme") == "static" else None)
+def _fp8(section: Json, _where: str) -> Callable[[Layer], LayerForm | None]:
+    _, columns = section.get("weight_block_size") or (0, None)
+    form = LayerForm("fp8", columns, "fp8" if section.get("activation_scheme") == "static" else None)
     return lambda layer: None if layer.module == _HEAD else form
 
 
-def _compressed(asked: Json, where: str) -> Callable[[Layer], LayerForm | None]:
-    groups = [dict(group) for group in (asked.get("config_groups") or {}).values()]
+def _compressed(section: Json, where: str) -> Callable[[Layer], LayerForm | None]:
+    groups = [dict(group) for group in (section.get("config_groups") or {}).values()]
 
     def form_of(layer: Layer) -> LayerForm | None:
         return next((_scheme_form(group, layer, where) for group in groups if _targets(group, layer)), None)
@@ -163,9 +163,9 @@ def _scheme_form(group: Json, layer: Layer, where: str) -> LayerForm:
     return LayerForm(name, block, name if rounds else None, bool(inputs.get("dynamic")) and rounds, has_offsets)  # type: ignore[arg-type]
 
 
-def _kv_cache(asked: Json, where: str) -> Any:
+def _kv_cache(section: Json, where: str) -> Any:
     """Return the caches' type, None where they stay."""
-    scheme, named = asked.get("kv_cache_scheme"), asked.get("kv_cache_quant_algo")
+    scheme, named = section.get("kv_cache_scheme"), section.get("kv_cache_quant_algo")
     if not scheme and not named:
         return None
     kind = str(named or scheme).upper()

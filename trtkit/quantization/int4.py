@@ -171,8 +171,8 @@ def _inverse_factor(moments: torch.Tensor) -> torch.Tensor:
         damped = moments + damping * mean * torch.eye(len(moments))
         lower, failed = torch.linalg.cholesky_ex(damped)
         if not failed:
-            found, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-            upper: torch.Tensor = found
+            factor, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+            upper: torch.Tensor = factor
         if not failed:
             return upper
     raise QuantizeError("the inputs' moments cannot be inverted", fix="give more calibration text")

@@ -20,6 +20,6 @@ def least_error(
     best, lowest = scales, torch.full_like(scales, float("inf"))
     for factor in factors:
         tried = factor * scales
-        found = error(tried)
-        best, lowest = torch.where(found < lowest, tried, best), torch.minimum(found, lowest)
+        errors = error(tried)
+        best, lowest = torch.where(errors < lowest, tried, best), torch.minimum(errors, lowest)
     return best

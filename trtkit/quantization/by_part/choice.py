@@ -60,28 +60,28 @@ class PartChoice:
     def problems(self) -> Iterator[Problem]:
         """Yield what the part cannot have."""
         name = self.part.name
-        made = "comes through ONNX" if isinstance(self.part, OnnxPart) else "is written by the network API"
-        asked = {f"{self.key}.method": self.options.method}
+        route = "comes through ONNX" if isinstance(self.part, OnnxPart) else "is written by the network API"
+        chosen = {f"{self.key}.method": self.options.method}
         if isinstance(self.part, NetworkPart):
-            asked |= {f"{self.key}.layers.{glob}": method for glob, method in self.options.layers.items()}
+            chosen |= {f"{self.key}.layers.{glob}": method for glob, method in self.options.layers.items()}
         elif self.options.layers and self.is_own:
-            yield Problem(f"part `{name}` {made} and has one method", f"{self.key}.layers", "use `exclude`")
+            yield Problem(f"part `{name}` {route} and has one method", f"{self.key}.layers", "use `exclude`")
         for key, what in _OF_LLMS.items():
             if getattr(self.options, key):
                 yield Problem(f"{what} is for language models only", f"{self.key}.{key}", "remove it")
-        for key, method in asked.items():
+        for key, method in chosen.items():
             if method not in (*self.methods, NONE):
                 fix = f"use one of {', '.join(self.methods)}, or `none`"
                 fix = fix if self.is_own else f"{fix}: `quantize.parts.{name}: {self.methods[0]}`"
-                yield Problem(f"part `{name}` {made} and cannot be {method}", key, fix)
+                yield Problem(f"part `{name}` {route} and cannot be {method}", key, fix)
 
     def method_of(self, path: str) -> str:
         """Return a layer's method, `none` where it stays."""
         options = self.options
         if any(fnmatch.fnmatchcase(path, glob) for glob in options.exclude):
             return NONE
-        asked = [method for glob, method in options.layers.items() if fnmatch.fnmatchcase(path, glob)]
-        return asked[-1] if asked else options.method
+        chosen = [method for glob, method in options.layers.items() if fnmatch.fnmatchcase(path, glob)]
+        return chosen[-1] if chosen else options.method
 
 
 @dataclass(frozen=True)

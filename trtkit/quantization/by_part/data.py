@@ -31,9 +31,9 @@ def with_own_arrays(choice: PartChoice, own: Collection[str], whole: Collection[
     others = set(whole) - set(own)
     if not any(others & arrays.keys() for arrays in held.values()):
         return choice
-    made = folder / "calibration"
-    made.mkdir()
+    own_folder = folder / "calibration"
+    own_folder.mkdir()
     for path, arrays in held.items():
-        np.savez(made / path.name, **{name: array for name, array in arrays.items() if name not in others})  # type: ignore[arg-type]
-    calibration = options.calibration.model_copy(update={"data": str(made)})
+        np.savez(own_folder / path.name, **{name: array for name, array in arrays.items() if name not in others})  # type: ignore[arg-type]
+    calibration = options.calibration.model_copy(update={"data": str(own_folder)})
     return replace(choice, options=options.model_copy(update={"calibration": calibration}))

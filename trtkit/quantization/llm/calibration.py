@@ -93,22 +93,22 @@ def measure(
 
     Raises QuantizeError where inputs are not finite or all zero.
     """
-    found = Measured()
+    measured = Measured()
     modules = dict(model.named_modules())
-    hooks = [modules[layer.module].register_forward_hook(_hook(found, layer)) for layer in layers]
+    hooks = [modules[layer.module].register_forward_hook(_hook(measured, layer)) for layer in layers]
     try:
         with torch.inference_mode():
             for index, ids in enumerate(texts):
                 cache = model(torch.tensor([list(ids)]), use_cache=True).past_key_values
-                found.keys = _larger(found.keys, [float(layer.keys.abs().max()) for layer in cache.layers])
-                found.values = _larger(found.values, [float(layer.values.abs().max()) for layer in cache.layers])
+                measured.keys = _larger(measured.keys, [float(layer.keys.abs().max()) for layer in cache.layers])
+                measured.values = _larger(measured.values, [float(layer.values.abs().max()) for layer in cache.layers])
                 report(index + 1)
     finally:
         for hook in hooks:
             hook.remove()
-    for name, statistics in found.layers.items():
+    for name, statistics in measured.layers.items():
         check_inputs(name, statistics.squares)
-    return found
+    return measured
 
 
 def check_inputs(name: str, squares: torch.Tensor) -> None:
@@ -118,13 +118,13 @@ def check_inputs(name: str, squares: torch.Tensor) -> None:
         raise QuantizeError(f"{what} on the calibration text", name, "exclude the layer, or give other text")
 
 
-def _hook(found: Measured, layer: Layer) -> Any:
+def _hook(measured: Measured, layer: Layer) -> Any:
     def note(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         x, y = (side.detach().reshape(-1, side.shape[-1]).float() for side in (inputs[0], output))
         inverse = float((1 / y.square().sum(1).clamp(min=_TINY)).mean())
         seen = Statistics(x.abs().amax(0), x.square().mean(0), inverse, len(x))
-        known = found.layers.get(layer.name)
-        found.layers[layer.name] = seen if known is None else known.joined(seen)
+        known = measured.layers.get(layer.name)
+        measured.layers[layer.name] = seen if known is None else known.joined(seen)
 
     return note
 

@@ -65,18 +65,18 @@ class Choice:
 
 def linear_layers(spec: DecoderSpec) -> list[Layer]:
     """Return a model's linear layers; the output projection only where it has a matrix of its own."""
-    found = []
+    layers = []
     for weight in model_weights(spec):
         name = weight.path.removesuffix(".weight")
         if len(weight.shape) == 2 and (_LINEAR.search(name) or name == _HEAD):
             rows, size = weight.shape[::-1] if spec.is_in_out and name != _HEAD else weight.shape
-            found.append(Layer(name, weight.name.removesuffix(".weight"), rows, size))
-    return found
+            layers.append(Layer(name, weight.name.removesuffix(".weight"), rows, size))
+    return layers
 
 
 def inputs_of(name: str) -> str:
     """Return what a layer reads: the same text for layers that share their inputs."""
-    return _SHARING.sub(lambda found: ".qkv" if found[1] in "qkv" else ".gate_up", name)
+    return _SHARING.sub(lambda match: ".qkv" if match[1] in "qkv" else ".gate_up", name)
 
 
 def choose(spec: DecoderSpec, options: QuantizeOptions) -> Choice:
@@ -109,10 +109,10 @@ def _check_sharing(layers: Sequence[Layer], methods: Mapping[Layer, str]) -> Non
         groups.setdefault(inputs_of(layer.name), []).append(layer)
     for first, *others in groups.values():
         for layer in others:
-            asked = [methods.get(each, NONE) for each in (first, layer)]
-            formats = {method if method in METHODS and METHODS[method].is_modelopts else "" for method in asked}
+            chosen = [methods.get(each, NONE) for each in (first, layer)]
+            formats = {method if method in METHODS and METHODS[method].is_modelopts else "" for method in chosen}
             if len(formats) > 1:
-                what = f"`{first.name}` and `{layer.name}` share their inputs; they cannot be {' and '.join(asked)}"
+                what = f"`{first.name}` and `{layer.name}` share their inputs; they cannot be {' and '.join(chosen)}"
                 problem = Problem(what, "quantize.layers", "give them one method")
                 raise ConfigError("the model cannot be quantized so", [problem])
 
@@ -131,9 +131,9 @@ def _method(layer: Layer, options: QuantizeOptions) -> str:
     """Return a layer's method, `none` if it stays."""
     if any(fnmatch.fnmatchcase(layer.name, glob) for glob in options.exclude):
         return NONE
-    asked = [method for glob, method in options.layers.items() if fnmatch.fnmatchcase(layer.name, glob)]
-    if asked:
-        return asked[-1]
+    matching = [method for glob, method in options.layers.items() if fnmatch.fnmatchcase(layer.name, glob)]
+    if matching:
+        return matching[-1]
     return NONE if layer.name == _HEAD and not options.head else options.method
 
 
@@ -141,8 +141,8 @@ def _problems(spec: DecoderSpec, options: QuantizeOptions) -> list[Problem]:
     """Return what is wrong with what is asked."""
     names = [layer.name for layer in linear_layers(spec)]
     allowed = methods_for("llm")
-    asked = {"quantize.method": options.method} | {f"quantize.layers.{k}": v for k, v in options.layers.items()}
-    wrong = {key: method for key, method in asked.items() if method not in (*allowed, NONE)}
+    chosen = {"quantize.method": options.method} | {f"quantize.layers.{k}": v for k, v in options.layers.items()}
+    wrong = {key: method for key, method in chosen.items() if method not in (*allowed, NONE)}
     problems = [
         Problem(f"`{method}` is not for LLMs", key, f"use one of {', '.join(allowed)}") for key, method in wrong.items()
     ]
@@ -151,7 +151,7 @@ def _problems(spec: DecoderSpec, options: QuantizeOptions) -> list[Problem]:
         if not fnmatch.filter(names, glob):
             near = ", ".join(difflib.get_close_matches(glob, names, n=3, cutoff=0.3))
             problems.append(Problem(f"`{glob}` matches no linear layer", key, f"near: {near}"))
-    return [*problems, *_problems_of_mixtures(asked, options)] if has_experts(spec) else problems
+    return [*problems, *_problems_of_mixtures(chosen, options)] if has_experts(spec) else problems
 
 
 def has_experts(spec: DecoderSpec) -> bool:
@@ -159,10 +159,10 @@ def has_experts(spec: DecoderSpec) -> bool:
     return any(isinstance(layer.feed_forward, MoeSpec) for layer in spec.layers)
 
 
-def _problems_of_mixtures(asked: Mapping[str, str], options: QuantizeOptions) -> list[Problem]:
-    """Return what a mixture of experts cannot have. asked: methods by key."""
+def _problems_of_mixtures(chosen: Mapping[str, str], options: QuantizeOptions) -> list[Problem]:
+    """Return what a mixture of experts cannot have. chosen: methods by key."""
     allowed = methods_for("experts")
-    wrong = {key: name for key, name in asked.items() if name in METHODS and name not in allowed}
+    wrong = {key: name for key, name in chosen.items() if name in METHODS and name not in allowed}
     fix = f"use one of {', '.join(allowed)}, or quantize it elsewhere"
     what = f"mixtures of experts take {' and '.join(f'`{name}`' for name in allowed)}"
     problems = [Problem(f"{what}, not `{name}`", key, fix) for key, name in wrong.items()]

@@ -43,26 +43,26 @@ class Extra:
 
     def scales(self) -> dict[str, torch.Tensor]:
         """Return the scales by the names that ModelOpt's checkpoints give them."""
-        found = {f"{module}.input_scale": scale for module, scale in self.input_scales.items()}
+        values = {f"{module}.input_scale": scale for module, scale in self.input_scales.items()}
         if self.kv_cache is not None:
             both = zip(self.kv_cache.key_scales, self.kv_cache.value_scales, strict=True)
             for index, (key, value) in enumerate(both):
                 start = f"model.layers.{index}.self_attn"
-                found |= {f"{start}.k_proj.k_scale": key, f"{start}.v_proj.v_scale": value}
-        return {name: torch.tensor(scale, dtype=torch.float32) for name, scale in found.items()}
+                values |= {f"{start}.k_proj.k_scale": key, f"{start}.v_proj.v_scale": value}
+        return {name: torch.tensor(scale, dtype=torch.float32) for name, scale in values.items()}
 
     def int4(self) -> dict[str, torch.Tensor]:
         """Return int4 layers' tensors: codes packed by pairs of rows, as ModelOpt does; `weight_offset` is trtkit's."""
-        found: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}
         for module, matrix in self.matrices.items():
             codes = unpack(matrix.codes)
-            found[f"{module}.weight"] = codes[0::2] | codes[1::2] << 4
-            found[f"{module}.weight_scale"] = matrix.scales
+            tensors[f"{module}.weight"] = codes[0::2] | codes[1::2] << 4
+            tensors[f"{module}.weight_scale"] = matrix.scales
             if matrix.offsets is not None:
-                found[f"{module}.weight_offset"] = matrix.offsets
+                tensors[f"{module}.weight_offset"] = matrix.offsets
             if matrix.input_factors is not None:
-                found[f"{module}.pre_quant_scale"] = matrix.input_factors
-        return {name: torch.from_numpy(np.array(array)) for name, array in found.items()}
+                tensors[f"{module}.pre_quant_scale"] = matrix.input_factors
+        return {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
 
 
 def export(model: Any, folder: Path, dtype: DType, extra: Extra) -> None:
@@ -114,11 +114,11 @@ def _names(files: Sequence[Path]) -> set[str]:
     """Return the names of all tensors in safetensors files."""
     from safetensors import safe_open
 
-    found: set[str] = set()
+    names: set[str] = set()
     for file in files:
         with safe_open(file, "pt") as opened:
-            found.update(opened.keys())
-    return found
+            names.update(opened.keys())
+    return names
 
 
 def _note(folder: Path, extra: Extra) -> None:
@@ -127,15 +127,15 @@ def _note(folder: Path, extra: Extra) -> None:
     fields: Json = json.loads(config.read_text(encoding="utf-8"))
     if extra.fields:
         fields = {**{key: value for key, value in fields.items() if not key.startswith("rope_")}, **extra.fields}
-    asked = fields.setdefault("quantization_config", {"quant_method": "modelopt", "quant_algo": None})
+    section = fields.setdefault("quantization_config", {"quant_method": "modelopt", "quant_algo": None})
     if extra.matrices:
-        mixed = asked.get("quant_algo") is not None
-        asked["quant_algo"] = "MIXED_PRECISION" if mixed else WEIGHTS_ONLY["int4"]
-        asked["group_size"] = next(iter(extra.matrices.values())).block
+        mixed = section.get("quant_algo") is not None
+        section["quant_algo"] = "MIXED_PRECISION" if mixed else WEIGHTS_ONLY["int4"]
+        section["group_size"] = next(iter(extra.matrices.values())).block
     if extra.kv_cache is not None:
-        asked["kv_cache_quant_algo"] = extra.kv_cache.format.upper()
+        section["kv_cache_quant_algo"] = extra.kv_cache.format.upper()
     config.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-    quantization = {key: value for key, value in asked.items() if key not in ("quant_method", "producer")}
+    quantization = {key: value for key, value in section.items() if key not in ("quant_method", "producer")}
     record = {"producer": {"name": "trtkit", "version": __version__}, "quantization": quantization}
     if beside.is_file():
         written: Json = json.loads(beside.read_text(encoding="utf-8"))

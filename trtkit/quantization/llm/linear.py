@@ -37,8 +37,8 @@ def make_plain(model: Any, layers: Iterable[Layer]) -> None:
 def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Linear:
     """Return a layer of weight [out, in]."""
     rows, columns = weight.shape
-    made = torch.nn.Linear(columns, rows, bias=bias is not None, device="meta")
-    made.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
+    linear = torch.nn.Linear(columns, rows, bias=bias is not None, device="meta")
+    linear.weight = torch.nn.Parameter(weight.detach(), requires_grad=False)
     if bias is not None:
-        made.bias = torch.nn.Parameter(bias.detach(), requires_grad=False)
-    return made
+        linear.bias = torch.nn.Parameter(bias.detach(), requires_grad=False)
+    return linear

@@ -118,10 +118,10 @@ class _Shards:
 def _write_config(opened: DecoderSource, choice: Choice, folder: Path) -> None:
     """Write config.json and ModelOpt's file beside it."""
     names = {WEIGHTS_ONLY[choice.of(layer).format] for layer in choice.methods}
-    asked: Json = {"quant_algo": names.pop() if len(names) == 1 else "MIXED_PRECISION"}
+    section: Json = {"quant_algo": names.pop() if len(names) == 1 else "MIXED_PRECISION"}
     if choice.block:
-        asked["group_size"] = choice.block
-    fields = {**opened.config, "quantization_config": {"quant_method": "modelopt", **asked}}
-    record = {"producer": {"name": "trtkit", "version": __version__}, "quantization": asked}
+        section["group_size"] = choice.block
+    fields = {**opened.config, "quantization_config": {"quant_method": "modelopt", **section}}
+    record = {"producer": {"name": "trtkit", "version": __version__}, "quantization": section}
     for name, data in (("config.json", fields), ("hf_quant_config.json", record)):
         (folder / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

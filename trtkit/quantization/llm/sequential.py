@@ -32,19 +32,19 @@ def quantize_int4(
     modules = dict(model.named_modules())
     if not texts:
         return _rounded(layers, rounding, modules)
-    found: dict[Layer, QuantizedMatrix] = {}
+    matrices: dict[Layer, QuantizedMatrix] = {}
     blocks = _by_block(layers)
     calls = _first_calls(model, [name for name in blocks if name], texts)
     for index, (name, inside) in enumerate(blocks.items()):
         if name:
             states = _states(modules[name], inside, modules, calls[name])
             for state in states:
-                found |= _quantized(state, choice, rounding, modules)
+                matrices |= _quantized(state, choice, rounding, modules)
             _advance(modules[name], calls, name)
         else:  # the head stands outside of blocks
-            found |= _rounded(inside, rounding, modules)
+            matrices |= _rounded(inside, rounding, modules)
         report(index + 1, len(blocks))
-    return found
+    return matrices
 
 
 @dataclass(eq=False)
@@ -72,11 +72,11 @@ class _Call:
 
 def _by_block(layers: Sequence[Layer]) -> dict[str, list[Layer]]:
     """Group layers by the block that they stand in, `` for none."""
-    found: dict[str, list[Layer]] = {}
+    blocks: dict[str, list[Layer]] = {}
     for layer in layers:
         match = _BLOCK.match(layer.module)
-        found.setdefault(match[1] if match else "", []).append(layer)
-    return found
+        blocks.setdefault(match[1] if match else "", []).append(layer)
+    return blocks
 
 
 def _first_calls(model: Any, names: Sequence[str], texts: Sequence[Sequence[int]]) -> dict[str, list[_Call]]:
@@ -85,10 +85,10 @@ def _first_calls(model: Any, names: Sequence[str], texts: Sequence[Sequence[int]
     calls: dict[str, list[_Call]] = {name: [] for name in names}
 
     def note(name: str) -> Callable[..., None]:
-        def hook(_: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        def hook(_: torch.nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
             others = dict(named)
-            hidden = given[0] if given else others.pop("hidden_states")
-            calls[name].append(_Call(hidden if name == names[0] else None, given[1:], others))
+            hidden = inputs[0] if inputs else others.pop("hidden_states")
+            calls[name].append(_Call(hidden if name == names[0] else None, inputs[1:], others))
 
         return hook
 
@@ -106,8 +106,8 @@ def _states(
     moments: dict[str, torch.Tensor] = {}
 
     def note(layer: Layer) -> Callable[..., None]:
-        def hook(_: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-            x = given[0].reshape(-1, given[0].shape[-1]).float()
+        def hook(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            x = inputs[0].reshape(-1, inputs[0].shape[-1]).float()
             moments[layer.name] = moments.get(layer.name, 0) + x.T @ x
 
         return hook
@@ -118,16 +118,16 @@ def _states(
             call.run(block)
     for hook in hooks:
         hook.remove()
-    found: list[_Inputs] = []
+    states: list[_Inputs] = []
     for layer in layers:
         own = moments[layer.name]
         check_inputs(layer.name, own.diagonal())
-        alike = next((state for state in found if torch.equal(state.moments, own)), None)
+        alike = next((state for state in states if torch.equal(state.moments, own)), None)
         if alike is None:
-            found.append(_Inputs([layer], own))
+            states.append(_Inputs([layer], own))
         else:
             alike.layers.append(layer)
-    return found
+    return states
 
 
 def _rounded(layers: Sequence[Layer], rounding: Rounding, modules: dict[str, Any]) -> dict[Layer, QuantizedMatrix]:

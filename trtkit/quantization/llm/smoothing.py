@@ -26,17 +26,17 @@ def kept_in_16_bits(weights: dict[Layer, torch.Tensor], measured: Measured, alph
     return {layer for layer in weights if any(torch.equal(seen[layer].squares, squares) for squares in kept)}
 
 
-def rounding_error(found: Statistics, weight: torch.Tensor, alpha: float) -> float:
+def rounding_error(statistics: Statistics, weight: torch.Tensor, alpha: float) -> float:
     """Return what rounding a layer's smoothed inputs to int8 does to its outputs: the mean squared relative error.
 
     A channel's error is a step's, uniformly spread, or all of it where it is below a step. Tokens weigh alike, so that
     outputs of outliers do not hide what is lost by the others. weight: [out, in].
     """
-    peaks, width = found.peaks.clamp(min=_TINY), weight.abs().amax(0).clamp(min=_TINY)
+    peaks, width = statistics.peaks.clamp(min=_TINY), weight.abs().amax(0).clamp(min=_TINY)
     scale = width ** (1 - alpha) / peaks**alpha
     step = float((peaks * scale).max()) / FORMATS["int8"].largest
-    error = torch.minimum(found.squares * scale**2, torch.full_like(scale, step**2 / 12))
-    return float((error * (weight / scale).square().sum(0)).sum()) * found.inverse_outputs
+    error = torch.minimum(statistics.squares * scale**2, torch.full_like(scale, step**2 / 12))
+    return float((error * (weight / scale).square().sum(0)).sum()) * statistics.inverse_outputs
 
 
 _TINY = 1e-5

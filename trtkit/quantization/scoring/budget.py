@@ -112,12 +112,12 @@ def loss_by_size(losses: Sequence[LayerLoss], loss_without: Callable[[Sequence[s
 
     The layers are those that budgets leave first; the smallest size comes first.
     """
-    ranked, found = by_loss_saved(losses), []
+    ranked, points = by_loss_saved(losses), []
     for count in sorted({0, *(len(ranked) * share // 8 for share in (1, 2, 4, 6))}):
         left = _names(ranked[:count])
         bits = sum((row.left_bits if row.layer in left else row.bits) * row.weights for row in losses)
-        found.append(Choosable(len(left), bits / 2**23, loss_without(left)))
-    return found
+        points.append(Choosable(len(left), bits / 2**23, loss_without(left)))
+    return points
 
 
 def by_loss_saved(losses: Sequence[LayerLoss]) -> list[list[LayerLoss]]:

@@ -53,7 +53,7 @@ class EmulatedLayer:
         if is_on:
             outer = self._outer(self._module.input_quantizer)
             self._hook = self._module.register_forward_pre_hook(
-                lambda _, given: (round_blocks(given[0], self._kind, outer), *given[1:])
+                lambda _, inputs: (round_blocks(inputs[0], self._kind, outer), *inputs[1:])
             )
             weights = round_blocks(self._original, self._kind, self._outer(self._module.weight_quantizer))
             self._module.weight.data = weights

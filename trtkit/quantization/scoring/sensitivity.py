@@ -87,10 +87,10 @@ class Scorer:
 
     def loss(self) -> float:
         """Return the loss as the model is now. Raises QuantizeError where it is not a number."""
-        found = float((self._weights * (self._base - self._log_probabilities())).sum(-1).mean())
-        if not found < float("inf"):
+        loss = float((self._weights * (self._base - self._log_probabilities())).sum(-1).mean())
+        if not loss < float("inf"):
             raise QuantizeError("the quantized model computes NaN", fix="exclude layers, or use another method")
-        return max(found, 0.0)
+        return max(loss, 0.0)
 
     def _log_probabilities(self) -> torch.Tensor:
         with torch.inference_mode():
@@ -98,17 +98,17 @@ class Scorer:
 
 
 @contextmanager
-def _compared(made: QuantizedModel, texts: Sequence[Sequence[int]]) -> Iterator[tuple[Switchboard, Scorer]]:
+def _compared(quantized: QuantizedModel, texts: Sequence[Sequence[int]]) -> Iterator[tuple[Switchboard, Scorer]]:
     """Give what turns layers on and off, and what compares with the model unquantized; then all is as before."""
-    switches = Switchboard(made)
+    switches = Switchboard(quantized)
     switches.only([])
-    yield switches, Scorer(made.model, texts)
+    yield switches, Scorer(quantized.model, texts)
     switches.restore()
 
 
-def loss_of(made: QuantizedModel, texts: Sequence[Sequence[int]]) -> float:
+def loss_of(quantized: QuantizedModel, texts: Sequence[Sequence[int]]) -> float:
     """Return what a model loses by its quantization, in nats."""
-    with _compared(made, texts) as (switches, scorer):
+    with _compared(quantized, texts) as (switches, scorer):
         switches.only(switches.layers)
         return scorer.loss()
 
@@ -117,13 +117,13 @@ def layer_losses(
     switches: Switchboard, scorer: Scorer, methods: dict[Layer, str], bits: Bits, report: Any
 ) -> list[LayerLoss]:
     """Return each layer's loss with it alone quantized, the largest first."""
-    found = []
+    rows = []
     for index, layer in enumerate(switches.layers):
         switches.only([layer])
         method = methods[layer]
-        found.append(LayerLoss(layer.name, method, scorer.loss(), layer.rows * layer.size, bits(method), bits.left()))
+        rows.append(LayerLoss(layer.name, method, scorer.loss(), layer.rows * layer.size, bits(method), bits.left()))
         report(index + 1, len(switches.layers))
-    return sorted(found, key=lambda row: -row.loss)
+    return sorted(rows, key=lambda row: -row.loss)
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Scores:
 
 
 def score(
-    made: QuantizedModel,
+    quantized: QuantizedModel,
     texts: Sequence[Sequence[int]],
     budget: Budget | None,
     bits: Bits,
@@ -156,8 +156,8 @@ def score(
 
     Raises QuantizeError for budgets that nothing holds.
     """
-    with _compared(made, texts) as (switches, scorer):
-        losses = layer_losses(switches, scorer, made.choice.methods, bits, report)
+    with _compared(quantized, texts) as (switches, scorer):
+        losses = layer_losses(switches, scorer, quantized.choice.methods, bits, report)
         by_name = {layer.name: layer for layer in switches.layers}
 
         def loss_without(kept: Sequence[str]) -> float:

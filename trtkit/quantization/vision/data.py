@@ -36,17 +36,17 @@ def read_calibration(config: ModelConfig, inputs: Sequence[TensorSpec]) -> list[
     holds arrays by input name, whose first axis counts samples. Raises QuantizeError and SourceError.
     """
     assert config.quantize is not None
-    asked = config.quantize.calibration
-    if asked.data is None:
+    calibration = config.quantize.calibration
+    if calibration.data is None:
         fix = "name images like those it will see: `--set quantize.calibration.data=FOLDER`, or `--calib FOLDER`"
         raise QuantizeError("this method measures the model on data, and none is given", "quantize.calibration", fix)
-    path = package_file.resolve(asked.data)
+    path = package_file.resolve(calibration.data)
     files = sample_files(path)
     images = [file for file in files if file.suffix.lower() != ".npz"]
     if images:
-        return read_samples([str(file) for file in spread(images, asked.samples)], config, inputs)
-    found = [sample for file in files for sample in _parts(file, inputs)]
-    chosen = spread(found, asked.samples)
+        return read_samples([str(file) for file in spread(images, calibration.samples)], config, inputs)
+    samples = [sample for file in files for sample in _parts(file, inputs)]
+    chosen = spread(samples, calibration.samples)
     check_samples(chosen, inputs)
     return chosen
 
@@ -145,19 +145,19 @@ def measure(
 
 def _values(session: Any, tensors: Sequence[str], sample: Sample) -> dict[str, Array]:
     """Return the tensors' values in one run."""
-    asked = [name for name in tensors if name not in sample.inputs]
-    found = dict(zip(asked, session.run(asked, dict(sample.inputs)) if asked else [], strict=True))
-    return {name: found[name] if name in found else sample.inputs[name] for name in tensors}
+    missing = [name for name in tensors if name not in sample.inputs]
+    outputs = dict(zip(missing, session.run(missing, dict(sample.inputs)) if missing else [], strict=True))
+    return {name: outputs[name] if name in outputs else sample.inputs[name] for name in tensors}
 
 
 def check_ranges(ranges: Mapping[str, Range], readers: Mapping[str, str], where: str) -> None:
     """Refuse tensors from which no scale follows. readers: a node that reads each. Raises QuantizeError."""
-    for name, found in ranges.items():
+    for name, extent in ranges.items():
         node = readers[name]
-        said, advice = "NaN or infinite", "give other data"
-        if found.is_finite and found.low != found.high:
+        state, advice = "NaN or infinite", "give other data"
+        if extent.is_finite and extent.low != extent.high:
             continue
-        if found.is_finite:
-            said, advice = f"{found.low:g} everywhere", "give data like what it will see"
-        what = f"`{name}`, which `{node}` reads, is {said} on the calibration data"
+        if extent.is_finite:
+            state, advice = f"{extent.low:g} everywhere", "give data like what it will see"
+        what = f"`{name}`, which `{node}` reads, is {state} on the calibration data"
         raise QuantizeError(what, where, f"{advice}, or leave the node out: `quantize.exclude: ['{node}']`")

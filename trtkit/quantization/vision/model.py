@@ -93,14 +93,14 @@ def quantized_part(model: onnx.ModelProto, config: ModelConfig, choice: PartChoi
     named = [pattern for pattern in options.exclude if any(matches(node, pattern) for node in model.graph.node)]
     exclude = {node.name for node in model.graph.node if not node.name.startswith(f"{name}/")}
     exclude.update(select_nodes(model, named, f"{choice.key}.exclude"))
-    found, counts = quantized_but(model, config.model_copy(update={"quantize": whole}), sorted(exclude), place)
+    result, counts = quantized_but(model, config.model_copy(update={"quantize": whole}), sorted(exclude), place)
     if not counts.weights and not counts.activations:
         if choice.is_own:
             what = f"{options.method} finds nothing to quantize in part `{name}`: no large enough product"
             raise QuantizeError(what, choice.key, "use another method, or `none`")
         return model
     place.steps.add("quantize", f"part `{name}`, {options.method}: {counts}")
-    return found
+    return result
 
 
 def check_options(options: QuantizeOptions) -> None:
@@ -109,8 +109,8 @@ def check_options(options: QuantizeOptions) -> None:
     if options.method not in methods_for("vision"):
         fix = f"use one of {', '.join(methods_for('vision'))}"
         problems.append(Problem(f"`{options.method}` is not for vision models", "quantize.method", fix))
-    given = {"kv_cache": options.kv_cache, "layers": options.layers, "smoothing": options.smoothing}
-    for key, value in (given | {"head": options.head}).items():
+    of_llms = {"kv_cache": options.kv_cache, "layers": options.layers, "smoothing": options.smoothing}
+    for key, value in (of_llms | {"head": options.head}).items():
         if value:
             problems.append(Problem("this is for language models only", f"quantize.{key}", "remove it"))
     if problems:
@@ -133,10 +133,10 @@ def _check_block(model: onnx.ModelProto, exclude: Sequence[str], block: int) -> 
     """Refuse a block that does not divide what it is asked for. Raises QuantizeError naming the nodes."""
     wrong = quantize.undivided(model, exclude, block)
     if wrong:
-        found = ", ".join(f"the {size} inputs of `{name}`" for name, size in list(wrong.items())[:4])
+        products = ", ".join(f"the {size} inputs of `{name}`" for name, size in list(wrong.items())[:4])
         more = f", nor those of {len(wrong) - 4} more" if len(wrong) > 4 else ""
         fix = f"remove `block`, which takes the largest that divides, or exclude {', '.join(list(wrong)[:4])}"
-        raise QuantizeError(f"blocks of {block} do not divide {found}{more}", "quantize.block", fix)
+        raise QuantizeError(f"blocks of {block} do not divide {products}{more}", "quantize.block", fix)
 
 
 def _by_modelopt(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[str], place: Place) -> onnx.ModelProto:
@@ -148,27 +148,27 @@ def _by_modelopt(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[
     before = quantize.product_inputs(model, exclude)
     ranges = data.measure(model, before, samples, place.folder)
     data.check_ranges(ranges, _readers(model), where)
-    made = _placed(model, options, exclude, _Reader(samples, place.shapes), place.folder)
+    quantized_model = _placed(model, options, exclude, _Reader(samples, place.shapes), place.folder)
     if options.algorithm in ("mse", "percentile"):
-        tensors = [node.input[0] for node in quantize.quantized_activations(made)]
+        tensors = [node.input[0] for node in quantize.quantized_activations(quantized_model)]
         ranges = data.measure(model, tensors, samples, place.folder)
-        repair.set_scales(made, ranges, METHODS[options.method].format, options.algorithm)
-    kept = repair.products_to_keep(model, made, samples, place, options.keep)
-    repair.keep_products(model, made, kept)
-    repair.correct_biases(model, made, samples, place.folder)
+        repair.set_scales(quantized_model, ranges, METHODS[options.method].format, options.algorithm)
+    kept = repair.products_to_keep(model, quantized_model, samples, place, options.keep)
+    repair.keep_products(model, quantized_model, kept)
+    repair.correct_biases(model, quantized_model, samples, place.folder)
     if kept:
         place.steps.add("keep", f"{len(kept)} products that lose most: {', '.join(kept)}")
-    return made
+    return quantized_model
 
 
 def _readers(model: onnx.ModelProto) -> dict[str, str]:
     """Return a node that reads each tensor: the first."""
-    found: dict[str, str] = {}
+    readers: dict[str, str] = {}
     for node in model.graph.node:
         for name in node.input:
             if node.op_type in quantize.PRODUCTS:
-                found.setdefault(name, node.name)
-    return found
+                readers.setdefault(name, node.name)
+    return readers
 
 
 def _placed(
@@ -178,7 +178,7 @@ def _placed(
     import onnx
     from modelopt.onnx.quantization import quantize as insert_qdq
 
-    source, made = folder / "before-quantize.onnx", folder / "quantized.onnx"
+    source, output = folder / "before-quantize.onnx", folder / "quantized.onnx"
     save_model(model, source)
     logging.getLogger("modelopt").setLevel(logging.ERROR)
     # ModelOpt takes scores and mask for the two sides of a residual sum, and quantizes both.
@@ -193,7 +193,7 @@ def _placed(
             nodes_to_exclude=[f"^{re.escape(name)}$" for name in left],
             use_external_data_format=model.ByteSize() > LARGEST_INLINE_BYTES,
             high_precision_dtype="fp32",
-            output_path=str(made),
+            output_path=str(output),
             log_level="ERROR",
             dq_only=True,
         )
@@ -201,10 +201,10 @@ def _placed(
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         fix = "leave the nodes at fault out by `quantize.exclude`, or use int8_wo"
         raise QuantizeError(f"ModelOpt cannot quantize the model: {reason}", "quantize", fix) from error
-    found = onnx.load(str(made))
-    del found.metadata_props[:]
-    found.metadata_props.extend(model.metadata_props)  # text recognizers keep their alphabet there
-    return found
+    placed = onnx.load(str(output))
+    del placed.metadata_props[:]
+    placed.metadata_props.extend(model.metadata_props)  # text recognizers keep their alphabet there
+    return placed
 
 
 class _Reader:
@@ -216,8 +216,8 @@ class _Reader:
 
     def get_next(self) -> Mapping[str, Any] | None:
         """Return the next sample's arrays, None after the last."""
-        found = next(self._left, None)
-        return None if found is None else found.inputs
+        sample = next(self._left, None)
+        return None if sample is None else sample.inputs
 
     def get_first(self) -> Mapping[str, Any]:
         """Return the sample by which ModelOpt judges products too narrow for quantization."""

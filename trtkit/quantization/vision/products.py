@@ -37,25 +37,25 @@ class Pair:
         return str(self.exact.name)
 
 
-def product_pairs(model: onnx.ModelProto, made: onnx.ModelProto) -> list[Pair]:
-    """Return the products of `model` of which `made`, where nodes have the same names, quantizes an input."""
+def product_pairs(model: onnx.ModelProto, quantized: onnx.ModelProto) -> list[Pair]:
+    """Return the products of `model` of which `quantized`, where nodes have the same names, quantizes an input."""
     exact = {node.name: node for node in model.graph.node if node.op_type in PRODUCTS}
-    makers = {node.output[0]: node for node in made.graph.node if node.op_type in _STEPS}
-    renamed = {*makers, *(tensor.name for tensor in made.graph.initializer)}
-    found = []
-    for node in made.graph.node:
+    makers = {node.output[0]: node for node in quantized.graph.node if node.op_type in _STEPS}
+    renamed = {*makers, *(tensor.name for tensor in quantized.graph.initializer)}
+    pairs = []
+    for node in quantized.graph.node:
         if node.name in exact and any(name in makers for name in node.input):
             parts = [_own(part, renamed) for part in (*_before(node, makers), node)]
-            found.append(Pair(exact[node.name], parts))
-    return found
+            pairs.append(Pair(exact[node.name], parts))
+    return pairs
 
 
 def _before(node: onnx.NodeProto, makers: Mapping[str, onnx.NodeProto]) -> list[onnx.NodeProto]:
     """Return the Q and DQ nodes that a node reads through, in order."""
-    found: dict[str, onnx.NodeProto] = {}
+    steps: dict[str, onnx.NodeProto] = {}
     for maker in (makers[name] for name in node.input if name in makers):
-        found |= {step.output[0]: step for step in (*_before(maker, makers), maker)}
-    return list(found.values())
+        steps |= {step.output[0]: step for step in (*_before(maker, makers), maker)}
+    return list(steps.values())
 
 
 def _own(node: onnx.NodeProto, renamed: set[str]) -> onnx.NodeProto:
@@ -71,7 +71,7 @@ def _own(node: onnx.NodeProto, renamed: set[str]) -> onnx.NodeProto:
 
 def losses(
     model: onnx.ModelProto,
-    made: onnx.ModelProto,
+    quantized: onnx.ModelProto,
     samples: Sequence[Sample],
     folder: Path,
     report: Callable[[int, int], None],
@@ -80,8 +80,8 @@ def losses(
 
     report: gets the number of runs done, and of all. Raises QuantizeError where ONNX Runtime cannot run it.
     """
-    names = [pair.name for pair in product_pairs(model, made)]
-    run = _runner(_with_switches(model, made), folder / "switched.onnx")
+    names = [pair.name for pair in product_pairs(model, quantized)]
+    run = _runner(_with_switches(model, quantized), folder / "switched.onnx")
     total = dict.fromkeys(names, 0.0)
     for index, sample in enumerate(samples):
         off = {_switch(name): np.asarray(False) for name in names}
@@ -103,40 +103,40 @@ def _switch(name: str) -> str:
     return f"{_OWN}{name}/on"
 
 
-def _with_switches(model: onnx.ModelProto, made: onnx.ModelProto) -> onnx.ModelProto:
+def _with_switches(model: onnx.ModelProto, quantized: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with a boolean input for each product that has it run quantized."""
     from onnx import TensorProto, ValueInfoProto, helper
 
-    found = _with_constants(model, made)
-    chosen = {pair.name: pair for pair in product_pairs(model, made)}
-    for node in found.graph.node:
+    switched = _with_constants(model, quantized)
+    chosen = {pair.name: pair for pair in product_pairs(model, quantized)}
+    for node in switched.graph.node:
         if node.name not in chosen or node.op_type not in PRODUCTS:
             continue
-        quantized, output = chosen[node.name].quantized, node.output[0]
+        steps, output = chosen[node.name].quantized, node.output[0]
         plain = type(node)()
         plain.CopyFrom(node)
         plain.output[0] = f"{output}/exact"
-        ends = {"then_branch": (quantized, _OWN + output), "else_branch": ([plain], plain.output[0])}
+        ends = {"then_branch": (steps, _OWN + output), "else_branch": ([plain], plain.output[0])}
         branches: dict[str, Any] = {
             key: helper.make_graph(nodes, key, [], [ValueInfoProto(name=end)]) for key, (nodes, end) in ends.items()
         }
-        found.graph.input.append(helper.make_tensor_value_info(_switch(node.name), TensorProto.BOOL, []))
+        switched.graph.input.append(helper.make_tensor_value_info(_switch(node.name), TensorProto.BOOL, []))
         node.CopyFrom(helper.make_node("If", [_switch(node.name)], [output], node.name, **branches))
-    return found
+    return switched
 
 
-def _with_constants(model: onnx.ModelProto, made: onnx.ModelProto) -> onnx.ModelProto:
+def _with_constants(model: onnx.ModelProto, quantized: onnx.ModelProto) -> onnx.ModelProto:
     """Return a copy of the model with the other's constants under names of their own."""
     copy = type(model)()
     copy.CopyFrom(model)
-    for tensor in made.graph.initializer:
+    for tensor in quantized.graph.initializer:
         copy.graph.initializer.add().CopyFrom(tensor)
         copy.graph.initializer[-1].name = _OWN + tensor.name
     return copy
 
 
 def moved_means(
-    model: onnx.ModelProto, made: onnx.ModelProto, samples: Sequence[Sample], folder: Path
+    model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], folder: Path
 ) -> dict[str, Array]:
     """Return how far quantization lowers the mean of each output channel of convolutions and Gemms, by their names.
 
@@ -144,19 +144,19 @@ def moved_means(
     """
     from onnx import ValueInfoProto
 
-    pairs = [pair for pair in product_pairs(model, made) if pair.exact.op_type != "MatMul"]
+    pairs = [pair for pair in product_pairs(model, quantized) if pair.exact.op_type != "MatMul"]
     if not pairs:
         return {}
-    found = _with_constants(model, made)
-    del found.graph.output[:]
+    measured = _with_constants(model, quantized)
+    del measured.graph.output[:]
     ranks = {tensor.name: len(tensor.dims) for tensor in model.graph.initializer}
     steps: dict[str, onnx.NodeProto] = {}
     for pair in pairs:
         parts = (*pair.quantized, *_mean(pair, ranks.get(pair.exact.input[1], 4)))
         steps |= {part.output[0]: part for part in parts}
-        found.graph.output.append(ValueInfoProto(name=f"{_OWN}{pair.name}/moved"))
-    found.graph.node.extend(steps.values())
-    run = _runner(found, folder / "means.onnx")
+        measured.graph.output.append(ValueInfoProto(name=f"{_OWN}{pair.name}/moved"))
+    measured.graph.node.extend(steps.values())
+    run = _runner(measured, folder / "means.onnx")
     means = [[mean.astype(np.float64) for mean in run(sample.inputs)] for sample in samples]
     return {pair.name: np.mean(values, axis=0) for pair, values in zip(pairs, zip(*means, strict=True), strict=True)}
 

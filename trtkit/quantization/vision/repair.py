@@ -33,9 +33,9 @@ def set_scales(model: onnx.ModelProto, ranges: Mapping[str, Range], kind: Format
 
     scales: dict[str, float] = {}
     for node in quantized_activations(model):
-        found = ranges[node.input[0]]
+        extent = ranges[node.input[0]]
         is_percentile = algorithm == "percentile"
-        scale = found.percentile / FORMATS[kind].largest if is_percentile else least_error_scale(found, kind)
+        scale = extent.percentile / FORMATS[kind].largest if is_percentile else least_error_scale(extent, kind)
         scales[node.input[1]] = max(scale, scales.get(node.input[1], 0.0))
     for tensor in model.graph.initializer:
         if scales.get(tensor.name, 0.0) > 0:
@@ -43,9 +43,9 @@ def set_scales(model: onnx.ModelProto, ranges: Mapping[str, Range], kind: Format
             tensor.CopyFrom(numpy_helper.from_array(np.full(shape, scales[tensor.name], np.float32), tensor.name))
 
 
-def least_error_scale(found: Range, kind: Format) -> float:
+def least_error_scale(extent: Range, kind: Format) -> float:
     """Return the scale, of those for 30 to 100 % of the greatest magnitude, that values lose least by in the square."""
-    values, largest = found.drawn, max(abs(found.low), abs(found.high))
+    values, largest = extent.drawn, max(abs(extent.low), abs(extent.high))
     scales = np.linspace(1.0, 0.3, 29, dtype=np.float32) * np.float32(largest / FORMATS[kind].largest)
     errors = [float(np.square(_rounded(values / scale, kind) * scale - values).mean()) for scale in scales]
     return float(scales[int(np.argmin(errors))])
@@ -65,50 +65,50 @@ def _rounded(values: Array, kind: Format) -> Array:
 
 
 def products_to_keep(
-    model: onnx.ModelProto, made: onnx.ModelProto, samples: Sequence[Sample], place: Place, share: float
+    model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: Place, share: float
 ) -> list[str]:
     """Return the products that lose most if quantized alone, none where all lose little.
 
     They are `share` of all at most, and so are their weights' numbers. Judging them takes a run of each.
     """
-    sizes = _weight_sizes(model, made)
+    sizes = _weight_sizes(model, quantized)
     count, room = int(share * len(sizes)), share * sum(sizes.values())
     if not count:
         return []
     chosen = samples[:: max(1, len(samples) // RANKED_SAMPLES)][:RANKED_SAMPLES]
-    found = losses(model, made, chosen, place.folder, place.steps.counted("products"))
+    lost = losses(model, quantized, chosen, place.folder, place.steps.counted("products"))
     kept: list[str] = []
-    for name in sorted(found, key=lambda name: -found[name]):
-        if sum(found.values()) <= SMALL_LOSS**2 or len(kept) == count:
+    for name in sorted(lost, key=lambda name: -lost[name]):
+        if sum(lost.values()) <= SMALL_LOSS**2 or len(kept) == count:
             break
         if sizes[name] <= room:
             kept.append(name)
             room -= sizes[name]
-            del found[name]
+            del lost[name]
     return kept
 
 
-def _weight_sizes(model: onnx.ModelProto, made: onnx.ModelProto) -> dict[str, int]:
+def _weight_sizes(model: onnx.ModelProto, quantized: onnx.ModelProto) -> dict[str, int]:
     """Return how many numbers each quantized product's weight has, by its name; none where it is no constant."""
     sizes = {tensor.name: int(np.prod(tensor.dims)) for tensor in model.graph.initializer}
-    return {pair.name: sizes.get(pair.exact.input[1], 0) for pair in product_pairs(model, made)}
+    return {pair.name: sizes.get(pair.exact.input[1], 0) for pair in product_pairs(model, quantized)}
 
 
-def keep_products(model: onnx.ModelProto, made: onnx.ModelProto, names: Collection[str]) -> None:
-    """Let products of `made` read what they read in `model`; Q/DQ that none needs any more go."""
+def keep_products(model: onnx.ModelProto, quantized: onnx.ModelProto, names: Collection[str]) -> None:
+    """Let products of `quantized` read what they read in `model`; Q/DQ that none needs any more go."""
     exact = {node.name: node for node in model.graph.node if node.name in names}
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     restored: set[str] = set()
-    for node in made.graph.node:
+    for node in quantized.graph.node:
         if node.name not in exact:
             continue
         for place, name in enumerate(exact[node.name].input[:2]):
             node.input[place] = f"{name}/exact" if name in constants else name
             restored.update({name} & constants.keys())
     for name in restored:
-        made.graph.initializer.add().CopyFrom(constants[name])
-        made.graph.initializer[-1].name = f"{name}/exact"
-    _remove_unread(made)
+        quantized.graph.initializer.add().CopyFrom(constants[name])
+        quantized.graph.initializer[-1].name = f"{name}/exact"
+    _remove_unread(quantized)
 
 
 def _remove_unread(model: onnx.ModelProto) -> None:
@@ -125,18 +125,18 @@ def _remove_unread(model: onnx.ModelProto) -> None:
         model.graph.initializer.remove(tensor)
 
 
-def correct_biases(model: onnx.ModelProto, made: onnx.ModelProto, samples: Sequence[Sample], folder: Path) -> None:
+def correct_biases(model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], folder: Path) -> None:
     """Add to biases by how much quantization lowers the means of what convolutions and Gemms compute on the data."""
     from onnx import numpy_helper
 
-    moved = moved_means(model, made, samples, folder)
-    constants = {tensor.name: tensor for tensor in made.graph.initializer}
-    for node in made.graph.node:
+    moved = moved_means(model, quantized, samples, folder)
+    constants = {tensor.name: tensor for tensor in quantized.graph.initializer}
+    for node in quantized.graph.node:
         if node.name not in moved or (len(node.input) > 2 and node.input[2] not in constants):
             continue
         bias = numpy_helper.to_array(constants[node.input[2]]) if len(node.input) > 2 else np.zeros(1, np.float32)
         corrected = bias.astype(np.float32) + moved[node.name].astype(np.float32)
         del node.input[2:]
         node.input.append(f"{node.name}/bias")
-        made.graph.initializer.append(numpy_helper.from_array(corrected, f"{node.name}/bias"))
-    _remove_unread(made)
+        quantized.graph.initializer.append(numpy_helper.from_array(corrected, f"{node.name}/bias"))
+    _remove_unread(quantized)
