@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import interleaved, process, ratio, run_bare, summary, write
 from trtkit.config import load_config
 from trtkit.engine.jobs import COMPILE
-from trtkit.engine.onnx_build import prepare_network
+from trtkit.engine.onnx_build import compiled_fields, plan_request, prepare_network
 from trtkit.engine.plan import plan_build
+from trtkit.jobs.json_form import to_json
 from trtkit.jobs.runner import ChildRunner
 
 MODELS = ("efficientnet-lite0", "ppocr-det", "ppocr-rec", "vit")
@@ -40,18 +42,14 @@ def build_figures(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         plan = plan_build(load_config(name), ChildRunner())
-        prepared, arguments = prepare_network(plan, folder, ChildRunner())
-        arguments |= {
-            "profiles": prepared["profiles"],
-            "target": plan.target.model_dump(mode="json"),
-            "options": plan.config.build.model_dump(mode="json"),
-            "plan": str(folder / "trtkit.plan"),
-        }
-        bare = [sys.executable, "benchmarks/bare_build.py", arguments["onnx"], str(folder / "bare.plan")]
+        prepared, request = prepare_network(plan, folder, ChildRunner())
+        request = replace(request, plan=plan_request(plan, folder / "trtkit.plan"))
+        profiles = json.dumps(to_json(prepared.profiles))
+        bare = [sys.executable, "benchmarks/bare_build.py", str(request.onnx), str(folder / "bare.plan")]
         samples = interleaved(
             {
-                "trtkit": lambda: ChildRunner().run(COMPILE, arguments)["metrics"],
-                "bare": lambda: run_bare([*bare, json.dumps(prepared["profiles"])]),
+                "trtkit": lambda: compiled_fields(ChildRunner().run(COMPILE, request))["metrics"],
+                "bare": lambda: run_bare([*bare, profiles]),
             },
             REPEATS,
         )

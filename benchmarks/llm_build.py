@@ -19,7 +19,8 @@ import numpy as np
 from benchmarks.measure import RESULTS, interleaved, ratio, run_bare, summary, write
 from trtkit.config.load import load_config
 from trtkit.engine.cache import cache_folder
-from trtkit.engine.jobs import COMPILE_DECODER
+from trtkit.engine.jobs import COMPILE_DECODER, DecoderRequest
+from trtkit.engine.onnx_build import plan_request
 from trtkit.engine.plan import plan_build
 from trtkit.jobs.runner import ChildRunner
 
@@ -112,27 +113,22 @@ def figures(precision: str) -> dict[str, Any]:
     plan = plan_build(load_config("llama", overrides, "sm80" if precision == "int4" else None), ChildRunner())
     with tempfile.TemporaryDirectory() as text:
         bundle = Path(text)
-        arguments = {
-            "backend": plan.backend,
-            "config": plan.config.model_dump(mode="json"),
-            "folder": text,
-            "target": plan.target.model_dump(mode="json"),
-            "plan": str(bundle / "trtkit.plan"),
-        }
+        build = plan_request(plan, bundle / "trtkit.plan")
+        request = DecoderRequest(plan.backend, plan.config, bundle, plan.target, build)
         read = folder / "trt" if precision == "int4" else folder
         bare = [sys.executable, "-m", "benchmarks.bare_llm_build", str(read), precision, str(bundle / "bare.plan")]
         samples = interleaved(
-            {"trtkit": lambda: ChildRunner().run(COMPILE_DECODER, arguments), "bare": lambda: run_bare(bare)}, REPEATS
+            {"trtkit": lambda: ChildRunner().run(COMPILE_DECODER, request), "bare": lambda: run_bare(bare)}, REPEATS
         )
     ours, others = samples["trtkit"], samples["bare"]
-    work = [sum(step["seconds"] for step in run["steps"]) + run["metrics"]["build_s"] for run in ours]
+    work = [sum(step.seconds for step in run.steps) + run.compiled.plan.build_s for run in ours]
     bare_work = [run["work_s"] for run in others]
-    memory = [run["metrics"]["peak_memory_mib"] for run in ours]
+    memory = [run.compiled.plan.peak_memory_mib for run in ours]
     bare_memory = [run["peak_memory_mib"] for run in others]
     return {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "parameters": ours[0]["decoder"]["parameters"],
-        "weight_bytes": ours[0]["decoder"]["weight_bytes"],
+        "parameters": ours[0].size.parameters,
+        "weight_bytes": ours[0].size.weight_bytes,
         "work_s": {"trtkit": summary(work), "bare": summary(bare_work)},
         "work_ratio": ratio(work, bare_work),
         "peak_memory_mib": {"trtkit": summary(memory), "bare": summary(bare_memory)},

@@ -24,6 +24,7 @@ from benchmarks.measure import RESULTS, write, write_between
 from trtkit.config.load import load_config
 from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import ChildRunner
+from trtkit.quantization.jobs import ScoringRequest
 from trtkit.quantization.run import quantize_model
 from trtkit.runtime.decoder import Call, ReferenceDecoder, bundle_network
 from trtkit.sources.huggingface.model import encoder
@@ -151,7 +152,9 @@ def methods(bundle: Bundle) -> dict[str, int]:
 
 def mixed(config: ModelConfig, asked: dict[str, str], folder: Path) -> ModelConfig:
     """Return the config with the fallback for the layers that the budget leaves."""
-    left = quantize_model(config, folder, ChildRunner(), asked)["sensitivity"]["kept"]
+    left = quantize_model(
+        config, folder, ChildRunner(), ScoringRequest(budget=asked["budget"], fallback=asked["fallback"])
+    )["sensitivity"]["kept"]
     assert config.quantize is not None
     print(len(left), "layers left to", asked["fallback"], flush=True)
     options = config.quantize.model_copy(update={"layers": dict.fromkeys(left, asked["fallback"])})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,8 @@ from benchmarks import quantize_vision_data as data
 from benchmarks.measure import RESULTS, write, write_between
 from trtkit.backends import load_backend
 from trtkit.config import load_config
-from trtkit.engine.jobs import COMPILE, PREPARE
-from trtkit.engine.onnx_build import prepare_network
+from trtkit.engine.jobs import COMPILE, PREPARE, PrepareRequest
+from trtkit.engine.onnx_build import plan_request, prepare_network
 from trtkit.engine.plan import plan_build
 from trtkit.inputs.images import image_input
 from trtkit.jobs.runner import ChildRunner
@@ -61,7 +62,7 @@ def inputs(name: str, config: ModelConfig) -> list[Array]:
         detector = load_config("ppocr-det")
         assert detector.preprocess is not None
         with tempfile.TemporaryDirectory() as folder:
-            ChildRunner().run(PREPARE, {"config": detector.model_dump(mode="json"), "folder": folder})
+            ChildRunner().run(PREPARE, PrepareRequest(detector, Path(folder)))
             reference = OnnxRuntimeReference(Path(folder) / "model.onnx", "")
             (found,) = reference.run({"x": image_input(page, detector.preprocess)}).values()
         images = [page.crop(box) for box in find_lines(found[0, 0], page.size)]
@@ -74,22 +75,17 @@ def built(config: ModelConfig, folder: Path) -> tuple[Path, Json]:
     """Prepare and build; return the network's ONNX file and the figures of both."""
     folder.mkdir()
     plan = plan_build(config, ChildRunner())
-    prepared, arguments = prepare_network(plan, folder, ChildRunner())
-    arguments |= {
-        "profiles": prepared["profiles"],
-        "target": plan.target.model_dump(mode="json"),
-        "options": plan.config.build.model_dump(mode="json"),
-        "plan": str(folder / "model.plan"),
-    }
-    compiled = ChildRunner().run(COMPILE, arguments)
-    seconds = {step["name"]: step["seconds"] for step in prepared["steps"]}
+    prepared, request = prepare_network(plan, folder, ChildRunner())
+    compiled = ChildRunner().run(COMPILE, replace(request, plan=plan_request(plan, folder / "model.plan")))
+    assert compiled.plan is not None
+    seconds = {step.name: step.seconds for step in prepared.steps}
     figures = {
-        "weights_mib": round(sum(compiled["network"]["totals"]["weight_bytes"].values()) / 2**20, 2),
+        "weights_mib": round(sum(compiled.network.totals().weight_bytes.values()) / 2**20, 2),
         "engine_mib": round((folder / "model.plan").stat().st_size / 2**20, 2),
         "quantize_s": round(seconds.get("quantize", 0.0) + seconds.get("keep", 0.0), 1),
-        "build_s": round(compiled["metrics"]["build_s"], 1),
+        "build_s": round(compiled.plan.build_s, 1),
     }
-    return Path(arguments["onnx"]), figures
+    return request.onnx, figures
 
 
 def executed(path: Path, feeds: Sequence[Array]) -> list[Array]:

@@ -57,10 +57,10 @@ def figures_of(case: Case) -> dict[str, Any]:
     """Run every runtime in turn, each time in a new process, on the ONNX file that TensorRT parses."""
     with tempfile.TemporaryDirectory() as folder:
         plan = plan_build(case.config, ChildRunner())
-        _, arguments = prepare_network(plan, Path(folder), ChildRunner())
+        _, request = prepare_network(plan, Path(folder), ChildRunner())
         source = case.config.source.torch
         described = json.dumps(source.model_dump(mode="json") if source else None)
-        words = [arguments["onnx"], json.dumps(case.shape), described]
+        words = [str(request.onnx), json.dumps(case.shape), described]
         samples = interleaved({name: partial(_run, name, words) for name in case.runtimes}, ROUNDS, warmups=0)
     return {"input": list(case.shape), **_compare(samples)}
 

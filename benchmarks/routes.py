@@ -99,8 +99,8 @@ def _sizes(bundle: Bundle) -> dict[str, Any]:
     """Return what the network and its engines are made of."""
     totals = bundle.manifest.totals
     return {
-        "layers": totals["layers"],
-        "attention_layers": totals["layers_by_type"].get("ATTENTION_INPUT", 0),
+        "layers": totals.layers,
+        "attention_layers": totals.layers_by_type.get("ATTENTION_INPUT", 0),
         "engine_mib": round(sum(engine.size_bytes for engine in bundle.manifest.engines) / 2**20, 1),
         "peak_memory_mib": bundle.manifest.metrics.peak_memory_mib,
     }

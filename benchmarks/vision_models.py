@@ -135,7 +135,7 @@ def figures(architecture: str, fields: Json) -> Json:
         except TrtkitError as error:
             return {"error": error.what}
     errors = {name: output["relative_rms_error"] for name, output in found["outputs"].items()}
-    return {"layers": bundle.manifest.totals["layers"], "relative_rms_error": errors, "verdict": verdict(found)}
+    return {"layers": bundle.manifest.totals.layers, "relative_rms_error": errors, "verdict": verdict(found)}
 
 
 def table(results: dict[str, Json]) -> str:

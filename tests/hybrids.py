@@ -13,6 +13,7 @@ from tests.decoders import rtx
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.hybrid_prepare import prepare_hybrid
 from trtkit.engine.hybrids import open_hybrid
+from trtkit.engine.jobs import PrepareRequest
 from trtkit.jobs.events import ignore
 from trtkit.jobs.job import Context
 from trtkit.runtime.hybrid import HybridExecution, reference_hybrid
@@ -153,7 +154,7 @@ def make(case: Case, folder: Path, compose: str, precision: str = "fp32", **more
     opened = open_hybrid(config)
     work = folder.parent / f"{compose}-{precision}"
     work.mkdir()
-    prepared = prepare_hybrid({"config": config.model_dump(mode="json"), "folder": str(work)}, Context())
+    prepared = prepare_hybrid(PrepareRequest(config, work), Context())
     return Made(opened, reference_hybrid(rtx(), opened, prepared["stages"], ignore))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import ModelConfig
+from trtkit.engine.jobs import PrepareRequest
 from trtkit.engine.prepare import prepare
 from trtkit.jobs.job import Context
 
@@ -16,7 +17,7 @@ def prepared(config: ModelConfig, folder: Path, quantize: dict[str, Any] | None 
     """Return the ONNX file that TensorRT parses for `config`, in a new folder."""
     folder.mkdir()
     asked = ModelConfig.model_validate({**config.model_dump(mode="json"), "quantize": quantize})
-    prepare({"config": asked.model_dump(mode="json"), "folder": str(folder)}, Context())
+    prepare(PrepareRequest(asked, folder), Context())
     return folder / "model.onnx"
 
 

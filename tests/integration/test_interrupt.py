@@ -151,7 +151,7 @@ def test_child_exits_when_nobody_asks_it_anything(workspace: Path) -> None:
     read_end, write_end = os.pipe()
     command = ["timeout", "20", os.sys.executable, "-m", "trtkit.jobs.worker"]
     command += [DIGEST.function, DIGEST.request_name, str(write_end), "log"]
-    arguments = b'{"config": {"source": {"onnx": "missing.onnx"}}}\n'
+    arguments = b'{"name": "m", "source": {"onnx": "missing.onnx"}}\n'
     done = subprocess.run(command, input=arguments, pass_fds=[write_end], capture_output=True, check=False)
     os.close(write_end)
     with os.fdopen(read_end) as events:

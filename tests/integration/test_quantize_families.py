@@ -17,6 +17,7 @@ from tests.selection import slow_unless
 from trtkit.config.schema import ModelConfig
 from trtkit.jobs.job import Context
 from trtkit.models.registry import decoder_spec
+from trtkit.quantization.jobs import QuantizeRequest
 from trtkit.quantization.llm.choice import linear_layers
 from trtkit.quantization.llm.job import quantize_llm
 from trtkit.quantized_matrix import QuantizedMatrix
@@ -73,7 +74,7 @@ def quantized(source: Path, **asked: Any) -> Path:
     """Return the checkpoint that is made of a model, beside it."""
     made = source.parent / "made"
     made.mkdir()
-    quantize_llm({"config": config_of(source, **asked).model_dump(mode="json"), "folder": str(made)}, Context())
+    quantize_llm(QuantizeRequest(config_of(source, **asked), made), Context())
     return made
 
 

@@ -13,6 +13,7 @@ from tests import tiny_llm
 from trtkit.config.load import load_config
 from trtkit.errors import TrtkitError
 from trtkit.jobs.job import Context
+from trtkit.quantization.jobs import QuantizedLlm, QuantizeRequest, ScoringRequest
 from trtkit.quantization.llm import mixtures
 from trtkit.quantization.llm.job import quantize_llm
 from trtkit.quantized_matrix import QuantizedMatrix
@@ -49,10 +50,10 @@ def saved(folder: Path, model_type: str) -> Path:
     return folder / "m.yaml"
 
 
-def quantized(config: Path, out: Path, *overrides: str, **asked: Any) -> dict[str, Any]:
+def quantized(config: Path, out: Path, *overrides: str, **scoring: Any) -> QuantizedLlm:
     out.mkdir()
-    model = load_config(str(config), [f"quantize.{key}" for key in overrides]).model_dump(mode="json")
-    return quantize_llm({"config": model, "folder": str(out), **asked}, Context())
+    model = load_config(str(config), [f"quantize.{key}" for key in overrides])
+    return quantize_llm(QuantizeRequest(model, out, ScoringRequest(**scoring)), Context())
 
 
 def executed(config: Path, folder: Path) -> torch.Tensor:
@@ -83,7 +84,7 @@ def test_the_network_computes_what_transformers_does_with_the_dequantized_weight
     original = open_hf_folder(tmp_path / "model")
     assert set(source.checkpoint) == set(original.checkpoint)
     found = [name for name in source.checkpoint if isinstance(source.checkpoint[name], QuantizedMatrix)]
-    assert len(found) == record["layers"] == layers
+    assert len(found) == record.layers == layers
     assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 1
     got, want, plain = (
         executed(config, tmp_path / "out"),

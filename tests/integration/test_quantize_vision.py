@@ -23,6 +23,7 @@ from tests.quantized_vision import (
     with_steps,
 )
 from trtkit.config.schema import ModelConfig
+from trtkit.engine.jobs import PrepareRequest
 from trtkit.engine.prepare import prepare
 from trtkit.jobs.job import Context
 from trtkit.quantization.vision import repair
@@ -48,9 +49,7 @@ def make(tmp_path: Path) -> Callable[..., onnx.ModelProto]:
         config = {"name": "small", "source": source, "profiles": [{"batch": [1, 4, 8]}], "quantize": quantize, **asked}
         folder = tmp_path / f"made-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        prepare(
-            {"config": ModelConfig.model_validate(config).model_dump(mode="json"), "folder": str(folder)}, Context()
-        )
+        prepare(PrepareRequest(ModelConfig.model_validate(config), folder), Context())
         assert [file.name for file in folder.iterdir()] == ["model.onnx"]
         return onnx.load(folder / "model.onnx")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests import models
 from tests.quantized_vision import pictures, small
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import INT8
+from trtkit.engine.jobs import PrepareRequest
 from trtkit.engine.prepare import prepare
 from trtkit.errors import ConfigError, QuantizeError, TrtkitError
 from trtkit.jobs.job import Context
@@ -22,7 +24,6 @@ from trtkit.network.onnx.quantize import lifted, quantize_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 PREPROCESS = {"resize": {"exact": [32, 32]}}
 
@@ -36,10 +37,10 @@ def refused(workspace: Path) -> Callable[..., TrtkitError]:
         data = quantize.pop("data", "a.npz")
         asked = {"method": "int8", "calibration": {"data": data}, **quantize}
         config = {"name": "m", "source": {"onnx": "m.onnx"}, "profiles": [{"batch": [1, 4, 8]}], "quantize": asked}
-        whole = ModelConfig.model_validate({**config, "preprocess": preprocess}).model_dump(mode="json")
+        whole = ModelConfig.model_validate({**config, "preprocess": preprocess})
         (workspace / "out").mkdir()
         with pytest.raises(TrtkitError) as caught:
-            prepare({"config": whole, "folder": str(workspace / "out")}, Context())
+            prepare(PrepareRequest(whole, workspace / "out"), Context())
         assert not (workspace / "out/model.onnx").exists()
         return caught.value
 
@@ -146,7 +147,7 @@ def test_activations_that_are_always_zero_name_their_node_and_can_be_left_out(
     assert error.what == "`r1`, which `block/conv2` reads, is 0 everywhere on the calibration data"
     exclude = {"method": "int8", "exclude": ["block/conv2"], "calibration": {"data": "a.npz"}}
     config = {"source": {"onnx": "m.onnx"}, "profiles": [{"batch": [1, 4, 8]}], "quantize": exclude}
-    prepare({"config": ModelConfig.model_validate(config).model_dump(mode="json"), "folder": "out"}, Context())
+    prepare(PrepareRequest(ModelConfig.model_validate(config), Path("out")), Context())
     assert (workspace / "out/model.onnx").exists()
 
 

@@ -16,6 +16,7 @@ from trtkit.config.load import load_config
 from trtkit.engine.vision_language import open_vision
 from trtkit.jobs.job import Context
 from trtkit.quantization.by_part.tower import measured_on_arrays
+from trtkit.quantization.jobs import QuantizeRequest
 from trtkit.quantization.llm.job import quantize_llm
 from trtkit.runtime.decoder import ReferenceDecoder, open_model
 from trtkit.sources.decoder_source import open_hf_folder
@@ -59,7 +60,7 @@ def test_text_is_computed_with_the_dequantized_language_model(name: str, tmp_pat
     )
     config = load_config(str(tmp_path / "m.yaml"), ["quantize={method: int8_wo, exclude: [layers.0.mlp.*]}"])
     (tmp_path / "made").mkdir()
-    quantize_llm({"config": config.model_dump(mode="json"), "folder": str(tmp_path / "made")}, Context())
+    quantize_llm(QuantizeRequest(config, tmp_path / "made"), Context())
     model = open_model(config, "tensorrt_rtx", tmp_path / "made")
     assert model.source.config["model_type"] == open_hf_folder(folder_of(vlm)).config["model_type"]
     assert sum(model.source.checkpoint.is_quantized(name) for name in model.source.checkpoint) == 11

@@ -60,7 +60,7 @@ def sizes(kind: str, hidden_size: int) -> tuple[float, float]:
         profile.set_shape(name, shape, shape, shape)
     config.add_optimization_profile(profile)
     plan = graph.builder.build_serialized_network(graph.network, config)
-    weights = describe(backend, graph.network, shapes).totals()["weight_bytes"]
+    weights = describe(backend, graph.network, shapes).totals().weight_bytes
     return sum(weights.values()) / MIB, plan.nbytes / MIB
 
 

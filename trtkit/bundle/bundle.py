@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from trtkit.bundle.manifest import SCHEMA_VERSION, Manifest
-from trtkit.bundle.network_record import checked_network
 from trtkit.errors import BundleError
 from trtkit.files import read_text, replace_file
+from trtkit.network.record import NetworkRecord, record_from_json
 from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ class Bundle:
         """The folder of the checkpoint that the build made by quantizing the source; None where it made none."""
         return self.path / QUANTIZED if self.manifest.quantized else None
 
-    def network_record(self) -> dict[str, Any]:
+    def network_record(self) -> NetworkRecord:
         """Return the layers as `describe` recorded them. Raises BundleError."""
         file = self.path / NETWORK
         try:
-            return checked_network(json.loads(read_text(file)))
-        except (OSError, ValueError, RecursionError) as error:
+            return record_from_json(json.loads(read_text(file)))
+        except (OSError, TypeError, ValueError, RecursionError) as error:
             raise BundleError(f"the layers cannot be read: {_first_line(error)}", str(file), _REBUILD) from None
 
     def check_files(self) -> None:

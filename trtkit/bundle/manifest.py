@@ -6,10 +6,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trtkit.bundle.network_record import Totals
 from trtkit.config.schema import ModelConfig, ShapeRange
 from trtkit.config.strict import StrictModel
 from trtkit.config.targets import Target
+from trtkit.network.record import Totals
 
 SCHEMA_VERSION = 2
 

@@ -13,6 +13,7 @@ from trtkit.cli.options import json_option, quiet_option, set_option, target_opt
 
 if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
+    from trtkit.network.record import NetworkRecord
 
 EPILOG = """\b
 Examples:
@@ -41,7 +42,7 @@ def command(
     found = _bundle(path) or _network(model_config(path, overrides, target), quiet=quiet or as_json)
     found["quantized"] = _quantized(found.get("manifest", found)["config"], found["network"])
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps({**found, "network": found["network"].to_json()}))
         return
     from trtkit.cli.tables import inspect_tables, show
 
@@ -60,7 +61,7 @@ def _bundle(path: str) -> dict[str, Any] | None:
     return {"kind": "bundle", "manifest": bundle.manifest.model_dump(mode="json"), "network": bundle.network_record()}
 
 
-def _quantized(config: dict[str, Any], network: dict[str, Any]) -> dict[str, Any] | None:
+def _quantized(config: dict[str, Any], network: NetworkRecord) -> dict[str, Any] | None:
     """Return how a network is quantized: as its config asks, and as it is; None where it is not."""
     from trtkit.planning.quantized_by import by_network
     from trtkit.planning.quantized_model import said
@@ -91,6 +92,7 @@ def _network(config: ModelConfig, *, quiet: bool) -> dict[str, Any]:
     from trtkit.cli.progress import show_progress
     from trtkit.engine.build import describe_network
     from trtkit.engine.plan import plan_build
+    from trtkit.jobs.json_form import to_json
 
     with tempfile.TemporaryDirectory(prefix="trtkit-") as folder, show_progress(quiet=quiet) as runner:
         plan = plan_build(config, runner)
@@ -99,9 +101,9 @@ def _network(config: ModelConfig, *, quiet: bool) -> dict[str, Any]:
         "kind": "network",
         "config": config.model_dump(mode="json"),
         "backend": plan.backend,
-        "steps": described["steps"],
-        "profiles": described["profiles"],
-        "decoder": described.get("decoder"),
+        "steps": to_json(described["steps"]),
+        "profiles": to_json(described["profiles"]),
+        "decoder": to_json(described.get("decoder")),
         "hybrid": described.get("hybrid"),
         "vision": described.get("vision"),
         "network": described["network"],

@@ -96,6 +96,7 @@ def command(
     other source; their loss is measured on the network itself by `trtkit verify` and `trtkit eval`, without a GPU.
     """
     from trtkit.cli.progress import show_progress
+    from trtkit.quantization.jobs import ScoringRequest
     from trtkit.quantization.run import quantize_model
 
     check_outputs(write, html)
@@ -105,8 +106,8 @@ def command(
     name = "none" if model.quantize is None else model.quantize.method
     folder = out or Path("quantized") / f"{model.name}-{name}"
     with show_progress(quiet=quiet or as_json) as runner:
-        scored = {"sensitivity": sensitivity or html is not None, "budget": budget, "fallback": fallback}
-        record = quantize_model(model, folder, runner, scored)
+        scoring = ScoringRequest(sensitivity or html is not None, budget, fallback)
+        record = quantize_model(model, folder, runner, scoring)
     if write is not None:
         write_output(write, _with_choice(model, record, fallback))
     if html is not None:

@@ -11,11 +11,13 @@ from rich.table import Table
 from trtkit.cli import visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import Console, RenderableType
 
     from trtkit.bundle.bundle import Bundle
+    from trtkit.bundle.manifest import Manifest
+    from trtkit.network.record import LayerRecord, NetworkRecord
 
 Json = dict[str, Any]
 
@@ -48,12 +50,12 @@ def bundle_summary(bundle: Bundle) -> Table:
     metrics, totals = manifest.metrics, manifest.totals
     table = pairs()
     table.add_row("backend", f"{manifest.backend.name} {manifest.backend.version}, target {manifest.target.name}")
-    _add_tensors(table, manifest.model_dump(mode="json"))
+    _add_tensors(table, manifest)
     table.add_row("profiles", profiles_text([dict(p) for p in manifest.model_dump(mode="json")["profiles"]]))
     engines = [engine.model_dump() for engine in manifest.engines]
-    table.add_row("engine", f"{_engines_text(engines)}, {totals['layers']} layers")
-    table.add_row("weights", weights_text(totals["weight_bytes"]))
-    table.add_row("work", f"{count_text(totals['flops'])}FLOP, {size_text(totals['bytes_moved'])} moved (opt shapes)")
+    table.add_row("engine", f"{_engines_text(engines)}, {totals.layers} layers")
+    table.add_row("weights", weights_text(totals.weight_bytes))
+    table.add_row("work", f"{count_text(totals.flops)}FLOP, {size_text(totals.bytes_moved)} moved (opt shapes)")
     if manifest.decoder is not None:
         _add_decoder(table, manifest.decoder.model_dump())
     if manifest.vision is not None:
@@ -65,16 +67,16 @@ def bundle_summary(bundle: Bundle) -> Table:
     return table
 
 
-def _add_tensors(table: Table, network: Json) -> None:
+def _add_tensors(table: Table, network: NetworkRecord | Manifest) -> None:
     """Add inputs and outputs; the caches of all layers as one row."""
-    for kind in ("inputs", "outputs"):
-        caches = [tensor for tensor in network[kind] if tensor["name"].startswith(("past_", "present_"))]
-        for tensor in network[kind]:
+    for kind, tensors in (("input", network.inputs), ("output", network.outputs)):
+        caches = [tensor for tensor in tensors if tensor.name.startswith(("past_", "present_"))]
+        for tensor in tensors:
             if tensor not in caches:
-                table.add_row(kind[:-1], f"{tensor['name']} {tensor['dtype']} {shape_text(tensor['shape'])}")
+                table.add_row(kind, f"{tensor.name} {tensor.dtype} {shape_text(tensor.shape)}")
         if caches:
-            names = f"{caches[0]['name']} .. {caches[-1]['name']}"
-            table.add_row(kind[:-1], f"{names} {caches[0]['dtype']} {shape_text(caches[0]['shape'])}")
+            names = f"{caches[0].name} .. {caches[-1].name}"
+            table.add_row(kind, f"{names} {caches[0].dtype} {shape_text(caches[0].shape)}")
 
 
 def _engines_text(engines: list[Json]) -> str:
@@ -107,7 +109,7 @@ def _add_decoder(table: Table, decoder: Json) -> None:
 
 def inspect_tables(found: Json, *, every_layer: bool) -> Iterator[RenderableType]:
     """Yield the tables of `trtkit inspect`."""
-    network = found["network"]
+    network: NetworkRecord = found["network"]
     yield _overview(found)
     hybrid = found.get("manifest", found).get("hybrid")
     if hybrid is not None:
@@ -117,17 +119,18 @@ def inspect_tables(found: Json, *, every_layer: bool) -> Iterator[RenderableType
     yield _steps(found["manifest"]["steps"] if "manifest" in found else found["steps"])
     yield _types(network)
     if every_layer:
-        yield _layers(network["layers"], "layers in order")
+        yield _layers(network.layers, "layers in order")
     else:
-        costly = sorted(network["layers"], key=lambda layer: layer["flops"], reverse=True)[:_TOP]
+        costly = sorted(network.layers, key=lambda layer: layer.flops, reverse=True)[:_TOP]
         yield _layers(costly, f"the {len(costly)} layers with most FLOPs")
-        yield _tensors(network["layers"])
+        yield _tensors(network.layers)
 
 
 def _overview(found: Json) -> Table:
     """Summarize config, inputs, outputs, profiles and totals."""
     source = found.get("manifest", found)
-    config, network, totals = source["config"], found["network"], found["network"]["totals"]
+    config, network = source["config"], found["network"]
+    totals = network.totals()
     table = pairs(found["kind"])
     table.add_row("name", config["name"])
     kind, origin = next((kind, value) for kind, value in config["source"].items() if value is not None)
@@ -144,8 +147,8 @@ def _overview(found: Json) -> Table:
     if "manifest" in found:
         table.add_row("engine", _engines_text(source["engines"]))
         table.add_row("backend", f"{source['backend']['name']} {source['backend']['version']}")
-    table.add_row("weights", weights_text(totals["weight_bytes"]))
-    table.add_row("work", f"{count_text(totals['flops'])}FLOP, {size_text(totals['bytes_moved'])} moved")
+    table.add_row("weights", weights_text(totals.weight_bytes))
+    table.add_row("work", f"{count_text(totals.flops)}FLOP, {size_text(totals.bytes_moved)} moved")
     if source.get("vision"):
         _add_vision(table, source["vision"])
     return table
@@ -158,40 +161,31 @@ def _steps(steps: list[Json]) -> Table:
     return table
 
 
-def _types(network: Json) -> Table:
+def _types(network: NetworkRecord) -> Table:
     """Count layers, FLOPs and bytes by layer type."""
     table = listing("layers by type", "type", "layers", "FLOP", "bytes moved")
-    by_type: dict[str, list[Json]] = {}
-    for layer in network["layers"]:
-        by_type.setdefault(layer["type"], []).append(layer)
+    by_type: dict[str, list[LayerRecord]] = {}
+    for layer in network.layers:
+        by_type.setdefault(layer.type, []).append(layer)
     for kind, layers in sorted(by_type.items(), key=lambda item: -len(item[1])):
-        flops, moved = sum(layer["flops"] for layer in layers), sum(layer["bytes_moved"] for layer in layers)
+        flops, moved = sum(layer.flops for layer in layers), sum(layer.bytes_moved for layer in layers)
         table.add_row(kind.lower(), str(len(layers)), count_text(flops), size_text(moved))
     return table
 
 
-def _layers(layers: list[Json], title: str) -> Table:
+def _layers(layers: Sequence[LayerRecord], title: str) -> Table:
     table = listing(title, "name", "type", "output", "FLOP", "moved")
     for layer in layers:
-        output = layer["outputs"][0] if layer["outputs"] else {"dtype": "", "shape": ()}
-        shape = f"{output['dtype']} {shape_text(output['shape'])}"
-        kind, flops, moved = layer["type"].lower(), count_text(layer["flops"]), size_text(layer["bytes_moved"])
-        table.add_row(layer["name"], kind, shape, flops, moved)
+        shape = f"{layer.outputs[0].dtype} {shape_text(layer.outputs[0].shape)}" if layer.outputs else " []"
+        table.add_row(layer.name, layer.type.lower(), shape, count_text(layer.flops), size_text(layer.bytes_moved))
     return table
 
 
-def _tensors(layers: list[Json]) -> Table:
+def _tensors(layers: Sequence[LayerRecord]) -> Table:
     """List the largest tensors that layers compute."""
-    from trtkit.network.describe import TensorRecord
-
     table = listing("the largest tensors", "name", "type", "shape", "size")
-    made = [
-        TensorRecord(t["name"], t["dtype"], tuple(t["shape"]))
-        for layer in layers
-        if layer["type"] != "CONSTANT"
-        for t in layer["outputs"]
-    ]
-    for tensor in sorted(made, key=lambda tensor: -tensor.size_bytes)[:_TOP]:
+    computed = [tensor for layer in layers if layer.type != "CONSTANT" for tensor in layer.outputs]
+    for tensor in sorted(computed, key=lambda tensor: -tensor.size_bytes)[:_TOP]:
         table.add_row(tensor.name, tensor.dtype, shape_text(tensor.shape), size_text(tensor.size_bytes))
     return table
 

@@ -71,7 +71,7 @@ def _ensure_text(bundle: Bundle, there: list[KnownRequest]) -> str:
 
 def _is_too_large(bundle: Bundle) -> bool:
     volume = sum(int(np.prod(shape)) for shape in _smallest_shapes(bundle).values())
-    return (bundle.manifest.totals.get("flops") or 0) > MAX_FLOPS or volume * 4 > MAX_BYTES
+    return bundle.manifest.totals.flops > MAX_FLOPS or volume * 4 > MAX_BYTES
 
 
 def _vision_requests(bundle: Bundle, answer: ImageAnswer | None, there: list[KnownRequest]) -> list[KnownRequest]:

@@ -11,7 +11,6 @@ from trtkit.bundle.folder_lock import atomic_folder
 from trtkit.bundle.manifest import (
     BackendRecord,
     BuildMetrics,
-    DecoderRecord,
     FileRecord,
     HybridRecord,
     IoRecord,
@@ -27,6 +26,7 @@ from trtkit.engine.onnx_build import compile_onnx, describe_onnx
 from trtkit.engine.plan import Plan, plan_build
 from trtkit.engine.vision_language_build import compile_vision_language, describe_vision_language
 from trtkit.errors import BundleError
+from trtkit.jobs.json_form import to_json
 from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _fill(plan: Plan, folder: Path, runner: Runner) -> None:
     (folder / "engines").mkdir()
     engine = f"engines/{plan.config.name}.plan"
     compiled = _compiler(plan)(plan, folder, engine, runner)
-    write_json(folder / NETWORK, compiled["network"])
+    write_json(folder / NETWORK, compiled["network"].to_json())
     engines = compiled["engines"] if "engines" in compiled else [{"path": engine, **compiled["plan"]}]
     manifest = _manifest(plan, compiled, tuple(FileRecord(**record) for record in engines), folder)
     manifest = manifest.model_copy(update={"files": _other_files(Bundle(folder, manifest))})
@@ -123,7 +123,7 @@ def _adopted(bundle: Bundle, plan: Plan) -> Bundle:
 
 def _manifest(plan: Plan, compiled: Json, engines: tuple[FileRecord, ...], folder: Path) -> Manifest:
     network = compiled["network"]
-    prepare_s = round(sum(step["seconds"] for step in compiled["steps"]), 3)
+    prepare_s = round(sum(step.seconds for step in compiled["steps"]), 3)
     return Manifest(
         name=plan.config.name,
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -133,15 +133,15 @@ def _manifest(plan: Plan, compiled: Json, engines: tuple[FileRecord, ...], folde
         backend=BackendRecord(name=plan.backend, version=compiled["backend_version"]),
         tools=plan.tools,
         sources=plan.sources,
-        steps=tuple(StepRecord(**step) for step in compiled["steps"]),
-        inputs=tuple(IoRecord(**tensor) for tensor in network["inputs"]),
-        outputs=tuple(IoRecord(**tensor) for tensor in network["outputs"]),
-        profiles=tuple(compiled["profiles"]),
+        steps=tuple(StepRecord(**vars(step)) for step in compiled["steps"]),
+        inputs=tuple(IoRecord(**vars(tensor)) for tensor in network.inputs),
+        outputs=tuple(IoRecord(**vars(tensor)) for tensor in network.outputs),
+        profiles=to_json(compiled["profiles"]),
         network=_record(folder, "network/model.onnx"),
         network_plugins=_record(folder, "network/plugins.onnx"),
         network_data=_record(folder, "network/model.onnx.data"),
-        decoder=DecoderRecord(**compiled["decoder"]) if plan.is_decoder else None,
-        totals=network["totals"],
+        decoder=compiled.get("decoder"),
+        totals=network.totals(),
         hybrid=HybridRecord(**compiled["hybrid"]) if plan.is_hybrid else None,
         vision=VisionRecord(**compiled["vision"]) if plan.takes_images else None,
         embeddings=_record(folder, EMBEDDINGS),

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.bundle.bundle import QUANTIZED
-from trtkit.engine.jobs import COMPILE_DECODER
-from trtkit.quantization.jobs import QUANTIZE_LLM
+from trtkit.engine.jobs import COMPILE_DECODER, DecoderRequest
+from trtkit.engine.onnx_build import compiled_fields, plan_request
+from trtkit.quantization.jobs import QUANTIZE_LLM, QuantizeRequest
 from trtkit.quantization.target import check_quantization
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from trtkit.config.schema import ModelConfig
+    from trtkit.engine.jobs import CompiledDecoder
     from trtkit.engine.plan import Plan
+    from trtkit.jobs.events import Step
     from trtkit.jobs.runner import Runner
 
 Json = dict[str, Any]
@@ -29,10 +32,10 @@ def compile_decoder(plan: Plan, folder: Path, engine: str, runner: Runner) -> Js
     return _run(plan, folder, str(folder / engine), runner)
 
 
-def quantize_decoder(config: ModelConfig, folder: Path, runner: Runner) -> Json:
+def quantize_decoder(config: ModelConfig, folder: Path, runner: Runner) -> tuple[Step, ...]:
     """Quantize an LLM as its config asks, into a folder that is new; return the steps."""
     folder.mkdir(parents=True)
-    return runner.run(QUANTIZE_LLM, {"config": config.model_dump(mode="json"), "folder": str(folder)})
+    return runner.run(QUANTIZE_LLM, QuantizeRequest(config, folder)).steps
 
 
 def makes_checkpoint(config: ModelConfig) -> bool:
@@ -43,20 +46,18 @@ def makes_checkpoint(config: ModelConfig) -> bool:
 
 def _run(plan: Plan, folder: Path, plan_file: str, runner: Runner) -> Json:
     """Quantize where that is asked for, then write the network and build it where a plan is wanted."""
+    build = plan_request(plan, Path(plan_file)) if plan_file else None
+    request = DecoderRequest(plan.backend, plan.config, folder, plan.target, build)
     if not makes_checkpoint(plan.config):
-        return runner.run(COMPILE_DECODER, _arguments(plan, folder, plan_file))
+        return _result(runner.run(COMPILE_DECODER, request), ())
     if plan_file:
         check_quantization(plan.config, plan.target, plan.backend, runner)
-    made = quantize_decoder(plan.config, folder / QUANTIZED, runner)
-    found = runner.run(COMPILE_DECODER, _arguments(plan, folder, plan_file) | {"quantized": str(folder / QUANTIZED)})
-    return {**found, "steps": [*made["steps"], *found["steps"]]}
+    quantized = quantize_decoder(plan.config, folder / QUANTIZED, runner)
+    compiled = runner.run(COMPILE_DECODER, replace(request, quantized=folder / QUANTIZED))
+    return _result(compiled, quantized)
 
 
-def _arguments(plan: Plan, folder: Path, plan_file: str) -> Json:
-    return {
-        "backend": plan.backend,
-        "config": plan.config.model_dump(mode="json"),
-        "folder": str(folder),
-        "target": plan.target.model_dump(mode="json"),
-        "plan": plan_file,
-    }
+def _result(decoder: CompiledDecoder, before: tuple[Step, ...]) -> Json:
+    """Return what the manifest needs. before: the steps that quantized the checkpoint."""
+    found = {"steps": (*before, *decoder.steps), "profiles": decoder.profiles, "decoder": decoder.size}
+    return {**found, **compiled_fields(decoder.compiled)}

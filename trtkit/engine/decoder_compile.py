@@ -6,12 +6,11 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import load_backend
-from trtkit.config.schema import ModelConfig
+from trtkit.bundle.manifest import DecoderRecord
 from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import (
     checked_spec,
@@ -25,7 +24,8 @@ from trtkit.engine.decoders import (
     takes_embeddings,
 )
 from trtkit.engine.embeddings import embedding_table, write_embeddings
-from trtkit.engine.plan_file import Buildable, PlanRequest, write_plan
+from trtkit.engine.jobs import CompiledDecoder
+from trtkit.engine.plan_file import Buildable, CompiledNetwork, write_plan
 from trtkit.engine.room import Load, check_room
 from trtkit.jobs.events import Phase, Progress
 from trtkit.jobs.steps import Steps
@@ -37,41 +37,25 @@ from trtkit.network.targets import check_types
 from trtkit.sources.checkpoint import check_finite
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from trtkit.backends import Backend
+    from trtkit.config.schema import ModelConfig
+    from trtkit.engine.jobs import DecoderRequest
+    from trtkit.engine.plan_file import Profiles
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import Context
     from trtkit.models.spec import DecoderSpec
+    from trtkit.network.record import NetworkRecord
     from trtkit.sources.decoder_source import DecoderSource
 
-Json = dict[str, Any]
 
-
-@dataclass(frozen=True, kw_only=True)
-class DecoderRequest:
-    """What to build.
-
-    config: the whole ModelConfig as data. folder: the bundle under construction. plan: empty to only describe.
-    quantized: the checkpoint that was made of the config's source; empty where the source itself is read.
-    """
-
-    backend: str
-    config: Json
-    folder: str
-    target: Json
-    plan: str
-    quantized: str = ""
-
-
-def compile_decoder(arguments: Json, context: Context) -> Json:
-    """Do a DecoderRequest: read, write the network, describe it, build it where a plan is asked for.
-
-    Returns what the manifest needs: steps, profiles, size, the network's record, the plan, times.
-    """
-    request = DecoderRequest(**arguments)
-    config, backend = ModelConfig.model_validate(request.config), load_backend(request.backend)
+def compile_decoder(request: DecoderRequest, context: Context) -> CompiledDecoder:
+    """Read a model, write its network, describe it, and build it if a plan is requested."""
+    config, backend = request.config, load_backend(request.backend)
     steps = Steps(context.report)
     context.report(Phase("read source"))
-    opened = open_model_source(config, request.quantized)
+    opened = open_model_source(config, str(request.quantized or ""))
     spec = checked_spec(config, opened)
     parameters = sum(math.prod(weight.shape) for weight in model_weights(spec))
     size = decoder_size(spec, parameters, config, opened.kv_cache)
@@ -79,39 +63,27 @@ def compile_decoder(arguments: Json, context: Context) -> Json:
     steps.add("source", f"{spec.model_type}, {len(spec.layers)} layers, {parameters / 1e6:.1f} M parameters{note}")
     if rotary := rope_note(spec, llm_options(config)):
         steps.add("rope", rotary)
-    check_room(Load(size.weight_bytes), Path(request.folder))
+    check_room(Load(size.weight_bytes), request.folder)
     graph = _write_network(backend, config, (spec, opened), steps, context.severity)
     record, profiles = _describe(backend, graph, config)
-    check_types(record, request.target["name"], request.target["compute_capabilities"], backend.features)
+    check_types(record, request.target.name, request.target.compute_capabilities, backend.features)
     steps.add("describe", f"{len(record.layers)} layers")
     if opened.quantized_by:
-        size = replace(size, weight_bytes=sum(record.totals()["weight_bytes"].values()))
-    _carry(opened, Path(request.folder), steps)
+        size = replace(size, weight_bytes=sum(record.totals().weight_bytes.values()))
+    _carry(opened, request.folder, steps)
     if takes_embeddings(config):
         table = embedding_table(spec, find_weights(spec, opened.checkpoint, opened.where), dtype_of(config.precision))
-        path = write_embeddings(table, Path(request.folder))
+        path = write_embeddings(table, request.folder)
         steps.add("embeddings", f"{path.name}, {path.stat().st_size / 2**20:.1f} MiB, is read beside the engine")
-    result = {
-        "steps": steps.done,
-        "profiles": profiles,
-        "network": record.to_json(),
-        "backend_version": backend.version,
-        "decoder": {"model_type": spec.model_type, **asdict(size)},
-    }
-    if not request.plan:
-        return result
-    plan_request = PlanRequest(
-        profiles=profiles,
-        target=request.target,
-        options=request.config["build"],
-        plan=request.plan,
+    plan = None
+    if request.plan is not None:
+        buildable = Buildable(graph.network, graph.builder, profiles, size.weight_bytes)
+        plan = write_plan(backend, buildable, request.plan, context)
+    seconds = {step.name: step.seconds for step in steps.done}
+    compiled = CompiledNetwork(record, backend.version, seconds["network"], seconds["describe"], plan)
+    return CompiledDecoder(
+        compiled, tuple(steps.done), profiles, DecoderRecord(model_type=spec.model_type, **asdict(size))
     )
-    buildable = Buildable(graph.network, graph.builder, size.weight_bytes)
-    built = write_plan(backend, buildable, plan_request, context)
-    write_s = next(step.seconds for step in steps.done if step.name == "network")
-    metrics = {"parse_s": write_s, "describe_s": steps.done[-2].seconds}
-    metrics |= {"build_s": built.pop("build_s"), "peak_memory_mib": built.pop("peak_memory_mib")}
-    return {**result, "metrics": metrics, **built}
 
 
 def decoder_graph(
@@ -169,12 +141,12 @@ def _write_network(
     return graph
 
 
-def _describe(backend: Backend, graph: Graph, config: ModelConfig) -> tuple[Any, list[Json]]:
+def _describe(backend: Backend, graph: Graph, config: ModelConfig) -> tuple[NetworkRecord, Profiles]:
     """Return the record at the prefill profile's `opt` shapes, and the profiles."""
     tensors = [graph.network.get_input(index) for index in range(graph.network.num_inputs)]
     profiles = decoder_profiles({tensor.name: tuple(tensor.shape) for tensor in tensors}, llm_options(config))
-    shapes = {name: tuple(shape["opt"]) for name, shape in profiles[0].items()}
-    return describe(backend, graph.network, shapes), list(profiles)
+    shapes = {name: shape.opt for name, shape in profiles[0].items()}
+    return describe(backend, graph.network, shapes), profiles
 
 
 def _carry(opened: DecoderSource, folder: Path, steps: Steps) -> None:

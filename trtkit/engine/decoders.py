@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import LlmOptions, ModelConfig
 from trtkit.dtypes import dtype_of
+from trtkit.engine.plan_file import Profiles, ShapeBounds
 from trtkit.engine.vision_language import takes_images
 from trtkit.errors import ConfigError, Problem
 from trtkit.models.registry import decoder_spec
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from trtkit.sources.decoder_source import DecoderSource
 
 Json = dict[str, Any]
-Shapes = dict[str, dict[str, list[int]]]
 
 
 def open_model_source(config: ModelConfig, quantized: str | Path = "") -> DecoderSource:
@@ -120,15 +120,18 @@ def network_options(config: ModelConfig) -> DecoderOptions:
     )
 
 
-def decoder_profiles(inputs: dict[str, tuple[int, ...]], options: LlmOptions) -> list[Shapes]:
+def decoder_profiles(inputs: dict[str, tuple[int, ...]], options: LlmOptions) -> Profiles:
     """Return the profiles `prefill` and `decode` for inputs whose -1 axes are the batch, then the new tokens."""
     batch = {"min": 1, "opt": max(1, options.max_batch_size // 2), "max": options.max_batch_size}
     prefill = {"min": 1, "opt": max(1, options.max_prefill_length // 2), "max": options.max_prefill_length}
     decode = {"min": 1, "opt": 1, "max": 1}
-    return [
-        {name: {kind: _filled(shape, batch[kind], new[kind]) for kind in batch} for name, shape in inputs.items()}
+    return tuple(
+        {
+            name: ShapeBounds(**{kind: _filled(shape, batch[kind], new[kind]) for kind in batch})
+            for name, shape in inputs.items()
+        }
         for new in (prefill, decode)
-    ]
+    )
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ def decoder_size(
     return DecoderSize(parameters, dtype.size_bytes(parameters), per_token, per_slot)
 
 
-def _filled(shape: tuple[int, ...], batch: int, new: int) -> list[int]:
+def _filled(shape: tuple[int, ...], batch: int, new: int) -> tuple[int, ...]:
     """Return a shape with its dynamic axes filled in."""
     sizes = iter((batch, new))
-    return [next(sizes) if size < 0 else size for size in shape]
+    return tuple(next(sizes) if size < 0 else size for size in shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import Backend, load_backend
@@ -17,23 +16,22 @@ from trtkit.sources import onnx_file
 if TYPE_CHECKING:
     import onnx
 
+    from trtkit.engine.jobs import DiagnoseRequest
     from trtkit.jobs.job import Context
-
-Json = dict[str, Any]
 
 # Each round removes one refused node and parses again.
 _MOST_ROUNDS = 40
 
 
-def diagnose(arguments: Json, context: Context) -> Json:
-    """Raise UnsupportedOperatorsError with every node of `onnx` that the parser refuses.
+def diagnose(request: DiagnoseRequest, context: Context) -> None:
+    """Raise UnsupportedOperatorsError with every node of a model that the parser refuses.
 
     The parser stops at the first node it cannot import. So that node is cut out, what it made becomes an input, and
     the rest is parsed again.
     """
     context.report(Phase("find unsupported operators"))
-    backend = load_backend(arguments["backend"])
-    model = onnx_file.read_model(Path(arguments["onnx"]))
+    backend = load_backend(request.backend)
+    model = onnx_file.read_model(request.onnx)
     opset = opset_of(model)
     faults: dict[str, Problem] = {}
     logger = parse_recorder(backend)
@@ -51,7 +49,7 @@ def diagnose(arguments: Json, context: Context) -> Json:
             faults.setdefault(refused.name, Problem(reason, where, advice_for(refused, opset)))
             _cut(model, refused)
     if not faults:
-        return {}  # what the parser refused was the file, not a node
+        return  # what the parser refused was the file, not a node
     count = len(faults)
     raise UnsupportedOperatorsError(
         f"TensorRT refuses {count} node{'s' * (count != 1)} of the model", list(faults.values())

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trtkit.config.schema import ModelConfig
+from trtkit.engine.jobs import Digests
 from trtkit.jobs.events import Phase
 from trtkit.sources.digest import digest_data, digest_source
 
 if TYPE_CHECKING:
+    from trtkit.config.schema import ModelConfig
     from trtkit.jobs.job import Context
 
-Json = dict[str, Any]
 
-
-def digest(arguments: Json, context: Context) -> Json:
-    """Return the files that the source of `config` reads, and those of its calibration data, with their SHA-256."""
-    config = ModelConfig.model_validate(arguments["config"])
+def digest(request: ModelConfig, context: Context) -> Digests:
+    """Return the files that the source of a config reads, and those of its calibration data, with their SHA-256."""
     context.report(Phase("read source"))
-    data = digest_data(config.quantize)
-    return {"files": [asdict(file) for file in digest_source(config.source)], "data": [asdict(file) for file in data]}
+    return Digests(tuple(digest_source(request.source)), tuple(digest_data(request.quantize)))

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import BACKENDS
 from trtkit.dtypes import dtype_of
 from trtkit.engine.hybrids import open_hybrid
-from trtkit.engine.jobs import COMPILE_STAGE, PREPARE_HYBRID
+from trtkit.engine.jobs import COMPILE_STAGE, PREPARE_HYBRID, DiagnoseRequest, PrepareRequest, StageRequest
+from trtkit.engine.onnx_build import compiled_fields, plan_request
 from trtkit.engine.parsing import run_parser
+from trtkit.engine.plan_file import Profiles
+from trtkit.jobs.events import Step
+from trtkit.jobs.json_form import from_json, to_json
 from trtkit.models.hybrids.spec import OnnxPart
 from trtkit.network.hybrid import input_name, port_dtype
+from trtkit.network.record import join_records
 from trtkit.network.targets import check_named_types
 from trtkit.quantization_methods import METHODS
 from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:
     from trtkit.engine.hybrids import OpenedHybrid
+    from trtkit.engine.jobs import CompiledStage
     from trtkit.engine.plan import Plan
+    from trtkit.engine.plan_file import PlanRequest
     from trtkit.jobs.runner import Runner
 
 Json = dict[str, Any]
@@ -28,7 +34,7 @@ Json = dict[str, Any]
 def describe_hybrid(plan: Plan, folder: Path, runner: Runner) -> Json:
     """Write every stage without building it; return steps, profiles, the joint record and what the parts are."""
     prepared = prepare_stages(plan, folder, runner)
-    described = [_run_stage(plan, stage, "", runner) for stage in prepared["stages"]]
+    described = [_run_stage(plan, stage, None, runner) for stage in prepared["stages"]]
     return _result(plan, folder, prepared, described)
 
 
@@ -36,16 +42,16 @@ def compile_hybrid(plan: Plan, folder: Path, _engine: str, runner: Runner) -> Js
     """Write every stage and build it; return the same with plans and metrics."""
     _check_target(plan)
     prepared = prepare_stages(plan, folder, runner)
-    compiled = []
-    for stage in prepared["stages"]:
-        plan_file = f"engines/{stage['name']}.plan"
-        compiled.append({**_run_stage(plan, stage, str(folder / plan_file), runner), "plan_path": plan_file})
+    paths = [f"engines/{stage['name']}.plan" for stage in prepared["stages"]]
+    pairs = zip(prepared["stages"], paths, strict=True)
+    done = [_run_stage(plan, stage, plan_request(plan, folder / path), runner) for stage, path in pairs]
+    compiled = [compiled_fields(stage.compiled) for stage in done]
     metrics: Json = {"peak_memory_mib": max(item["metrics"]["peak_memory_mib"] for item in compiled)}
     for key in ("parse_s", "describe_s", "build_s"):
         metrics[key] = round(sum(item["metrics"][key] for item in compiled), 3)
-    engines = [{"path": item["plan_path"], **item["plan"]} for item in compiled]
+    engines = [{"path": path, **item["plan"]} for path, item in zip(paths, compiled, strict=True)]
     warnings = list(dict.fromkeys(line for item in compiled for line in item["warnings"]))
-    return {**_result(plan, folder, prepared, compiled), "engines": engines, "metrics": metrics, "warnings": warnings}
+    return {**_result(plan, folder, prepared, done), "engines": engines, "metrics": metrics, "warnings": warnings}
 
 
 def _check_target(plan: Plan) -> None:
@@ -58,58 +64,34 @@ def _check_target(plan: Plan) -> None:
 
 def prepare_stages(plan: Plan, folder: Path, runner: Runner) -> Json:
     """Export the ONNX parts into `folder`/network; return what `prepare_hybrid` says."""
-    arguments = {"config": plan.config.model_dump(mode="json"), "folder": str(folder)}
-    return runner.run(PREPARE_HYBRID, arguments | {"plugins": plan.uses_plugins})
+    return runner.run(PREPARE_HYBRID, PrepareRequest(plan.config, folder, plan.uses_plugins))
 
 
-def _run_stage(plan: Plan, stage: Json, plan_file: str, runner: Runner) -> Json:
+def _run_stage(plan: Plan, stage: Json, build: PlanRequest | None, runner: Runner) -> CompiledStage:
     """Run the job of one stage; where TensorRT refuses its ONNX, all faults are asked for."""
-    arguments = {
-        "backend": plan.backend,
-        "config": plan.config.model_dump(mode="json"),
-        "stage": stage,
-        "target": plan.target.model_dump(mode="json"),
-        "plan": plan_file,
-    }
+    request = StageRequest(plan.backend, plan.config, stage, plan.target, build)
     if not stage["onnx"]:
-        return runner.run(COMPILE_STAGE, arguments)
-    return run_parser(runner, COMPILE_STAGE, arguments, stage["onnx"])
+        return runner.run(COMPILE_STAGE, request)
+    return run_parser(runner, COMPILE_STAGE, request, DiagnoseRequest(plan.backend, Path(stage["onnx"])))
 
 
-def _result(plan: Plan, folder: Path, prepared: Json, stages: list[Json]) -> Json:
+def _result(plan: Plan, folder: Path, prepared: Json, stages: list[CompiledStage]) -> Json:
     """Return what the manifest and `inspect` show."""
     opened = open_hybrid(plan.config)
+    names = [spec.name for spec in opened.inputs]
     return {
-        "steps": prepared["steps"],
-        "profiles": prepared["profiles"],
-        "network": joint_record(opened, [stage["network"] for stage in stages]),
-        "backend_version": stages[0]["backend_version"],
+        "steps": from_json(tuple[Step, ...], prepared["steps"]),
+        "profiles": from_json(Profiles, prepared["profiles"]),
+        "network": join_records([stage.compiled.network for stage in stages], names, opened.output_names),
+        "backend_version": stages[0].compiled.backend_version,
         "hybrid": _hybrid(plan, folder, opened, prepared, stages),
     }
 
 
-def joint_record(opened: OpenedHybrid, records: list[Json]) -> Json:
-    """Return one record of all stages' networks, with the model's own inputs and outputs."""
-    tensors = {kind: {t["name"]: t for record in records for t in record[kind]} for kind in ("inputs", "outputs")}
-    totals: Json = {key: sum(record["totals"][key] for record in records) for key in ("layers", "flops", "bytes_moved")}
-    for key in ("layers_by_type", "weight_bytes"):
-        counts: Counter[str] = Counter()
-        for record in records:
-            counts.update(record["totals"][key])
-        totals[key] = dict(counts.most_common())
-    return {
-        "inputs": [tensors["inputs"][spec.name] for spec in opened.inputs],
-        "outputs": [tensors["outputs"][name] for name in opened.output_names],
-        "shapes": {name: shape for record in records for name, shape in record["shapes"].items()},
-        "layers": [layer for record in records for layer in record["layers"]],
-        "totals": totals,
-    }
-
-
-def _hybrid(plan: Plan, folder: Path, opened: OpenedHybrid, prepared: Json, stages: list[Json]) -> Json:
+def _hybrid(plan: Plan, folder: Path, opened: OpenedHybrid, prepared: Json, stages: list[CompiledStage]) -> Json:
     """Return parts, seams and stages as the manifest keeps them."""
     spec, dtype = opened.spec, dtype_of(opened.precision)
-    layers = {name: count for stage in stages for name, count in stage["part_layers"].items()}
+    layers = {name: count for stage in stages for name, count in stage.part_layers.items()}
     parts = [
         {
             "name": part.name,
@@ -134,22 +116,23 @@ def _port(port: Any, dtype: Any) -> Json:
     return {"name": port.name, "dtype": dtype.name, "shape": list(port.shape)}
 
 
-def _stage(folder: Path, stage: Json, done: Json) -> Json:
+def _stage(folder: Path, stage: Json, done: CompiledStage) -> Json:
     """Return one stage as the manifest keeps it; paths relative to the bundle."""
+    network = done.compiled.network
     onnx = [path for path in (stage["onnx"], (stage.get("plugins") or {}).get("onnx")) if path]
     files = [Path(f"{path}{ending}") for path in onnx for ending in ("", ".data")]
     return {
         "name": stage["name"],
         "parts": stage["parts"],
-        "engine": done.get("plan_path"),
+        "engine": None if done.compiled.plan is None else f"engines/{stage['name']}.plan",
         "files": [
             {"path": str(path.relative_to(folder)), "size_bytes": path.stat().st_size, "sha256": sha256_of(path)}
             for path in files
             if path.exists()
         ],
         "grid_samples": stage["grid_samples"],
-        "inputs": done["network"]["inputs"],
-        "outputs": done["network"]["outputs"],
+        "inputs": to_json(network.inputs),
+        "outputs": to_json(network.outputs),
         "profiles": stage["profiles"],
-        "layers": done["network"]["totals"]["layers"],
+        "layers": len(network.layers),
     }

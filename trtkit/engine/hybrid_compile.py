@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import load_backend
-from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
 from trtkit.engine.decoder_compile import Reported
 from trtkit.engine.hybrids import OpenedHybrid, open_hybrid
-from trtkit.engine.plan_file import Buildable, PlanRequest, write_plan
+from trtkit.engine.jobs import CompiledStage
+from trtkit.engine.plan_file import Buildable, CompiledNetwork, Profiles, write_plan
 from trtkit.engine.plugins import register_plugins
 from trtkit.jobs.events import Phase
+from trtkit.jobs.json_form import from_json
 from trtkit.models.hybrids.weights import find_part_weights
 from trtkit.network.describe import describe
 from trtkit.network.hybrid import Material, StageNetwork, write_stage
@@ -24,57 +24,39 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from trtkit.backends import Backend
+    from trtkit.engine.jobs import StageRequest
     from trtkit.jobs.job import Context
 
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageRequest:
-    """What to build. stage: as `prepare_hybrid` returned it. plan: empty to only describe."""
-
-    backend: str
-    config: Json
-    stage: Json
-    target: Json
-    plan: str
-
-
-def compile_stage(arguments: Json, context: Context) -> Json:
-    """Do a StageRequest; return the network's record, layers by part and, where built, plan, warnings and metrics."""
-    request = StageRequest(**arguments)
-    config, backend, stage = ModelConfig.model_validate(request.config), load_backend(request.backend), request.stage
+def compile_stage(request: StageRequest, context: Context) -> CompiledStage:
+    """Write a stage's network, describe it, and build it if a plan is requested."""
+    backend, stage, target = load_backend(request.backend), request.stage, request.target
     context.report(Phase(f"write network {stage['name']}"))
     started = time.perf_counter()
-    network = stage_network(backend, open_hybrid(config), _with_plugins(request, backend), context)
+    network = stage_network(backend, open_hybrid(request.config), _with_plugins(request, backend), context)
     written = time.perf_counter()
     shapes = {name: tuple(shape) for name, shape in stage["opt_shapes"].items()}
     record = describe(backend, network.graph.network, shapes)
-    check_types(record, request.target["name"], request.target["compute_capabilities"], backend.features)
-    metrics = {"parse_s": round(written - started, 3), "describe_s": round(time.perf_counter() - written, 3)}
-    result = {"network": record.to_json(), "backend_version": backend.version, "part_layers": dict(network.parts)}
-    if not request.plan:
-        return result
-    plan_request = PlanRequest(
-        profiles=stage["profiles"],
-        target=request.target,
-        options=request.config["build"],
-        plan=request.plan,
-    )
-    weight_bytes = sum(record.totals()["weight_bytes"].values())
-    built = write_plan(
-        backend, Buildable(network.graph.network, network.graph.builder, weight_bytes), plan_request, context
-    )
-    metrics |= {"build_s": built.pop("build_s"), "peak_memory_mib": built.pop("peak_memory_mib")}
-    return {**result, "metrics": metrics, **built}
+    described = time.perf_counter()
+    check_types(record, target.name, target.compute_capabilities, backend.features)
+    plan = None
+    if request.plan is not None:
+        weight_bytes = sum(record.totals().weight_bytes.values())
+        profiles = from_json(Profiles, stage["profiles"])
+        buildable = Buildable(network.graph.network, network.graph.builder, profiles, weight_bytes)
+        plan = write_plan(backend, buildable, request.plan, context)
+    times = round(written - started, 3), round(described - written, 3)
+    return CompiledStage(CompiledNetwork(record, backend.version, *times, plan), dict(network.parts))
 
 
 def _with_plugins(request: StageRequest, backend: Backend) -> Json:
     """Return the stage with the ONNX file that TensorRT is to parse, its plugins registered."""
-    plugins = request.stage.get("plugins") or {"ops": []}
-    if not plugins["ops"]:
+    plugins = request.stage.get("plugins")
+    if plugins is None:
         return request.stage
-    register_plugins(backend, plugins["ops"], request.target["compute_capabilities"])
+    register_plugins(backend, plugins["ops"], request.target.compute_capabilities)
     return {**request.stage, "onnx": plugins["onnx"]}
 
 

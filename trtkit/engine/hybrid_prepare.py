@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtkit.config.schema import InputSpec, ModelConfig, TorchSource
+from trtkit.config.schema import InputSpec, TorchSource
 from trtkit.dtypes import dtype_of
 from trtkit.engine.hybrids import OpenedHybrid, Stage, open_hybrid, opt_sizes, stage_profiles
-from trtkit.engine.prepare import make_parseable, plugin_file
+from trtkit.engine.prepare import bounds_of, make_parseable, plugin_file
 from trtkit.engine.profiles import opt_shapes, resolve_profiles
 from trtkit.engine.room import Load, check_room, hybrid_load
 from trtkit.jobs.events import Phase
+from trtkit.jobs.json_form import to_json
 from trtkit.jobs.steps import Steps
 from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
 from trtkit.models.hybrids.weights import find_part_weights
@@ -33,20 +34,21 @@ if TYPE_CHECKING:
 
     import onnx
 
+    from trtkit.config.schema import ModelConfig
+    from trtkit.engine.jobs import PrepareRequest
     from trtkit.jobs.job import Context
     from trtkit.quantization.by_part.choice import HybridQuantization
 
 Json = dict[str, Any]
 
 
-def prepare_hybrid(arguments: Json, context: Context) -> Json:
+def prepare_hybrid(request: PrepareRequest, context: Context) -> Json:
     """Write `folder`/network/<stage>.onnx for every stage with ONNX parts.
 
-    plugins, of the arguments: whether TensorRT gets custom ops of these as plugins, in a file beside.
     Returns steps, the model's profiles, and of every stage: name, parts, ONNX file (empty where none), its
     plugins, grid samples, profiles and `opt` shapes.
     """
-    config, folder = ModelConfig.model_validate(arguments["config"]), Path(arguments["folder"])
+    config, folder = request.config, request.folder
     context.report(Phase("prepare"))
     steps = Steps(context.report)
     opened = open_hybrid(config)
@@ -56,7 +58,7 @@ def prepare_hybrid(arguments: Json, context: Context) -> Json:
     steps.add("weights", f"{len(found)} of network parts found, all names and shapes right")
     profiles, detail = resolve_profiles(opened.inputs, config.profiles)
     steps.add("profiles", detail)
-    exporter = _Exporter(opened, config, opt_sizes(opened.inputs, profiles), steps, bool(arguments.get("plugins")))
+    exporter = _Exporter(opened, config, opt_sizes(opened.inputs, profiles), steps, request.has_plugins)
     exported = {stage.name: exporter.exported(stage) for stage in opened.stages}
     if opened.quantization is not None:
         _check_quantization(opened.quantization, [model for model in exported.values() if model is not None], steps)
@@ -65,9 +67,9 @@ def prepare_hybrid(arguments: Json, context: Context) -> Json:
         inputs = opened.stage_inputs(stage)
         own = stage_profiles(inputs, opened.inputs, profiles)
         made = exporter.write(stage, exported.pop(stage.name), folder / "network", opt_shapes(inputs, own))
-        stages.append({"name": stage.name, "parts": list(stage.parts), **made, "profiles": _dumped(own)})
+        stages.append({"name": stage.name, "parts": list(stage.parts), **made, "profiles": to_json(bounds_of(own))})
         stages[-1]["opt_shapes"] = opt_shapes(inputs, own)
-    return {"steps": steps.done, "profiles": _dumped(profiles), "stages": stages}
+    return {"steps": steps.done, "profiles": bounds_of(profiles), "stages": stages}
 
 
 def _load(opened: OpenedHybrid) -> Load:
@@ -117,7 +119,7 @@ class _Exporter:
             model = self._in_precision(model, self._parts(stage), own, Path(scratch))
         save_model(model, path)
         plugins = plugin_file(model, folder / f"{stage.name}.plugins.onnx", self.steps) if self.has_plugins else None
-        return {"onnx": str(path), "plugins": plugins, "grid_samples": care.grid_sample_modes(model)}
+        return {"onnx": str(path), "plugins": to_json(plugins), "grid_samples": care.grid_sample_modes(model)}
 
     def _parts(self, stage: Stage) -> list[OnnxPart]:
         return [part for name in stage.parts if isinstance(part := self.opened.spec.part(name), OnnxPart)]
@@ -171,7 +173,3 @@ def _check_quantization(asked: HybridQuantization, models: Sequence[onnx.ModelPr
 def _exported(dtype: str) -> Any:
     """Return the type that a part is exported with: floats in fp32, whatever they are in the network."""
     return dtype if dtype in ("int32", "int64", "bool") else "fp32"
-
-
-def _dumped(profiles: Any) -> list[Json]:
-    return [{name: shape.model_dump() for name, shape in profile.items()} for profile in profiles]

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trtkit.engine.jobs import DIAGNOSE
+from trtkit.engine.jobs import DIAGNOSE, DiagnoseRequest
 from trtkit.errors import TrtkitError, UnsupportedOperatorsError
 
 if TYPE_CHECKING:
-    from trtkit.jobs.job import Job, Result
+    from trtkit.jobs.job import Job, Request, Result
     from trtkit.jobs.runner import Runner
 
-Json = dict[str, Any]
 
-
-def run_parser(runner: Runner, job: Job[Json, Result], arguments: Json, onnx: str = "") -> Result:
+def run_parser(runner: Runner, job: Job[Request, Result], request: Request, model: DiagnoseRequest) -> Result:
     """Run a job that parses ONNX. Raises UnsupportedOperatorsError with every node that TensorRT refuses.
 
-    onnx: the model's path, if `arguments` do not have it.
+    model: what it parses.
     """
     try:
-        return runner.run(job, arguments)
+        return runner.run(job, request)
     except UnsupportedOperatorsError as first:
         try:
-            runner.run(DIAGNOSE, {"backend": arguments["backend"], "onnx": onnx or arguments["onnx"]})
+            runner.run(DIAGNOSE, model)
         except UnsupportedOperatorsError:
             raise
         except TrtkitError:

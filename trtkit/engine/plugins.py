@@ -29,10 +29,10 @@ def uses_plugins(config: ModelConfig, backend: str) -> bool:
     return has_plugins and config.custom_ops.plugins != "never"
 
 
-def write_plugins(model: onnx.ModelProto, path: Path) -> tuple[Json, str]:
+def write_plugins(model: onnx.ModelProto, path: Path) -> tuple[list[str], str]:
     """Write `model` with plugin nodes, which TensorRT parses and nothing else runs.
 
-    Returns its path and the ops to register, both empty where no node can be one, and what was done in words.
+    Returns the ops to register, none where no node can be one, and what was done in words.
     """
     from trtkit.network.onnx.io import save_model
     from trtkit.network.onnx.plugins import plugin_names, use_plugins
@@ -43,7 +43,7 @@ def write_plugins(model: onnx.ModelProto, path: Path) -> tuple[Json, str]:
     ops = plugin_names(copy)
     if ops:
         save_model(copy, path)
-    return {"onnx": str(path) if ops else "", "ops": ops}, detail
+    return ops, detail
 
 
 def register_plugins(backend: Backend, ops: Sequence[str], capabilities: Sequence[int]) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtkit.config.schema import ModelConfig
+from trtkit.engine.jobs import PluginFile, PreparedModel, PrepareRequest
+from trtkit.engine.plan_file import Profiles, ShapeBounds
 from trtkit.engine.plugins import write_plugins
-from trtkit.engine.profiles import opt_dims, opt_shapes, resolve_profiles, small_shapes
+from trtkit.engine.profiles import ResolvedProfile, opt_dims, opt_shapes, resolve_profiles, small_shapes
 from trtkit.errors import ConfigError
 from trtkit.jobs.events import Phase
 from trtkit.jobs.steps import Steps
 from trtkit.network.onnx import autocast, care, custom_ops, folding, function, rewrites
-from trtkit.network.onnx.io import graph_inputs, graph_outputs, save_model
+from trtkit.network.onnx.io import graph_inputs, save_model
 from trtkit.network.onnx.limits import check_size, check_vectors
 from trtkit.quantization.vision.model import Place, quantized
 from trtkit.sources import onnx_file, package_file
@@ -21,27 +21,21 @@ from trtkit.sources.huggingface import vision
 from trtkit.sources.torch import attempts, export
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import onnx
 
+    from trtkit.config.schema import ModelConfig
     from trtkit.jobs.job import Context
 
-Json = dict[str, Any]
 
-
-def prepare(arguments: Json, context: Context) -> Json:
-    """Write the model of `config` to `folder`/model.onnx, fit for TensorRT and in its precision.
-
-    plugins, of the arguments: whether TensorRT gets custom ops as plugins, in `folder`/plugins.onnx.
-    Returns steps, inputs, outputs, resolved profiles, plugins, and what the parser is to be checked against.
-    """
-    config, folder = ModelConfig.model_validate(arguments["config"]), Path(arguments["folder"])
+def prepare(request: PrepareRequest, context: Context) -> PreparedModel:
+    """Write the model of a config to `folder`/model.onnx, fit for TensorRT and in its precision."""
+    config, folder = request.config, request.folder
     context.report(Phase("prepare"))
     steps = Steps(context.report)
     path = _source_onnx(config, folder, steps)
-    has_plugins = bool(arguments.get("plugins"))
-    model = make_parseable(onnx_file.read_model(path), config, str(path), steps, has_plugins=has_plugins)
+    model = make_parseable(onnx_file.read_model(path), config, str(path), steps, has_plugins=request.has_plugins)
     profiles, detail = resolve_profiles(graph_inputs(model), config.profiles)
     steps.add("profiles", detail)
     shapes = opt_shapes(graph_inputs(model), profiles)
@@ -56,16 +50,8 @@ def prepare(arguments: Json, context: Context) -> Json:
     steps.add("I/O types", autocast.cast_io(model, config.io_types))
     save_model(model, folder / "model.onnx")
     _remove_intermediates(folder)
-    plugins = plugin_file(model, folder / "plugins.onnx", steps) if has_plugins else None
-    return {
-        "steps": steps.done,
-        "inputs": [asdict(spec) for spec in graph_inputs(model)],
-        "outputs": [asdict(spec) for spec in graph_outputs(model)],
-        "profiles": [{name: shape.model_dump() for name, shape in profile.items()} for profile in profiles],
-        "opt_shapes": shapes,
-        "plugins": plugins,
-        "grid_samples": care.grid_sample_modes(model),
-    }
+    plugins = plugin_file(model, folder / "plugins.onnx", steps) if request.has_plugins else None
+    return PreparedModel(tuple(steps.done), bounds_of(profiles), shapes, plugins, tuple(care.grid_sample_modes(model)))
 
 
 def _source_onnx(config: ModelConfig, folder: Path, steps: Steps) -> Path:
@@ -91,7 +77,7 @@ def make_parseable(
 
     has_plugins: custom ops that can be plugins stay functions.
     """
-    ops: Json = {"form": config.custom_ops.form, "for_plugins": has_plugins}
+    ops: dict[str, Any] = {"form": config.custom_ops.form, "for_plugins": has_plugins}
     order = care.sort_nodes(model, where)
     if order != "in order":
         steps.add("order", order)
@@ -138,11 +124,16 @@ def _sample(model: onnx.ModelProto, config: ModelConfig) -> folding.Sample | Non
     return folding.run_sample(model, small_shapes(inputs, profiles))
 
 
-def plugin_file(model: onnx.ModelProto, path: Path, steps: Steps) -> Json:
-    """Write the model with plugins for TensorRT; return its path and the ops to register."""
-    plugins, detail = write_plugins(model, path)
+def bounds_of(profiles: Sequence[ResolvedProfile]) -> Profiles:
+    """Return profiles as the jobs that build take them."""
+    return tuple({name: ShapeBounds(**shape.model_dump()) for name, shape in each.items()} for each in profiles)
+
+
+def plugin_file(model: onnx.ModelProto, path: Path, steps: Steps) -> PluginFile | None:
+    """Write the model with plugins for TensorRT; None if no node can be one."""
+    ops, detail = write_plugins(model, path)
     steps.add("plugins", detail)
-    return plugins
+    return PluginFile(path, tuple(ops)) if ops else None
 
 
 def _remove_intermediates(folder: Path) -> None:

@@ -16,6 +16,7 @@ from trtkit.engine.onnx_build import compile_onnx, describe_onnx
 from trtkit.engine.room import Load, check_room, hybrid_load
 from trtkit.engine.vision_language import PROCESSOR_FILES, open_vision
 from trtkit.errors import ConfigError, QuantizeError
+from trtkit.jobs.json_form import to_json
 from trtkit.models.weights import model_weights
 from trtkit.quantization.by_part.choice import VISION
 from trtkit.quantization.by_part.tower import measured_on_arrays
@@ -104,15 +105,15 @@ def vision_record(tower: Json, opened: OpenedVision) -> Json:
         "max_images": opened.limits.images,
         "max_tokens": opened.limits.tokens,
         "engine": VISION_ENGINE,
-        "inputs": network["inputs"],
-        "outputs": network["outputs"],
-        "profiles": tower["profiles"],
-        "totals": network["totals"],
+        "inputs": to_json(network.inputs),
+        "outputs": to_json(network.outputs),
+        "profiles": to_json(tower["profiles"]),
+        "totals": to_json(network.totals()),
     }
 
 
 def _joined(llm: Json, tower: Json, opened: OpenedVision) -> Json:
     """Return the language model's result with the tower's steps, its record and what it gives."""
-    steps = [{**step, "name": f"vision {step['name']}"} for step in tower["steps"]]
-    record = {**llm["network"], "vision": tower["network"]}
+    steps = [replace(step, name=f"vision {step.name}") for step in tower["steps"]]
+    record = replace(llm["network"], vision=tower["network"])
     return {**llm, "steps": [*steps, *llm["steps"]], "network": record, "vision": vision_record(tower, opened)}

@@ -1,14 +1,14 @@
-"""Describe a network as data: inputs, outputs, and every layer with shapes, weights, FLOPs and bytes."""
+"""Describe a network as data: read its inputs, outputs and layers from TensorRT."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trtkit.dtypes import DTYPES, DType, from_tensorrt
 from trtkit.network.cost import layer_flops
+from trtkit.network.record import LayerRecord, NetworkRecord, TensorRecord
 from trtkit.network.stand_ins import StandIns
 
 if TYPE_CHECKING:
@@ -16,68 +16,12 @@ if TYPE_CHECKING:
 
     from trtkit.backends import Backend
 
-Json = dict[str, Any]
-
 # Weights that layers hold as attributes; all others come in through constants.
 _WEIGHT_ATTRIBUTES = {
     "CONVOLUTION": ("kernel", "bias"),
     "DECONVOLUTION": ("kernel", "bias"),
     "SCALE": ("scale", "shift", "power"),
 }
-
-
-@dataclass(frozen=True)
-class TensorRecord:
-    """A tensor of the network; unknown sizes are -1."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the whole tensor, 0 where a size is unknown."""
-        return 0 if min(self.shape, default=0) < 0 else DTYPES[self.dtype].size_bytes(math.prod(self.shape))
-
-
-@dataclass(frozen=True)
-class LayerRecord:
-    """One layer at the described shapes. weight_bytes: by type name."""
-
-    name: str
-    type: str
-    inputs: tuple[TensorRecord, ...]
-    outputs: tuple[TensorRecord, ...]
-    weight_bytes: dict[str, int]
-    flops: int
-    bytes_moved: int
-
-
-@dataclass(frozen=True)
-class NetworkRecord:
-    """A whole network. shapes: the input shapes at which sizes, FLOPs and bytes were counted."""
-
-    inputs: tuple[TensorRecord, ...]
-    outputs: tuple[TensorRecord, ...]
-    shapes: dict[str, tuple[int, ...]]
-    layers: tuple[LayerRecord, ...]
-
-    def to_json(self) -> Json:
-        """Return the record with its totals as JSON data."""
-        return {**asdict(self), "totals": self.totals()}
-
-    def totals(self) -> Json:
-        """Return counts and sums over all layers."""
-        weights: Counter[str] = Counter()
-        for layer in self.layers:
-            weights.update(layer.weight_bytes)
-        return {
-            "layers": len(self.layers),
-            "layers_by_type": dict(Counter(layer.type for layer in self.layers).most_common()),
-            "weight_bytes": dict(weights),
-            "flops": sum(layer.flops for layer in self.layers),
-            "bytes_moved": sum(layer.bytes_moved for layer in self.layers),
-        }
 
 
 def describe(backend: Backend, network: Any, shapes: Mapping[str, tuple[int, ...]]) -> NetworkRecord:

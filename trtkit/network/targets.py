@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from trtkit.backends import Features
-    from trtkit.network.describe import NetworkRecord
+    from trtkit.network.record import NetworkRecord
 
 
 def check_types(record: NetworkRecord, target: str, compute_capabilities: Sequence[int], features: Features) -> None:

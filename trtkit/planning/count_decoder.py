@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from trtkit.jobs.job import Context
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.decoder import DecoderOptions
-    from trtkit.network.describe import NetworkRecord
+    from trtkit.network.record import NetworkRecord
     from trtkit.planning.multilinear import Point
     from trtkit.planning.quantized_model import QuantizedModel
     from trtkit.planning.traffic import NetworkCost

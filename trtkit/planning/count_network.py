@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from trtkit.engine.compile import CompileRequest
 from trtkit.engine.hybrid_build import describe_hybrid
-from trtkit.engine.jobs import DESCRIBE
-from trtkit.engine.onnx_build import prepare_network
-from trtkit.engine.parsing import run_parser
+from trtkit.engine.onnx_build import compile_request, prepare_network
 from trtkit.engine.plan import plan_build
 from trtkit.jobs.events import Phase
-from trtkit.network.describe import LayerRecord, NetworkRecord, TensorRecord
+from trtkit.jobs.json_form import to_json
 from trtkit.planning.counts import Counts, counts_of
 from trtkit.planning.multilinear import fit_batch
 from trtkit.planning.traffic import network_cost
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.runner import Runner
+    from trtkit.network.record import NetworkRecord
 
 Json = dict[str, Any]
 Shapes = dict[str, list[int]]
@@ -52,9 +52,9 @@ def count_config(config: ModelConfig, folder: Path, runner: Runner) -> CountedNe
     plan = plan_build(config, runner)
     if plan.is_hybrid:
         described = describe_hybrid(plan, folder, runner)
-        return _at_one_batch(described["network"], described["profiles"])
-    prepared, arguments = prepare_network(plan, folder, runner)
-    return _counted(arguments, prepared["profiles"], runner)
+        return _at_one_batch(described["network"], to_json(described["profiles"]))
+    prepared, request = prepare_network(plan, folder, runner)
+    return _counted(request, to_json(prepared.profiles), runner)
 
 
 def count_bundle(bundle: Bundle, runner: Runner) -> CountedNetwork:
@@ -63,26 +63,24 @@ def count_bundle(bundle: Bundle, runner: Runner) -> CountedNetwork:
     profiles = [{name: shapes.model_dump() for name, shapes in profile.items()} for profile in manifest.profiles]
     if manifest.hybrid is not None:
         return _at_one_batch(bundle.network_record(), profiles)
-    opt = bundle.network_record()["shapes"]
-    arguments = {
-        "backend": manifest.backend.name,
-        "onnx": str(bundle.onnx_path),
-        "grid_samples": [],
-        "opt_shapes": {name: list(shape) for name, shape in opt.items()},
-    }
-    return _counted(arguments, profiles, runner)
+    return _counted(_describe_request(bundle, bundle.network_record().shapes), profiles, runner)
 
 
-def _counted(arguments: Json, profiles: list[Json], runner: Runner) -> CountedNetwork:
+def _describe_request(bundle: Bundle, shapes: Mapping[str, Sequence[int]]) -> CompileRequest:
+    """Return how a bundle's network is described at these input shapes."""
+    opt_shapes = {name: tuple(shape) for name, shape in shapes.items()}
+    return CompileRequest(bundle.manifest.backend.name, bundle.onnx_path, (), opt_shapes)
+
+
+def _counted(request: CompileRequest, profiles: Sequence[Json], runner: Runner) -> CountedNetwork:
     """Describe at the smallest and the largest batch of the first profile."""
     first = profiles[0] if profiles else {}
     low, high = _batch_range(first)
     costs = {}
     for batch in sorted({low, high}):
-        shapes = {name: _with_batch(shape, first.get(name), batch) for name, shape in arguments["opt_shapes"].items()}
+        shapes = {name: _with_batch(shape, first.get(name), batch) for name, shape in request.opt_shapes.items()}
         runner.report(Phase(f"count at batch {batch}"))
-        described = run_parser(runner, DESCRIBE, {**arguments, "opt_shapes": shapes})
-        record = _record(described["network"])
+        record = compile_request(replace(request, opt_shapes=shapes), runner).network
         costs[batch] = network_cost(record, group_of)
     return CountedNetwork(counts_of(costs, fit_batch), (low, high), record.shapes)
 
@@ -92,13 +90,12 @@ def count_layers(bundle: Bundle, shapes: Mapping[str, Sequence[int]], runner: Ru
 
     None for a hybrid at other shapes than it was described at when it was built.
     """
-    known, wanted = bundle.network_record(), {name: list(shape) for name, shape in shapes.items()}
-    if {name: list(shape) for name, shape in known["shapes"].items()} != wanted:
+    known = bundle.network_record()
+    if known.shapes != {name: tuple(shape) for name, shape in shapes.items()}:
         if bundle.manifest.hybrid is not None:
             return None
-        arguments = {"backend": bundle.manifest.backend.name, "onnx": str(bundle.onnx_path)}
-        known = run_parser(runner, DESCRIBE, {**arguments, "grid_samples": [], "opt_shapes": wanted})["network"]
-    return counts_of({1: network_cost(_record(known), layer_of)}, fit_batch)
+        known = compile_request(_describe_request(bundle, shapes), runner).network
+    return counts_of({1: network_cost(known, layer_of)}, fit_batch)
 
 
 def layer_of(name: str, _kind: str) -> str:
@@ -111,9 +108,8 @@ def group_of(_name: str, kind: str) -> str:
     return _GROUPS.get(kind, "element-wise and other")
 
 
-def _at_one_batch(network: Json, profiles: list[Json]) -> CountedNetwork:
+def _at_one_batch(record: NetworkRecord, profiles: list[Json]) -> CountedNetwork:
     """Return counts at the shapes that a network was described at; they hold for that batch alone."""
-    record = _record(network)
     batch = _batch_of(record.shapes, profiles[0] if profiles else {})
     return CountedNetwork(counts_of({batch: network_cost(record, group_of)}, fit_batch), (batch, batch), record.shapes)
 
@@ -125,35 +121,13 @@ def _batch_range(profile: Json) -> tuple[int, int]:
     return varying[0] if varying else (1, 1)
 
 
-def _with_batch(shape: list[int], ranges: Json | None, batch: int) -> list[int]:
+def _with_batch(shape: tuple[int, ...], ranges: Json | None, batch: int) -> tuple[int, ...]:
     """Return a shape with its first axis at `batch`, where the profile lets that vary."""
     varies = ranges is not None and bool(shape) and ranges["min"][0] != ranges["max"][0]
-    return [batch, *shape[1:]] if varies else list(shape)
+    return (batch, *shape[1:]) if varies else shape
 
 
 def _batch_of(shapes: Mapping[str, tuple[int, ...]], profile: Json) -> int:
     """Return the batch that a record was made at."""
     varying = [name for name, shape in profile.items() if shape["min"] and shape["min"][0] != shape["max"][0]]
     return shapes[varying[0]][0] if varying and varying[0] in shapes else 1
-
-
-def _record(data: Json) -> NetworkRecord:
-    """Return a network's record out of its JSON."""
-    layers = tuple(
-        LayerRecord(
-            layer["name"],
-            layer["type"],
-            _tensors(layer["inputs"]),
-            _tensors(layer["outputs"]),
-            layer["weight_bytes"],
-            layer["flops"],
-            layer["bytes_moved"],
-        )
-        for layer in data["layers"]
-    )
-    shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
-    return NetworkRecord(_tensors(data["inputs"]), _tensors(data["outputs"]), shapes, layers)
-
-
-def _tensors(records: list[Json]) -> tuple[TensorRecord, ...]:
-    return tuple(TensorRecord(record["name"], record["dtype"], tuple(record["shape"])) for record in records)

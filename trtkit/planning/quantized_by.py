@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from trtkit.backends import BACKENDS
 from trtkit.config.targets import load_target
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from trtkit.config.quantize import QuantizeOptions
     from trtkit.models.spec import DecoderSpec
+    from trtkit.network.record import LayerRecord, NetworkRecord, TensorRecord
     from trtkit.planning.source import PlannedModel
     from trtkit.quantization_methods import CacheFormat, Format
     from trtkit.sources.decoder_source import DecoderSource
@@ -95,48 +96,53 @@ def _form_of(matrix: QuantizedMatrix) -> LayerForm:
     return LayerForm(matrix.format, block, kind, is_per_token, matrix.offsets is not None)
 
 
-def by_network(record: Json) -> QuantizedModel | None:
-    """Return how a built network is quantized, None where it is not. record: a bundle's `network.json`."""
-    layers: list[Json] = record["layers"]
-    made = {tensor["name"]: layer for layer in layers for tensor in layer["outputs"]}
+def by_network(record: NetworkRecord) -> QuantizedModel | None:
+    """Return how a built network is quantized, None where it is not. record: as it was described."""
+    layers = record.layers
+    made = {tensor.name: layer for layer in layers for tensor in layer.outputs}
     offsets = {name.removesuffix("/offset/offsets") for name in made if name.endswith("/offset/offsets")}
-    products = {layer["inputs"][1]["name"]: layer for layer in layers if layer["type"] == "MATRIX_MULTIPLY"}
-    scaled = {layer["name"].rpartition("/")[0] for layer in layers if layer["type"] == "REDUCE"}
+    products = {layer.inputs[1].name: layer for layer in layers if layer.type == "MATRIX_MULTIPLY"}
+    scaled = {layer.name.rpartition("/")[0] for layer in layers if layer.type == "REDUCE"}
     found = {}
     for layer in layers:
-        codes = layer["inputs"][0]["name"] if layer["type"] == "DEQUANTIZE" else ""
-        if not codes.endswith(_WEIGHT) or made.get(codes, {}).get("type") != "CONSTANT":
+        codes = layer.inputs[0].name if layer.type == "DEQUANTIZE" else ""
+        if not codes.endswith(_WEIGHT) or codes not in made or made[codes].type != "CONSTANT":
             continue
         place = codes.removesuffix(_WEIGHT)
-        inputs = _input_format(products.get(layer["outputs"][0]["name"]), made)
+        inputs = _input_format(products.get(layer.outputs[0].name), made)
         kind, scope = inputs or (None, "")
         form = LayerForm(*_codes_form(layer), kind, scope in scaled, place in offsets)
         found[place.replace("/", ".")] = form
-    kv_cache = _cache_type(record.get("inputs", ()))
+    kv_cache = _cache_type(record.inputs)
     return QuantizedModel(found, kv_cache) if found or kv_cache else None
 
 
-def _codes_form(dequantize: Json) -> tuple[Format, int | None]:
+def _codes_form(dequantize: LayerRecord) -> tuple[Format, int | None]:
     """Return format and block of a matrix by the layer that dequantizes it."""
-    codes, scales = dequantize["inputs"][:2]
-    shape, columns = scales["shape"], codes["shape"][-1]
-    kind: Format = "mxfp8" if scales["dtype"] == "e8m0" else codes["dtype"]
+    codes, scales = dequantize.inputs[:2]
+    shape, columns = scales.shape, codes.shape[-1]
+    kind = _format(codes, scales)
     if len(shape) < 2:
         return kind, 0 if math.prod(shape) > 1 else None
     return kind, columns // shape[-1]
 
 
-def _input_format(product: Json | None, made: dict[str, Json]) -> tuple[Format, str] | None:
+def _input_format(product: LayerRecord | None, made: dict[str, LayerRecord]) -> tuple[Format, str] | None:
     """Return the format of a product's inputs and the scope that quantizes them; None where they are not."""
-    layer = None if product is None else made.get(product["inputs"][0]["name"])
-    if layer is None or layer["type"] != "DEQUANTIZE":
+    layer = None if product is None else made.get(product.inputs[0].name)
+    if layer is None or layer.type != "DEQUANTIZE":
         return None
-    codes, scales = layer["inputs"][:2]
-    kind: Format = "mxfp8" if scales["dtype"] == "e8m0" else codes["dtype"]
-    return kind, str(layer["name"]).rpartition("/")[0]
+    codes, scales = layer.inputs[:2]
+    kind = _format(codes, scales)
+    return kind, layer.name.rpartition("/")[0]
 
 
-def _cache_type(inputs: Sequence[Json]) -> CacheFormat | None:
+def _format(codes: TensorRecord, scales: TensorRecord) -> Format:
+    """Return the format of codes with such scales."""
+    return "mxfp8" if scales.dtype == "e8m0" else cast("Format", codes.dtype)
+
+
+def _cache_type(inputs: Sequence[TensorRecord]) -> CacheFormat | None:
     """Return the type of caches in eight bits."""
-    types = {tensor["dtype"] for tensor in inputs if tensor["name"].startswith("past_")}
+    types = {tensor.dtype for tensor in inputs if tensor.name.startswith("past_")}
     return "int8" if "int8" in types else "fp8" if "fp8" in types else None

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from trtkit.dtypes import DType
-    from trtkit.network.describe import LayerRecord, NetworkRecord, TensorRecord
+    from trtkit.network.record import LayerRecord, NetworkRecord, TensorRecord
 
 
 def as_quantized(record: NetworkRecord, cache: str | None) -> NetworkRecord:

@@ -15,7 +15,7 @@ from trtkit.dtypes import DTYPES
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from trtkit.network.describe import LayerRecord, NetworkRecord
+    from trtkit.network.record import LayerRecord, NetworkRecord
 
 # Layers whose work is done by tensor cores.
 PRODUCTS = {"MATRIX_MULTIPLY", "CONVOLUTION", "DECONVOLUTION", "EINSUM", "ATTENTION_INPUT"}

@@ -1,11 +1,75 @@
-"""The jobs of quantization."""
+"""The jobs of quantization, with what they take and give."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from trtkit.config.schema import ModelConfig
+from trtkit.config.targets import Target
+from trtkit.jobs.events import Step
 from trtkit.jobs.job import Job
 
-CHECK_TARGET = Job("trtkit.quantization.check:check_target", dict[str, Any], dict[str, Any])
-QUANTIZE_LLM = Job("trtkit.quantization.llm.job:quantize_llm", dict[str, Any], dict[str, Any])
-QUANTIZE_VISION = Job("trtkit.quantization.vision.job:quantize_vision", dict[str, Any], dict[str, Any])
+
+@dataclass(frozen=True)
+class ScoringRequest:
+    """Which layers to score, and what to do by the scores.
+
+    sensitivity: whether every layer is scored. budget: what the model may lose or weigh; layers that lose most are left
+    for it, in 16 bits or quantized by `fallback`.
+    """
+
+    sensitivity: bool = False
+    budget: str | None = None
+    fallback: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is requested."""
+        return self == ScoringRequest()
+
+
+@dataclass(frozen=True)
+class QuantizeRequest:
+    """A model to quantize as its config's `quantize` section asks, into `folder`."""
+
+    config: ModelConfig
+    folder: Path
+    scoring: ScoringRequest = field(default_factory=ScoringRequest)
+
+
+@dataclass(frozen=True)
+class QuantizedLlm:
+    """A quantized checkpoint: how many layers are, the block of their weights, and the scores as data."""
+
+    steps: tuple[Step, ...]
+    layers: int
+    block: int | None
+    sensitivity: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class QuantizedVision:
+    """A quantized ONNX file: its nodes, and how many activations and weights are quantized."""
+
+    steps: tuple[Step, ...]
+    nodes: int
+    activations: int
+    weights: int
+
+
+@dataclass(frozen=True)
+class TargetRequest:
+    """A config whose types a target may not compute in. fallback: the method of layers that a budget leaves."""
+
+    config: ModelConfig
+    target: Target
+    backend: str
+    is_decoder: bool
+    fallback: str | None = None
+
+
+CHECK_TARGET = Job("trtkit.quantization.check:check_target", TargetRequest, type(None))
+QUANTIZE_LLM = Job("trtkit.quantization.llm.job:quantize_llm", QuantizeRequest, QuantizedLlm)
+QUANTIZE_VISION = Job("trtkit.quantization.vision.job:quantize_vision", QuantizeRequest, QuantizedVision)

@@ -13,8 +13,9 @@ from trtkit.engine.hybrids import is_hybrid
 from trtkit.engine.plan import is_decoder
 from trtkit.engine.vision_language import takes_images
 from trtkit.errors import ConfigError, Problem
+from trtkit.jobs.json_form import to_json
 from trtkit.quantization.by_part.choice import SUMMARY, check_names
-from trtkit.quantization.jobs import QUANTIZE_LLM, QUANTIZE_VISION
+from trtkit.quantization.jobs import QUANTIZE_LLM, QUANTIZE_VISION, QuantizeRequest, ScoringRequest
 from trtkit.quantization.target import check_quantization
 from trtkit.quantization_methods import METHODS
 
@@ -26,28 +27,33 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 RECORD = "quantization.json"
+NOT_SCORED = ScoringRequest()
 
 
-def quantize_model(config: ModelConfig, out: Path, runner: Runner, asked: Json | None = None) -> Json:
+def quantize_model(config: ModelConfig, out: Path, runner: Runner, scoring: ScoringRequest = NOT_SCORED) -> Json:
     """Quantize the model of `config` as its `quantize` section asks, into the folder `out`.
 
-    An LLM becomes a Hugging Face checkpoint in ModelOpt's form, a vision model an ONNX file with Q/DQ. asked: what
-    else the job is to do. Returns the record that is kept there as quantization.json. Raises TrtkitError; `out` is
-    then as it was.
+    An LLM becomes a Hugging Face checkpoint in ModelOpt's form, a vision model an ONNX file with Q/DQ.
+    Returns the record that is kept there as quantization.json. Raises TrtkitError; `out` is then as it was.
     """
     if config.quantize is None or config.quantize.keeps_stored:
         problem = Problem("no method is given", "quantize.method", "name one: `--method int8_wo`")
         raise ConfigError("nothing to quantize", [problem])
     _check_whole(config)
-    if asked and any(asked.values()):
-        _check_scored(config, asked.get("fallback"))
-    _check_target(config, (asked or {}).get("fallback"), runner)
-    job = QUANTIZE_LLM if is_decoder(config) else QUANTIZE_VISION
+    if not scoring.is_empty:
+        _check_scored(config, scoring.fallback)
+    _check_target(config, scoring.fallback, runner)
     with atomic_folder(out, replaces=RECORD) as folder:
-        arguments = {"config": config.model_dump(mode="json"), "folder": str(folder), **(asked or {})}
-        made = runner.run(job, arguments)
+        request = QuantizeRequest(config, folder, scoring)
+        done = runner.run(QUANTIZE_LLM, request) if is_decoder(config) else runner.run(QUANTIZE_VISION, request)
+        counts = {key: value for key, value in to_json(done).items() if key != "sensitivity" or value is not None}
         size = sum(path.stat().st_size for path in folder.iterdir())
-        record: Json = {"trtkit": __version__, "quantize": arguments["config"]["quantize"], **made, "size_bytes": size}
+        record: Json = {
+            "trtkit": __version__,
+            "quantize": config.quantize.model_dump(mode="json"),
+            **counts,
+            "size_bytes": size,
+        }
         (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return record
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.engine.plan import is_decoder
-from trtkit.quantization.jobs import CHECK_TARGET
+from trtkit.quantization.jobs import CHECK_TARGET, TargetRequest
 
 if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.config.targets import Target
     from trtkit.jobs.runner import Runner
-
-Json = dict[str, Any]
 
 
 def check_quantization(
@@ -22,5 +20,4 @@ def check_quantization(
 
     Raises ConfigError.
     """
-    described = {"config": config.model_dump(mode="json"), "target": target.model_dump(mode="json")}
-    runner.run(CHECK_TARGET, {**described, "is_decoder": is_decoder(config), "fallback": fallback, "backend": backend})
+    runner.run(CHECK_TARGET, TargetRequest(config, target, backend, is_decoder(config), fallback))

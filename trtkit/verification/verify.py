@@ -19,6 +19,7 @@ from trtkit.engine.plan import plan_build
 from trtkit.engine.vision_language_build import describe_tower, vision_record
 from trtkit.errors import SourceError, TrtkitError
 from trtkit.jobs.events import Verdict
+from trtkit.jobs.json_form import to_json
 from trtkit.verification.jobs import VERIFY, VERIFY_DECODER, VERIFY_HYBRID, VERIFY_VISION_LANGUAGE
 
 if TYPE_CHECKING:
@@ -77,8 +78,8 @@ def verify_config(config: ModelConfig, request: Request, runner: Runner) -> Json
             prepared = prepare_stages(plan, Path(folder), runner)
             arguments |= {"stages": prepared["stages"], "profiles": prepared["profiles"]}
             return {"name": config.name, **run_job(VERIFY_HYBRID, arguments, runner)}
-        prepared, parse = prepare_network(plan, Path(folder), runner)
-        arguments |= {"onnx": parse["onnx"], "profiles": prepared["profiles"]}
+        network, parsed = prepare_network(plan, Path(folder), runner)
+        arguments |= {"onnx": str(parsed.onnx), "profiles": to_json(network.profiles)}
         return {"name": config.name, **run_job(VERIFY, arguments, runner)}
 
 
@@ -101,8 +102,8 @@ def verify_bundle(bundle: Bundle, request: Request, runner: Runner) -> Json:
     stored = manifest.model_dump(mode="json")
     arguments = {"config": stored["config"], "backend": manifest.backend.name, **request.arguments()}
     if manifest.decoder is not None or manifest.hybrid is not None:
-        digests = runner.run(DIGEST, {"config": stored["config"]})["files"]
-        bundle.check_sources({file["sha256"] for file in digests})
+        digests = runner.run(DIGEST, manifest.config).files
+        bundle.check_sources({file.sha256 for file in digests})
         arguments["quantized"] = str(bundle.quantized_path or "")
     if manifest.vision is not None:
         _refuse_text(request)

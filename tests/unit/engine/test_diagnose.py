@@ -9,6 +9,7 @@ from onnx import helper
 from tests import models
 from trtkit.engine.advice import advice_for
 from trtkit.engine.diagnose import diagnose
+from trtkit.engine.jobs import DiagnoseRequest
 from trtkit.errors import UnsupportedOperatorsError
 from trtkit.jobs.job import Context
 
@@ -25,7 +26,7 @@ def refused(folder: Path, model: onnx.ModelProto) -> list[str]:
 def problems(folder: Path, model: onnx.ModelProto) -> list[Problem]:
     path = models.save(model, folder / "m.onnx")
     with pytest.raises(UnsupportedOperatorsError) as caught:
-        diagnose({"backend": "tensorrt_rtx", "onnx": str(path)}, Context())
+        diagnose(DiagnoseRequest("tensorrt_rtx", path), Context())
     count = len(caught.value.problems)
     assert caught.value.what == f"TensorRT refuses {count} node{'s' * (count != 1)} of the model"
     return list(caught.value.problems)
@@ -62,7 +63,7 @@ def test_the_missing_gpu_is_no_reason(tmp_path: Path) -> None:
 
 def test_model_without_fault_has_nothing_to_report(tmp_path: Path) -> None:
     path = models.save(models.classifier(), tmp_path / "m.onnx")
-    assert diagnose({"backend": "tensorrt_rtx", "onnx": str(path)}, Context()) == {}
+    assert diagnose(DiagnoseRequest("tensorrt_rtx", path), Context()) is None
 
 
 @pytest.mark.parametrize(

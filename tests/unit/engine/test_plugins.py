@@ -15,6 +15,7 @@ from tests import custom_op_models
 from tests.decoders import relative_rms, rtx
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
+from trtkit.engine.jobs import PluginFile, PreparedModel, PrepareRequest
 from trtkit.engine.plugins import register_plugins, uses_plugins
 from trtkit.engine.prepare import prepare
 from trtkit.errors import BackendError, ConfigError
@@ -39,13 +40,12 @@ def config_of(source: Path, **keys: Any) -> ModelConfig:
     return ModelConfig.model_validate({"name": "m", "source": {"onnx": str(source)}, **keys})
 
 
-def prepared(folder: Path, model: onnx.ModelProto, **keys: Any) -> dict[str, Any]:
+def prepared(folder: Path, model: onnx.ModelProto, **keys: Any) -> PreparedModel:
     """Prepare a model for a TensorRT with plugins, one image at a time."""
     onnx.save(model, folder / "source.onnx")
     (folder / "network").mkdir()
-    config = config_of(folder / "source.onnx", profiles=[{"N": [1, 2, 3]}], **keys).model_dump(mode="json")
-    arguments = {"config": config, "folder": str(folder / "network"), "plugins": True}
-    return prepare(arguments, Context())
+    config = config_of(folder / "source.onnx", profiles=[{"N": [1, 2, 3]}], **keys)
+    return prepare(PrepareRequest(config, folder / "network", has_plugins=True), Context())
 
 
 def own_nodes(path: Path) -> list[onnx.NodeProto]:
@@ -55,8 +55,8 @@ def own_nodes(path: Path) -> list[onnx.NodeProto]:
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 def test_tensorrt_gets_plugins_and_whoever_verifies_functions(precision: str, tmp_path: Path) -> None:
     found = prepared(tmp_path, with_bias(), precision=precision)
-    assert found["plugins"] == {"onnx": str(tmp_path / "network/plugins.onnx"), "ops": ["DeformConv2d"]}
-    assert {step.name: step.detail for step in found["steps"]}["plugins"] == "1 nodes to plugins"
+    assert found.plugins == PluginFile(tmp_path / "network/plugins.onnx", ("DeformConv2d",))
+    assert {step.name: step.detail for step in found.steps}["plugins"] == "1 nodes to plugins"
     (plugin,) = own_nodes(tmp_path / "network/plugins.onnx")
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in plugin.attribute}
     assert (plugin.op_type, plugin.name, len(plugin.input)) == ("DeformConv2d", "layer1/dcn", 5)
@@ -81,7 +81,7 @@ def test_the_model_with_functions_computes_what_the_source_does(precision: str, 
 
 def test_a_model_without_a_node_for_a_plugin_gets_no_second_file(tmp_path: Path) -> None:
     found = prepared(tmp_path, custom_op_models.deform_conv(2))
-    assert found["plugins"] == {"onnx": "", "ops": []}
+    assert found.plugins is None
     assert not (tmp_path / "network/plugins.onnx").exists()
     assert own_nodes(tmp_path / "network/model.onnx") == []
 

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from trtkit.engine.jobs import DIGEST
+from trtkit.config.schema import ModelConfig
+from trtkit.engine.jobs import COMPILE, DIGEST, Digests
 from trtkit.errors import SourceError, TrtkitError
 from trtkit.jobs.events import Phase
+from trtkit.jobs.job import Job
 from trtkit.jobs.runner import ChildRunner, InlineRunner, Runner, inline_jobs, new_runner
+from trtkit.sources.digest import SourceFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,40 +21,39 @@ if TYPE_CHECKING:
 
     from trtkit.jobs.events import Event
 
-Json = dict[str, Any]
 BOTH = pytest.mark.parametrize("kind", [ChildRunner, InlineRunner])
 
 
-def digest(runner: Runner, source: Json) -> Json:
-    return runner.run(DIGEST, {"config": {"name": "m", "source": source}})
+def digest(runner: Runner, **source: str) -> Digests:
+    return runner.run(DIGEST, ModelConfig.model_validate({"name": "m", "source": source}))
 
 
 @BOTH
 def test_job_answers_and_reports_what_it_does(kind: Callable[..., Runner], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("abc")
     events: list[Event] = []
-    answer = digest(kind(events.append), {"hf": str(tmp_path)})
+    answer = digest(kind(events.append), hf=str(tmp_path))
     # FIPS 180-2, appendix B.1: SHA-256 of "abc".
     sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    assert answer == {"files": [{"path": f"{tmp_path}/config.json", "size_bytes": 3, "sha256": sha256}], "data": []}
+    assert answer == Digests((SourceFile(f"{tmp_path}/config.json", 3, sha256),), ())
     assert events == [Phase("read source")]
 
 
 @BOTH
 def test_users_mistake_comes_back_as_the_error_that_was_raised(kind: Callable[..., Runner], tmp_path: Path) -> None:
     with pytest.raises(SourceError) as caught:
-        digest(kind(), {"onnx": f"{tmp_path}/m.onnx"})
+        digest(kind(), onnx=f"{tmp_path}/m.onnx")
     assert (caught.value.what, caught.value.where) == ("no such file", f"{tmp_path}/m.onnx")
 
 
 @BOTH
 def test_our_own_mistake_comes_back_with_its_traceback(kind: Callable[..., Runner]) -> None:
     with pytest.raises(TrtkitError) as caught:
-        kind().run(DIGEST, {})
-    assert caught.value.what == "internal error: KeyError('config')"
+        kind().run(Job(DIGEST.function, dict[str, Any], Digests), {})
+    assert caught.value.what == "internal error: AttributeError(\"'dict' object has no attribute 'source'\")"
     assert caught.value.where == "job digest"
     assert caught.value.fix.startswith("report it with these lines:\n")
-    assert "KeyError: 'config'" in caught.value.fix
+    assert "AttributeError: 'dict' object" in caught.value.fix
 
 
 @BOTH
@@ -63,10 +65,11 @@ def test_exception_in_the_listener_ends_the_job_at_once(kind: Callable[..., Runn
 
     started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        digest(kind(cancel), {"hf": str(tmp_path)})
+        digest(kind(cancel), hf=str(tmp_path))
     assert time.monotonic() - started < 10
 
 
+@pytest.mark.children
 def test_jobs_are_done_by_children_unless_a_test_says_otherwise() -> None:
     assert type(new_runner()) is ChildRunner
     with inline_jobs():
@@ -75,6 +78,7 @@ def test_jobs_are_done_by_children_unless_a_test_says_otherwise() -> None:
 
 
 def test_the_child_that_builds_imports_no_pydantic() -> None:
-    check = "import sys, trtkit.jobs.worker, trtkit.engine.compile, trtkit.engine.jobs; print(*sys.modules)"
+    modules = f"trtkit.jobs.worker, {COMPILE.function.partition(':')[0]}, {COMPILE.request_name.partition(':')[0]}"
+    check = f"import sys, {modules}; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert not {"pydantic", "onnx", "torch"} & set(ran.stdout.split())

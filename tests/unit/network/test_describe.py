@@ -11,11 +11,13 @@ from onnx import helper
 from tests import models
 from trtkit.backends import Backend, load_backend
 from trtkit.errors import NetworkError
-from trtkit.network.describe import NetworkRecord, describe
+from trtkit.network.describe import describe
 from trtkit.network.onnx.parse import check_grid_samples, parse_onnx
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from trtkit.network.record import NetworkRecord
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -50,7 +52,7 @@ def test_dynamic_shapes_are_told_as_unknown_and_stay_dynamic(backend: Backend, t
     assert tuple(images.shape) == (-1, 3, 16, 16)
     assert images.get_dimension_name(0) == "batch"
     again = describe(backend, network.definition, {"images": (8, 3, 16, 16)})
-    assert again.totals()["flops"] > record.totals()["flops"]
+    assert again.totals().flops > record.totals().flops
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_cost_of_one_layer_is_the_one_counted_by_hand(
     output = onnx.ValueInfoProto(name="y")
     model = models.model([node], [models.tensor("x", *x)], [output], [models.weights("w", *w)])
     model = onnx.shape_inference.infer_shapes(model)
-    assert described(backend, tmp_path, model, {"x": x}).totals()["flops"] == expected
+    assert described(backend, tmp_path, model, {"x": x}).totals().flops == expected
 
 
 def test_fp16_and_bf16_weights_take_two_bytes(backend: Backend, tmp_path: Path) -> None:
@@ -85,7 +87,7 @@ def test_fp16_and_bf16_weights_take_two_bytes(backend: Backend, tmp_path: Path) 
         node = helper.make_node("MatMul", ["x", "w"], ["y"])
         inputs, outputs = models.tensor("x", 2, 3, dtype=onnx_type), models.tensor("y", 2, 4, dtype=onnx_type)
         record = described(backend, tmp_path, models.model([node], [inputs], [outputs], [weight]), {"x": (2, 3)})
-        assert record.totals()["weight_bytes"] == {name: 24}
+        assert record.totals().weight_bytes == {name: 24}
         assert record.inputs[0].dtype == name
 
 

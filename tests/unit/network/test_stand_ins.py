@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 import torch
@@ -9,13 +11,15 @@ import torch
 from tests.unit.network.ops.evaluate import backend
 from trtkit.dtypes import FP32
 from trtkit.network.blocks.quantized import QuantizedLinears
-from trtkit.network.describe import NetworkRecord, describe
+from trtkit.network.describe import describe
 from trtkit.network.graph import Graph
 from trtkit.network.ops.arithmetic import absolute
 from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
 from trtkit.reference.executor import Executor, Options
 
 ROWS, COLUMNS, TOKENS = 48, 64, 5
+if TYPE_CHECKING:
+    from trtkit.network.record import NetworkRecord
 
 
 def matrix(kind: str) -> QuantizedMatrix:

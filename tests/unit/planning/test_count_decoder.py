@@ -103,7 +103,7 @@ def test_functions_give_what_the_network_of_that_size_is_said_to_cost(fields: di
         shapes[tensor.name] = tuple(next(sizes) if size < 0 else size for size in tensor.shape)
     record = describe(backend, graph.network, shapes)
     cost = network_cost(record, group_of)
-    assert counts.flops.at(point) == sum(group.flops for group in cost.groups.values()) == record.totals()["flops"]
+    assert counts.flops.at(point) == sum(group.flops for group in cost.groups.values()) == record.totals().flops
     assert counts.fused_bytes.at(point) == cost.fused_bytes
     assert counts.activation_bytes(point) == max(cost.alive_bytes)
     assert {g.name: g.bytes.at(point) for g in counts.groups} == {n: g.bytes for n, g in cost.groups.items()}

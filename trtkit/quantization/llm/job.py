@@ -5,16 +5,15 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import open_decoder, opened_spec
 from trtkit.errors import QuantizeError
 from trtkit.jobs.events import Phase
 from trtkit.jobs.steps import Steps
 from trtkit.quantization.int4 import Rounding
+from trtkit.quantization.jobs import QuantizedLlm
 from trtkit.quantization.llm import calibration, modelopt
 from trtkit.quantization.llm.choice import Choice, choose, has_experts
 from trtkit.quantization.llm.export import Extra, check_quantized, export
@@ -27,10 +26,14 @@ from trtkit.quantized_matrix import KvQuantization
 from trtkit.sources.huggingface.model import beyond_text, encoder, text_model
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from trtkit.config.quantize import QuantizeOptions
+    from trtkit.config.schema import ModelConfig
     from trtkit.jobs.job import Context
+    from trtkit.quantization.jobs import QuantizeRequest
     from trtkit.quantization.llm.calibration import Measured
     from trtkit.quantization.llm.choice import Layer
     from trtkit.quantization.scoring.sensitivity import Scores
@@ -40,12 +43,12 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
-def quantize_llm(arguments: Json, context: Context) -> Json:
+def quantize_llm(request: QuantizeRequest, context: Context) -> QuantizedLlm:
     """Quantize the LLM of `config` as its `quantize` section asks, into `folder`: a checkpoint with its tokenizer.
 
-    Returns steps and counts. Raises ConfigError, QuantizeError, SourceError.
+    Raises ConfigError, QuantizeError, SourceError.
     """
-    config, folder = ModelConfig.model_validate(arguments["config"]), Path(arguments["folder"])
+    config, folder = request.config, request.folder
     steps = Steps(context.report)
     assert config.quantize is not None
     context.report(Phase("read source"))
@@ -54,13 +57,13 @@ def quantize_llm(arguments: Json, context: Context) -> Json:
         what = f"the checkpoint was quantized by {opened.quantized_by} already"
         raise QuantizeError(what, opened.where, "remove `quantize`, or give the model as it was before")
     spec = opened_spec(opened)
-    choice, scoring = choose(spec, config.quantize), scoring_of(arguments)
+    choice, scoring = choose(spec, config.quantize), scoring_of(request.scoring)
     if has_experts(spec):
         if scoring is not None:
             fix = "leave out --sensitivity, --budget and --html"
             raise QuantizeError("layers of a mixture of experts are not scored one by one", opened.where, fix)
         write_mixture(opened, choice, config, folder, steps)
-        return {"steps": steps.done, "layers": len(choice.methods), "block": choice.block}
+        return QuantizedLlm(tuple(steps.done), len(choice.methods), choice.block)
     texts = _texts(config.quantize, opened, is_needed=choice.needs_data or scoring is not None)
     steps.add("source", f"{len(choice.methods)} linear layers to quantize")
     make = partial(quantized_model, opened, config.quantize, texts=texts, steps=steps)
@@ -74,8 +77,8 @@ def quantize_llm(arguments: Json, context: Context) -> Json:
             made, scores = mixer.mixed(choice, scoring)
             steps.add("sensitivity", _scored(scores))
         made.write(config, folder, steps)
-    found = {"steps": steps.done, "layers": len(made.choice.methods), "block": choice.block}
-    return found if scores is None else {**found, "sensitivity": scores.to_json()}
+    sensitivity = None if scores is None else scores.to_json()
+    return QuantizedLlm(tuple(steps.done), len(made.choice.methods), choice.block, sensitivity)
 
 
 def _scored(scores: Scores) -> str:

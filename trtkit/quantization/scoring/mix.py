@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trtkit.jobs.steps import Steps
+    from trtkit.quantization.jobs import ScoringRequest
     from trtkit.quantization.llm.choice import Choice
     from trtkit.quantization.llm.job import QuantizedModel
 
@@ -68,11 +69,10 @@ class Mixer:
         return replace(budget, value=budget.value - lost)
 
 
-def scoring_of(arguments: Json) -> Scoring | None:
+def scoring_of(request: ScoringRequest) -> Scoring | None:
     """Return how layers are to be scored, None where that is not asked. Raises QuantizeError."""
-    fallback = arguments.get("fallback")
-    if arguments.get("budget"):
-        return Scoring(parse_budget(str(arguments["budget"])), fallback)
-    if fallback:
+    if request.budget:
+        return Scoring(parse_budget(request.budget), request.fallback)
+    if request.fallback:
         raise QuantizeError("a fallback is for layers that a budget leaves", "--fallback", "give a `--budget` too")
-    return Scoring(None, None) if arguments.get("sensitivity") else None
+    return Scoring(None, None) if request.sensitivity else None

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trtkit.config.schema import ModelConfig
+from trtkit.engine.jobs import PrepareRequest
 from trtkit.engine.prepare import prepare
 from trtkit.network.onnx.quantize import counts
+from trtkit.quantization.jobs import QuantizedVision
 from trtkit.sources import onnx_file
 
 if TYPE_CHECKING:
     from trtkit.jobs.job import Context
+    from trtkit.quantization.jobs import QuantizeRequest
 
-Json = dict[str, Any]
 
+def quantize_vision(request: QuantizeRequest, context: Context) -> QuantizedVision:
+    """Write the model of a config, quantized as its `quantize` section asks, to `folder`/model.onnx.
 
-def quantize_vision(arguments: Json, context: Context) -> Json:
-    """Write the model of `config`, quantized as its `quantize` section asks, to `folder`/model.onnx.
-
-    It is the very file that a build of `config` would give to TensorRT. Returns steps and counts. Raises TrtkitError.
+    It is the very file that a build of the config would give to TensorRT. Raises TrtkitError.
     """
-    assert ModelConfig.model_validate(arguments["config"]).quantize is not None
-    made = prepare(arguments, context)
-    model = onnx_file.read_model(Path(arguments["folder"]) / "model.onnx")
-    found = counts(model)
-    return {
-        "steps": made["steps"],
-        "nodes": len(model.graph.node),
-        "activations": found.activations,
-        "weights": found.weights,
-    }
+    assert request.config.quantize is not None
+    prepared = prepare(PrepareRequest(request.config, request.folder), context)
+    model = onnx_file.read_model(request.folder / "model.onnx")
+    quantized = counts(model)
+    return QuantizedVision(prepared.steps, len(model.graph.node), quantized.activations, quantized.weights)
