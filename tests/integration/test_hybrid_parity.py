@@ -29,6 +29,7 @@ def is_kept(case: Case, compose: str) -> bool:
         return (str(case), compose) in {
             ("RTDetrForObjectDetection", "fused"),
             ("RTDetrV2ForObjectDetection", "chained"),
+            ("RTDetrV2ForObjectDetection-discrete", "fused"),
         }
     return compose == "fused" or str(case) in {"ViTForImageClassification", "DetrForObjectDetection"}
 
