@@ -21,7 +21,6 @@ from trtkit.jobs.events import Phase
 from trtkit.planning.count_decoder import place_of
 from trtkit.planning.counts import counts_from_json
 from trtkit.planning.jobs import COUNT_DECODER
-from trtkit.planning.quantized_by import by_network
 from trtkit.planning.roofline import floor
 from trtkit.runtime.decoder import Call
 from trtkit.sources.safetensors_folder import read_json
@@ -93,7 +92,7 @@ def add_ceilings(bundle: Bundle, servers: Sequence[TextServer], cases: Sequence[
 def _counts(bundle: Bundle, runner: Runner) -> Counts:
     """Count the bundle's network in a process of its own, a group for each layer of a block."""
     where = bundle.path / "model" / "config.json"
-    config, quantized = bundle.manifest.config, by_network(bundle.network_record())
+    config, quantized = bundle.manifest.config, bundle.network_record().quantization
     arguments = {
         "backend": bundle.manifest.backend.name,
         "config": config.model_dump(mode="json"),

@@ -63,10 +63,9 @@ def _bundle(path: str) -> dict[str, Any] | None:
 
 def _quantized(config: dict[str, Any], network: NetworkRecord) -> dict[str, Any] | None:
     """Return how a network is quantized: as its config asks, and as it is; None where it is not."""
-    from trtkit.planning.quantized_by import by_network
-    from trtkit.planning.quantized_model import said
+    from trtkit.quantized_model import said
 
-    asked, model = config.get("quantize"), by_network(network)
+    asked, model = config.get("quantize"), network.quantization
     if asked is None and model is None:
         return None
     forms = [] if model is None else list(model.layers.values())

@@ -65,7 +65,7 @@ def compile_decoder(request: DecoderRequest, context: Context) -> CompiledDecode
         steps.add("rope", rotary)
     check_room(Load(size.weight_bytes), request.folder)
     graph = _write_network(backend, config, (spec, opened), steps, context.severity)
-    record, profiles = _describe(backend, graph, config)
+    record, profiles = _describe(backend, graph, config, opened)
     check_types(record, request.target.name, request.target.compute_capabilities, backend.features)
     steps.add("describe", f"{len(record.layers)} layers")
     if opened.quantized_by:
@@ -141,12 +141,15 @@ def _write_network(
     return graph
 
 
-def _describe(backend: Backend, graph: Graph, config: ModelConfig) -> tuple[NetworkRecord, Profiles]:
+def _describe(
+    backend: Backend, graph: Graph, config: ModelConfig, opened: DecoderSource
+) -> tuple[NetworkRecord, Profiles]:
     """Return the record at the prefill profile's `opt` shapes, and the profiles."""
     tensors = [graph.network.get_input(index) for index in range(graph.network.num_inputs)]
     profiles = decoder_profiles({tensor.name: tuple(tensor.shape) for tensor in tensors}, llm_options(config))
     shapes = {name: shape.opt for name, shape in profiles[0].items()}
-    return describe(backend, graph.network, shapes), profiles
+    cache = None if opened.kv_cache is None else opened.kv_cache.format
+    return describe(backend, graph.network, shapes).with_quantization(graph.quantized, cache), profiles
 
 
 def _carry(opened: DecoderSource, folder: Path, steps: Steps) -> None:

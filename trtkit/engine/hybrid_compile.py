@@ -38,7 +38,7 @@ def compile_stage(request: StageRequest, context: Context) -> CompiledStage:
     network = stage_network(backend, open_hybrid(request.config), _with_plugins(request, backend), context)
     written = time.perf_counter()
     shapes = {name: tuple(shape) for name, shape in stage["opt_shapes"].items()}
-    record = describe(backend, network.graph.network, shapes)
+    record = describe(backend, network.graph.network, shapes).with_quantization(network.graph.quantized)
     described = time.perf_counter()
     check_types(record, target.name, target.compute_capabilities, backend.features)
     plan = None

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from trtkit.backends import Backend
+    from trtkit.quantized_model import LayerForm
 
 Shape = tuple[int, ...]
 """Sizes by axis; -1 where known at run time only."""
@@ -89,6 +90,7 @@ class Graph:
     network: TensorRT's network, new or given (a parsed one, to continue on). builder: TensorRT's builder.
     severity: the least severe messages that a new builder's logger writes; errors only if None.
     constants: bytes of weights by layer name, for types that TensorRT does not let be read back: bf16 and narrower.
+    quantized: how the matrices of linear layers were written that are quantized, by the layer's path with dots.
     """
 
     def __init__(self, backend: Backend, network: Any = None, builder: Any = None, severity: str | None = None) -> None:
@@ -97,6 +99,7 @@ class Graph:
         self.builder = builder if builder is not None else backend.trt.Builder(self._logger)
         self.network = backend.new_network(self.builder) if network is None else network
         self.constants: dict[str, Array] = {}
+        self.quantized: dict[str, LayerForm] = {}
         self._errors = error_recorder(backend)
         self.network.error_recorder = self._errors
         self._held: list[HostArray] = []

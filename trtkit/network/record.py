@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.dtypes import DTYPES
 from trtkit.jobs.json_form import from_json, to_json
+from trtkit.quantized_model import QuantizedModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+
+    from trtkit.quantization_methods import CacheFormat
+    from trtkit.quantized_model import LayerForm
 
 Json = dict[str, Any]
 
@@ -65,7 +69,8 @@ class Totals:
 class NetworkRecord:
     """A whole network. shapes: the input shapes at which sizes, FLOPs and bytes were counted.
 
-    vision: the network of the vision tower beside a language model's.
+    vision: the network of the vision tower beside a language model's. quantization: which layers the network API wrote
+    quantized, and how; None if it wrote none. Q/DQ that an ONNX file brings are layers like any other.
     """
 
     inputs: tuple[TensorRecord, ...]
@@ -73,6 +78,11 @@ class NetworkRecord:
     shapes: dict[str, tuple[int, ...]]
     layers: tuple[LayerRecord, ...]
     vision: NetworkRecord | None = None
+    quantization: QuantizedModel | None = None
+
+    def with_quantization(self, layers: Mapping[str, LayerForm], kv_cache: CacheFormat | None = None) -> NetworkRecord:
+        """Return the record with how the writer quantized layers, by path, and caches."""
+        return replace(self, quantization=QuantizedModel(dict(layers), kv_cache) if layers or kv_cache else None)
 
     def totals(self) -> Totals:
         """Return counts and sums over all layers, those of `vision` aside."""
@@ -108,6 +118,8 @@ def record_from_json(data: Any) -> NetworkRecord:
 def join_records(records: Iterable[NetworkRecord], inputs: Iterable[str], outputs: Iterable[str]) -> NetworkRecord:
     """Return one record of several networks. inputs, outputs: the names of the model's own."""
     known = list(records)
+    models = [record.quantization for record in known if record.quantization is not None]
+    quantized = {path: form for model in models for path, form in model.layers.items()}
     taken = {tensor.name: tensor for record in known for tensor in record.inputs}
     given = {tensor.name: tensor for record in known for tensor in record.outputs}
     return NetworkRecord(
@@ -115,4 +127,4 @@ def join_records(records: Iterable[NetworkRecord], inputs: Iterable[str], output
         tuple(given[name] for name in outputs),
         {name: shape for record in known for name, shape in record.shapes.items()},
         tuple(layer for record in known for layer in record.layers),
-    )
+    ).with_quantization(quantized)

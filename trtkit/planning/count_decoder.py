@@ -23,10 +23,10 @@ from trtkit.network.graph import Graph
 from trtkit.planning.count_network import layer_of
 from trtkit.planning.counts import counts_of, counts_to_json
 from trtkit.planning.multilinear import fit, sample_points
-from trtkit.planning.quantized_model import quantized_from_json
 from trtkit.planning.quantized_record import as_quantized, read_bytes
 from trtkit.planning.traffic import network_cost
 from trtkit.quantization.llm.choice import linear_layers
+from trtkit.quantized_model import quantized_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from trtkit.network.decoder import DecoderOptions
     from trtkit.network.record import NetworkRecord
     from trtkit.planning.multilinear import Point
-    from trtkit.planning.quantized_model import QuantizedModel
     from trtkit.planning.traffic import NetworkCost
+    from trtkit.quantized_model import QuantizedModel
 
 Json = dict[str, Any]
 # How far apart the two cached lengths lie that counts are taken at.

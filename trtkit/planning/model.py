@@ -10,14 +10,14 @@ from trtkit.dtypes import DTYPES
 from trtkit.errors import PlanError
 from trtkit.models.spec import MoeSpec
 from trtkit.models.weights import model_weights
-from trtkit.planning.quantized_model import said
 from trtkit.quantization.llm.choice import linear_layers
+from trtkit.quantized_model import said
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
     from trtkit.models.spec import DecoderSpec
     from trtkit.planning.counts import Counts
-    from trtkit.planning.quantized_model import QuantizedModel
+    from trtkit.quantized_model import QuantizedModel
 
 Json = dict[str, Any]
 DEFAULT_INPUT, DEFAULT_OUTPUT = 512, 128

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from trtkit.planning.counts import Counts
     from trtkit.planning.gpus import PlannedGpu
     from trtkit.planning.multilinear import Point
-    from trtkit.planning.quantized_model import QuantizedModel
     from trtkit.planning.source import PlannedModel
+    from trtkit.quantized_model import QuantizedModel
 
 Json = dict[str, Any]
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import PlanError
-from trtkit.planning.quantized_model import LayerForm, QuantizedModel
 from trtkit.quantization.llm.choice import linear_layers
 from trtkit.quantization_methods import FORMATS
+from trtkit.quantized_model import LayerForm, QuantizedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -93,7 +93,7 @@ def test_cache_bytes_are_those_of_transformers_cache() -> None:
 def test_functions_give_what_the_network_of_that_size_is_said_to_cost(fields: dict[str, Any], point: Point) -> None:
     counts, spec, backend = counted(fields, length=point[2]), decoder_spec(fields), load_backend("tensorrt_rtx")
     from trtkit.planning.count_decoder import _network
-    from trtkit.planning.quantized_model import QuantizedModel
+    from trtkit.quantized_model import QuantizedModel
 
     graph: Graph = _network(backend, spec, DecoderOptions(FP16, point[2]), QuantizedModel({}))
     tensors = [graph.network.get_input(index) for index in range(graph.network.num_inputs)]

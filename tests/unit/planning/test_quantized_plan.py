@@ -11,18 +11,22 @@ from hypothesis import strategies as st
 
 from tests.quantized_checkpoints import FORMATS, save_gpt2, save_llama
 from tests.unit.planning.planned import TINY_LLAMA, counted
+from trtkit.backends import load_backend
 from trtkit.config.quantize import QuantizeOptions
 from trtkit.dtypes import FP16
 from trtkit.errors import PlanError
 from trtkit.models.registry import decoder_spec
+from trtkit.models.weights import find_weights
+from trtkit.network.decoder import DecoderOptions, build_decoder
+from trtkit.network.graph import Graph
 from trtkit.planning.gpus import find_gpus
 from trtkit.planning.llm import Question, plan_llm
 from trtkit.planning.memory import Footprint
 from trtkit.planning.model import DecoderModel, decoder_model, workload
 from trtkit.planning.quantization_config import by_config
 from trtkit.planning.quantized_by import by_options, by_source
-from trtkit.planning.quantized_model import LayerForm, QuantizedModel, quantized_from_json
 from trtkit.quantization.llm.choice import linear_layers
+from trtkit.quantized_model import LayerForm, QuantizedModel, quantized_from_json
 from trtkit.sources.decoder_source import open_hf_folder
 
 if TYPE_CHECKING:
@@ -129,6 +133,18 @@ def test_a_config_alone_tells_what_the_checkpoint_holds(name: str, tmp_path: Pat
     asked["ignore"] = ["lm_head"]  # as llm-compressor writes where the head stays, which it does here
     spec = decoder_spec(opened.config)
     assert by_config(spec, asked, "config.json") == by_source(spec, opened)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_network_tells_how_its_writer_wrote_each_layer(name: str, tmp_path: Path) -> None:
+    opened = open_hf_folder(save_llama(tmp_path, name))
+    spec = decoder_spec(opened.config)
+    weights = find_weights(spec, opened.checkpoint, opened.where)
+    graph = Graph(load_backend("tensorrt_rtx"))
+    build_decoder(graph, spec, weights, DecoderOptions(FP16, 64, kv_cache=opened.kv_cache))
+    held = by_source(spec, opened)
+    assert held is not None
+    assert graph.quantized == held.layers
 
 
 @pytest.mark.parametrize(

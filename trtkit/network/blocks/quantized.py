@@ -17,6 +17,7 @@ from trtkit.network.ops.linear import matmul
 from trtkit.network.ops.quantize import dequantize, dynamic_quantize, quantize, scale_constant
 from trtkit.network.ops.shape import reshape
 from trtkit.quantization_methods import FORMATS
+from trtkit.quantized_model import form_of
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
@@ -46,6 +47,7 @@ class QuantizedLinears:
     def weight(self, matrix: QuantizedMatrix, rank: int) -> Tensor:
         """Return the matrix dequantized, [..., out, in] with leading axes of size 1 up to `rank`."""
         lead = (1,) * (rank - 2)
+        self._graph.quantized[self._graph.path().replace("/", ".")] = form_of(matrix)
         codes = self._graph.packed(matrix.codes, matrix.dtype, (*lead, *matrix.shape), "weight")
         scales = self._scales(matrix, lead)
         return dequantize(codes, scales, self._dtype, rank - 2 if matrix.scales.ndim == 1 else None)

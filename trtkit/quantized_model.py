@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.dtypes import DTYPES
-from trtkit.quantization_methods import FORMATS
+from trtkit.quantization_methods import FORMATS, CacheFormat, Format
 from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from trtkit.dtypes import DType
-    from trtkit.quantization_methods import CacheFormat, Format
     from trtkit.quantized_matrix import Array
 
 Json = dict[str, Any]
@@ -78,11 +75,19 @@ class LayerForm:
         return QuantizedInputs(self.inputs, is_per_token=self.is_per_token)
 
 
+def form_of(matrix: QuantizedMatrix) -> LayerForm:
+    """Return the form of one matrix."""
+    block = matrix.block if matrix.scales.ndim else None
+    inputs = matrix.inputs
+    kind, is_per_token = (None, False) if inputs is None else (inputs.format, inputs.is_per_token)
+    return LayerForm(matrix.format, block, kind, is_per_token, matrix.offsets is not None)
+
+
 @dataclass(frozen=True)
 class QuantizedModel:
-    """Which layers of an LLM are quantized, and how. layers: by path. kv_cache: None where caches stay."""
+    """Which layers are quantized, and how. layers: by path. kv_cache: format of an LLM's caches; None if they stay."""
 
-    layers: Mapping[str, LayerForm]
+    layers: dict[str, LayerForm]
     kv_cache: CacheFormat | None = None
 
     @property
