@@ -175,11 +175,25 @@ def test_a_report_that_cannot_be_written_leaves_nothing(bundle: Path, workspace:
     assert [path.name for path in workspace.iterdir()] == ["r.json"]
 
 
+INTERRUPTED = """\
+import os, signal, threading
+from trtkit.benchmarking import timing
+from trtkit.cli import main
+
+measure = timing.measure
+
+def interrupted(*arguments):
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    return measure(*arguments)
+
+timing.measure = interrupted
+main()
+"""
+
+
 def test_ctrl_c_leaves_nothing(bundle: Path, workspace: Path) -> None:
-    code = "import signal,sys,threading,os,time;from trtkit.cli import main;"
-    code += "threading.Timer(4,lambda:os.kill(os.getpid(),signal.SIGINT)).start();main()"
     words = ["bench", str(bundle), "--batch", "1", "--min-seconds", "120", "--max-seconds", "120", "--out", "r.json"]
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 130
     assert "Traceback" not in done.stderr
     assert list(workspace.iterdir()) == []

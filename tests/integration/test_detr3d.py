@@ -98,7 +98,6 @@ def test_fp16_keeps_geometry_in_fp32(model: Path, trtkit: Callable[..., Ran]) ->
 
 
 def test_the_authors_checkpoint_layout_loads(model: Path, workspace: Path, trtkit: Callable[..., Ran]) -> None:
-    assert trtkit("verify", "d.yaml", "--inputs", "scene.npz", "--json").code == 0
     state = load_file(model / "model.safetensors")
     (model / "model.safetensors").unlink()
     meta = {"mmdet3d_version": "0.17.1", "CLASSES": ("car", "truck"), "epoch": 24}
