@@ -101,12 +101,6 @@ class QuantizedModel:
         return {"layers": {name: asdict(form) for name, form in self.layers.items()}, "kv_cache": self.kv_cache}
 
 
-def quantized_from_json(data: Json | None) -> QuantizedModel:
-    """Return what `to_json` made data of; nothing is quantized where there is none."""
-    layers = {name: LayerForm(**form) for name, form in (data or {}).get("layers", {}).items()}
-    return QuantizedModel(layers, (data or {}).get("kv_cache"))
-
-
 def said(model: QuantizedModel) -> str:
     """Return in words what is quantized, such as `14 layers int8, 2 layers int4 by 128; caches int8`."""
     counts: dict[str, int] = {}

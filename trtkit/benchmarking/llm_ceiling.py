@@ -19,8 +19,7 @@ from trtkit.benchmarking.text_server import EngineServer
 from trtkit.engine.decoders import llm_options
 from trtkit.jobs.events import Phase
 from trtkit.planning.count_decoder import place_of
-from trtkit.planning.counts import counts_from_json
-from trtkit.planning.jobs import COUNT_DECODER
+from trtkit.planning.jobs import COUNT_DECODER, CountRequest
 from trtkit.planning.roofline import floor
 from trtkit.runtime.decoder import Call
 from trtkit.sources.safetensors_folder import read_json
@@ -93,16 +92,9 @@ def _counts(bundle: Bundle, runner: Runner) -> Counts:
     """Count the bundle's network in a process of its own, a group for each layer of a block."""
     where = bundle.path / "model" / "config.json"
     config, quantized = bundle.manifest.config, bundle.network_record().quantization
-    arguments = {
-        "backend": bundle.manifest.backend.name,
-        "config": config.model_dump(mode="json"),
-        "fields": read_json(where),
-        "where": str(where),
-        "length": llm_options(config).max_sequence_length,
-        "by_layer": True,
-        "quantized": None if quantized is None else quantized.to_json(),
-    }
-    return counts_from_json(runner.run(COUNT_DECODER, arguments))
+    length, fields = llm_options(config).max_sequence_length, read_json(where)
+    request = CountRequest(bundle.manifest.backend.name, config, fields, str(where), length, quantized, by_layer=True)
+    return runner.run(COUNT_DECODER, request)
 
 
 def _load(result: Json) -> _Load | None:

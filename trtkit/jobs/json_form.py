@@ -10,9 +10,10 @@ import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 _Value = TypeVar("_Value")
+Reader = Callable[[Any, object, str], object]
 
 
 def to_json(value: object) -> Any:
@@ -32,17 +33,16 @@ def to_json(value: object) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-def from_json(kind: type[_Value], data: Any) -> _Value:
+def from_json(kind: type[_Value], data: object) -> _Value:
     """Return the value of type `kind` that `to_json` made `data` of. Raises TypeError where the data is of another."""
-    value: _Value = _read(kind, data, kind.__name__)
-    return value
+    return cast("_Value", _read(kind, data, kind.__name__))
 
 
-def _read(kind: Any, data: Any, where: str) -> Any:
+def _read(kind: Any, data: object, where: str) -> object:
     return _reader(get_origin(kind) or kind)(kind, data, where)
 
 
-def _reader(origin: Any) -> Callable[[Any, Any, str], Any]:
+def _reader(origin: Any) -> Reader:
     """Return the function that reads values of a type. origin: the type without its arguments."""
     if origin in _READERS:
         return _READERS[origin]
@@ -53,11 +53,11 @@ def _reader(origin: Any) -> Callable[[Any, Any, str], Any]:
     raise TypeError(f"{origin} has no JSON form")
 
 
-def _wrong(kind: Any, data: Any, where: str) -> TypeError:
+def _wrong(kind: Any, data: object, where: str) -> TypeError:
     return TypeError(f"{where}: expected {getattr(kind, '__name__', kind)}, got {str(data)[:100]!r}")
 
 
-def _union(kind: Any, data: Any, where: str) -> Any:
+def _union(kind: Any, data: object, where: str) -> object:
     """Return the value of the first type that the data is of."""
     for each in get_args(kind):
         try:
@@ -68,11 +68,11 @@ def _union(kind: Any, data: Any, where: str) -> Any:
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: type) -> dict[str, object]:
     return get_type_hints(kind)
 
 
-def _dataclass(kind: Any, data: Any, where: str) -> Any:
+def _dataclass(kind: Any, data: object, where: str) -> object:
     """Return a dataclass whose fields are exactly those of the data."""
     names = [field.name for field in dataclasses.fields(kind)]
     if not isinstance(data, dict):
@@ -83,40 +83,42 @@ def _dataclass(kind: Any, data: Any, where: str) -> Any:
     return kind(**{name: _read(hints[name], data[name], f"{where}.{name}") for name in names})
 
 
-def _scalar(kind: Any, data: Any, where: str) -> Any:
-    if type(data) is kind or (kind is float and type(data) is int):
-        return kind(data)
+def _scalar(kind: Any, data: object, where: str) -> object:
+    if kind is float and type(data) is int:
+        return float(data)
+    if type(data) is kind:
+        return data
     raise _wrong(kind, data, where)
 
 
-def _path(kind: Any, data: Any, where: str) -> Path:
+def _path(kind: Any, data: object, where: str) -> Path:
     if isinstance(data, str):
         return Path(data)
     raise _wrong(kind, data, where)
 
 
-def _same(kind: Any, data: Any, where: str) -> Any:
+def _same(kind: Any, data: object, where: str) -> object:
     """Return one of a Literal's values, or None."""
     if any(data == value and type(data) is type(value) for value in get_args(kind) or (None,)):
         return data
     raise _wrong(kind, data, where)
 
 
-def _mapping(kind: Any, data: Any, where: str) -> dict[str, Any]:
+def _mapping(kind: Any, data: object, where: str) -> dict[str, object]:
     if not isinstance(data, dict):
         raise _wrong(kind, data, where)
     item = (get_args(kind) or (Any, Any))[1]
     return {key: _read(item, value, f"{where}.{key}") for key, value in data.items()}
 
 
-def _list(kind: Any, data: Any, where: str) -> list[Any]:
+def _list(kind: Any, data: object, where: str) -> list[object]:
     if not isinstance(data, list):
         raise _wrong(kind, data, where)
     item = get_args(kind)[0]
     return [_read(item, value, f"{where}[{index}]") for index, value in enumerate(data)]
 
 
-def _tuple(kind: Any, data: Any, where: str) -> tuple[Any, ...]:
+def _tuple(kind: Any, data: object, where: str) -> tuple[object, ...]:
     items = get_args(kind)
     if items[1:] == (Ellipsis,):
         return tuple(_list(kind, data, where))
@@ -127,11 +129,11 @@ def _tuple(kind: Any, data: Any, where: str) -> tuple[Any, ...]:
     )
 
 
-def _anything(_kind: Any, data: Any, _where: str) -> Any:
+def _anything(_kind: Any, data: object, _where: str) -> object:
     return data
 
 
-_READERS: dict[Any, Callable[[Any, Any, str], Any]] = {
+_READERS: dict[Any, Reader] = {
     Any: _anything,
     **dict.fromkeys((Union, types.UnionType), _union),
     **dict.fromkeys((Literal, None, type(None)), _same),

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import load_backend
-from trtkit.config.schema import ModelConfig
 from trtkit.engine.decoders import network_options
 from trtkit.jobs.events import Phase
 from trtkit.models.registry import decoder_spec
@@ -21,12 +20,12 @@ from trtkit.network.decoder import build_decoder
 from trtkit.network.describe import describe
 from trtkit.network.graph import Graph
 from trtkit.planning.count_network import layer_of
-from trtkit.planning.counts import counts_of, counts_to_json
+from trtkit.planning.counts import counts_of
 from trtkit.planning.multilinear import fit, sample_points
 from trtkit.planning.quantized_record import as_quantized, read_bytes
 from trtkit.planning.traffic import network_cost
 from trtkit.quantization.llm.choice import linear_layers
-from trtkit.quantized_model import quantized_from_json
+from trtkit.quantized_model import QuantizedModel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,9 +36,10 @@ if TYPE_CHECKING:
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.decoder import DecoderOptions
     from trtkit.network.record import NetworkRecord
+    from trtkit.planning.counts import Counts
+    from trtkit.planning.jobs import CountRequest
     from trtkit.planning.multilinear import Point
     from trtkit.planning.traffic import NetworkCost
-    from trtkit.quantized_model import QuantizedModel
 
 Json = dict[str, Any]
 # How far apart the two cached lengths lie that counts are taken at.
@@ -48,25 +48,20 @@ _BLOCK = re.compile(r"^layers\.\d+/")
 _PROJECTIONS = re.compile(r"/attention/(q|k|v|qkv)/")
 
 
-def count_decoder(arguments: Json, context: Context) -> Json:
-    """Count the network of a config.
-
-    arguments: backend, config, fields (of the model's config.json), where, length (tokens of a slot); by_layer: whether
-    groups are layers by their place in a block, else kinds of layers; quantized: a `QuantizedModel` as data.
-    """
-    config, backend = ModelConfig.model_validate(arguments["config"]), load_backend(arguments["backend"])
-    spec = decoder_spec(arguments["fields"], arguments["where"])
-    options, first = network_options(config), _first_length(spec, int(arguments["length"]))
+def count_decoder(request: CountRequest, context: Context) -> Counts:
+    """Count the network of a config."""
+    backend, spec = load_backend(request.backend), decoder_spec(request.fields, request.where)
+    options, first = network_options(request.config), _first_length(spec, request.length)
     points = sample_points((1, 1, first), _STEP)
     check = (3, 5, first + _STEP)
-    quantized, by_layer = quantized_from_json(arguments.get("quantized")), arguments.get("by_layer")
+    quantized = request.quantized or QuantizedModel({})
     costs: dict[Point, NetworkCost] = {}
     for length in (first, first + _STEP):
         context.report(Phase(f"count with {length} cached tokens"))
         graph = _network(backend, spec, replace(options, max_sequence_length=length), quantized)
         for point in (p for p in (*points, check) if p[2] == length):
             record = as_quantized(_record(backend, graph, point), quantized.kv_cache)
-            cost = network_cost(record, place_of if by_layer else group_of)
+            cost = network_cost(record, place_of if request.by_layer else group_of)
             if quantized.kv_cache is not None:
                 alive = zip(cost.alive_bytes, read_bytes(record, options.dtype), strict=True)
                 cost.alive_bytes = [results + read for results, read in alive]
@@ -75,7 +70,7 @@ def count_decoder(arguments: Json, context: Context) -> Json:
     counts = counts_of(costs, fit)
     assert counts.fused_bytes.at(check) == measured.fused_bytes, "bytes are not multilinear"
     assert counts.flops.at(check) == sum(group.flops for group in measured.groups.values()), "FLOPs are not multilinear"
-    return counts_to_json(counts)
+    return counts
 
 
 def group_of(name: str, kind: str) -> str:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003 - counts are read from JSON by their types
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from trtkit.planning.multilinear import Multilinear, total
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from trtkit.planning.multilinear import Point
     from trtkit.planning.traffic import GroupCost, NetworkCost
 
-Json = dict[str, Any]
+
+_Point = TypeVar("_Point")
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Counts:
         return max((poly.at(point) for poly in self.alive), default=0)
 
 
-def counts_of(costs: Mapping[Any, NetworkCost], fit: Callable[[Mapping[Any, int]], Multilinear]) -> Counts:
+def counts_of(costs: Mapping[_Point, NetworkCost], fit: Callable[[Mapping[_Point, int]], Multilinear]) -> Counts:
     """Return the functions through costs of one network at several points."""
     first = next(iter(costs.values()))
 
@@ -81,47 +83,12 @@ def counts_of(costs: Mapping[Any, NetworkCost], fit: Callable[[Mapping[Any, int]
     )
 
 
-def _group(name: str, costs: Sequence[tuple[Any, GroupCost]], fit: Callable[[Mapping[Any, int]], Multilinear]) -> Group:
+def _group(
+    name: str, costs: Sequence[tuple[_Point, GroupCost]], fit: Callable[[Mapping[_Point, int]], Multilinear]
+) -> Group:
     first = costs[0][1]
     products = {dtype: fit({point: group.products[dtype] for point, group in costs}) for dtype in first.products}
     weights = {group.weight_bytes for _, group in costs}
     assert len(weights) == 1, f"weights of {name} that depend on the inputs"
     flops, moved = (fit({point: getattr(group, key) for point, group in costs}) for key in ("flops", "bytes"))
     return Group(name, first.layers, flops, products, moved, first.weight_bytes)
-
-
-def counts_to_json(counts: Counts) -> Json:
-    """Return counts as data."""
-    return {
-        "groups": [
-            {
-                "name": group.name,
-                "layers": group.layers,
-                "flops": group.flops.coefficients,
-                "products": {name: poly.coefficients for name, poly in group.products.items()},
-                "bytes": group.bytes.coefficients,
-                "weight_bytes": group.weight_bytes,
-            }
-            for group in counts.groups
-        ],
-        "fused_bytes": counts.fused_bytes.coefficients,
-        "cache_bytes": counts.cache_bytes.coefficients,
-        "alive": [poly.coefficients for poly in counts.alive],
-    }
-
-
-def counts_from_json(data: Json) -> Counts:
-    """Return counts that `counts_to_json` made data of."""
-    groups = tuple(
-        Group(
-            group["name"],
-            group["layers"],
-            Multilinear(tuple(group["flops"])),
-            {name: Multilinear(tuple(poly)) for name, poly in group["products"].items()},
-            Multilinear(tuple(group["bytes"])),
-            group["weight_bytes"],
-        )
-        for group in data["groups"]
-    )
-    fused, cache = (Multilinear(tuple(data[key])) for key in ("fused_bytes", "cache_bytes"))
-    return Counts(groups, fused, cache, tuple(Multilinear(tuple(poly)) for poly in data["alive"]))

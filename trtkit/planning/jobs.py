@@ -1,9 +1,31 @@
-"""The job of planning."""
+"""The job of planning, with what it takes."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+from trtkit.config.schema import ModelConfig
 from trtkit.jobs.job import Job
+from trtkit.planning.counts import Counts
+from trtkit.quantized_model import QuantizedModel
 
-COUNT_DECODER = Job("trtkit.planning.count_decoder:count_decoder", dict[str, Any], dict[str, Any])
+
+@dataclass(frozen=True)
+class CountRequest:
+    """A language model to count.
+
+    fields: of the model's config.json, which is at `where`. length: tokens of a slot. quantized: its layers and caches
+    in few bits. by_layer: whether groups are layers by their place in a block, else kinds of layers.
+    """
+
+    backend: str
+    config: ModelConfig
+    fields: dict[str, Any]
+    where: str
+    length: int
+    quantized: QuantizedModel | None = None
+    by_layer: bool = False
+
+
+COUNT_DECODER = Job("trtkit.planning.count_decoder:count_decoder", CountRequest, Counts)

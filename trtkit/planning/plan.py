@@ -13,8 +13,7 @@ from trtkit.errors import PlanError
 from trtkit.models.registry import decoder_spec
 from trtkit.planning.assumptions import llm_assumptions, vision_assumptions
 from trtkit.planning.count_network import count_bundle, count_config
-from trtkit.planning.counts import counts_from_json
-from trtkit.planning.jobs import COUNT_DECODER
+from trtkit.planning.jobs import COUNT_DECODER, CountRequest
 from trtkit.planning.llm import Question, plan_llm
 from trtkit.planning.model import decoder_model, formulas, workload
 from trtkit.planning.quantized_by import quantized_of
@@ -111,15 +110,10 @@ def _plan_vision(planned: PlannedModel, asked: Asked, runner: Runner) -> Json:
 
 def _count(planned: PlannedModel, quantized: QuantizedModel | None, length: int, runner: Runner) -> Counts:
     """Count a decoder's network in a process of its own."""
-    arguments = {
-        "backend": planned.backend,
-        "config": planned.config.model_dump(mode="json"),
-        "fields": dict(planned.fields or {}),
-        "where": planned.where,
-        "length": length,
-        "quantized": None if quantized is None else quantized.to_json(),
-    }
-    return counts_from_json(runner.run(COUNT_DECODER, arguments))
+    fields = dict(planned.fields or {})
+    return runner.run(
+        COUNT_DECODER, CountRequest(planned.backend, planned.config, fields, planned.where, length, quantized)
+    )
 
 
 def gpu_facts(gpu: PlannedGpu) -> Json:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from trtkit.config.schema import ModelConfig
 from trtkit.engine.decoders import llm_options
 from trtkit.jobs.events import Phase, Progress, Verdict
 from trtkit.quantization_methods import FORMATS
@@ -18,7 +17,7 @@ from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.runtime.decoder import Call, ReferenceDecoder, open_model
 from trtkit.verification.compare import worst
 from trtkit.verification.decoder_reference import TransformersReference
-from trtkit.verification.job import corner_json, tolerance_of, wants_layers
+from trtkit.verification.job import corner_json, tolerance_of
 from trtkit.verification.layers import layer_errors
 from trtkit.verification.logits import LogitsCompared, compare_rows
 from trtkit.verification.perplexity import mean_loss, windows
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import Context
     from trtkit.sources.decoder_source import DecoderSource
+    from trtkit.verification.jobs import DecoderToVerify
 
 Json = dict[str, Any]
 
@@ -49,10 +49,10 @@ _MAX_PERPLEXITY_CHANGE = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 2e-2}
 class DecoderVerifier:
     """An LLM's network in the engine's precision, with logits of every token, and transformers' model."""
 
-    def __init__(self, arguments: Json, report: Listener) -> None:
-        self.config = ModelConfig.model_validate(arguments["config"])
+    def __init__(self, model: DecoderToVerify, report: Listener) -> None:
+        self.config = model.config
         report(Phase("read source"))
-        self._model = open_model(self.config, arguments["backend"], arguments.get("quantized", ""))
+        self._model = open_model(self.config, model.backend, str(model.quantized or ""))
         self.backend, self.opened = self._model.backend, self._model.source
         report(Phase("write network"))
         self.network = self._model.network(logits="all")
@@ -95,16 +95,16 @@ def rounds_activations(opened: DecoderSource) -> bool:
     return any(isinstance(weight, QuantizedMatrix) and weight.inputs is not None for weight in weights)
 
 
-def verify(arguments: Json, context: Context) -> Json:
+def verify(request: DecoderToVerify, context: Context) -> Json:
     """Compare logits, greedy tokens, slots and, where asked, perplexity and every layer; return the report's data."""
-    verifier = DecoderVerifier(arguments, context.report)
-    prompts = read_prompts(arguments["inputs"], verifier.opened, llm_options(verifier.config))
+    verifier = DecoderVerifier(request, context.report)
+    prompts = read_prompts(request.request.inputs, verifier.opened, llm_options(verifier.config))
     context.report(Phase("compare logits"))
     logits, agreement = _compare_logits(verifier, prompts)
     context.report(Phase("compare greedy tokens"))
     answers = _greedy(verifier, prompts)
-    corners = _corners(verifier, prompts, context.report) if arguments["corners"] else []
-    text = _perplexity(verifier, arguments["text"], context.report) if arguments["text"] else None
+    corners = _corners(verifier, prompts, context.report) if request.request.corners else []
+    text = _perplexity(verifier, request.request.text, context.report) if request.request.text else None
     same = sum(ours == theirs for ours, theirs in answers) / len(answers)
     # Where two tokens are nearly equally likely, the rounding of 16 bits may choose; that of fp32 does not.
     is_exact = verifier.config.precision == "fp32" and not verifier.rounds_activations
@@ -127,7 +127,7 @@ def verify(arguments: Json, context: Context) -> Json:
         "layers": [],
         "engine": None,
     }
-    if wants_layers(arguments, passed=passed):
+    if request.request.wants_layers(passed=passed):
         context.report(Verdict(dict(found)))
         found["layers"] = _layers(verifier, prompts[0], context.report)
     return found

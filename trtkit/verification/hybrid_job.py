@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import load_backend
-from trtkit.config.schema import ModelConfig, ShapeRange
 from trtkit.engine.hybrids import open_hybrid
 from trtkit.errors import SourceError
 from trtkit.inputs.samples import random_sample
@@ -21,9 +20,12 @@ from trtkit.verification.quantized import hybrid_tolerance
 from trtkit.verification.slices import limits_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trtkit.inputs.samples import Sample
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import Context
+    from trtkit.verification.jobs import HybridToVerify
 
 Json = dict[str, Any]
 
@@ -31,16 +33,12 @@ Json = dict[str, Any]
 class HybridVerifier(Verifier):
     """A hybrid on the reference executor with its reference and tolerance."""
 
-    def __init__(self, arguments: Json, report: Listener) -> None:
-        self.config = ModelConfig.model_validate(arguments["config"])
-        self.backend = load_backend(arguments["backend"])
-        self.profiles = [
-            {name: ShapeRange.model_validate(shape) for name, shape in profile.items()}
-            for profile in arguments["profiles"]
-        ]
+    def __init__(self, hybrid: HybridToVerify, report: Listener) -> None:
+        self.config, self.backend = hybrid.config, load_backend(hybrid.backend)
+        self.profiles = list(hybrid.profiles)
         report(Phase("write network"))
         self.opened = open_hybrid(self.config)
-        self.inputs, self.stages = self.opened.inputs, arguments["stages"]
+        self.inputs, self.stages = self.opened.inputs, hybrid.stages
         self.onnx = Path()
         self.hybrid = reference_hybrid(self.backend, self.opened, self.stages, report)
         self.executor: HybridExecution = self.hybrid
@@ -52,7 +50,7 @@ class HybridVerifier(Verifier):
         self.pairs_rows = self.config.verify.pair_rows or self.opened.spec.has_unordered_rows
         self.unpaired = 0.0
 
-    def samples(self, paths: list[str]) -> list[Sample]:
+    def samples(self, paths: Sequence[str]) -> list[Sample]:
         """Return the inputs to compare on; data that holds one part's inputs only is no sample of the whole."""
         try:
             return super().samples(paths)
@@ -115,6 +113,6 @@ class HybridVerifier(Verifier):
         return [stage for stage in self.hybrid.stages if isinstance(stage, ReferenceStage)]
 
 
-def verify(arguments: Json, context: Context) -> Json:
+def verify(request: HybridToVerify, context: Context) -> Json:
     """Compare outputs on samples and profile corners, parts, and where asked every layer; return the report's data."""
-    return compare_all(HybridVerifier(arguments, context.report), arguments, context.report)
+    return compare_all(HybridVerifier(request, context.report), request.request, context.report)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from trtkit.backends import list_gpus, load_backend
-from trtkit.config.schema import ModelConfig, ShapeRange
 from trtkit.dtypes import dtype_of
 from trtkit.errors import ExecutionError
 from trtkit.inputs.index_ranges import with_index_ranges
@@ -34,8 +33,10 @@ from trtkit.verification.unreal import unreal_reason
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from trtkit.config.schema import ModelConfig
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import Context
+    from trtkit.verification.jobs import NetworkToVerify, Request
     from trtkit.verification.slices import Limits
 
 Json = dict[str, Any]
@@ -63,15 +64,10 @@ class Execution(Protocol):
 class Verifier:
     """A parsed network with its executor, reference and tolerance."""
 
-    def __init__(self, arguments: Json, report: Listener) -> None:
-        self.config = ModelConfig.model_validate(arguments["config"])
-        self.onnx = Path(arguments["onnx"])
-        self._plan: str | None = arguments.get("plan")
-        self.backend = load_backend(arguments["backend"])
-        self.profiles = [
-            {name: ShapeRange.model_validate(shape) for name, shape in profile.items()}
-            for profile in arguments["profiles"]
-        ]
+    def __init__(self, network: NetworkToVerify, report: Listener) -> None:
+        self.config, self.onnx, self._plan = network.config, network.onnx, network.plan
+        self.backend = load_backend(network.backend)
+        self.profiles = list(network.profiles)
         report(Phase("parse"))
         graph = onnx_file.read_graph(self.onnx)
         self.inputs = graph_inputs(graph)
@@ -81,15 +77,14 @@ class Verifier:
         options = Options(constants=self.constants)
         self.executor: Execution = Executor(self.backend, self.network.definition, options)
         report(Phase("load reference"))
-        trusts_source = arguments.get("trust_source", True)
-        origin = Origin(self.onnx, list(self.executor.output_names), arguments.get("sources"), trusts_source)
-        self.reference: Reference = choose_reference(self.config, arguments.get("against"), origin)
+        origin = Origin(self.onnx, list(self.executor.output_names), network.sources, network.request.trust_source)
+        self.reference: Reference = choose_reference(self.config, network.request.against, origin)
         tolerance = max(tolerance_of(self.config), quantized_tolerance(self.config))
         self.limits = limits_of(tolerance, self.config.verify.max_slice_error)
         self.pairs_rows = self.config.verify.pair_rows
         self.unpaired = 0.0
 
-    def samples(self, paths: list[str]) -> list[Sample]:
+    def samples(self, paths: Sequence[str]) -> list[Sample]:
         """Return the inputs to compare on: those asked for, the config's, what it was quantized on, or random ones."""
         named = paths or list(self.config.verify.inputs)
         if named:
@@ -101,7 +96,7 @@ class Verifier:
             check_profiles(sample, self.profiles)
         return samples
 
-    def has_real_data(self, paths: list[str]) -> bool:
+    def has_real_data(self, paths: Sequence[str]) -> bool:
         """Whether `samples` reads files."""
         return bool(paths or self.config.verify.inputs or has_calibration(self.config))
 
@@ -175,17 +170,17 @@ def tolerance_of(config: ModelConfig) -> float:
     return config.verify.max_relative_rms_error or _END_TO_END * dtype_of(config.precision).tolerance
 
 
-def verify(arguments: Json, context: Context) -> Json:
+def verify(request: NetworkToVerify, context: Context) -> Json:
     """Compare outputs on samples and profile corners, and where asked every layer; return the report's data."""
-    return compare_all(Verifier(arguments, context.report), arguments, context.report)
+    return compare_all(Verifier(request, context.report), request.request, context.report)
 
 
-def compare_all(verifier: Verifier, arguments: Json, report: Listener) -> Json:
+def compare_all(verifier: Verifier, request: Request, report: Listener) -> Json:
     """Compare a verifier's network with its reference; return the report's data."""
-    samples = verifier.samples(arguments["inputs"])
+    samples = verifier.samples(request.inputs)
     outputs, agreed = _compare_samples(verifier, samples, report)
-    real = samples[0] if verifier.has_real_data(arguments["inputs"]) else None
-    corners = _corners(verifier, real, report) if arguments["corners"] else []
+    real = samples[0] if verifier.has_real_data(request.inputs) else None
+    corners = _corners(verifier, real, report) if request.corners else []
     engine, rows, parts = _engine(verifier, samples), verifier.rows(), verifier.part_errors(samples[0])
     checks = [*outputs.values(), *corners, *parts, *(one for one in (engine, rows) if one is not None)]
     passed = all(check["passed"] for check in checks) and agreed.passed
@@ -205,19 +200,13 @@ def compare_all(verifier: Verifier, arguments: Json, report: Listener) -> Json:
         "parts": parts,
         "engine": engine,
     }
-    if wants_layers(arguments, passed=passed):
+    if request.wants_layers(passed=passed):
         report(Verdict(dict(found)))
         report(Phase("compare layers"))
         found["layers"] = [error.to_json() for error in verifier.layer_errors(samples[0])]
     if not passed and real is None:
         found["unreal"] = unreal_reason(found)
     return found
-
-
-def wants_layers(arguments: Json, *, passed: bool) -> bool:
-    """Whether layers are compared: asked for, or not asked about and something is wrong."""
-    asked: bool | None = arguments["layers"]
-    return not passed if asked is None else asked
 
 
 def _engine(verifier: Verifier, samples: list[Sample]) -> Json | None:

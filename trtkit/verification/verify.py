@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtkit import __version__
 from trtkit.bundle.bundle import MANIFEST, QUANTIZED, write_json
+from trtkit.bundle.manifest import VisionRecord
 from trtkit.engine.decoder_build import makes_checkpoint, quantize_decoder
 from trtkit.engine.hybrid_build import prepare_stages
 from trtkit.engine.hybrids import stages_of_bundle
@@ -19,77 +20,74 @@ from trtkit.engine.plan import plan_build
 from trtkit.engine.vision_language_build import describe_tower, vision_record
 from trtkit.errors import SourceError, TrtkitError
 from trtkit.jobs.events import Verdict
-from trtkit.jobs.json_form import to_json
-from trtkit.verification.jobs import VERIFY, VERIFY_DECODER, VERIFY_HYBRID, VERIFY_VISION_LANGUAGE
+from trtkit.jobs.json_form import from_json, to_json
+from trtkit.verification.jobs import (
+    VERIFY,
+    VERIFY_DECODER,
+    VERIFY_HYBRID,
+    VERIFY_VISION_LANGUAGE,
+    DecoderToVerify,
+    HybridToVerify,
+    NetworkToVerify,
+    Profiles,
+    Request,
+    VisionLanguageToVerify,
+)
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.config.schema import ModelConfig
+    from trtkit.engine.plan import Plan
     from trtkit.jobs.events import Event
     from trtkit.jobs.job import Job
     from trtkit.jobs.runner import Runner
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to verify on.
-
-    inputs: files or folders, the config's own when empty; for an LLM, text files with a prompt a line; for one that
-        takes images, image files.
-    against: "onnxruntime" or "torch". text: a file for an LLM's perplexity.
-    trust_source: whether to run the factory that a bundle names; a config's always runs, since a config is code.
-    """
-
-    inputs: tuple[str, ...] = ()
-    against: str | None = None
-    layers: bool | None = None
-    corners: bool = True
-    text: str | None = None
-    trust_source: bool = False
-
-    def arguments(self) -> Json:
-        """Return the job's arguments that say so."""
-        inputs = [path if "://" in path else str(Path(path).resolve()) for path in self.inputs]
-        asked = {"against": self.against, "layers": self.layers, "corners": self.corners}
-        return {"inputs": inputs, "text": self.text and str(Path(self.text).resolve()), **asked}
+Subject = TypeVar("Subject")
+__all__ = ["Request", "run_job", "verify_bundle", "verify_config"]
 
 
 def verify_config(config: ModelConfig, request: Request, runner: Runner) -> Json:
     """Make and verify the network of `config` without building it; return the report's data."""
     plan = plan_build(config, runner)
-    arguments = {"config": config.model_dump(mode="json"), "backend": plan.backend, **request.arguments()}
-    if plan.takes_images:
+    asked = replace(request.resolved(), trust_source=True)
+    if plan.takes_images or not plan.is_decoder:
         _refuse_text(request)
-        with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
-            tower, opened = describe_tower(plan, Path(folder), runner)
-            arguments |= {"onnx": str(Path(folder) / "network/model.onnx"), "vision": vision_record(tower, opened)}
-            if makes_checkpoint(config):
-                arguments["quantized"] = str(Path(folder) / QUANTIZED)
-                quantize_decoder(config, Path(folder) / QUANTIZED, runner)
-            return {"name": config.name, **run_job(VERIFY_VISION_LANGUAGE, arguments, runner)}
+    with tempfile.TemporaryDirectory(prefix="trtkit-") as scratch:
+        return {"name": config.name, **_verify_plan(plan, asked, Path(scratch), runner)}
+
+
+def _verify_plan(plan: Plan, request: Request, folder: Path, runner: Runner) -> Json:
+    """Prepare what a config's network is made from in an empty `folder`, and verify it."""
+    config, backend = plan.config, plan.backend
+    if plan.takes_images:
+        record = vision_record(*describe_tower(plan, folder, runner))
+        onnx, quantized = folder / "network/model.onnx", _quantized(config, folder, runner)
+        vision = VisionRecord.model_validate(record)
+        return run_job(
+            VERIFY_VISION_LANGUAGE, VisionLanguageToVerify(config, backend, request, onnx, vision, quantized), runner
+        )
     if plan.is_decoder:
-        return {"name": config.name, **_verify_decoder(config, arguments, runner)}
-    _refuse_text(request)
-    with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
-        if plan.is_hybrid:
-            _refuse_onnx_runtime(request)
-            prepared = prepare_stages(plan, Path(folder), runner)
-            arguments |= {"stages": prepared["stages"], "profiles": prepared["profiles"]}
-            return {"name": config.name, **run_job(VERIFY_HYBRID, arguments, runner)}
-        network, parsed = prepare_network(plan, Path(folder), runner)
-        arguments |= {"onnx": str(parsed.onnx), "profiles": to_json(network.profiles)}
-        return {"name": config.name, **run_job(VERIFY, arguments, runner)}
+        quantized = _quantized(config, folder, runner)
+        return run_job(VERIFY_DECODER, DecoderToVerify(config, backend, request, quantized), runner)
+    if plan.is_hybrid:
+        _refuse_onnx_runtime(request)
+        hybrid = prepare_stages(plan, folder, runner)
+        profiles = from_json(Profiles, hybrid["profiles"])
+        return run_job(
+            VERIFY_HYBRID, HybridToVerify(config, backend, request, tuple(hybrid["stages"]), profiles), runner
+        )
+    prepared, parsed = prepare_network(plan, folder, runner)
+    profiles = from_json(Profiles, to_json(prepared.profiles))
+    return run_job(VERIFY, NetworkToVerify(config, backend, request, parsed.onnx, profiles), runner)
 
 
-def _verify_decoder(config: ModelConfig, arguments: Json, runner: Runner) -> Json:
-    """Verify an LLM's network, of the quantized model where its config asks for one."""
-    with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
-        if makes_checkpoint(config):
-            arguments = {**arguments, "quantized": str(Path(folder) / QUANTIZED)}
-            quantize_decoder(config, Path(folder) / QUANTIZED, runner)
-        return run_job(VERIFY_DECODER, arguments, runner)
+def _quantized(config: ModelConfig, folder: Path, runner: Runner) -> Path | None:
+    """Quantize an LLM below `folder` if its config asks for that; return where."""
+    if not makes_checkpoint(config):
+        return None
+    quantize_decoder(config, folder / QUANTIZED, runner)
+    return folder / QUANTIZED
 
 
 def verify_bundle(bundle: Bundle, request: Request, runner: Runner) -> Json:
@@ -99,34 +97,36 @@ def verify_bundle(bundle: Bundle, request: Request, runner: Runner) -> Json:
     """
     bundle.check_files()
     manifest = bundle.manifest
-    stored = manifest.model_dump(mode="json")
-    arguments = {"config": stored["config"], "backend": manifest.backend.name, **request.arguments()}
     if manifest.decoder is not None or manifest.hybrid is not None:
-        digests = runner.run(DIGEST, manifest.config).files
-        bundle.check_sources({file.sha256 for file in digests})
-        arguments["quantized"] = str(bundle.quantized_path or "")
+        bundle.check_sources({file.sha256 for file in runner.run(DIGEST, manifest.config).files})
+    if manifest.vision is not None or manifest.decoder is None:
+        _refuse_text(request)
+    report = {"name": manifest.name, **_verify_built(bundle, request.resolved(), runner)}
+    write_json(bundle.path / MANIFEST, {**manifest.model_dump(mode="json"), "verify": _summary(report)})
+    return report
+
+
+def _verify_built(bundle: Bundle, request: Request, runner: Runner) -> Json:
+    """Verify the network of a bundle by its kind."""
+    manifest = bundle.manifest
+    config, backend, profiles = manifest.config, manifest.backend.name, manifest.profiles
     if manifest.vision is not None:
-        _refuse_text(request)
-        arguments |= {"onnx": str(bundle.onnx_path), "vision": stored["vision"]}
-        found = {"name": manifest.name, **run_job(VERIFY_VISION_LANGUAGE, arguments, runner)}
-    elif manifest.decoder is not None:
-        found = {"name": manifest.name, **run_job(VERIFY_DECODER, arguments, runner)}
-    elif manifest.hybrid is not None:
-        _refuse_text(request)
+        tower, quantized = (bundle.onnx_path, manifest.vision), bundle.quantized_path
+        return run_job(
+            VERIFY_VISION_LANGUAGE, VisionLanguageToVerify(config, backend, request, *tower, quantized), runner
+        )
+    if manifest.decoder is not None:
+        return run_job(VERIFY_DECODER, DecoderToVerify(config, backend, request, bundle.quantized_path), runner)
+    if manifest.hybrid is not None:
         _refuse_onnx_runtime(request)
-        arguments |= {"stages": stages_of_bundle(bundle), "profiles": stored["profiles"]}
-        found = {"name": manifest.name, **run_job(VERIFY_HYBRID, arguments, runner)}
-    else:
-        _refuse_text(request)
-        arguments |= {"onnx": str(bundle.onnx_path), "profiles": stored["profiles"]}
-        arguments |= {"plan": str(bundle.engine_path()), "sources": [file.sha256 for file in manifest.sources]}
-        arguments["trust_source"] = request.trust_source
-        found = {"name": manifest.name, **run_job(VERIFY, arguments, runner)}
-    write_json(bundle.path / MANIFEST, {**stored, "verify": _summary(found)})
-    return found
+        stages = tuple(stages_of_bundle(bundle))
+        return run_job(VERIFY_HYBRID, HybridToVerify(config, backend, request, stages, profiles), runner)
+    sources = tuple(file.sha256 for file in manifest.sources)
+    network = NetworkToVerify(config, backend, request, bundle.onnx_path, profiles, bundle.engine_path(), sources)
+    return run_job(VERIFY, network, runner)
 
 
-def run_job(job: Job[Json, Json], arguments: Json, runner: Runner) -> Json:
+def run_job(job: Job[Subject, Json], subject: Subject, runner: Runner) -> Json:
     """Run a job that verifies. Its verdict stands even if it then fails while it compares layers, as for memory."""
     verdict: Json = {}
 
@@ -137,7 +137,7 @@ def run_job(job: Job[Json, Json], arguments: Json, runner: Runner) -> Json:
             runner.report(event)
 
     try:
-        return replace(runner, report=take).run(job, arguments)
+        return replace(runner, report=take).run(job, subject)
     except TrtkitError as error:
         if not verdict:
             raise

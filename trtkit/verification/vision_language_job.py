@@ -10,8 +10,6 @@ import numpy as np
 from PIL import Image
 
 from trtkit import quantization_methods
-from trtkit.bundle.manifest import VisionRecord
-from trtkit.config.schema import ModelConfig
 from trtkit.engine.decoders import llm_options
 from trtkit.errors import SourceError
 from trtkit.inputs.images import read_image
@@ -34,11 +32,13 @@ if TYPE_CHECKING:
 
     import torch
 
+    from trtkit.config.schema import ModelConfig
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import Context
     from trtkit.runtime.soft_tokens import SoftTokens
     from trtkit.runtime.vision_language import VisionTower
     from trtkit.sources.decoder_source import DecoderSource
+    from trtkit.verification.jobs import VisionLanguageToVerify
 
 Json = dict[str, Any]
 
@@ -62,16 +62,15 @@ class Sample:
 class VisionLanguageVerifier:
     """Both networks as the bundle's engines were built from, and transformers' model."""
 
-    def __init__(self, arguments: Json, report: Listener) -> None:
-        self.config = ModelConfig.model_validate(arguments["config"])
-        self._record = VisionRecord.model_validate(arguments["vision"])
+    def __init__(self, request: VisionLanguageToVerify, report: Listener) -> None:
+        self.config, self._record = request.config, request.vision
         assert self.config.source.hf is not None
         folder = Path(self.config.source.hf)
         report(Phase("write network"))
-        model = open_model(self.config, arguments["backend"], arguments.get("quantized", ""))
+        model = open_model(self.config, request.backend, str(request.quantized or ""))
         self.backend = model.backend
         self.stepper = Stepper(ReferenceDecoder(model.network(logits="all"), 1))
-        self._tower: VisionTower = reference_tower(self._record, self.backend, Path(arguments["onnx"]))
+        self._tower: VisionTower = reference_tower(self._record, self.backend, request.onnx)
         self.tokenizer = open_tokenizer(folder)
         self._prompts = ImagePrompts(self._record, folder, self.tokenizer)
         self.vocab_size = model.spec.vocab_size
@@ -132,16 +131,16 @@ def _rounding(config: ModelConfig, language: DecoderSource) -> float:
     )
 
 
-def verify(arguments: Json, context: Context) -> Json:
+def verify(request: VisionLanguageToVerify, context: Context) -> Json:
     """Compare soft tokens, logits, greedy tokens and, where asked, chunks; return the report's data."""
-    verifier = VisionLanguageVerifier(arguments, context.report)
-    limits, samples = verifier.limits, verifier.samples(arguments["inputs"])
+    verifier = VisionLanguageVerifier(request, context.report)
+    limits, samples = verifier.limits, verifier.samples(request.request.inputs)
     context.report(Phase("compare soft tokens and logits"))
     outputs = {"soft_tokens": _soft_tokens(verifier, samples)}
     outputs["logits"], agreement = _logits(verifier, samples)
     context.report(Phase("compare greedy tokens"))
     answers = [_greedy(verifier, sample) for sample in samples]
-    corners = [_chunked(verifier, sample) for sample in samples] if arguments["corners"] else []
+    corners = [_chunked(verifier, sample) for sample in samples] if request.request.corners else []
     same = sum(ours == theirs for ours, theirs in answers) / len(answers)
     required = 1.0 if verifier.config.precision == "fp32" and not verifier.rounding else 0.0
     least = 0.0 if verifier.rounding else _MIN_AGREEMENT

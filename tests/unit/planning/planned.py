@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import LlmOptions, ModelConfig, Source
 from trtkit.dtypes import DTYPES
 from trtkit.jobs.job import Context
 from trtkit.models.registry import decoder_spec
 from trtkit.planning.count_decoder import count_decoder
-from trtkit.planning.counts import Counts, counts_from_json
+from trtkit.planning.jobs import CountRequest
 from trtkit.planning.llm import Question
 from trtkit.planning.model import DecoderModel, decoder_model, workload
 from trtkit.planning.source import architectures
+
+if TYPE_CHECKING:
+    from trtkit.planning.counts import Counts
 
 TINY_LLAMA = {
     "model_type": "llama", "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "vocab_size": 101,
@@ -24,22 +27,15 @@ TINY_LLAMA = {
 def counted(
     fields: dict[str, Any], precision: str = "fp16", length: int = 64, quantized: Any = None, **llm: Any
 ) -> Counts:
-    """Return the counts of a config's network. quantized: how it is, as data."""
+    """Return the counts of a config's network. quantized: how it is."""
     config = ModelConfig(
         name="tiny",
         source=Source(hf="/nowhere"),
         precision=precision,  # type: ignore[arg-type]
         llm=LlmOptions(**llm),
     )
-    arguments = {
-        "backend": "tensorrt_rtx",
-        "config": config.model_dump(mode="json"),
-        "fields": fields,
-        "where": "config.json",
-        "length": length,
-        "quantized": quantized,
-    }
-    return counts_from_json(count_decoder(arguments, Context()))
+    request = CountRequest("tensorrt_rtx", config, fields, "config.json", length, quantized)
+    return count_decoder(request, Context())
 
 
 @cache

@@ -15,6 +15,7 @@ from trtkit.backends import load_backend
 from trtkit.config.quantize import QuantizeOptions
 from trtkit.dtypes import FP16
 from trtkit.errors import PlanError
+from trtkit.jobs.json_form import from_json, to_json
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights
 from trtkit.network.decoder import DecoderOptions, build_decoder
@@ -26,7 +27,7 @@ from trtkit.planning.model import DecoderModel, decoder_model, workload
 from trtkit.planning.quantization_config import by_config
 from trtkit.planning.quantized_by import by_options, by_source
 from trtkit.quantization.llm.choice import linear_layers
-from trtkit.quantized_model import LayerForm, QuantizedModel, quantized_from_json
+from trtkit.quantized_model import LayerForm, QuantizedModel
 from trtkit.sources.decoder_source import open_hf_folder
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ ranks = st.lists(st.integers(0, len(SMALL_TO_LARGE)), min_size=21, max_size=21)
 def planned(**options: Any) -> tuple[DecoderModel, Counts]:
     """Return the tiny model quantized, and its counts."""
     quantized = by_options(SPEC, QuantizeOptions(**options))
-    return PLAIN.quantized_as(SPEC, quantized), counted(FIELDS, quantized=quantized.to_json())
+    return PLAIN.quantized_as(SPEC, quantized), counted(FIELDS, quantized=quantized)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ def test_layers_of_their_own_methods_and_excluded_ones_are_counted_so() -> None:
     assert found.layers["layers.1.mlp.down"] == LayerForm("fp8", None, "fp8")
     assert found.layers["layers.1.mlp.gate"] == LayerForm("int4", 128)
     assert found.types == ("fp8", "int4")
-    assert quantized_from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert from_json(QuantizedModel, json.loads(json.dumps(to_json(found)))) == found
 
 
 @given(ranks, ranks)
