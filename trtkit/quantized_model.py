@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from trtkit.dtypes import DTYPES
 from trtkit.quantization_methods import FORMATS, CacheFormat, Format
-from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
-    from trtkit.quantized_matrix import Array
+    from trtkit.quantized_matrix import Array, QuantizedInputs, QuantizedMatrix
 
 Json = dict[str, Any]
 
@@ -45,7 +43,7 @@ class LayerForm:
 
     def size_bytes(self, rows: int, size: int, dtype: DType) -> int:
         """Return the bytes of a matrix in a network of `dtype`, in which scales and offsets are kept."""
-        scales = int(np.prod(self.scale_shape(rows, size)))
+        scales = math.prod(self.scale_shape(rows, size))
         each = DTYPES["fp8"] if FORMATS[self.format].block else dtype
         offsets = dtype.size_bytes(scales) if self.has_offsets else 0
         return self.dtype.size_bytes(rows * size) + each.size_bytes(scales) + offsets
@@ -57,6 +55,9 @@ class LayerForm:
         shapes behind such layers.
         """
         import ml_dtypes
+        import numpy as np
+
+        from trtkit.quantized_matrix import QuantizedMatrix
 
         codes = memory[: self.dtype.size_bytes(rows * size)].reshape(rows, -1)
         if self.dtype.bits == 8:
@@ -70,6 +71,8 @@ class LayerForm:
         """Return how inputs are written; a scale of their own keeps those of fp4 apart from others."""
         if self.inputs is None:
             return None
+        from trtkit.quantized_matrix import QuantizedInputs
+
         if FORMATS[self.inputs].block:
             return QuantizedInputs("fp8", 2.0 if self.inputs == "fp4" else 1.0)
         return QuantizedInputs(self.inputs, is_per_token=self.is_per_token)
