@@ -80,7 +80,7 @@ def _converse(names: list[str], request: str, context: Context) -> tuple[dict[st
     os.close(write_end)
     answer: dict[str, Any] | None = None
     try:
-        with os.fdopen(read_end, encoding="utf-8") as events, followed(context.log, names[0]):
+        with os.fdopen(read_end, encoding="utf-8") as events, followed(context.log, names[0].partition(":")[2]):
             _send(process, request)
             for line in events:
                 event = json.loads(line)

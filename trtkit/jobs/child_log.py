@@ -40,9 +40,10 @@ def followed(file: Path, job: str) -> Iterator[None]:
         thread.join()
 
 
-def log_lines(file: Path) -> None:
-    """Log all lines of `file`."""
+def log_lines(file: Path, job: str) -> None:
+    """Log all lines of `file`, in which a job's output is, as `followed` does while a child runs."""
     if is_followed():
+        _LOG.debug("process of job %s", job)
         is_over = threading.Event()
         is_over.set()
         _follow(file, is_over)

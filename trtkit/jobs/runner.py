@@ -65,7 +65,7 @@ class InlineRunner(Runner):
             with Printed(log) as printed, restored():
                 context = Context(printed.outside(self.report), log, _severity(job))
                 reply = answer(job.function, job.request_name, data, context)
-            log_lines(log)
+            log_lines(log, job.name)
         return result_of(job, json.loads(json.dumps(reply)))
 
 
