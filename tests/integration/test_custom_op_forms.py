@@ -72,7 +72,7 @@ def test_every_form_of_a_volume_verifies(form: str, samples: int, trtkit: Callab
     assert trtkit("verify", form).code == 0
 
 
-@pytest.mark.parametrize(("form", "samples"), [("grid_sample", 6), ("gather", 0)])
+@pytest.mark.parametrize(("form", "samples"), [pytest.param("grid_sample", 6, marks=pytest.mark.slow), ("gather", 0)])
 def test_both_forms_of_a_written_decoder_are_those_of_transformers(
     form: str, samples: int, trtkit: Callable[..., Ran], workspace: Path
 ) -> None:
