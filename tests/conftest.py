@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,12 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-SHARED = "tests/integration/triton/"
+# Files, and folders whose files share bundles or a server, by the seconds they take.
 LONGEST = (
-    SHARED,
-    "tests/integration/test_hybrid_build.py",
+    "tests/integration/triton",
+    "tests/integration/vision_language",
     "tests/integration/test_hybrid_parity.py",
     "tests/integration/test_detr3d.py",
+    "tests/integration/test_hf_vision.py",
+    "tests/integration/test_hybrid_build.py",
+    "tests/integration/test_install.py",
 )
 TRTKIT = [sys.executable, "-c", "from trtkit.cli import main; main()"]
 
@@ -37,7 +41,7 @@ def pytest_configure() -> None:
 
 
 class Scheduling(LoadFileScheduling):
-    """A file's tests run in one process, and so do those of a folder whose files share a server."""
+    """A file's tests run in one process, and so do those of a folder below tests/integration."""
 
     def _split_scope(self, nodeid: str) -> str:
         return _unit(nodeid)
@@ -54,7 +58,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _unit(nodeid: str) -> str:
-    return SHARED if nodeid.startswith(SHARED) else nodeid.partition("::")[0]
+    """Return what runs in one process: a file, or its folder below tests/integration."""
+    file = PurePosixPath(nodeid.partition("::")[0])
+    return str(file.parent if file.parent.parent.name == "integration" else file)
 
 
 @pytest.hookimpl(wrapper=True)
