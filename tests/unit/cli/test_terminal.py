@@ -98,7 +98,10 @@ def test_colours_can_be_forced_into_a_pipe() -> None:
         assert ESCAPE not in in_pipe(*words, FORCE_COLOR="")
 
 
-@pytest.mark.parametrize("line", ["plan --list-gpus", "plan --list-gpus --json", "--help", "plugins list", "doctor"])
+DOCTOR = pytest.param("doctor", marks=pytest.mark.slow)  # it imports everything, twice in this test
+
+
+@pytest.mark.parametrize("line", ["plan --list-gpus", "plan --list-gpus --json", "--help", "plugins list", DOCTOR])
 def test_a_reader_that_leaves_ends_a_command_silently(line: str) -> None:
     """`head -c 1` reads one letter; `true` reads nothing at all."""
     for reader in ("head -c 1", "true"):
