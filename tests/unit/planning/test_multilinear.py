@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trtkit.planning.multilinear import Multilinear, Point, fit, fit_batch, sample_points, total
@@ -14,6 +14,7 @@ coefficients = st.tuples(*[st.integers(-(10**15), 10**15)] * 8)
 points = st.tuples(*[st.integers(0, 10**6)] * 3)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
 @given(coefficients, st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 999)), st.integers(1, 64))
 def test_fit_finds_the_coefficients_from_any_corners(c: tuple[int, ...], first: Point, step: int) -> None:
     made = Multilinear(c)

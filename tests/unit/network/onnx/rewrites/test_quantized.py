@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_dynamic, quantize_static
+from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from tests import models
 from tests.unit.network.onnx.rewrites.ways import (
@@ -145,21 +147,33 @@ def test_biases_of_int32(scale: float | list[float], axis: int | None) -> None:
     assert said == "1 DequantizeLinear"
 
 
+# In a process of its own: where ModelOpt has run, parts of ONNX Runtime's quantizer are ModelOpt's.
+QUANTIZE = """\
+import sys
+import numpy as np
+from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+
+kind, is_per_channel = QuantType[sys.argv[1]], bool(int(sys.argv[2]))
+samples = iter([{"images": np.load("x.npy")}])
+
+class Samples(CalibrationDataReader):
+    def get_next(self):
+        return next(samples, None)
+
+quantize_static("m.onnx", "q.onnx", Samples(), activation_type=kind, weight_type=QuantType.QInt8,
+                per_channel=is_per_channel)
+"""
+
+
 @pytest.mark.parametrize("kind", [QuantType.QInt8, QuantType.QUInt8])
 @pytest.mark.parametrize("is_per_channel", [False, True])
 def test_models_that_onnx_runtime_quantizes(kind: QuantType, is_per_channel: bool, tmp_path: Path) -> None:
     """Its own quantizer writes biases as int32."""
     x = RANDOM.standard_normal((4, 3, 16, 16)).astype(np.float32)
     models.save(models.classifier(), tmp_path / "m.onnx")
-
-    samples = iter([{"images": x}])
-
-    class Samples(CalibrationDataReader):  # type: ignore[misc]
-        def get_next(self) -> Arrays | None:
-            return next(samples, None)
-
-    quantize_static(tmp_path / "m.onnx", tmp_path / "q.onnx", Samples(), activation_type=kind,
-                    weight_type=QuantType.QInt8, per_channel=is_per_channel)  # fmt: skip
+    np.save(tmp_path / "x.npy", x)
+    words = [sys.executable, "-c", QUANTIZE, kind.name, str(int(is_per_channel))]
+    subprocess.run(words, cwd=tmp_path, check=True)
     model = onnx.load(tmp_path / "q.onnx")
     kinds = [tensor.data_type for tensor in model.graph.initializer if "bias_quantized" in tensor.name]
     assert onnx.TensorProto.INT32 in kinds
