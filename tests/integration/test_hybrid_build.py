@@ -105,9 +105,12 @@ def test_shipped_config_builds_a_folder_of_its_family(
     assert ran.json()["manifest"]["hybrid"]["model_type"] == case.model_type
 
 
-@pytest.mark.slow
-def test_detector_goes_through_onnx_as_a_whole(workspace: Path, trtkit: Callable[..., Ran]) -> None:
-    case = case_of("RTDetrV2ForObjectDetection")
+@pytest.mark.parametrize(
+    "architecture",
+    ["DetrForObjectDetection", pytest.param("RTDetrV2ForObjectDetection", marks=pytest.mark.slow)],
+)
+def test_detector_goes_through_onnx_as_a_whole(architecture: str, workspace: Path, trtkit: Callable[..., Ran]) -> None:
+    case = case_of(architecture)
     saved(case, workspace / "model")
     (workspace / "m.yaml").write_text(
         f"source: {{hf: model}}\nroute: onnx\nimage_size: {list(case.size)}\nprofiles: [batch: [1, 2, 3]]\n"

@@ -15,6 +15,8 @@ from tests.docs import DOCS, run_page
 from tests.tiny_chat import build as build_text_only
 from tests.tiny_vlm import VLMS, Reference, Vlm, bundle_of, folder_of, picture, tokenizer
 from trtkit import LLM
+from trtkit.bundle.bundle import open_bundle
+from trtkit.cli.tables import bundle_summary, show
 from trtkit.errors import RequestError
 
 if TYPE_CHECKING:
@@ -94,6 +96,13 @@ def test_inspect_shows_the_tower(trtkit: Run) -> None:
             assert "vision qwen2_vl, patches [?, 4, 96], positions [?, 4, 2]; as many tokens as it has, 24" in found
         else:
             assert "vision llava, pixel_values [?, 3, 30, 30]; 25 tokens each, 4 images a call" in found
+
+
+def test_what_ends_a_build_shows_the_tower(capsys: pytest.CaptureFixture[str]) -> None:
+    show([bundle_summary(open_bundle(bundle_of(QWEN)))])
+    assert "patches [?, 4, 96], positions [?, 4, 2]; as many tokens as it has" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_a_bundle_in_16_bits_answers(trtkit: Run, tmp_path: Path, photos: list[Path]) -> None:
