@@ -7,15 +7,18 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure import interleaved, process, ratio, run_bare, summary, write
 from trtkit.config import load_config
-from trtkit.engine.jobs import COMPILE
-from trtkit.engine.onnx_build import compiled_fields, plan_request, prepare_network
-from trtkit.engine.plan import plan_build
+from trtkit.engine.build_inputs import gather_inputs
+from trtkit.engine.jobs import BUILD_STAGE
+from trtkit.engine.write_stages import prepare_stages, stage_request
 from trtkit.jobs.json_form import to_json
 from trtkit.jobs.runner import ChildRunner
+
+if TYPE_CHECKING:
+    from trtkit.engine.stages import StageResult
 
 MODELS = ("efficientnet-lite0", "ppocr-det", "ppocr-rec", "vit")
 REPEATS = 7
@@ -41,19 +44,27 @@ def build_figures(name: str) -> dict[str, Any]:
     """Build one model both ways, from the same prepared ONNX file."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        plan = plan_build(load_config(name), ChildRunner())
-        prepared, request = prepare_network(plan, folder, ChildRunner())
-        request = replace(request, plan=plan_request(plan, folder / "trtkit.plan"))
-        profiles = json.dumps(to_json(prepared.profiles))
-        bare = [sys.executable, "benchmarks/bare_build.py", str(request.onnx), str(folder / "bare.plan")]
+        inputs = gather_inputs(load_config(name), ChildRunner())
+        (stage,) = prepare_stages(inputs, folder, ChildRunner()).stages
+        request = stage_request(inputs.config, inputs.target, inputs.backend, stage, folder)
+        request = replace(request, plan=folder / "trtkit.plan")
+        assert stage.onnx is not None
+        bare = [sys.executable, "benchmarks/bare_build.py", str(stage.onnx.parsed), str(folder / "bare.plan")]
         samples = interleaved(
             {
-                "trtkit": lambda: compiled_fields(ChildRunner().run(COMPILE, request))["metrics"],
-                "bare": lambda: run_bare([*bare, profiles]),
+                "trtkit": lambda: figures_of(ChildRunner().run(BUILD_STAGE, request)),
+                "bare": lambda: run_bare([*bare, json.dumps(to_json(stage.profiles))]),
             },
             REPEATS,
         )
     return _compare(samples)
+
+
+def figures_of(result: StageResult) -> dict[str, float]:
+    """Return what a stage's build took."""
+    assert result.plan is not None
+    took = {"parse_s": result.write_s, "describe_s": result.describe_s, "build_s": result.plan.build_s}
+    return took | {"peak_memory_mib": result.plan.peak_memory_mib}
 
 
 def _compare(samples: dict[str, list[Any]]) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
+from trtkit.backends import load_backend
 from trtkit.config.load import load_config
 from trtkit.dtypes import DTYPES
-from trtkit.engine.decoders import decoder_size, llm_options, open_decoder
-from trtkit.runtime.decoder import Call, ReferenceDecoder
-from trtkit.runtime.decoder.network import open_model
+from trtkit.engine.decoders import decoder_size, llm_options, open_decoder, open_decoder_source
+from trtkit.engine.resolve import resolve
+from trtkit.runtime.decoder import Call, ReferenceDecoder, config_network, decoder_network
 
 if TYPE_CHECKING:
     from trtkit.sources.decoder_source import DecoderSource
@@ -44,7 +45,7 @@ class Trtkit:
 
     def __init__(self, precision: str) -> None:
         config = CONFIG.model_copy(update={"precision": precision})
-        self._decoder = ReferenceDecoder(open_model(config, "tensorrt_rtx").network("last"), MAX_BATCH)
+        self._decoder = ReferenceDecoder(config_network(config, "tensorrt_rtx", "last"), MAX_BATCH)
 
     def start(self, batch: int) -> None:
         self._lengths = np.zeros(batch, np.int64)
@@ -58,9 +59,9 @@ class Trtkit:
 
 def slot_memory() -> dict[str, float]:
     """Return MiB of one slot's caches: as planned, and as the process grows with each slot more."""
-    model = open_model(CONFIG, "tensorrt_rtx")
-    planned = decoder_size(model.spec, 0, CONFIG).kv_bytes_per_slot
-    network, resident, held = model.network("last"), [], []
+    opened = open_decoder(resolve(CONFIG))
+    planned = decoder_size(opened).kv_bytes_per_slot
+    network, resident, held = decoder_network(load_backend("tensorrt_rtx"), opened, "last"), [], []
     for slots in (1, MAX_BATCH):
         before = _resident_bytes()
         held.append(ReferenceDecoder(network, slots))
@@ -89,7 +90,7 @@ class Transformers:
     """transformers' own model with its default attention and a StaticCache; in bf16 and fp16 all of it is converted."""
 
     def __init__(self, precision: str) -> None:
-        self._model = _transformers_model(open_decoder(CONFIG.source), getattr(torch, DTYPES[precision].torch))
+        self._model = _transformers_model(open_decoder_source(CONFIG.source), getattr(torch, DTYPES[precision].torch))
 
     def start(self, batch: int) -> None:
         from transformers import StaticCache

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ import numpy as np
 
 from benchmarks.measure import RESULTS, interleaved, ratio, run_bare, summary, write
 from trtkit.config.load import load_config
+from trtkit.engine.build_inputs import gather_inputs
 from trtkit.engine.cache import cache_folder
-from trtkit.engine.jobs import COMPILE_DECODER, DecoderRequest
-from trtkit.engine.onnx_build import plan_request
-from trtkit.engine.plan import plan_build
+from trtkit.engine.jobs import BUILD_STAGE
+from trtkit.engine.write_stages import prepare_stages, stage_request
 from trtkit.jobs.runner import ChildRunner
 
 # TinyLlama-1.1B's sizes.
@@ -110,25 +111,27 @@ def figures(precision: str) -> dict[str, Any]:
         "llm.max_batch_size=8",
         "llm.max_sequence_length=2048",
     ]
-    plan = plan_build(load_config("llama", overrides, "sm80" if precision == "int4" else None), ChildRunner())
+    inputs = gather_inputs(load_config("llama", overrides, "sm80" if precision == "int4" else None), ChildRunner())
     with tempfile.TemporaryDirectory() as text:
         bundle = Path(text)
-        build = plan_request(plan, bundle / "trtkit.plan")
-        request = DecoderRequest(plan.backend, plan.config, bundle, plan.target, build)
+        (stage,) = prepare_stages(inputs, bundle, ChildRunner()).stages
+        request = stage_request(inputs.config, inputs.target, inputs.backend, stage, bundle)
+        request = replace(request, plan=bundle / "trtkit.plan")
         read = folder / "trt" if precision == "int4" else folder
         bare = [sys.executable, "-m", "benchmarks.bare_llm_build", str(read), precision, str(bundle / "bare.plan")]
         samples = interleaved(
-            {"trtkit": lambda: ChildRunner().run(COMPILE_DECODER, request), "bare": lambda: run_bare(bare)}, REPEATS
+            {"trtkit": lambda: ChildRunner().run(BUILD_STAGE, request), "bare": lambda: run_bare(bare)}, REPEATS
         )
     ours, others = samples["trtkit"], samples["bare"]
-    work = [sum(step.seconds for step in run.steps) + run.compiled.plan.build_s for run in ours]
+    plans = [run.plan for run in ours if run.plan is not None]
+    work = [run.write_s + run.describe_s + run.plan.build_s for run in ours]
     bare_work = [run["work_s"] for run in others]
-    memory = [run.compiled.plan.peak_memory_mib for run in ours]
+    memory = [plan.peak_memory_mib for plan in plans]
     bare_memory = [run["peak_memory_mib"] for run in others]
     return {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "parameters": ours[0].size.parameters,
-        "weight_bytes": ours[0].size.weight_bytes,
+        "parameters": ours[0].decoder.parameters,
+        "weight_bytes": ours[0].decoder.weight_bytes,
         "work_s": {"trtkit": summary(work), "bare": summary(bare_work)},
         "work_ratio": ratio(work, bare_work),
         "peak_memory_mib": {"trtkit": summary(memory), "bare": summary(bare_memory)},

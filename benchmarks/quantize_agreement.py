@@ -24,13 +24,13 @@ import torch
 from benchmarks.measure import RESULTS, write, write_between
 from benchmarks.quantize_llm import ROOT, calibration_text, texts
 from trtkit.config.load import load_config
-from trtkit.engine.decoders import open_decoder
+from trtkit.engine.decoders import open_decoder_source
 from trtkit.jobs.steps import Steps
 from trtkit.models.registry import decoder_spec
 from trtkit.quantization.llm import calibration
 from trtkit.quantization.llm.choice import choose
 from trtkit.quantization.llm.job import QuantizedModel, quantized_model
-from trtkit.runtime.decoder import Call, ReferenceDecoder, open_model
+from trtkit.runtime.decoder import Call, ReferenceDecoder, config_network
 from trtkit.sources.huggingface.model import encoder
 from trtkit.verification.perplexity import mean_loss
 
@@ -58,7 +58,7 @@ QUIET = Steps(lambda _: None)
 
 def quantized(config: ModelConfig) -> QuantizedModel:
     """Quantize a config's model in this process; its model computes with rounded weights and inputs."""
-    options, opened = config.quantize, open_decoder(config.source)
+    options, opened = config.quantize, open_decoder_source(config.source)
     assert options is not None
     ids = encoder(opened).encode(calibration.read_text(options.calibration))
     choice = choose(decoder_spec(opened.config), options)
@@ -77,7 +77,7 @@ def executed(config: ModelConfig, folder: Path, windows: Windows) -> Iterator[to
     """Yield the logits [S, V] of the network that is built from a checkpoint in `folder`."""
     source = config.source.model_copy(update={"hf": str(folder), "gguf": None, "requires": None})
     built = config.model_copy(update={"source": source, "quantize": None})
-    decoder = ReferenceDecoder(open_model(built, "tensorrt_rtx").network("all"), 1)
+    decoder = ReferenceDecoder(config_network(built, "tensorrt_rtx", "all"), 1)
     for ids in windows:
         yield decoder.forward(Call(0, ids[None], np.array([0]), np.array([len(ids)])))[0].clone()
 

@@ -111,9 +111,9 @@ def perplexities(bundle: Bundle) -> dict[str, float]:
 
 def encoder_of(bundle: Bundle) -> Any:
     """Return the bundle's tokenizer."""
-    from trtkit.engine.decoders import open_decoder
+    from trtkit.engine.decoders import open_decoder_source
 
-    return encoder(open_decoder(bundle.manifest.config.source))
+    return encoder(open_decoder_source(bundle.manifest.config.source))
 
 
 def measure(name: str, calibration: Path, folder: Path) -> Json:

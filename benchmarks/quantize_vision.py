@@ -16,9 +16,9 @@ from benchmarks import quantize_vision_data as data
 from benchmarks.measure import RESULTS, write, write_between
 from trtkit.backends import load_backend
 from trtkit.config import load_config
-from trtkit.engine.jobs import COMPILE, PREPARE, PrepareRequest
-from trtkit.engine.onnx_build import plan_request, prepare_network
-from trtkit.engine.plan import plan_build
+from trtkit.engine.build_inputs import gather_inputs
+from trtkit.engine.jobs import BUILD_STAGE, PREPARE, PrepareRequest
+from trtkit.engine.write_stages import prepare_stages, stage_request
 from trtkit.inputs.images import image_input
 from trtkit.jobs.runner import ChildRunner
 from trtkit.network.onnx.io import graph_inputs
@@ -63,7 +63,7 @@ def inputs(name: str, config: ModelConfig) -> list[Array]:
         assert detector.preprocess is not None
         with tempfile.TemporaryDirectory() as folder:
             ChildRunner().run(PREPARE, PrepareRequest(detector, Path(folder)))
-            reference = OnnxRuntimeReference(Path(folder) / "model.onnx", "")
+            reference = OnnxRuntimeReference(Path(folder) / "network/model.onnx", "")
             (found,) = reference.run({"x": image_input(page, detector.preprocess)}).values()
         images = [page.crop(box) for box in find_lines(found[0, 0], page.size)]
     else:
@@ -74,18 +74,21 @@ def inputs(name: str, config: ModelConfig) -> list[Array]:
 def built(config: ModelConfig, folder: Path) -> tuple[Path, Json]:
     """Prepare and build; return the network's ONNX file and the figures of both."""
     folder.mkdir()
-    plan = plan_build(config, ChildRunner())
-    prepared, request = prepare_network(plan, folder, ChildRunner())
-    compiled = ChildRunner().run(COMPILE, replace(request, plan=plan_request(plan, folder / "model.plan")))
-    assert compiled.plan is not None
+    inputs = gather_inputs(config, ChildRunner())
+    prepared = prepare_stages(inputs, folder, ChildRunner())
+    (stage,) = prepared.stages
+    request = stage_request(config, inputs.target, inputs.backend, stage, folder)
+    result = ChildRunner().run(BUILD_STAGE, replace(request, plan=folder / "model.plan"))
+    assert stage.onnx is not None
+    assert result.plan is not None
     seconds = {step.name: step.seconds for step in prepared.steps}
     figures = {
-        "weights_mib": round(sum(compiled.network.totals().weight_bytes.values()) / 2**20, 2),
+        "weights_mib": round(sum(result.network.totals().weight_bytes.values()) / 2**20, 2),
         "engine_mib": round((folder / "model.plan").stat().st_size / 2**20, 2),
         "quantize_s": round(seconds.get("quantize", 0.0) + seconds.get("keep", 0.0), 1),
-        "build_s": round(compiled.plan.build_s, 1),
+        "build_s": round(result.plan.build_s, 1),
     }
-    return request.onnx, figures
+    return stage.onnx.path, figures
 
 
 def executed(path: Path, feeds: Sequence[Array]) -> list[Array]:

@@ -15,8 +15,8 @@ from benchmarks.measure import interleaved, ratio, summary, write
 from benchmarks.reference_run import THREADS
 from trtkit.config import load_config
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.onnx_build import prepare_network
-from trtkit.engine.plan import plan_build
+from trtkit.engine.build_inputs import gather_inputs
+from trtkit.engine.write_stages import prepare_stages
 from trtkit.jobs.runner import ChildRunner
 
 ROUNDS = 5
@@ -56,11 +56,12 @@ def cases() -> list[Case]:
 def figures_of(case: Case) -> dict[str, Any]:
     """Run every runtime in turn, each time in a new process, on the ONNX file that TensorRT parses."""
     with tempfile.TemporaryDirectory() as folder:
-        plan = plan_build(case.config, ChildRunner())
-        _, request = prepare_network(plan, Path(folder), ChildRunner())
+        inputs = gather_inputs(case.config, ChildRunner())
+        (stage,) = prepare_stages(inputs, Path(folder), ChildRunner()).stages
+        assert stage.onnx is not None
         source = case.config.source.torch
         described = json.dumps(source.model_dump(mode="json") if source else None)
-        words = [str(request.onnx), json.dumps(case.shape), described]
+        words = [str(stage.onnx.path), json.dumps(case.shape), described]
         samples = interleaved({name: partial(_run, name, words) for name in case.runtimes}, ROUNDS, warmups=0)
     return {"input": list(case.shape), **_compare(samples)}
 

@@ -11,12 +11,12 @@ from transformers.utils import logging as transformers_logging
 
 from tests.decoders import rtx
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.hybrid_prepare import prepare_hybrid
 from trtkit.engine.hybrids import open_hybrid
 from trtkit.engine.jobs import PrepareRequest
-from trtkit.jobs.events import ignore
+from trtkit.engine.prepare import prepare
+from trtkit.engine.resolve import resolve
 from trtkit.jobs.job import Context
-from trtkit.runtime.hybrid import HybridExecution, reference_hybrid
+from trtkit.runtime.stages import StagesExecution, reference_stages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -124,7 +124,7 @@ class Made:
     """A hybrid on the reference executor."""
 
     opened: OpenedHybrid
-    execution: HybridExecution
+    execution: StagesExecution
 
     @property
     def spec(self) -> HybridSpec:
@@ -136,7 +136,7 @@ class Made:
 
     def builds(self) -> bool:
         """Whether TensorRT-RTX builds every stage, for 1 to 3 images."""
-        return all(_builds(stage.network.graph, stage.network.graph.network) for stage in self.execution.stages)
+        return all(_builds(stage.owner.graph, stage.definition) for stage in self.execution.stages)
 
 
 def make(case: Case, folder: Path, compose: str, precision: str = "fp32", **more: Any) -> Made:
@@ -151,11 +151,11 @@ def make(case: Case, folder: Path, compose: str, precision: str = "fp32", **more
             **more,
         }
     )
-    opened = open_hybrid(config)
+    opened = open_hybrid(resolve(config))
     work = folder.parent / f"{compose}-{precision}"
     work.mkdir()
-    prepared = prepare_hybrid(PrepareRequest(config, work), Context())
-    return Made(opened, reference_hybrid(rtx(), opened, prepared["stages"], ignore))
+    prepared = prepare(PrepareRequest(config, work), Context())
+    return Made(opened, reference_stages(rtx(), prepared.stages, opened))
 
 
 def _builds(graph: Any, network: Any) -> bool:

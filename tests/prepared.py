@@ -18,7 +18,7 @@ def prepared(config: ModelConfig, folder: Path, quantize: dict[str, Any] | None 
     folder.mkdir()
     asked = ModelConfig.model_validate({**config.model_dump(mode="json"), "quantize": quantize})
     prepare(PrepareRequest(asked, folder), Context())
-    return folder / "model.onnx"
+    return folder / "network/model.onnx"
 
 
 def from_onnx(config: ModelConfig, path: Path) -> ModelConfig:

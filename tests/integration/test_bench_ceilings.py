@@ -139,7 +139,9 @@ def test_a_hybrid_beside_its_model_in_torch(workspace: Path, trtkit: Run, refuse
     assert theirs["computes"] == "PyTorch eager, CPU, fp32"
     assert theirs["difference"] < 1e-5
     said = refuses("bench", "bundles/vit", *words, "--compare", "onnxruntime")
-    assert said == ("--compare onnxruntime: the network of a hybrid bundle is no ONNX file\nfix: use --compare torch")
+    assert said == (
+        "--compare onnxruntime: the network of a hybrid bundle is not an ONNX file\nfix: use --compare torch"
+    )
     (workspace / "vit" / "extra.json").write_text("{}")
     said = refuses("bench", "bundles/vit", *words, "--compare", "torch")
     assert said == "--compare torch: the source has changed since the build\nfix: build the bundle again"

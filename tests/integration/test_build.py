@@ -57,7 +57,7 @@ def test_two_lines_make_a_whole_bundle(workspace: Path, build: Callable[..., Any
     ]
     manifest = answer["manifest"]
     assert manifest == json.loads((workspace / "bundles/m/manifest.json").read_text())
-    assert (manifest["name"], manifest["schema_version"]) == ("m", 2)
+    assert (manifest["name"], manifest["schema_version"]) == ("m", 3)
     assert manifest["backend"] == {"name": "tensorrt_rtx", "version": load_backend("tensorrt_rtx").version}
     assert manifest["tools"]["trtkit"] == __version__
     assert manifest["inputs"] == [{"name": "images", "dtype": "fp32", "shape": [-1, 3, 16, 16]}]
@@ -72,7 +72,7 @@ def test_manifest_holds_the_digest_of_every_file(workspace: Path, build: Callabl
     bundle = workspace / "bundles/m"
     for record, path in (
         (manifest["engines"][0], bundle / "engines/m.plan"),
-        (manifest["network"], bundle / "network/model.onnx"),
+        (manifest["stages"][0]["onnx"]["files"][0], bundle / "network/model.onnx"),
         (manifest["sources"][0], workspace / "m.onnx"),
     ):
         assert record["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()

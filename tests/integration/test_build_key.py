@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from tests import models
 from trtkit.config import load_config
-from trtkit.engine.plan import plan_build
+from trtkit.engine.build_inputs import gather_inputs
 from trtkit.jobs.runner import new_runner
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def torch_config(workspace: Path) -> str:
 
 
 def key(config: str, *overrides: str, target: str | None = None) -> str:
-    return plan_build(load_config(config, overrides, target), new_runner()).key
+    return gather_inputs(load_config(config, overrides, target), new_runner()).key
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,10 @@ def test_missing_plan_is_refused(bundle: Path, refuses: Callable[..., str]) -> N
 
 
 def test_plan_outside_the_bundle_is_refused(bundle: Path, refuses: Callable[..., str]) -> None:
-    edit_manifest(bundle, lambda data: data["engines"][0].update(path="../../evil.plan"))
+    def move(data: dict[str, Any]) -> None:
+        data["engines"][0]["path"] = data["stages"][0]["engine"] = "../../evil.plan"
+
+    edit_manifest(bundle, move)
     assert refuses("inspect", "b") == "b/../../evil.plan: the manifest names a file outside the bundle"
 
 
@@ -73,14 +76,13 @@ def test_pipe_in_the_place_of_a_file_is_refused(name: str, bundle: Path, refuses
     assert "ot a regular file" in said or "does not list this file" in said
 
 
-def test_engine_without_a_digest_is_refused(bundle: Path, refuses: Callable[..., str]) -> None:
-    record = {"model_type": "x", "layout": "image", "engine": "evil.plan", "inputs": [], "outputs": []}
-    sizes = ("image_token_id", "tokens_per_image", "merge_size", "window_size", "max_images", "max_tokens")
-    vision = {**record, **dict.fromkeys(sizes, 1), "has_grid_positions": False, "profiles": []}
-    edit_manifest(bundle, lambda data: data.update(vision={**vision, "totals": data["totals"]}))
-    assert refuses("inspect", "b").startswith(
-        "b/manifest.json: the manifest is damaged: : Value error, engine `evil.plan` has no digest"
-    )
+def test_engine_and_network_without_a_digest_are_refused(bundle: Path, refuses: Callable[..., str]) -> None:
+    damaged = "b/manifest.json: the manifest is damaged: : Value error, "
+    edit_manifest(bundle, lambda data: data["stages"][0].update(engine="evil.plan"))
+    assert refuses("inspect", "b").startswith(f"{damaged}file `evil.plan` has no digest")
+    edit_manifest(bundle, lambda data: data["stages"][0].update(engine=data["engines"][0]["path"]))
+    edit_manifest(bundle, lambda data: data["stages"][0]["onnx"].update(parsed="evil.onnx"))
+    assert refuses("inspect", "b").startswith(f"{damaged}file `evil.onnx` has no digest")
 
 
 def test_cached_bundle_of_another_model_is_not_restored(
@@ -110,7 +112,8 @@ def test_manifest_of_another_version_is_refused(text: str, bundle: Path, refuses
     (bundle / "manifest.json").write_text(text)
     version = "99" if "99" in text else "None"
     assert refuses("inspect", "b") == (
-        f"b/manifest.json: manifest schema version {version} is not 2\nfix: build the bundle again with this trtkit"
+        f"b/manifest.json: manifest schema version {version} is not 3\n"
+        "fix: build it again with this trtkit: `trtkit build --config CONFIG --out b`"
     )
 
 

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.decoders import rtx
 from tests.generation import settings
 from trtkit.config import load_config
 from trtkit.config.schema import LlmOptions
-from trtkit.runtime.decoder import DecoderModel, ReferenceDecoder, open_model
+from trtkit.engine.decoders import OpenedDecoder, open_decoder
+from trtkit.engine.resolve import resolve
+from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
 from trtkit.runtime.generation import Engine, EngineOptions, LookupProposer, Request
 from trtkit.verification.decoder_reference import TransformersReference
 
@@ -35,16 +38,16 @@ SETTINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @cache
-def model() -> DecoderModel:
+def model() -> OpenedDecoder:
     """The shipped config in fp32, with short caches."""
     options = LlmOptions(max_batch_size=8, max_sequence_length=64, max_prefill_length=16)
     config = load_config("llama").model_copy(update={"precision": "fp32", "llm": options})
-    return open_model(config, "tensorrt_rtx")
+    return open_decoder(resolve(config))
 
 
 @cache
 def engine() -> Engine:
-    return Engine(ReferenceDecoder(model().network(), 8))
+    return Engine(ReferenceDecoder(decoder_network(rtx(), model()), 8))
 
 
 @cache
@@ -78,6 +81,6 @@ def test_tokens_equal_transformers(name: str) -> None:
 
 def test_speculative_tokens_equal_transformers() -> None:
     options = EngineOptions(proposer=LookupProposer(4))
-    tested = Engine(ReferenceDecoder(model().network("all"), 4), options)
+    tested = Engine(ReferenceDecoder(decoder_network(rtx(), model(), "all"), 4), options)
     assert ours(tested, {"temperature": 0}) == [theirs(prompt) for prompt in PROMPTS]
     assert tested.statistics.accepted_tokens > 0

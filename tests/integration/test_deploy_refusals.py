@@ -69,7 +69,7 @@ def test_links_in_a_bundle_are_refused(place_of_link: str, bundle: Path, refuses
 
 def test_a_path_out_of_the_bundle_is_refused(bundle: Path, refuses: Callable[..., str]) -> None:
     manifest = json.loads((bundle / "manifest.json").read_text())
-    manifest["engines"][0]["path"] = "../outside.plan"
+    manifest["engines"][0]["path"] = manifest["stages"][0]["engine"] = "../outside.plan"
     (bundle / "manifest.json").write_text(json.dumps(manifest))
     message = refuses("deploy", bundle, "--repository", "models")
     assert "the manifest names a file outside the bundle" in message

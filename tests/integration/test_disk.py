@@ -55,7 +55,7 @@ def mount(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
 @pytest.mark.parametrize(
     ("size", "file"),
-    [("4k", "network"), ("16k", "engines/m.plan"), ("64k", "engines/m.plan")],
+    [("4k", ".out.partial"), ("16k", ".out.partial/engines/m.plan"), ("64k", ".out.partial/engines/m.plan")],
 )
 def test_full_disk_names_the_file_and_is_left_as_it_was(
     size: str, file: str, config: Path, mount: Callable[[str], Path], refuses: Callable[..., str]
@@ -64,7 +64,7 @@ def test_full_disk_names_the_file_and_is_left_as_it_was(
     (folder / "filler").write_bytes(bytes(4096))
     message = refuses("build", "--config", config, "--out", folder / "out", "--no-cache")
     assert message == (
-        f"{folder}/.out.partial/{file}: cannot write or read: no space left on device\n"
+        f"{folder}/{file}: cannot write or read: no space left on device\n"
         "fix: free some space, or choose another `--out`"
     )
     assert tree(folder) == ["filler"]

@@ -79,11 +79,12 @@ def test_inspect_lists_parts_and_what_goes_between_them(vit: Path, trtkit: Calla
     assert "parts of vit, chained" in said
     assert "patch.embeddings fp32" in said
     found = trtkit("inspect", "m.yaml", "--json").json()
-    assert [(part["name"], part["kind"]) for part in found["hybrid"]["parts"]] == [
+    assert [(part["name"], part["kind"]) for stage in found["stages"] for part in stage["parts"]] == [
         ("patch", "onnx"),
         ("encoder", "network"),
     ]
-    assert sum(part["layers"] for part in found["hybrid"]["parts"]) == found["network"]["totals"]["layers"]
+    layers = [part["layers"] for stage in found["stages"] for part in stage["parts"]]
+    assert sum(layers) == found["network"]["totals"]["layers"]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_shipped_config_builds_a_folder_of_its_family(
         "build", "--config", name, "--set", "source.hf=model", "--set", f"image_size={list(case.size)}", "--json"
     )
     assert ran.code == 0, ran.err
-    assert ran.json()["manifest"]["hybrid"]["model_type"] == case.model_type
+    assert ran.json()["manifest"]["model_type"] == case.model_type
 
 
 @pytest.mark.parametrize(
@@ -203,8 +204,8 @@ def test_io_types_have_no_meaning_for_a_hybrid(vit: Path, refuses: Callable[...,
     said = refuses("build", "--config", "m.yaml", "--set", "io_types=fp16", code=2)
     assert said == (
         "the config does not fit a hybrid\n"
-        "  io_types: has no meaning here\n"
-        "    fix: remove it: the parts' ports have types of their own"
+        "  io_types: has no meaning for a hybrid\n"
+        "    fix: remove it: a network that trtkit writes has types of its own"
     )
 
 
@@ -217,14 +218,14 @@ def test_unknown_family_that_is_asked_to_be_a_hybrid_is_refused(vit: Path, refus
 
 def test_onnx_runtime_is_no_reference_of_a_hybrid(vit: Path, refuses: Callable[..., str]) -> None:
     assert refuses("verify", "m.yaml", "--against", "onnxruntime") == (
-        "--against onnxruntime: a hybrid is no ONNX file\nfix: leave it out, or verify with `--set route=onnx`"
+        "--against onnxruntime: a hybrid is not an ONNX file\nfix: leave it out, or verify with `--set route=onnx`"
     )
 
 
 def test_same_folder_goes_through_onnx_as_a_whole(vit: Path, trtkit: Callable[..., Ran]) -> None:
     ran = trtkit("build", "--config", "m.yaml", "--set", "route=onnx", "--json")
     assert ran.code == 0, ran.err
-    assert ran.json()["manifest"]["hybrid"] is None
+    assert [stage["writer"] for stage in ran.json()["manifest"]["stages"]] == ["parser"]
 
 
 def test_a_hybrid_that_memory_cannot_hold_is_refused_before_it_is_exported(

@@ -61,7 +61,7 @@ def test_shipped_llm_config_builds_a_folder_of_its_family(
     ran = trtkit("build", "--config", name, "--set", f"source.hf={folder}", *SMALL, "--json")
     assert ran.code == 0, ran.err
     manifest = ran.json()["manifest"]
-    assert manifest["decoder"]["model_type"] == model_type
+    assert manifest["model_type"] == model_type
     case = next(case for case in CASES if case.model_type == model_type)
     counted = sum(weight.numel() for weight in model_of(case).hf.parameters())
     assert manifest["decoder"]["parameters"] == counted

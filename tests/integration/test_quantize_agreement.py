@@ -13,7 +13,7 @@ import torch
 from benchmarks.quantize_agreement import QUIET, executed, faked, quantized
 from tests import tiny_llm
 from trtkit.config.load import load_config
-from trtkit.engine.decoders import open_decoder
+from trtkit.engine.decoders import open_decoder_source
 from trtkit.sources.huggingface.model import encoder
 from trtkit.verification.perplexity import mean_loss
 
@@ -53,7 +53,7 @@ def test_smollm2s_perplexity_is_modelopts_within_half_a_percent(tmp_path: Path) 
     layers = 'layers={"layers.28.*": fp8, "layers.29.*": int8}'
     data = [f"calibration.data={tmp_path / 'text.txt'}", "calibration.samples=2", "calibration.length=128"]
     config = load_config("llama", [f"quantize.{key}" for key in ("method=int8_wo", layers, *data)], "sm89")
-    windows = np.array(encoder(open_decoder(config.source)).encode(text[:4000])[:512]).reshape(2, 256)
+    windows = np.array(encoder(open_decoder_source(config.source)).encode(text[:4000])[:512]).reshape(2, 256)
     want, got = (
         math.exp(sum(mean_loss(logits, ids.tolist()) for logits, ids in zip(found, windows, strict=True)) / 2)
         for found in both(config, windows, tmp_path / "out")

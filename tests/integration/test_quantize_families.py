@@ -22,7 +22,7 @@ from trtkit.quantization.llm.choice import linear_layers
 from trtkit.quantization.llm.job import quantize_llm
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.reference import to_array
-from trtkit.runtime.decoder import Call, ReferenceDecoder, open_model
+from trtkit.runtime.decoder import Call, ReferenceDecoder, config_network
 from trtkit.sources.decoder_source import open_hf_folder
 from trtkit.sources.huggingface.model import causal_lm
 from trtkit.verification.compare import compare
@@ -79,7 +79,7 @@ def quantized(source: Path, **asked: Any) -> Path:
 
 
 def network_logits(source: Path) -> torch.Tensor:
-    decoder = ReferenceDecoder(open_model(config_of(source), "tensorrt_rtx").network(), 1)
+    decoder = ReferenceDecoder(config_network(config_of(source), "tensorrt_rtx"), 1)
     return decoder.forward(Call(0, IDS[None], np.array([0]), np.array([len(IDS)])))[0]
 
 

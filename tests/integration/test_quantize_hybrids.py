@@ -68,7 +68,7 @@ def compare(made: Made, case: Case) -> dict[str, float]:
 
 def dequantized(made: Made) -> set[str]:
     """Return the layers of the network whose matrices are dequantized in it."""
-    network = made.execution.stages[0].network.graph.network  # type: ignore[attr-defined]
+    network = made.execution.stages[0].definition  # type: ignore[attr-defined]
     names = [network.get_layer(index).name for index in range(network.num_layers)]
     return {name.partition("/dequantize")[0].replace("/", ".") for name in names if "/dequantize" in name}
 

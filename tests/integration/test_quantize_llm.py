@@ -17,7 +17,7 @@ from trtkit.config.load import load_config
 from trtkit.jobs.runner import new_runner
 from trtkit.quantization.run import quantize_model
 from trtkit.quantized_matrix import QuantizedMatrix
-from trtkit.runtime.decoder import Call, ReferenceDecoder, open_model
+from trtkit.runtime.decoder import Call, ReferenceDecoder, config_network
 from trtkit.sources.decoder_source import open_hf_folder
 from trtkit.sources.huggingface.model import causal_lm
 from trtkit.verification.rounded_inputs import round_inputs
@@ -63,7 +63,7 @@ def quantized(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
 def decoder_of(models: Path, folder: Path, widen: str | None = None) -> ReferenceDecoder:
     config = config_of(models, f"source.hf={folder}", "quantize=null")
-    return ReferenceDecoder(open_model(config, "tensorrt_rtx").network(), 2, widen)
+    return ReferenceDecoder(config_network(config, "tensorrt_rtx"), 2, widen)
 
 
 def logits_of(decoder: ReferenceDecoder, ids: np.ndarray, start: int = 0) -> torch.Tensor:

@@ -17,7 +17,7 @@ from trtkit.quantization.jobs import QuantizedLlm, QuantizeRequest, ScoringReque
 from trtkit.quantization.llm import mixtures
 from trtkit.quantization.llm.job import quantize_llm
 from trtkit.quantized_matrix import QuantizedMatrix
-from trtkit.runtime.decoder import Call, ReferenceDecoder, open_model
+from trtkit.runtime.decoder import Call, ReferenceDecoder, config_network
 from trtkit.sources.decoder_source import open_hf_folder
 from trtkit.sources.huggingface.model import causal_lm
 
@@ -59,7 +59,7 @@ def quantized(config: Path, out: Path, *overrides: str, **scoring: Any) -> Quant
 def executed(config: Path, folder: Path) -> torch.Tensor:
     """Return the logits of the network that is built of a checkpoint."""
     built = load_config(str(config), [f"source.hf={folder}"])
-    decoder = ReferenceDecoder(open_model(built, "tensorrt_rtx").network(), 1)
+    decoder = ReferenceDecoder(config_network(built, "tensorrt_rtx"), 1)
     return decoder.forward(Call(0, IDS[None], np.array([0]), np.array([len(IDS)])))[0]
 
 

@@ -50,8 +50,8 @@ def make(tmp_path: Path) -> Callable[..., onnx.ModelProto]:
         folder = tmp_path / f"made-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         prepare(PrepareRequest(ModelConfig.model_validate(config), folder), Context())
-        assert [file.name for file in folder.iterdir()] == ["model.onnx"]
-        return onnx.load(folder / "model.onnx")
+        assert [file.name for file in (folder / "network").iterdir()] == ["model.onnx"]
+        return onnx.load(folder / "network/model.onnx")
 
     return run
 

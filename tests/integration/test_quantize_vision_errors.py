@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from trtkit.network.onnx.quantize import lifted, quantize_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 PREPROCESS = {"resize": {"exact": [32, 32]}}
 
@@ -41,7 +41,7 @@ def refused(workspace: Path) -> Callable[..., TrtkitError]:
         (workspace / "out").mkdir()
         with pytest.raises(TrtkitError) as caught:
             prepare(PrepareRequest(whole, workspace / "out"), Context())
-        assert not (workspace / "out/model.onnx").exists()
+        assert not (workspace / "out/network/model.onnx").exists()
         return caught.value
 
     return run
@@ -147,8 +147,9 @@ def test_activations_that_are_always_zero_name_their_node_and_can_be_left_out(
     assert error.what == "`r1`, which `block/conv2` reads, is 0 everywhere on the calibration data"
     exclude = {"method": "int8", "exclude": ["block/conv2"], "calibration": {"data": "a.npz"}}
     config = {"source": {"onnx": "m.onnx"}, "profiles": [{"batch": [1, 4, 8]}], "quantize": exclude}
-    prepare(PrepareRequest(ModelConfig.model_validate(config), Path("out")), Context())
-    assert (workspace / "out/model.onnx").exists()
+    (workspace / "again").mkdir()
+    prepare(PrepareRequest(ModelConfig.model_validate(config), workspace / "again"), Context())
+    assert (workspace / "again/network/model.onnx").exists()
 
 
 @pytest.mark.usefixtures("data")

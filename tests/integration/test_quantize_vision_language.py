@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import tiny_llm
-from tests.decoders import relative_rms
+from tests.decoders import relative_rms, rtx
 from tests.tiny_vlm import VLMS, Vlm, bundle_of, folder_of, picture
 from trtkit.config.load import load_config
+from trtkit.engine.decoders import open_decoder
+from trtkit.engine.resolve import resolve
 from trtkit.engine.vision_language import open_vision
 from trtkit.jobs.job import Context
 from trtkit.quantization.by_part.tower import measured_on_arrays
 from trtkit.quantization.jobs import QuantizeRequest
 from trtkit.quantization.llm.job import quantize_llm
-from trtkit.runtime.decoder import ReferenceDecoder, open_model
+from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
 from trtkit.sources.decoder_source import open_hf_folder
 from trtkit.verification.dequantized import wrapped_folder
 from trtkit.verification.stepper import Stepper
@@ -61,13 +63,13 @@ def test_text_is_computed_with_the_dequantized_language_model(name: str, tmp_pat
     config = load_config(str(tmp_path / "m.yaml"), ["quantize={method: int8_wo, exclude: [layers.0.mlp.*]}"])
     (tmp_path / "made").mkdir()
     quantize_llm(QuantizeRequest(config, tmp_path / "made"), Context())
-    model = open_model(config, "tensorrt_rtx", tmp_path / "made")
+    model = open_decoder(resolve(config), tmp_path / "made")
     assert model.source.config["model_type"] == open_hf_folder(folder_of(vlm)).config["model_type"]
     assert sum(model.source.checkpoint.is_quantized(name) for name in model.source.checkpoint) == 11
     with wrapped_folder(folder_of(vlm), model.source) as folder:
         reference = VisionLanguageReference(folder)
     ids = list(range(5, 29))
-    stepper = Stepper(ReferenceDecoder(model.network(), 1))
+    stepper = Stepper(ReferenceDecoder(decoder_network(rtx(), model), 1))
     stepper.reset(1)
     assert relative_rms(stepper.step([ids])[0], reference.logits(ids, [])) <= 1e-5
 
@@ -96,7 +98,7 @@ def test_both_parts_in_few_bits(trtkit: Run, tmp_path: Path) -> None:
     bundle = bundle_of(wide("smolvlm"), f"quantize={{method: int8, kv_cache: int8, {text}, {parts}}}")
     manifest = json.loads((bundle / "manifest.json").read_text())
     assert manifest["totals"]["weight_bytes"]["int8"] > 30_000
-    assert manifest["vision"]["totals"]["weight_bytes"]["int8"] > 900_000
+    assert manifest["stages"][0]["totals"]["weight_bytes"]["int8"] > 900_000
     errors = verified(trtkit, bundle)
     assert errors["tolerance"] == 0.4
     assert 1e-3 < errors["soft_tokens"] < 0.1

@@ -99,10 +99,10 @@ def test_a_vit_in_8_bits_is_near_and_its_steps_equal_onnx_runtimes(tmp_path: Pat
         quantize = {"method": method, "calibration": {"data": str(folder)}}
         path = prepared(from_onnx(config, exact), tmp_path / method, quantize)
         assert 1e-4 < compare(executed(path, inputs)["logits"], want).relative_rms_error < limit
-    apart, differing = worst_steps(tmp_path / "int8/model.onnx", inputs)
+    apart, differing = worst_steps(tmp_path / "int8/network/model.onnx", inputs)
     assert apart <= 1.001
     assert differing < 1e-4
-    assert set(softmaxes_read_through_sums(tmp_path / "int8/model.onnx")) == {"Mul", "Where"}
+    assert set(softmaxes_read_through_sums(tmp_path / "int8/network/model.onnx")) == {"Mul", "Where"}
 
 
 def softmaxes_read_through_sums(path: Path) -> list[str]:

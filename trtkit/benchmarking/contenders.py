@@ -12,6 +12,7 @@ from trtkit.benchmarking.ceiling import CPU, GPU
 from trtkit.benchmarking.provenance import verification
 from trtkit.bundle.bundle import is_bundle, open_bundle
 from trtkit.engine.hybrids import open_hybrid
+from trtkit.engine.resolve import resolve
 from trtkit.errors import BenchError, SourceError, TrtkitError
 from trtkit.runtime.model import open_model
 from trtkit.verification.hybrid_reference import HybridReference
@@ -113,7 +114,7 @@ def _torch(bundle: Bundle, trust: Trust, *, is_compiled: bool) -> Contender:
     try:
         reference: Any = _torch_reference(bundle)
     except SourceError as error:
-        fix = f"use --compare {ONNX_RUNTIME}" if bundle.manifest.hybrid is None else "build the bundle again"
+        fix = f"use --compare {ONNX_RUNTIME}" if bundle.is_one_file else "build the bundle again"
         raise BenchError(error.what, f"--compare {TORCH}", fix) from None
     if is_compiled:
         _check_compiler()
@@ -129,12 +130,12 @@ def _torch_reference(bundle: Bundle) -> Any:
     """Return the source in eager PyTorch; a hybrid's whole model. Raises SourceError where it has none."""
     manifest = bundle.manifest
     digests = [file.sha256 for file in manifest.sources]
-    if manifest.hybrid is None:
-        origin = Origin(bundle.onnx_path, [tensor.name for tensor in manifest.outputs], digests)
+    if bundle.is_one_file:
+        origin = Origin(bundle.onnx_path(), [tensor.name for tensor in manifest.outputs], digests)
         return choose_reference(manifest.config, TORCH, origin)
     if change := source_change(manifest.config.source, digests):
         raise SourceError(f"the source {change}")
-    return HybridReference(open_hybrid(manifest.config))
+    return HybridReference(open_hybrid(resolve(manifest.config)))
 
 
 def _check_compiler() -> None:
@@ -147,7 +148,7 @@ def _check_compiler() -> None:
 
 def _onnx_runtime(bundle: Bundle) -> Contender:
     try:
-        path = bundle.onnx_path
+        path = bundle.onnx_path()
     except TrtkitError as error:
         raise BenchError(error.what, f"--compare {ONNX_RUNTIME}", f"use --compare {TORCH}") from None
     reference = OnnxRuntimeReference(path, "ONNX Runtime, CPU")

@@ -154,7 +154,7 @@ def _rival(asked: str, bundle: Bundle, request: LlmRequest) -> TextServer:
         raise BenchError(f"`{asked}` is nothing to compare a language model with", "--compare", fix)
     other = open_bundle(Path(asked))
     verification(other, is_waived=request.is_waived)
-    if other.manifest.decoder is None:
+    if other.manifest.interface != "tokens":
         raise BenchError("the bundle holds no language model", f"--compare {asked}", "compare models of one kind")
     check_fits(request.work(0), llm_options(other.manifest.config).max_sequence_length, asked)
     return _own(other, request, asked)

@@ -126,7 +126,7 @@ def _measured(bundle: Bundle, request: VisionRequest) -> Contender:
 
 def _cases(bundle: Bundle, batches: Sequence[int]) -> list[ShapeCase]:
     manifest = bundle.manifest
-    if manifest.decoder is not None:
+    if manifest.interface == "tokens":
         raise BenchError("the bundle holds a language model", str(bundle.path))
     if batches:
         return batch_cases(batches, manifest.inputs, manifest.profiles)

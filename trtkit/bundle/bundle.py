@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,17 +32,27 @@ class Bundle:
     path: Path
     manifest: Manifest
 
-    def engine_path(self, index: int = 0) -> Path:
-        """Return the plan file, without checking it."""
-        return self.path / self.manifest.engines[index].path
+    def engine_path(self, stage: str = "") -> Path:
+        """Return the plan file of a stage, of the last one unless named, without checking it."""
+        record = self.manifest.stage(stage) if stage else self.manifest.stages[-1]
+        return self.path / record.engine
+
+    def onnx_path(self, stage: str = "") -> Path:
+        """Return the ONNX file of a stage, of the only one unless named.
+
+        Raises BundleError if that is not all there is: an LLM, and a hybrid, is written by the network API.
+        """
+        record = self.manifest.stage(stage) if stage else self.manifest.stages[0]
+        if record.onnx is None or (not stage and not self.is_one_file):
+            kind = "an LLM" if self.manifest.interface == "tokens" else "a hybrid"
+            raise BundleError(f"the network of {kind} bundle is not an ONNX file", str(self.path))
+        return self.path / record.onnx.path
 
     @property
-    def onnx_path(self) -> Path:
-        """The ONNX file that TensorRT parsed. Raises BundleError where the network did not come through ONNX."""
-        if self.manifest.network is None:
-            kind = "an LLM" if self.manifest.hybrid is None else "a hybrid"
-            raise BundleError(f"the network of {kind} bundle is no ONNX file", str(self.path))
-        return self.path / self.manifest.network.path
+    def is_one_file(self) -> bool:
+        """Whether one ONNX file is the whole model."""
+        parts = [part for stage in self.manifest.stages for part in stage.parts]
+        return len(parts) == 1 and parts[0].kind == "onnx"
 
     @property
     def quantized_path(self) -> Path | None:
@@ -119,7 +130,8 @@ def open_bundle(path: Path) -> Bundle:
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
         what = f"manifest schema version {version!r} is not {SCHEMA_VERSION}"
-        raise BundleError(what, str(file), "build the bundle again with this trtkit")
+        fix = f"build it again with this trtkit: `trtkit build --config CONFIG --out {shlex.quote(str(path))}`"
+        raise BundleError(what, str(file), fix)
     try:
         bundle = Bundle(path, Manifest.model_validate(data))
     except ValidationError as error:

@@ -9,9 +9,10 @@ from pydantic import Field, model_validator
 from trtkit.config.schema import ModelConfig, ShapeRange
 from trtkit.config.strict import StrictModel
 from trtkit.config.targets import Target
+from trtkit.models.model import Interface, PartKind, Writer
 from trtkit.network.record import Totals
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 class FileRecord(StrictModel):
@@ -55,18 +56,8 @@ class BuildMetrics(StrictModel):
     peak_memory_mib: float
 
 
-class DecoderRecord(StrictModel):
-    """A decoder-only LLM in the engine's precision; KV of one slot is at the engine's full length."""
-
-    model_type: str
-    parameters: int
-    weight_bytes: int
-    kv_bytes_per_token: int
-    kv_bytes_per_slot: int
-
-
 class PortRecord(StrictModel):
-    """What a part of a hybrid takes or gives; a symbol is a size known at run time."""
+    """A tensor that a part takes or gives; a symbol is a size known at run time."""
 
     name: str
     dtype: str
@@ -74,103 +65,116 @@ class PortRecord(StrictModel):
 
 
 class PartRecord(StrictModel):
-    """A part of a hybrid.
+    """A part of a stage.
 
+    kind: `onnx` was parsed from the stage's ONNX file, `network` was written by the network API.
     feeds: by input, where it comes from: an input of the model, or `part.output`. layers: of its network.
     """
 
     name: str
-    kind: str
+    kind: PartKind
     inputs: tuple[PortRecord, ...]
     outputs: tuple[PortRecord, ...]
     feeds: dict[str, str]
     layers: int
 
 
-class StageRecord(StrictModel):
-    """One engine of a hybrid: the parts in it, its plan, and the ONNX file of those that were exported.
+class OnnxRecord(StrictModel):
+    """The ONNX parts of a stage, as one file.
 
-    Inputs and outputs are called as the model's own, or `part.output`: whoever runs the stages in order hands on what
-    has the same name.
+    path: with custom ops as functions, which is verified and runs in ONNX Runtime. parsed: what TensorRT parsed, the
+    same or with custom ops as plugins. files: both, and the data beside them. grid_samples: node and mode of each
+    GridSample, to check the parser.
+    """
+
+    path: str
+    parsed: str
+    files: tuple[FileRecord, ...]
+    grid_samples: tuple[tuple[str, str], ...]
+
+
+class StageRecord(StrictModel):
+    """One network and its engine: the parts in it and the ONNX file of those that were parsed.
+
+    Stages run in order. Inputs and outputs are called as the model's own, or `part.output`: each stage takes what an
+    earlier one gives by the same name. writer: who made the network: TensorRT's parser, a family's parts, or the
+    decoder of language models. engine: the plan's path.
     """
 
     name: str
-    parts: tuple[str, ...]
-    engine: str | None
-    files: tuple[FileRecord, ...]
-    grid_samples: tuple[tuple[str, str], ...]
-    inputs: tuple[IoRecord, ...]
-    outputs: tuple[IoRecord, ...]
-    profiles: tuple[dict[str, ShapeRange], ...]
-    layers: int
-
-
-class HybridRecord(StrictModel):
-    """A model of several parts, and the run plan: its stages in order. outputs: `part.output` each."""
-
-    model_type: str
-    compose: str
+    writer: Writer
     parts: tuple[PartRecord, ...]
-    outputs: tuple[str, ...]
-    stages: tuple[StageRecord, ...]
-
-
-class VisionRecord(StrictModel):
-    """The vision tower beside a language model: its engine, and how its soft tokens stand in a prompt.
-
-    layout: an image is one picture, several tiles, or as many patches as it has. image_token_id: the placeholder of
-    a soft token. tokens_per_image: of a picture or a tile; 0 where the size decides, by groups of merge_size squared
-    patches. window_size: tokens on the side of an attention window, 0 for none. has_grid_positions: M-RoPE.
-    max_images, max_tokens: of one call.
-    """
-
-    model_type: str
-    layout: Literal["image", "tiles", "patches"]
-    image_token_id: int
-    tokens_per_image: int
-    merge_size: int
-    window_size: int
-    has_grid_positions: bool
-    max_images: int
-    max_tokens: int
     engine: str
+    onnx: OnnxRecord | None
     inputs: tuple[IoRecord, ...]
     outputs: tuple[IoRecord, ...]
     profiles: tuple[dict[str, ShapeRange], ...]
     totals: Totals
 
 
-class Manifest(StrictModel):
+class ImagesRecord(StrictModel):
+    """How the soft tokens of the stage `vision` stand in a language model's prompt.
+
+    layout: an image is one picture, several tiles, or as many patches as it has. image_token_id: the placeholder of
+    a soft token. tokens_per_image: of a picture or a tile; 0 where the size decides, by groups of merge_size squared
+    patches. pixel_shape: of the tower's first input without its first axis, -1 for dynamic sizes. window_size: tokens
+    on the side of an attention window, 0 for none. has_grid_positions: M-RoPE. max_images, max_tokens: of one call.
+    """
+
+    model_type: str
+    layout: Literal["image", "tiles", "patches"]
+    image_token_id: int
+    tokens_per_image: int
+    pixel_shape: tuple[int, ...]
+    merge_size: int
+    window_size: int
+    has_grid_positions: bool
+    max_images: int
+    max_tokens: int
+
+
+class DecoderRecord(StrictModel):
+    """A decoder-only LLM in the engine's precision; KV of one slot is at the engine's full length.
+
+    embeddings: the table that is read beside an engine which takes vectors. images: of a vision-language model.
+    """
+
+    parameters: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes_per_slot: int
+    embeddings: FileRecord | None = None
+    images: ImagesRecord | None = None
+
+
+class ModelRecord(StrictModel):
+    """What is known of a model once its networks are written. inputs, outputs, profiles: the model's own."""
+
+    config: ModelConfig
+    target: Target
+    steps: tuple[StepRecord, ...]
+    inputs: tuple[IoRecord, ...]
+    outputs: tuple[IoRecord, ...]
+    profiles: tuple[dict[str, ShapeRange], ...]
+    model_type: str = Field("", description="The family of a model of several parts or of a language model.")
+    stages: tuple[StageRecord, ...] = Field(min_length=1, description="Networks and their engines, in order.")
+    totals: Totals = Field(description="Layers, weight bytes, FLOPs and bytes moved at the opt shapes.")
+    decoder: DecoderRecord | None = Field(None, description="What a language model weighs; None for other models.")
+
+
+class Manifest(ModelRecord):
     """The whole of `manifest.json`.
 
     build_key: SHA-256 over everything the plan follows from. verify: the last verification's summary, None before.
     """
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     name: str
     created_at: str = Field(description="UTC, ISO 8601.")
     build_key: str = Field(pattern=r"^[0-9a-f]{64}$")
-    config: ModelConfig
-    target: Target
     backend: BackendRecord
     tools: dict[str, str] = Field(description="Versions of Python and of the packages that took part.")
     sources: tuple[FileRecord, ...]
-    steps: tuple[StepRecord, ...]
-    inputs: tuple[IoRecord, ...]
-    outputs: tuple[IoRecord, ...]
-    profiles: tuple[dict[str, ShapeRange], ...]
-    network: FileRecord | None = Field(
-        description="The ONNX file that is verified; TensorRT parsed it or `network_plugins`; None for LLMs, hybrids."
-    )
-    network_plugins: FileRecord | None = Field(None, description="The same with custom ops as plugins, for TensorRT.")
-    network_data: FileRecord | None = Field(None, description="Its weights, where one file cannot hold them.")
-    totals: Totals = Field(description="Layers, weight bytes, FLOPs and bytes moved at the opt shapes.")
-    decoder: DecoderRecord | None = Field(None, description="What a decoder-only LLM weighs.")
-    hybrid: HybridRecord | None = Field(None, description="Parts and run plan of a hybrid.")
-    vision: VisionRecord | None = Field(None, description="The vision tower beside an LLM; `network` is its ONNX.")
-    embeddings: FileRecord | None = Field(
-        None, description="The LLM's embedding table, where its engine takes vectors."
-    )
     quantized: tuple[FileRecord, ...] = Field((), description="The quantized checkpoint that the LLM is written from.")
     engines: tuple[FileRecord, ...] = Field(min_length=1)
     files: tuple[FileRecord, ...] = Field(description="The other files: network.json, an LLM's config and tokenizer.")
@@ -180,20 +184,34 @@ class Manifest(StrictModel):
     verify: dict[str, Any] | None = None
 
     @model_validator(mode="after")
-    def _engines_have_digests(self) -> Self:
-        stages = () if self.hybrid is None else self.hybrid.stages
-        named = [stage.engine for stage in stages] + ([] if self.vision is None else [self.vision.engine])
-        for name in named:
-            if name is not None and name not in {engine.path for engine in self.engines}:
-                raise ValueError(f"engine `{name}` has no digest")
+    def _stages_files_have_digests(self) -> Self:
+        listed = {file.path for file in (*self.engines, *self.network_files())}
+        for stage in self.stages:
+            onnx = () if stage.onnx is None else (stage.onnx.path, stage.onnx.parsed)
+            for name in (stage.engine, *onnx):
+                if name not in listed:
+                    raise ValueError(f"file `{name}` has no digest")
         return self
 
+    @property
+    def interface(self) -> Interface:
+        """Whether the model takes and gives arrays, or is a decoder of tokens."""
+        return "arrays" if self.decoder is None else "tokens"
+
+    @property
+    def images(self) -> ImagesRecord | None:
+        """How a vision-language model's images stand in its prompts; None for models without images."""
+        return None if self.decoder is None else self.decoder.images
+
+    def stage(self, name: str) -> StageRecord:
+        """Return the stage of a name."""
+        return next(stage for stage in self.stages if stage.name == name)
+
     def network_files(self) -> list[FileRecord]:
-        """Return the records of what the network is made from: ONNX files, tables, a quantized checkpoint."""
-        stages = () if self.hybrid is None else self.hybrid.stages
-        single = (self.network, self.network_data, self.network_plugins, self.embeddings)
-        of_stages = (file for stage in stages for file in stage.files)
-        return [*(record for record in single if record is not None), *of_stages, *self.quantized]
+        """Return the records of what the networks are made from: ONNX files, tables, a quantized checkpoint."""
+        parsed = (file for stage in self.stages if stage.onnx is not None for file in stage.onnx.files)
+        table = None if self.decoder is None else self.decoder.embeddings
+        return [*parsed, *([] if table is None else [table]), *self.quantized]
 
 
 def json_schema() -> dict[str, Any]:

@@ -121,7 +121,7 @@ def _opened(path: str, options: Json, runner: Runner) -> Bundle:
 
 def _measure(bundle: Bundle, is_waived: bool, options: Json, runner: Runner) -> Json:
     """Measure what the bundle holds."""
-    if bundle.manifest.decoder is not None:
+    if bundle.manifest.interface == "tokens":
         from trtkit.benchmarking.llm import bench_llm
         from trtkit.cli.bench_load import llm_request
 

@@ -27,8 +27,8 @@ def llm_request(bundle: Bundle, options: Mapping[str, Any], is_waived: bool) -> 
 
     _check(options)
     model = read_model(str(bundle.path))
-    vision = bundle.manifest.vision  # a placeholder of an image is no token to draw
-    vocab_size = model.vocab_size if vision is None else min(model.vocab_size, vision.image_token_id)
+    images = bundle.manifest.images  # a placeholder of an image is no token to draw
+    vocab_size = model.vocab_size if images is None else min(model.vocab_size, images.image_token_id)
     rows = _trace(options)
     make, said, count = _work(options, model, vocab_size, rows)
     return LlmRequest(

@@ -12,6 +12,8 @@ from trtkit.cli import completions
 from trtkit.cli.options import json_option, quiet_option, set_option, target_option
 
 if TYPE_CHECKING:
+    from trtkit.bundle.manifest import ModelRecord
+    from trtkit.config.quantize import QuantizeOptions
     from trtkit.config.schema import ModelConfig
     from trtkit.network.record import NetworkRecord
 
@@ -38,19 +40,21 @@ def command(
     counted at the `opt` shapes.
     """
     from trtkit.cli.models import model_config
+    from trtkit.cli.tables import Inspected, inspect_tables, show
 
-    found = _bundle(path) or _network(model_config(path, overrides, target), quiet=quiet or as_json)
-    found["quantized"] = _quantized(found.get("manifest", found)["config"], found["network"])
+    is_quiet = quiet or as_json
+    kind, backend, model, network = _bundle(path) or _network(model_config(path, overrides, target), quiet=is_quiet)
+    quantized = _quantized(model.config.quantize, network)
     if as_json:
-        click.echo(json.dumps({**found, "network": found["network"].to_json()}))
+        described = model.model_dump(mode="json")
+        own = {"manifest": described} if kind == "bundle" else {"backend": backend, **described}
+        click.echo(json.dumps({"kind": kind, **own, "network": network.to_json(), "quantized": quantized}))
         return
-    from trtkit.cli.tables import inspect_tables, show
-
-    show(inspect_tables(found, every_layer=layers))
+    show(inspect_tables(Inspected(kind, model, network, quantized), every_layer=layers))
 
 
-def _bundle(path: str) -> dict[str, Any] | None:
-    """Return what a bundle says of itself, None where `path` is none."""
+def _bundle(path: str) -> tuple[str, str, ModelRecord, NetworkRecord] | None:
+    """Return what a bundle says of itself, None if `path` is not one."""
     from trtkit.bundle.bundle import open_bundle
     from trtkit.cli.models import is_bundle_folder
 
@@ -58,19 +62,19 @@ def _bundle(path: str) -> dict[str, Any] | None:
         return None
     bundle = open_bundle(Path(path))
     bundle.check_files()
-    return {"kind": "bundle", "manifest": bundle.manifest.model_dump(mode="json"), "network": bundle.network_record()}
+    return "bundle", bundle.manifest.backend.name, bundle.manifest, bundle.network_record()
 
 
-def _quantized(config: dict[str, Any], network: NetworkRecord) -> dict[str, Any] | None:
-    """Return how a network is quantized: as its config asks, and as it is; None where it is not."""
+def _quantized(options: QuantizeOptions | None, network: NetworkRecord) -> dict[str, Any] | None:
+    """Return how a network is quantized: as its config asks, and as it is; None if it is not."""
     from trtkit.quantized_model import said
 
-    asked, model = config.get("quantize"), network.quantization
-    if asked is None and model is None:
+    model = network.quantization
+    if options is None and model is None:
         return None
     forms = [] if model is None else list(model.layers.values())
     return {
-        "method": None if asked is None else _methods(asked),
+        "method": None if options is None else _methods(options),
         "blocks": sorted({form.block for form in forms if form.block}),
         "kv_cache": None if model is None else model.kv_cache,
         "layers": len(forms),
@@ -78,32 +82,23 @@ def _quantized(config: dict[str, Any], network: NetworkRecord) -> dict[str, Any]
     }
 
 
-def _methods(asked: dict[str, Any]) -> str:
+def _methods(options: QuantizeOptions) -> str:
     """Return the method that a config asks for, and those of its parts."""
-    own = [] if asked["method"] == "none" and asked["parts"] else [asked["method"]]
-    return ", ".join([*own, *(f"{name} {part['method']}" for name, part in asked["parts"].items())])
+    own = [] if options.method == "none" and options.parts else [options.method]
+    return ", ".join([*own, *(f"{name} {part.method}" for name, part in options.parts.items())])
 
 
-def _network(config: ModelConfig, *, quiet: bool) -> dict[str, Any]:
+def _network(config: ModelConfig, *, quiet: bool) -> tuple[str, str, ModelRecord, NetworkRecord]:
     """Prepare and parse the config's model in a temporary folder."""
     import tempfile
 
     from trtkit.cli.progress import show_progress
-    from trtkit.engine.build import describe_network
-    from trtkit.engine.plan import plan_build
-    from trtkit.jobs.json_form import to_json
+    from trtkit.engine.build_inputs import gather_inputs
+    from trtkit.engine.model_record import joint_network, model_record
+    from trtkit.engine.write_stages import write_stages
 
     with tempfile.TemporaryDirectory(prefix="trtkit-") as folder, show_progress(quiet=quiet) as runner:
-        plan = plan_build(config, runner)
-        described = describe_network(plan, Path(folder), runner)
-    return {
-        "kind": "network",
-        "config": config.model_dump(mode="json"),
-        "backend": plan.backend,
-        "steps": to_json(described["steps"]),
-        "profiles": to_json(described["profiles"]),
-        "decoder": to_json(described.get("decoder")),
-        "hybrid": described.get("hybrid"),
-        "vision": described.get("vision"),
-        "network": described["network"],
-    }
+        inputs = gather_inputs(config, runner)
+        written = write_stages(inputs, Path(folder), runner, builds=False)
+        record = model_record(inputs, written, Path(folder))
+    return "network", inputs.backend, record, joint_network(inputs.model, written)

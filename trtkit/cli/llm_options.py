@@ -89,17 +89,17 @@ def read_model(path: str) -> Model:
     from trtkit.runtime.text import open_tokenizer
 
     manifest = open_bundle(Path(path)).manifest
-    if manifest.decoder is None:
+    if manifest.interface != "tokens":
         fix = "give a bundle that was built from an `llm` config"
         raise GenerationError("the bundle holds no language model", path, fix)
     logits = next(output for output in manifest.outputs if output.name == "logits")
     tokenizer = open_tokenizer(Path(path) / "model")
     length = options_of(manifest.config).max_sequence_length
-    if manifest.vision is None:
+    if manifest.images is None:
         return Model(Path(path), tokenizer, logits.shape[-1], length)
     from trtkit.runtime.vision_language import ImagePrompts
 
-    images = ImagePrompts(manifest.vision, Path(path) / "model", tokenizer)
+    images = ImagePrompts(manifest.images, Path(path) / "model", tokenizer)
     return Model(Path(path), tokenizer, logits.shape[-1], length, images)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from trtkit.bundle.manifest import Manifest
 from trtkit.cli import visible
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from trtkit.bundle.bundle import Bundle
-    from trtkit.bundle.manifest import Manifest
+    from trtkit.bundle.manifest import ImagesRecord, ModelRecord, PortRecord, StageRecord, StepRecord
     from trtkit.network.record import LayerRecord, NetworkRecord
 
 Json = dict[str, Any]
@@ -44,6 +46,16 @@ def show(parts: Iterable[RenderableType]) -> None:
         out.print(part)
 
 
+@dataclass(frozen=True)
+class Inspected:
+    """What `trtkit inspect` shows. kind: `bundle` or `network`. quantized: how, as data; None if it is not."""
+
+    kind: str
+    model: ModelRecord
+    network: NetworkRecord
+    quantized: Json | None
+
+
 def bundle_summary(bundle: Bundle) -> Table:
     """Return the table that ends a build."""
     manifest = bundle.manifest
@@ -56,10 +68,7 @@ def bundle_summary(bundle: Bundle) -> Table:
     table.add_row("engine", f"{_engines_text(engines)}, {totals.layers} layers")
     table.add_row("weights", weights_text(totals.weight_bytes))
     table.add_row("work", f"{count_text(totals.flops)}FLOP, {size_text(totals.bytes_moved)} moved (opt shapes)")
-    if manifest.decoder is not None:
-        _add_decoder(table, manifest.decoder.model_dump())
-    if manifest.vision is not None:
-        _add_vision(table, manifest.vision.model_dump(mode="json"))
+    _add_tokens(table, manifest)
     seconds = f"prepare {metrics.prepare_s:.1f} s, parse {metrics.parse_s:.2f} s, build {metrics.build_s:.1f} s"
     table.add_row("took", f"{seconds}, {metrics.peak_memory_mib:.0f} MiB at most")
     for warning in manifest.warnings:
@@ -88,35 +97,54 @@ def _engines_text(engines: list[Json]) -> str:
     return ", ".join(f"{name} {size}" for name, size in zip(names, sizes, strict=True))
 
 
-def _add_vision(table: Table, vision: Json) -> None:
-    """Add what the vision tower beside an LLM takes and gives."""
-    inputs = ", ".join(f"{tensor['name']} {shape_text(tensor['shape'])}" for tensor in vision["inputs"])
-    each = f"{vision['tokens_per_image']} tokens each" if vision["tokens_per_image"] else "as many tokens as it has"
-    limit = f"{vision['max_tokens']} tokens" if vision["layout"] == "patches" else f"{vision['max_images']} images"
-    table.add_row("vision", f"{vision['model_type']}, {inputs}; {each}, {limit} a call")
-    totals = vision["totals"]
-    work = f"{count_text(totals['flops'])}FLOP, {size_text(totals['bytes_moved'])} moved (opt shapes)"
-    table.add_row("", f"{totals['layers']} layers, weights {weights_text(totals['weight_bytes'])}, {work}")
-
-
-def _add_decoder(table: Table, decoder: Json) -> None:
-    """Add what an LLM weighs."""
-    weights = size_text(decoder["weight_bytes"])
-    table.add_row("model", f"{decoder['model_type']}, {count_text(decoder['parameters'])}parameters, {weights}")
-    token, slot = size_text(decoder["kv_bytes_per_token"]), size_text(decoder["kv_bytes_per_slot"])
+def _add_tokens(table: Table, model: ModelRecord) -> None:
+    """Add what a language model weighs, and its vision tower."""
+    decoder = model.decoder
+    if decoder is None:
+        return
+    parameters, weights = count_text(decoder.parameters), size_text(decoder.weight_bytes)
+    table.add_row("model", f"{model.model_type}, {parameters}parameters, {weights}")
+    token, slot = size_text(decoder.kv_bytes_per_token), size_text(decoder.kv_bytes_per_slot)
     table.add_row("KV cache", f"{token} a token, {slot} a slot")
+    if decoder.images is not None:
+        _add_vision(table, decoder.images, model.stages[0])
 
 
-def inspect_tables(found: Json, *, every_layer: bool) -> Iterator[RenderableType]:
+def _add_vision(table: Table, images: ImagesRecord, tower: StageRecord) -> None:
+    """Add what the vision tower before an LLM takes and gives."""
+    inputs = ", ".join(f"{tensor.name} {shape_text(tensor.shape)}" for tensor in tower.inputs)
+    each = f"{images.tokens_per_image} tokens each" if images.tokens_per_image else "as many tokens as it has"
+    limit = f"{images.max_tokens} tokens" if images.layout == "patches" else f"{images.max_images} images"
+    table.add_row("vision", f"{images.model_type}, {inputs}; {each}, {limit} a call")
+    totals = tower.totals
+    work = f"{count_text(totals.flops)}FLOP, {size_text(totals.bytes_moved)} moved (opt shapes)"
+    table.add_row("", f"{totals.layers} layers, weights {weights_text(totals.weight_bytes)}, {work}")
+
+
+def parts_table(model: ModelRecord) -> Table:
+    """List the parts in order: what each takes, from where, and what it gives."""
+    form = model.config.compose if model.decoder is None else "a tower and a decoder"
+    rows = listing(f"parts of {model.model_type}, {form}", "part", "takes", "gives", "engine", "layers")
+    for stage in model.stages:
+        engine = stage.engine if isinstance(model, Manifest) else stage.name
+        for part in stage.parts:
+            takes = "\n".join(_port(port, part.feeds[port.name]) for port in part.inputs)
+            gives = "\n".join(_port(port, port.name) for port in part.outputs)
+            rows.add_row(f"{part.name} ({part.kind})", takes, gives, engine, str(part.layers))
+    return rows
+
+
+def _port(port: PortRecord, name: str) -> str:
+    return f"{name} {port.dtype} {shape_text(port.shape)}"
+
+
+def inspect_tables(found: Inspected, *, every_layer: bool) -> Iterator[RenderableType]:
     """Yield the tables of `trtkit inspect`."""
-    network: NetworkRecord = found["network"]
+    network, model = found.network, found.model
     yield _overview(found)
-    hybrid = found.get("manifest", found).get("hybrid")
-    if hybrid is not None:
-        from trtkit.cli.hybrid_tables import parts_table
-
-        yield parts_table(hybrid)
-    yield _steps(found["manifest"]["steps"] if "manifest" in found else found["steps"])
+    if sum(len(stage.parts) for stage in model.stages) > 1:
+        yield parts_table(model)
+    yield _steps(model.steps)
     yield _types(network)
     if every_layer:
         yield _layers(network.layers, "layers in order")
@@ -126,38 +154,36 @@ def inspect_tables(found: Json, *, every_layer: bool) -> Iterator[RenderableType
         yield _tensors(network.layers)
 
 
-def _overview(found: Json) -> Table:
+def _overview(found: Inspected) -> Table:
     """Summarize config, inputs, outputs, profiles and totals."""
-    source = found.get("manifest", found)
-    config, network = source["config"], found["network"]
+    model, network, config = found.model, found.network, found.model.config
     totals = network.totals()
-    table = pairs(found["kind"])
-    table.add_row("name", config["name"])
-    kind, origin = next((kind, value) for kind, value in config["source"].items() if value is not None)
-    table.add_row("source", f"{kind}: {origin if isinstance(origin, str) else origin['factory']}")
-    kept = f", fp32 kept in {', '.join(config['keep_fp32'])}" if config["keep_fp32"] else ""
-    table.add_row("precision", f"{config['precision']}{kept}; I/O types: {config['io_types']}")
-    if quantized := found.get("quantized"):
+    table = pairs(found.kind)
+    table.add_row("name", config.name)
+    kind, origin = next((kind, value) for kind, value in config.source if value is not None)
+    table.add_row("source", f"{kind}: {origin if isinstance(origin, str) else origin.factory}")
+    kept = f", fp32 kept in {', '.join(config.keep_fp32)}" if config.keep_fp32 else ""
+    table.add_row("precision", f"{config.precision}{kept}; I/O types: {config.io_types}")
+    if quantized := found.quantized:
         table.add_row("quantized", ": ".join(part for part in (quantized["method"], quantized["said"]) if part))
-    table.add_row("target", config["target"])
-    options = ", ".join(f"{name} {value}" for name, value in config["build"].items() if value is not None)
-    table.add_row("build", f"{options}, fold_constants {str(config['fold_constants']).lower()}")
+    table.add_row("target", config.target)
+    options = ", ".join(f"{name} {value}" for name, value in config.build if value is not None)
+    table.add_row("build", f"{options}, fold_constants {str(config.fold_constants).lower()}")
     _add_tensors(table, network)
-    table.add_row("profiles", profiles_text(source["profiles"]))
-    if "manifest" in found:
-        table.add_row("engine", _engines_text(source["engines"]))
-        table.add_row("backend", f"{source['backend']['name']} {source['backend']['version']}")
+    table.add_row("profiles", profiles_text(model.model_dump(mode="json")["profiles"]))
+    if isinstance(model, Manifest):
+        table.add_row("engine", _engines_text([engine.model_dump() for engine in model.engines]))
+        table.add_row("backend", f"{model.backend.name} {model.backend.version}")
     table.add_row("weights", weights_text(totals.weight_bytes))
     table.add_row("work", f"{count_text(totals.flops)}FLOP, {size_text(totals.bytes_moved)} moved")
-    if source.get("vision"):
-        _add_vision(table, source["vision"])
+    _add_tokens(table, model)
     return table
 
 
-def _steps(steps: list[Json]) -> Table:
+def _steps(steps: Iterable[StepRecord]) -> Table:
     table = pairs("what was done to the model")
     for step in steps:
-        table.add_row(step["name"], step["detail"])
+        table.add_row(step.name, step.detail)
     return table
 
 

@@ -14,7 +14,7 @@ from trtkit.inputs.samples import random_sample
 from trtkit.network.onnx.io import TensorSpec
 from trtkit.runtime.model import open_model
 from trtkit.sources import package_file
-from trtkit.verification.job import tolerance_of
+from trtkit.verification.subject import tolerance_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,7 +51,7 @@ def ensure_known(bundle: Bundle, answer: ImageAnswer | None, on_progress: Callab
     except BundleError:
         there = []  # damaged, or another version's: made anew
     try:
-        if bundle.manifest.decoder is not None:
+        if bundle.manifest.interface == "tokens":
             return _ensure_text(bundle, there)
         if _is_too_large(bundle):
             return "no known request: the network is too large to run it here"

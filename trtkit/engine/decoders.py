@@ -2,45 +2,88 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from trtkit.config.schema import LlmOptions, ModelConfig
 from trtkit.dtypes import dtype_of
-from trtkit.engine.plan_file import Profiles, ShapeBounds
-from trtkit.engine.vision_language import takes_images
+from trtkit.engine.stages import DecoderSize, ProfileShapes
 from trtkit.errors import ConfigError, Problem
 from trtkit.models.registry import decoder_spec
 from trtkit.models.rope import original_length
-from trtkit.models.weights import with_stored_head
-from trtkit.network.decoder import DecoderOptions
+from trtkit.models.weights import find_weights, model_weights, with_stored_head
+from trtkit.network.decoder import DecoderOptions, build_decoder
 from trtkit.sources import decoder_source, package_file
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
     from trtkit.config.schema import Source
+    from trtkit.engine.stages import Profile, Shape
+    from trtkit.models.model import Model
     from trtkit.models.spec import DecoderSpec
-    from trtkit.quantized_matrix import KvQuantization
+    from trtkit.network.graph import Graph
     from trtkit.sources.decoder_source import DecoderSource
 
-Json = dict[str, Any]
+
+@dataclass(frozen=True, eq=False)
+class OpenedDecoder:
+    """A language model with its source open: what networks of it are written from."""
+
+    model: Model
+    source: DecoderSource
+    spec: DecoderSpec
+
+    @property
+    def config(self) -> ModelConfig:
+        """The config of the whole model."""
+        return self.model.config
+
+    @property
+    def takes_embeddings(self) -> bool:
+        """Whether the engine takes vectors in place of ids: asked for, or because the model takes images."""
+        return takes_embeddings(self.model)
+
+    def weights(self) -> Mapping[str, Any]:
+        """Return the weights by path, read when asked for. Raises SourceError for those that are missing or differ."""
+        return find_weights(self.spec, self.source.checkpoint, self.source.where)
+
+    def write(self, graph: Graph, weights: Mapping[str, Any], logits: Literal["all", "last"] | None = None) -> Graph:
+        """Write the network into the empty `graph`. logits: in place of those that the config asks for."""
+        options = replace(network_options(self.model, logits), kv_cache=self.source.kv_cache)
+        build_decoder(graph, self.spec, weights, options)
+        return graph
 
 
-def open_model_source(config: ModelConfig, quantized: str | Path = "") -> DecoderSource:
-    """Open the model that a config's network is written from. quantized: the checkpoint made of it, where one was.
+def open_decoder(model: Model, quantized: Path | None = None) -> OpenedDecoder:
+    """Open the source of a language model, or the checkpoint `quantized` made of it.
 
-    Raises ConfigError where layers are to stay as stored in what is no GGUF file.
+    Raises ConfigError for options that the model or the method does not allow, SourceError, ProblemsError.
     """
-    if quantized:
-        return decoder_source.open_hf_folder(Path(quantized))
+    source = open_config_source(model.config, quantized)
+    return OpenedDecoder(model, source, checked_spec(model.config, source))
+
+
+def open_config_source(config: ModelConfig, quantized: Path | None = None) -> DecoderSource:
+    """Open what the network is written from. Raises ConfigError if a source of another kind is to stay as stored."""
+    if quantized is not None:
+        return decoder_source.open_hf_folder(quantized)
     keeps = config.quantize is not None and config.quantize.keeps_stored
     if keeps and config.source.gguf is None:
         what = "`as_stored` is for GGUF files; checkpoints of other kinds that are quantized stay so by themselves"
         raise ConfigError("the config does not fit its source", [Problem(what, "quantize.method", "remove `quantize`")])
-    return open_decoder(config.source, keep_quantized=keeps)
+    return open_decoder_source(config.source, keep_quantized=keeps)
 
 
-def open_decoder(source: Source, *, keep_quantized: bool = False) -> DecoderSource:
+def makes_checkpoint(config: ModelConfig) -> bool:
+    """Whether building an LLM begins with quantizing it."""
+    options = config.quantize
+    return options is not None and not options.is_idle and not options.keeps_stored
+
+
+def open_decoder_source(source: Source, *, keep_quantized: bool = False) -> DecoderSource:
     """Open the config, weights and tokenizer of a decoder-only LLM. keep_quantized: layers of GGUF files stay so."""
     if source.gguf is not None:
         path = package_file.resolve(source.gguf, source.requires)
@@ -80,21 +123,13 @@ def rope_note(spec: DecoderSpec, options: LlmOptions) -> str:
 
 
 def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
-    """Return the model's spec. Raises ConfigError for options that the model or the method does not allow."""
+    """Return the model's spec. Raises ConfigError for a slot that is longer than the model's positions."""
     spec = opened_spec(opened)
-    options, limit = llm_options(config), spec.max_position_embeddings
-    problems = []
-    if limit and options.max_sequence_length > limit:
-        what = f"{options.max_sequence_length} is above the model's `max_position_embeddings`, {limit}"
-        problems.append(Problem(what, "llm.max_sequence_length", f"lower it to {limit} or less"))
-    if config.profiles:
-        fix = "set `llm.max_batch_size`, `llm.max_sequence_length` and `llm.max_prefill_length`"
-        problems.append(Problem("an LLM's profiles follow from `llm`", "profiles", fix))
-    meaningless = {"keep_fp32": bool(config.keep_fp32), "io_types": config.io_types != "model"}
-    for key in (key for key, is_set in meaningless.items() if is_set):
-        problems.append(Problem("has no meaning for a network written in its own precision", key, "remove it"))
-    if problems:
-        raise ConfigError(f"the config does not fit {opened.where}", problems)
+    length, limit = llm_options(config).max_sequence_length, spec.max_position_embeddings
+    if limit and length > limit:
+        what = f"{length} is above the model's `max_position_embeddings`, {limit}"
+        problem = Problem(what, "llm.max_sequence_length", f"lower it to {limit} or less")
+        raise ConfigError(f"the config does not fit {opened.where}", [problem])
     return spec
 
 
@@ -103,63 +138,53 @@ def llm_options(config: ModelConfig) -> LlmOptions:
     return config.llm or LlmOptions()
 
 
-def takes_embeddings(config: ModelConfig) -> bool:
+def takes_embeddings(model: Model) -> bool:
     """Whether the engine takes vectors in place of ids: asked for, or because the model takes images."""
-    return llm_options(config).inputs == "embeds" or takes_images(config)
+    return model.takes_images or llm_options(model.config).inputs == "embeds"
 
 
-def network_options(config: ModelConfig) -> DecoderOptions:
-    """Return how the network is to be written."""
-    options = llm_options(config)
+def network_options(model: Model, logits: Literal["all", "last"] | None = None) -> DecoderOptions:
+    """Return how a model's network is written. logits: in place of those that the config asks for."""
+    options = llm_options(model.config)
     return DecoderOptions(
-        dtype_of(config.precision),
+        dtype_of(model.config.precision),
         options.max_sequence_length,
-        has_all_logits=options.logits == "all",
-        has_embeds_input=takes_embeddings(config),
+        has_all_logits=(logits or options.logits) == "all",
+        has_embeds_input=takes_embeddings(model),
         has_hidden_states=options.hidden_states,
     )
 
 
-def decoder_profiles(inputs: dict[str, tuple[int, ...]], options: LlmOptions) -> Profiles:
+def decoder_profiles(inputs: Mapping[str, Shape], options: LlmOptions) -> tuple[Profile, ...]:
     """Return the profiles `prefill` and `decode` for inputs whose -1 axes are the batch, then the new tokens."""
     batch = {"min": 1, "opt": max(1, options.max_batch_size // 2), "max": options.max_batch_size}
     prefill = {"min": 1, "opt": max(1, options.max_prefill_length // 2), "max": options.max_prefill_length}
     decode = {"min": 1, "opt": 1, "max": 1}
     return tuple(
         {
-            name: ShapeBounds(**{kind: _filled(shape, batch[kind], new[kind]) for kind in batch})
+            name: ProfileShapes(**{kind: _filled(shape, batch[kind], new[kind]) for kind in batch})
             for name, shape in inputs.items()
         }
         for new in (prefill, decode)
     )
 
 
-@dataclass(frozen=True)
-class DecoderSize:
-    """What a model weighs. Bytes are of the engine's precision; KV of one slot is at the engine's full length."""
-
-    parameters: int
-    weight_bytes: int
-    kv_bytes_per_token: int
-    kv_bytes_per_slot: int
-
-
-def decoder_size(
-    spec: DecoderSpec, parameters: int, config: ModelConfig, kv_cache: KvQuantization | None = None
-) -> DecoderSize:
+def decoder_size(opened: OpenedDecoder) -> DecoderSize:
     """Return parameter count, weight bytes and KV-cache bytes (linear caches: every layer at full length).
 
     Weight bytes are those of an unquantized network.
     """
+    spec, config, kv_cache = opened.spec, opened.config, opened.source.kv_cache
+    parameters = sum(math.prod(weight.shape) for weight in model_weights(spec))
     dtype, attention = dtype_of(config.precision), spec.attention
     per_layer = 2 * attention.num_key_value_heads * attention.head_dim
     cached = dtype if kv_cache is None else dtype_of(kv_cache.format)
     per_token = cached.size_bytes(per_layer * len(spec.layers))
     per_slot = per_token * llm_options(config).max_sequence_length
-    return DecoderSize(parameters, dtype.size_bytes(parameters), per_token, per_slot)
+    return DecoderSize(spec.model_type, parameters, dtype.size_bytes(parameters), per_token, per_slot)
 
 
-def _filled(shape: tuple[int, ...], batch: int, new: int) -> tuple[int, ...]:
+def _filled(shape: Shape, batch: int, new: int) -> Shape:
     """Return a shape with its dynamic axes filled in."""
     sizes = iter((batch, new))
     return tuple(next(sizes) if size < 0 else size for size in shape)

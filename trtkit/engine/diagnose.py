@@ -24,7 +24,7 @@ _MOST_ROUNDS = 40
 
 
 def diagnose(request: DiagnoseRequest, context: Context) -> None:
-    """Raise UnsupportedOperatorsError with every node of a model that the parser refuses.
+    """Raise UnsupportedOperatorsError with every node of `onnx` that the parser refuses.
 
     The parser stops at the first node it cannot import. So that node is cut out, what it made becomes an input, and
     the rest is parsed again.

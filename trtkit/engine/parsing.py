@@ -1,27 +1,26 @@
-"""Run a job that parses ONNX; if TensorRT refuses the model, find all of its faults."""
+"""Write a stage; if TensorRT refuses its ONNX parts, find all of its faults."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.engine.jobs import DIAGNOSE, DiagnoseRequest
+from trtkit.engine.jobs import BUILD_STAGE, DIAGNOSE, DiagnoseRequest
 from trtkit.errors import TrtkitError, UnsupportedOperatorsError
 
 if TYPE_CHECKING:
-    from trtkit.jobs.job import Job, Request, Result
+    from trtkit.engine.stages import StageRequest, StageResult
     from trtkit.jobs.runner import Runner
 
 
-def run_parser(runner: Runner, job: Job[Request, Result], request: Request, model: DiagnoseRequest) -> Result:
-    """Run a job that parses ONNX. Raises UnsupportedOperatorsError with every node that TensorRT refuses.
-
-    model: what it parses.
-    """
+def run_stage(runner: Runner, request: StageRequest) -> StageResult:
+    """Write a stage, and build it if it asks so. Raises UnsupportedOperatorsError with every node that is refused."""
     try:
-        return runner.run(job, request)
+        return runner.run(BUILD_STAGE, request)
     except UnsupportedOperatorsError as first:
+        onnx = request.stage.onnx
+        assert onnx is not None
         try:
-            runner.run(DIAGNOSE, model)
+            runner.run(DIAGNOSE, DiagnoseRequest(request.backend, onnx.path))
         except UnsupportedOperatorsError:
             raise
         except TrtkitError:

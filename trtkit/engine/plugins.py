@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.backends import BACKENDS, list_gpus
 from trtkit.errors import BackendError, ConfigError, Problem
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.config.schema import ModelConfig
 
-Json = dict[str, Any]
-
 
 def uses_plugins(config: ModelConfig, backend: str) -> bool:
     """Whether custom ops become plugins. Raises ConfigError where they must and the backend called so has none."""
@@ -29,10 +27,10 @@ def uses_plugins(config: ModelConfig, backend: str) -> bool:
     return has_plugins and config.custom_ops.plugins != "never"
 
 
-def write_plugins(model: onnx.ModelProto, path: Path) -> tuple[list[str], str]:
+def write_plugins(model: onnx.ModelProto, path: Path) -> tuple[tuple[str, ...], str]:
     """Write `model` with plugin nodes, which TensorRT parses and nothing else runs.
 
-    Returns the ops to register, none where no node can be one, and what was done in words.
+    Returns the ops to register, none (and no file) if no node can be a plugin, and what was done in words.
     """
     from trtkit.network.onnx.io import save_model
     from trtkit.network.onnx.plugins import plugin_names, use_plugins
@@ -43,7 +41,7 @@ def write_plugins(model: onnx.ModelProto, path: Path) -> tuple[list[str], str]:
     ops = plugin_names(copy)
     if ops:
         save_model(copy, path)
-    return ops, detail
+    return tuple(ops), detail
 
 
 def register_plugins(backend: Backend, ops: Sequence[str], capabilities: Sequence[int]) -> None:

@@ -1,14 +1,14 @@
-"""The job that turns a config's source into the ONNX file TensorRT will parse."""
+"""The job that turns a config's source into the ONNX files that TensorRT parses."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtkit.engine.jobs import PluginFile, PreparedModel, PrepareRequest
-from trtkit.engine.plan_file import Profiles, ShapeBounds
 from trtkit.engine.plugins import write_plugins
-from trtkit.engine.profiles import ResolvedProfile, opt_dims, opt_shapes, resolve_profiles, small_shapes
+from trtkit.engine.profiles import opt_dims, opt_shapes, resolve_profiles, small_shapes
+from trtkit.engine.resolve import resolve
+from trtkit.engine.stages import OnnxFile, Prepared, PreparedStage, light
 from trtkit.errors import ConfigError
 from trtkit.jobs.events import Phase
 from trtkit.jobs.steps import Steps
@@ -21,37 +21,60 @@ from trtkit.sources.huggingface import vision
 from trtkit.sources.torch import attempts, export
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     import onnx
 
     from trtkit.config.schema import ModelConfig
+    from trtkit.engine.jobs import PrepareRequest
     from trtkit.jobs.job import Context
+    from trtkit.models.model import Stage
 
 
-def prepare(request: PrepareRequest, context: Context) -> PreparedModel:
-    """Write the model of a config to `folder`/model.onnx, fit for TensorRT and in its precision."""
-    config, folder = request.config, request.folder
+def prepare(request: PrepareRequest, context: Context) -> Prepared:
+    """Write the ONNX files of a model of arrays, one for each stage that has ONNX parts, fit for TensorRT's parser."""
     context.report(Phase("prepare"))
-    steps = Steps(context.report)
+    steps, model = Steps(context.report), resolve(request.config)
+    (request.folder / "network").mkdir()
+    if model.spec is None:
+        return _prepare_whole(request, model.stages[0], steps)
+    from trtkit.engine.prepare_parts import prepare_parts
+
+    return prepare_parts(request, model, steps)
+
+
+def _prepare_whole(request: PrepareRequest, stage: Stage, steps: Steps) -> Prepared:
+    """Prepare a model that is one ONNX file: in the config's precision, quantized if it asks for it."""
+    config, folder = request.config, request.folder / "network"
     path = _source_onnx(config, folder, steps)
-    model = make_parseable(onnx_file.read_model(path), config, str(path), steps, has_plugins=request.has_plugins)
-    profiles, detail = resolve_profiles(graph_inputs(model), config.profiles)
+    onnx_model = make_parseable(onnx_file.read_model(path), config, str(path), steps, has_plugins=request.has_plugins)
+    profiles, detail = resolve_profiles(graph_inputs(onnx_model), config.profiles)
     steps.add("profiles", detail)
-    shapes = opt_shapes(graph_inputs(model), profiles)
+    shapes = opt_shapes(graph_inputs(onnx_model), profiles)
     if config.quantize is not None:
-        context.report(Phase("quantize"))
-        model = quantized(model, config, Place(shapes, folder, steps))
+        steps.report(Phase("quantize"))
+        onnx_model = quantized(onnx_model, config, Place(shapes, folder, steps))
     if config.precision != "fp32":
-        keep = autocast.select_nodes(model, config.keep_fp32)
-        keep += function.fp32_nodes(model)
-        model, detail = autocast.cast_to(model, config.precision, keep, shapes, folder)
+        keep = autocast.select_nodes(onnx_model, config.keep_fp32)
+        keep += function.fp32_nodes(onnx_model)
+        onnx_model, detail = autocast.cast_to(onnx_model, config.precision, keep, shapes, folder)
         steps.add("precision", detail)
-    steps.add("I/O types", autocast.cast_io(model, config.io_types))
-    save_model(model, folder / "model.onnx")
-    _remove_intermediates(folder)
-    plugins = plugin_file(model, folder / "plugins.onnx", steps) if request.has_plugins else None
-    return PreparedModel(tuple(steps.done), bounds_of(profiles), shapes, plugins, tuple(care.grid_sample_modes(model)))
+    steps.add("I/O types", autocast.cast_io(onnx_model, config.io_types))
+    for intermediate in folder.iterdir():
+        intermediate.unlink()
+    file = write_onnx(onnx_model, folder / "model.onnx", steps, uses_plugins=request.has_plugins)
+    prepared = PreparedStage(stage.name, stage.writer, stage.part_names, file, light(profiles), shapes)
+    return Prepared(tuple(steps.done), prepared.profiles, (prepared,))
+
+
+def write_onnx(model: onnx.ModelProto, path: Path, steps: Steps, *, uses_plugins: bool) -> OnnxFile:
+    """Write a stage's ONNX parts to `path` and, if ops of theirs become plugins, what TensorRT parses beside it."""
+    save_model(model, path)
+    modes = tuple(care.grid_sample_modes(model))
+    if not uses_plugins:
+        return OnnxFile(path, path, grid_samples=modes)
+    parsed = path.with_suffix(".plugins.onnx")
+    ops, detail = write_plugins(model, parsed)
+    steps.add("plugins", detail)
+    return OnnxFile(path, parsed if ops else path, ops, modes)
 
 
 def _source_onnx(config: ModelConfig, folder: Path, steps: Steps) -> Path:
@@ -122,25 +145,3 @@ def _sample(model: onnx.ModelProto, config: ModelConfig) -> folding.Sample | Non
     except ConfigError:  # what is wrong with them is said when they are resolved for the engine
         return None
     return folding.run_sample(model, small_shapes(inputs, profiles))
-
-
-def bounds_of(profiles: Sequence[ResolvedProfile]) -> Profiles:
-    """Return profiles as the jobs that build take them."""
-    return tuple({name: ShapeBounds(**shape.model_dump()) for name, shape in each.items()} for each in profiles)
-
-
-def plugin_file(model: onnx.ModelProto, path: Path, steps: Steps) -> PluginFile | None:
-    """Write the model with plugins for TensorRT; None if no node can be one."""
-    ops, detail = write_plugins(model, path)
-    steps.add("plugins", detail)
-    return PluginFile(path, tuple(ops)) if ops else None
-
-
-def _remove_intermediates(folder: Path) -> None:
-    for path in _intermediates(folder):
-        path.unlink()
-
-
-def _intermediates(folder: Path) -> Iterator[Path]:
-    """Yield what steps left in `folder` beside the model."""
-    return (path for path in folder.iterdir() if not path.name.startswith("model.onnx"))

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtkit.bundle.manifest import ImagesRecord
 from trtkit.config.quantize import QuantizeOptions, whole
 from trtkit.config.schema import InputSpec, LlmOptions, ModelConfig, Source, TorchSource, VisionOptions
 from trtkit.errors import Problem, ProblemsError, SourceError, reader
-from trtkit.models.vision_language.registry import VISION_LANGUAGE, vision_spec
+from trtkit.models.model import VISION
+from trtkit.models.vision_language.registry import vision_spec
 from trtkit.models.vision_language.spec import VisionLimits
-from trtkit.quantization.by_part.choice import VISION
 from trtkit.sources import package_file
 from trtkit.sources.safetensors_folder import json_object
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from trtkit.models.vision_language.spec import VisionSpec
 
 # What transformers reads for an image processor.
@@ -30,14 +32,6 @@ class OpenedVision:
     limits: VisionLimits
     config: ModelConfig
     folder: Path
-
-
-def takes_images(config: ModelConfig) -> bool:
-    """Whether the config builds a language model with a vision tower."""
-    folder = config.source.hf
-    if folder is None or not (config.vision is None or config.vision.enabled):
-        return False
-    return str(json_object(Path(folder) / "config.json").get("model_type")) in VISION_LANGUAGE
 
 
 def open_vision(config: ModelConfig) -> OpenedVision:
@@ -61,6 +55,24 @@ def _open_vision(folder: Path, config: ModelConfig) -> OpenedVision:
     return OpenedVision(spec, limits, _tower_config(config, spec, limits, folder), folder)
 
 
+def images_record(opened: OpenedVision) -> ImagesRecord:
+    """Return how the tower's soft tokens stand in a prompt."""
+    spec = opened.spec
+    first = next(iter(spec.inputs.values()))
+    return ImagesRecord(
+        model_type=spec.model_type,
+        layout=spec.layout,
+        image_token_id=spec.image_token_id,
+        tokens_per_image=spec.tokens_per_image,
+        pixel_shape=tuple(dim if isinstance(dim, int) else -1 for dim in first.shape[1:]),
+        merge_size=spec.merge_size,
+        window_size=spec.window_size,
+        has_grid_positions=spec.has_grid_positions,
+        max_images=opened.limits.images,
+        max_tokens=opened.limits.tokens,
+    )
+
+
 def _tower_config(config: ModelConfig, spec: VisionSpec, limits: VisionLimits, folder: Path) -> ModelConfig:
     """Return the config that builds the tower: `soft_tokens` from a torch module."""
     most = limits.tokens if spec.layout == "patches" else limits.images
@@ -68,7 +80,7 @@ def _tower_config(config: ModelConfig, spec: VisionSpec, limits: VisionLimits, f
     dims: Any = [1, usual, most]
     options = config.vision or VisionOptions()
     return ModelConfig(
-        name=config.name,
+        name=VISION,
         source=Source(
             torch=TorchSource(
                 factory=spec.module,
@@ -83,6 +95,7 @@ def _tower_config(config: ModelConfig, spec: VisionSpec, limits: VisionLimits, f
         target=config.target,
         build=config.build,
         custom_ops=config.custom_ops,
+        fold_constants=config.fold_constants,
         quantize=None if config.quantize is None else _tower_options(config.quantize),
     )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import load_backend
 from trtkit.engine.decoders import network_options
+from trtkit.engine.resolve import resolve
 from trtkit.jobs.events import Phase
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import model_weights
@@ -51,7 +52,7 @@ _PROJECTIONS = re.compile(r"/attention/(q|k|v|qkv)/")
 def count_decoder(request: CountRequest, context: Context) -> Counts:
     """Count the network of a config."""
     backend, spec = load_backend(request.backend), decoder_spec(request.fields, request.where)
-    options, first = network_options(request.config), _first_length(spec, request.length)
+    options, first = network_options(resolve(request.config)), _first_length(spec, request.length)
     points = sample_points((1, 1, first), _STEP)
     check = (3, 5, first + _STEP)
     quantized = request.quantized or QuantizedModel({})

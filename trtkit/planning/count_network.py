@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trtkit.engine.compile import CompileRequest
-from trtkit.engine.hybrid_build import describe_hybrid
-from trtkit.engine.onnx_build import compile_request, prepare_network
-from trtkit.engine.plan import plan_build
+from trtkit.engine.build_inputs import gather_inputs
+from trtkit.engine.model_record import joint_network
+from trtkit.engine.parsing import run_stage
+from trtkit.engine.stages import bundle_stages, light
+from trtkit.engine.write_stages import prepare_stages, stage_request, write_stages
 from trtkit.jobs.events import Phase
-from trtkit.jobs.json_form import to_json
 from trtkit.planning.counts import Counts, counts_of
 from trtkit.planning.multilinear import fit_batch
 from trtkit.planning.traffic import network_cost
@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 
     from trtkit.bundle.bundle import Bundle
     from trtkit.config.schema import ModelConfig
+    from trtkit.engine.stages import Profile, ProfileShapes, Shape, StageRequest
     from trtkit.jobs.runner import Runner
     from trtkit.network.record import NetworkRecord
 
-Json = dict[str, Any]
-Shapes = dict[str, list[int]]
 _GROUPS = {
     "CONVOLUTION": "convolutions", "DECONVOLUTION": "convolutions", "MATRIX_MULTIPLY": "matrix products",
     "EINSUM": "matrix products", "ATTENTION_INPUT": "attention", "ATTENTION_OUTPUT": "attention",
@@ -49,38 +48,39 @@ class CountedNetwork:
 
 def count_config(config: ModelConfig, folder: Path, runner: Runner) -> CountedNetwork:
     """Count a config's network in an empty `folder`; a hybrid's at its `opt` shapes only."""
-    plan = plan_build(config, runner)
-    if plan.is_hybrid:
-        described = describe_hybrid(plan, folder, runner)
-        return _at_one_batch(described["network"], to_json(described["profiles"]))
-    prepared, request = prepare_network(plan, folder, runner)
-    return _counted(request, to_json(prepared.profiles), runner)
+    inputs = gather_inputs(config, runner)
+    if inputs.model.spec is not None:
+        written = write_stages(inputs, folder, runner, builds=False)
+        return _at_one_batch(joint_network(inputs.model, written), written.profiles)
+    (stage,) = prepare_stages(inputs, folder, runner).stages
+    return _counted(stage_request(config, inputs.target, inputs.backend, stage, folder), runner)
 
 
 def count_bundle(bundle: Bundle, runner: Runner) -> CountedNetwork:
     """Count a vision bundle's network; a hybrid's as it was described when it was built."""
-    manifest = bundle.manifest
-    profiles = [{name: shapes.model_dump() for name, shapes in profile.items()} for profile in manifest.profiles]
-    if manifest.hybrid is not None:
-        return _at_one_batch(bundle.network_record(), profiles)
-    return _counted(_describe_request(bundle, bundle.network_record().shapes), profiles, runner)
+    record = bundle.network_record()
+    if not bundle.is_one_file:
+        return _at_one_batch(record, light(bundle.manifest.profiles))
+    return _counted(_bundle_request(bundle, record.shapes), runner)
 
 
-def _describe_request(bundle: Bundle, shapes: Mapping[str, Sequence[int]]) -> CompileRequest:
-    """Return how a bundle's network is described at these input shapes."""
-    opt_shapes = {name: tuple(shape) for name, shape in shapes.items()}
-    return CompileRequest(bundle.manifest.backend.name, bundle.onnx_path, (), opt_shapes)
+def _bundle_request(bundle: Bundle, shapes: Mapping[str, Sequence[int]]) -> StageRequest:
+    """Return the request that describes a bundle's only stage at `shapes`."""
+    manifest, (stage,) = bundle.manifest, bundle_stages(bundle)
+    stage = replace(stage, opt_shapes={name: tuple(shape) for name, shape in shapes.items()})
+    return stage_request(manifest.config, manifest.target, manifest.backend.name, stage, bundle.path)
 
 
-def _counted(request: CompileRequest, profiles: Sequence[Json], runner: Runner) -> CountedNetwork:
+def _counted(request: StageRequest, runner: Runner) -> CountedNetwork:
     """Describe at the smallest and the largest batch of the first profile."""
-    first = profiles[0] if profiles else {}
+    first, opt = next(iter(request.stage.profiles), {}), request.stage.opt_shapes
     low, high = _batch_range(first)
     costs = {}
     for batch in sorted({low, high}):
-        shapes = {name: _with_batch(shape, first.get(name), batch) for name, shape in request.opt_shapes.items()}
+        shapes = {name: _with_batch(shape, first.get(name), batch) for name, shape in opt.items()}
         runner.report(Phase(f"count at batch {batch}"))
-        record = compile_request(replace(request, opt_shapes=shapes), runner).network
+        described = run_stage(runner, replace(request, stage=replace(request.stage, opt_shapes=shapes)))
+        record = described.network
         costs[batch] = network_cost(record, group_of)
     return CountedNetwork(counts_of(costs, fit_batch), (low, high), record.shapes)
 
@@ -92,9 +92,9 @@ def count_layers(bundle: Bundle, shapes: Mapping[str, Sequence[int]], runner: Ru
     """
     known = bundle.network_record()
     if known.shapes != {name: tuple(shape) for name, shape in shapes.items()}:
-        if bundle.manifest.hybrid is not None:
+        if not bundle.is_one_file:
             return None
-        known = compile_request(_describe_request(bundle, shapes), runner).network
+        known = run_stage(runner, _bundle_request(bundle, shapes)).network
     return counts_of({1: network_cost(known, layer_of)}, fit_batch)
 
 
@@ -108,26 +108,26 @@ def group_of(_name: str, kind: str) -> str:
     return _GROUPS.get(kind, "element-wise and other")
 
 
-def _at_one_batch(record: NetworkRecord, profiles: list[Json]) -> CountedNetwork:
+def _at_one_batch(record: NetworkRecord, profiles: Sequence[Profile]) -> CountedNetwork:
     """Return counts at the shapes that a network was described at; they hold for that batch alone."""
-    batch = _batch_of(record.shapes, profiles[0] if profiles else {})
+    batch = _batch_of(record.shapes, next(iter(profiles), {}))
     return CountedNetwork(counts_of({batch: network_cost(record, group_of)}, fit_batch), (batch, batch), record.shapes)
 
 
-def _batch_range(profile: Json) -> tuple[int, int]:
-    """Return the range of the inputs' first axis, 1 to 1 where it does not vary."""
-    ranges = [(shape["min"][0], shape["max"][0]) for shape in profile.values() if shape["min"]]
+def _batch_range(profile: Profile) -> tuple[int, int]:
+    """Return the range of the inputs' first axis, 1 to 1 if it does not vary."""
+    ranges = [(shape.min[0], shape.max[0]) for shape in profile.values() if shape.min]
     varying = [(low, high) for low, high in ranges if low != high]
     return varying[0] if varying else (1, 1)
 
 
-def _with_batch(shape: tuple[int, ...], ranges: Json | None, batch: int) -> tuple[int, ...]:
-    """Return a shape with its first axis at `batch`, where the profile lets that vary."""
-    varies = ranges is not None and bool(shape) and ranges["min"][0] != ranges["max"][0]
+def _with_batch(shape: Shape, ranges: ProfileShapes | None, batch: int) -> Shape:
+    """Return a shape with its first axis at `batch`, if the profile lets that vary."""
+    varies = ranges is not None and bool(shape) and ranges.min[0] != ranges.max[0]
     return (batch, *shape[1:]) if varies else shape
 
 
-def _batch_of(shapes: Mapping[str, tuple[int, ...]], profile: Json) -> int:
+def _batch_of(shapes: Mapping[str, Shape], profile: Profile) -> int:
     """Return the batch that a record was made at."""
-    varying = [name for name, shape in profile.items() if shape["min"] and shape["min"][0] != shape["max"][0]]
+    varying = [name for name, shape in profile.items() if shape.min and shape.min[0] != shape.max[0]]
     return shapes[varying[0]][0] if varying and varying[0] in shapes else 1

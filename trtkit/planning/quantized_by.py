@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import BACKENDS
 from trtkit.config.targets import load_target
-from trtkit.engine.decoder_build import makes_checkpoint
-from trtkit.engine.decoders import open_model_source
+from trtkit.engine.decoders import makes_checkpoint, open_config_source
 from trtkit.models.weights import find_weights
 from trtkit.network.targets import check_named_types
 from trtkit.planning.quantization_config import by_config
@@ -49,7 +48,7 @@ def _of_config(planned: PlannedModel, spec: DecoderSpec) -> QuantizedModel | Non
     if config.quantize is not None and makes_checkpoint(config):
         return by_options(spec, config.quantize)
     if config.source.hf is None:
-        return by_source(spec, open_model_source(config))
+        return by_source(spec, open_config_source(config))
     section = declared(file.parent, read_json(file)) if file.is_file() else None
     if section is None:
         return None

@@ -18,8 +18,8 @@ from trtkit.config.load import config_for_onnx, find_config, load_config, shippe
 from trtkit.config.overrides import apply_override, parse_override
 from trtkit.config.schema import ModelConfig
 from trtkit.config.targets import load_target
-from trtkit.engine.decoders import llm_options, open_decoder
-from trtkit.engine.plan import is_decoder
+from trtkit.engine.decoders import llm_options, open_decoder_source
+from trtkit.engine.resolve import resolve
 from trtkit.errors import ConfigError, PlanError, SourceError
 from trtkit.sources.huggingface.wrapped_config import text_fields
 from trtkit.sources.safetensors_folder import read_json
@@ -83,9 +83,9 @@ def _of_bundle(bundle: Bundle, overrides: Sequence[str], target: str | None) -> 
         raise PlanError("a bundle is planned for as it was built", "--set, --target", "give its config instead")
     manifest, fields, limit = bundle.manifest, None, 0
     where = bundle.path / "model" / CONFIG
-    if manifest.decoder is not None:
+    if manifest.interface == "tokens":
         fields, limit = read_json(where), llm_options(manifest.config).max_sequence_length
-    notes = () if manifest.vision is None else _TOWER
+    notes = () if manifest.images is None else _TOWER
     return PlannedModel(manifest.name, manifest.config, manifest.backend.name, fields, str(where), limit, bundle, notes)
 
 
@@ -99,7 +99,7 @@ def _of_config(path: str, overrides: Sequence[str], target: str | None) -> Plann
         _check_name(path)
         config = load_config(path, overrides, target)
     backend = choose_backend(load_target(config.target).backend)
-    if not is_decoder(config):
+    if resolve(config).interface == "arrays":
         return PlannedModel(config.name, config, backend, None, path)
     if config.source.hf is not None:
         where = Path(config.source.hf) / CONFIG
@@ -107,7 +107,7 @@ def _of_config(path: str, overrides: Sequence[str], target: str | None) -> Plann
             fix = "name a folder with the model's config.json: `--set source.hf=FOLDER`"
             raise SourceError("no such file", str(where), fix)
         return PlannedModel(config.name, config, backend, _fields(where), str(where), notes=_notes(where))
-    opened = open_decoder(config.source)
+    opened = open_decoder_source(config.source)
     return PlannedModel(config.name, config, backend, opened.config, opened.where)
 
 

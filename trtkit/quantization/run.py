@@ -9,9 +9,7 @@ from trtkit import __version__
 from trtkit.backends import choose_backend
 from trtkit.bundle.folder_lock import atomic_folder
 from trtkit.config.targets import load_target
-from trtkit.engine.hybrids import is_hybrid
-from trtkit.engine.plan import is_decoder
-from trtkit.engine.vision_language import takes_images
+from trtkit.engine.resolve import resolve
 from trtkit.errors import ConfigError, Problem
 from trtkit.jobs.json_form import to_json
 from trtkit.quantization.by_part.choice import SUMMARY, check_names
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
 
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.runner import Runner
+    from trtkit.models.model import Model
 
 Json = dict[str, Any]
 RECORD = "quantization.json"
@@ -39,13 +38,15 @@ def quantize_model(config: ModelConfig, out: Path, runner: Runner, scoring: Scor
     if config.quantize is None or config.quantize.keeps_stored:
         problem = Problem("no method is given", "quantize.method", "name one: `--method int8_wo`")
         raise ConfigError("nothing to quantize", [problem])
-    _check_whole(config)
+    model = resolve(config)
+    _check_whole(model)
     if not scoring.is_empty:
-        _check_scored(config, scoring.fallback)
+        _check_scored(model, scoring.fallback)
     _check_target(config, scoring.fallback, runner)
     with atomic_folder(out, replaces=RECORD) as folder:
         request = QuantizeRequest(config, folder, scoring)
-        done = runner.run(QUANTIZE_LLM, request) if is_decoder(config) else runner.run(QUANTIZE_VISION, request)
+        is_llm = model.interface == "tokens"
+        done = runner.run(QUANTIZE_LLM, request) if is_llm else runner.run(QUANTIZE_VISION, request)
         counts = {key: value for key, value in to_json(done).items() if key != "sensitivity" or value is not None}
         size = sum(path.stat().st_size for path in folder.iterdir())
         record: Json = {
@@ -58,9 +59,9 @@ def quantize_model(config: ModelConfig, out: Path, runner: Runner, scoring: Scor
     return record
 
 
-def _check_scored(config: ModelConfig, fallback: str | None) -> None:
+def _check_scored(model: Model, fallback: str | None) -> None:
     """Refuse models whose layers are not scored one by one, and unknown fallbacks. Raises ConfigError."""
-    if not is_decoder(config):
+    if model.interface == "arrays":
         fix = "leave out --sensitivity, --budget and --html; `trtkit verify --layers` shows where a vision model loses"
         raise ConfigError(SUMMARY, [Problem("only layers of language models are scored one by one", "quantize", fix)])
     fallbacks = [name for name, method in METHODS.items() if method.is_fallback]
@@ -76,15 +77,16 @@ def _check_target(config: ModelConfig, fallback: str | None, runner: Runner) -> 
         check_quantization(config, target, choose_backend(target.backend), runner, fallback)
 
 
-def _check_whole(config: ModelConfig) -> None:
+def _check_whole(model: Model) -> None:
     """Refuse models of several parts, which no one folder holds. Raises ConfigError."""
-    assert config.quantize is not None
+    options = model.config.quantize
+    assert options is not None
+    if len(model.part_names) == 1:
+        check_names(options, ())
+        return
     fix = "run `trtkit build`, which quantizes each part as it is built; "
-    if is_hybrid(config):
-        fix += "`--set route=onnx` quantizes the whole"
-    elif takes_images(config):
+    if model.takes_images:
         fix += "`--set vision.enabled=false` quantizes the language model alone"
     else:
-        check_names(config.quantize, ())
-        return
+        fix += "`--set route=onnx` quantizes the whole"
     raise ConfigError(SUMMARY, [Problem("the model is made of parts, and this writes one model", "quantize", fix)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.engine.plan import is_decoder
+from trtkit.engine.resolve import resolve
 from trtkit.quantization.jobs import CHECK_TARGET, TargetRequest
 
 if TYPE_CHECKING:
@@ -20,4 +20,4 @@ def check_quantization(
 
     Raises ConfigError.
     """
-    runner.run(CHECK_TARGET, TargetRequest(config, target, backend, is_decoder(config), fallback))
+    runner.run(CHECK_TARGET, TargetRequest(config, target, backend, resolve(config).interface == "tokens", fallback))

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from trtkit.backends import load_backend
 from trtkit.bundle.bundle import check_file, open_bundle
-from trtkit.engine.hybrids import open_hybrid, stages_of_bundle
+from trtkit.engine.hybrids import open_hybrid
+from trtkit.engine.resolve import resolve
+from trtkit.engine.stages import bundle_stages
 from trtkit.errors import ExecutionError
 from trtkit.inputs.samples import Sample, check_profiles
-from trtkit.network.onnx.parse import parse_onnx
-from trtkit.reference import Executor, Options, constants_from_onnx, to_array
-from trtkit.runtime.hybrid import reference_hybrid
+from trtkit.reference import to_array
 from trtkit.runtime.onnx_runtime import onnx_runtime_session
+from trtkit.runtime.stages import reference_stages
 from trtkit.sources.digest import digest_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import torch
-
     from trtkit.bundle.bundle import Bundle
-    from trtkit.network.onnx.parse import Network
     from trtkit.runtime.engine_execution import EngineExecution
-    from trtkit.runtime.hybrid import HybridExecution
+    from trtkit.runtime.stages import StagesExecution
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
@@ -52,18 +50,6 @@ class Model:
         return next(iter(self.run({names[0]: x}).values()))
 
 
-class _Running(Protocol):
-    """What runs a network."""
-
-    def run(self, inputs: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
-        """Return the outputs by name."""
-        ...
-
-    def layer_seconds(self, inputs: Mapping[str, Any]) -> dict[str, float]:
-        """Run once; return how long each layer took, in the order they ran."""
-        ...
-
-
 def open_model(path: Path | str, runtime: RuntimeName = "reference", *, has_cuda_graphs: bool = False) -> Model:
     """Open the bundle at `path` to run it.
 
@@ -79,10 +65,10 @@ def open_model(path: Path | str, runtime: RuntimeName = "reference", *, has_cuda
         return Model(bundle, _within_profiles(bundle, _onnx_runtime(bundle)), _no_layers)
     if runtime == "tensorrt" or (runtime == "auto" and _has_gpu(bundle)):
         return _model(bundle, _engine(bundle, has_cuda_graphs))
-    return _model(bundle, _reference(bundle) if bundle.manifest.hybrid is None else _hybrid(bundle))
+    return _model(bundle, _reference(bundle))
 
 
-def _model(bundle: Bundle, running: _Running) -> Model:
+def _model(bundle: Bundle, running: StagesExecution | EngineExecution) -> Model:
     """Return a model whose outputs are arrays."""
 
     def run(inputs: Mapping[str, Array]) -> Arrays:
@@ -108,34 +94,14 @@ def _no_layers(_inputs: Mapping[str, Array]) -> dict[str, float]:
     return {}
 
 
-@dataclass(frozen=True, eq=False)
-class _Reference:
-    """The reference executor with the network that its weights lie in."""
-
-    network: Network
-    executor: Executor
-
-    def run(self, inputs: Mapping[str, Array]) -> Mapping[str, torch.Tensor]:
-        return self.executor.run(inputs)
-
-    def layer_seconds(self, inputs: Mapping[str, Array]) -> dict[str, float]:
-        return self.executor.layer_seconds(inputs)
-
-
-def _reference(bundle: Bundle) -> _Reference:
-    """Return the reference executor on the parsed network."""
-    backend = load_backend(bundle.manifest.backend.name)
-    network = parse_onnx(backend, bundle.onnx_path, "ERROR")
-    options = Options(constants=constants_from_onnx(bundle.onnx_path))
-    return _Reference(network, Executor(backend, network.definition, options))
-
-
-def _hybrid(bundle: Bundle) -> HybridExecution:
-    """Return the reference executor on all stages of a hybrid. Raises BundleError where its source has changed."""
+def _reference(bundle: Bundle) -> StagesExecution:
+    """Return the reference executor on all stages. Raises BundleError if weights that it reads have changed."""
+    backend, stages = load_backend(bundle.manifest.backend.name), bundle_stages(bundle)
+    if all(stage.writer == "parser" for stage in stages):
+        return reference_stages(backend, stages, None)
     config = bundle.manifest.config
     bundle.check_sources({file.sha256 for file in digest_source(config.source)})
-    backend, opened = load_backend(bundle.manifest.backend.name), open_hybrid(config)
-    return reference_hybrid(backend, opened, stages_of_bundle(bundle), lambda _event: None)
+    return reference_stages(backend, stages, open_hybrid(resolve(config)))
 
 
 def _has_gpu(bundle: Bundle) -> bool:
@@ -159,9 +125,9 @@ def _engine(bundle: Bundle, has_cuda_graphs: bool) -> EngineExecution:
 
 def _onnx_runtime(bundle: Bundle) -> Callable[[Mapping[str, Array]], Arrays]:
     """Return ONNX Runtime on the bundle's ONNX file. Raises ExecutionError for a hybrid."""
-    if bundle.manifest.hybrid is not None:
-        what = "a hybrid is no ONNX file: its parts are written by the network API"
+    if not bundle.is_one_file:
+        what = "a hybrid is not an ONNX file: its parts are written by the network API"
         raise ExecutionError(what, str(bundle.path), "use runtime `reference`, or build it with `route: onnx`")
-    session = onnx_runtime_session(bundle.onnx_path)
+    session = onnx_runtime_session(bundle.onnx_path())
     names = [item.name for item in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True))

@@ -79,7 +79,7 @@ def page_reader(detector: Bundle, recognizer: Bundle) -> PageReader:
     return PageReader(
         detector=found.config.preprocess,
         recognizer=read.config.preprocess,
-        characters=tuple(ctc_characters(recognizer.onnx_path)),
+        characters=tuple(ctc_characters(recognizer.onnx_path())),
         widths=_widths(recognizer),
     )
 

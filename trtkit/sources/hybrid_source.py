@@ -29,18 +29,24 @@ class HybridSource:
     where: str
 
 
+def hybrid_config(folder: Path) -> tuple[dict[str, Any], str]:
+    """Return a folder's config.json and its path. Raises SourceError if it is missing or damaged."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise SourceError("the folder has no `config.json`", str(folder), "give a folder that transformers saved")
+    return read_json(path), str(path)
+
+
 def open_hybrid_folder(folder: Path) -> HybridSource:
     """Open a folder with config.json and safetensors, or one `.pth` file with a plain state dict in it.
 
     Raises SourceError for what is missing or damaged.
     """
-    path = folder / "config.json"
-    if not path.is_file():
-        raise SourceError("the folder has no `config.json`", str(folder), "give a folder that transformers saved")
+    fields, where = hybrid_config(folder)
     states = sorted(folder.glob("*.pth"))
     is_state = len(states) == 1 and not any(folder.glob("*.safetensors"))
     arrays = read_state_dict(states[0]) if is_state else read_folder(folder)[0]
-    return HybridSource(read_json(path), Checkpoint(arrays), folder, str(path))
+    return HybridSource(fields, Checkpoint(arrays), folder, where)
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from trtkit.engine.decoders import llm_options
+from trtkit.backends import load_backend
+from trtkit.engine.decoders import llm_options, open_decoder
+from trtkit.engine.resolve import resolve
 from trtkit.jobs.events import Phase, Progress, Verdict
 from trtkit.quantization_methods import FORMATS
 from trtkit.quantized_matrix import QuantizedMatrix
-from trtkit.runtime.decoder import Call, ReferenceDecoder, open_model
+from trtkit.runtime.decoder import Call, ReferenceDecoder, decoder_network
 from trtkit.verification.compare import worst
 from trtkit.verification.decoder_reference import TransformersReference
-from trtkit.verification.job import corner_json, tolerance_of
+from trtkit.verification.job import corner_json
 from trtkit.verification.layers import layer_errors
 from trtkit.verification.logits import LogitsCompared, compare_rows
 from trtkit.verification.perplexity import mean_loss, windows
@@ -26,12 +28,13 @@ from trtkit.verification.rounded_inputs import round_inputs
 from trtkit.verification.signal import hollow_outputs
 from trtkit.verification.slices import limits_of
 from trtkit.verification.stepper import Stepper
+from trtkit.verification.subject import tolerance_of
 
 if TYPE_CHECKING:
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import Context
     from trtkit.sources.decoder_source import DecoderSource
-    from trtkit.verification.jobs import DecoderToVerify
+    from trtkit.verification.jobs import VerifyRequest
 
 Json = dict[str, Any]
 
@@ -49,13 +52,13 @@ _MAX_PERPLEXITY_CHANGE = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 2e-2}
 class DecoderVerifier:
     """An LLM's network in the engine's precision, with logits of every token, and transformers' model."""
 
-    def __init__(self, model: DecoderToVerify, report: Listener) -> None:
-        self.config = model.config
+    def __init__(self, request: VerifyRequest, report: Listener) -> None:
+        self.config = request.config
         report(Phase("read source"))
-        self._model = open_model(self.config, model.backend, str(model.quantized or ""))
-        self.backend, self.opened = self._model.backend, self._model.source
+        self._decoder = open_decoder(resolve(self.config), request.quantized)
+        self.backend, self.opened = load_backend(request.backend), self._decoder.source
         report(Phase("write network"))
-        self.network = self._model.network(logits="all")
+        self.network = decoder_network(self.backend, self._decoder, "all")
         self.decoder = ReferenceDecoder(self.network, _SLOTS)
         self.stepper = Stepper(self.decoder)
         report(Phase("load reference"))
@@ -79,7 +82,7 @@ class DecoderVerifier:
         """Return the network exactly as the engine has it: its own kind of logits."""
         if llm_options(self.config).logits == "all":
             return self.stepper
-        return Stepper(ReferenceDecoder(self._model.network(), 1))
+        return Stepper(ReferenceDecoder(decoder_network(self.backend, self._decoder), 1))
 
     def logits(self, prompt: Prompt) -> torch.Tensor:
         """Return logits [S, V] of one prompt, prefilled at once."""
@@ -95,7 +98,7 @@ def rounds_activations(opened: DecoderSource) -> bool:
     return any(isinstance(weight, QuantizedMatrix) and weight.inputs is not None for weight in weights)
 
 
-def verify(request: DecoderToVerify, context: Context) -> Json:
+def verify(request: VerifyRequest, context: Context) -> Json:
     """Compare logits, greedy tokens, slots and, where asked, perplexity and every layer; return the report's data."""
     verifier = DecoderVerifier(request, context.report)
     prompts = read_prompts(request.request.inputs, verifier.opened, llm_options(verifier.config))
@@ -104,7 +107,7 @@ def verify(request: DecoderToVerify, context: Context) -> Json:
     context.report(Phase("compare greedy tokens"))
     answers = _greedy(verifier, prompts)
     corners = _corners(verifier, prompts, context.report) if request.request.corners else []
-    text = _perplexity(verifier, request.request.text, context.report) if request.request.text else None
+    text = _perplexity(verifier, Path(request.request.text), context.report) if request.request.text else None
     same = sum(ours == theirs for ours, theirs in answers) / len(answers)
     # Where two tokens are nearly equally likely, the rounding of 16 bits may choose; that of fp32 does not.
     is_exact = verifier.config.precision == "fp32" and not verifier.rounds_activations
@@ -184,9 +187,9 @@ def _corner(name: str, shapes: Json, pairs: list[tuple[Any, Any]], verifier: Dec
     return {"name": name, "shapes": shapes, **corner_json(found, verifier.limits)}
 
 
-def _perplexity(verifier: DecoderVerifier, path: str, report: Listener) -> Json:
+def _perplexity(verifier: DecoderVerifier, path: Path, report: Listener) -> Json:
     """Compare perplexity per token over windows of a text with transformers'."""
-    ids = windows(Path(path), verifier.opened, llm_options(verifier.config))
+    ids = windows(path, verifier.opened, llm_options(verifier.config))
     ours, theirs = [], []
     for index, window in enumerate(ids):
         report(Progress("perplexity", index, len(ids)))
@@ -197,7 +200,7 @@ def _perplexity(verifier: DecoderVerifier, path: str, report: Listener) -> Json:
     rounded = _ROUNDED_PERPLEXITY if verifier.rounds_activations else 0.0
     allowed = max(_MAX_PERPLEXITY_CHANGE[verifier.config.precision], rounded)
     return {
-        "text": Path(path).name,
+        "text": path.name,
         "windows": len(ids),
         "tokens": sum(len(window) for window in ids),
         "perplexity": mine,

@@ -4,96 +4,82 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trtkit.backends import list_gpus, load_backend
-from trtkit.dtypes import dtype_of
-from trtkit.errors import ExecutionError
-from trtkit.inputs.index_ranges import with_index_ranges
+from trtkit.errors import ExecutionError, SourceError
 from trtkit.inputs.samples import Sample, check_profiles, random_sample, read_samples, wrapped_sample
 from trtkit.jobs.events import Phase, Progress, Verdict
-from trtkit.network.onnx.io import graph_inputs
-from trtkit.network.onnx.parse import parse_onnx
-from trtkit.reference import Executor, Options, constants_from_onnx, to_array
-from trtkit.sources import onnx_file
+from trtkit.reference import to_array
+from trtkit.runtime.stages import ReferenceStage, engine_stages
 from trtkit.verification.answers import Agreement, agreement
 from trtkit.verification.compare import Comparison, compare, worst
 from trtkit.verification.corners import corner_shapes
+from trtkit.verification.hybrid_reference import HybridReference
 from trtkit.verification.intermediates import onnx_runtime_tensors
 from trtkit.verification.layers import LayerError, layer_errors
-from trtkit.verification.quantized import AGREEMENT, calibration_samples, has_calibration, quantized_tolerance
-from trtkit.verification.references import Origin, Reference, choose_reference
+from trtkit.verification.quantized import AGREEMENT, calibration_samples, has_calibration
 from trtkit.verification.rows import paired_rows, partners
 from trtkit.verification.signal import hollow_outputs, spread
 from trtkit.verification.slices import limits_of
+from trtkit.verification.subject import open_subject, resolved_profiles
 from trtkit.verification.unreal import unreal_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from trtkit.config.schema import ModelConfig
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import Context
-    from trtkit.verification.jobs import NetworkToVerify, Request
+    from trtkit.runtime.stages import StagesExecution
+    from trtkit.verification.jobs import VerifyRequest
     from trtkit.verification.slices import Limits
 
 Json = dict[str, Any]
 Arrays = dict[str, np.ndarray[Any, Any]]
 
-# End to end, errors of many layers add up: ten times what one op may have.
-_END_TO_END = 10
 # Further inputs that the reference runs on only to see how far its outputs move.
 _MOST_SPREAD = 3
 
 
-class Execution(Protocol):
-    """Something that computes the network."""
-
-    @property
-    def output_names(self) -> Sequence[str]:
-        """The outputs, in order."""
-        ...
-
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the outputs by name."""
-        ...
-
-
 class Verifier:
-    """A parsed network with its executor, reference and tolerance."""
+    """A model's stages on the reference executor, with its reference and tolerance."""
 
-    def __init__(self, network: NetworkToVerify, report: Listener) -> None:
-        self.config, self.onnx, self._plan = network.config, network.onnx, network.plan
-        self.backend = load_backend(network.backend)
-        self.profiles = list(network.profiles)
-        report(Phase("parse"))
-        graph = onnx_file.read_graph(self.onnx)
-        self.inputs = graph_inputs(graph)
-        self.config = with_index_ranges(self.config, graph)
-        self.network = parse_onnx(self.backend, self.onnx)
-        self.constants = constants_from_onnx(self.onnx)
-        options = Options(constants=self.constants)
-        self.executor: Execution = Executor(self.backend, self.network.definition, options)
-        report(Phase("load reference"))
-        origin = Origin(self.onnx, list(self.executor.output_names), network.sources, network.request.trust_source)
-        self.reference: Reference = choose_reference(self.config, network.request.against, origin)
-        tolerance = max(tolerance_of(self.config), quantized_tolerance(self.config))
-        self.limits = limits_of(tolerance, self.config.verify.max_slice_error)
-        self.pairs_rows = self.config.verify.pair_rows
+    def __init__(self, request: VerifyRequest, report: Listener) -> None:
+        self.backend = load_backend(request.backend)
+        self.subject = open_subject(request, self.backend, report)
+        self.config, self.inputs = self.subject.config, self.subject.inputs
+        self.profiles = resolved_profiles(request)
+        self._engines = request.engines
+        self.execution, self.reference = self.subject.execution, self.subject.reference
+        self.limits = limits_of(self.subject.tolerance, self.config.verify.max_slice_error)
+        opened = self.subject.opened
+        self.pairs_rows = self.config.verify.pair_rows or (opened is not None and opened.spec.has_unordered_rows)
         self.unpaired = 0.0
 
     def samples(self, paths: Sequence[str]) -> list[Sample]:
         """Return the inputs to compare on: those asked for, the config's, what it was quantized on, or random ones."""
-        named = paths or list(self.config.verify.inputs)
+        named = list(paths or self.config.verify.inputs)
         if named:
             samples = read_samples(named, self.config, self.inputs)
         else:
-            samples = calibration_samples(self.config, self.inputs)
+            samples = self._calibration_samples()
             samples = samples or [random_sample("random", self._opt_shapes(), self.config, self.inputs)]
         for sample in samples:
             check_profiles(sample, self.profiles)
+        return samples
+
+    def _calibration_samples(self) -> list[Sample]:
+        """Return what the model was quantized on; data of one part's inputs only is no sample of the whole."""
+        try:
+            samples = calibration_samples(self.config, self.inputs)
+            for sample in samples:
+                check_profiles(sample, self.profiles)
+        except SourceError:
+            if self.subject.opened is None:
+                raise
+            return []
         return samples
 
     def has_real_data(self, paths: Sequence[str]) -> bool:
@@ -101,11 +87,18 @@ class Verifier:
         return bool(paths or self.config.verify.inputs or has_calibration(self.config))
 
     def run(self, sample: Sample) -> tuple[Arrays, Arrays]:
-        """Return our outputs and the reference's."""
-        ours = {name: to_array(value) for name, value in self.executor.run(sample.inputs).items()}
+        """Return our outputs and the reference's, those that rounding cannot reorder."""
+        ours = {name: to_array(value) for name, value in self.execution.run(sample.inputs).items()}
         theirs = self.reference.run(sample.inputs)
         theirs = {name: theirs[name] for name in ours}
-        return self._paired(ours, theirs) if self.pairs_rows else (ours, theirs)
+        if self.pairs_rows:
+            ours, theirs = self._paired(ours, theirs)
+        opened = self.subject.opened
+        left_out = () if opened is None or self.is_exact else opened.spec.ranked
+        ours, theirs = (
+            {name: value for name, value in each.items() if name not in left_out} for each in (ours, theirs)
+        )
+        return ours, theirs
 
     def compared(self, ours: Arrays, theirs: Arrays) -> dict[str, Comparison]:
         """Return the comparison of each output."""
@@ -119,8 +112,8 @@ class Verifier:
         try:
             answers = [self.reference.run(sample.inputs) for sample in (first, *others[:_MOST_SPREAD])]
         except Exception:  # random inputs that ONNX Runtime or torch do not take tell nothing
-            return dict.fromkeys(self.executor.output_names)
-        return {name: spread([answer[name] for answer in answers]) for name in self.executor.output_names}
+            return dict.fromkeys(self.execution.output_names)
+        return {name: spread([answer[name] for answer in answers]) for name in self.execution.output_names}
 
     def _paired(self, ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
         """Return rows in the reference's order; those that one side alone has are left out and counted if inexact."""
@@ -143,44 +136,64 @@ class Verifier:
         allowed = self.config.verify.max_unpaired_rows
         return {"unpaired": self.unpaired, "allowed": allowed, "passed": self.unpaired <= allowed}
 
-    def engine(self) -> Any:
-        """Return the engine on the GPU that is here, None where none was built."""
-        if self._plan is None:
+    def engine(self) -> StagesExecution | None:
+        """Return the engines on the GPU that is here, None if none were built."""
+        if not self._engines:
             return None
-        from trtkit.runtime.engine_execution import EngineExecution
-
-        return EngineExecution(self.backend, Path(self._plan))
+        return engine_stages(self.backend, self._engines, self.execution.output_names)
 
     def layer_errors(self, sample: Sample) -> list[LayerError]:
-        """Measure every tensor on a sample."""
-        others = partial(onnx_runtime_tensors, self.onnx, sample.inputs)
-        return layer_errors(self.backend, self.network.definition, sample.inputs, self.constants, others)
+        """Measure every tensor of every stage on a sample."""
+        onnx, tensors = self.subject.onnx, dict[str, Any](sample.inputs)
+        others = [] if onnx is None else [partial(onnx_runtime_tensors, onnx, sample.inputs)]
+        errors: list[LayerError] = []
+        for stage in self._stages():
+            inputs = {name: tensors[name] for name in stage.input_names}
+            errors += layer_errors(self.backend, stage.definition, inputs, stage.constants, *others)
+            if len(self.execution.stages) > 1:
+                tensors |= stage.run(inputs)
+        return errors
 
-    def part_errors(self, _sample: Sample) -> list[Json]:
-        """Return the error of each part of a hybrid; none for a model of one part."""
-        return []
+    def part_errors(self, sample: Sample) -> list[Json]:
+        """Return the error of every part's output that the reference has too: of the model up to there."""
+        opened, reference = self.subject.opened, self.reference
+        if opened is None or not isinstance(reference, HybridReference):
+            return []
+        theirs, ours = reference.part_outputs(sample.inputs), self._seams(sample)
+        errors = []
+        for name, port in opened.spec.output_ports().items():
+            if name not in theirs or name not in ours:
+                continue
+            compared = compare(ours[name], theirs[name], self.limits.floor)
+            part = {"name": name, "module": port.reference, "passed": compared.is_within(self.limits)}
+            errors.append({**part, **compared.to_json()})
+        return errors
+
+    def _seams(self, sample: Sample) -> Arrays:
+        """Return every `part.output` of one run."""
+        for stage in self._stages():
+            stage.keeps_seams = True
+        self.execution.run(sample.inputs)
+        seams = {name: to_array(value) for stage in self._stages() for name, value in stage.seams.items()}
+        for stage in self._stages():
+            stage.keeps_seams, stage.seams = False, {}
+        return seams
+
+    def _stages(self) -> list[ReferenceStage]:
+        return [stage for stage in self.execution.stages if isinstance(stage, ReferenceStage)]
 
     def _opt_shapes(self) -> dict[str, tuple[int, ...]]:
         static = {spec.name: tuple(dim for dim in spec.shape if isinstance(dim, int)) for spec in self.inputs}
         return {**static, **({name: shape.opt for name, shape in self.profiles[0].items()} if self.profiles else {})}
 
 
-def tolerance_of(config: ModelConfig) -> float:
-    """Return the relative RMS error that outputs may have, end to end."""
-    return config.verify.max_relative_rms_error or _END_TO_END * dtype_of(config.precision).tolerance
-
-
-def verify(request: NetworkToVerify, context: Context) -> Json:
-    """Compare outputs on samples and profile corners, and where asked every layer; return the report's data."""
-    return compare_all(Verifier(request, context.report), request.request, context.report)
-
-
-def compare_all(verifier: Verifier, request: Request, report: Listener) -> Json:
-    """Compare a verifier's network with its reference; return the report's data."""
-    samples = verifier.samples(request.inputs)
+def verify(request: VerifyRequest, context: Context) -> Json:
+    """Compare outputs on samples and profile corners, parts, and if wanted every layer; return the report's data."""
+    verifier, report = Verifier(request, context.report), context.report
+    samples = verifier.samples(request.request.inputs)
     outputs, agreed = _compare_samples(verifier, samples, report)
-    real = samples[0] if verifier.has_real_data(request.inputs) else None
-    corners = _corners(verifier, real, report) if request.corners else []
+    real = samples[0] if verifier.has_real_data(request.request.inputs) else None
+    corners = _corners(verifier, real, report) if request.request.corners else []
     engine, rows, parts = _engine(verifier, samples), verifier.rows(), verifier.part_errors(samples[0])
     checks = [*outputs.values(), *corners, *parts, *(one for one in (engine, rows) if one is not None)]
     passed = all(check["passed"] for check in checks) and agreed.passed
@@ -200,7 +213,7 @@ def compare_all(verifier: Verifier, request: Request, report: Listener) -> Json:
         "parts": parts,
         "engine": engine,
     }
-    if request.wants_layers(passed=passed):
+    if request.request.wants_layers(passed=passed):
         report(Verdict(dict(found)))
         report(Phase("compare layers"))
         found["layers"] = [error.to_json() for error in verifier.layer_errors(samples[0])]
@@ -220,7 +233,7 @@ def _engine(verifier: Verifier, samples: list[Sample]) -> Json | None:
         return None
     comparisons: dict[str, list[Comparison]] = {}
     for sample in samples:
-        ours = verifier.executor.run(sample.inputs)
+        ours = verifier.execution.run(sample.inputs)
         for name, value in engine.run(sample.inputs).items():
             compared = compare(to_array(value), to_array(ours[name]), verifier.limits.floor)
             comparisons.setdefault(name, []).append(compared)
@@ -241,7 +254,7 @@ def _compare_samples(verifier: Verifier, samples: list[Sample], report: Listener
         pairs.append((ours, theirs))
         report(Progress("compare outputs", index + 1, len(samples)))
     required = AGREEMENT if verifier.config.quantize is not None else 1.0
-    agreed = agreement(verifier.config.task, verifier.onnx, pairs, required)
+    agreed = agreement(verifier.config.task, verifier.subject.onnx or Path(), pairs, required)
     spreads = verifier.spreads(samples)
     return {name: _output(worst(items), spreads[name], verifier.limits) for name, items in comparisons.items()}, agreed
 

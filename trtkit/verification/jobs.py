@@ -1,4 +1,4 @@
-"""The jobs of verification, one for each kind of model, with what they take."""
+"""The jobs of verification, one for each interface that a model has, with what they take."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trtkit.bundle.manifest import VisionRecord
-from trtkit.config.schema import ModelConfig, ShapeRange
+from trtkit.bundle.manifest import ImagesRecord
+from trtkit.config.schema import ModelConfig
+from trtkit.engine.stages import PreparedStage, Profile
 from trtkit.jobs.job import Job
-
-Profiles = tuple[dict[str, ShapeRange], ...]
 
 
 @dataclass(frozen=True)
@@ -41,52 +40,26 @@ class Request:
 
 
 @dataclass(frozen=True)
-class NetworkToVerify:
-    """A network that comes through ONNX. plan: of its engine. sources: SHA-256 of the files it was built from."""
+class VerifyRequest:
+    """A model to compare with its reference.
+
+    stages: as they were prepared. profiles: of the model's own inputs.
+    quantized: the checkpoint that was made of the config's source. images: of a vision-language model.
+    engines: plans, to compare on a GPU. digests: of the source files at the build of a bundle; None if the source has
+    just been read.
+    """
 
     config: ModelConfig
     backend: str
     request: Request
-    onnx: Path
-    profiles: Profiles
-    plan: Path | None = None
-    sources: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True)
-class HybridToVerify:
-    """A hybrid. stages: as `prepare_hybrid` or `stages_of_bundle` returns them."""
-
-    config: ModelConfig
-    backend: str
-    request: Request
-    stages: tuple[dict[str, Any], ...]
-    profiles: Profiles
-
-
-@dataclass(frozen=True)
-class DecoderToVerify:
-    """A language model. quantized: the checkpoint that was made of the config's source, if any."""
-
-    config: ModelConfig
-    backend: str
-    request: Request
+    stages: tuple[PreparedStage, ...]
+    profiles: tuple[Profile, ...] = ()
     quantized: Path | None = None
+    images: ImagesRecord | None = None
+    engines: tuple[Path, ...] = ()
+    digests: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True)
-class VisionLanguageToVerify:
-    """A language model that takes images. onnx: the network of its vision tower."""
-
-    config: ModelConfig
-    backend: str
-    request: Request
-    onnx: Path
-    vision: VisionRecord
-    quantized: Path | None = None
-
-
-VERIFY = Job("trtkit.verification.job:verify", NetworkToVerify, dict[str, Any])
-VERIFY_HYBRID = Job("trtkit.verification.hybrid_job:verify", HybridToVerify, dict[str, Any])
-VERIFY_DECODER = Job("trtkit.verification.decoder_job:verify", DecoderToVerify, dict[str, Any])
-VERIFY_VISION_LANGUAGE = Job("trtkit.verification.vision_language_job:verify", VisionLanguageToVerify, dict[str, Any])
+VERIFY_ARRAYS = Job("trtkit.verification.job:verify", VerifyRequest, dict[str, Any])
+VERIFY_TEXT = Job("trtkit.verification.decoder_job:verify", VerifyRequest, dict[str, Any])
+VERIFY_IMAGES = Job("trtkit.verification.vision_language_job:verify", VerifyRequest, dict[str, Any])

@@ -10,21 +10,24 @@ import numpy as np
 from PIL import Image
 
 from trtkit import quantization_methods
-from trtkit.engine.decoders import llm_options
+from trtkit.backends import load_backend
+from trtkit.engine.decoders import llm_options, open_decoder
+from trtkit.engine.resolve import resolve
 from trtkit.errors import SourceError
 from trtkit.inputs.images import read_image
 from trtkit.jobs.events import Phase
-from trtkit.quantization.by_part.choice import VISION
-from trtkit.runtime.decoder import ReferenceDecoder, open_model
+from trtkit.models.model import VISION
+from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
 from trtkit.runtime.text import open_tokenizer
 from trtkit.runtime.vision_language import ImagePrompts, reference_tower
 from trtkit.verification.decoder_job import ROUNDED_ACTIVATIONS, rounds_activations
 from trtkit.verification.dequantized import wrapped_folder
-from trtkit.verification.job import corner_json, tolerance_of
+from trtkit.verification.job import corner_json
 from trtkit.verification.logits import LogitsCompared, compare_rows
 from trtkit.verification.signal import hollow_outputs
 from trtkit.verification.slices import limits_of
 from trtkit.verification.stepper import Stepper
+from trtkit.verification.subject import tolerance_of
 from trtkit.verification.vision_language_reference import VisionLanguageReference
 
 if TYPE_CHECKING:
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.soft_tokens import SoftTokens
     from trtkit.runtime.vision_language import VisionTower
     from trtkit.sources.decoder_source import DecoderSource
-    from trtkit.verification.jobs import VisionLanguageToVerify
+    from trtkit.verification.jobs import VerifyRequest
 
 Json = dict[str, Any]
 
@@ -62,15 +65,18 @@ class Sample:
 class VisionLanguageVerifier:
     """Both networks as the bundle's engines were built from, and transformers' model."""
 
-    def __init__(self, request: VisionLanguageToVerify, report: Listener) -> None:
-        self.config, self._record = request.config, request.vision
+    def __init__(self, request: VerifyRequest, report: Listener) -> None:
+        assert request.images is not None
+        self.config, self._record = request.config, request.images
         assert self.config.source.hf is not None
         folder = Path(self.config.source.hf)
         report(Phase("write network"))
-        model = open_model(self.config, request.backend, str(request.quantized or ""))
-        self.backend = model.backend
-        self.stepper = Stepper(ReferenceDecoder(model.network(logits="all"), 1))
-        self._tower: VisionTower = reference_tower(self._record, self.backend, request.onnx)
+        model = open_decoder(resolve(self.config), request.quantized)
+        self.backend = load_backend(request.backend)
+        self.stepper = Stepper(ReferenceDecoder(decoder_network(self.backend, model, "all"), 1))
+        onnx = request.stages[0].onnx
+        assert onnx is not None
+        self._tower: VisionTower = reference_tower(self._record, self.backend, onnx.path)
         self.tokenizer = open_tokenizer(folder)
         self._prompts = ImagePrompts(self._record, folder, self.tokenizer)
         self.vocab_size = model.spec.vocab_size
@@ -131,7 +137,7 @@ def _rounding(config: ModelConfig, language: DecoderSource) -> float:
     )
 
 
-def verify(request: VisionLanguageToVerify, context: Context) -> Json:
+def verify(request: VerifyRequest, context: Context) -> Json:
     """Compare soft tokens, logits, greedy tokens and, where asked, chunks; return the report's data."""
     verifier = VisionLanguageVerifier(request, context.report)
     limits, samples = verifier.limits, verifier.samples(request.request.inputs)

@@ -49,7 +49,7 @@ def test_a_beginning_is_shared_with_the_same_image_only(vlm: Vlm) -> None:
     with LLM(bundle_of(vlm), runtime="reference", min_shared_tokens=1) as llm:
         first, again = (llm.generate(asked(vlm), GREEDY)[0] for _ in range(2))
         other = llm.generate(asked(vlm, seed=1), GREEDY)[0]
-        record = llm.frontend.bundle.manifest.vision
+        record = llm.frontend.bundle.manifest.images
         before = first.prompt_token_ids.index(record.image_token_id if record else 0)
     assert again.metrics.reused_tokens == len(first.prompt_token_ids) - 1
     assert other.prompt_token_ids == first.prompt_token_ids

@@ -116,10 +116,11 @@ def test_placeholders_are_those_of_transformers_processors(name: str) -> None:
 def test_a_bundle_holds_both_engines_and_what_runs_them(vlm: Vlm) -> None:
     bundle = open_bundle(bundle_of(vlm))
     bundle.check_files()
-    assert [file.path for file in bundle.manifest.engines] == ["engines/llm.plan", "engines/vision.plan"]
-    vision, embeddings = bundle.manifest.vision, bundle.manifest.embeddings
+    assert [file.path for file in bundle.manifest.engines] == ["engines/vision.plan", "engines/llm.plan"]
+    vision, decoder = bundle.manifest.images, bundle.manifest.decoder
     assert vision is not None
-    assert embeddings is not None
+    assert decoder is not None
+    assert decoder.embeddings is not None
     names = {tensor.name for tensor in bundle.manifest.inputs}
     assert ("rope_position_ids" in names) == vision.has_grid_positions == vlm.model_type.startswith("qwen")
     assert "input_ids" not in names

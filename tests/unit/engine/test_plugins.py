@@ -15,7 +15,7 @@ from tests import custom_op_models
 from tests.decoders import relative_rms, rtx
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
-from trtkit.engine.jobs import PluginFile, PreparedModel, PrepareRequest
+from trtkit.engine.jobs import PrepareRequest
 from trtkit.engine.plugins import register_plugins, uses_plugins
 from trtkit.engine.prepare import prepare
 from trtkit.errors import BackendError, ConfigError
@@ -25,6 +25,8 @@ from trtkit.network.onnx.parse import parse_onnx
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from trtkit.engine.stages import OnnxFile
 
 
 def with_bias(layers: int = 2) -> onnx.ModelProto:
@@ -40,12 +42,14 @@ def config_of(source: Path, **keys: Any) -> ModelConfig:
     return ModelConfig.model_validate({"name": "m", "source": {"onnx": str(source)}, **keys})
 
 
-def prepared(folder: Path, model: onnx.ModelProto, **keys: Any) -> PreparedModel:
+def prepared(folder: Path, model: onnx.ModelProto, **keys: Any) -> tuple[OnnxFile, dict[str, str]]:
     """Prepare a model for a TensorRT with plugins, one image at a time."""
     onnx.save(model, folder / "source.onnx")
-    (folder / "network").mkdir()
     config = config_of(folder / "source.onnx", profiles=[{"N": [1, 2, 3]}], **keys)
-    return prepare(PrepareRequest(config, folder / "network", has_plugins=True), Context())
+    made = prepare(PrepareRequest(config, folder, has_plugins=True), Context())
+    (stage,) = made.stages
+    assert stage.onnx is not None
+    return stage.onnx, {step.name: step.detail for step in made.steps}
 
 
 def own_nodes(path: Path) -> list[onnx.NodeProto]:
@@ -54,15 +58,15 @@ def own_nodes(path: Path) -> list[onnx.NodeProto]:
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 def test_tensorrt_gets_plugins_and_whoever_verifies_functions(precision: str, tmp_path: Path) -> None:
-    found = prepared(tmp_path, with_bias(), precision=precision)
-    assert found.plugins == PluginFile(tmp_path / "network/plugins.onnx", ("DeformConv2d",))
-    assert {step.name: step.detail for step in found.steps}["plugins"] == "1 nodes to plugins"
-    (plugin,) = own_nodes(tmp_path / "network/plugins.onnx")
+    file, steps = prepared(tmp_path, with_bias(), precision=precision)
+    assert (file.parsed, file.plugins) == (tmp_path / "network/model.plugins.onnx", ("DeformConv2d",))
+    assert steps["plugins"] == "1 nodes to plugins"
+    (plugin,) = own_nodes(file.parsed)
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in plugin.attribute}
     assert (plugin.op_type, plugin.name, len(plugin.input)) == ("DeformConv2d", "layer1/dcn", 5)
     assert (attributes["plugin_namespace"], attributes["aot"], attributes["padding"]) == (b"trtkit", 1, [1, 1])
     assert [node.name for node in own_nodes(tmp_path / "network/model.onnx")] == ["layer1/dcn"]
-    assert len(onnx.load(tmp_path / "network/plugins.onnx").functions) == 0
+    assert len(onnx.load(file.parsed).functions) == 0
     assert parse_onnx(rtx(), tmp_path / "network/model.onnx").definition.num_layers > 50  # of bodies, not of calls
 
 
@@ -80,9 +84,9 @@ def test_the_model_with_functions_computes_what_the_source_does(precision: str, 
 
 
 def test_a_model_without_a_node_for_a_plugin_gets_no_second_file(tmp_path: Path) -> None:
-    found = prepared(tmp_path, custom_op_models.deform_conv(2))
-    assert found.plugins is None
-    assert not (tmp_path / "network/plugins.onnx").exists()
+    file, _ = prepared(tmp_path, custom_op_models.deform_conv(2))
+    assert (file.parsed, file.plugins) == (file.path, ())
+    assert list((tmp_path / "network").iterdir()) == [file.path]
     assert own_nodes(tmp_path / "network/model.onnx") == []
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.jobs import COMPILE, DIGEST, Digests
+from trtkit.engine.jobs import BUILD_STAGE, DIGEST, Digests
 from trtkit.errors import SourceError, TrtkitError
 from trtkit.jobs.events import Phase
 from trtkit.jobs.job import Job
@@ -78,7 +78,8 @@ def test_jobs_are_done_by_children_unless_a_test_says_otherwise() -> None:
 
 
 def test_the_child_that_builds_imports_nothing_heavy() -> None:
-    modules = f"trtkit.jobs.worker, {COMPILE.function.partition(':')[0]}, {COMPILE.request_name.partition(':')[0]}"
+    own = (name.partition(":")[0] for name in (BUILD_STAGE.function, BUILD_STAGE.request_name))
+    modules = ", ".join(["trtkit.jobs.worker", "trtkit.engine.parsed_stage", *own])
     check = f"import sys, {modules}; print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert not {"pydantic", "numpy", "onnx", "torch"} & set(ran.stdout.split())

@@ -11,16 +11,17 @@ from onnx import helper, numpy_helper
 
 from tests import models
 from trtkit.backends import load_backend
-from trtkit.config.schema import ModelConfig, ShapeRange
+from trtkit.config.schema import ModelConfig
+from trtkit.engine.stages import OnnxFile, PreparedStage, ProfileShapes
 from trtkit.errors import TrtkitError
 from trtkit.jobs.events import Phase, Verdict, ignore
-from trtkit.jobs.job import Context, Job
+from trtkit.jobs.job import Context
 from trtkit.jobs.runner import Runner
 from trtkit.network.onnx.parse import parse_onnx
 from trtkit.reference import Executor, Options, to_array
 from trtkit.verification.compare import compare
 from trtkit.verification.job import verify
-from trtkit.verification.jobs import NetworkToVerify, Request
+from trtkit.verification.jobs import Request, VerifyRequest
 from trtkit.verification.references import OnnxRuntimeReference
 from trtkit.verification.verdict import reason, verdict
 from trtkit.verification.verify import run_job
@@ -28,20 +29,18 @@ from trtkit.verification.verify import run_job
 if TYPE_CHECKING:
     from pathlib import Path
 
-PROFILE = {"images": ShapeRange(min=(1, 3, 16, 16), opt=(2, 3, 16, 16), max=(4, 3, 16, 16))}
+PROFILE = {"images": ProfileShapes((1, 3, 16, 16), (2, 3, 16, 16), (4, 3, 16, 16))}
 
 
 def verified(source: onnx.ModelProto, network: onnx.ModelProto, folder: Path, **changes: Any) -> Any:
     """Verify `network` as if it had been made from `source`."""
+    path = models.save(network, folder / "network.onnx")
+    stage = PreparedStage("m", "parser", ("model",), OnnxFile(path, path))
+    config = changes.pop("config", {"source": {"onnx": str(models.save(source, folder / "source.onnx"))}})
     report, profile = changes.pop("report", ignore), changes.pop("profile", PROFILE)
-    subject = NetworkToVerify(
-        ModelConfig.model_validate({"source": {"onnx": str(models.save(source, folder / "source.onnx"))}}),
-        "tensorrt_rtx",
-        Request(**changes, trust_source=True),
-        models.save(network, folder / "network.onnx"),
-        (profile,),
-    )
-    return verify(subject, Context(report))
+    asked = Request(trust_source=True, **changes)
+    request = VerifyRequest(ModelConfig.model_validate(config), "tensorrt_rtx", asked, (stage,), (profile,))
+    return verify(request, Context(report))
 
 
 def with_changed_weight(name: str, change: float) -> onnx.ModelProto:
@@ -97,7 +96,9 @@ class Killed(Runner):
 
 
 def test_a_verdict_survives_what_kills_the_comparison_of_layers() -> None:
-    report = run_job(Job("m:f", str, dict[str, Any]), "", Killed())
+    stage = PreparedStage("m", "parser", ("model",))
+    config = ModelConfig.model_validate({"source": {"onnx": "m.onnx"}})
+    report = run_job(VerifyRequest(config, "tensorrt_rtx", Request(), (stage,)), Killed())
     problem = "layers could not be compared: the process ended by SIGKILL"
     assert report == {"passed": False, "layers_problem": problem}
 
@@ -160,7 +161,7 @@ def scores_beside(offset: float) -> onnx.ModelProto:
 
 def test_scores_that_are_gone_beside_large_features_are_wrong(tmp_path: Path) -> None:
     """As 16 bits lose them; the error over the whole output is a thousandth of what is allowed."""
-    profile = {"x": ShapeRange(min=(1, 3), opt=(8, 3), max=(8, 3))}
+    profile = {"x": ProfileShapes((1, 3), (8, 3), (8, 3))}
     found = verified(scores_beside(0.0), scores_beside(2.0**24), tmp_path, profile=profile, corners=False)
     assert found["outputs"]["y"]["relative_rms_error"] < found["tolerance"] * 10
     assert found["passed"] is False
@@ -175,7 +176,7 @@ def test_a_network_that_hardly_moves_proves_nothing(tmp_path: Path) -> None:
     ]
     constants = [models.constant("tiny", 1e-5), models.constant("large", 636.0)]
     model = models.model(nodes, [models.tensor("x", "batch", 3)], [models.tensor("y", "batch", 3)], constants)
-    profile = {"x": ShapeRange(min=(1, 3), opt=(2, 3), max=(8, 3))}
+    profile = {"x": ProfileShapes((1, 3), (2, 3), (8, 3))}
     found = verified(model, model, tmp_path, profile=profile, corners=False)
     assert found["passed"] is True
     assert found["outputs"]["y"]["spread"] < 1e-6
@@ -198,7 +199,7 @@ def batch_of(limit: int) -> onnx.ModelProto:
 
 
 def test_a_fault_of_large_batches_shows_at_their_corner_only(tmp_path: Path) -> None:
-    profile = {"x": ShapeRange(min=(1, 4), opt=(2, 4), max=(8, 4))}
+    profile = {"x": ProfileShapes((1, 4), (2, 4), (8, 4))}
     found = verified(batch_of(100), batch_of(4), tmp_path, profile=profile)
     assert found["outputs"]["y"]["relative_rms_error"] == 0
     passed = {corner["name"]: corner["passed"] for corner in found["corners"]}

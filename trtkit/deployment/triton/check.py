@@ -112,7 +112,7 @@ def _manifest_differences(client: Client, found: ServedInterface, bundle: Bundle
     A model in front of the engine has tensors of its own, which the known request speaks for; so has a language model.
     """
     manifest = bundle.manifest
-    if manifest.decoder is not None:
+    if manifest.interface == "tokens":
         return []
     candidates = [found, *(client.interface(step) for step in found.steps)]
     nearest = max(candidates, key=lambda each: _shared_tensors(each, bundle))

@@ -104,14 +104,14 @@ def deploy(
 def served_models(asked: Asked, options: DeployOptions) -> list[ServedModel]:
     """Return the models that serve the bundle, those that others use first; clients call the last one."""
     bundle, form = asked.bundle, asked.form
-    if "llm" in options.model_fields_set and bundle.manifest.decoder is None:
+    if "llm" in options.model_fields_set and bundle.manifest.interface != "tokens":
         raise DeployError("the bundle holds no language model", "--set llm", "leave it out")
     name = check_name(asked.name or bundle.manifest.name)
     if asked.recognizer is not None:
         if form == "tensors":
             raise DeployError("`--recognizer` makes a reader of pages, which takes images", "--as", "leave out one")
         return ocr_pipeline(bundle, asked.recognizer, name, options)
-    if bundle.manifest.decoder is not None:
+    if bundle.manifest.interface == "tokens":
         return [llm_model(bundle, name, options)]
     if form == "pipeline" and not takes_images(bundle):
         what = "the config does not say how an image becomes the input"

@@ -35,7 +35,7 @@ def llm_model(bundle: Bundle, name: str, options: DeployOptions) -> ServedModel:
     _check(options)
     llm = manifest.config.llm
     slots = options.llm.slots or (llm.max_batch_size if llm is not None else 1)
-    fields = [field for field in FIELDS if field.name != _WITH_IMAGES or manifest.vision is not None]
+    fields = [field for field in FIELDS if field.name != _WITH_IMAGES or manifest.images is not None]
     inputs = tuple(field.tensor for field in fields)
     settings = {**options.llm.model_dump(mode="json"), "warmup": options.warmup}
     decoupled = "Answers come in pieces while the model goes on, and requests leave when their client does."

@@ -41,16 +41,16 @@ class _Engine:
 
 def native_models(bundle: Bundle, name: str, options: DeployOptions) -> list[ServedModel]:
     """Return the models of the bundle's engines in order and, where there are several, the ensemble `name` of them."""
-    hybrid, manifest = bundle.manifest.hybrid, bundle.manifest
-    if hybrid is None or len(hybrid.stages) == 1:
+    manifest = bundle.manifest
+    if len(manifest.stages) == 1:
         max_batch = batch_limit(options, max_batch_size(manifest), manifest.name)
         return [_model(bundle, _Engine(name, manifest, bundle.engine_path(), max_batch), options)]
     # An ensemble has one batch size: where a stage has none, none of them has.
-    records: tuple[Manifest | StageRecord, ...] = (manifest, *hybrid.stages)
+    records: tuple[Manifest | StageRecord, ...] = (manifest, *manifest.stages)
     max_batch = batch_limit(options, min(map(max_batch_size, records)), manifest.name)
     stages = [
-        _model(bundle, _Engine(f"{name}_{stage.name}", stage, bundle.path / (stage.engine or ""), max_batch), options)
-        for stage in hybrid.stages
+        _model(bundle, _Engine(f"{name}_{stage.name}", stage, bundle.engine_path(stage.name), max_batch), options)
+        for stage in manifest.stages
     ]
     ends = tensors(manifest.inputs, max_batch), tensors(manifest.outputs, max_batch)
     return [*stages, ensemble(name, "ensemble", stages, *ends)]

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 def reads_source(manifest: Manifest) -> bool:
     """Whether a server here reads the weights from the source: without a GPU, or for a hybrid of several engines."""
-    if manifest.decoder is None and manifest.hybrid is None:
+    if all(stage.writer == "parser" for stage in manifest.stages):
         return False
-    return not list_gpus() or (manifest.hybrid is not None and len(manifest.engines) > 1)
+    return not list_gpus() or (manifest.interface == "arrays" and len(manifest.stages) > 1)
 
 
 def portable_manifest(bundle: Bundle) -> str:

@@ -99,7 +99,7 @@ def answer_settings(bundle: Bundle, task: Task, top_k: int) -> dict[str, Any]:
     output = bundle.manifest.outputs[0]
     found: dict[str, Any] = {"kind": task.kind, "input": output.name}
     if task.kind == "ctc-text":
-        return found | {"characters": ctc_characters(bundle.onnx_path)}
+        return found | {"characters": ctc_characters(bundle.onnx_path())}
     path = task.labels and package_file.resolve(task.labels, task.requires)
     labels = read_labels(Path(path)) if path else []
     if labels and len(labels) != output.shape[-1] > 0:

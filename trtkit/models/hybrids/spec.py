@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from trtkit.models.model import PartKind
     from trtkit.models.weights import Weight
 
 Dim = int | str
@@ -50,6 +51,11 @@ class OnnxPart:
     names: tuple[str, ...] = ("",)
 
     @property
+    def kind(self) -> PartKind:
+        """How the part becomes layers."""
+        return "onnx"
+
+    @property
     def prefixes(self) -> tuple[str, ...]:
         """What its weights' names in the checkpoint begin with; nothing where its factory loads them itself."""
         return () if self.prefix is None else tuple(self.prefix + name for name in self.names)
@@ -73,6 +79,11 @@ class NetworkPart:
     model: Any
     weights: tuple[Weight, ...] = ()
     dtype: str = "compute"
+
+    @property
+    def kind(self) -> PartKind:
+        """How the part becomes layers."""
+        return "network"
 
 
 Part = OnnxPart | NetworkPart

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trtkit.dtypes import dtype_of
-from trtkit.engine.decoders import open_decoder, opened_spec
+from trtkit.engine.decoders import open_decoder_source, opened_spec
 from trtkit.errors import QuantizeError
 from trtkit.jobs.events import Phase
 from trtkit.jobs.steps import Steps
@@ -52,7 +52,7 @@ def quantize_llm(request: QuantizeRequest, context: Context) -> QuantizedLlm:
     steps = Steps(context.report)
     assert config.quantize is not None
     context.report(Phase("read source"))
-    opened = open_decoder(config.source)
+    opened = open_decoder_source(config.source)
     if opened.quantized_by:
         what = f"the checkpoint was quantized by {opened.quantized_by} already"
         raise QuantizeError(what, opened.where, "remove `quantize`, or give the model as it was before")

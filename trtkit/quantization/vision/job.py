@@ -22,6 +22,9 @@ def quantize_vision(request: QuantizeRequest, context: Context) -> QuantizedVisi
     """
     assert request.config.quantize is not None
     prepared = prepare(PrepareRequest(request.config, request.folder), context)
+    for path in (request.folder / "network").iterdir():
+        path.rename(request.folder / path.name)
+    (request.folder / "network").rmdir()
     model = onnx_file.read_model(request.folder / "model.onnx")
     quantized = counts(model)
     return QuantizedVision(prepared.steps, len(model.graph.node), quantized.activations, quantized.weights)

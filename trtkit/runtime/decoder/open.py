@@ -28,7 +28,7 @@ def open_execution(
     Raises GenerationError for a bundle of no LLM and for TensorRT without a GPU, RequestError for slots that the
     engine does not have, BundleError where the bundle's files or its source have changed.
     """
-    if bundle.manifest.decoder is None:
+    if bundle.manifest.interface != "tokens":
         what = "the bundle holds no language model"
         raise GenerationError(what, str(bundle.path), "give a bundle that was built from an `llm` config")
     count = _checked_slots(bundle, slots)

@@ -49,4 +49,4 @@ def save_cache(cache: Any, bundle: Bundle) -> None:
 
 
 def _file(bundle: Bundle) -> Path:
-    return cache_folder() / "runtime" / f"{bundle.manifest.engines[0].sha256}.cache"
+    return cache_folder() / "runtime" / f"{bundle.manifest.engines[-1].sha256}.cache"

@@ -68,7 +68,7 @@ class Frontend:
         self.bundle, folder = opened, opened.path / "model"
         self.execution = open_execution(opened, options.runtime, options.slots, has_cuda_graphs=options.has_cuda_graphs)
         self.tokenizer = open_tokenizer(folder)
-        vision = opened.manifest.vision
+        vision = opened.manifest.images
         self.images = None if vision is None else ImagePrompts(vision, folder, self.tokenizer)
         self._tower = None if self.images is None else open_tower(opened, options.runtime)
         self.reader = PromptReader(self.tokenizer, self.images, self.execution.max_length)

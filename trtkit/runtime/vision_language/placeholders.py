@@ -13,7 +13,7 @@ from trtkit.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.bundle.manifest import VisionRecord
+    from trtkit.bundle.manifest import ImagesRecord
     from trtkit.inputs.vision_language import PreparedImage
     from trtkit.runtime.sequences import Ints
     from trtkit.runtime.text import Tokenizer
@@ -34,7 +34,7 @@ class TileTokens:
 
 
 def expand(
-    ids: Sequence[int], images: Sequence[PreparedImage], record: VisionRecord, tokenizer: Tokenizer | None
+    ids: Sequence[int], images: Sequence[PreparedImage], record: ImagesRecord, tokenizer: Tokenizer | None
 ) -> list[int]:
     """Return a prompt with a placeholder for every soft token.
 
@@ -55,7 +55,7 @@ def expand(
     return expanded
 
 
-def places_of(ids: Sequence[int], record: VisionRecord) -> Ints:
+def places_of(ids: Sequence[int], record: ImagesRecord) -> Ints:
     """Return where the placeholders stand [P]."""
     return np.flatnonzero(np.asarray(ids, np.int64) == record.image_token_id)
 
@@ -78,7 +78,7 @@ def rope_positions(length: int, places: Ints, images: Sequence[PreparedImage]) -
     return positions
 
 
-def _tokens_of(image: PreparedImage, record: VisionRecord, tokenizer: Tokenizer | None) -> list[int]:
+def _tokens_of(image: PreparedImage, record: ImagesRecord, tokenizer: Tokenizer | None) -> list[int]:
     """Return what stands for one image."""
     if record.layout != "tiles":
         return [record.image_token_id] * image.tokens
@@ -110,7 +110,7 @@ def _encoded(pieces: Sequence[str | list[int]], tokenizer: Tokenizer) -> list[in
 
 
 def _mismatch(
-    found: int, images: Sequence[PreparedImage], record: VisionRecord, tokenizer: Tokenizer | None
+    found: int, images: Sequence[PreparedImage], record: ImagesRecord, tokenizer: Tokenizer | None
 ) -> RequestError:
     """Return the error for placeholders that are not the images'."""
     name = f"token {record.image_token_id}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from trtkit.bundle.manifest import VisionRecord
+    from trtkit.bundle.manifest import ImagesRecord
     from trtkit.inputs.vision_language import PreparedImage
     from trtkit.runtime.text import Tokenizer
     from trtkit.runtime.vision_language.tower import VisionTower
@@ -39,11 +39,11 @@ class ImagePrompts:
     folder: has the image processor's files.
     """
 
-    def __init__(self, record: VisionRecord, folder: Path, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, record: ImagesRecord, folder: Path, tokenizer: Tokenizer | None) -> None:
         self._record, self._tokenizer = record, tokenizer
         form = ImageForm(
             record.layout,
-            record.inputs[0].shape[1:],
+            record.pixel_shape,
             record.tokens_per_image,
             record.merge_size,
             record.window_size,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trtkit.backends import load_backend
+from trtkit.models.model import VISION
 from trtkit.network.onnx.parse import parse_onnx
 from trtkit.reference import Executor, Options, constants_from_onnx
 from trtkit.runtime.decoder import runs_on_gpu
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from trtkit.backends import Backend
     from trtkit.bundle.bundle import Bundle
-    from trtkit.bundle.manifest import VisionRecord
+    from trtkit.bundle.manifest import ImagesRecord
     from trtkit.inputs.vision_language import PreparedImage
     from trtkit.runtime.decoder import Runtime
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 class VisionTower:
     """From prepared images to soft tokens. run: the network, inputs and outputs by name."""
 
-    def __init__(self, record: VisionRecord, run: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
+    def __init__(self, record: ImagesRecord, run: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
         self._record, self._run = record, run
 
     def soft_tokens(self, images: Sequence[PreparedImage]) -> torch.Tensor:
@@ -46,16 +47,16 @@ class VisionTower:
 
 def open_tower(bundle: Bundle, runtime: Runtime = "auto") -> VisionTower:
     """Open the tower of a bundle. Raises BundleError where its file is not the one that was built."""
-    record = bundle.manifest.vision
+    record = bundle.manifest.images
     assert record is not None
     backend = load_backend(bundle.manifest.backend.name)
     bundle.check_network()
     if runs_on_gpu(runtime):
-        return VisionTower(record, EngineExecution(backend, bundle.path / record.engine).run)
-    return reference_tower(record, backend, bundle.onnx_path)
+        return VisionTower(record, EngineExecution(backend, bundle.engine_path(VISION)).run)
+    return reference_tower(record, backend, bundle.onnx_path(VISION))
 
 
-def reference_tower(record: VisionRecord, backend: Backend, onnx: Path) -> VisionTower:
+def reference_tower(record: ImagesRecord, backend: Backend, onnx: Path) -> VisionTower:
     """Return a tower on the reference executor. onnx: the file that TensorRT parses."""
     network = parse_onnx(backend, onnx, "ERROR")
     executor = Executor(backend, network.definition, Options(constants=constants_from_onnx(onnx)))

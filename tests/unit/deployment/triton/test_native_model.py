@@ -132,12 +132,10 @@ def test_a_batch_above_the_profiles_is_refused(bundle: Bundle) -> None:
 
 
 def test_a_stage_without_a_batch_axis_leaves_none_to_the_ensemble(chained: Bundle) -> None:
-    hybrid = chained.manifest.hybrid
-    assert hybrid is not None
-    patch, encoder = hybrid.stages
+    patch, encoder = chained.manifest.stages
     fixed = patch.outputs[0].model_copy(update={"shape": (1, *patch.outputs[0].shape[1:])})
     stages = (patch.model_copy(update={"outputs": (fixed,)}), encoder)
-    odd = changed(chained, hybrid=hybrid.model_copy(update={"stages": stages}))
+    odd = changed(chained, stages=stages)
     models = native_models(odd, "vit", DeployOptions())
     assert [model.max_batch_size for model in models] == [0, 0, 0]
     assert models[-1].inputs[0].dims == (-1, 3, 30, 18)

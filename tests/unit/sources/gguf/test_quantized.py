@@ -17,7 +17,7 @@ from tests.decoders import Model, Runner, T, builds, model_of, relative_rms, rtx
 from tests.unit.sources.gguf.write_gguf import write_model, write_tensor
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import FP16, FP32
-from trtkit.engine.decoders import open_model_source
+from trtkit.engine.decoders import open_config_source
 from trtkit.errors import SourceError, TrtkitError
 from trtkit.models.weights import find_weights
 from trtkit.network.decoder import DecoderOptions, build_decoder
@@ -132,10 +132,10 @@ def config_of(path: Path, **quantize: Any) -> ModelConfig:
 
 def test_a_config_asks_for_it(tmp_path: Path) -> None:
     path = written(tmp_path, *(FAMILIES[0][0], model_of(FAMILIES[0][1]), FAMILIES[0][2]))
-    opened = open_model_source(config_of(path, method="as_stored"))
+    opened = open_config_source(config_of(path, method="as_stored"))
     assert opened.quantized_by == "llama.cpp"
     assert opened.note == "13 matrices kept as stored; Q5_0, tables and experts dequantized"
-    assert (open_model_source(config_of(path)).quantized_by, open_model_source(config_of(path)).note) == ("", "")
+    assert (open_config_source(config_of(path)).quantized_by, open_config_source(config_of(path)).note) == ("", "")
 
 
 def test_a_file_without_such_types_is_refused(tmp_path: Path) -> None:
@@ -151,5 +151,5 @@ def test_a_file_without_such_types_is_refused(tmp_path: Path) -> None:
 def test_other_sources_have_nothing_to_keep(tmp_path: Path) -> None:
     fields = {"name": "m", "source": {"hf": str(tmp_path)}, "quantize": {"method": "as_stored"}}
     with pytest.raises(TrtkitError) as caught:
-        open_model_source(ModelConfig.model_validate(fields))
+        open_config_source(ModelConfig.model_validate(fields))
     assert "quantize.method: `as_stored` is for GGUF files; checkpoints of other kinds" in str(caught.value)

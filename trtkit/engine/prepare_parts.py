@@ -1,4 +1,4 @@
-"""The job that exports a hybrid's ONNX parts: one prepared file for each stage that has any."""
+"""Export the ONNX parts of a family's model: one prepared file for each stage that has any."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import InputSpec, TorchSource
 from trtkit.dtypes import dtype_of
-from trtkit.engine.hybrids import OpenedHybrid, Stage, open_hybrid, opt_sizes, stage_profiles
-from trtkit.engine.prepare import bounds_of, make_parseable, plugin_file
+from trtkit.engine.hybrids import OpenedHybrid, open_hybrid, opt_sizes, stage_profiles
+from trtkit.engine.prepare import make_parseable, write_onnx
 from trtkit.engine.profiles import opt_shapes, resolve_profiles
 from trtkit.engine.room import Load, check_room, hybrid_load
-from trtkit.jobs.events import Phase
-from trtkit.jobs.json_form import to_json
-from trtkit.jobs.steps import Steps
+from trtkit.engine.stages import Prepared, PreparedStage, light
 from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
 from trtkit.models.hybrids.weights import find_part_weights
 from trtkit.network.hybrid import input_name
-from trtkit.network.onnx import autocast, care, function
-from trtkit.network.onnx.io import graph_inputs, save_model
+from trtkit.network.onnx import autocast, function
+from trtkit.network.onnx.io import graph_inputs
 from trtkit.network.onnx.merge import merged, prefixed
 from trtkit.quantization.by_part.data import with_own_arrays
 from trtkit.quantization.vision.model import Place, quantized_part
@@ -36,40 +34,34 @@ if TYPE_CHECKING:
 
     from trtkit.config.schema import ModelConfig
     from trtkit.engine.jobs import PrepareRequest
-    from trtkit.jobs.job import Context
+    from trtkit.engine.stages import OnnxFile
+    from trtkit.jobs.steps import Steps
+    from trtkit.models.model import Model, Stage
     from trtkit.quantization.by_part.choice import HybridQuantization
 
-Json = dict[str, Any]
 
-
-def prepare_hybrid(request: PrepareRequest, context: Context) -> Json:
-    """Write `folder`/network/<stage>.onnx for every stage with ONNX parts.
-
-    Returns steps, the model's profiles, and of every stage: name, parts, ONNX file (empty where none), its
-    plugins, grid samples, profiles and `opt` shapes.
-    """
-    config, folder = request.config, request.folder
-    context.report(Phase("prepare"))
-    steps = Steps(context.report)
-    opened = open_hybrid(config)
+def prepare_parts(request: PrepareRequest, model: Model, steps: Steps) -> Prepared:
+    """Write `folder`/network/STAGE.onnx for every stage with ONNX parts."""
+    config, opened = request.config, open_hybrid(model)
     steps.add("source", f"{opened.spec.model_type}, parts {', '.join(part.name for part in opened.spec.parts)}")
-    check_room(_load(opened), folder)
-    found = find_part_weights(opened.spec, opened.source.checkpoint, opened.source.where)
-    steps.add("weights", f"{len(found)} of network parts found, all names and shapes right")
+    check_room(_load(opened), request.folder)
+    weights = find_part_weights(opened.spec, opened.source.checkpoint, opened.source.where)
+    steps.add("weights", f"{len(weights)} of network parts found, all names and shapes right")
     profiles, detail = resolve_profiles(opened.inputs, config.profiles)
     steps.add("profiles", detail)
-    exporter = _Exporter(opened, config, opt_sizes(opened.inputs, profiles), steps, request.has_plugins)
-    exported = {stage.name: exporter.exported(stage) for stage in opened.stages}
+    exporter = _Exporter(opened, request, opt_sizes(opened.inputs, profiles), steps)
+    exported = {stage.name: exporter.exported(stage) for stage in model.stages}
     if opened.quantization is not None:
         _check_quantization(opened.quantization, [model for model in exported.values() if model is not None], steps)
     stages = []
-    for stage in opened.stages:
+    for stage in model.stages:
         inputs = opened.stage_inputs(stage)
         own = stage_profiles(inputs, opened.inputs, profiles)
-        made = exporter.write(stage, exported.pop(stage.name), folder / "network", opt_shapes(inputs, own))
-        stages.append({"name": stage.name, "parts": list(stage.parts), **made, "profiles": to_json(bounds_of(own))})
-        stages[-1]["opt_shapes"] = opt_shapes(inputs, own)
-    return {"steps": steps.done, "profiles": bounds_of(profiles), "stages": stages}
+        shapes = opt_shapes(inputs, own)
+        onnx_model = exported.pop(stage.name)
+        file = None if onnx_model is None else exporter.write(stage, onnx_model, shapes)
+        stages.append(PreparedStage(stage.name, stage.writer, stage.part_names, file, light(own), shapes))
+    return Prepared(tuple(steps.done), light(profiles), tuple(stages))
 
 
 def _load(opened: OpenedHybrid) -> Load:
@@ -83,53 +75,52 @@ def _load(opened: OpenedHybrid) -> Load:
 
 @dataclass(frozen=True)
 class _Exporter:
-    """Exports the ONNX parts of stages. sizes: of symbols. has_plugins: whether TensorRT gets custom ops as plugins."""
+    """Exports the ONNX parts of stages. sizes: of symbols."""
 
     opened: OpenedHybrid
-    config: ModelConfig
+    request: PrepareRequest
     sizes: Mapping[str, int]
     steps: Steps
-    has_plugins: bool
+
+    @property
+    def config(self) -> ModelConfig:
+        """The config of the whole model."""
+        return self.request.config
 
     def exported(self, stage: Stage) -> onnx.ModelProto | None:
-        """Return a stage's ONNX parts as one model; None where it has none."""
-        parts = self._parts(stage)
+        """Return a stage's ONNX parts as one model; None if it has none."""
+        parts, uses_plugins = self._parts(stage), self.request.has_plugins
         if not parts:
             return None
         with tempfile.TemporaryDirectory(prefix="trtkit-") as scratch:
             model = merged([self._export(part, Path(scratch)) for part in parts])
-            return make_parseable(model, self.config, f"{stage.name}.onnx", self.steps, has_plugins=self.has_plugins)
+            return make_parseable(model, self.config, f"{stage.name}.onnx", self.steps, has_plugins=uses_plugins)
 
-    def write(
-        self, stage: Stage, model: onnx.ModelProto | None, folder: Path, shapes: Mapping[str, tuple[int, ...]]
-    ) -> Json:
-        """Write what a stage exported, quantized and in its precision; return its path, plugins and grid samples."""
-        if model is None:
-            return {"onnx": "", "grid_samples": []}
-        folder.mkdir(exist_ok=True)
-        path = folder / f"{stage.name}.onnx"
+    def write(self, stage: Stage, model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> OnnxFile:
+        """Write what a stage exported, quantized and in its precision."""
         with tempfile.TemporaryDirectory(prefix="trtkit-") as scratch:
             own = {spec.name: tuple(shapes[spec.name]) for spec in graph_inputs(model)}
-            if (asked := self.opened.quantization) is not None:
+            if (quantization := self.opened.quantization) is not None:
                 for part in self._parts(stage):
                     place = Place(own, Path(scratch), self.steps)
                     whole = [port.name for port in self.opened.spec.inputs]
-                    choice = with_own_arrays(asked.choices[part.name], list(own), whole, Path(scratch))
+                    choice = with_own_arrays(quantization.choices[part.name], list(own), whole, Path(scratch))
                     model = quantized_part(model, self.config, choice, place)
             model = self._in_precision(model, self._parts(stage), own, Path(scratch))
-        save_model(model, path)
-        plugins = plugin_file(model, folder / f"{stage.name}.plugins.onnx", self.steps) if self.has_plugins else None
-        return {"onnx": str(path), "plugins": to_json(plugins), "grid_samples": care.grid_sample_modes(model)}
+        path = self.request.folder / "network" / f"{stage.name}.onnx"
+        return write_onnx(model, path, self.steps, uses_plugins=self.request.has_plugins)
 
     def _parts(self, stage: Stage) -> list[OnnxPart]:
-        return [part for name in stage.parts if isinstance(part := self.opened.spec.part(name), OnnxPart)]
+        return [part for name in stage.part_names if isinstance(part := self.opened.spec.part(name), OnnxPart)]
 
     def _export(self, part: OnnxPart, scratch: Path) -> onnx.ModelProto:
         """Export one part; its inputs and outputs have the names of their seams, all else the part's before it."""
         spec = self.opened.spec
         factory = PartFactory(part.module, part.arguments, part.prefix, part.names)
         module = part_module(factory, self.opened.source)
-        dtypes = {item.name: item.dtype for stage in self.opened.stages for item in self.opened.stage_inputs(stage)}
+        dtypes = {
+            item.name: item.dtype for stage in self.opened.model.stages for item in self.opened.stage_inputs(stage)
+        }
         inputs = {
             name: InputSpec(shape=port.shape, dtype=_exported(dtypes.get(name, "fp32")))
             for port in part.inputs

@@ -1,0 +1,54 @@
+"""Everything a build follows from, known before it starts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.backends import choose_backend
+from trtkit.bundle.manifest import FileRecord
+from trtkit.config.targets import Target, load_target
+from trtkit.engine import cache
+from trtkit.engine.jobs import DIGEST
+from trtkit.engine.plugins import uses_plugins
+from trtkit.engine.resolve import resolve
+from trtkit.models.model import VISION
+from trtkit.quantization.by_part.choice import check_names
+
+if TYPE_CHECKING:
+    from trtkit.config.schema import ModelConfig
+    from trtkit.jobs.runner import Runner
+    from trtkit.models.model import Model
+
+
+@dataclass(frozen=True)
+class BuildInputs:
+    """A build before it starts. key: SHA-256 of all else. uses_plugins: custom ops of ONNX files become plugins."""
+
+    model: Model
+    target: Target
+    backend: str
+    sources: tuple[FileRecord, ...]
+    tools: dict[str, str]
+    key: str
+    uses_plugins: bool = False
+
+    @property
+    def config(self) -> ModelConfig:
+        """The config as it was given."""
+        return self.model.config
+
+
+def gather_inputs(config: ModelConfig, runner: Runner) -> BuildInputs:
+    """Resolve model, target and backend, and fingerprint the source and calibration data. Raises TrtkitError."""
+    model = resolve(config)
+    if config.quantize is not None and model.spec is None:
+        check_names(config.quantize, (VISION,) if model.takes_images else ())
+    target = load_target(config.target)
+    backend = choose_backend(target.backend)
+    has_plugins = uses_plugins(config, backend)
+    digests = runner.run(DIGEST, config)
+    sources, data = (tuple(FileRecord(**asdict(file)) for file in each) for each in (digests.files, digests.data))
+    tools = cache.tool_versions()
+    key = cache.build_key(config, target, backend, (*sources, *data), tools)
+    return BuildInputs(model, target, backend, sources, tools, key, has_plugins)

@@ -1,0 +1,88 @@
+"""Write a decoder-only LLM as a network, and put what its runtime reads beside the engine into the bundle."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trtkit.config.schema import ModelConfig
+from trtkit.dtypes import dtype_of
+from trtkit.engine.decoders import decoder_profiles, decoder_size, head_note, llm_options, open_decoder, rope_note
+from trtkit.engine.embeddings import embedding_table, write_embeddings
+from trtkit.engine.reported import Reported
+from trtkit.engine.resolve import resolve
+from trtkit.engine.room import Load, check_room
+from trtkit.engine.stages import WrittenNetwork
+from trtkit.jobs.events import Phase
+from trtkit.jobs.steps import Steps
+from trtkit.network.graph import Graph
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trtkit.backends import Backend
+    from trtkit.engine.decoders import OpenedDecoder
+    from trtkit.engine.stages import DecoderSize, StageRequest
+    from trtkit.jobs.job import Context
+
+
+def write_decoder(request: StageRequest, backend: Backend, context: Context) -> WrittenNetwork:
+    """Read the source and write the network; config, tokenizer and embeddings go into the bundle."""
+    steps = Steps(context.report)
+    context.report(Phase("read source"))
+    opened = open_decoder(resolve(ModelConfig.model_validate_json(request.config)), request.quantized)
+    size = decoder_size(opened)
+    _describe_source(opened, size, steps)
+    check_room(Load(size.weight_bytes), request.folder)
+    graph = _write_network(backend, opened, steps, context.severity)
+    tensors = [graph.network.get_input(index) for index in range(graph.network.num_inputs)]
+    profiles = decoder_profiles({t.name: tuple(t.shape) for t in tensors}, llm_options(opened.config))
+    _carry(opened, request.folder, steps)
+    is_quantized = bool(opened.source.quantized_by)
+    return WrittenNetwork(
+        graph.network,
+        graph.builder,
+        profiles,
+        {name: shapes.opt for name, shapes in profiles[0].items()},
+        {request.stage.part_names[0]: graph.network.num_layers},
+        tuple(steps.done),
+        size.weight_bytes,
+        lambda counted: replace(size, weight_bytes=counted) if is_quantized else size,
+        graph.quantized,
+        None if opened.source.kv_cache is None else opened.source.kv_cache.format,
+        (graph,),
+    )
+
+
+def _describe_source(opened: OpenedDecoder, size: DecoderSize, steps: Steps) -> None:
+    """Record what was read."""
+    spec, source = opened.spec, opened.source
+    note = "".join(f"; {one}" for one in (source.note, head_note(spec, source)) if one)
+    parameters = f"{size.parameters / 1e6:.1f} M parameters"
+    steps.add("source", f"{spec.model_type}, {len(spec.layers)} layers, {parameters}{note}")
+    if rotary := rope_note(spec, llm_options(opened.config)):
+        steps.add("rope", rotary)
+
+
+def _write_network(backend: Backend, opened: OpenedDecoder, steps: Steps, severity: str | None) -> Graph:
+    """Write the network, every weight checked; record both as steps."""
+    weights, options = opened.weights(), llm_options(opened.config)
+    steps.add("weights", f"{len(weights)} found, all names and shapes right")
+    graph = opened.write(Graph(backend, severity=severity), Reported(weights, steps.report))
+    detail = f"{opened.config.precision}, {options.max_batch_size} slots of {options.max_sequence_length} tokens"
+    steps.add("network", f"{graph.network.num_layers} layers in {detail}; all weights finite")
+    return graph
+
+
+def _carry(opened: OpenedDecoder, folder: Path, steps: Steps) -> None:
+    """Put config and tokenizer into the bundle, and the embedding table where the engine takes vectors."""
+    (folder / "model").mkdir(exist_ok=True)
+    text = json.dumps(dict(opened.source.config), indent=1)
+    (folder / "model" / "config.json").write_text(text + "\n", encoding="utf-8")
+    written = opened.source.tokenizer.write(folder / "model")
+    steps.add("tokenizer", ", ".join(path.name for path in written) or "the source has none")
+    if opened.takes_embeddings:
+        table = embedding_table(opened.spec, opened.weights(), dtype_of(opened.config.precision))
+        path = write_embeddings(table, folder)
+        steps.add("embeddings", f"{path.name}, {path.stat().st_size / 2**20:.1f} MiB, is read beside the engine")

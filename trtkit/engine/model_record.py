@@ -1,0 +1,157 @@
+"""A model whose networks are written, as the manifest and `trtkit inspect` show it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from trtkit.bundle.manifest import (
+    DecoderRecord,
+    FileRecord,
+    IoRecord,
+    ModelRecord,
+    OnnxRecord,
+    PartRecord,
+    PortRecord,
+    StageRecord,
+    StepRecord,
+)
+from trtkit.config.schema import ShapeRange
+from trtkit.dtypes import dtype_of
+from trtkit.engine.embeddings import EMBEDDINGS
+from trtkit.engine.vision_language import images_record, open_vision
+from trtkit.engine.write_stages import plan_name
+from trtkit.network.hybrid import input_name, port_dtype
+from trtkit.network.record import join_records
+from trtkit.sources.digest import sha256_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from trtkit.dtypes import DType
+    from trtkit.engine.build_inputs import BuildInputs
+    from trtkit.engine.stages import DecoderSize, OnnxFile, Profile, StageResult
+    from trtkit.engine.write_stages import WrittenModel
+    from trtkit.models.hybrids.spec import HybridSpec, Port
+    from trtkit.models.hybrids.spec import Part as SpecPart
+    from trtkit.models.model import Model, Part
+    from trtkit.network.record import NetworkRecord, TensorRecord
+
+
+def model_record(inputs: BuildInputs, written: WrittenModel, folder: Path) -> ModelRecord:
+    """Return what is known of the model. folder: the bundle, which paths are relative to."""
+    network, size = joint_network(inputs.model, written), written.results[-1].decoder
+    spec = inputs.model.spec
+    return ModelRecord(
+        config=inputs.config,
+        target=inputs.target,
+        steps=tuple(StepRecord(**asdict(step)) for step in written.steps),
+        inputs=_io(network.inputs),
+        outputs=_io(network.outputs),
+        profiles=_profiles(written.profiles),
+        model_type=size.model_type if size is not None else "" if spec is None else spec.model_type,
+        stages=_stages(inputs.model, written, folder),
+        totals=network.totals(),
+        decoder=None if size is None else _decoder(inputs.model, size, folder),
+    )
+
+
+def file_record(folder: Path, path: str) -> FileRecord | None:
+    """Return the record of a file by its path in `folder`, None if there is no such file."""
+    file = folder / path
+    if not file.exists():
+        return None
+    return FileRecord(path=path, size_bytes=file.stat().st_size, sha256=sha256_of(file))
+
+
+def joint_network(model: Model, written: WrittenModel) -> NetworkRecord:
+    """Return one record of the model: all stages' layers; of a vision-language model the LLM's, the tower beside."""
+    records = [result.network for result in written.results]
+    if model.takes_images:
+        return replace(records[-1], vision=records[0])
+    if model.spec is None:
+        return records[0]
+    outputs = (name.partition(".")[2] for name in model.spec.outputs)
+    return join_records(records, (port.name for port in model.spec.inputs), outputs)
+
+
+def _stages(model: Model, written: WrittenModel, folder: Path) -> tuple[StageRecord, ...]:
+    stages = zip(model.stages, written.prepared.stages, written.results, strict=True)
+    return tuple(
+        StageRecord(
+            name=stage.name,
+            writer=stage.writer,
+            parts=tuple(_part(model, part, result) for part in stage.parts),
+            engine=plan_name(stage.name),
+            onnx=None if prepared.onnx is None else _onnx(prepared.onnx, folder),
+            inputs=_io(result.network.inputs),
+            outputs=_io(result.network.outputs),
+            profiles=_profiles(result.profiles),
+            totals=result.network.totals(),
+        )
+        for stage, prepared, result in stages
+    )
+
+
+def _decoder(model: Model, size: DecoderSize, folder: Path) -> DecoderRecord:
+    return DecoderRecord(
+        parameters=size.parameters,
+        weight_bytes=size.weight_bytes,
+        kv_bytes_per_token=size.kv_bytes_per_token,
+        kv_bytes_per_slot=size.kv_bytes_per_slot,
+        embeddings=file_record(folder, EMBEDDINGS),
+        images=images_record(open_vision(model.config)) if model.takes_images else None,
+    )
+
+
+def _io(tensors: Iterable[TensorRecord]) -> tuple[IoRecord, ...]:
+    return tuple(IoRecord(name=each.name, dtype=each.dtype, shape=each.shape) for each in tensors)
+
+
+def _profiles(profiles: Sequence[Profile]) -> tuple[dict[str, ShapeRange], ...]:
+    return tuple(
+        {name: ShapeRange(min=shape.min, opt=shape.opt, max=shape.max) for name, shape in profile.items()}
+        for profile in profiles
+    )
+
+
+def _onnx(onnx: OnnxFile, folder: Path) -> OnnxRecord:
+    """Return a stage's ONNX file; paths relative to the bundle."""
+    names = (str(path.relative_to(folder)) for path in onnx.files)
+    files = tuple(record for name in names if (record := file_record(folder, name)) is not None)
+    path, parsed = (str(each.relative_to(folder)) for each in (onnx.path, onnx.parsed))
+    return OnnxRecord(path=path, parsed=parsed, files=files, grid_samples=onnx.grid_samples)
+
+
+def _part(model: Model, part: Part, result: StageResult) -> PartRecord:
+    """Return a part. The ports of a stage of one part are the network's own, but for the caches of a decoder."""
+    layers = result.part_layers.get(part.name, 0)
+    if model.spec is not None:
+        return _spec_part(model.spec, model.spec.part(part.name), layers, dtype_of(model.config.precision))
+    inputs, outputs = (
+        tuple(
+            PortRecord(name=each.name, dtype=each.dtype, shape=each.shape)
+            for each in tensors
+            if not each.name.startswith(("past_", "present_"))
+        )
+        for tensors in (result.network.inputs, result.network.outputs)
+    )
+    feeds = {port.name: port.name for port in inputs}
+    return PartRecord(name=part.name, kind=part.kind, inputs=inputs, outputs=outputs, feeds=feeds, layers=layers)
+
+
+def _spec_part(spec: HybridSpec, part: SpecPart, layers: int, dtype: DType) -> PartRecord:
+    """Return a part whose family says its ports. dtype: what the config computes in."""
+
+    def port(each: Port) -> PortRecord:
+        return PortRecord(name=each.name, dtype=port_dtype(each, part, dtype).name, shape=each.shape)
+
+    return PartRecord(
+        name=part.name,
+        kind=part.kind,
+        inputs=tuple(port(each) for each in part.inputs),
+        outputs=tuple(port(each) for each in part.outputs),
+        feeds={each.name: input_name(spec, part.name, each.name) for each in part.inputs},
+        layers=layers,
+    )

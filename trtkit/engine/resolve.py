@@ -1,0 +1,123 @@
+"""Find out what a config builds, once for a command, and refuse keys that mean nothing for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtkit.errors import ConfigError, Problem
+from trtkit.models.hybrids.registry import HYBRIDS, HybridOptions, hybrid_spec
+from trtkit.models.model import LLM, VISION, Model, Part, Stage
+from trtkit.models.registry import FAMILIES, is_language_model, unsupported_family
+from trtkit.models.vision_language.registry import VISION_LANGUAGE
+from trtkit.sources.hybrid_source import hybrid_config
+from trtkit.sources.safetensors_folder import json_object
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.config.schema import ModelConfig
+
+# What models are called in errors.
+_FILE, _MODULE, _VISION, _HYBRID = "an ONNX file", "a PyTorch module", "a vision model built through ONNX", "a hybrid"
+_LANGUAGE, _VISION_LANGUAGE = "a decoder-only LLM", "a vision-language model"
+_ARRAYS, _TOKENS = {_FILE, _MODULE, _VISION, _HYBRID}, {_LANGUAGE, _VISION_LANGUAGE}
+
+
+def resolve(config: ModelConfig) -> Model:
+    """Return the model that `config` builds; of a folder only its config.json is read.
+
+    Raises ConfigError for keys that mean nothing for this model, SourceError for a family that is not supported.
+    """
+    source = config.source
+    if source.hf is None:
+        if source.gguf is not None or source.trtllm is not None:
+            return _checked(_LANGUAGE, _decoder(config))
+        return _checked(_MODULE if source.onnx is None else _FILE, _one_part(config))
+    fields = json_object(Path(source.hf) / "config.json")
+    model_type = str(fields.get("model_type", ""))
+    if not fields:  # whoever reads the folder says what it lacks
+        return _one_part(config) if config.llm is None else _decoder(config)
+    if config.llm is not None or model_type in FAMILIES or model_type in VISION_LANGUAGE:
+        return _language_model(config, model_type)
+    if is_language_model(fields):
+        raise unsupported_family(model_type, str(Path(source.hf) / "config.json"))
+    if config.route == "hybrid" or (config.route is None and model_type in HYBRIDS):
+        return _checked(_HYBRID, _hybrid(config))
+    return _checked(_VISION, _one_part(config))
+
+
+def _one_part(config: ModelConfig) -> Model:
+    """Return a model that comes through ONNX as a whole."""
+    return Model(config, "arrays", (Stage(config.name, (Part("model", "onnx"),), "parser"),))
+
+
+def _decoder(config: ModelConfig) -> Model:
+    return Model(config, "tokens", (_decoder_stage(config.name),))
+
+
+def _decoder_stage(name: str) -> Stage:
+    return Stage(name, (Part("decoder", "network"),), "decoder")
+
+
+def _language_model(config: ModelConfig, model_type: str) -> Model:
+    """Return a language model, with the vision tower that its family has if the config does not switch it off."""
+    if model_type not in VISION_LANGUAGE:
+        return _checked(_LANGUAGE, _decoder(config))
+    if config.vision is not None and not config.vision.enabled:
+        return _checked(_LANGUAGE, _decoder(config), {"vision"})
+    tower = Stage(VISION, (Part("tower", "onnx"),), "parser")
+    return _checked(_VISION_LANGUAGE, Model(config, "tokens", (tower, _decoder_stage(LLM))))
+
+
+def _hybrid(config: ModelConfig) -> Model:
+    """Return a model of several parts: one stage of all where they are fused, one of each where they are chained."""
+    assert config.source.hf is not None
+    fields, where = hybrid_config(Path(config.source.hf))
+    spec = hybrid_spec(fields, where, HybridOptions(config.image_size))
+    parts = tuple(Part(part.name, part.kind) for part in spec.parts)
+    if config.compose == "fused":
+        return Model(config, "arrays", (Stage(config.name, parts, "parts"),), spec)
+    return Model(config, "arrays", tuple(Stage(part.name, (part,), "parts") for part in parts), spec)
+
+
+@dataclass(frozen=True)
+class _Key:
+    """A key of the config that means something for some models only."""
+
+    name: str
+    is_set: Callable[[ModelConfig], bool]
+    models: set[str]
+    fix: str = "remove it"
+
+
+_KEYS = (
+    _Key("llm", lambda c: c.llm is not None, _TOKENS),
+    _Key("vision", lambda c: c.vision is not None, {_VISION_LANGUAGE}),
+    _Key("route", lambda c: c.route is not None, {_VISION, _HYBRID}),
+    _Key("compose", lambda c: c.compose != "fused", {_HYBRID}),
+    _Key("image_size", lambda c: c.image_size is not None, {_VISION, _HYBRID}),
+    _Key("keep_fp32", lambda c: bool(c.keep_fp32), _ARRAYS),
+    _Key("io_types", lambda c: c.io_types != "model", _ARRAYS - {_HYBRID},
+         "remove it: a network that trtkit writes has types of its own"),
+    _Key("fold_constants", lambda c: not c.fold_constants, {*_ARRAYS, _VISION_LANGUAGE}),
+    _Key("profiles", lambda c: bool(c.profiles), _ARRAYS, "set `llm.max_batch_size`, `llm.max_sequence_length` and "
+         "`llm.max_prefill_length`, which an LLM's profiles follow from"),
+    _Key("custom_ops.form", lambda c: c.custom_ops.form != "grid_sample", {*_ARRAYS, _VISION_LANGUAGE}),
+    _Key("custom_ops.plugins", lambda c: c.custom_ops.plugins != "never", {*_ARRAYS, _VISION_LANGUAGE}),
+    _Key("preprocess", lambda c: c.preprocess is not None, _ARRAYS),
+    _Key("task", lambda c: c.task is not None, _ARRAYS),
+)  # fmt: skip
+
+
+def _checked(kind: str, model: Model, meant: frozenset[str] | set[str] = frozenset()) -> Model:
+    """Return `model`; refuse keys that mean nothing for its kind. meant: keys that do all the same."""
+    problems = [
+        Problem(f"has no meaning for {kind}", key.name, key.fix)
+        for key in _KEYS
+        if kind not in key.models and key.name not in meant and key.is_set(model.config)
+    ]
+    if problems:
+        raise ConfigError(f"the config does not fit {kind}", problems)
+    return model

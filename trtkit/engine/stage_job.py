@@ -1,0 +1,65 @@
+"""The job that writes one stage's network and lets TensorRT build it, whoever writes it.
+
+Only what TensorRT itself needs is imported here: this process's peak memory is the build's.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from trtkit.backends import load_backend
+from trtkit.engine.plan_file import PlanRequest, write_plan
+from trtkit.engine.stages import StageResult
+from trtkit.network.describe import describe
+from trtkit.network.targets import check_types
+
+if TYPE_CHECKING:
+    from trtkit.backends import Backend
+    from trtkit.engine.stages import StageRequest, WrittenNetwork
+    from trtkit.jobs.job import Context
+
+
+def build_stage(request: StageRequest, context: Context) -> StageResult:
+    """Write a stage's network, describe it at its `opt` shapes, and build it if a plan is wanted."""
+    backend, options = load_backend(request.backend), request.options
+    started = time.perf_counter()
+    network = _write(request, backend, context)
+    written = time.perf_counter()
+    record = describe(backend, network.definition, network.opt_shapes)
+    record = record.with_quantization(network.quantized, network.kv_cache)
+    check_types(record, options.target, options.compute_capabilities, backend.features)
+    described = time.perf_counter()
+    weight_bytes = sum(record.totals().weight_bytes.values())
+    plan = None
+    if request.plan is not None:
+        plan_request = PlanRequest(network.profiles, options, request.plan, context.log)
+        plan = write_plan(backend, network, network.weight_bytes or weight_bytes, plan_request, context.report)
+    return StageResult(
+        record,
+        dict(network.part_layers),
+        network.profiles,
+        network.steps,
+        backend.version,
+        round(written - started, 3),
+        round(described - written, 3),
+        network.size and network.size(weight_bytes),
+        plan,
+    )
+
+
+def _write(request: StageRequest, backend: Backend, context: Context) -> WrittenNetwork:
+    """Let the stage's writer make its network; the others are not imported."""
+    match request.stage.writer:
+        case "parser":
+            from trtkit.engine.parsed_stage import write_parsed
+
+            return write_parsed(request, backend, context)
+        case "parts":
+            from trtkit.engine.parts_stage import write_parts
+
+            return write_parts(request, backend, context)
+        case "decoder":
+            from trtkit.engine.decoder_stage import write_decoder
+
+            return write_decoder(request, backend, context)

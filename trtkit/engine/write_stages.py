@@ -1,0 +1,178 @@
+"""Prepare, write and build all stages of a model, each step in a child process."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from trtkit.backends import BACKENDS
+from trtkit.bundle.bundle import QUANTIZED
+from trtkit.dtypes import dtype_of
+from trtkit.engine.decoders import checked_spec, makes_checkpoint, open_decoder_source
+from trtkit.engine.hybrids import open_hybrid
+from trtkit.engine.jobs import PREPARE, PrepareRequest
+from trtkit.engine.parsing import run_stage
+from trtkit.engine.room import Load, check_room, hybrid_load
+from trtkit.engine.stages import PlanOptions, Prepared, PreparedStage, StageRequest, StageResult
+from trtkit.engine.vision_language import PROCESSOR_FILES, open_vision
+from trtkit.errors import ConfigError, QuantizeError
+from trtkit.models.model import VISION
+from trtkit.models.weights import model_weights
+from trtkit.network.targets import check_named_types
+from trtkit.quantization.by_part.tower import measured_on_arrays
+from trtkit.quantization.jobs import QUANTIZE_LLM, QuantizeRequest
+from trtkit.quantization.target import check_quantization
+from trtkit.quantization_methods import METHODS
+from trtkit.sources.safetensors_folder import read_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from trtkit.config.schema import ModelConfig
+    from trtkit.config.targets import Target
+    from trtkit.engine.build_inputs import BuildInputs
+    from trtkit.engine.stages import Profile
+    from trtkit.engine.vision_language import OpenedVision
+    from trtkit.jobs.events import Step
+    from trtkit.jobs.runner import Runner
+
+
+@dataclass(frozen=True)
+class WrittenModel:
+    """All stages, written and perhaps built."""
+
+    prepared: Prepared
+    results: tuple[StageResult, ...]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """What was done, in order."""
+        return (*self.prepared.steps, *(step for result in self.results for step in result.steps))
+
+    @property
+    def profiles(self) -> tuple[Profile, ...]:
+        """The shapes of the model's own inputs: a language model's follow from its network."""
+        return self.prepared.profiles or self.results[-1].profiles
+
+
+def plan_name(stage: str) -> str:
+    """Return where a stage's plan lies in the bundle."""
+    return f"engines/{stage}.plan"
+
+
+def write_stages(inputs: BuildInputs, folder: Path, runner: Runner, *, builds: bool) -> WrittenModel:
+    """Write every stage's network in `folder`; `builds`: let TensorRT build it too."""
+    if builds:
+        _check_quantization(inputs, runner)
+        if inputs.model.takes_images:
+            check_room(_vision_language_load(inputs.config, open_vision(inputs.config)), folder)
+    prepared = prepare_stages(inputs, folder, runner)
+    written = WrittenModel(
+        prepared, tuple(_write(inputs, stage, folder, runner, builds=builds) for stage in prepared.stages)
+    )
+    if inputs.model.takes_images:
+        source = open_vision(inputs.config).folder
+        for name in PROCESSOR_FILES:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / "model" / name)
+    return written
+
+
+def prepare_stages(inputs: BuildInputs, folder: Path, runner: Runner) -> Prepared:
+    """Write the ONNX files of all stages that have ONNX parts; quantize the checkpoint that an LLM is written from."""
+    model = inputs.model
+    if model.interface == "arrays":
+        return runner.run(PREPARE, PrepareRequest(model.config, folder, inputs.uses_plugins))
+    tower = _prepare_tower(inputs, folder, runner) if model.takes_images else Prepared((), (), ())
+    steps = list(tower.steps)
+    if makes_checkpoint(model.config):
+        (folder / QUANTIZED).mkdir(parents=True)
+        steps += runner.run(QUANTIZE_LLM, QuantizeRequest(model.config, folder / QUANTIZED)).steps
+    decoder = model.stages[-1]
+    stage = PreparedStage(decoder.name, decoder.writer, decoder.part_names)
+    return Prepared(tuple(steps), (), (*tower.stages, stage))
+
+
+def _prepare_tower(inputs: BuildInputs, folder: Path, runner: Runner) -> Prepared:
+    """Prepare the vision tower, a model of arrays with a config of its own."""
+    with _of_tower(), measured_on_arrays(open_vision(inputs.config)) as config:
+        prepared = runner.run(PREPARE, PrepareRequest(config, folder, inputs.uses_plugins))
+    steps = tuple(replace(step, name=f"vision {step.name}") for step in prepared.steps)
+    stages = tuple(replace(stage, part_names=inputs.model.stages[0].part_names) for stage in prepared.stages)
+    return replace(prepared, steps=steps, stages=stages)
+
+
+def _write(inputs: BuildInputs, stage: PreparedStage, folder: Path, runner: Runner, *, builds: bool) -> StageResult:
+    """Write one stage's network, built if wanted."""
+    request = stage_request(inputs.config, inputs.target, inputs.backend, stage, folder)
+    if builds:
+        request = replace(request, plan=folder / plan_name(stage.name))
+    return run_stage(runner, request)
+
+
+def stage_request(
+    config: ModelConfig, target: Target, backend: str, stage: PreparedStage, folder: Path
+) -> StageRequest:
+    """Return the request that writes a stage without building it."""
+    options = config.build
+    return StageRequest(
+        stage=stage,
+        backend=backend,
+        options=PlanOptions(
+            target.name,
+            target.compute_capabilities,
+            options.optimization_level,
+            options.max_threads,
+            options.workspace_gib,
+        ),
+        config=config.model_dump_json(),
+        folder=folder,
+        quantized=folder / QUANTIZED if makes_checkpoint(config) and stage.writer == "decoder" else None,
+    )
+
+
+def _check_quantization(inputs: BuildInputs, runner: Runner) -> None:
+    """Refuse types that the target cannot compute in, before any work. Raises ConfigError."""
+    config, model, target = inputs.config, inputs.model, inputs.target
+    if config.quantize is None:
+        return
+    if model.spec is not None:
+        quantization = open_hybrid(model).quantization
+        types = {METHODS[method].dtype.name for method in quantization.methods} if quantization else set()
+        check_named_types(types, target.name, target.compute_capabilities, BACKENDS[inputs.backend].features)
+        return
+    if model.takes_images and (tower := open_vision(config).config).quantize is not None:
+        with _of_tower():
+            check_quantization(tower, target, inputs.backend, runner)
+    if model.interface == "arrays" or makes_checkpoint(config):
+        check_quantization(config, target, inputs.backend, runner)
+
+
+@contextmanager
+def _of_tower() -> Iterator[None]:
+    """Let errors name the keys of the tower's quantization as the whole config has them."""
+
+    def key(where: str) -> str:
+        return re.sub(r"^quantize(?=\.|$)", f"quantize.parts.{VISION}", where)
+
+    try:
+        yield
+    except ConfigError as error:
+        problems = [replace(problem, where=key(problem.where)) for problem in error.problems]
+        raise ConfigError(error.what, problems, error.fix) from None
+    except QuantizeError as error:
+        raise QuantizeError(error.what, key(error.where), error.fix) from None
+
+
+def _vision_language_load(config: ModelConfig, opened: OpenedVision) -> Load:
+    """Return what the build has to hold: the language model as its spec says, the rest of the files is the tower."""
+    spec = checked_spec(config, open_decoder_source(config.source))
+    parameters = sum(math.prod(weight.shape) for weight in model_weights(spec))
+    stored = read_folder(opened.folder)[0].values()
+    exported = max(0, sum(math.prod(array.shape) for array in stored) - parameters)
+    return hybrid_load(parameters + exported, exported, dtype_of(config.precision))

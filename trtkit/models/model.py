@@ -1,0 +1,67 @@
+"""What a config builds: stages of parts, behind one interface."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from trtkit.config.schema import ModelConfig
+    from trtkit.models.hybrids.spec import HybridSpec
+
+Interface = Literal["arrays", "tokens"]
+PartKind = Literal["onnx", "network"]
+Writer = Literal["parser", "parts", "decoder"]
+# The stages of a vision-language model, in order; a language model alone is one stage of the model's own name.
+VISION, LLM = "vision", "llm"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a model. kind: `onnx` is parsed from an ONNX file, `network` is written by the network API."""
+
+    name: str
+    kind: PartKind
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Some parts, in order, that become one network and one engine.
+
+    writer: who makes the network: TensorRT's parser of one ONNX file; a family's parts, parsed ones first; or the
+        decoder of language models.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    writer: Writer
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """The parts' names, in order."""
+        return tuple(part.name for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a config builds.
+
+    interface: `arrays` takes and gives tensors, `tokens` is a decoder with caches.
+    spec: the ports and seams of the parts; None for a model of one part, whose ports are known once it is read, and
+        for language models.
+    """
+
+    config: ModelConfig
+    interface: Interface
+    stages: tuple[Stage, ...]
+    spec: HybridSpec | None = None
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether a vision tower stands before the language model."""
+        return self.interface == "tokens" and len(self.stages) > 1
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """The names of all parts, in order."""
+        return tuple(name for stage in self.stages for name in stage.part_names)

@@ -1,0 +1,136 @@
+"""Run a model of arrays: its stages in order, each handing on what the next ones take, whoever computes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trtkit.engine.parts_stage import parts_network
+from trtkit.jobs.events import ignore
+from trtkit.network.onnx.parse import parse_onnx
+from trtkit.reference import Executor, Options, constants_from_onnx
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import torch
+
+    from trtkit.backends import Backend
+    from trtkit.engine.hybrids import OpenedHybrid
+    from trtkit.engine.stages import PreparedStage
+    from trtkit.jobs.events import Listener
+
+
+class StageExecution(Protocol):
+    """One stage, ready to run. Tensors have the names that the run plan gives them."""
+
+    @property
+    def input_names(self) -> Sequence[str]:
+        """What it takes."""
+        ...
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the outputs by name."""
+        ...
+
+    def layer_seconds(self, inputs: Mapping[str, Any]) -> dict[str, float]:
+        """Run once; return how long each layer took, in the order they ran."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class StagesExecution:
+    """All stages of a model. output_names: the model's own outputs, in order."""
+
+    stages: Sequence[StageExecution]
+    output_names: Sequence[str]
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the model's outputs by name for arrays or tensors by input name."""
+        tensors: dict[str, Any] = dict(inputs)
+        for stage in self.stages:
+            tensors |= stage.run({name: tensors[name] for name in stage.input_names})
+        return {name: tensors[name] for name in self.output_names}
+
+    def layer_seconds(self, inputs: Mapping[str, Any]) -> dict[str, float]:
+        """Run once; return how long each layer of each stage took, in the order they ran."""
+        tensors, seconds = dict(inputs), dict[str, float]()
+        for stage in self.stages:
+            given = {name: tensors[name] for name in stage.input_names}
+            seconds |= stage.layer_seconds(given)
+            tensors |= stage.run(given)
+        return seconds
+
+
+class ReferenceStage:
+    """A stage's network on the reference executor. seams: `part.output` tensors of the last run, where kept.
+
+    tensors: the network's name of every `part.output`. owner: what must live as long as the network.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        definition: Any,
+        constants: Mapping[str, Any],
+        tensors: Mapping[str, str] | None = None,
+        owner: object = None,
+    ) -> None:
+        self.backend, self.definition, self.constants = backend, definition, constants
+        self._tensors, self.owner = tensors or {}, owner
+        self._executor = Executor(backend, definition, Options(constants=constants))
+        self.keeps_seams = False
+        self.seams: dict[str, torch.Tensor] = {}
+
+    @property
+    def input_names(self) -> Sequence[str]:
+        """What it takes."""
+        return [spec.name for spec in self._executor.inputs]
+
+    @property
+    def output_names(self) -> Sequence[str]:
+        """What it gives."""
+        return self._executor.output_names
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the outputs by name."""
+        kept = self._tensors if self.keeps_seams else {}
+        outputs = self._executor.run(inputs, keep=kept.values() if kept else None)
+        self.seams = {name: outputs[tensor] for name, tensor in kept.items()}
+        return {name: outputs[name] for name in self._executor.output_names}
+
+    def layer_seconds(self, inputs: Mapping[str, Any]) -> dict[str, float]:
+        """Run once; return how long each layer took, in the order they ran."""
+        return self._executor.layer_seconds(inputs)
+
+
+def reference_stages(
+    backend: Backend, stages: Sequence[PreparedStage], opened: OpenedHybrid | None, report: Listener = ignore
+) -> StagesExecution:
+    """Return a model of arrays on the reference executor. opened: the source of a model of a family's parts."""
+    running = [_reference_stage(backend, stage, opened, report) for stage in stages]
+    return StagesExecution(running, running[-1].output_names if opened is None else opened.output_names)
+
+
+def _reference_stage(
+    backend: Backend, stage: PreparedStage, opened: OpenedHybrid | None, report: Listener
+) -> ReferenceStage:
+    parsed = {} if stage.onnx is None else constants_from_onnx(stage.onnx.path)
+    if opened is None:
+        assert stage.onnx is not None
+        network = parse_onnx(backend, stage.onnx.path, "ERROR")
+        return ReferenceStage(backend, network.definition, parsed, owner=network)
+    written = parts_network(backend, opened, stage, report)
+    constants = {**parsed, **written.graph.constants}
+    return ReferenceStage(backend, written.graph.network, constants, written.tensors, written)
+
+
+def engine_stages(
+    backend: Backend, engines: Sequence[Path], output_names: Sequence[str], *, has_cuda_graphs: bool = False
+) -> StagesExecution:
+    """Return a model on the GPU that is here: an engine for each stage, tensors between them stay on the device."""
+    from trtkit.runtime.engine_execution import EngineExecution
+
+    running = [EngineExecution(backend, path, has_cuda_graphs=has_cuda_graphs) for path in engines]
+    return StagesExecution(running, output_names)
