@@ -106,10 +106,15 @@ class Runner:
 
     def reset(self, slots: int) -> None:
         """Empty the caches. What a slot does not hold yet is large, so that reading it shows."""
-        attention = self._spec.attention
-        shape = (slots, attention.num_key_value_heads, self._length, attention.head_dim)
-        names = [f"{kind}_{layer}" for layer in range(len(self._spec.layers)) for kind in ("key", "value")]
-        self._cache = {name: torch.full(shape, 100.0, dtype=self._dtype) for name in names}
+        shapes = [
+            (slots, layer.attention.num_key_value_heads, self._length, layer.attention.head_dim)
+            for layer in self._spec.layers
+        ]
+        self._cache = {
+            f"{kind}_{index}": torch.full(shape, 100.0, dtype=self._dtype)
+            for index, shape in enumerate(shapes)
+            for kind in ("key", "value")
+        }
         self.lengths = [0] * slots
 
     def step(self, ids: torch.Tensor, counts: list[int] | None = None, **more: Any) -> dict[str, torch.Tensor]:

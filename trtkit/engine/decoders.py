@@ -112,7 +112,7 @@ def rope_note(spec: DecoderSpec, options: LlmOptions) -> str:
     LongRoPE has factors for short and for long sequences. An engine has one of both, since keys in a cache cannot be
     turned again when a sequence grows.
     """
-    ropes = [layer.rope for layer in spec.layers if layer.rope is not None and layer.rope.scaling == "longrope"]
+    ropes = [rope for layer in spec.layers if (rope := layer.attention.rope) is not None and rope.scaling == "longrope"]
     if not ropes:
         return ""
     original, length = original_length(ropes[0]), options.max_sequence_length
@@ -176,10 +176,9 @@ def decoder_size(opened: OpenedDecoder) -> DecoderSize:
     """
     spec, config, kv_cache = opened.spec, opened.config, opened.source.kv_cache
     parameters = sum(math.prod(weight.shape) for weight in model_weights(spec))
-    dtype, attention = dtype_of(config.precision), spec.attention
-    per_layer = 2 * attention.num_key_value_heads * attention.head_dim
+    dtype = dtype_of(config.precision)
     cached = dtype if kv_cache is None else dtype_of(kv_cache.format)
-    per_token = cached.size_bytes(per_layer * len(spec.layers))
+    per_token = cached.size_bytes(spec.cached_elements)
     per_slot = per_token * llm_options(config).max_sequence_length
     return DecoderSize(spec.model_type, parameters, dtype.size_bytes(parameters), per_token, per_slot)
 

@@ -115,19 +115,23 @@ def sliding_windows(config: HfConfig, default_types: Sequence[str] | None = None
 
 
 def layers_part(
-    config: HfConfig, feed_forward: MlpSpec | MoeSpec, rope: RopeSpec | None, windows: Sequence[Window] | None = None
+    config: HfConfig,
+    attention: AttentionSpec,
+    feed_forward: MlpSpec | MoeSpec,
+    rope: RopeSpec | Sequence[RopeSpec | None] | None,
+    windows: Sequence[Window] | None = None,
 ) -> tuple[LayerSpec, ...]:
-    """Return layers that differ in their window only."""
+    """Return layers that differ in their window, and in `rope` if it has one for each."""
     windows = windows or [None] * int(config.need("num_hidden_layers"))
-    return tuple(LayerSpec(feed_forward, rope, window) for window in windows)
+    ropes = [rope] * len(windows) if rope is None or isinstance(rope, RopeSpec) else rope
+    return tuple(
+        LayerSpec(replace(attention, rope=turned, sliding_window=window), feed_forward)
+        for turned, window in zip(ropes, windows, strict=True)
+    )
 
 
 def decoder_part(
-    config: HfConfig,
-    attention: AttentionSpec,
-    layers: tuple[LayerSpec, ...],
-    norm: NormSpec,
-    names: Mapping[str, str],
+    config: HfConfig, layers: tuple[LayerSpec, ...], norm: NormSpec, names: Mapping[str, str]
 ) -> DecoderSpec:
     """Return a sequential pre-norm decoder with a norm before its head."""
     return DecoderSpec(
@@ -135,7 +139,6 @@ def decoder_part(
         vocab_size=int(config.need("vocab_size")),
         hidden_size=int(config.need("hidden_size")),
         max_position_embeddings=int(config.get("max_position_embeddings", 0)),
-        attention=attention,
         layers=layers,
         block=BlockSpec(norm),
         head=HeadSpec(norm, bool(config.get("tie_word_embeddings", False))),

@@ -51,7 +51,7 @@ class LearnedPositions:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Self-attention, shared by all layers.
+    """Self-attention of one layer.
 
     scale: factor of the scores, usually head_dim ** -0.5.
     qkv: how the projections are stored: three matrices; one, `[q | k | v]`; or one in which each key/value head
@@ -60,6 +60,7 @@ class AttentionSpec:
         for each ("listed_heads"); or over all heads together ("all").
     softcap: scores become softcap * tanh(scores / softcap). has_sinks: one learned score per head joins the softmax.
     has_alibi: scores fall linearly with distance, by ALiBi's slopes times alibi_scale (Falcon: scale).
+    rope: None if nothing turns. sliding_window: tokens that one sees, itself included; None for all.
     """
 
     num_attention_heads: int
@@ -75,6 +76,13 @@ class AttentionSpec:
     has_sinks: bool = False
     has_alibi: bool = False
     alibi_scale: float = 1.0
+    rope: RopeSpec | None = None
+    sliding_window: int | None = None
+
+    @property
+    def cached_elements(self) -> int:
+        """Elements of one token's key and value."""
+        return 2 * self.num_key_value_heads * self.head_dim
 
 
 @dataclass(frozen=True)
@@ -107,11 +115,10 @@ class MoeSpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """What differs between layers. sliding_window: tokens seen, itself included; None for all of them."""
+    """The parts of one layer, of which each may differ from other layers'."""
 
+    attention: AttentionSpec
     feed_forward: MlpSpec | MoeSpec
-    rope: RopeSpec | None = None
-    sliding_window: int | None = None
 
 
 @dataclass(frozen=True)
@@ -164,7 +171,6 @@ class DecoderSpec:
     vocab_size: int
     hidden_size: int
     max_position_embeddings: int
-    attention: AttentionSpec
     layers: tuple[LayerSpec, ...]
     block: BlockSpec
     head: HeadSpec
@@ -172,3 +178,8 @@ class DecoderSpec:
     embedding: EmbeddingSpec = EmbeddingSpec()
     is_in_out: bool = False
     prefix: str = ""
+
+    @property
+    def cached_elements(self) -> int:
+        """Elements that the caches of all layers hold of one token."""
+        return sum(layer.attention.cached_elements for layer in self.layers)

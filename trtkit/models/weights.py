@@ -171,7 +171,7 @@ def _model(spec: DecoderSpec) -> Iterator[_Part]:
         inside = f"layers.{index}"
         for name in spec.block.norms:
             yield from _norm(f"{inside}.{name}", spec.block.norm, D)
-        yield from _attention(f"{inside}.attention", spec)
+        yield from _attention(f"{inside}.attention", layer.attention, spec)
         if isinstance(layer.feed_forward, MoeSpec):
             yield from _moe(f"{inside}.moe", layer.feed_forward, spec)
         else:
@@ -197,8 +197,8 @@ def _linear(path: str, spec: DecoderSpec, shape: tuple[int, int], has_bias: bool
         yield f"{path}.bias", shape[:1]
 
 
-def _attention(path: str, spec: DecoderSpec) -> Iterator[_Part]:
-    attention, D = spec.attention, spec.hidden_size
+def _attention(path: str, attention: AttentionSpec, spec: DecoderSpec) -> Iterator[_Part]:
+    D = spec.hidden_size
     N, K, H = attention.num_attention_heads, attention.num_key_value_heads, attention.head_dim
     if attention.qkv == "separate":
         for name, heads in (("q", N), ("k", K), ("v", K)):

@@ -23,7 +23,7 @@ from trtkit.network.rope_tables import rope_tables
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trtkit.models.spec import DecoderSpec, LayerSpec, RopeSpec
+    from trtkit.models.spec import AttentionSpec, DecoderSpec, RopeSpec
     from trtkit.network.graph import Graph, Tensor
     from trtkit.network.host_array import Array
     from trtkit.quantized_matrix import KvQuantization
@@ -80,11 +80,11 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     _check(spec, options)
     weights = Weights(graph, arrays, options.dtype, spec.is_in_out)
     x, table, inputs = _embed(weights, spec, options)
-    positions = _Rows(graph, spec, options, inputs)
+    positions = _Rows(graph, options, inputs)
     for index, layer in enumerate(spec.layers):
-        past = _past(graph, spec, options, index, inputs.write_indices)
+        past = _past(graph, layer.attention, options, index, inputs.write_indices)
         with graph.scope(f"layers.{index}"):
-            x, present = decoder_layer(weights, x, (spec, layer), positions.of(layer), past)
+            x, present = decoder_layer(weights, x, (spec.block, layer), positions.of(layer.attention), past)
         graph.output(present.keys, f"present_key_{index}")
         graph.output(present.values, f"present_value_{index}")
     _head(weights, spec, options, (x, table))
@@ -134,7 +134,7 @@ def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> tupl
 
 def _has_sections(spec: DecoderSpec) -> bool:
     """Whether the model turns by time, height and width."""
-    return any(layer.rope is not None and bool(layer.rope.sections) for layer in spec.layers)
+    return any(rope is not None and bool(rope.sections) for rope in (layer.attention.rope for layer in spec.layers))
 
 
 def _position(weights: Weights, x: Tensor, spec: DecoderSpec, inputs: _Inputs) -> Tensor:
@@ -147,9 +147,9 @@ def _position(weights: Weights, x: Tensor, spec: DecoderSpec, inputs: _Inputs) -
     return norm_block(weights, "embedding_norm", x, spec.embedding.norm) if spec.embedding.norm is not None else x
 
 
-def _past(graph: Graph, spec: DecoderSpec, options: DecoderOptions, index: int, write_indices: Tensor) -> Past:
+def _past(graph: Graph, attention: AttentionSpec, options: DecoderOptions, index: int, write_indices: Tensor) -> Past:
     """Add the inputs for one layer's cache."""
-    shape = (-1, spec.attention.num_key_value_heads, options.max_sequence_length, spec.attention.head_dim)
+    shape = (-1, attention.num_key_value_heads, options.max_sequence_length, attention.head_dim)
     kv = options.kv_cache
     dtype = options.dtype if kv is None else DTYPES[kv.format]
     scales = None if kv is None else (kv.key_scales[index], kv.value_scales[index])
@@ -160,31 +160,31 @@ def _past(graph: Graph, spec: DecoderSpec, options: DecoderOptions, index: int, 
 class _Rows:
     """Masks and rotary tables, one for all layers that share them."""
 
-    def __init__(self, graph: Graph, spec: DecoderSpec, options: DecoderOptions, inputs: _Inputs) -> None:
-        self._graph, self._spec, self._options, self._inputs = graph, spec, options, inputs
-        self._masks: dict[int | None, Tensor] = {}
+    def __init__(self, graph: Graph, options: DecoderOptions, inputs: _Inputs) -> None:
+        self._graph, self._options, self._inputs = graph, options, inputs
+        self._masks: dict[tuple[int | None, tuple[int, float] | None], Tensor] = {}
         self._keys: Tensor | None = None
         self._tables: list[tuple[RopeSpec, tuple[Tensor, Tensor]]] = []
 
-    def of(self, layer: LayerSpec) -> Positions:
-        """Return what a layer needs."""
-        tables = None if layer.rope is None else self._rope(layer.rope)
+    def of(self, attention: AttentionSpec) -> Positions:
+        """Return what a layer's attention needs."""
+        tables = None if attention.rope is None else self._rope(attention.rope)
         lengths = self._inputs.kv_lengths if self._options.has_native_lengths else None
-        return Positions(self._inputs.position_ids, self._mask(layer.sliding_window), layer.rope, tables, lengths)
+        return Positions(self._inputs.position_ids, self._mask(attention), tables, lengths)
 
-    def _mask(self, window: int | None) -> Tensor:
-        length = self._options.max_sequence_length
+    def _mask(self, attention: AttentionSpec) -> Tensor:
+        length, window = self._options.max_sequence_length, attention.sliding_window
         window = None if window is None or window >= length else window
-        if window not in self._masks:
+        alibi = (attention.num_attention_heads, attention.alibi_scale) if attention.has_alibi else None
+        if (window, alibi) not in self._masks:
             ids = cast(self._inputs.position_ids, INT32)
             keys = self._appended(ids)
             mask = causal_mask(ids, self._inputs.kv_lengths, length if keys is None else keys, window)
-            attention = self._spec.attention
-            if attention.has_alibi:
-                slopes = alibi_slopes(attention.num_attention_heads) * attention.alibi_scale
-                mask = alibi_mask(mask, ids, slopes, self._options.dtype, keys)
-            self._masks[window] = mask
-        return self._masks[window]
+            if alibi is not None:
+                heads, scale = alibi
+                mask = alibi_mask(mask, ids, alibi_slopes(heads) * scale, self._options.dtype, keys)
+            self._masks[window, alibi] = mask
+        return self._masks[window, alibi]
 
     def _appended(self, ids: Tensor) -> Tensor | None:
         """Return the keys' positions where new keys stand behind the caches, None where they are written into them."""

@@ -44,7 +44,7 @@ def llm_assumptions(model: DecoderModel, work: Workload) -> list[str]:
             "caches in eight bits need room for one step's new keys and values besides, and are read in "
             f"{model.dtype} by one layer at a time"
         )
-    if any(model.windows):
+    if model.has_windows:
         found.append("sliding layers cache all tokens, as trtkit's engines do")
     return found
 

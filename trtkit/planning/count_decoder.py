@@ -105,7 +105,7 @@ def _product_group(name: str) -> str:
 
 def _first_length(spec: DecoderSpec, length: int) -> int:
     """Return a short cached length of the same kind as `length`: longer than the same windows."""
-    windows = [layer.sliding_window or 0 for layer in spec.layers]
+    windows = [layer.attention.sliding_window or 0 for layer in spec.layers]
     first = max((window for window in windows if window < length), default=0) + _STEP
     positions = spec.embedding.positions
     limit = positions.count if positions is not None else math.inf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from trtkit.dtypes import DTYPES
@@ -15,7 +15,7 @@ from trtkit.quantized_model import said
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
-    from trtkit.models.spec import DecoderSpec
+    from trtkit.models.spec import AttentionSpec, DecoderSpec
     from trtkit.planning.counts import Counts
     from trtkit.quantized_model import QuantizedModel
 
@@ -49,7 +49,7 @@ class DecoderModel:
 
     active_parameters: those that compute one token: all, but of a mixture of experts the chosen ones.
     looked_up: parameters of tables that no product reads. max_length: the longest sequence that model, or engine, was
-    made for; 0 for no limit. windows: tokens that each layer sees; 0 for all. saved_bytes: what weights in few bits
+    made for; 0 for no limit. attention: of each layer. saved_bytes: what weights in few bits
     take less. cache_dtype: None for the model's own. quantized: in words what is in few bits.
     """
 
@@ -59,17 +59,23 @@ class DecoderModel:
     parameters: int
     active_parameters: int
     looked_up: int
-    layers: int
     hidden_size: int
-    heads: int
-    kv_heads: int
-    head_dim: int
+    attention: tuple[AttentionSpec, ...]
     max_length: int
-    windows: tuple[int, ...]
     saved_bytes: int = 0
     cache_dtype: DType | None = None
     types: tuple[str, ...] = ()
     quantized: str = ""
+
+    @property
+    def layers(self) -> int:
+        """How many layers there are."""
+        return len(self.attention)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether a layer slides."""
+        return any(layer.sliding_window for layer in self.attention)
 
     @property
     def weight_bytes(self) -> int:
@@ -89,19 +95,26 @@ class DecoderModel:
     @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values of one token in all layers; caches are linear, windows do not shorten them."""
-        return self.kv_dtype.size_bytes(2 * self.layers * self.kv_heads * self.head_dim)
+        return self.kv_dtype.size_bytes(sum(layer.cached_elements for layer in self.attention))
 
     def windowed_kv_bytes(self, length: int) -> int:
         """Return what a slot's cache of `length` tokens would take if sliding layers kept no more than their window."""
-        tokens = sum(min(window or length, length) for window in self.windows)
-        return self.kv_dtype.size_bytes(2 * self.kv_heads * self.head_dim * tokens)
+        kept = (min(layer.sliding_window or length, length) * layer.cached_elements for layer in self.attention)
+        return self.kv_dtype.size_bytes(sum(kept))
 
     def to_json(self) -> Json:
-        """Return all numbers."""
-        derived = {"weight_bytes": self.weight_bytes, "kv_bytes_per_token": self.kv_bytes_per_token}
-        windows = [] if not any(self.windows) else list(self.windows)
+        """Return all numbers. Those of attention are lists if layers differ."""
+        numbers = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "attention"}
+        heads = {
+            "layers": self.layers,
+            "heads": _common([layer.num_attention_heads for layer in self.attention]),
+            "kv_heads": _common([layer.num_key_value_heads for layer in self.attention]),
+            "head_dim": _common([layer.head_dim for layer in self.attention]),
+            "windows": [layer.sliding_window or 0 for layer in self.attention] if self.has_windows else [],
+        }
         types = {"dtype": self.dtype.name, "cache_dtype": self.kv_dtype.name}
-        return {**asdict(self), **types, "windows": windows, **derived}
+        derived = {"weight_bytes": self.weight_bytes, "kv_bytes_per_token": self.kv_bytes_per_token}
+        return {**numbers, **types, **heads, **derived}
 
     def quantized_as(self, spec: DecoderSpec, quantized: QuantizedModel) -> DecoderModel:
         """Return the model with layers and caches in few bits."""
@@ -127,13 +140,9 @@ def decoder_model(name: str, spec: DecoderSpec, dtype: DType, max_length: int = 
         parameters,
         parameters - _idle_parameters(spec),
         sum(sizes.get(path, 0) for path in tables),
-        len(spec.layers),
         spec.hidden_size,
-        spec.attention.num_attention_heads,
-        spec.attention.num_key_value_heads,
-        spec.attention.head_dim,
+        tuple(layer.attention for layer in spec.layers),
         min(limits, default=0),
-        tuple(layer.sliding_window or 0 for layer in spec.layers),
     )
 
 
@@ -163,12 +172,17 @@ def formulas(model: DecoderModel, counts: Counts, work: Workload) -> Json:
     T = work.mean_length
     cached = counts.cache_bytes.at((1, 1, T)) // T
     products = sum(poly.at((1, 1, T)) for poly in counts.products.values())
-    attention = 4 * model.heads * model.head_dim * model.layers * T
+    attention = 4 * T * sum(layer.num_attention_heads * layer.head_dim for layer in model.attention)
     formula = 2 * (model.parameters - model.looked_up) + attention
     return {
         "decode_flops": {"formula": formula, "counted": products, "ratio": formula / products},
         "kv_bytes_per_token": {"formula": model.kv_bytes_per_token, "counted": cached},
     }
+
+
+def _common(numbers: list[int]) -> int | list[int]:
+    """Return the number that all layers share, or each layer's."""
+    return numbers[0] if len(set(numbers)) == 1 else numbers
 
 
 def _idle_parameters(spec: DecoderSpec) -> int:

@@ -71,7 +71,7 @@ def _plan_llm(planned: PlannedModel, asked: Asked, runner: Runner) -> Json:
     return {
         "kind": "llm",
         "model": {**model.to_json(), "source": planned.where, "slot_bytes": model.kv_bytes_per_token * work.length},
-        "windowed_slot_bytes": windowed if any(model.windows) else None,
+        "windowed_slot_bytes": windowed if model.has_windows else None,
         "workload": {**asdict(work), "length": work.length, "mean_length": work.mean_length},
         "layers": _layers(counts, points),
         "step": {name: _step(counts, point) for name, point in points.items()},

@@ -18,7 +18,8 @@ SIZES = (2, 4, 8)
 
 def kv_share(model: DecoderModel, gpus: int) -> float:
     """Return the part of the cache that one of `gpus` keeps: whole key/value heads, repeated where there are fewer."""
-    return -(-model.kv_heads // gpus) / model.kv_heads
+    kept = sum(-(-layer.num_key_value_heads // gpus) * layer.head_dim for layer in model.attention)
+    return kept / sum(layer.num_key_value_heads * layer.head_dim for layer in model.attention)
 
 
 def tensor_share(counts: Counts, model: DecoderModel, gpus: int) -> Counts:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trtkit.models.registry import decoder_spec
-from trtkit.models.spec import DecoderSpec, MlpSpec
+from trtkit.models.spec import AttentionSpec, DecoderSpec, MlpSpec
 
 SMOLLM2 = {
     "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
@@ -94,28 +94,32 @@ def mlp_of(spec: DecoderSpec) -> MlpSpec:
     return feed_forward
 
 
+def attention_of(spec: DecoderSpec) -> AttentionSpec:
+    return spec.layers[0].attention
+
+
 def windows_of(spec: DecoderSpec) -> list[int | None]:
-    return [layer.sliding_window for layer in spec.layers]
+    return [layer.attention.sliding_window for layer in spec.layers]
 
 
 def thetas_of(spec: DecoderSpec) -> list[float | None]:
-    return [layer.rope.theta if layer.rope else None for layer in spec.layers]
+    return [layer.attention.rope.theta if layer.attention.rope else None for layer in spec.layers]
 
 
 @pytest.mark.parametrize(
     ("fields", "look", "want"),
     [
-        (SMOLLM2, lambda s: (s.attention.head_dim, s.head.is_tied, thetas_of(s)[0]), (64, True, 1e5)),
-        (PHI3, lambda s: s.layers[0].rope.parameters["factor"], 32.0),
-        (PYTHIA, lambda s: (s.layers[0].rope.dim, s.attention.qkv, s.block.is_parallel), (16, "grouped", True)),
-        (BLOOM, lambda s: (mlp_of(s).intermediate_size, s.attention.has_alibi, s.head.is_tied), (4096, True, True)),
+        (SMOLLM2, lambda s: (attention_of(s).head_dim, s.head.is_tied, thetas_of(s)[0]), (64, True, 1e5)),
+        (PHI3, lambda s: attention_of(s).rope.parameters["factor"], 32.0),
+        (PYTHIA, lambda s: (attention_of(s).rope.dim, attention_of(s).qkv, s.block.is_parallel), (16, "grouped", True)),
+        (BLOOM, lambda s: (mlp_of(s).intermediate_size, attention_of(s).has_alibi, s.head.is_tied), (4096, True, True)),
         (GEMMA, lambda s: (mlp_of(s).activation, s.head.is_tied), ("gelu_pytorch_tanh", True)),
         (GEMMA2, lambda s: (windows_of(s)[:3], s.head.softcap), ([4096, None, 4096], 30.0)),
         (GEMMA3, lambda s: (windows_of(s)[4:7], thetas_of(s)[4:7]), ([512, None, 512], [1e4, 1e6, 1e4])),
         (STARCODER2, lambda s: (windows_of(s)[0], s.block.norm.kind, s.head.is_tied), (4096, "layer", True)),
-        (FALCON, lambda s: (s.attention.num_key_value_heads, s.block.norms), (1, ("attention_norm",))),
+        (FALCON, lambda s: (attention_of(s).num_key_value_heads, s.block.norms), (1, ("attention_norm",))),
         (GPT2, lambda s: (s.embedding.positions.count, mlp_of(s).intermediate_size, s.is_in_out), (1024, 3072, True)),
-        (QWEN2, lambda s: (set(windows_of(s)), s.attention.has_qkv_bias), ({None}, True)),
+        (QWEN2, lambda s: (set(windows_of(s)), attention_of(s).has_qkv_bias), ({None}, True)),
         (SMOLLM3, lambda s: thetas_of(s)[:5], [5e6, 5e6, 5e6, None, 5e6]),
     ],
     ids=lambda item: item["model_type"] if isinstance(item, dict) else "",

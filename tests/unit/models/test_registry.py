@@ -33,9 +33,9 @@ def error_of(**changes: Any) -> str:
 
 def test_a_config_becomes_a_spec() -> None:
     spec = decoder_spec(LLAMA)
-    assert (spec.hidden_size, len(spec.layers), spec.attention.head_dim) == (48, 2, 8)
-    assert spec.layers[0].rope is not None
-    assert spec.layers[0].rope.theta == 500000.0
+    assert (spec.hidden_size, len(spec.layers), spec.layers[0].attention.head_dim) == (48, 2, 8)
+    assert spec.layers[0].attention.rope is not None
+    assert spec.layers[0].attention.rope.theta == 500000.0
 
 
 def test_near_misses_of_an_unknown_model_type_are_named() -> None:

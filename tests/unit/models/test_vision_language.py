@@ -184,9 +184,9 @@ def test_language_models_of_published_models(
     spec = decoder_spec(text_fields(tmp_path / "config.json"))
     assert (len(spec.layers), spec.hidden_size) == (layers, hidden_size)
     assert spec.head.is_tied == config["tie_word_embeddings"]
-    assert spec.layers[0].rope is not None
-    assert spec.layers[0].rope.sections == sections
-    assert spec.layers[0].sliding_window is None
+    assert spec.layers[0].attention.rope is not None
+    assert spec.layers[0].attention.rope.sections == sections
+    assert spec.layers[0].attention.sliding_window is None
 
 
 def test_a_family_that_is_not_known() -> None:

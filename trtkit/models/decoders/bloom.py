@@ -45,6 +45,6 @@ def spec(config: HfConfig) -> DecoderSpec:
     norm = layer_norm_part(config)
     attention = attention_part(config, has_qkv_bias=True, has_output_bias=True)
     attention = replace(attention, qkv="grouped", has_alibi=True)
-    layers = layers_part(config, plain_mlp_part(config), None)
-    model = decoder_part(config, attention, layers, norm, NAMES)
+    layers = layers_part(config, attention, plain_mlp_part(config), None)
+    model = decoder_part(config, layers, norm, NAMES)
     return replace(model, embedding=EmbeddingSpec(norm=norm), prefix="transformer.")

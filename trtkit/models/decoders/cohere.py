@@ -24,8 +24,8 @@ def spec(config: HfConfig) -> DecoderSpec:
     if config.get("use_qk_norm", False):
         attention = replace(attention, norm=norm, qk_norm="each_head")
     rope = rope_spec(config, attention.head_dim, theta=500000.0, is_interleaved=True)
-    layers = layers_part(config, mlp_part(config), rope)
-    model = decoder_part(config, attention, layers, norm, llama_names())
+    layers = layers_part(config, attention, mlp_part(config), rope)
+    model = decoder_part(config, layers, norm, llama_names())
     return replace(
         model,
         block=BlockSpec(norm, ("attention_norm",), is_parallel=True),

@@ -45,7 +45,7 @@ def spec(config: HfConfig) -> DecoderSpec:
     rope: RopeSpec | None = rope_spec(config, attention.head_dim)
     if config.get("alibi", False):
         attention, rope = replace(attention, has_alibi=True, alibi_scale=attention.scale), None
-    layers = layers_part(config, plain_mlp_part(config, has_bias=has_bias), rope)
-    model = decoder_part(config, attention, layers, norm, NAMES | (TWO_NORMS if has_two_norms else {}))
+    layers = layers_part(config, attention, plain_mlp_part(config, has_bias=has_bias), rope)
+    model = decoder_part(config, layers, norm, NAMES | (TWO_NORMS if has_two_norms else {}))
     norms = ("attention_norm", "mlp_norm") if has_two_norms or not is_parallel else ("attention_norm",)
     return replace(model, block=BlockSpec(norm, norms, is_parallel), prefix="transformer.")

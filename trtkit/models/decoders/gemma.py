@@ -28,6 +28,6 @@ def spec(config: HfConfig) -> DecoderSpec:
     norm = gemma_norm_part(config)
     attention = biased_attention_part(config)
     mlp = gemma_mlp_part(config)
-    layers = layers_part(config, mlp, rope_spec(config, attention.head_dim))
-    model = decoder_part(config, attention, layers, norm, llama_names())
+    layers = layers_part(config, attention, mlp, rope_spec(config, attention.head_dim))
+    model = decoder_part(config, layers, norm, llama_names())
     return replace(model, embedding=EmbeddingSpec(scale=model.hidden_size**0.5))

@@ -42,8 +42,8 @@ def spec(config: HfConfig) -> DecoderSpec:
     count = int(config.need("num_hidden_layers"))
     types = ["full_attention" if index % 2 else "sliding_attention" for index in range(count)]
     rope, windows = rope_spec(config, attention.head_dim), sliding_windows(config, types)
-    layers = layers_part(config, gemma_mlp_part(config), rope, windows)
-    model = decoder_part(config, attention, layers, norm, llama_names({}, SANDWICH_NORMS))
+    layers = layers_part(config, attention, gemma_mlp_part(config), rope, windows)
+    model = decoder_part(config, layers, norm, llama_names({}, SANDWICH_NORMS))
     return replace(
         model,
         block=BlockSpec(norm, tuple(SANDWICH_NORMS)),

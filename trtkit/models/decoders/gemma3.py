@@ -43,14 +43,14 @@ def spec(config: HfConfig) -> DecoderSpec:
     )
     count, every = int(config.need("num_hidden_layers")), int(config.need("sliding_window_pattern"))
     types = ["sliding_attention" if (index + 1) % every else "full_attention" for index in range(count)]
-    windows, H = sliding_windows(config, types), attention.head_dim
+    windows, H, mlp = sliding_windows(config, types), attention.head_dim, gemma_mlp_part(config)
     far, near = (rope_spec(config, H, layer_type=kind) for kind in ("full_attention", "sliding_attention"))
     kinds = config.get("layer_types", types)
     layers = tuple(
-        LayerSpec(gemma_mlp_part(config), far if kind == "full_attention" else near, window)
+        LayerSpec(replace(attention, rope=far if kind == "full_attention" else near, sliding_window=window), mlp)
         for kind, window in zip(kinds, windows, strict=True)
     )
-    model = decoder_part(config, attention, layers, norm, llama_names({}, SANDWICH_NORMS))
+    model = decoder_part(config, layers, norm, llama_names({}, SANDWICH_NORMS))
     return replace(
         model,
         block=BlockSpec(norm, tuple(SANDWICH_NORMS)),

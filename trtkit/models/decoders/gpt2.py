@@ -50,7 +50,7 @@ def spec(config: HfConfig) -> DecoderSpec:
     attention = replace(attention, qkv="concatenated")
     if not config.get("scale_attn_weights", True):
         attention = replace(attention, scale=1.0)
-    layers = layers_part(config, plain_mlp_part(config), None)
-    model = decoder_part(config, attention, layers, layer_norm_part(config), NAMES)
+    layers = layers_part(config, attention, plain_mlp_part(config), None)
+    model = decoder_part(config, layers, layer_norm_part(config), NAMES)
     positions = EmbeddingSpec(positions=LearnedPositions(model.max_position_embeddings))
     return replace(model, embedding=positions, is_in_out=True, prefix="transformer.")

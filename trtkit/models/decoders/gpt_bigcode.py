@@ -40,7 +40,7 @@ def spec(config: HfConfig) -> DecoderSpec:
     attention = replace(attention, num_key_value_heads=heads, qkv="concatenated" if is_multi_query else "grouped")
     if not config.get("scale_attn_weights", True):
         attention = replace(attention, scale=1.0)
-    layers = layers_part(config, plain_mlp_part(config), None)
-    model = decoder_part(config, attention, layers, layer_norm_part(config), NAMES)
+    layers = layers_part(config, attention, plain_mlp_part(config), None)
+    model = decoder_part(config, layers, layer_norm_part(config), NAMES)
     positions = EmbeddingSpec(positions=LearnedPositions(model.max_position_embeddings))
     return replace(model, embedding=positions, prefix="transformer.")

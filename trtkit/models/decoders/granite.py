@@ -21,8 +21,8 @@ def spec(config: HfConfig) -> DecoderSpec:
     attention = biased_attention_part(config)
     attention = replace(attention, scale=float(config.get("attention_multiplier", 1.0)))
     mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
-    layers = layers_part(config, mlp, rope_spec(config, attention.head_dim))
-    model = decoder_part(config, attention, layers, norm, llama_names())
+    layers = layers_part(config, attention, mlp, rope_spec(config, attention.head_dim))
+    model = decoder_part(config, layers, norm, llama_names())
     return replace(
         model,
         embedding=EmbeddingSpec(scale=float(config.get("embedding_multiplier", 1.0))),

@@ -18,5 +18,5 @@ def spec(config: HfConfig) -> DecoderSpec:
     config.refuse("rope_interleaved", False)
     attention = biased_attention_part(config)
     mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
-    layers = layers_part(config, mlp, rope_spec(config, attention.head_dim))
-    return decoder_part(config, attention, layers, rms_norm_part(config), llama_names())
+    layers = layers_part(config, attention, mlp, rope_spec(config, attention.head_dim))
+    return decoder_part(config, layers, rms_norm_part(config), llama_names())

@@ -19,5 +19,5 @@ def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
     attention = attention_part(config)
     rope = rope_spec(config, attention.head_dim)
-    layers = layers_part(config, mlp_part(config), rope, sliding_windows(config))
-    return decoder_part(config, attention, layers, rms_norm_part(config), llama_names())
+    layers = layers_part(config, attention, mlp_part(config), rope, sliding_windows(config))
+    return decoder_part(config, layers, rms_norm_part(config), llama_names())

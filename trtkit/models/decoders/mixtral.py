@@ -27,5 +27,7 @@ def spec(config: HfConfig) -> DecoderSpec:
     attention = attention_part(config)
     count, top_k = int(config.need("num_local_experts")), int(config.need("num_experts_per_tok"))
     moe = MoeSpec(count, top_k, mlp_part(config), norm_topk_prob=True)
-    layers = layers_part(config, moe, rope_spec(config, attention.head_dim, theta=1e6), sliding_windows(config))
-    return decoder_part(config, attention, layers, rms_norm_part(config), llama_names({}, INSIDE))
+    layers = layers_part(
+        config, attention, moe, rope_spec(config, attention.head_dim, theta=1e6), sliding_windows(config)
+    )
+    return decoder_part(config, layers, rms_norm_part(config), llama_names({}, INSIDE))

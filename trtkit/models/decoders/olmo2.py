@@ -23,6 +23,6 @@ def spec(config: HfConfig) -> DecoderSpec:
     norm = rms_norm_part(config)
     attention = biased_attention_part(config)
     attention = replace(attention, norm=norm, qk_norm="all")
-    layers = layers_part(config, mlp_part(config), rope_spec(config, attention.head_dim))
-    model = decoder_part(config, attention, layers, norm, llama_names({}, INSIDE))
+    layers = layers_part(config, attention, mlp_part(config), rope_spec(config, attention.head_dim))
+    model = decoder_part(config, layers, norm, llama_names({}, INSIDE))
     return replace(model, block=BlockSpec(norm, ("post_attention_norm", "post_mlp_norm")))

@@ -35,8 +35,8 @@ def spec(config: HfConfig) -> DecoderSpec:
     is_post_norm = not config.get("do_layer_norm_before", True)
     norm = NormSpec("layer", 1e-5, has_weight=is_affine, has_bias=is_affine)
     attention = attention_part(config, has_qkv_bias=has_bias, has_output_bias=has_bias)
-    layers = layers_part(config, plain_mlp_part(config, has_bias=has_bias), None)
-    model = decoder_part(config, attention, layers, norm, NAMES)
+    layers = layers_part(config, attention, plain_mlp_part(config, has_bias=has_bias), None)
+    model = decoder_part(config, layers, norm, NAMES)
     return replace(
         model,
         embedding=EmbeddingSpec(positions=LearnedPositions(model.max_position_embeddings, offset=2)),

@@ -30,7 +30,7 @@ def spec(config: HfConfig) -> DecoderSpec:
     attention = attention_part(config, has_qkv_bias=True, has_output_bias=True)
     if config.get("qk_layernorm", False):
         attention = replace(attention, norm=norm, qk_norm="head")
-    layers = layers_part(config, plain_mlp_part(config), rope_spec(config, attention.head_dim, partial=0.5))
-    model = decoder_part(config, attention, layers, norm, llama_names({"final_norm": "model.final_layernorm"}, INSIDE))
+    layers = layers_part(config, attention, plain_mlp_part(config), rope_spec(config, attention.head_dim, partial=0.5))
+    model = decoder_part(config, layers, norm, llama_names({"final_norm": "model.final_layernorm"}, INSIDE))
     block = BlockSpec(norm, ("attention_norm",), is_parallel=True)
     return replace(model, block=block, head=replace(model.head, has_bias=True))

@@ -22,5 +22,5 @@ def spec(config: HfConfig) -> DecoderSpec:
     attention = replace(attention_part(config), qkv="concatenated")
     mlp = replace(mlp_part(config), is_fused=True)
     rope = rope_spec(config, attention.head_dim, partial=1.0)
-    layers = layers_part(config, mlp, rope, sliding_windows(config))
-    return decoder_part(config, attention, layers, rms_norm_part(config), llama_names({}, INSIDE))
+    layers = layers_part(config, attention, mlp, rope, sliding_windows(config))
+    return decoder_part(config, layers, rms_norm_part(config), llama_names({}, INSIDE))

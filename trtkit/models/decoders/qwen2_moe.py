@@ -44,6 +44,6 @@ def spec(config: HfConfig) -> DecoderSpec:
         bool(config.get("norm_topk_prob", False)),
         mlp_part(config, size="shared_expert_intermediate_size"),
     )
-    layers = layers_part(config, moe, rope_spec(config, attention.head_dim), late_windows(config))
+    layers = layers_part(config, attention, moe, rope_spec(config, attention.head_dim), late_windows(config))
     layers = with_dense_layers(config, layers)
-    return decoder_part(config, attention, layers, rms_norm_part(config), llama_names({}, INSIDE))
+    return decoder_part(config, layers, rms_norm_part(config), llama_names({}, INSIDE))

@@ -27,5 +27,5 @@ def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
     attention = attention_part(config, has_qkv_bias=True)
     rope = rope_spec(config, attention.head_dim, has_sections=True)
-    layers = layers_part(config, mlp_part(config), rope, late_windows(config))
-    return decoder_part(config, attention, layers, rms_norm_part(config), llama_names())
+    layers = layers_part(config, attention, mlp_part(config), rope, late_windows(config))
+    return decoder_part(config, layers, rms_norm_part(config), llama_names())

@@ -22,5 +22,5 @@ def spec(config: HfConfig) -> DecoderSpec:
     attention = biased_attention_part(config)
     attention = replace(attention, norm=norm, qk_norm="head")
     rope = rope_spec(config, attention.head_dim)
-    layers = layers_part(config, mlp_part(config), rope, late_windows(config))
-    return decoder_part(config, attention, layers, norm, llama_names())
+    layers = layers_part(config, attention, mlp_part(config), rope, late_windows(config))
+    return decoder_part(config, layers, norm, llama_names())

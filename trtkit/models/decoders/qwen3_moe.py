@@ -43,6 +43,6 @@ def spec(config: HfConfig) -> DecoderSpec:
         mlp_part(config, size="moe_intermediate_size"),
         bool(config.get("norm_topk_prob", False)),
     )
-    layers = layers_part(config, moe, rope_spec(config, attention.head_dim), optional_windows(config))
+    layers = layers_part(config, attention, moe, rope_spec(config, attention.head_dim), optional_windows(config))
     layers = with_dense_layers(config, layers)
-    return decoder_part(config, attention, layers, norm, llama_names({}, INSIDE))
+    return decoder_part(config, layers, norm, llama_names({}, INSIDE))

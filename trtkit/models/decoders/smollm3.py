@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.models.names import llama_names
@@ -29,8 +28,6 @@ def spec(config: HfConfig) -> DecoderSpec:
     mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
     rope, every = rope_spec(config, attention.head_dim, theta=2e6), int(config.get("no_rope_layer_interval", 4))
     rotated = config.get("no_rope_layers", [(index + 1) % every for index in range(config.need("num_hidden_layers"))])
-    layers = layers_part(config, mlp, rope, optional_windows(config))
-    layers = tuple(
-        layer if is_rotated else replace(layer, rope=None) for layer, is_rotated in zip(layers, rotated, strict=True)
-    )
-    return decoder_part(config, attention, layers, rms_norm_part(config), llama_names())
+    ropes = [rope if is_rotated else None for is_rotated in rotated]
+    layers = layers_part(config, attention, mlp, ropes, optional_windows(config))
+    return decoder_part(config, layers, rms_norm_part(config), llama_names())

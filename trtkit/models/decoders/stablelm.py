@@ -26,8 +26,8 @@ def spec(config: HfConfig) -> DecoderSpec:
     attention = attention_part(config, has_qkv_bias=bool(config.get("use_qkv_bias", False)))
     if config.get("qk_layernorm", False):
         attention = replace(attention, norm=replace(norm, has_bias=False), qk_norm="listed_heads")
-    layers = layers_part(config, mlp_part(config), rope_spec(config, attention.head_dim, partial=0.25))
-    model = decoder_part(config, attention, layers, norm, llama_names({}, INSIDE))
+    layers = layers_part(config, attention, mlp_part(config), rope_spec(config, attention.head_dim, partial=0.25))
+    model = decoder_part(config, layers, norm, llama_names({}, INSIDE))
     is_parallel = bool(config.get("use_parallel_residual", False))
     norms = ("attention_norm",) if is_parallel else ("attention_norm", "mlp_norm")
     return replace(model, block=BlockSpec(norm, norms, is_parallel))

@@ -31,5 +31,5 @@ def spec(config: HfConfig) -> DecoderSpec:
     has_bias = bool(config.get("use_bias", True))
     attention = attention_part(config, has_qkv_bias=has_bias, has_output_bias=has_bias)
     mlp, rope = plain_mlp_part(config, has_bias=has_bias), rope_spec(config, attention.head_dim)
-    layers = layers_part(config, mlp, rope, sliding_windows(config))
-    return decoder_part(config, attention, layers, layer_norm_part(config), llama_names({}, INSIDE))
+    layers = layers_part(config, attention, mlp, rope, sliding_windows(config))
+    return decoder_part(config, layers, layer_norm_part(config), llama_names({}, INSIDE))

@@ -35,13 +35,12 @@ class Past:
 class Positions:
     """Where tokens are. mask: as `ops.attention` wants it. kv_lengths: given where that layer is to know them.
 
-    rope, tables: the layer's rotary embedding with its cosines and sines, by position or, for M-RoPE, by token; None
-        where it has none.
+    tables: cosines and sines of the layer's rotary embedding, by position or, for M-RoPE, by token; None if it has
+        none.
     """
 
     ids: Tensor
     mask: Tensor
-    rope: RopeSpec | None = None
     tables: tuple[Tensor, Tensor] | None = None
     kv_lengths: Tensor | None = None
 
@@ -54,7 +53,7 @@ def attention_block(
         q, k, v = _project(weights, x, spec)
         if spec.qk_norm in ("head", "each_head", "listed_heads"):
             q, k = _norm_heads(weights, "q_norm", q, spec), _norm_heads(weights, "k_norm", k, spec)
-        q, k = _rotate("rope_q", q, positions), _rotate("rope_k", k, positions)
+        q, k = _rotate("rope_q", q, spec.rope, positions), _rotate("rope_k", k, spec.rope, positions)
         (keys, values), present = _remember(past, k, v)
         attended = _attend(weights, (scale_query(q, spec.scale), keys, values), positions, spec)
         return weights.linear("o", merge_heads(attended), has_bias=spec.has_output_bias), present
@@ -115,14 +114,13 @@ def _norm_heads(weights: Weights, name: str, x: Tensor, spec: AttentionSpec) -> 
         return transpose(layer_norm(by_token, rows, None, spec.norm.eps), (0, 2, 1, 3))
 
 
-def _rotate(name: str, x: Tensor, positions: Positions) -> Tensor:
+def _rotate(name: str, x: Tensor, rope: RopeSpec | None, positions: Positions) -> Tensor:
     """Turn x [B, heads, S, H] by its positions, where the layer does."""
-    rope, tables = positions.rope, positions.tables
-    if rope is None or tables is None:
+    if rope is None or positions.tables is None:
         return x
     with x.graph.scope(name):
         ids = None if rope.sections else positions.ids
-        return rotary_embedding(x, tables, ids, rope.dim, is_interleaved=rope.is_interleaved)
+        return rotary_embedding(x, positions.tables, ids, rope.dim, is_interleaved=rope.is_interleaved)
 
 
 def _attend(weights: Weights, qkv: tuple[Tensor, Tensor, Tensor], positions: Positions, spec: AttentionSpec) -> Tensor:

@@ -9,19 +9,18 @@ from trtkit.network.blocks.mlp import feed_forward_block
 from trtkit.network.blocks.norm import norm_block
 
 if TYPE_CHECKING:
-    from trtkit.models.spec import BlockSpec, DecoderSpec, LayerSpec
+    from trtkit.models.spec import BlockSpec, LayerSpec
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
 
 
 def decoder_layer(
-    weights: Weights, x: Tensor, specs: tuple[DecoderSpec, LayerSpec], positions: Positions, past: Past
+    weights: Weights, x: Tensor, specs: tuple[BlockSpec, LayerSpec], positions: Positions, past: Past
 ) -> tuple[Tensor, Past]:
     """Apply a layer to x [B, S, D]; return the next hidden state and the layer's cache with the new tokens."""
-    decoder, layer = specs
-    block = decoder.block
+    block, layer = specs
     normed = x if block.is_post_norm else _norm(weights, "attention_norm", x, block)
-    attended, present = attention_block(weights, normed, decoder.attention, positions, past)
+    attended, present = attention_block(weights, normed, layer.attention, positions, past)
     attended = _norm(weights, "post_attention_norm", attended, block)
     if block.is_parallel:
         read = _norm(weights, "mlp_norm", x, block) if "mlp_norm" in block.norms else normed
