@@ -44,6 +44,9 @@ def test_bundle_computes_what_transformers_does(compose: str, workspace: Path, t
     engines = ["m"] if compose == "fused" else ["backbone", "encoder", "decoder"]
     assert [engine["path"] for engine in manifest["engines"]] == [f"engines/{name}.plan" for name in engines]
     assert [tensor["name"] for tensor in manifest["outputs"]] == list(case.outputs)
+    feeders = [{tensor["feeder"] for tensor in stage["inputs"]} for stage in manifest["stages"]]
+    assert feeders[0] == {"request"}
+    assert all("stage" in each for each in feeders[1:])
     network = open_model(workspace / "bundles/m")
     pixels = torch.randn(2, 3, *case.size)
     found, wanted = network.run({"pixel_values": pixels.numpy()}), answers(model, case, pixels)

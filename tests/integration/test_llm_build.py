@@ -109,6 +109,25 @@ def test_kv_bytes_are_those_of_the_cache_inputs(llama: Path, trtkit: Callable[..
     assert network["decoder"]["kv_bytes_per_token"] * 32 == 4 * elements
 
 
+def test_inputs_say_what_their_axes_are_and_who_feeds_them(llama: Path, trtkit: Callable[..., Ran]) -> None:
+    manifest = trtkit("build", "--config", "m.yaml", "--json").json()["manifest"]
+    inputs = {each["name"]: each for each in manifest["stages"][0]["inputs"]}
+    assert manifest["inputs"] == list(inputs.values())
+    tokens, batch = ["batch", "new_tokens"], ["batch"]
+    assert {name: (each["feeder"], each["axes"]) for name, each in inputs.items() if each["feeder"] != "cache"} == {
+        "input_ids": ("request", tokens),
+        "position_ids": ("scheduler", tokens),
+        "write_indices": ("scheduler", batch),
+        "kv_lengths": ("scheduler", batch),
+        "last_token_index": ("scheduler", batch),
+    }
+    caches = [each for each in inputs.values() if each["feeder"] == "cache"]
+    assert {tuple(each["axes"]) for each in caches} == {("batch", "key_value_heads", "cached_tokens", "head_dim")}
+    outputs = {each["name"]: each for each in manifest["outputs"]}
+    assert {"logits", *(each["updated"] for each in caches)} == outputs.keys()
+    assert all(outputs[each["updated"]]["shape"] == each["shape"] for each in caches)
+
+
 def test_bundle_whose_weights_changed_is_not_verified(llama: Path, trtkit: Callable[..., Ran]) -> None:
     assert trtkit("build", "--config", "m.yaml").code == 0
     weights = load_file(llama / "model.safetensors")

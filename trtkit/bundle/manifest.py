@@ -10,6 +10,7 @@ from trtkit.config.schema import ModelConfig, ShapeRange
 from trtkit.config.strict import StrictModel
 from trtkit.config.targets import Target
 from trtkit.models.model import Interface, PartKind, Writer
+from trtkit.network.input_spec import Axis, Feeder, InputSpec, Role
 from trtkit.network.record import Totals
 
 SCHEMA_VERSION = 3
@@ -32,11 +33,26 @@ class StepRecord(StrictModel):
 
 
 class IoRecord(StrictModel):
-    """A network input or output; -1 is a dynamic size."""
+    """A network input or output; -1 is a dynamic size.
+
+    axes: the role of each axis, of a language model's inputs. feeder: where an input's values come from: a request,
+    the scheduler that places its tokens, a KV cache, or an earlier stage. updated: of a cache, the output that holds
+    its new contents.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    axes: tuple[Role, ...] = ()
+    feeder: Feeder | None = None
+    updated: str = ""
+
+    @property
+    def spec(self) -> InputSpec:
+        """What the network knew of an input whose axes are recorded."""
+        assert self.feeder is not None
+        axes = tuple(Axis(role, size) for role, size in zip(self.axes, self.shape, strict=True))
+        return InputSpec(self.name, self.dtype, axes, self.feeder, self.updated)
 
 
 class BackendRecord(StrictModel):

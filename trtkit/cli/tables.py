@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from trtkit.bundle.bundle import Bundle
-    from trtkit.bundle.manifest import ImagesRecord, ModelRecord, PortRecord, StageRecord, StepRecord
+    from trtkit.bundle.manifest import ImagesRecord, IoRecord, ModelRecord, PortRecord, StageRecord, StepRecord
     from trtkit.network.record import LayerRecord, NetworkRecord
 
 Json = dict[str, Any]
@@ -63,7 +63,7 @@ def bundle_summary(bundle: Bundle) -> Table:
     table = pairs()
     table.add_row("backend", f"{manifest.backend.name} {manifest.backend.version}, target {manifest.target.name}")
     _add_tensors(table, manifest)
-    table.add_row("profiles", profiles_text([dict(p) for p in manifest.model_dump(mode="json")["profiles"]]))
+    table.add_row("profiles", profiles_text(manifest.model_dump(mode="json")["profiles"], manifest.inputs))
     engines = [engine.model_dump() for engine in manifest.engines]
     table.add_row("engine", f"{_engines_text(engines)}, {totals.layers} layers")
     table.add_row("weights", weights_text(totals.weight_bytes))
@@ -76,16 +76,18 @@ def bundle_summary(bundle: Bundle) -> Table:
     return table
 
 
-def _add_tensors(table: Table, network: NetworkRecord | Manifest) -> None:
+def _add_tensors(table: Table, model: ModelRecord) -> None:
     """Add inputs and outputs; the caches of all layers as one row."""
-    for kind, tensors in (("input", network.inputs), ("output", network.outputs)):
-        caches = [tensor for tensor in tensors if tensor.name.startswith(("past_", "present_"))]
+    held = {name for each in model.inputs if each.feeder == "cache" for name in (each.name, each.updated)}
+    for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
+        caches = [tensor for tensor in tensors if tensor.name in held]
         for tensor in tensors:
             if tensor not in caches:
                 table.add_row(kind, f"{tensor.name} {tensor.dtype} {shape_text(tensor.shape)}")
         if caches:
             names = f"{caches[0].name} .. {caches[-1].name}"
-            table.add_row(kind, f"{names} {caches[0].dtype} {shape_text(caches[0].shape)}")
+            shapes = dict.fromkeys(shape_text(cache.shape) for cache in caches)
+            table.add_row(kind, f"{names} {caches[0].dtype} {', '.join(shapes)}")
 
 
 def _engines_text(engines: list[Json]) -> str:
@@ -169,8 +171,8 @@ def _overview(found: Inspected) -> Table:
     table.add_row("target", config.target)
     options = ", ".join(f"{name} {value}" for name, value in config.build if value is not None)
     table.add_row("build", f"{options}, fold_constants {str(config.fold_constants).lower()}")
-    _add_tensors(table, network)
-    table.add_row("profiles", profiles_text(model.model_dump(mode="json")["profiles"]))
+    _add_tensors(table, model)
+    table.add_row("profiles", profiles_text(model.model_dump(mode="json")["profiles"], model.inputs))
     if isinstance(model, Manifest):
         table.add_row("engine", _engines_text([engine.model_dump() for engine in model.engines]))
         table.add_row("backend", f"{model.backend.name} {model.backend.version}")
@@ -221,16 +223,14 @@ def shape_text(shape: Any) -> str:
     return f"[{', '.join('?' if dim == -1 else str(dim) for dim in shape)}]"
 
 
-def profiles_text(profiles: list[Json]) -> str:
+def profiles_text(profiles: list[Json], inputs: Sequence[IoRecord] = ()) -> str:
     """Return one line an input and profile: `x: 1x3x48x32 | 1x3x48x320 | 8x3x48x960`.
 
     Of an LLM's profiles, `prefill` and `decode`, the new tokens say it all.
     """
-    lines = []
+    lines, implied = [], {each.name for each in inputs if each.feeder in ("scheduler", "cache")}
     for profile in profiles:
-        tokens = [name for name in profile if name in {"input_ids", "inputs_embeds"}]
-        shown = tokens if any(name.startswith("past_") for name in profile) else profile
-        for name in shown:
+        for name in (name for name in profile if name not in implied):
             triple = " | ".join("x".join(str(dim) for dim in profile[name][kind]) for kind in ("min", "opt", "max"))
             lines.append(f"{name}: {triple}")
     return "\n".join(lines) or "static shapes"

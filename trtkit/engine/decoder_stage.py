@@ -36,8 +36,7 @@ def write_decoder(request: StageRequest, backend: Backend, context: Context) -> 
     _describe_source(opened, size, steps)
     check_room(Load(size.weight_bytes), request.folder)
     graph = _write_network(backend, opened, steps, context.severity)
-    tensors = [graph.network.get_input(index) for index in range(graph.network.num_inputs)]
-    profiles = decoder_profiles({t.name: tuple(t.shape) for t in tensors}, llm_options(opened.config))
+    profiles = decoder_profiles(graph.inputs, llm_options(opened.config))
     _carry(opened, request.folder, steps)
     is_quantized = bool(opened.source.quantized_by)
     return WrittenNetwork(
@@ -51,6 +50,7 @@ def write_decoder(request: StageRequest, backend: Backend, context: Context) -> 
         lambda counted: replace(size, weight_bytes=counted) if is_quantized else size,
         graph.quantized,
         None if opened.source.kv_cache is None else opened.source.kv_cache.format,
+        tuple(graph.inputs),
         (graph,),
     )
 

@@ -17,14 +17,15 @@ from trtkit.network.decoder import DecoderOptions, build_decoder
 from trtkit.sources import decoder_source, package_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from trtkit.config.schema import Source
-    from trtkit.engine.stages import Profile, Shape
+    from trtkit.engine.stages import Profile
     from trtkit.models.model import Model
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.graph import Graph
+    from trtkit.network.input_spec import InputSpec
     from trtkit.sources.decoder_source import DecoderSource
 
 
@@ -155,15 +156,17 @@ def network_options(model: Model, logits: Literal["all", "last"] | None = None) 
     )
 
 
-def decoder_profiles(inputs: Mapping[str, Shape], options: LlmOptions) -> tuple[Profile, ...]:
-    """Return the profiles `prefill` and `decode` for inputs whose -1 axes are the batch, then the new tokens."""
+def decoder_profiles(inputs: Sequence[InputSpec], options: LlmOptions) -> tuple[Profile, ...]:
+    """Return the profiles `prefill` and `decode`."""
     batch = {"min": 1, "opt": max(1, options.max_batch_size // 2), "max": options.max_batch_size}
     prefill = {"min": 1, "opt": max(1, options.max_prefill_length // 2), "max": options.max_prefill_length}
     decode = {"min": 1, "opt": 1, "max": 1}
     return tuple(
         {
-            name: ProfileShapes(**{kind: _filled(shape, batch[kind], new[kind]) for kind in batch})
-            for name, shape in inputs.items()
+            spec.name: ProfileShapes(
+                **{kind: spec.shape_at({"batch": batch[kind], "new_tokens": new[kind]}) for kind in batch}
+            )
+            for spec in inputs
         }
         for new in (prefill, decode)
     )
@@ -181,9 +184,3 @@ def decoder_size(opened: OpenedDecoder) -> DecoderSize:
     per_token = cached.size_bytes(spec.cached_elements)
     per_slot = per_token * llm_options(config).max_sequence_length
     return DecoderSize(spec.model_type, parameters, dtype.size_bytes(parameters), per_token, per_slot)
-
-
-def _filled(shape: Shape, batch: int, new: int) -> Shape:
-    """Return a shape with its dynamic axes filled in."""
-    sizes = iter((batch, new))
-    return tuple(next(sizes) if size < 0 else size for size in shape)

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 def model_record(inputs: BuildInputs, written: WrittenModel, folder: Path) -> ModelRecord:
     """Return what is known of the model. folder: the bundle, which paths are relative to."""
     network, size = joint_network(inputs.model, written), written.results[-1].decoder
-    spec = inputs.model.spec
+    spec, seams = inputs.model.spec, _seams(inputs.model)
     return ModelRecord(
         config=inputs.config,
         target=inputs.target,
         steps=tuple(StepRecord(**asdict(step)) for step in written.steps),
-        inputs=_io(network.inputs),
-        outputs=_io(network.outputs),
+        inputs=_inputs(network.inputs, written.results[-1], seams),
+        outputs=_outputs(network.outputs),
         profiles=_profiles(written.profiles),
         model_type=size.model_type if size is not None else "" if spec is None else spec.model_type,
         stages=_stages(inputs.model, written, folder),
@@ -77,6 +77,7 @@ def joint_network(model: Model, written: WrittenModel) -> NetworkRecord:
 
 
 def _stages(model: Model, written: WrittenModel, folder: Path) -> tuple[StageRecord, ...]:
+    seams = _seams(model)
     stages = zip(model.stages, written.prepared.stages, written.results, strict=True)
     return tuple(
         StageRecord(
@@ -85,8 +86,8 @@ def _stages(model: Model, written: WrittenModel, folder: Path) -> tuple[StageRec
             parts=tuple(_part(model, part, result) for part in stage.parts),
             engine=plan_name(stage.name),
             onnx=None if prepared.onnx is None else _onnx(prepared.onnx, folder),
-            inputs=_io(result.network.inputs),
-            outputs=_io(result.network.outputs),
+            inputs=_inputs(result.network.inputs, result, seams),
+            outputs=_outputs(result.network.outputs),
             profiles=_profiles(result.profiles),
             totals=result.network.totals(),
         )
@@ -105,7 +106,26 @@ def _decoder(model: Model, size: DecoderSize, folder: Path) -> DecoderRecord:
     )
 
 
-def _io(tensors: Iterable[TensorRecord]) -> tuple[IoRecord, ...]:
+def _seams(model: Model) -> set[str]:
+    """Return the names of tensors that stages take from earlier ones."""
+    return set() if model.spec is None else {seam.source for seam in model.spec.seams}
+
+
+def _inputs(tensors: Iterable[TensorRecord], result: StageResult, seams: set[str]) -> tuple[IoRecord, ...]:
+    """Return inputs with what their writer knows of them."""
+    specs = {spec.name: spec for spec in result.inputs}
+
+    def record(tensor: TensorRecord) -> IoRecord:
+        known = {"name": tensor.name, "dtype": tensor.dtype, "shape": tensor.shape}
+        spec = specs.get(tensor.name)
+        if spec is None:
+            return IoRecord(**known, feeder="stage" if tensor.name in seams else "request")
+        return IoRecord(**known, axes=tuple(a.role for a in spec.axes), feeder=spec.feeder, updated=spec.updated)
+
+    return tuple(record(tensor) for tensor in tensors)
+
+
+def _outputs(tensors: Iterable[TensorRecord]) -> tuple[IoRecord, ...]:
     return tuple(IoRecord(name=each.name, dtype=each.dtype, shape=each.shape) for each in tensors)
 
 
@@ -129,11 +149,12 @@ def _part(model: Model, part: Part, result: StageResult) -> PartRecord:
     layers = result.part_layers.get(part.name, 0)
     if model.spec is not None:
         return _spec_part(model.spec, model.spec.part(part.name), layers, dtype_of(model.config.precision))
+    caches = {name for spec in result.inputs if spec.feeder == "cache" for name in (spec.name, spec.updated)}
     inputs, outputs = (
         tuple(
             PortRecord(name=each.name, dtype=each.dtype, shape=each.shape)
             for each in tensors
-            if not each.name.startswith(("past_", "present_"))
+            if each.name not in caches
         )
         for tensors in (result.network.inputs, result.network.outputs)
     )

@@ -43,6 +43,7 @@ def build_stage(request: StageRequest, context: Context) -> StageResult:
         backend.version,
         round(written - started, 3),
         round(described - written, 3),
+        network.inputs,
         network.size and network.size(weight_bytes),
         plan,
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.jobs.events import Step
 from trtkit.models.model import Writer
+from trtkit.network.input_spec import InputSpec
 from trtkit.network.record import NetworkRecord
 
 if TYPE_CHECKING:
@@ -145,7 +146,10 @@ class BuiltPlan:
 
 @dataclass(frozen=True)
 class StageResult:
-    """A stage's network, described, and its plan if it was built. part_layers: how many layers each part has."""
+    """A stage's network, described, and its plan if it was built.
+
+    part_layers: how many layers each part has. inputs: what a decoder's writer knows of them; empty for other stages.
+    """
 
     network: NetworkRecord
     part_layers: dict[str, int]
@@ -154,6 +158,7 @@ class StageResult:
     backend_version: str
     write_s: float
     describe_s: float
+    inputs: tuple[InputSpec, ...] = ()
     decoder: DecoderSize | None = None
     plan: BuiltPlan | None = None
 
@@ -164,6 +169,7 @@ class WrittenNetwork:
 
     weight_bytes: about what the plan will hold; None for what the description counts. size: a language model's, from
     the weight bytes that the description counts. quantized, kv_cache: how the writer quantized layers and caches.
+    inputs: what the writer knows of them.
     """
 
     definition: Any
@@ -176,6 +182,7 @@ class WrittenNetwork:
     size: Callable[[int], DecoderSize] | None = None
     quantized: Mapping[str, LayerForm] = field(default_factory=dict)
     kv_cache: CacheFormat | None = None
+    inputs: tuple[InputSpec, ...] = ()
     held: tuple[Any, ...] = field(default=(), repr=False)
 
 

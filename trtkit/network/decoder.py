@@ -12,6 +12,7 @@ from trtkit.network.blocks.layer import decoder_layer
 from trtkit.network.blocks.norm import norm_block
 from trtkit.network.blocks.weights import Weights
 from trtkit.network.host_array import COMPUTE_TYPES
+from trtkit.network.input_spec import BATCH, NEW_TOKENS, Axis, InputSpec
 from trtkit.network.ops.activation import tanh
 from trtkit.network.ops.arithmetic import cast
 from trtkit.network.ops.gather import embedding, pick, token_at
@@ -111,18 +112,14 @@ def _check(spec: DecoderSpec, options: DecoderOptions) -> None:
 
 def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> tuple[Tensor, Tensor | None, _Inputs]:
     """Add the inputs; return the first hidden state [B, S, D], the embedding table, and the other inputs."""
-    graph, ids, D = weights.graph, options.ids_dtype, spec.hidden_size
+    graph, D = weights.graph, spec.hidden_size
     table = None
     if options.has_embeds_input:
-        x = graph.input("inputs_embeds", options.dtype, (-1, -1, D))
+        axes = (BATCH, NEW_TOKENS, Axis("hidden_size", D))
+        x = graph.take(InputSpec("inputs_embeds", options.dtype.name, axes, "request"))
     else:
-        tokens = graph.input("input_ids", ids, (-1, -1))
-    inputs = _Inputs(
-        graph.input("position_ids", ids, (-1, -1)),
-        graph.input("write_indices", INT32, (-1,)),
-        graph.input("kv_lengths", INT32, (-1,)),
-        graph.input("rope_position_ids", ids, (3, -1, -1)) if _has_sections(spec) else None,
-    )
+        tokens = graph.take(InputSpec("input_ids", options.ids_dtype.name, (BATCH, NEW_TOKENS), "request"))
+    inputs = _scheduled(graph, options.ids_dtype, has_sections=_has_sections(spec))
     with graph.scope("embedding"):
         if not options.has_embeds_input or spec.head.is_tied:
             table = weights.get("weight")
@@ -130,6 +127,20 @@ def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> tupl
             x = embedding(tokens, table)
             x = x * spec.embedding.scale if spec.embedding.scale != 1 else x
     return _position(weights, x, spec, inputs), table, inputs
+
+
+def _scheduled(graph: Graph, ids: DType, *, has_sections: bool) -> _Inputs:
+    """Add the inputs that say where tokens stand."""
+
+    def scheduled(name: str, dtype: DType, *axes: Axis) -> Tensor:
+        return graph.take(InputSpec(name, dtype.name, axes, "scheduler"))
+
+    return _Inputs(
+        scheduled("position_ids", ids, BATCH, NEW_TOKENS),
+        scheduled("write_indices", INT32, BATCH),
+        scheduled("kv_lengths", INT32, BATCH),
+        scheduled("rope_position_ids", ids, Axis("rope_sections", 3), BATCH, NEW_TOKENS) if has_sections else None,
+    )
 
 
 def _has_sections(spec: DecoderSpec) -> bool:
@@ -149,11 +160,14 @@ def _position(weights: Weights, x: Tensor, spec: DecoderSpec, inputs: _Inputs) -
 
 def _past(graph: Graph, attention: AttentionSpec, options: DecoderOptions, index: int, write_indices: Tensor) -> Past:
     """Add the inputs for one layer's cache."""
-    shape = (-1, attention.num_key_value_heads, options.max_sequence_length, attention.head_dim)
-    kv = options.kv_cache
+    heads, head_dim = Axis("key_value_heads", attention.num_key_value_heads), Axis("head_dim", attention.head_dim)
+    axes, kv = (BATCH, heads, Axis("cached_tokens", options.max_sequence_length), head_dim), options.kv_cache
     dtype = options.dtype if kv is None else DTYPES[kv.format]
     scales = None if kv is None else (kv.key_scales[index], kv.value_scales[index])
-    keys, values = (graph.input(f"past_{name}_{index}", dtype, shape) for name in ("key", "value"))
+    keys, values = (
+        graph.take(InputSpec(f"past_{name}_{index}", dtype.name, axes, "cache", f"present_{name}_{index}"))
+        for name in ("key", "value")
+    )
     return Past(keys, values, write_indices, scales)
 
 
@@ -223,7 +237,7 @@ def _head(weights: Weights, spec: DecoderSpec, options: DecoderOptions, ends: tu
         x = norm_block(weights, "final_norm", x, head.norm) if head.norm is not None else x
         graph.output(x, "hidden_states")
     if not options.has_all_logits:
-        x = token_at(x, graph.input("last_token_index", INT32, (-1,)))
+        x = token_at(x, graph.take(InputSpec("last_token_index", INT32.name, (BATCH,), "scheduler")))
     if head.norm is not None and not options.has_hidden_states:
         x = norm_block(weights, "final_norm", x, head.norm)
     with graph.scope("lm_head"):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.dtypes import DType, from_tensorrt
+from trtkit.dtypes import DTYPES, DType, from_tensorrt
 from trtkit.errors import NetworkError
 from trtkit.network.host_array import Array, HostArray, host_array
 from trtkit.network.trt_errors import error_recorder
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from trtkit.backends import Backend
+    from trtkit.network.input_spec import InputSpec
     from trtkit.quantized_model import LayerForm
 
 Shape = tuple[int, ...]
@@ -91,6 +92,7 @@ class Graph:
     severity: the least severe messages that a new builder's logger writes; errors only if None.
     constants: bytes of weights by layer name, for types that TensorRT does not let be read back: bf16 and narrower.
     quantized: how the matrices of linear layers were written that are quantized, by the layer's path with dots.
+    inputs: what is known of inputs that were added by a spec.
     """
 
     def __init__(self, backend: Backend, network: Any = None, builder: Any = None, severity: str | None = None) -> None:
@@ -100,6 +102,7 @@ class Graph:
         self.network = backend.new_network(self.builder) if network is None else network
         self.constants: dict[str, Array] = {}
         self.quantized: dict[str, LayerForm] = {}
+        self.inputs: list[InputSpec] = []
         self._errors = error_recorder(backend)
         self.network.error_recorder = self._errors
         self._held: list[HostArray] = []
@@ -127,6 +130,11 @@ class Graph:
             raise self.error(f"input `{name}` of shape {list(shape)} was refused")
         self._names[name] = 1
         return self.tensor(tensor)
+
+    def take(self, spec: InputSpec) -> Tensor:
+        """Add the network input that a spec describes."""
+        self.inputs.append(spec)
+        return self.input(spec.name, DTYPES[spec.dtype], spec.shape)
 
     def output(self, tensor: Tensor, name: str) -> None:
         """Mark a tensor as the network's output `name`. An input, or another output, is handed on by an identity."""

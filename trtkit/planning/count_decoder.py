@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from trtkit.jobs.job import Context
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.decoder import DecoderOptions
+    from trtkit.network.input_spec import Role
     from trtkit.network.record import NetworkRecord
     from trtkit.planning.counts import Counts
     from trtkit.planning.jobs import CountRequest
@@ -143,9 +144,6 @@ def _zeros(spec: DecoderSpec, dtype: DType, quantized: QuantizedModel) -> Mappin
 
 def _record(backend: Backend, graph: Graph, point: Point) -> NetworkRecord:
     """Return the network's record at (B, S, T); T is the network's own."""
-    shapes = {}
-    for index in range(graph.network.num_inputs):
-        tensor = graph.network.get_input(index)
-        sizes = iter(point[:2])
-        shapes[tensor.name] = tuple(next(sizes) if size < 0 else size for size in tensor.shape)
+    sizes: dict[Role, int] = {"batch": point[0], "new_tokens": point[1]}
+    shapes = {spec.name: spec.shape_at(sizes) for spec in graph.inputs}
     return describe(backend, graph.network, shapes)

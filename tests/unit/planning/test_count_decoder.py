@@ -96,11 +96,7 @@ def test_functions_give_what_the_network_of_that_size_is_said_to_cost(fields: di
     from trtkit.quantized_model import QuantizedModel
 
     graph: Graph = _network(backend, spec, DecoderOptions(FP16, point[2]), QuantizedModel({}))
-    tensors = [graph.network.get_input(index) for index in range(graph.network.num_inputs)]
-    shapes = {}
-    for tensor in tensors:
-        sizes = iter(point[:2])
-        shapes[tensor.name] = tuple(next(sizes) if size < 0 else size for size in tensor.shape)
+    shapes = {spec.name: spec.shape_at({"batch": point[0], "new_tokens": point[1]}) for spec in graph.inputs}
     record = describe(backend, graph.network, shapes)
     cost = network_cost(record, group_of)
     assert counts.flops.at(point) == sum(group.flops for group in cost.groups.values()) == record.totals().flops

@@ -1,0 +1,48 @@
+"""What a written network knows of each input: the roles of its axes, and who feeds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Role = Literal["batch", "new_tokens", "cached_tokens", "hidden_size", "key_value_heads", "head_dim", "rope_sections"]
+Feeder = Literal["request", "scheduler", "cache", "stage"]
+"""What a request brings; what follows from where its tokens stand; a KV cache; what an earlier stage gives."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis by its role. size: -1 if it is known at run time only."""
+
+    role: Role
+    size: int = -1
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """An input. updated: of a cache, the output that holds its new contents."""
+
+    name: str
+    dtype: str
+    axes: tuple[Axis, ...]
+    feeder: Feeder
+    updated: str = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes by axis; -1 where known at run time only."""
+        return tuple(axis.size for axis in self.axes)
+
+    def shape_at(self, sizes: Mapping[Role, int]) -> tuple[int, ...]:
+        """Return the shape with dynamic axes of the `sizes` that their roles have."""
+        return tuple(sizes[axis.role] if axis.size < 0 else axis.size for axis in self.axes)
+
+    def size_of(self, role: Role) -> int:
+        """Return the size of the axis of a role."""
+        return next(axis.size for axis in self.axes if axis.role == role)
+
+
+BATCH, NEW_TOKENS = Axis("batch"), Axis("new_tokens")
