@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from trtkit.errors import BenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from trtkit.bundle.manifest import IoRecord
-    from trtkit.config.schema import ShapeRange
+    from trtkit.network.profile import ResolvedProfile
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -34,7 +34,7 @@ class ShapeCase:
         return ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in self.shapes.items())
 
 
-def profile_cases(inputs: Sequence[IoRecord], profiles: Sequence[Mapping[str, ShapeRange]]) -> list[ShapeCase]:
+def profile_cases(inputs: Sequence[IoRecord], profiles: Sequence[ResolvedProfile]) -> list[ShapeCase]:
     """Return the min, opt and max shapes of every profile, each once; the only shapes of a static network."""
     static = {tensor.name: tensor.shape for tensor in inputs}
     found: list[Shapes] = [] if profiles else [static]
@@ -47,7 +47,7 @@ def profile_cases(inputs: Sequence[IoRecord], profiles: Sequence[Mapping[str, Sh
 
 
 def batch_cases(
-    batches: Sequence[int], inputs: Sequence[IoRecord], profiles: Sequence[Mapping[str, ShapeRange]]
+    batches: Sequence[int], inputs: Sequence[IoRecord], profiles: Sequence[ResolvedProfile]
 ) -> list[ShapeCase]:
     """Return the opt shapes with other batch sizes: every input's first dimension that is dynamic.
 
@@ -56,7 +56,7 @@ def batch_cases(
     return [_batch_case(batch, inputs, profiles) for batch in dict.fromkeys(batches)]
 
 
-def _batch_case(batch: int, inputs: Sequence[IoRecord], profiles: Sequence[Mapping[str, ShapeRange]]) -> ShapeCase:
+def _batch_case(batch: int, inputs: Sequence[IoRecord], profiles: Sequence[ResolvedProfile]) -> ShapeCase:
     static = {tensor.name: tensor.shape for tensor in inputs}
     dynamic = [tensor.name for tensor in inputs if tensor.shape and tensor.shape[0] == -1]
     for profile in profiles:
@@ -70,7 +70,7 @@ def _batch_case(batch: int, inputs: Sequence[IoRecord], profiles: Sequence[Mappi
     raise BenchError(f"no profile takes a batch of {batch}", "--batch", _allowed(dynamic, first, profiles))
 
 
-def _allowed(dynamic: Sequence[str], first: int, profiles: Sequence[Mapping[str, ShapeRange]]) -> str:
+def _allowed(dynamic: Sequence[str], first: int, profiles: Sequence[ResolvedProfile]) -> str:
     if not dynamic:
         return f"the network is static: its batch is {first}"
     ranges = [f"{profile[dynamic[0]].min[0]} to {profile[dynamic[0]].max[0]}" for profile in profiles]

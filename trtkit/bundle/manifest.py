@@ -6,11 +6,13 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from trtkit.config.schema import ModelConfig, ShapeRange
+from trtkit.config.schema import ModelConfig
 from trtkit.config.strict import StrictModel
 from trtkit.config.targets import Target
+from trtkit.jobs.events import Step
 from trtkit.models.model import Interface, PartKind, Writer
 from trtkit.network.input_spec import Axis, Feeder, InputSpec, Role
+from trtkit.network.profile import ResolvedProfile
 from trtkit.network.record import Totals
 
 SCHEMA_VERSION = 3
@@ -22,14 +24,6 @@ class FileRecord(StrictModel):
     path: str
     size_bytes: int = Field(ge=0)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-
-
-class StepRecord(StrictModel):
-    """One step of ONNX care: what was done, in words."""
-
-    name: str
-    detail: str
-    seconds: float
 
 
 class IoRecord(StrictModel):
@@ -124,7 +118,7 @@ class StageRecord(StrictModel):
     onnx: OnnxRecord | None
     inputs: tuple[IoRecord, ...]
     outputs: tuple[IoRecord, ...]
-    profiles: tuple[dict[str, ShapeRange], ...]
+    profiles: tuple[ResolvedProfile, ...]
     totals: Totals
 
 
@@ -168,10 +162,10 @@ class ModelRecord(StrictModel):
 
     config: ModelConfig
     target: Target
-    steps: tuple[StepRecord, ...]
+    steps: tuple[Step, ...]
     inputs: tuple[IoRecord, ...]
     outputs: tuple[IoRecord, ...]
-    profiles: tuple[dict[str, ShapeRange], ...]
+    profiles: tuple[ResolvedProfile, ...]
     model_type: str = Field("", description="The family of a model of several parts or of a language model.")
     stages: tuple[StageRecord, ...] = Field(min_length=1, description="Networks and their engines, in order.")
     totals: Totals = Field(description="Layers, weight bytes, FLOPs and bytes moved at the opt shapes.")

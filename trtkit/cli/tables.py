@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from trtkit.bundle.bundle import Bundle
-    from trtkit.bundle.manifest import ImagesRecord, IoRecord, ModelRecord, PortRecord, StageRecord, StepRecord
+    from trtkit.bundle.manifest import ImagesRecord, IoRecord, ModelRecord, PortRecord, StageRecord
+    from trtkit.jobs.events import Step
     from trtkit.network.record import LayerRecord, NetworkRecord
 
 Json = dict[str, Any]
@@ -182,7 +183,7 @@ def _overview(found: Inspected) -> Table:
     return table
 
 
-def _steps(steps: Iterable[StepRecord]) -> Table:
+def _steps(steps: Iterable[Step]) -> Table:
     table = pairs("what was done to the model")
     for step in steps:
         table.add_row(step.name, step.detail)

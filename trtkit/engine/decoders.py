@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trtkit.config.schema import LlmOptions, ModelConfig
 from trtkit.dtypes import dtype_of
-from trtkit.engine.stages import DecoderSize, ProfileShapes
+from trtkit.engine.stages import DecoderSize
 from trtkit.errors import ConfigError, Problem
 from trtkit.models.registry import decoder_spec
 from trtkit.models.rope import original_length
 from trtkit.models.weights import find_weights, model_weights, with_stored_head
 from trtkit.network.decoder import DecoderOptions, build_decoder
+from trtkit.network.profile import ProfileShapes
 from trtkit.sources import decoder_source, package_file
 
 if TYPE_CHECKING:
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.config.schema import Source
-    from trtkit.engine.stages import Profile
     from trtkit.models.model import Model
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.graph import Graph
     from trtkit.network.input_spec import InputSpec
+    from trtkit.network.profile import ResolvedProfile
     from trtkit.sources.decoder_source import DecoderSource
 
 
@@ -156,7 +157,7 @@ def network_options(model: Model, logits: Literal["all", "last"] | None = None) 
     )
 
 
-def decoder_profiles(inputs: Sequence[InputSpec], options: LlmOptions) -> tuple[Profile, ...]:
+def decoder_profiles(inputs: Sequence[InputSpec], options: LlmOptions) -> tuple[ResolvedProfile, ...]:
     """Return the profiles `prefill` and `decode`."""
     batch = {"min": 1, "opt": max(1, options.max_batch_size // 2), "max": options.max_batch_size}
     prefill = {"min": 1, "opt": max(1, options.max_prefill_length // 2), "max": options.max_prefill_length}

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtkit.config.schema import ShapeRange
 from trtkit.dtypes import dtype_of
 from trtkit.network.hybrid import input_name, port_dtype
 from trtkit.network.onnx.io import TensorSpec
+from trtkit.network.profile import ProfileShapes
 from trtkit.quantization.by_part.choice import hybrid_quantization
 from trtkit.sources.hybrid_source import HybridSource, open_hybrid_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from trtkit.engine.profiles import ResolvedProfile
     from trtkit.models.hybrids.spec import HybridSpec
     from trtkit.models.model import Model, Stage
+    from trtkit.network.profile import ResolvedProfile
     from trtkit.quantization.by_part.choice import HybridQuantization
 
 
@@ -76,7 +76,7 @@ def stage_profiles(
         kinds = {kind: _sizes(model_inputs, profile, kind) for kind in ("min", "opt", "max")}
         found.append(
             {
-                spec.name: ShapeRange(**{kind: _filled(spec.shape, sizes) for kind, sizes in kinds.items()})
+                spec.name: ProfileShapes(**{kind: _filled(spec.shape, sizes) for kind, sizes in kinds.items()})
                 for spec in inputs
                 if spec.is_dynamic
             }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.bundle.manifest import (
@@ -14,9 +14,7 @@ from trtkit.bundle.manifest import (
     PartRecord,
     PortRecord,
     StageRecord,
-    StepRecord,
 )
-from trtkit.config.schema import ShapeRange
 from trtkit.dtypes import dtype_of
 from trtkit.engine.embeddings import EMBEDDINGS
 from trtkit.engine.vision_language import images_record, open_vision
@@ -26,12 +24,12 @@ from trtkit.network.record import join_records
 from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from pathlib import Path
 
     from trtkit.dtypes import DType
     from trtkit.engine.build_inputs import BuildInputs
-    from trtkit.engine.stages import DecoderSize, OnnxFile, Profile, StageResult
+    from trtkit.engine.stages import DecoderSize, OnnxFile, StageResult
     from trtkit.engine.write_stages import WrittenModel
     from trtkit.models.hybrids.spec import HybridSpec, Port
     from trtkit.models.hybrids.spec import Part as SpecPart
@@ -46,10 +44,10 @@ def model_record(inputs: BuildInputs, written: WrittenModel, folder: Path) -> Mo
     return ModelRecord(
         config=inputs.config,
         target=inputs.target,
-        steps=tuple(StepRecord(**asdict(step)) for step in written.steps),
+        steps=written.steps,
         inputs=_inputs(network.inputs, written.results[-1], seams),
         outputs=_outputs(network.outputs),
-        profiles=_profiles(written.profiles),
+        profiles=written.profiles,
         model_type=size.model_type if size is not None else "" if spec is None else spec.model_type,
         stages=_stages(inputs.model, written, folder),
         totals=network.totals(),
@@ -88,7 +86,7 @@ def _stages(model: Model, written: WrittenModel, folder: Path) -> tuple[StageRec
             onnx=None if prepared.onnx is None else _onnx(prepared.onnx, folder),
             inputs=_inputs(result.network.inputs, result, seams),
             outputs=_outputs(result.network.outputs),
-            profiles=_profiles(result.profiles),
+            profiles=result.profiles,
             totals=result.network.totals(),
         )
         for stage, prepared, result in stages
@@ -127,13 +125,6 @@ def _inputs(tensors: Iterable[TensorRecord], result: StageResult, seams: set[str
 
 def _outputs(tensors: Iterable[TensorRecord]) -> tuple[IoRecord, ...]:
     return tuple(IoRecord(name=each.name, dtype=each.dtype, shape=each.shape) for each in tensors)
-
-
-def _profiles(profiles: Sequence[Profile]) -> tuple[dict[str, ShapeRange], ...]:
-    return tuple(
-        {name: ShapeRange(min=shape.min, opt=shape.opt, max=shape.max) for name, shape in profile.items()}
-        for profile in profiles
-    )
 
 
 def _onnx(onnx: OnnxFile, folder: Path) -> OnnxRecord:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.backends import Backend
-    from trtkit.engine.stages import PlanOptions, Profile, WrittenNetwork
+    from trtkit.engine.stages import PlanOptions, WrittenNetwork
     from trtkit.jobs.events import Listener
+    from trtkit.network.profile import ResolvedProfile
 
 # TensorRT streams a plan through a buffer of 64 MiB; a smaller plan takes less memory whole.
 _STREAM_FROM_BYTES = 64 * 2**20
@@ -28,7 +29,7 @@ _STREAM_FROM_BYTES = 64 * 2**20
 class PlanRequest:
     """How to build, and where to. log: the file with what TensorRT prints in this process."""
 
-    profiles: tuple[Profile, ...]
+    profiles: tuple[ResolvedProfile, ...]
     options: PlanOptions
     plan: Path
     log: Path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.engine.plugins import write_plugins
 from trtkit.engine.profiles import opt_dims, opt_shapes, resolve_profiles, small_shapes
 from trtkit.engine.resolve import resolve
-from trtkit.engine.stages import OnnxFile, Prepared, PreparedStage, light
+from trtkit.engine.stages import OnnxFile, Prepared, PreparedStage
 from trtkit.errors import ConfigError
 from trtkit.jobs.events import Phase
 from trtkit.jobs.steps import Steps
@@ -61,7 +61,7 @@ def _prepare_whole(request: PrepareRequest, stage: Stage, steps: Steps) -> Prepa
     for intermediate in folder.iterdir():
         intermediate.unlink()
     file = write_onnx(onnx_model, folder / "model.onnx", steps, uses_plugins=request.has_plugins)
-    prepared = PreparedStage(stage.name, stage.writer, stage.part_names, file, light(profiles), shapes)
+    prepared = PreparedStage(stage.name, stage.writer, stage.part_names, file, tuple(profiles), shapes)
     return Prepared(tuple(steps.done), prepared.profiles, (prepared,))
 
 

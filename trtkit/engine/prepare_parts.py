@@ -14,7 +14,7 @@ from trtkit.engine.hybrids import OpenedHybrid, open_hybrid, opt_sizes, stage_pr
 from trtkit.engine.prepare import make_parseable, write_onnx
 from trtkit.engine.profiles import opt_shapes, resolve_profiles
 from trtkit.engine.room import Load, check_room, hybrid_load
-from trtkit.engine.stages import Prepared, PreparedStage, light
+from trtkit.engine.stages import Prepared, PreparedStage
 from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
 from trtkit.models.hybrids.weights import find_part_weights
 from trtkit.network.hybrid import input_name
@@ -60,8 +60,8 @@ def prepare_parts(request: PrepareRequest, model: Model, steps: Steps) -> Prepar
         shapes = opt_shapes(inputs, own)
         onnx_model = exported.pop(stage.name)
         file = None if onnx_model is None else exporter.write(stage, onnx_model, shapes)
-        stages.append(PreparedStage(stage.name, stage.writer, stage.part_names, file, light(own), shapes))
-    return Prepared(tuple(steps.done), light(profiles), tuple(stages))
+        stages.append(PreparedStage(stage.name, stage.writer, stage.part_names, file, tuple(own), shapes))
+    return Prepared(tuple(steps.done), tuple(profiles), tuple(stages))
 
 
 def _load(opened: OpenedHybrid) -> Load:

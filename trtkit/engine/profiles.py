@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 from trtkit.config.schema import DimRange, ShapeRange
 from trtkit.errors import ConfigError, Problem
+from trtkit.network.profile import ProfileShapes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from trtkit.config.schema import Profile
     from trtkit.network.onnx.io import TensorSpec
+    from trtkit.network.profile import ResolvedProfile
 
 # Dimension 0 of an input, which is nearly always the batch, may be left out of a config.
 DEFAULT_BATCH = DimRange(min=1, opt=1, max=8)
-
-ResolvedProfile = dict[str, ShapeRange]
 
 
 def resolve_profiles(inputs: Sequence[TensorSpec], profiles: Sequence[Profile]) -> tuple[list[ResolvedProfile], str]:
@@ -77,7 +77,7 @@ def _complete(
     for spec in inputs:
         given = profile.get(spec.name)
         if isinstance(given, ShapeRange):
-            result[spec.name] = given
+            result[spec.name] = ProfileShapes(given.min, given.opt, given.max)
         elif spec.is_dynamic:
             result[spec.name] = _by_dims(spec, ranges, where, problems, assumed)
     return result
@@ -154,7 +154,7 @@ def _by_dims(
     where: str,
     problems: list[Problem],
     assumed: dict[str, DimRange],
-) -> ShapeRange:
+) -> ProfileShapes:
     """Compose the shapes of one input from the ranges of its dimensions."""
     dims = []
     for axis, dim in enumerate(spec.shape):
@@ -169,7 +169,7 @@ def _by_dims(
             problems.append(Problem(f"dimension `{dim}` (axis {axis} of `{spec.name}`) has no range", where, fix))
             found = DEFAULT_BATCH
         dims.append(found)
-    return ShapeRange(
+    return ProfileShapes(
         min=tuple(dim.min for dim in dims), opt=tuple(dim.opt for dim in dims), max=tuple(dim.max for dim in dims)
     )
 

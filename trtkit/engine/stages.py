@@ -12,37 +12,17 @@ from typing import TYPE_CHECKING, Any
 from trtkit.jobs.events import Step
 from trtkit.models.model import Writer
 from trtkit.network.input_spec import InputSpec
+from trtkit.network.profile import ResolvedProfile
 from trtkit.network.record import NetworkRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from trtkit.bundle.bundle import Bundle
-    from trtkit.config.schema import ShapeRange
     from trtkit.quantization_methods import CacheFormat
     from trtkit.quantized_model import LayerForm
 
 Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ProfileShapes:
-    """The shapes of one input in an optimization profile."""
-
-    min: Shape
-    opt: Shape
-    max: Shape
-
-
-Profile = dict[str, ProfileShapes]
-
-
-def light(profiles: Sequence[Mapping[str, ShapeRange]]) -> tuple[Profile, ...]:
-    """Return resolved profiles as data of jobs."""
-    return tuple(
-        {name: ProfileShapes(shape.min, shape.opt, shape.max) for name, shape in profile.items()}
-        for profile in profiles
-    )
 
 
 @dataclass(frozen=True)
@@ -77,7 +57,7 @@ class PreparedStage:
     writer: Writer
     part_names: tuple[str, ...]
     onnx: OnnxFile | None = None
-    profiles: tuple[Profile, ...] = ()
+    profiles: tuple[ResolvedProfile, ...] = ()
     opt_shapes: dict[str, Shape] = field(default_factory=dict)
 
 
@@ -86,7 +66,7 @@ class Prepared:
     """All stages before their networks are written. profiles: of the model's own inputs."""
 
     steps: tuple[Step, ...]
-    profiles: tuple[Profile, ...]
+    profiles: tuple[ResolvedProfile, ...]
     stages: tuple[PreparedStage, ...]
 
     def stage(self, name: str) -> PreparedStage:
@@ -153,7 +133,7 @@ class StageResult:
 
     network: NetworkRecord
     part_layers: dict[str, int]
-    profiles: tuple[Profile, ...]
+    profiles: tuple[ResolvedProfile, ...]
     steps: tuple[Step, ...]
     backend_version: str
     write_s: float
@@ -174,7 +154,7 @@ class WrittenNetwork:
 
     definition: Any
     builder: Any
-    profiles: tuple[Profile, ...]
+    profiles: tuple[ResolvedProfile, ...]
     opt_shapes: Mapping[str, Shape]
     part_layers: Mapping[str, int]
     steps: tuple[Step, ...] = ()
@@ -204,7 +184,7 @@ def bundle_stages(bundle: Bundle) -> tuple[PreparedStage, ...]:
             stage.writer,
             tuple(part.name for part in stage.parts),
             onnx(stage.onnx),
-            light(stage.profiles),
+            stage.profiles,
         )
         for stage in bundle.manifest.stages
     )

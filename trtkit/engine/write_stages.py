@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.config.targets import Target
     from trtkit.engine.build_inputs import BuildInputs
-    from trtkit.engine.stages import Profile
     from trtkit.engine.vision_language import OpenedVision
     from trtkit.jobs.events import Step
     from trtkit.jobs.runner import Runner
+    from trtkit.network.profile import ResolvedProfile
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class WrittenModel:
         return (*self.prepared.steps, *(step for result in self.results for step in result.steps))
 
     @property
-    def profiles(self) -> tuple[Profile, ...]:
+    def profiles(self) -> tuple[ResolvedProfile, ...]:
         """The shapes of the model's own inputs: a language model's follow from its network."""
         return self.prepared.profiles or self.results[-1].profiles
 

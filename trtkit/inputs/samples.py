@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from trtkit.config.schema import ModelConfig, ShapeRange
+    from trtkit.config.schema import ModelConfig
     from trtkit.network.onnx.io import TensorSpec
+    from trtkit.network.profile import ResolvedProfile
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
@@ -141,7 +142,7 @@ def wrapped_sample(name: str, shapes: Mapping[str, tuple[int, ...]], sample: Sam
     return Sample(name, arrays)
 
 
-def check_profiles(sample: Sample, profiles: Sequence[Mapping[str, ShapeRange]]) -> None:
+def check_profiles(sample: Sample, profiles: Sequence[ResolvedProfile]) -> None:
     """Refuse shapes that no optimization profile covers. Raises SourceError naming the nearest bounds."""
     if not profiles or any(_covers(profile, sample) for profile in profiles):
         return
@@ -223,7 +224,7 @@ def _check_array(array: Array, spec: TensorSpec, where: str) -> None:
         raise SourceError(f"`{spec.name}` holds NaN or infinite values", where, "give finite inputs")
 
 
-def _covers(profile: Mapping[str, ShapeRange], sample: Sample) -> bool:
+def _covers(profile: ResolvedProfile, sample: Sample) -> bool:
     return all(
         low <= size <= high
         for name, shape in profile.items()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trtkit.engine.build_inputs import gather_inputs
 from trtkit.engine.model_record import joint_network
 from trtkit.engine.parsing import run_stage
-from trtkit.engine.stages import bundle_stages, light
+from trtkit.engine.stages import bundle_stages
 from trtkit.engine.write_stages import prepare_stages, stage_request, write_stages
 from trtkit.jobs.events import Phase
 from trtkit.planning.counts import Counts, counts_of
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from trtkit.bundle.bundle import Bundle
     from trtkit.config.schema import ModelConfig
-    from trtkit.engine.stages import Profile, ProfileShapes, Shape, StageRequest
+    from trtkit.engine.stages import Shape, StageRequest
     from trtkit.jobs.runner import Runner
+    from trtkit.network.profile import ProfileShapes, ResolvedProfile
     from trtkit.network.record import NetworkRecord
 
 _GROUPS = {
@@ -60,7 +61,7 @@ def count_bundle(bundle: Bundle, runner: Runner) -> CountedNetwork:
     """Count a vision bundle's network; a hybrid's as it was described when it was built."""
     record = bundle.network_record()
     if not bundle.is_one_file:
-        return _at_one_batch(record, light(bundle.manifest.profiles))
+        return _at_one_batch(record, bundle.manifest.profiles)
     return _counted(_bundle_request(bundle, record.shapes), runner)
 
 
@@ -108,13 +109,13 @@ def group_of(_name: str, kind: str) -> str:
     return _GROUPS.get(kind, "element-wise and other")
 
 
-def _at_one_batch(record: NetworkRecord, profiles: Sequence[Profile]) -> CountedNetwork:
+def _at_one_batch(record: NetworkRecord, profiles: Sequence[ResolvedProfile]) -> CountedNetwork:
     """Return counts at the shapes that a network was described at; they hold for that batch alone."""
     batch = _batch_of(record.shapes, next(iter(profiles), {}))
     return CountedNetwork(counts_of({batch: network_cost(record, group_of)}, fit_batch), (batch, batch), record.shapes)
 
 
-def _batch_range(profile: Profile) -> tuple[int, int]:
+def _batch_range(profile: ResolvedProfile) -> tuple[int, int]:
     """Return the range of the inputs' first axis, 1 to 1 if it does not vary."""
     ranges = [(shape.min[0], shape.max[0]) for shape in profile.values() if shape.min]
     varying = [(low, high) for low, high in ranges if low != high]
@@ -127,7 +128,7 @@ def _with_batch(shape: Shape, ranges: ProfileShapes | None, batch: int) -> Shape
     return (batch, *shape[1:]) if varies else shape
 
 
-def _batch_of(shapes: Mapping[str, Shape], profile: Profile) -> int:
+def _batch_of(shapes: Mapping[str, Shape], profile: ResolvedProfile) -> int:
     """Return the batch that a record was made at."""
     varying = [name for name, shape in profile.items() if shape.min and shape.min[0] != shape.max[0]]
     return shapes[varying[0]][0] if varying and varying[0] in shapes else 1

@@ -11,15 +11,16 @@ from trtkit.config.schema import DimRange
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from trtkit.config.schema import Profile, ShapeRange
+    from trtkit.config.schema import Profile
     from trtkit.network.onnx.io import TensorSpec
+    from trtkit.network.profile import ResolvedProfile
 
 Shapes = dict[str, tuple[int, ...]]
 
 
 def corner_shapes(
     inputs: Sequence[TensorSpec],
-    profiles: Sequence[Mapping[str, ShapeRange]],
+    profiles: Sequence[ResolvedProfile],
     asked: Sequence[Profile],
     random_count: int,
 ) -> Iterator[tuple[str, Shapes]]:
@@ -45,7 +46,7 @@ def corner_shapes(
 
 def _random(
     inputs: Sequence[TensorSpec],
-    profile: Mapping[str, ShapeRange],
+    profile: ResolvedProfile,
     units: Mapping[str, int],
     generator: np.random.Generator,
 ) -> Shapes:

@@ -24,7 +24,7 @@ from trtkit.verification.quantized import AGREEMENT, calibration_samples, has_ca
 from trtkit.verification.rows import paired_rows, partners
 from trtkit.verification.signal import hollow_outputs, spread
 from trtkit.verification.slices import limits_of
-from trtkit.verification.subject import open_subject, resolved_profiles
+from trtkit.verification.subject import open_subject
 from trtkit.verification.unreal import unreal_reason
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Verifier:
         self.backend = load_backend(request.backend)
         self.subject = open_subject(request, self.backend, report)
         self.config, self.inputs = self.subject.config, self.subject.inputs
-        self.profiles = resolved_profiles(request)
+        self.profiles = request.profiles
         self._engines = request.engines
         self.execution, self.reference = self.subject.execution, self.subject.reference
         self.limits = limits_of(self.subject.tolerance, self.config.verify.max_slice_error)

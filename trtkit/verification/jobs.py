@@ -8,8 +8,9 @@ from typing import Any
 
 from trtkit.bundle.manifest import ImagesRecord
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.stages import PreparedStage, Profile
+from trtkit.engine.stages import PreparedStage
 from trtkit.jobs.job import Job
+from trtkit.network.profile import ResolvedProfile
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class VerifyRequest:
     backend: str
     request: Request
     stages: tuple[PreparedStage, ...]
-    profiles: tuple[Profile, ...] = ()
+    profiles: tuple[ResolvedProfile, ...] = ()
     quantized: Path | None = None
     images: ImagesRecord | None = None
     engines: tuple[Path, ...] = ()

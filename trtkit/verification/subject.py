@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtkit.config.schema import ShapeRange
 from trtkit.dtypes import dtype_of
 from trtkit.engine.hybrids import open_hybrid
 from trtkit.engine.resolve import resolve
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.config.schema import ModelConfig
     from trtkit.engine.hybrids import OpenedHybrid
-    from trtkit.engine.profiles import ResolvedProfile
     from trtkit.jobs.events import Listener
     from trtkit.network.onnx.io import TensorSpec
     from trtkit.runtime.stages import StagesExecution
@@ -83,11 +81,3 @@ def _one_file(request: VerifyRequest, backend: Backend, report: Listener) -> Sub
     reference = choose_reference(config, request.request.against, origin)
     tolerance = max(tolerance_of(config), quantized_tolerance(config))
     return Subject(config, graph_inputs(graph), execution, reference, tolerance, onnx.path)
-
-
-def resolved_profiles(request: VerifyRequest) -> list[ResolvedProfile]:
-    """Return the profiles that shapes are checked against."""
-    return [
-        {name: ShapeRange(min=shape.min, opt=shape.opt, max=shape.max) for name, shape in profile.items()}
-        for profile in request.profiles
-    ]

@@ -13,7 +13,7 @@ from trtkit.bundle.bundle import MANIFEST, QUANTIZED, write_json
 from trtkit.engine.build_inputs import gather_inputs
 from trtkit.engine.jobs import DIGEST
 from trtkit.engine.resolve import resolve
-from trtkit.engine.stages import bundle_stages, light
+from trtkit.engine.stages import bundle_stages
 from trtkit.engine.vision_language import images_record, open_vision
 from trtkit.engine.write_stages import prepare_stages
 from trtkit.errors import SourceError, TrtkitError
@@ -68,7 +68,7 @@ def verify_bundle(bundle: Bundle, request: Request, runner: Runner) -> Json:
         backend=manifest.backend.name,
         request=request.resolved(),
         stages=stages,
-        profiles=light(manifest.profiles),
+        profiles=manifest.profiles,
         quantized=bundle.quantized_path,
         images=manifest.images,
         engines=tuple(bundle.engine_path(stage.name) for stage in stages),

@@ -8,6 +8,7 @@ from trtkit.config.schema import DimRange, ShapeRange
 from trtkit.engine.profiles import DEFAULT_BATCH, opt_dims, opt_shapes, resolve_profiles
 from trtkit.errors import ConfigError
 from trtkit.network.onnx.io import TensorSpec
+from trtkit.network.profile import ProfileShapes
 
 RANGES = (
     st.lists(st.integers(0, 4096), min_size=3, max_size=3)
@@ -64,7 +65,7 @@ def test_whole_shapes_say_the_same_as_their_dimensions(batch: DimRange, height: 
 def test_batch_may_be_left_out_and_the_assumption_is_told() -> None:
     spec = TensorSpec("x", "fp32", ("n", 3))
     resolved, said = resolve_profiles([spec], [])
-    assert resolved[0]["x"] == ShapeRange(min=(1, 3), opt=(1, 3), max=(8, 3))
+    assert resolved[0]["x"] == ProfileShapes(min=(1, 3), opt=(1, 3), max=(8, 3))
     assert said == "1 profile; n not given: [1, 1, 8] assumed"
     assert sized(1, 1, 8) == DEFAULT_BATCH
 
@@ -78,7 +79,7 @@ def test_static_model_needs_no_profile() -> None:
 def test_one_symbol_in_two_inputs_has_one_range() -> None:
     specs = [TensorSpec("ids", "int64", ("batch", "tokens")), TensorSpec("mask", "fp32", ("batch", "tokens"))]
     resolved, _ = resolve_profiles(specs, [{"batch": sized(1, 2, 4), "mask.1": sized(1, 5, 9)}])
-    assert resolved[0]["ids"] == resolved[0]["mask"] == ShapeRange(min=(1, 1), opt=(2, 5), max=(4, 9))
+    assert resolved[0]["ids"] == resolved[0]["mask"] == ProfileShapes(min=(1, 1), opt=(2, 5), max=(4, 9))
 
 
 def test_ranges_that_contradict_each_other_are_refused() -> None:
@@ -87,7 +88,7 @@ def test_ranges_that_contradict_each_other_are_refused() -> None:
         "profiles.0: dimension `batch` has different ranges: `ids.0` [1, 2, 4], `mask.0` [1, 2, 8]"
     ]
     agreeing = {"ids.0": sized(1, 2, 4), "mask.0": sized(1, 2, 4)}
-    assert resolve_profiles(specs, [agreeing])[0][0]["ids"] == ShapeRange(min=(1,), opt=(2,), max=(4,))
+    assert resolve_profiles(specs, [agreeing])[0][0]["ids"] == ProfileShapes(min=(1,), opt=(2,), max=(4,))
 
 
 def test_faults_of_all_profiles_are_found_at_once() -> None:

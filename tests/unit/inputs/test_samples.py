@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trtkit.config.schema import ModelConfig, ShapeRange
+from trtkit.config.schema import ModelConfig
 from trtkit.errors import SourceError
 from trtkit.inputs.samples import check_profiles, random_sample, read_samples, wrapped_sample
 from trtkit.network.onnx.io import TensorSpec
+from trtkit.network.profile import ProfileShapes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -158,7 +159,7 @@ def test_arrays_that_do_not_fit_are_refused(tmp_path: Path, kind: str) -> None:
 
 
 def test_shapes_outside_the_profile_are_refused_with_its_bounds() -> None:
-    profile = {"x": ShapeRange(min=(1, 3), opt=(2, 3), max=(4, 3))}
+    profile = {"x": ProfileShapes(min=(1, 3), opt=(2, 3), max=(4, 3))}
     assert refused(lambda: check_profiles(_sample(x=np.zeros((5, 3))), [profile])) == (
         "given.npz: dimension 0 of `x` is 5; the profile allows 1 to 4\n"
         "fix: give other inputs, or widen the profile and build again"
@@ -166,8 +167,8 @@ def test_shapes_outside_the_profile_are_refused_with_its_bounds() -> None:
 
 
 def test_shapes_that_no_single_profile_covers_are_refused() -> None:
-    small = {name: ShapeRange(min=(1,), opt=(1,), max=(4,)) for name in "xy"}
-    large = {name: ShapeRange(min=(5,), opt=(5,), max=(8,)) for name in "xy"}
+    small = {name: ProfileShapes(min=(1,), opt=(1,), max=(4,)) for name in "xy"}
+    large = {name: ProfileShapes(min=(5,), opt=(5,), max=(8,)) for name in "xy"}
     check_profiles(_sample(x=np.zeros(6), y=np.zeros(7)), [small, large])
     assert refused(lambda: check_profiles(_sample(x=np.zeros(2), y=np.zeros(7)), [small, large])) == (
         "given.npz: dimension 0 of `y` is 7; the profile allows 1 to 4\n"

@@ -12,12 +12,13 @@ from onnx import helper, numpy_helper
 from tests import models
 from trtkit.backends import load_backend
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.stages import OnnxFile, PreparedStage, ProfileShapes
+from trtkit.engine.stages import OnnxFile, PreparedStage
 from trtkit.errors import TrtkitError
 from trtkit.jobs.events import Phase, Verdict, ignore
 from trtkit.jobs.job import Context
 from trtkit.jobs.runner import Runner
 from trtkit.network.onnx.parse import parse_onnx
+from trtkit.network.profile import ProfileShapes
 from trtkit.reference import Executor, Options, to_array
 from trtkit.verification.compare import compare
 from trtkit.verification.job import verify

@@ -12,8 +12,8 @@ from trtkit.errors import DeployError
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.bundle.manifest import IoRecord, Manifest, StageRecord
-    from trtkit.config.schema import ShapeRange
     from trtkit.deployment.triton.options import DeployOptions
+    from trtkit.network.profile import ResolvedProfile
 
 RUNNER = "trtkit.deployment.triton.backend.tensors:TensorModel"
 _REASON = "Python backend on trtkit's runtime: the plan is for TensorRT-RTX {}, which Triton's TensorRT backend refuses"
@@ -92,7 +92,7 @@ def warm_up_shape(
     return batch, {name: shape[1:] for name, shape in full.items()}
 
 
-def opt_shapes(profile: dict[str, ShapeRange]) -> dict[str, tuple[int, ...]]:
+def opt_shapes(profile: ResolvedProfile) -> dict[str, tuple[int, ...]]:
     """Return the shapes that TensorRT tuned a profile for."""
     return {name: shape.opt for name, shape in profile.items()}
 

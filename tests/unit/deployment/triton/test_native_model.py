@@ -12,11 +12,11 @@ import pytest
 from tests.deployments import as_tensorrt, build, classifier
 from tests.hybrids import case_of, saved
 from trtkit.bundle.bundle import open_bundle
-from trtkit.config.schema import ShapeRange
 from trtkit.deployment.triton.model_config import config_text, read_config, versions
 from trtkit.deployment.triton.native_model import native_models
 from trtkit.deployment.triton.options import DeployOptions, read_options
 from trtkit.errors import DeployError
+from trtkit.network.profile import ProfileShapes, ResolvedProfile
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
@@ -56,9 +56,9 @@ def changed(bundle: Bundle, **fields: Any) -> Bundle:
     return dataclasses.replace(bundle, manifest=bundle.manifest.model_copy(update=fields))
 
 
-def images(low: int, opt: int, high: int, *rest: int) -> dict[str, ShapeRange]:
+def images(low: int, opt: int, high: int, *rest: int) -> ResolvedProfile:
     sizes = rest or (3, 16, 16)
-    return {"images": ShapeRange(min=(low, *sizes), opt=(opt, *sizes), max=(high, *sizes))}
+    return {"images": ProfileShapes(min=(low, *sizes), opt=(opt, *sizes), max=(high, *sizes))}
 
 
 def check_golden(found: str, name: str) -> None:
