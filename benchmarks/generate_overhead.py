@@ -9,6 +9,8 @@ import torch
 from transformers.generation import logits_process
 
 from benchmarks.measure import interleaved, seconds, summary
+from trtkit.network.input_spec import Axis, InputSpec
+from trtkit.runtime.decoder import KvCache
 from trtkit.runtime.generation import Engine, Request
 from trtkit.runtime.sampling.params import SamplingParams
 from trtkit.runtime.sampling.settings import Settings, Vocabulary
@@ -41,6 +43,8 @@ class Nothing:
     has_all_logits, description = False, "nothing"
 
     def __init__(self) -> None:
+        shape = Axis("batch"), Axis("key_value_heads", 1), Axis("cached_tokens", self.max_length), Axis("head_dim", 1)
+        self.cache = KvCache([InputSpec("past", "fp32", shape, "cache")], SLOTS, lambda _: torch.float32)
         self.logits = torch.randn(SLOTS, VOCABULARY, generator=torch.Generator().manual_seed(0))
 
     def forward(self, call: Call) -> torch.Tensor:
@@ -49,8 +53,6 @@ class Nothing:
     def layer_seconds(self, call: Call) -> dict[str, float]:  # noqa: ARG002  # a protocol's name
         """Return nothing: there are no layers."""
         return {}
-
-    def copy(self, source: int, target: int, tokens: slice) -> None: ...
 
     def close(self) -> None: ...
 

@@ -1,6 +1,7 @@
 """Decoder-only LLMs on TensorRT or on the reference executor."""
 
 from trtkit.runtime.decoder.call import Call, DecoderExecution
+from trtkit.runtime.decoder.kv_cache import KvCache, SavedSequence
 from trtkit.runtime.decoder.network import DecoderNetwork, bundle_network, config_network, decoder_network
 from trtkit.runtime.decoder.open import Runtime, open_execution, runs_on_gpu
 from trtkit.runtime.decoder.reference import ReferenceDecoder
@@ -9,8 +10,10 @@ __all__ = [
     "Call",
     "DecoderExecution",
     "DecoderNetwork",
+    "KvCache",
     "ReferenceDecoder",
     "Runtime",
+    "SavedSequence",
     "bundle_network",
     "config_network",
     "decoder_network",

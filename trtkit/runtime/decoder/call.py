@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from trtkit.runtime.decoder.kv_cache import KvCache
     from trtkit.runtime.sequences import Ints
     from trtkit.runtime.soft_tokens import SoftTokens
 
@@ -87,10 +88,11 @@ class Call:
 class DecoderExecution(Protocol):
     """A decoder's network with KV caches of `slots` sequences.
 
-    max_length: T, tokens a slot holds. max_prefill_length: the most new tokens of one row in one call.
-    description: what computes, for people.
+    cache: their memory. max_length: T, tokens a slot holds. max_prefill_length: the most new tokens of one row in one
+    call. description: what computes, for people.
     """
 
+    cache: KvCache
     slots: int
     max_length: int
     max_prefill_length: int
@@ -107,10 +109,6 @@ class DecoderExecution(Protocol):
 
     def layer_seconds(self, call: Call) -> dict[str, float]:
         """Run new tokens; return how long each layer took, in the order they ran."""
-        ...
-
-    def copy(self, source: int, target: int, tokens: slice) -> None:
-        """Copy cached tokens of slot `source` to slot `target`."""
         ...
 
     def close(self) -> None:

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trtkit.dtypes import from_tensorrt
+from trtkit.dtypes import DTYPES
 from trtkit.engine.decoders import llm_options
 from trtkit.errors import GenerationError
 from trtkit.runtime.decoder.embeddings import bundle_embeddings
+from trtkit.runtime.decoder.kv_cache import KvCache
 from trtkit.runtime.decoder.runtime_cache import context_with_cache, save_cache
 from trtkit.runtime.layer_profiler import layer_profiler
 
 if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.bundle.bundle import Bundle
+    from trtkit.network.input_spec import InputSpec
     from trtkit.runtime.decoder.call import Call
 
 _PREFILL, _DECODE = 0, 1  # the engine's profiles, in the order that `decoder_profiles` gives them
@@ -78,27 +80,20 @@ class EngineDecoder:
             context.profiler = None
         return dict(profiler.seconds)
 
-    def copy(self, source: int, target: int, tokens: slice) -> None:
-        """Copy cached tokens between slots."""
-        with torch.cuda.stream(self._stream):
-            for cache in self._caches.values():
-                cache[target, :, tokens].copy_(cache[source, :, tokens])
-
     def close(self) -> None:
         """Keep what was compiled for this GPU for the next start, and give the memory back."""
         save_cache(self._runtime_cache, self._bundle)
         self._graphs.clear()
-        self._caches.clear()
+        self.cache.close()
 
     def _allocate(self, slots: int) -> None:
         """Make the device buffers: one for each small input, each cache and the logits."""
-        names = [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
-        is_input = self._trt.TensorIOMode.INPUT
-        inputs = [name for name in names if self._engine.get_tensor_mode(name) == is_input]
+        specs = [record.spec for record in self._bundle.manifest.stages[-1].inputs]
         tokens = max(slots * self.max_prefill_length, slots)
-        self._caches = {name: self._cache(name, slots) for name in inputs if name.startswith("past_")}
+        self.cache = KvCache(specs, slots, _dtype, self._stream)
         self._new = self._appended(tokens)
-        self._inputs = {name: self._buffer(name, tokens) for name in inputs if name not in self._caches}
+        self._specs = [spec for spec in specs if spec.feeder != "cache"]
+        self._inputs = {spec.name: self._buffer(spec, tokens) for spec in self._specs}
         self.vocab_size = int(self._engine.get_tensor_shape("logits")[-1])
         rows = tokens if self.has_all_logits else slots
         self._logits = torch.empty(rows, self.vocab_size, dtype=torch.float32, device="cuda")
@@ -110,10 +105,10 @@ class EngineDecoder:
 
     def _appended(self, tokens: int) -> dict[str, torch.Tensor]:
         """Return room for the new keys and values that engines with caches in eight bits give; for others none."""
-        eight_bits = [name for name in self._caches if self._dtype(name).itemsize == 1]
-        sizes = {name: self._caches[name].shape[1] * self._caches[name].shape[3] for name in eight_bits}
+        eight_bits = [spec for spec in self.cache.specs if _dtype(spec).itemsize == 1]
+        sizes = {spec.name: spec.size_of("key_value_heads") * spec.size_of("head_dim") for spec in eight_bits}
         return {
-            name: torch.zeros(tokens * size, dtype=self._dtype(name), device="cuda") for name, size in sizes.items()
+            spec.name: torch.zeros(tokens * sizes[spec.name], dtype=_dtype(spec), device="cuda") for spec in eight_bits
         }
 
     def _feed(self, call: Call) -> dict[str, torch.Tensor]:
@@ -125,19 +120,10 @@ class EngineDecoder:
             feed["inputs_embeds"] = self._embeddings.inputs(call)
         return feed
 
-    def _dtype(self, name: str) -> torch.dtype:
-        found: torch.dtype = getattr(torch, from_tensorrt(self._engine.get_tensor_dtype(name).name).torch)
-        return found
-
-    def _buffer(self, name: str, tokens: int) -> torch.Tensor:
+    def _buffer(self, spec: InputSpec, tokens: int) -> torch.Tensor:
         """Return room for an input of up to `tokens` tokens."""
-        static = math.prod(size for size in self._engine.get_tensor_shape(name) if size > 0)
-        return torch.zeros(tokens * static, dtype=self._dtype(name), device="cuda")
-
-    def _cache(self, name: str, slots: int) -> torch.Tensor:
-        """Return an empty cache [slots, K, T, H]."""
-        shape = tuple(self._engine.get_tensor_shape(name))[1:]
-        return torch.zeros(slots, *shape, dtype=self._dtype(name), device="cuda")
+        static = math.prod(size for size in spec.shape if size > 0)
+        return torch.zeros(tokens * static, dtype=_dtype(spec), device="cuda")
 
     def _decode_graph(self, rows: int) -> torch.cuda.CUDAGraph:
         """Return the CUDA graph of a decode step of slots 0 to `rows`, captured at its first use."""
@@ -152,16 +138,15 @@ class EngineDecoder:
 
     def _enqueue(self, context: Any, first: int, rows: int, size: int) -> None:
         """Give the context its shapes and addresses, and run it on the stream."""
-        for name, buffer in self._inputs.items():
-            dynamic = iter((rows, size))  # an input's sizes at run time are the batch, then the new tokens
-            shape = tuple(next(dynamic) if axis < 0 else axis for axis in self._engine.get_tensor_shape(name))
-            context.set_input_shape(name, shape)
-            context.set_tensor_address(name, buffer.data_ptr())
-        for name, cache in self._caches.items():
-            context.set_input_shape(name, (rows, *cache.shape[1:]))
-            context.set_tensor_address(name, cache[first].data_ptr())
-            present = self._new.get(name, cache[first])
-            context.set_tensor_address(name.replace("past_", "present_", 1), present.data_ptr())
+        for spec in self._specs:
+            context.set_input_shape(spec.name, spec.shape_at({"batch": rows, "new_tokens": size}))
+            context.set_tensor_address(spec.name, self._inputs[spec.name].data_ptr())
+        caches = self.cache.view(slice(first, first + rows))
+        for spec in self.cache.specs:
+            cache = caches[spec.name]
+            context.set_input_shape(spec.name, tuple(cache.shape))
+            context.set_tensor_address(spec.name, cache.data_ptr())
+            context.set_tensor_address(spec.updated, self._new.get(spec.name, cache).data_ptr())
         context.set_tensor_address("logits", self._logits.data_ptr())
         if not context.execute_async_v3(self._stream.cuda_stream):
             raise GenerationError("TensorRT could not run the engine", fix="its log says why")
@@ -169,12 +154,16 @@ class EngineDecoder:
             self._append(first, rows, size)
 
     def _append(self, first: int, rows: int, size: int) -> None:
-        """Write new keys and values behind those of each slot; places come from the device, as CUDA graphs need."""
-        starts = self._inputs["write_indices"][:rows].long()
-        places = starts[:, None] + torch.arange(size, device="cuda")  # [R, S]
-        slots = torch.arange(first, first + rows, device="cuda")[:, None, None]
-        for name, cache in self._caches.items():
-            heads, head_dim = cache.shape[1], cache.shape[3]
-            new = self._new[name][: rows * heads * size * head_dim].view(rows, heads, size, head_dim)
-            head = torch.arange(heads, device="cuda")[None, :, None]
-            cache.view(torch.int8)[slots, head, places[:, None, :]] = new.view(torch.int8)
+        """Write new keys and values behind those of each slot."""
+        shapes = {
+            spec.name: (rows, spec.size_of("key_value_heads"), size, spec.size_of("head_dim"))
+            for spec in self.cache.specs
+        }
+        new = {name: self._new[name][: math.prod(shape)].view(shape) for name, shape in shapes.items()}
+        self.cache.append(first, self._inputs["write_indices"][:rows].long(), new)
+
+
+def _dtype(spec: InputSpec) -> torch.dtype:
+    """Return the type of an input in torch."""
+    dtype: torch.dtype = getattr(torch, DTYPES[spec.dtype].torch)
+    return dtype

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trtkit.dtypes import DTYPES
 from trtkit.reference import Executor, Options
 from trtkit.reference.precision import Precision
+from trtkit.runtime.decoder.kv_cache import KvCache
 
 if TYPE_CHECKING:
     from trtkit.runtime.decoder.call import Call
@@ -25,11 +27,10 @@ class ReferenceDecoder:
         self._network = network  # its graph owns the weights
         self._executor = Executor(network.backend, network.graph.network, options)
         self._names = {spec.name for spec in self._executor.inputs}
-        specs = [spec for spec in self._executor.inputs if spec.name.startswith("past_")]
         hold = Precision(widen).storage
-        self._caches = {spec.name: torch.zeros(slots, *spec.shape[1:], dtype=hold(spec.dtype)) for spec in specs}
+        self.cache = KvCache(network.graph.inputs, slots, lambda spec: hold(DTYPES[spec.dtype]))
         self._appends = network.kv_cache is not None
-        self.slots, self.max_length = slots, specs[0].shape[2]
+        self.slots, self.max_length = slots, self.cache.max_length
         self.vocab_size, self.has_all_logits = network.vocab_size, network.has_all_logits
         self.max_prefill_length = network.max_prefill_length
         backend = network.backend
@@ -39,7 +40,8 @@ class ReferenceDecoder:
         """Run new tokens; see DecoderExecution."""
         found = self._executor.run(self.inputs(call))
         if self._appends:
-            self._write(call, found)
+            new = {spec.name: found[spec.updated] for spec in self.cache.specs}
+            self.cache.append(call.first_slot, torch.from_numpy(call.starts), new)
         return found["logits"].float()
 
     def layer_seconds(self, call: Call) -> dict[str, float]:
@@ -54,21 +56,8 @@ class ReferenceDecoder:
             feed["rope_position_ids"] = call.rope_position_ids()
         if self._network.embeddings is not None:
             feed["inputs_embeds"] = self._network.embeddings.inputs(call)
-        return feed | {name: cache[call.rows] for name, cache in self._caches.items()}
-
-    def _write(self, call: Call, found: dict[str, Any]) -> None:
-        """Write new keys and values [R, K, S, H] into the caches, each row at its own start."""
-        size = call.ids.shape[1]
-        for name, cache in self._caches.items():
-            new = found[name.replace("past_", "present_", 1)]
-            for row, start in enumerate(call.starts):
-                cache[call.first_slot + row, :, start : start + size] = new[row]
-
-    def copy(self, source: int, target: int, tokens: slice) -> None:
-        """Copy cached tokens between slots."""
-        for cache in self._caches.values():
-            cache[target, :, tokens] = cache[source, :, tokens]
+        return feed | self.cache.view(call.rows)
 
     def close(self) -> None:
         """Forget the caches."""
-        self._caches.clear()
+        self.cache.close()

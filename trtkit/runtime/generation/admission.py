@@ -75,8 +75,8 @@ def _admit(state: State, request: Request, min_shared_tokens: int) -> None:
     source, common = (0, 0) if is_whole else slots.shared_prefix(ids, request.soft)
     common = common if common >= min_shared_tokens else 0
     slot = slots.take(source, common)
-    if common and slot != source:
-        state.execution.copy(source, slot, slice(0, common))
+    if common:
+        state.execution.cache.share(source, slot, common)
     slots.cached[slot] = common
     slots.sequences.start(slot, prompt, request.generated, request.soft)
     state.sampler.admit(slot, request.settings)

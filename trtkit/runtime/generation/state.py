@@ -54,7 +54,7 @@ class State:
         known = min(length, int(slots.cached[target]))
         is_other = tokens[source, :known] != tokens[target, :known]
         start = int(is_other.argmax()) if is_other.any() else known
-        self.execution.copy(source, target, slice(start, length))
+        self.execution.cache.copy(source, target, slice(start, length))
         slots.sequences.copy(source, target)
         slots.cached[target] = length
         self.sampler.copy(source, target)

@@ -1,0 +1,116 @@
+"""Caches of sequences: copied, shared, appended to, saved on the host and loaded elsewhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests.generation import LENGTH, decoder
+from trtkit.errors import ExecutionError
+from trtkit.network.input_spec import BATCH, Axis, InputSpec
+from trtkit.runtime.decoder import Call, KvCache, ReferenceDecoder, SavedSequence
+
+PROMPT = [5, 17, 3, 66, 21, 9, 9, 40, 12, 33, 7]
+SHAPES = {"past_key_0": (2, 4), "past_value_0": (2, 4), "past_key_1": (1, 6)}
+
+
+def cache(dtype: torch.dtype = torch.float32, slots: int = 3) -> KvCache:
+    """Return caches of layers that differ, every element another."""
+    specs = [
+        InputSpec(
+            name,
+            "fp32",
+            (BATCH, Axis("key_value_heads", heads), Axis("cached_tokens", 8), Axis("head_dim", size)),
+            "cache",
+        )
+        for name, (heads, size) in SHAPES.items()
+    ]
+    made = KvCache([InputSpec("input_ids", "int32", (BATCH,), "request"), *specs], slots, lambda _: dtype)
+    for array in made.view(slice(0, slots)).values():
+        array.copy_(torch.arange(array.numel()).view(array.shape) % 100)
+    return made
+
+
+def contents(held: KvCache) -> dict[str, torch.Tensor]:
+    return {name: array.clone() for name, array in held.view(slice(0, held.slots)).items()}
+
+
+def greedy(model: ReferenceDecoder, slot: int, start: int, ids: list[int], count: int) -> list[int]:
+    """Read `ids` behind `start` tokens of a slot, then return the `count` most likely tokens."""
+    tokens: list[int] = []
+    while len(tokens) < count:
+        call = Call(slot, np.array([ids]), np.array([start]), np.array([len(ids)]))
+        start += len(ids)
+        ids = [int(model.forward(call)[0].argmax())]
+        tokens += ids
+    return tokens
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "qwen3"])
+def test_a_sequence_that_was_saved_goes_on_elsewhere_with_the_same_tokens(model_type: str) -> None:
+    first, second = decoder(model_type, 2), decoder(model_type, 4)
+    start = greedy(first, 1, 0, PROMPT, 5)
+    known = len(PROMPT) + 4  # the last token is not cached yet
+    saved = first.cache.save(1, known)
+    want = greedy(first, 1, known, start[-1:], 12)
+    greedy(second, 3, 0, PROMPT[::-1], 20)  # what was there before does not matter
+    second.cache.load(3, saved)
+    assert greedy(second, 3, known, start[-1:], 12) == want
+    assert len(set(want)) > 1
+
+
+def test_what_was_saved_is_a_copy() -> None:
+    held = cache()
+    before, saved = contents(held), held.save(1, 5)
+    held.copy(0, 1, slice(0, 8))
+    assert all(torch.equal(array, before[name][1, :, :5]) for name, array in saved.arrays.items())
+    held.load(2, saved)
+    after = contents(held)
+    for name, array in before.items():
+        assert torch.equal(after[name][2, :, :5], array[1, :, :5])
+        assert torch.equal(after[name][2, :, 5:], array[2, :, 5:])
+        assert torch.equal(after[name][0], array[0])
+
+
+def test_copies_are_of_the_tokens_alone() -> None:
+    held = cache()
+    before = contents(held)
+    held.copy(2, 0, slice(3, 6))
+    held.share(2, 1, 4)
+    held.share(2, 2, 4)
+    after = contents(held)
+    for name, array in before.items():
+        assert torch.equal(after[name][0], torch.cat([array[0, :, :3], array[2, :, 3:6], array[0, :, 6:]], 1))
+        assert torch.equal(after[name][1], torch.cat([array[2, :, :4], array[1, :, 4:]], 1))
+        assert torch.equal(after[name][2], array[2])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, torch.float8_e4m3fn], ids=str)
+def test_new_tokens_are_written_at_each_rows_start(dtype: torch.dtype) -> None:
+    held, starts = cache(dtype), [5, 0]
+    before = contents(held)
+    new = {name: (-torch.ones(2, heads, 3, size)).to(dtype) for name, (heads, size) in SHAPES.items()}
+    held.append(1, torch.tensor(starts), new)
+    after = contents(held)
+    for name, array in before.items():
+        want = array.float()
+        for row, start in enumerate(starts):
+            want[1 + row, :, start : start + 3] = -1
+        assert torch.equal(after[name].float(), want)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    held, saved = cache(), cache(torch.float16).save(0, 3)
+    with pytest.raises(ExecutionError, match=r"KV cache: 9 tokens do not fit a slot of 8"):
+        held.save(0, 9)
+    with pytest.raises(ExecutionError, match=r"`past_key_0` is \[2, 3, 4\] in torch.float16, the model's is"):
+        held.load(0, saved)
+    short = SavedSequence(2, {name: array.float() for name, array in saved.arrays.items()})
+    with pytest.raises(ExecutionError, match=r"is \[2, 3, 4\] in torch.float32, the model's is \[2, 2, 4\]"):
+        held.load(0, short)
+    other = SavedSequence(3, {"past_key_0": saved.arrays["past_key_0"]})
+    with pytest.raises(ExecutionError, match="the saved sequence has 1 caches, the model 3"):
+        held.load(0, other)
+    with pytest.raises(ExecutionError, match=f"65 tokens do not fit a slot of {LENGTH}"):
+        decoder(slots=1).cache.load(0, SavedSequence(65, {}))
