@@ -23,9 +23,9 @@ import torch
 from benchmarks.measure import RESULTS, write, write_between
 from trtkit.config.load import load_config
 from trtkit.engine.build import build_bundle
+from trtkit.engine.quantize import quantize_model
 from trtkit.jobs.runner import ChildRunner
 from trtkit.quantization.jobs import ScoringRequest
-from trtkit.quantization.run import quantize_model
 from trtkit.runtime.decoder import Call, ReferenceDecoder, bundle_network
 from trtkit.sources.huggingface.model import encoder
 from trtkit.sources.package_file import resolve
@@ -111,7 +111,7 @@ def perplexities(bundle: Bundle) -> dict[str, float]:
 
 def encoder_of(bundle: Bundle) -> Any:
     """Return the bundle's tokenizer."""
-    from trtkit.engine.decoders import open_decoder_source
+    from trtkit.sources.decoder_source import open_decoder_source
 
     return encoder(open_decoder_source(bundle.manifest.config.source))
 

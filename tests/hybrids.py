@@ -14,8 +14,8 @@ from trtkit.config.schema import ModelConfig
 from trtkit.engine.hybrids import open_hybrid
 from trtkit.engine.jobs import PrepareRequest
 from trtkit.engine.prepare import prepare
-from trtkit.engine.resolve import resolve
 from trtkit.jobs.job import Context
+from trtkit.resolve import resolve
 from trtkit.runtime.stages import StagesExecution, reference_stages
 
 if TYPE_CHECKING:

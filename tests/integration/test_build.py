@@ -60,8 +60,10 @@ def test_two_lines_make_a_whole_bundle(workspace: Path, build: Callable[..., Any
     assert (manifest["name"], manifest["schema_version"]) == ("m", 3)
     assert manifest["backend"] == {"name": "tensorrt_rtx", "version": load_backend("tensorrt_rtx").version}
     assert manifest["tools"]["trtkit"] == __version__
-    assert manifest["inputs"] == [{"name": "images", "dtype": "fp32", "shape": [-1, 3, 16, 16]}]
-    assert manifest["outputs"] == [{"name": "logits", "dtype": "fp32", "shape": [-1, 5]}]
+    images, logits = (manifest[kind][0] for kind in ("inputs", "outputs"))
+    assert (images["name"], images["dtype"], images["shape"]) == ("images", "fp32", [-1, 3, 16, 16])
+    assert (logits["name"], logits["dtype"], logits["shape"]) == ("logits", "fp32", [-1, 5])
+    assert images["feeder"] == "request"
     shapes = {"min": [1, 3, 16, 16], "opt": [1, 3, 16, 16], "max": [8, 3, 16, 16]}
     assert manifest["profiles"] == [{"images": shapes}]
     assert manifest["totals"]["weight_bytes"]["fp32"] == 4 * (8 * 3 * 9 + 5 * 8 + 5)

@@ -13,7 +13,7 @@ from tests.generation import settings
 from trtkit.config import load_config
 from trtkit.config.schema import LlmOptions
 from trtkit.engine.decoders import OpenedDecoder, open_decoder
-from trtkit.engine.resolve import resolve
+from trtkit.resolve import resolve
 from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
 from trtkit.runtime.generation import Engine, EngineOptions, LookupProposer, Request
 from trtkit.verification.decoder_reference import TransformersReference

@@ -13,7 +13,7 @@ import torch
 from benchmarks.quantize_agreement import QUIET, executed, faked, quantized
 from tests import tiny_llm
 from trtkit.config.load import load_config
-from trtkit.engine.decoders import open_decoder_source
+from trtkit.sources.decoder_source import open_decoder_source
 from trtkit.sources.huggingface.model import encoder
 from trtkit.verification.perplexity import mean_loss
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from tests import tiny_llm
 from trtkit.config.load import load_config
+from trtkit.engine.quantize import quantize_model
 from trtkit.jobs.runner import new_runner
-from trtkit.quantization.run import quantize_model
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.runtime.decoder import Call, ReferenceDecoder, config_network
 from trtkit.sources.decoder_source import open_hf_folder

@@ -14,12 +14,12 @@ from tests.decoders import relative_rms, rtx
 from tests.tiny_vlm import VLMS, Vlm, bundle_of, folder_of, picture
 from trtkit.config.load import load_config
 from trtkit.engine.decoders import open_decoder
-from trtkit.engine.resolve import resolve
+from trtkit.engine.tower_data import measured_on_arrays
 from trtkit.engine.vision_language import open_vision
 from trtkit.jobs.job import Context
-from trtkit.quantization.by_part.tower import measured_on_arrays
 from trtkit.quantization.jobs import QuantizeRequest
 from trtkit.quantization.llm.job import quantize_llm
+from trtkit.resolve import resolve
 from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
 from trtkit.sources.decoder_source import open_hf_folder
 from trtkit.verification.dequantized import wrapped_folder

@@ -12,8 +12,8 @@ from trtkit.benchmarking.ceiling import CPU, GPU
 from trtkit.benchmarking.provenance import verification
 from trtkit.bundle.bundle import is_bundle, open_bundle
 from trtkit.engine.hybrids import open_hybrid
-from trtkit.engine.resolve import resolve
 from trtkit.errors import BenchError, SourceError, TrtkitError
+from trtkit.resolve import resolve
 from trtkit.runtime.model import open_model
 from trtkit.verification.hybrid_reference import HybridReference
 from trtkit.verification.references import (

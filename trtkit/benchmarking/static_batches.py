@@ -11,7 +11,7 @@ from trtkit.benchmarking.load import WallClock
 from trtkit.benchmarking.records import Record
 from trtkit.benchmarking.text_server import Served
 from trtkit.dtypes import DTYPES
-from trtkit.engine.decoders import open_decoder_source
+from trtkit.sources.decoder_source import open_decoder_source
 from trtkit.verification.decoder_reference import TransformersReference
 
 if TYPE_CHECKING:

@@ -96,8 +96,8 @@ def command(
     other source; their loss is measured on the network itself by `trtkit verify` and `trtkit eval`, without a GPU.
     """
     from trtkit.cli.progress import show_progress
+    from trtkit.engine.quantize import quantize_model
     from trtkit.quantization.jobs import ScoringRequest
-    from trtkit.quantization.run import quantize_model
 
     check_outputs(write, html)
     asked = {"method": method, "block": block, "kv_cache": kv_cache, "calibration.data": calib}

@@ -11,9 +11,9 @@ from trtkit.config.targets import Target, load_target
 from trtkit.engine import cache
 from trtkit.engine.jobs import DIGEST
 from trtkit.engine.plugins import uses_plugins
-from trtkit.engine.resolve import resolve
 from trtkit.models.model import VISION
 from trtkit.quantization.by_part.choice import check_names
+from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig

@@ -11,12 +11,12 @@ from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import decoder_profiles, decoder_size, head_note, llm_options, open_decoder, rope_note
 from trtkit.engine.embeddings import embedding_table, write_embeddings
 from trtkit.engine.reported import Reported
-from trtkit.engine.resolve import resolve
 from trtkit.engine.room import Load, check_room
 from trtkit.engine.stages import WrittenNetwork
 from trtkit.jobs.events import Phase
 from trtkit.jobs.steps import Steps
 from trtkit.network.graph import Graph
+from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,16 +12,15 @@ from trtkit.engine.stages import DecoderSize
 from trtkit.errors import ConfigError, Problem
 from trtkit.models.registry import decoder_spec
 from trtkit.models.rope import original_length
-from trtkit.models.weights import find_weights, model_weights, with_stored_head
+from trtkit.models.weights import find_weights, model_weights, stored_spec
 from trtkit.network.decoder import DecoderOptions, build_decoder
 from trtkit.network.profile import ProfileShapes
-from trtkit.sources import decoder_source, package_file
+from trtkit.sources import decoder_source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from trtkit.config.schema import Source
     from trtkit.models.model import Model
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.graph import Graph
@@ -76,29 +75,13 @@ def open_config_source(config: ModelConfig, quantized: Path | None = None) -> De
     if keeps and config.source.gguf is None:
         what = "`as_stored` is for GGUF files; checkpoints of other kinds that are quantized stay so by themselves"
         raise ConfigError("the config does not fit its source", [Problem(what, "quantize.method", "remove `quantize`")])
-    return open_decoder_source(config.source, keep_quantized=keeps)
+    return decoder_source.open_decoder_source(config.source, keep_quantized=keeps)
 
 
 def makes_checkpoint(config: ModelConfig) -> bool:
     """Whether building an LLM begins with quantizing it."""
     options = config.quantize
     return options is not None and not options.is_idle and not options.keeps_stored
-
-
-def open_decoder_source(source: Source, *, keep_quantized: bool = False) -> DecoderSource:
-    """Open the config, weights and tokenizer of a decoder-only LLM. keep_quantized: layers of GGUF files stay so."""
-    if source.gguf is not None:
-        path = package_file.resolve(source.gguf, source.requires)
-        return decoder_source.open_gguf(path, keep_quantized=keep_quantized)
-    if source.trtllm is not None:
-        return decoder_source.open_trtllm(package_file.resolve(source.trtllm))
-    assert source.hf is not None
-    return decoder_source.open_hf_folder(package_file.resolve(source.hf))
-
-
-def opened_spec(opened: DecoderSource) -> DecoderSpec:
-    """Return a source's spec, with the head that its checkpoint holds. Raises SourceError, ProblemsError."""
-    return with_stored_head(decoder_spec(opened.config, opened.where), opened.checkpoint)
 
 
 def head_note(spec: DecoderSpec, opened: DecoderSource) -> str:
@@ -126,7 +109,7 @@ def rope_note(spec: DecoderSpec, options: LlmOptions) -> str:
 
 def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
     """Return the model's spec. Raises ConfigError for a slot that is longer than the model's positions."""
-    spec = opened_spec(opened)
+    spec = stored_spec(opened.config, opened.where, opened.checkpoint)
     length, limit = llm_options(config).max_sequence_length, spec.max_position_embeddings
     if limit and length > limit:
         what = f"{length} is above the model's `max_position_embeddings`, {limit}"

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.stages import Prepared, StageRequest, StageResult
+from trtkit.jobs.events import Step
 from trtkit.jobs.job import Job
+from trtkit.quantization.jobs import QuantizeRequest
 from trtkit.sources.digest import SourceFile
 
 
@@ -36,8 +38,19 @@ class DiagnoseRequest:
     onnx: Path
 
 
+@dataclass(frozen=True)
+class QuantizedVision:
+    """A quantized ONNX file: its nodes, and how many activations and weights are quantized."""
+
+    steps: tuple[Step, ...]
+    nodes: int
+    activations: int
+    weights: int
+
+
 DIGEST = Job("trtkit.engine.digest:digest", ModelConfig, Digests, activity="reading the model")
 PREPARE = Job("trtkit.engine.prepare:prepare", PrepareRequest, Prepared, activity="reading the model")
 BUILD_STAGE = Job("trtkit.engine.stage_job:build_stage", StageRequest, StageResult, uses_tensorrt=True)
 # It parses too, but only to explain what another job has refused: its own crash is not explained.
 DIAGNOSE = Job("trtkit.engine.diagnose:diagnose", DiagnoseRequest, type(None))
+QUANTIZE_VISION = Job("trtkit.engine.quantize_vision:quantize_vision", QuantizeRequest, QuantizedVision)

@@ -9,12 +9,12 @@ from trtkit.dtypes import dtype_of
 from trtkit.engine.hybrids import open_hybrid
 from trtkit.engine.plugins import register_plugins
 from trtkit.engine.reported import Reported
-from trtkit.engine.resolve import resolve
 from trtkit.engine.stages import WrittenNetwork
 from trtkit.jobs.events import Phase
 from trtkit.jobs.job import Context
 from trtkit.models.hybrids.weights import find_part_weights
 from trtkit.network.hybrid import Material, StageNetwork, write_stage
+from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.engine.plugins import write_plugins
 from trtkit.engine.profiles import opt_dims, opt_shapes, resolve_profiles, small_shapes
-from trtkit.engine.resolve import resolve
 from trtkit.engine.stages import OnnxFile, Prepared, PreparedStage
 from trtkit.errors import ConfigError
 from trtkit.jobs.events import Phase
@@ -16,6 +15,7 @@ from trtkit.network.onnx import autocast, care, custom_ops, folding, function, r
 from trtkit.network.onnx.io import graph_inputs, save_model
 from trtkit.network.onnx.limits import check_size, check_vectors
 from trtkit.quantization.vision.model import Place, quantized
+from trtkit.resolve import resolve
 from trtkit.sources import onnx_file, package_file
 from trtkit.sources.huggingface import vision
 from trtkit.sources.torch import attempts, export

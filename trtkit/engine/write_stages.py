@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING
 from trtkit.backends import BACKENDS
 from trtkit.bundle.bundle import QUANTIZED
 from trtkit.dtypes import dtype_of
-from trtkit.engine.decoders import checked_spec, makes_checkpoint, open_decoder_source
+from trtkit.engine.decoders import checked_spec, makes_checkpoint
 from trtkit.engine.hybrids import open_hybrid
 from trtkit.engine.jobs import PREPARE, PrepareRequest
 from trtkit.engine.parsing import run_stage
 from trtkit.engine.room import Load, check_room, hybrid_load
 from trtkit.engine.stages import PlanOptions, Prepared, PreparedStage, StageRequest, StageResult
+from trtkit.engine.tower_data import measured_on_arrays
 from trtkit.engine.vision_language import PROCESSOR_FILES, open_vision
 from trtkit.errors import ConfigError, QuantizeError
 from trtkit.models.model import VISION
 from trtkit.models.weights import model_weights
 from trtkit.network.targets import check_named_types
-from trtkit.quantization.by_part.tower import measured_on_arrays
 from trtkit.quantization.jobs import QUANTIZE_LLM, QuantizeRequest
 from trtkit.quantization.target import check_quantization
 from trtkit.quantization_methods import METHODS
+from trtkit.sources.decoder_source import open_decoder_source
 from trtkit.sources.safetensors_folder import read_folder
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from trtkit.errors import Problem, ProblemsError
+from trtkit.models.registry import decoder_spec
 from trtkit.models.spec import AttentionSpec, DecoderSpec, MlpSpec, MoeSpec, NormSpec
 
 Shape = tuple[int, ...]
@@ -57,6 +58,11 @@ class WeightArrays(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def stored_spec(fields: Mapping[str, Any], where: str, source: Mapping[str, Any]) -> DecoderSpec:
+    """Return the spec of a config.json, with the head that its checkpoint holds. Raises SourceError, ProblemsError."""
+    return with_stored_head(decoder_spec(fields, where), source)
 
 
 def with_stored_head(spec: DecoderSpec, source: Mapping[str, Any]) -> DecoderSpec:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import load_backend
 from trtkit.engine.decoders import network_options
-from trtkit.engine.resolve import resolve
 from trtkit.jobs.events import Phase
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import model_weights
@@ -27,6 +26,7 @@ from trtkit.planning.quantized_record import as_quantized, read_bytes
 from trtkit.planning.traffic import network_cost
 from trtkit.quantization.llm.choice import linear_layers
 from trtkit.quantized_model import QuantizedModel
+from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

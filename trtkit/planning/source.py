@@ -18,9 +18,10 @@ from trtkit.config.load import config_for_onnx, find_config, load_config, shippe
 from trtkit.config.overrides import apply_override, parse_override
 from trtkit.config.schema import ModelConfig
 from trtkit.config.targets import load_target
-from trtkit.engine.decoders import llm_options, open_decoder_source
-from trtkit.engine.resolve import resolve
+from trtkit.engine.decoders import llm_options
 from trtkit.errors import ConfigError, PlanError, SourceError
+from trtkit.resolve import resolve
+from trtkit.sources.decoder_source import open_decoder_source
 from trtkit.sources.huggingface.wrapped_config import text_fields
 from trtkit.sources.safetensors_folder import read_json
 

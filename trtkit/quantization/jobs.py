@@ -50,16 +50,6 @@ class QuantizedLlm:
 
 
 @dataclass(frozen=True)
-class QuantizedVision:
-    """A quantized ONNX file: its nodes, and how many activations and weights are quantized."""
-
-    steps: tuple[Step, ...]
-    nodes: int
-    activations: int
-    weights: int
-
-
-@dataclass(frozen=True)
 class TargetRequest:
     """A config whose types a target may not compute in. fallback: the method of layers that a budget leaves."""
 
@@ -72,4 +62,3 @@ class TargetRequest:
 
 CHECK_TARGET = Job("trtkit.quantization.check:check_target", TargetRequest, type(None))
 QUANTIZE_LLM = Job("trtkit.quantization.llm.job:quantize_llm", QuantizeRequest, QuantizedLlm)
-QUANTIZE_VISION = Job("trtkit.quantization.vision.job:quantize_vision", QuantizeRequest, QuantizedVision)

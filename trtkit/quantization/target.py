@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.engine.resolve import resolve
 from trtkit.quantization.jobs import CHECK_TARGET, TargetRequest
+from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig

@@ -11,11 +11,11 @@ import numpy as np
 from trtkit.backends import load_backend
 from trtkit.bundle.bundle import check_file, open_bundle
 from trtkit.engine.hybrids import open_hybrid
-from trtkit.engine.resolve import resolve
 from trtkit.engine.stages import bundle_stages
 from trtkit.errors import ExecutionError
 from trtkit.inputs.samples import Sample, check_profiles
 from trtkit.reference import to_array
+from trtkit.resolve import resolve
 from trtkit.runtime.onnx_runtime import onnx_runtime_session
 from trtkit.runtime.stages import reference_stages
 from trtkit.sources.digest import digest_source

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError, reader
+from trtkit.sources import package_file
 from trtkit.sources.checkpoint import Checkpoint
 from trtkit.sources.gguf.blocks import KEPT
 from trtkit.sources.gguf.config import family_of, hf_config
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from trtkit.config.schema import Source
     from trtkit.quantized_matrix import KvQuantization
     from trtkit.sources.checkpoint import Array, StoredArray
     from trtkit.sources.gguf.file import GgufFile
@@ -53,6 +55,16 @@ class DecoderSource:
     kv_cache: KvQuantization | None = None
     note: str = ""
     folder: Path | None = None
+
+
+def open_decoder_source(source: Source, *, keep_quantized: bool = False) -> DecoderSource:
+    """Open the config, weights and tokenizer of a decoder-only LLM. keep_quantized: layers of GGUF files stay so."""
+    if source.gguf is not None:
+        return open_gguf(package_file.resolve(source.gguf, source.requires), keep_quantized=keep_quantized)
+    if source.trtllm is not None:
+        return open_trtllm(package_file.resolve(source.trtllm))
+    assert source.hf is not None
+    return open_hf_folder(package_file.resolve(source.hf))
 
 
 @reader

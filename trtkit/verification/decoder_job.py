@@ -12,10 +12,10 @@ import torch
 
 from trtkit.backends import load_backend
 from trtkit.engine.decoders import llm_options, open_decoder
-from trtkit.engine.resolve import resolve
 from trtkit.jobs.events import Phase, Progress, Verdict
 from trtkit.quantization_methods import FORMATS
 from trtkit.quantized_matrix import QuantizedMatrix
+from trtkit.resolve import resolve
 from trtkit.runtime.decoder import Call, ReferenceDecoder, decoder_network
 from trtkit.verification.compare import worst
 from trtkit.verification.decoder_reference import TransformersReference

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from trtkit.dtypes import dtype_of
 from trtkit.engine.hybrids import open_hybrid
-from trtkit.engine.resolve import resolve
 from trtkit.inputs.index_ranges import with_index_ranges
 from trtkit.jobs.events import Phase
 from trtkit.network.onnx.io import graph_inputs
+from trtkit.resolve import resolve
 from trtkit.runtime.stages import reference_stages
 from trtkit.sources import onnx_file
 from trtkit.verification.hybrid_reference import HybridReference

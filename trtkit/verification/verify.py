@@ -12,12 +12,12 @@ from trtkit import __version__
 from trtkit.bundle.bundle import MANIFEST, QUANTIZED, write_json
 from trtkit.engine.build_inputs import gather_inputs
 from trtkit.engine.jobs import DIGEST
-from trtkit.engine.resolve import resolve
 from trtkit.engine.stages import bundle_stages
 from trtkit.engine.vision_language import images_record, open_vision
 from trtkit.engine.write_stages import prepare_stages
 from trtkit.errors import SourceError, TrtkitError
 from trtkit.jobs.events import Verdict
+from trtkit.resolve import resolve
 from trtkit.verification.jobs import VERIFY_ARRAYS, VERIFY_IMAGES, VERIFY_TEXT, Request, VerifyRequest
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from PIL import Image
 from trtkit import quantization_methods
 from trtkit.backends import load_backend
 from trtkit.engine.decoders import llm_options, open_decoder
-from trtkit.engine.resolve import resolve
 from trtkit.errors import SourceError
 from trtkit.inputs.images import read_image
 from trtkit.jobs.events import Phase
 from trtkit.models.model import VISION
+from trtkit.resolve import resolve
 from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
 from trtkit.runtime.text import open_tokenizer
 from trtkit.runtime.vision_language import ImagePrompts, reference_tower

@@ -46,7 +46,7 @@ def test_log_file_has_every_step_and_what_tensorrt_says(
     text = (workspace / "run.log").read_text()
     assert [line for line in text.splitlines() if not LINE.match(line)] == []
     assert "trtkit build --config m.yaml" in text.replace("--log-file run.log ", "")
-    for part in ("trtkit.progress: fold", "process of job compile", "[TRT] [I] ", "Engine generation completed"):
+    for part in ("trtkit.progress: fold", "job build_stage", "[TRT] [I] ", "Engine generation completed"):
         assert part in text
 
 

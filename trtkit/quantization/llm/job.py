@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trtkit.dtypes import dtype_of
-from trtkit.engine.decoders import open_decoder_source, opened_spec
 from trtkit.errors import QuantizeError
 from trtkit.jobs.events import Phase
 from trtkit.jobs.steps import Steps
+from trtkit.models.weights import stored_spec
 from trtkit.quantization.int4 import Rounding
 from trtkit.quantization.jobs import QuantizedLlm
 from trtkit.quantization.llm import calibration, modelopt
@@ -23,6 +23,7 @@ from trtkit.quantization.llm.sequential import quantize_int4
 from trtkit.quantization.scoring.mix import Mixer, scoring_of
 from trtkit.quantization_methods import FORMATS, METHODS
 from trtkit.quantized_matrix import KvQuantization
+from trtkit.sources.decoder_source import open_decoder_source
 from trtkit.sources.huggingface.model import beyond_text, encoder, text_model
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def quantize_llm(request: QuantizeRequest, context: Context) -> QuantizedLlm:
     if opened.quantized_by:
         what = f"the checkpoint was quantized by {opened.quantized_by} already"
         raise QuantizeError(what, opened.where, "remove `quantize`, or give the model as it was before")
-    spec = opened_spec(opened)
+    spec = stored_spec(opened.config, opened.where, opened.checkpoint)
     choice, scoring = choose(spec, config.quantize), scoring_of(request.scoring)
     if has_experts(spec):
         if scoring is not None:

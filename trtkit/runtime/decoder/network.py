@@ -9,8 +9,8 @@ from trtkit.backends import load_backend
 from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import llm_options, open_decoder
 from trtkit.engine.embeddings import embedding_table
-from trtkit.engine.resolve import resolve
 from trtkit.network.graph import Graph
+from trtkit.resolve import resolve
 from trtkit.runtime.decoder.embeddings import TokenEmbeddings, bundle_embeddings
 from trtkit.sources.digest import digest_source
 

@@ -9,13 +9,14 @@ from trtkit import __version__
 from trtkit.backends import choose_backend
 from trtkit.bundle.folder_lock import atomic_folder
 from trtkit.config.targets import load_target
-from trtkit.engine.resolve import resolve
+from trtkit.engine.jobs import QUANTIZE_VISION
 from trtkit.errors import ConfigError, Problem
 from trtkit.jobs.json_form import to_json
 from trtkit.quantization.by_part.choice import SUMMARY, check_names
-from trtkit.quantization.jobs import QUANTIZE_LLM, QUANTIZE_VISION, QuantizeRequest, ScoringRequest
+from trtkit.quantization.jobs import QUANTIZE_LLM, QuantizeRequest, ScoringRequest
 from trtkit.quantization.target import check_quantization
 from trtkit.quantization_methods import METHODS
+from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
     from pathlib import Path

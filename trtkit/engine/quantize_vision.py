@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.engine.jobs import PrepareRequest
+from trtkit.engine.jobs import PrepareRequest, QuantizedVision
 from trtkit.engine.prepare import prepare
 from trtkit.network.onnx.quantize import counts
-from trtkit.quantization.jobs import QuantizedVision
 from trtkit.sources import onnx_file
 
 if TYPE_CHECKING:
