@@ -154,7 +154,7 @@ def mixed(config: ModelConfig, asked: dict[str, str], folder: Path) -> ModelConf
     """Return the config with the fallback for the layers that the budget leaves."""
     left = quantize_model(
         config, folder, ChildRunner(), ScoringRequest(budget=asked["budget"], fallback=asked["fallback"])
-    )["sensitivity"]["kept"]
+    ).record["sensitivity"]["kept"]
     assert config.quantize is not None
     print(len(left), "layers left to", asked["fallback"], flush=True)
     options = config.quantize.model_copy(update={"layers": dict.fromkeys(left, asked["fallback"])})

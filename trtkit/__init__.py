@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from trtkit.api import build, deploy, evaluate, load_config, plan, quantize, verify
     from trtkit.runtime.llm import LLM, AsyncLLM
+    from trtkit.runtime.model import open_model
     from trtkit.runtime.sampling.params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "SamplingParams",
+    "__version__",
+    "build",
+    "deploy",
+    "evaluate",
+    "load_config",
+    "open_model",
+    "plan",
+    "quantize",
+    "verify",
+]
 
 _MODULES = {
+    **dict.fromkeys(("load_config", "build", "verify", "quantize", "plan", "deploy", "evaluate"), "trtkit.api"),
+    "open_model": "trtkit.runtime.model",
     "LLM": "trtkit.runtime.llm",
     "AsyncLLM": "trtkit.runtime.llm",
     "SamplingParams": "trtkit.runtime.sampling.params",
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import the Python API when it is first asked for: the command line must not wait for it."""
+def __getattr__(name: str) -> object:
+    """Import a name of the Python API when it is first used: the command line does not wait for it."""
     import importlib
 
     from trtkit.threads import wait_briefly
@@ -28,3 +45,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module `trtkit` has no attribute `{name}`")
     wait_briefly()
     return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return what the module has, names not imported yet among them."""
+    return sorted({*globals(), *__all__})

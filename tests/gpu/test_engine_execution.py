@@ -18,11 +18,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="there
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 def test_an_engine_computes_what_the_reference_executor_computes(tmp_path: Path, precision: str) -> None:
-    from trtkit.config.load import config_for_onnx
+    from trtkit.config.load import config_for_source
     from trtkit.engine.build import build_bundle
     from trtkit.verification.verify import Request, verify_bundle
 
-    config = config_for_onnx(save(classifier(), tmp_path / "model.onnx"), [f"precision={precision}"])
+    config = config_for_source("onnx", save(classifier(), tmp_path / "model.onnx"), [f"precision={precision}"])
     bundle = build_bundle(config, tmp_path / "bundle", new_runner(), use_cache=False).bundle
     found = verify_bundle(bundle, Request(), new_runner())
     assert found["engine"] is not None

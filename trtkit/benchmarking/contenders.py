@@ -101,7 +101,7 @@ def rival(asked: str, bundle: Bundle, runtime: Any, trust: Trust) -> Contender:
     if not is_bundle(Path(asked)):
         fix = f"use {TORCH}, {COMPILED}, {ONNX_RUNTIME}, for a language model transformers, or a bundle's folder"
         raise BenchError(f"`{asked}` is nothing to compare with", "--compare", fix)
-    other = open_bundle(Path(asked))
+    other = open_bundle(asked)
     verification(other, is_waived=trust.is_waived)
     _check_inputs(bundle, other)
     return replace(own_contender(other, runtime, asked), precision=None)  # another network has other counts

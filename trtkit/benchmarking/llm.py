@@ -152,7 +152,7 @@ def _rival(asked: str, bundle: Bundle, request: LlmRequest) -> TextServer:
     if not is_bundle(Path(asked)):
         fix = f"use {TRANSFORMERS}, or the folder of another language model's bundle"
         raise BenchError(f"`{asked}` is nothing to compare a language model with", "--compare", fix)
-    other = open_bundle(Path(asked))
+    other = open_bundle(asked)
     verification(other, is_waived=request.is_waived)
     if other.manifest.interface != "tokens":
         raise BenchError("the bundle holds no language model", f"--compare {asked}", "compare models of one kind")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from trtkit.bundle.manifest import SCHEMA_VERSION, Manifest
+from trtkit.config.load import shipped_configs
 from trtkit.errors import BundleError
 from trtkit.files import read_text, replace_file
 from trtkit.network.record import NetworkRecord, record_from_json
@@ -25,12 +26,18 @@ MANIFEST, NETWORK, QUANTIZED = "manifest.json", "network.json", "quantized"
 _REBUILD = "build the bundle again"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Bundle:
     """A bundle folder with its manifest read."""
 
     path: Path
     manifest: Manifest
+
+    def __repr__(self) -> str:
+        """Return where it is and what it holds, on one line."""
+        size = sum(record.size_bytes for record in self.manifest.engines) / 2**20
+        config = self.manifest.config
+        return f"Bundle({str(self.path)!r}: {self.manifest.name}, {config.precision}, engine {size:.1f} MiB)"
 
     def engine_path(self, stage: str = "") -> Path:
         """Return the plan file of a stage, of the last one unless named, without checking it."""
@@ -116,8 +123,21 @@ def is_bundle(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def open_bundle(path: Path) -> Bundle:
-    """Read the bundle at `path`, its small files checked. Raises BundleError if it is none or is damaged."""
+def is_bundle_folder(path: str) -> bool:
+    """Whether `path` is a folder that can only be a bundle: names of shipped configs and folders of models are not."""
+    place = Path(path)
+    is_model = path in shipped_configs() or (place / "config.json").is_file()
+    return is_bundle(place) or (place.is_dir() and not is_model)
+
+
+def open_bundle(path: Bundle | Path | str) -> Bundle:
+    """Read the bundle at `path`, its small files checked; one that is open stays as it is.
+
+    Raises BundleError if it is none or is damaged.
+    """
+    if isinstance(path, Bundle):
+        return path
+    path = Path(path)
     file = path / MANIFEST
     try:
         data = json.loads(read_text(file))

@@ -107,12 +107,12 @@ def _opened(path: str, options: Json, runner: Runner) -> Bundle:
     if is_bundle(Path(path)):
         if given:
             raise click.UsageError("a bundle is measured as it was built: --set and --target are for configs")
-        return open_bundle(Path(path))
+        return open_bundle(path)
     try:
         find_config(path)
     except ConfigError:
         if not given:
-            return open_bundle(Path(path))  # which says what is missing
+            return open_bundle(path)  # which says what is missing
         raise
     config = load_config(path, options["overrides"], options["target"])
     options["trust_source"] = True  # a config is code already

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trtkit.benchmarking.traces import TraceRow
     from trtkit.benchmarking.workload import Work
     from trtkit.bundle.bundle import Bundle
-    from trtkit.cli.llm_options import Model
+    from trtkit.runtime.llm import TextBundle
 
 DEFAULT_REQUESTS = 16
 
@@ -23,10 +23,11 @@ def llm_request(bundle: Bundle, options: Mapping[str, Any], is_waived: bool) -> 
     """Return the load that options ask for. Raises BenchError, PromptsError or UsageError for what cannot be."""
     from trtkit.benchmarking.llm import LlmRequest
     from trtkit.benchmarking.metrics import parse_objectives
-    from trtkit.cli.llm_options import RUNTIME_NAMES, read_model
+    from trtkit.cli.llm_options import RUNTIME_NAMES
+    from trtkit.runtime.llm import read_text_bundle
 
     _check(options)
-    model = read_model(str(bundle.path))
+    model = read_text_bundle(bundle)
     images = bundle.manifest.images  # a placeholder of an image is no token to draw
     vocab_size = model.vocab_size if images is None else min(model.vocab_size, images.image_token_id)
     rows = _trace(options)
@@ -74,7 +75,7 @@ def _trace(options: Mapping[str, Any]) -> list[TraceRow]:
 
 
 def _work(
-    options: Mapping[str, Any], model: Model, vocab_size: int, rows: Sequence[TraceRow]
+    options: Mapping[str, Any], model: TextBundle, vocab_size: int, rows: Sequence[TraceRow]
 ) -> tuple[MakeWork, str, int]:
     """Return what makes a round's requests, its description, and how many they are."""
     from trtkit.benchmarking.workload import Lengths, synthetic_work, traced_work
@@ -99,7 +100,7 @@ def _seed(seed: int, number: int) -> int:
     return seed * 1009 + number + 1
 
 
-def _file_work(options: Mapping[str, Any], model: Model) -> list[Work]:
+def _file_work(options: Mapping[str, Any], model: TextBundle) -> list[Work]:
     """Return the prompts of a file, repeated or cut to the number of requests; a line may have `max_tokens`."""
     from trtkit.benchmarking.workload import Work
     from trtkit.cli.prompts import read_prompts

@@ -16,8 +16,7 @@ from trtkit.cli.visible import answer, echo
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trtkit.cli.llm_options import Model
-    from trtkit.runtime.llm import LLM, RequestOutput
+    from trtkit.runtime.llm import LLM, RequestOutput, TextBundle
     from trtkit.runtime.sampling.params import SamplingParams
 
 EPILOG = """\b
@@ -50,16 +49,17 @@ def command(bundle: str, system: str | None, stats: bool, **options: Any) -> Non
 
     What was said before stays in the cache and is not computed again. Lines come from the terminal or a pipe.
     """
-    from trtkit.cli.llm_options import cancellable, open_llm, read_model, split_options
+    from trtkit.cli.llm_options import cancellable, open_llm, split_options
     from trtkit.cli.requests import option_params
     from trtkit.cli.sampling_options import given_settings
+    from trtkit.runtime.llm import read_text_bundle
 
     runtime, settings = split_options(options)
     for name in ("logprobs", "prompt_logprobs"):
         if settings[name] is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} has no place in a conversation: use `trtkit generate`")
     with cancellable():
-        model = read_model(bundle)
+        model = read_text_bundle(bundle)
         _check_template(model)
         params = option_params(model, given_settings(settings))
         if params.n > 1:
@@ -68,7 +68,7 @@ def command(bundle: str, system: str | None, stats: bool, **options: Any) -> Non
             Conversation(llm, model, params, system, has_stats=stats).run()
 
 
-def _check_template(model: Model) -> None:
+def _check_template(model: TextBundle) -> None:
     from trtkit.errors import GenerationError
 
     if model.tokenizer is None or not model.tokenizer.has_chat_template:
@@ -79,7 +79,9 @@ def _check_template(model: Model) -> None:
 class Conversation:
     """What was said so far, and the model that answers it."""
 
-    def __init__(self, llm: LLM, model: Model, params: SamplingParams, system: str | None, *, has_stats: bool) -> None:
+    def __init__(
+        self, llm: LLM, model: TextBundle, params: SamplingParams, system: str | None, *, has_stats: bool
+    ) -> None:
         self._llm, self._model, self._params, self._has_stats = llm, model, params, has_stats
         self._last: RequestOutput | None = None
         self._begin(system)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -53,7 +52,7 @@ def command(url: str, model: str | None, bundle: str | None, protocol: Any, time
     from trtkit.runtime.triton_client import Client, parse_url
 
     address = parse_url(url, protocol)
-    opened = None if bundle is None else open_bundle(Path(bundle))
+    opened = None if bundle is None else open_bundle(bundle)
     with Client(address, timeout) as client:
         report = check_server(client, model, opened)
     if as_json:

@@ -112,8 +112,8 @@ def command(
             say(f"  {text}")
 
     folder = Path(repository)
-    reads = open_bundle(Path(recognizer)) if recognizer else None
-    asked = Asked(open_bundle(Path(bundle)), name, form, reads, release)
+    reads = open_bundle(recognizer) if recognizer else None
+    asked = Asked(open_bundle(bundle), name, form, reads, release)
     found = deploy(asked, folder, options, progress, is_dry_run=dry_run)
     files = [] if dry_run or kubernetes is None else _write_cluster(found, folder, Path(kubernetes))
     if as_json:

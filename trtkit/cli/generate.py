@@ -68,10 +68,11 @@ def command(
     One prompt is answered as it is produced; of several, each answer follows its prompt. Answers are greedy
     unless a setting of draws is given. With --json each request is one line, as it is complete.
     """
-    from trtkit.cli.llm_options import cancellable, open_llm, read_model, split_options
+    from trtkit.cli.llm_options import cancellable, open_llm, split_options
     from trtkit.cli.prompts import read_prompts
     from trtkit.cli.requests import Wording, make_asks
     from trtkit.cli.sampling_options import given_settings
+    from trtkit.runtime.llm import read_text_bundle
 
     if images and not texts:
         raise click.UsageError("--image is for --prompt: a JSONL file names images in its lines")
@@ -79,7 +80,7 @@ def command(
     with cancellable():
         runtime, settings = split_options(options)
         prompts, given = read_prompts(texts, file, images), given_settings(settings)
-        model = read_model(bundle)
+        model = read_text_bundle(bundle)
         asks = make_asks(prompts, model, given, Wording(chat, system))
         with open_llm(model, runtime) as llm:
             run = Run(llm, asks, as_json, stats)

@@ -39,11 +39,13 @@ def command(
     PATH is an .onnx file, a YAML file, the name of a shipped config, or a bundle's folder. FLOPs, bytes and sizes are
     counted at the `opt` shapes.
     """
-    from trtkit.cli.models import model_config
     from trtkit.cli.tables import Inspected, inspect_tables, show
+    from trtkit.config.load import find_model_config
 
     is_quiet = quiet or as_json
-    kind, backend, model, network = _bundle(path) or _network(model_config(path, overrides, target), quiet=is_quiet)
+    kind, backend, model, network = _bundle(path) or _network(
+        find_model_config(path, overrides, target), quiet=is_quiet
+    )
     quantized = _quantized(model.config.quantize, network)
     if as_json:
         described = model.model_dump(mode="json")
@@ -55,12 +57,11 @@ def command(
 
 def _bundle(path: str) -> tuple[str, str, ModelRecord, NetworkRecord] | None:
     """Return what a bundle says of itself, None if `path` is not one."""
-    from trtkit.bundle.bundle import open_bundle
-    from trtkit.cli.models import is_bundle_folder
+    from trtkit.bundle.bundle import is_bundle_folder, open_bundle
 
     if not is_bundle_folder(path):
         return None
-    bundle = open_bundle(Path(path))
+    bundle = open_bundle(path)
     bundle.check_files()
     return "bundle", bundle.manifest.backend.name, bundle.manifest, bundle.network_record()
 

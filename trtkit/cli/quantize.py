@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from trtkit.config.schema import ModelConfig
+    from trtkit.engine.quantize import QuantizeResult
 
 _METHODS = f"Language models: {', '.join(methods_for('llm'))}. Vision models: {', '.join(methods_for('vision'))}."
 EPILOG = f"""\b
@@ -103,11 +104,10 @@ def command(
     asked = {"method": method, "block": block, "kv_cache": kv_cache, "calibration.data": calib}
     asked |= {"calibration.samples": None if samples is None else str(samples)}
     model = _loaded(config, asked, (layers, exclude), overrides, target)
-    name = "none" if model.quantize is None else model.quantize.method
-    folder = out or Path("quantized") / f"{model.name}-{name}"
     with show_progress(quiet=quiet or as_json) as runner:
         scoring = ScoringRequest(sensitivity or html is not None, budget, fallback)
-        record = quantize_model(model, folder, runner, scoring)
+        result = quantize_model(model, out, runner, scoring)
+    record = result.record
     if write is not None:
         write_output(write, _with_choice(model, record, fallback))
     if html is not None:
@@ -115,9 +115,9 @@ def command(
 
         write_output(html, sensitivity_page(model.name, record["sensitivity"]))
     if as_json:
-        click.echo(json.dumps({"path": str(folder), **record}))
+        click.echo(json.dumps({"path": str(result.path), **record}))
     else:
-        _render(folder, [config, *_target(model, target, fallback)], record)
+        _render(result, [config, *_target(model, target, fallback)])
 
 
 def _loaded(
@@ -151,18 +151,17 @@ def _parted(pair: str) -> tuple[str, str]:
     return glob, name
 
 
-def _render(folder: Path, config: list[str], record: dict[str, Any]) -> None:
+def _render(result: QuantizeResult, config: list[str]) -> None:
     """Say what was made and what comes next. config: with the target, as it is built."""
     from rich.text import Text
 
     from trtkit.cli.tables import console
 
-    size = record["size_bytes"] / 2**20
+    record, size = result.record, result.record["size_bytes"] / 2**20
     if "sensitivity" in record:
         console().print(_losses(record["sensitivity"]))
-    console().print(Text.assemble(("quantized", "bold green"), f" {folder}, {size:.1f} MiB"), soft_wrap=True)
-    key = "hf" if (folder / "config.json").is_file() else "onnx"
-    source = folder if key == "hf" else folder / "model.onnx"
+    console().print(Text.assemble(("quantized", "bold green"), f" {result.path}, {size:.1f} MiB"), soft_wrap=True)
+    ((key, source),) = result.source.items()
     words = ["trtkit", "build", "--config", *config, "--set", f"source.{key}={source}"]
     console().print(f"next: {shlex.join(words)}", soft_wrap=True)
 

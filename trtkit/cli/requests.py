@@ -12,8 +12,8 @@ from trtkit.errors import Problem, ProblemsError, RequestError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trtkit.cli.llm_options import Model
     from trtkit.cli.prompts import Prompt, Prompts
+    from trtkit.runtime.llm import TextBundle
     from trtkit.runtime.sampling.params import SamplingParams
     from trtkit.runtime.vision_language import PreparedImage
 
@@ -36,7 +36,7 @@ class Wording:
     system: str | None = None
 
 
-def option_params(model: Model, options: Mapping[str, Any]) -> SamplingParams:
+def option_params(model: TextBundle, options: Mapping[str, Any]) -> SamplingParams:
     """Return the settings that the options make. Raises PromptsError that names the options."""
     from trtkit.cli.settings import sampling_params
 
@@ -47,7 +47,7 @@ def option_params(model: Model, options: Mapping[str, Any]) -> SamplingParams:
         raise PromptsError("the options cannot be used", found) from None
 
 
-def make_asks(prompts: Prompts, model: Model, options: Mapping[str, Any], wording: Wording) -> list[Ask]:
+def make_asks(prompts: Prompts, model: TextBundle, options: Mapping[str, Any], wording: Wording) -> list[Ask]:
     """Return what is to be run. Raises PromptsError that lists every prompt and setting that cannot be."""
     from trtkit.cli.settings import sampling_params
 
@@ -71,7 +71,7 @@ def problems_of(error: RequestError, prompt: Prompt) -> list[tuple[int, Problem]
     return [(prompt.line, Problem(one.what, place, one.fix)) for one, place in zip(found, places, strict=True)]
 
 
-def prompt_input(prompt: Prompt, model: Model, wording: Wording) -> tuple[list[int], tuple[PreparedImage, ...]]:
+def prompt_input(prompt: Prompt, model: TextBundle, wording: Wording) -> tuple[list[int], tuple[PreparedImage, ...]]:
     """Return a prompt's tokens and images. Raises RequestError for what the model cannot take."""
     images: Sequence[Any] = prompt.images
     if isinstance(prompt.content, list) and prompt.kind == "prompt_token_ids":
@@ -90,7 +90,7 @@ def prompt_input(prompt: Prompt, model: Model, wording: Wording) -> tuple[list[i
     return merged
 
 
-def _merge(ids: list[int], images: Sequence[Any], model: Model) -> tuple[list[int], tuple[PreparedImage, ...]]:
+def _merge(ids: list[int], images: Sequence[Any], model: TextBundle) -> tuple[list[int], tuple[PreparedImage, ...]]:
     """Return tokens with a placeholder for each of the images' tokens, and the images read."""
     if model.images is not None:
         merged = model.images.merge(ids, images)
@@ -101,7 +101,7 @@ def _merge(ids: list[int], images: Sequence[Any], model: Model) -> tuple[list[in
 
 
 def chat_input(
-    messages: Sequence[Mapping[str, Any]], model: Model, images: Sequence[Any] = (), system: str | None = None
+    messages: Sequence[Mapping[str, Any]], model: TextBundle, images: Sequence[Any] = (), system: str | None = None
 ) -> tuple[list[int], Sequence[Any]]:
     """Return the tokens of a conversation, behind `system` unless it has a system message, and its images in order."""
     if system is not None and messages[0]["role"] != "system":
@@ -113,7 +113,7 @@ def chat_input(
     return _tokenizer(model).chat(messages), images
 
 
-def check_ids(ids: Sequence[int], model: Model) -> None:
+def check_ids(ids: Sequence[int], model: TextBundle) -> None:
     """Refuse a prompt of no tokens, of unknown ones, or of more than a slot holds."""
     if not ids:
         raise RequestError("the prompt has no tokens")
@@ -124,7 +124,7 @@ def check_ids(ids: Sequence[int], model: Model) -> None:
         raise RequestError(f"the prompt has {len(ids)} tokens; a slot holds {model.max_length}", fix=fix)
 
 
-def _tokenizer(model: Model) -> Any:
+def _tokenizer(model: TextBundle) -> Any:
     if model.tokenizer is None:
         fix = 'give {"prompt_token_ids": [...]} in a JSONL file with --prompts'
         raise RequestError("the bundle has no tokenizer, so prompts are token ids", fix=fix)

@@ -10,15 +10,17 @@ from trtkit.cli.sampling_options import DRAWS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from trtkit.cli.llm_options import Model
     from trtkit.errors import Problem
+    from trtkit.runtime.llm import TextBundle
     from trtkit.runtime.sampling.params import SamplingParams
 
 _OF_TOKENS = ("stop_token_ids", "eos_token_id", "logit_bias")
 DEFAULTS = {"max_tokens": 128}
 
 
-def sampling_params(model: Model, options: Mapping[str, Any], line: Mapping[str, Any] | None = None) -> SamplingParams:
+def sampling_params(
+    model: TextBundle, options: Mapping[str, Any], line: Mapping[str, Any] | None = None
+) -> SamplingParams:
     """Return settings: a line's own before the options, greedy where nothing asks for draws.
 
     Raises SettingsError that lists every problem.
@@ -53,7 +55,7 @@ def _own_names(settings: Iterable[str]) -> set[str]:
     return {ALIASES.get(name, name) for name in settings}
 
 
-def _with_ids(settings: dict[str, Any], model: Model) -> tuple[dict[str, Any], list[Problem]]:
+def _with_ids(settings: dict[str, Any], model: TextBundle) -> tuple[dict[str, Any], list[Problem]]:
     """Put ids in the place of tokens' texts; leave out, and report, tokens that the model does not have."""
     from trtkit.errors import Problem
 
@@ -75,7 +77,7 @@ class UnknownTokenError(Exception):
         self.what, self.fix = what, fix
 
 
-def _ids_of(value: Any, model: Model) -> Any:
+def _ids_of(value: Any, model: TextBundle) -> Any:
     """Return a token, a list of tokens or a mapping from tokens, by id; other values as they are."""
     if isinstance(value, dict):
         return {_id_of(_from_key(token), model): bias for token, bias in value.items()}
@@ -88,7 +90,7 @@ def _from_key(token: int | str) -> int | str:
     return int(token) if isinstance(token, str) and token.isdecimal() else token
 
 
-def _id_of(token: Any, model: Model) -> Any:
+def _id_of(token: Any, model: TextBundle) -> Any:
     """Return a token's id: of its own text, or of a text that is one token."""
     if isinstance(token, int) and token >= model.vocab_size:
         raise UnknownTokenError(f"token {token} is not below the size of the vocabulary, {model.vocab_size}")

@@ -97,7 +97,7 @@ def command(
 
 def _check_outputs(path: str, html: Path | None, fix: Path | None) -> None:
     """Refuse what could not be written after the work is done."""
-    from trtkit.cli.models import is_bundle_folder
+    from trtkit.bundle.bundle import is_bundle_folder
 
     check_outputs(html, fix)
     if fix is not None and is_bundle_folder(path):
@@ -112,15 +112,15 @@ def _verify(
     runner: Runner,
 ) -> dict[str, Any]:
     """Verify a bundle as it stands, or the network of a config."""
-    from trtkit.bundle.bundle import open_bundle
-    from trtkit.cli.models import is_bundle_folder, model_config
+    from trtkit.bundle.bundle import is_bundle_folder, open_bundle
+    from trtkit.config.load import find_model_config
     from trtkit.verification.verify import verify_bundle, verify_config
 
     if not is_bundle_folder(path):
-        return verify_config(model_config(path, overrides, target), request, runner)
+        return verify_config(find_model_config(path, overrides, target), request, runner)
     if overrides or target:
         raise click.UsageError("a bundle is verified as it was built: --set and --target need a config")
-    return verify_bundle(open_bundle(Path(path)), request, runner)
+    return verify_bundle(open_bundle(path), request, runner)
 
 
 def _fix(
@@ -133,10 +133,10 @@ def _fix(
     runner: Runner,
 ) -> dict[str, Any]:
     """Repair the config at `path` and write the copy to `out`."""
-    from trtkit.cli.models import model_config
+    from trtkit.config.load import find_model_config
     from trtkit.verification.fix import config_yaml, repair
 
-    config, found = repair(model_config(path, overrides, target), found, request, runner)
+    config, found = repair(find_model_config(path, overrides, target), found, request, runner)
     write_output(out, config_yaml(config))
     return {**found, "fixed": {"config": str(out), "keep_fp32": list(config.keep_fp32)}}
 

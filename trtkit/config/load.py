@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from trtkit.config.explain import explain
-from trtkit.config.overrides import apply_override, parse_override
+from trtkit.config.overrides import Override, keyword_overrides, read_overrides
 from trtkit.config.schema import ModelConfig
 from trtkit.config.yaml_file import KeyPath, YamlFile, read_yaml
-from trtkit.errors import ConfigError, Problem
+from trtkit.errors import ConfigError, Problem, SourceError
+from trtkit.files import read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 # Keys whose text is a path: relative to the config's folder in a file, to the current folder in `--set`; `*`: any key.
 _PATH_KEYS: tuple[KeyPath, ...] = (
@@ -27,6 +30,10 @@ _PATH_KEYS: tuple[KeyPath, ...] = (
     ("quantize", "calibration", "data"),
     ("quantize", "parts", "*", "calibration", "data"),
 )
+
+
+# Kinds of source by the ends of their files' names.
+_FILE_KINDS = {".onnx": "onnx", ".gguf": "gguf"}
 
 
 def configs_folder() -> Path:
@@ -56,7 +63,7 @@ def find_config(name: str) -> Path:
     )
 
 
-def load_config(name: str, overrides: Sequence[str] = (), target: str | None = None) -> ModelConfig:
+def load_config(name: str, overrides: Sequence[str | Override] = (), target: str | None = None) -> ModelConfig:
     """Load the config `name`; `overrides` are `key.path=value` texts, values in YAML.
 
     Raises ConfigError with every fault found.
@@ -64,16 +71,13 @@ def load_config(name: str, overrides: Sequence[str] = (), target: str | None = N
     return _finish(read_yaml(find_config(name)), overrides, target)
 
 
-def _finish(file: YamlFile, overrides: Sequence[str], target: str | None) -> ModelConfig:
+def _finish(file: YamlFile, overrides: Sequence[str | Override], target: str | None) -> ModelConfig:
     """Lay `overrides` and `target` over the file's data and check the whole."""
     data = _anchor_paths(copy.deepcopy(file.data), file.path.parent)
     origins: dict[KeyPath, str] = {}
-    for text in overrides:
-        key_path, value = parse_override(text)
-        if _is_path(key_path) and isinstance(value, str):
-            value = _anchor(value, Path.cwd())
-        apply_override(data, key_path, value, text)
-        origins[key_path] = f"--set {text}"
+    for override in map(_anchored, read_overrides(overrides)):
+        override.apply(data)
+        origins[override.key_path] = override.origin
     if target is not None:
         data["target"] = target
         origins[("target",)] = f"--target {target}"
@@ -81,10 +85,48 @@ def _finish(file: YamlFile, overrides: Sequence[str], target: str | None) -> Mod
     return _validate(data, file, origins)
 
 
-def config_for_onnx(path: Path, overrides: Sequence[str] = (), target: str | None = None) -> ModelConfig:
-    """Return the config that a bare ONNX file stands for: all defaults but the `overrides`."""
-    data = {"source": {"onnx": str(path.resolve())}}
-    return _finish(YamlFile(path, data, {}), overrides, target)
+def find_model_config(path: str, overrides: Sequence[str | Override] = (), target: str | None = None) -> ModelConfig:
+    """Return the config that `path` stands for.
+
+    path: a YAML file or the name of a shipped config; or a model itself, with all defaults but the `overrides`: an
+    .onnx or .gguf file, or a folder that transformers or TensorRT-LLM saved. Raises ConfigError, SourceError.
+    """
+    place = Path(path).expanduser()
+    if place.suffix in _FILE_KINDS:
+        if not place.exists():
+            raise SourceError("no such file", path, "check the path")
+        return config_for_source(_FILE_KINDS[place.suffix], place, overrides, target)
+    if place.is_dir() and path not in shipped_configs():
+        return config_for_source(_folder_kind(place), place, overrides, target)
+    return load_config(path, overrides, target)
+
+
+def config_for_source(
+    kind: str, path: Path, overrides: Sequence[str | Override] = (), target: str | None = None
+) -> ModelConfig:
+    """Return the config that a bare source stands for: all defaults but the `overrides`. kind: a key of `source`."""
+    data = {"source": {kind: str(path.resolve())}}
+    return _finish(YamlFile(path if path.name else path.resolve(), data, {}), overrides, target)
+
+
+def changed_config(config: ModelConfig, keys: Mapping[str, object]) -> ModelConfig:
+    """Return `config` with some keys changed; see `keyword_overrides`. Raises ConfigError."""
+    if not keys:
+        return config
+    data = config.model_dump(mode="json", exclude_unset=True)
+    return _finish(YamlFile(Path(config.name or "config"), data, {}), keyword_overrides(keys), None)
+
+
+def _folder_kind(folder: Path) -> str:
+    """Return which kind of source a folder is. Raises SourceError if it is none."""
+    file = folder / "config.json"
+    try:
+        fields = json.loads(read_text(file))
+    except (OSError, ValueError, RecursionError):
+        what = "the folder has no `config.json`" if not file.exists() else "`config.json` cannot be read"
+        fix = "give a bundle, a YAML file, or a folder that transformers or TensorRT-LLM saved"
+        raise SourceError(what, str(folder), fix) from None
+    return "trtllm" if isinstance(fields, dict) and "architecture" in fields else "hf"
 
 
 def _validate(data: dict[str, Any], file: YamlFile, origins: dict[KeyPath, str]) -> ModelConfig:
@@ -128,6 +170,13 @@ def _is_path(key_path: KeyPath) -> bool:
     """Whether the text at a key is a path."""
     alike = (known for known in _PATH_KEYS if len(known) == len(key_path))
     return any(all(want in ("*", have) for want, have in zip(known, key_path, strict=True)) for known in alike)
+
+
+def _anchored(override: Override) -> Override:
+    """Return an override, a path in it made absolute under the current folder."""
+    if _is_path(override.key_path) and isinstance(override.value, str):
+        return replace(override, value=_anchor(override.value, Path.cwd()))
+    return override
 
 
 def _anchor(path: str, folder: Path) -> str:

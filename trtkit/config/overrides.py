@@ -1,8 +1,11 @@
-"""Apply `--set key.path=value` to a config's data."""
+"""Change keys of a config's data: `--set key.path=value` of a command, keyword arguments of the Python API."""
 
 from __future__ import annotations
 
 import itertools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -11,45 +14,91 @@ from trtkit.config.schema import SOURCE_KINDS
 from trtkit.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from trtkit.config.yaml_file import KeyPath
+
+
+@dataclass(frozen=True)
+class Override:
+    """A key's new value. origin: the option or argument that sets it, for messages."""
+
+    key_path: KeyPath
+    value: Any
+    origin: str
+
+    def apply(self, data: dict[str, Any]) -> None:
+        """Set the value in `data`. Raises ConfigError if the key does not fit."""
+        apply_override(data, self.key_path, self.value, self.origin)
+
+
+def read_overrides(overrides: Sequence[str | Override]) -> list[Override]:
+    """Return overrides, texts of `--set` parsed. Raises ConfigError."""
+    return [
+        each if isinstance(each, Override) else Override(*parse_override(each), f"--set {each}") for each in overrides
+    ]
+
+
+def keyword_overrides(keys: Mapping[str, object]) -> tuple[Override, ...]:
+    """Return the overrides that keyword arguments stand for.
+
+    A name may hold dots (`llm.logits`). A mapping sets the keys that it has and leaves the others; an empty one, like
+    any other value, replaces what is there.
+    """
+    return tuple(each for name, value in keys.items() for each in _nested(_key_path(name), value))
+
+
+def _nested(key_path: KeyPath, value: object) -> Iterator[Override]:
+    """Yield an override for each value below a key."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _nested((*key_path, key), inner)
+        return
+    plain = os.fspath(value) if isinstance(value, os.PathLike) else value
+    yield Override(key_path, plain, f"{'.'.join(map(str, key_path))}={plain!r}")
 
 
 def parse_override(text: str) -> tuple[KeyPath, Any]:
     """Split `key.path=value`; digits are list indices, the value is YAML."""
     key, equals, raw = text.partition("=")
     if not equals or not key:
-        raise _error(text, "an override is `key.path=value`, such as `precision=fp16`")
+        raise _error(f"--set {text}", "an override is `key.path=value`, such as `precision=fp16`")
     try:
         value = yaml.safe_load(raw)
     except yaml.YAMLError as error:
-        raise _error(text, f"the value is not valid YAML: {error}") from None
-    return tuple(int(part) if part.isdigit() else part for part in key.split(".")), value
+        raise _error(f"--set {text}", f"the value is not valid YAML: {error}") from None
+    return _key_path(key), value
 
 
-def apply_override(data: dict[str, Any], key_path: KeyPath, value: Any, text: str) -> None:
+def _key_path(key: str) -> KeyPath:
+    """Split a dotted key; digits are list indices."""
+    return tuple(int(part) if part.isdigit() else part for part in key.split("."))
+
+
+def apply_override(data: dict[str, Any], key_path: KeyPath, value: Any, origin: str) -> None:
     """Set `value` at `key_path`, making mappings on the way where there are none."""
     parent: Any = data
     for part, following in itertools.pairwise(key_path):
-        parent = _step_into(parent, part, following, text)
+        parent = _step_into(parent, part, following, origin)
     if isinstance(parent, dict) and len(key_path) == 2 and key_path[0] == "source" and key_path[1] in SOURCE_KINDS:
         for kind in (*SOURCE_KINDS, "requires"):  # a model has one kind of source
             parent.pop(kind, None)
-    _put(parent, key_path[-1], value, text)
+    _put(parent, key_path[-1], value, origin)
 
 
-def _put(parent: Any, key: str | int, value: Any, text: str) -> None:
+def _put(parent: Any, key: str | int, value: Any, origin: str) -> None:
     """Set one entry of a mapping or a list."""
     if isinstance(parent, dict):
         parent[str(key)] = value
     elif isinstance(parent, list) and isinstance(key, int) and key <= len(parent):
         parent[key : key + 1] = [value]
     elif isinstance(parent, list):
-        raise _error(text, f"`{key}` is no index of a list of {len(parent)}")
+        raise _error(origin, f"`{key}` is no index of a list of {len(parent)}")
     else:
-        raise _error(text, f"`{key}` is below a value that has no keys")
+        raise _error(origin, f"`{key}` is below a value that has no keys")
 
 
-def _step_into(parent: Any, part: str | int, following: str | int, text: str) -> Any:
+def _step_into(parent: Any, part: str | int, following: str | int, origin: str) -> Any:
     """Return the child `part`, made where it is missing: a list where an index follows, else a mapping."""
     made: Any = [] if isinstance(following, int) else {}
     if isinstance(parent, dict):
@@ -60,8 +109,8 @@ def _step_into(parent: Any, part: str | int, following: str | int, text: str) ->
         if part == len(parent):
             parent.append(made)
         return parent[part]
-    raise _error(text, f"`{part}` is neither a key nor an index there")
+    raise _error(origin, f"`{part}` is neither a key nor an index there")
 
 
-def _error(text: str, what: str) -> ConfigError:
-    return ConfigError("invalid override", [Problem(what, f"--set {text}")])
+def _error(origin: str, what: str) -> ConfigError:
+    return ConfigError("invalid override", [Problem(what, origin)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit import __version__
@@ -19,8 +21,6 @@ from trtkit.quantization_methods import METHODS
 from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.runner import Runner
     from trtkit.models.model import Model
@@ -30,11 +30,33 @@ RECORD = "quantization.json"
 NOT_SCORED = ScoringRequest()
 
 
-def quantize_model(config: ModelConfig, out: Path, runner: Runner, scoring: ScoringRequest = NOT_SCORED) -> Json:
+@dataclass(frozen=True)
+class QuantizeResult:
+    """A quantized model. path: its folder. record: what was done, as quantization.json has it."""
+
+    path: Path
+    record: Json
+
+    @property
+    def source(self) -> dict[str, str]:
+        """The source to build from, as a config has it: `hf` with a checkpoint, `onnx` with a file."""
+        is_checkpoint = (self.path / "config.json").is_file()
+        return {"hf": str(self.path)} if is_checkpoint else {"onnx": str(self.path / "model.onnx")}
+
+    def __str__(self) -> str:
+        """Return where it is, how it is quantized, and its size."""
+        size = self.record["size_bytes"] / 2**20
+        return f"{self.path}: {self.record['quantize']['method']}, {size:.1f} MiB"
+
+
+def quantize_model(
+    config: ModelConfig, out: Path | None, runner: Runner, scoring: ScoringRequest = NOT_SCORED
+) -> QuantizeResult:
     """Quantize the model of `config` as its `quantize` section asks, into the folder `out`.
 
+    out: `quantized/NAME-METHOD` if None.
     An LLM becomes a Hugging Face checkpoint in ModelOpt's form, a vision model an ONNX file with Q/DQ.
-    Returns the record that is kept there as quantization.json. Raises TrtkitError; `out` is then as it was.
+    Raises TrtkitError; `out` is then as it was.
     """
     if config.quantize is None or config.quantize.keeps_stored:
         problem = Problem("no method is given", "quantize.method", "name one: `--method int8_wo`")
@@ -44,6 +66,7 @@ def quantize_model(config: ModelConfig, out: Path, runner: Runner, scoring: Scor
     if not scoring.is_empty:
         _check_scored(model, scoring.fallback)
     _check_target(config, scoring.fallback, runner)
+    out = out or Path("quantized") / f"{config.name}-{config.quantize.method}"
     with atomic_folder(out, replaces=RECORD) as folder:
         request = QuantizeRequest(config, folder, scoring)
         is_llm = model.interface == "tokens"
@@ -57,7 +80,7 @@ def quantize_model(config: ModelConfig, out: Path, runner: Runner, scoring: Scor
             "size_bytes": size,
         }
         (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return record
+    return QuantizeResult(out, record)
 
 
 def _check_scored(model: Model, fallback: str | None) -> None:

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from trtkit.backends import choose_backend
 from trtkit.bundle.bundle import Bundle, is_bundle, open_bundle
 from trtkit.config.explain import explain
-from trtkit.config.load import config_for_onnx, find_config, load_config, shipped_configs
-from trtkit.config.overrides import apply_override, parse_override
+from trtkit.config.load import find_config, find_model_config, shipped_configs
+from trtkit.config.overrides import Override, read_overrides
 from trtkit.config.schema import ModelConfig
 from trtkit.config.targets import load_target
 from trtkit.engine.decoders import llm_options
@@ -54,14 +54,16 @@ class PlannedModel:
     notes: tuple[str, ...] = ()
 
 
-def find_model(path: str, overrides: Sequence[str] = (), target: str | None = None) -> PlannedModel:
+def find_model(path: str, overrides: Sequence[str | Override] = (), target: str | None = None) -> PlannedModel:
     """Return the model that `path` names. Weights are not read, and need not be there for an LLM.
 
     Raises ConfigError, SourceError, BundleError, PlanError.
     """
     place = Path(path).expanduser()
     if is_bundle(place):
-        return _of_bundle(open_bundle(place), overrides, target)
+        if overrides or target:
+            raise PlanError("a bundle is planned for as it was built", "--set, --target", "give its config instead")
+        return model_of_bundle(open_bundle(place))
     if place.is_dir() and path not in shipped_configs():
         return _of_config_json(place / CONFIG, overrides)
     if place.is_file() and place.name.endswith(".json"):
@@ -79,9 +81,8 @@ def architectures() -> dict[str, Json]:
     return found
 
 
-def _of_bundle(bundle: Bundle, overrides: Sequence[str], target: str | None) -> PlannedModel:
-    if overrides or target:
-        raise PlanError("a bundle is planned for as it was built", "--set, --target", "give its config instead")
+def model_of_bundle(bundle: Bundle) -> PlannedModel:
+    """Return the model that a bundle holds."""
     manifest, fields, limit = bundle.manifest, None, 0
     where = bundle.path / "model" / CONFIG
     if manifest.interface == "tokens":
@@ -90,18 +91,21 @@ def _of_bundle(bundle: Bundle, overrides: Sequence[str], target: str | None) -> 
     return PlannedModel(manifest.name, manifest.config, manifest.backend.name, fields, str(where), limit, bundle, notes)
 
 
-def _of_config(path: str, overrides: Sequence[str], target: str | None) -> PlannedModel:
-    """Return what a YAML file, a shipped config or an ONNX file stands for."""
-    if path.endswith(".onnx"):
-        if not Path(path).exists():
-            raise SourceError("no such file", path, "check the path")
-        config = config_for_onnx(Path(path), overrides, target)
-    else:
+def _of_config(path: str, overrides: Sequence[str | Override], target: str | None) -> PlannedModel:
+    """Return what a YAML file, a shipped config, an ONNX or a GGUF file stands for."""
+    if not path.endswith((".onnx", ".gguf")):
         _check_name(path)
-        config = load_config(path, overrides, target)
+    return model_of_config(find_model_config(path, overrides, target), path)
+
+
+def model_of_config(config: ModelConfig, path: str = "") -> PlannedModel:
+    """Return the model that `config` builds. path: where the config is; its name unless given.
+
+    Raises SourceError if a language model's `config.json` is not there.
+    """
     backend = choose_backend(load_target(config.target).backend)
     if resolve(config).interface == "arrays":
-        return PlannedModel(config.name, config, backend, None, path)
+        return PlannedModel(config.name, config, backend, None, path or config.name)
     if config.source.hf is not None:
         where = Path(config.source.hf) / CONFIG
         if not where.is_file():
@@ -127,7 +131,7 @@ def _check_name(path: str) -> None:
         raise PlanError(f"nothing to plan for is called `{path}`", "", fix) from None
 
 
-def _of_config_json(file: Path, overrides: Sequence[str]) -> PlannedModel:
+def _of_config_json(file: Path, overrides: Sequence[str | Override]) -> PlannedModel:
     """Return the LLM that a config.json describes; its weights may be elsewhere."""
     if not file.is_file():
         fix = f"give a bundle, a config, or a folder with {CONFIG}"
@@ -148,27 +152,25 @@ def _notes(file: Path) -> tuple[str, ...]:
     return _TOWER if "vision_config" in read_json(file) else ()
 
 
-def _of_architecture(name: str, overrides: Sequence[str]) -> PlannedModel:
+def _of_architecture(name: str, overrides: Sequence[str | Override]) -> PlannedModel:
     row = architectures()[name]
     config = _made(f"/{name}", name, row["dtype"], overrides)
     notes = (f"numbers of {name} are published: {row['source']}",)
     return PlannedModel(name, config, choose_backend(), row["fields"], f"published model `{name}`", notes=notes)
 
 
-def _made(folder: str, name: str, precision: str, overrides: Sequence[str]) -> ModelConfig:
+def _made(folder: str, name: str, precision: str, overrides: Sequence[str | Override]) -> ModelConfig:
     """Return the config that a bare model stands for, with `overrides`."""
     safe = "".join(char if char.isalnum() or char in "._-" else "-" for char in name)
     data: Json = {"name": safe, "source": {"hf": folder}, "precision": precision, "llm": {}}
-    for text in overrides:
-        key_path, value = parse_override(text)
-        apply_override(data, key_path, value, text)
+    for change in read_overrides(overrides):
+        change.apply(data)
     try:
         return ModelConfig.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(
-            "invalid override", explain(error, ModelConfig, lambda key: f"--set {_dotted(key)}")
-        ) from None
+        origins = {each.key_path: each.origin for each in overrides if isinstance(each, Override)}
 
+        def where(key: KeyPath) -> str:
+            return origins.get(key) or f"--set {'.'.join(map(str, key))}"
 
-def _dotted(key_path: KeyPath) -> str:
-    return ".".join(str(part) for part in key_path)
+        raise ConfigError("invalid override", explain(error, ModelConfig, where)) from None

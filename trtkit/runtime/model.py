@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -22,6 +21,7 @@ from trtkit.sources.digest import digest_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.engine_execution import EngineExecution
@@ -50,8 +50,10 @@ class Model:
         return next(iter(self.run({names[0]: x}).values()))
 
 
-def open_model(path: Path | str, runtime: RuntimeName = "reference", *, has_cuda_graphs: bool = False) -> Model:
-    """Open the bundle at `path` to run it.
+def open_model(
+    bundle: Bundle | Path | str, runtime: RuntimeName = "reference", *, has_cuda_graphs: bool = False
+) -> Model:
+    """Open a bundle, by its folder or as `open_bundle` returned it, to run it.
 
     runtime: `reference` computes on the CPU the very network that the engine was built from, `onnxruntime` the ONNX
     file that TensorRT parsed; `tensorrt` runs the engine on the GPU that is here; `auto` does where there is one.
@@ -59,7 +61,7 @@ def open_model(path: Path | str, runtime: RuntimeName = "reference", *, has_cuda
     Raises BundleError where the file is not the one that was built, BackendError where the TensorRT library is missing
     or does not load the engine.
     """
-    bundle = open_bundle(Path(path))
+    bundle = open_bundle(bundle)
     bundle.check_network()
     if runtime == "onnxruntime":
         return Model(bundle, _within_profiles(bundle, _onnx_runtime(bundle)), _no_layers)

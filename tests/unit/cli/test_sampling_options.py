@@ -11,17 +11,20 @@ import pytest
 from click.testing import CliRunner
 
 from tests.unit.runtime.text.tokenizers import byte_level
-from trtkit.cli.llm_options import Model
+from trtkit.bundle.bundle import Bundle
+from trtkit.bundle.manifest import Manifest
 from trtkit.cli.prompts import Prompt, Prompts, PromptsError
 from trtkit.cli.requests import Wording, make_asks, option_params
 from trtkit.cli.sampling_options import FLAGS, flag_of, given_settings, sampling_options
 from trtkit.cli.settings import sampling_params
 from trtkit.errors import RequestError
+from trtkit.runtime.llm import TextBundle
 from trtkit.runtime.sampling.params import SamplingParams
 
 TOKENIZER = byte_level()
-MODEL = Model(Path("bundles/m"), TOKENIZER, 500, 32)
-BARE = Model(Path("bundles/m"), None, 67, 32)
+BUNDLE = Bundle(Path("bundles/m"), Manifest.model_construct())
+MODEL = TextBundle(BUNDLE, TOKENIZER, 500, 32)
+BARE = TextBundle(BUNDLE, None, 67, 32)
 
 
 def given(*words: str) -> dict[str, Any]:
@@ -177,7 +180,7 @@ def test_flag_of_names_the_first_word() -> None:
     )
 
 
-def asks(model: Model, *prompts: Prompt, **options: Any) -> list[Any]:
+def asks(model: TextBundle, *prompts: Prompt, **options: Any) -> list[Any]:
     return make_asks(Prompts(list(prompts)), model, options, Wording())
 
 
@@ -219,7 +222,7 @@ def test_a_text_goes_through_the_tokenizer_and_ids_as_they_are() -> None:
         ),
     ],
 )
-def test_a_prompt_that_cannot_run_says_where_and_why(model: Model, prompt: Prompt, expected: str) -> None:
+def test_a_prompt_that_cannot_run_says_where_and_why(model: TextBundle, prompt: Prompt, expected: str) -> None:
     with pytest.raises(PromptsError) as raised:
         asks(model, prompt)
     tokens = len(TOKENIZER.encode(prompt.content)) if isinstance(prompt.content, str) else 0

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trtkit.config import load_config, load_target, shipped_configs, shipped_targets
-from trtkit.config.load import config_for_onnx
+from trtkit.config.load import config_for_source
 from trtkit.config.schema import DimRange, ShapeRange
 from trtkit.errors import ConfigError
 
@@ -62,7 +62,7 @@ def test_ranges_have_short_and_long_forms(workspace: Path) -> None:
 
 def test_a_files_stem_becomes_a_name_that_a_folder_may_have(workspace: Path) -> None:
     assert load_config(write(workspace, TWO_LINES, "my model (2).yaml")).name == "my-model--2-"
-    assert config_for_onnx(Path("my model.onnx")).name == "my-model"
+    assert config_for_source("onnx", Path("my model.onnx")).name == "my-model"
 
 
 def test_target_option_wins_over_the_file(workspace: Path) -> None:

@@ -18,7 +18,7 @@ KEY_PATHS = st.lists(KEYS | st.integers(0, 9), min_size=1, max_size=4).map(tuple
 
 def applied(data: Any, text: str) -> Any:
     key_path, value = parse_override(text)
-    apply_override(data, key_path, value, text)
+    apply_override(data, key_path, value, f"--set {text}")
     return data
 
 

@@ -24,12 +24,12 @@ RUNTIMES = ["reference", "onnxruntime"]
 @pytest.fixture
 def build(tmp_path: Path) -> Callable[..., Path]:
     """Build a bundle of a model."""
-    from trtkit.config.load import config_for_onnx
+    from trtkit.config.load import config_for_source
     from trtkit.engine.build import build_bundle
 
     def make(model: onnx.ModelProto, *overrides: str) -> Path:
         path = models.save(model, tmp_path / "model.onnx")
-        build_bundle(config_for_onnx(path, overrides), tmp_path / "bundle", new_runner())
+        build_bundle(config_for_source("onnx", path, overrides), tmp_path / "bundle", new_runner())
         return tmp_path / "bundle"
 
     return make

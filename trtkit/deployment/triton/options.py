@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, StrictBool, StrictInt, ValidationError, model_validator
 
 from trtkit.config.explain import explain
-from trtkit.config.overrides import apply_override, parse_override
+from trtkit.config.overrides import read_overrides
 from trtkit.config.strict import StrictModel
 from trtkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trtkit.config.overrides import Override
     from trtkit.config.yaml_file import KeyPath
 
 
@@ -64,14 +65,13 @@ class DeployOptions(StrictModel):
         return self
 
 
-def read_options(overrides: Sequence[str]) -> DeployOptions:
-    """Return the options that `KEY=VALUE` texts change. Raises ConfigError with every fault."""
+def read_options(overrides: Sequence[str | Override]) -> DeployOptions:
+    """Return the options that `KEY=VALUE` texts, or keyword arguments, change. Raises ConfigError with every fault."""
     data: dict[str, Any] = {}
     origins: dict[KeyPath, str] = {}
-    for text in overrides:
-        path, value = parse_override(text)
-        apply_override(data, path, value, text)
-        origins[path] = f"--set {text}"
+    for override in read_overrides(overrides):
+        override.apply(data)
+        origins[override.key_path] = override.origin
 
     def where(path: KeyPath) -> str:
         return next((said for key, said in origins.items() if key == path[: len(key)] or key[: len(path)] == path), "")

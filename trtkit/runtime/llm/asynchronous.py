@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.llm.frontend import Prepared
     from trtkit.runtime.llm.outputs import Delta
     from trtkit.runtime.llm.prompts import Prompt
+    from trtkit.runtime.llm.text_bundle import TextBundle
 
 
 class EngineThread:
@@ -32,7 +33,7 @@ class EngineThread:
     Preparation.
     """
 
-    def __init__(self, bundle: Bundle | Path | str, **options: Any) -> None:
+    def __init__(self, bundle: TextBundle | Bundle | Path | str, **options: Any) -> None:
         self._opened: Future[Frontend] = Future()
         self._orders: queue.SimpleQueue[tuple[Order, Prepared] | str | None] = queue.SimpleQueue()
         self._listeners: dict[str, Callable[[Delta | Exception], None]] = {}
@@ -80,7 +81,7 @@ class EngineThread:
         on_news(GenerationError("the engine has stopped", fix="open the bundle again"))
         return True
 
-    def _run(self, bundle: Bundle | Path | str, options: LlmOptions) -> None:
+    def _run(self, bundle: TextBundle | Bundle | Path | str, options: LlmOptions) -> None:
         """Open the bundle, then serve; what opening raises is raised where the thread was asked for."""
         try:
             self._opened.set_result(Frontend(bundle, options))
@@ -141,7 +142,7 @@ class EngineThread:
 class AsyncLLM:
     """A bundle that answers coroutines, all in one batch. options: those of LlmOptions, by keyword."""
 
-    def __init__(self, bundle: Bundle | Path | str, **options: Any) -> None:
+    def __init__(self, bundle: TextBundle | Bundle | Path | str, **options: Any) -> None:
         self._engine = EngineThread(bundle, **options)
         self._count = 0
 

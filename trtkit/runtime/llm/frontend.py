@@ -14,10 +14,11 @@ from trtkit.runtime.decoder import open_execution
 from trtkit.runtime.generation import DraftProposer, Engine, EngineOptions, LookupProposer
 from trtkit.runtime.llm.job import Job
 from trtkit.runtime.llm.prompts import Prompt, PromptReader
+from trtkit.runtime.llm.text_bundle import TextBundle, read_text_bundle
 from trtkit.runtime.sampling.guides import GuideFactory
 from trtkit.runtime.sampling.settings import Settings, Vocabulary
-from trtkit.runtime.text import eos_token_ids, open_tokenizer
-from trtkit.runtime.vision_language import ImagePrompts, open_tower
+from trtkit.runtime.text import eos_token_ids
+from trtkit.runtime.vision_language import open_tower
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
@@ -63,16 +64,14 @@ class Prepared:
 class Frontend:
     """A bundle ready to answer: tokenizer, engine, and the jobs in it. Not for several threads at once."""
 
-    def __init__(self, bundle: Bundle | Path | str, options: LlmOptions) -> None:
-        opened = open_bundle(Path(bundle)) if isinstance(bundle, (str, Path)) else bundle
-        self.bundle, folder = opened, opened.path / "model"
+    def __init__(self, bundle: TextBundle | Bundle | Path | str, options: LlmOptions) -> None:
+        text = bundle if isinstance(bundle, TextBundle) else read_text_bundle(bundle)
+        opened = self.bundle = text.bundle
         self.execution = open_execution(opened, options.runtime, options.slots, has_cuda_graphs=options.has_cuda_graphs)
-        self.tokenizer = open_tokenizer(folder)
-        vision = opened.manifest.images
-        self.images = None if vision is None else ImagePrompts(vision, folder, self.tokenizer)
+        self.tokenizer, self.images = text.tokenizer, text.images
         self._tower = None if self.images is None else open_tower(opened, options.runtime)
         self.reader = PromptReader(self.tokenizer, self.images, self.execution.max_length)
-        self.vocabulary = _vocabulary(self.execution.vocab_size, eos_token_ids(folder), self.tokenizer)
+        self.vocabulary = _vocabulary(self.execution.vocab_size, eos_token_ids(opened.path / "model"), self.tokenizer)
         engine_options = EngineOptions(
             options.prefill_budget, options.max_queue, options.min_shared_tokens, self._proposer(options)
         )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.generation import Statistics
     from trtkit.runtime.llm.outputs import Delta, RequestOutput
     from trtkit.runtime.llm.prompts import Prompt
+    from trtkit.runtime.llm.text_bundle import TextBundle
 
 
 class LLM:
@@ -25,7 +26,7 @@ class LLM:
     cannot be opened so.
     """
 
-    def __init__(self, bundle: Bundle | Path | str, **options: Any) -> None:
+    def __init__(self, bundle: TextBundle | Bundle | Path | str, **options: Any) -> None:
         self._frontend = Frontend(bundle, LlmOptions(**options))
 
     @property

@@ -1,0 +1,94 @@
+"""The Python API on tiny models, from a source to a deployed bundle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import trtkit
+from tests import models
+from trtkit.bundle.bundle import Bundle
+from trtkit.errors import BundleError, ConfigError, RequestError
+from trtkit.jobs.events import Phase, Step
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trtkit.jobs.events import Event
+
+
+@pytest.fixture
+def onnx_path(workspace: Path) -> Path:
+    return models.save(models.matmul(), workspace / "m.onnx")
+
+
+def test_a_network_goes_from_onnx_to_a_server(onnx_path: Path, workspace: Path) -> None:
+    events: list[Event] = []
+    bundle = trtkit.build("m.onnx", precision="fp16", on_event=events.append)
+    assert isinstance(bundle, Bundle)
+    assert (bundle.path.name, bundle.manifest.config.precision) == ("m", "fp16")
+    assert repr(bundle).startswith("Bundle('bundles/m': m, fp16, engine 0.")
+    assert {type(event) for event in events} >= {Phase, Step}
+    report = trtkit.verify("bundles/m", layers=True)
+    assert report["passed"]
+    assert report["layers"]
+    assert trtkit.verify(bundle)["passed"]
+    model = trtkit.open_model(bundle)
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(model(x), trtkit.open_model("bundles/m", "onnxruntime")(x))
+    (row,) = trtkit.plan(bundle, ["l4"])["gpus"]
+    assert row["gpu"] == "l4"
+    with pytest.raises(BundleError, match="`precision` cannot be changed: a bundle stays as it was built"):
+        trtkit.verify(bundle, precision="fp32")
+    with pytest.raises(BundleError, match="a bundle is built already"):
+        trtkit.build("bundles/m")
+
+
+def test_a_config_is_verified_and_planned_without_a_build(onnx_path: Path, workspace: Path) -> None:
+    assert trtkit.verify(onnx_path, precision="fp16", corners=False)["passed"]
+    config = trtkit.load_config("m.onnx", name="product")
+    assert trtkit.verify(config)["name"] == "product"
+    assert trtkit.plan(config, ["l4"])["model"]["name"] == "product"
+    assert trtkit.plan("m.onnx", ["l4"], concurrency=None)["kind"] == "vision"
+    assert not (workspace / "bundles").exists()
+
+
+def test_a_language_model_is_quantized_built_and_answers(tiny_folder: Path, tiny_bundle: Path, workspace: Path) -> None:
+    sizes = {"max_sequence_length": 96, "max_prefill_length": 32, "max_batch_size": 2}
+    quantized = trtkit.quantize(tiny_folder / "model", "int8_wo", llm=sizes)
+    assert str(quantized).startswith("quantized/model-int8_wo: int8_wo, ")
+    assert quantized.source == {"hf": "quantized/model-int8_wo"}
+    bundle = trtkit.build(tiny_folder / "model", source=quantized.source, llm=sizes)
+    greedy = trtkit.SamplingParams(temperature=0, max_tokens=4)
+    with trtkit.LLM(bundle, runtime="reference") as llm:
+        (output,) = llm.generate("Gravity", greedy)
+        assert len(output.outputs[0].token_ids) == 4
+    (workspace / "t.txt").write_text("Gravity is a fundamental concept. " * 20)
+    found = trtkit.evaluate(bundle, "t.txt", compare=tiny_bundle, windows=2, window_tokens=40, runtime="reference")
+    assert found.perplexity is not None
+    assert found.distance is not None
+    assert found.perplexity.tokens == 80
+    assert 0 < found.distance.divergence_nats < 0.1
+    with pytest.raises(RequestError, match="nothing to evaluate on"):
+        trtkit.evaluate(bundle)
+    with pytest.raises(RequestError, match="0 or more windows of at least 2 tokens"):
+        trtkit.evaluate(bundle, "t.txt", window_tokens=1)
+
+
+def test_the_cost_of_a_published_model_is_estimated() -> None:
+    found = trtkit.plan("llama-2-7b", ["l4"], input_len=64, output_len=16, prices={"l4": 0.7}, precision="fp16")
+    assert found["workload"]["input_len"] == 64
+    with pytest.raises(ConfigError, match="precision='fp2': precision: 'fp2' is not allowed"):
+        trtkit.plan("llama-2-7b", ["l4"], precision="fp2")
+
+
+def test_a_bundle_is_deployed(classifier_bundle: Path, workspace: Path) -> None:
+    written = trtkit.deploy(classifier_bundle, "models", name="things", instances=2, queue={"delay_us": 500})
+    assert written.placements[-1].model.name == "things"
+    assert any("count: 2" in path.read_text() for path in (workspace / "models").rglob("config.pbtxt"))
+    again = trtkit.deploy(classifier_bundle, "models", name="things", instances=1, is_dry_run=True)
+    assert "-" in again.differences
+    with pytest.raises(ConfigError, match="instances=0: instances: "):
+        trtkit.deploy(classifier_bundle, "models", instances=0)

@@ -1,0 +1,236 @@
+"""The Python API: each function reads its arguments, calls one function of a package and returns its result.
+
+Functions take a model as a path (a YAML file, the name of a shipped config, an .onnx or .gguf file, or a folder that
+transformers or TensorRT-LLM saved) or as a ModelConfig. Keyword arguments that a function does not name are keys of the
+config: `precision="fp16"`, `llm={"max_batch_size": 2}`, or with dots `**{"llm.max_batch_size": 2}`. A dict changes the
+keys that it has. Every error is a TrtkitError.
+
+`on_event` is called with each event of `trtkit.jobs.events`: a Phase that begins, a Step that is done, Progress.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtkit.bundle.bundle import Bundle, is_bundle, is_bundle_folder, open_bundle
+from trtkit.config.load import changed_config, find_model_config
+from trtkit.config.overrides import keyword_overrides
+from trtkit.config.schema import ModelConfig
+from trtkit.errors import BundleError
+from trtkit.jobs.events import Phase, ignore
+from trtkit.jobs.runner import new_runner
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trtkit.deployment.triton.deploy import Deployment, Form
+    from trtkit.engine.quantize import QuantizeResult
+    from trtkit.jobs.events import Listener
+    from trtkit.runtime.decoder import Runtime
+    from trtkit.verification.evaluation import Evaluation
+
+Source = str | Path | ModelConfig
+AnyBundle = str | Path | Bundle
+
+
+def load_config(model: Source, **keys: object) -> ModelConfig:
+    """Return the config that `model` stands for, with `keys` changed. It is complete, checked and frozen.
+
+    Raises ConfigError that lists every fault, SourceError if the model is not there.
+    """
+    if isinstance(model, ModelConfig):
+        return changed_config(model, keys)
+    if is_bundle(Path(model)):
+        fix = "give its config; a bundle is for `open_model`, `verify`, `plan`, `deploy`, `bench`, `evaluate` and `LLM`"
+        raise BundleError("a bundle is built already", str(model), fix)
+    return find_model_config(str(model), keyword_overrides(keys))
+
+
+def build(
+    model: Source,
+    out: str | Path | None = None,
+    *,
+    use_cache: bool = True,
+    on_event: Listener = ignore,
+    **keys: object,
+) -> Bundle:
+    """Build an engine and return its bundle: the folder with the engine, its network and the manifest.
+
+    out: the bundle's folder, `bundles/NAME` if None. use_cache: whether the same build may come from the cache.
+    Raises ConfigError, SourceError, BuildError or another TrtkitError; `out` is then as it was.
+    """
+    from trtkit.engine.build import build_bundle
+
+    config = load_config(model, **keys)
+    folder = Path("bundles") / config.name if out is None else Path(out)
+    return build_bundle(config, folder, new_runner(on_event), use_cache=use_cache).bundle
+
+
+def verify(
+    model: Source | Bundle,
+    *,
+    inputs: Sequence[str | Path] = (),
+    against: str | None = None,
+    layers: bool | None = None,
+    corners: bool = True,
+    text: str | Path | None = None,
+    trust_source: bool = False,
+    on_event: Listener = ignore,
+    **keys: object,
+) -> dict[str, Any]:
+    """Compare the network of a bundle or a config with its reference, on the CPU; `report["passed"]` is the verdict.
+
+    inputs: images, .npz files or folders; the config's own if empty. For a language model: text files with a prompt on
+    each line.
+    against: `onnxruntime` or `torch`; what the source runs in if None.
+    layers: whether every layer is compared; only after a failure if None.
+    corners: whether every profile's min, opt, max and random shapes run too.
+    text: a file for a language model's perplexity.
+    trust_source: whether the Python factory that a bundle names as its source may run.
+    Raises TrtkitError if nothing can be compared; a network that is out of tolerance is a report, not an error.
+    """
+    from trtkit.verification.verify import Request, verify_bundle, verify_config
+
+    paths = tuple(map(str, inputs))
+    request = Request(paths, against, layers, corners, None if text is None else str(text), trust_source)
+    network = _network(model, keys)
+    if isinstance(network, Bundle):
+        return verify_bundle(network, request, new_runner(on_event))
+    return verify_config(network, request, new_runner(on_event))
+
+
+def quantize(
+    model: Source,
+    method: str | None = None,
+    out: str | Path | None = None,
+    *,
+    calibration: str | Path | None = None,
+    sensitivity: bool = False,
+    budget: str | None = None,
+    fallback: str | None = None,
+    on_event: Listener = ignore,
+    **keys: object,
+) -> QuantizeResult:
+    """Quantize a model into a folder; `build(model, source=result.source)` builds it.
+
+    A language model becomes a checkpoint in ModelOpt's form, a vision model an ONNX file with Q/DQ.
+
+    method: such as `int8_wo`; the config's own if None. out: `quantized/NAME-METHOD` if None.
+    calibration: text, images or .npz files that activations are measured on; the config's own if None.
+    sensitivity: whether the loss of each of a language model's layers is measured.
+    budget: what the layers that lose most are left out for: `5.5bits` a weight, `80MiB` or `0.02nats`.
+    fallback: the method of those layers; they stay in 16 bits if None.
+    Raises ConfigError, QuantizeError or another TrtkitError; `out` is then as it was.
+    """
+    from trtkit.engine.quantize import quantize_model
+    from trtkit.quantization.jobs import ScoringRequest
+
+    own = {"quantize.method": method, "quantize.calibration.data": calibration}
+    changes = {key: value for key, value in own.items() if value is not None}
+    config = load_config(model, **{**keys, **changes})
+    scoring = ScoringRequest(sensitivity, budget, fallback)
+    return quantize_model(config, None if out is None else Path(out), new_runner(on_event), scoring)
+
+
+def plan(
+    model: Source | Bundle,
+    gpus: Sequence[str] = (),
+    *,
+    input_len: int | None = None,
+    output_len: int | None = None,
+    concurrency: int | None = None,
+    prices: Mapping[str, float] | None = None,
+    on_event: Listener = ignore,
+    **keys: object,
+) -> dict[str, Any]:
+    """Estimate which GPUs fit a model and its best-case speed. No GPU and, for language models, no weights are needed.
+
+    model: also a bundle, a folder with a `config.json`, or the name of a published model such as `llama-2-7b`.
+    gpus: names of the table, such as `l4`; all if empty. input_len, output_len: tokens of a prompt and of its answer.
+    concurrency: requests at once, or images. prices: of an hour, by GPU.
+    Raises PlanError, ConfigError, SourceError.
+    """
+    from trtkit.planning.gpus import find_gpus, planned_gpus
+    from trtkit.planning.plan import Asked, make_plan
+    from trtkit.planning.source import find_model, model_of_bundle, model_of_config
+
+    table = find_gpus(gpus) if gpus else planned_gpus()
+    if isinstance(model, str | Path):
+        planned = find_model(str(model), keyword_overrides(keys))
+    else:
+        network = _network(model, keys)
+        planned = model_of_bundle(network) if isinstance(network, Bundle) else model_of_config(network)
+    return make_plan(planned, Asked(table, input_len, output_len, concurrency, prices), new_runner(on_event))
+
+
+def deploy(
+    bundle: AnyBundle,
+    repository: str | Path,
+    *,
+    name: str = "",
+    form: Form = "auto",
+    recognizer: AnyBundle | None = None,
+    release: str = "",
+    is_dry_run: bool = False,
+    on_event: Listener = ignore,
+    **options: object,
+) -> Deployment:
+    """Put a bundle into a model repository of Triton Inference Server; `trtkit serve` starts a server on it.
+
+    name: of the model; the bundle's own if empty. form: `tensors` for the network's tensors, `pipeline` for images in
+    and answers out, `auto` for what the config knows. recognizer: reads the lines of text that `bundle` detects.
+    release: of Triton, `YY.MM`; what it cannot load is refused. is_dry_run: write nothing; see `differences`.
+    options: keys of docs/deploy-options.md, such as `instances=2` or `queue={"delay_us": 500}`.
+    Raises DeployError, BundleError, ConfigError for options; the repository is then as it was.
+    """
+    from trtkit.deployment.triton.extra import require_extra
+
+    require_extra()
+    from trtkit.deployment.triton.deploy import Asked
+    from trtkit.deployment.triton.deploy import deploy as deploy_bundles
+    from trtkit.deployment.triton.options import read_options
+
+    reads = None if recognizer is None else open_bundle(recognizer)
+    asked = Asked(open_bundle(bundle), name, form, reads, release)
+    serving = read_options(keyword_overrides(options))
+
+    def on_progress(text: str) -> None:
+        on_event(Phase(text))
+
+    return deploy_bundles(asked, Path(repository), serving, on_progress, is_dry_run=is_dry_run)
+
+
+def evaluate(
+    bundle: AnyBundle,
+    text: str | Path | None = None,
+    *,
+    questions: bool = False,
+    compare: AnyBundle | None = None,
+    windows: int = 8,
+    window_tokens: int = 512,
+    runtime: Runtime = "auto",
+    on_event: Listener = ignore,
+) -> Evaluation:
+    """Measure a language model: its perplexity per token on a text, and what quantization cost it.
+
+    text: a UTF-8 file, read in windows. questions: ask 16 short questions whose answers can be checked.
+    compare: the model as it was, which reads the same windows and answers the same questions.
+    windows: how many to read, 0 for all. window_tokens: their length. runtime: `tensorrt`, `reference` or `auto`.
+    Raises GenerationError, RequestError, BundleError.
+    """
+    from trtkit.verification.evaluation import EvaluationRequest, evaluate_bundle
+
+    file = None if text is None else str(text)
+    request = EvaluationRequest(file, questions, windows, window_tokens, runtime)
+    return evaluate_bundle(bundle, request, new_runner(on_event), compare)
+
+
+def _network(model: Source | Bundle, keys: Mapping[str, object]) -> Bundle | ModelConfig:
+    """Return the bundle, or the config, that `model` stands for. Raises BundleError for a bundle with keys."""
+    if isinstance(model, ModelConfig) or (not isinstance(model, Bundle) and not is_bundle_folder(str(model))):
+        return load_config(model, **keys)
+    if keys:
+        what = f"`{next(iter(keys))}` cannot be changed: a bundle stays as it was built"
+        raise BundleError(what, str(model.path if isinstance(model, Bundle) else model), "give its config instead")
+    return open_bundle(model)

@@ -1,0 +1,234 @@
+"""Evaluate a language model: its perplexity on a text, its answers, and its distance from another bundle."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtkit.engine.decoders import llm_options
+from trtkit.errors import GenerationError, RequestError
+from trtkit.jobs.events import Phase, Progress
+from trtkit.runtime.decoder import ReferenceDecoder, open_execution
+from trtkit.runtime.decoder.network import bundle_network
+from trtkit.runtime.llm.text_bundle import read_text_bundle
+from trtkit.verification.perplexity import read_window
+from trtkit.verification.questions import ask
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.jobs.runner import Runner
+    from trtkit.runtime.decoder import DecoderExecution, Runtime
+    from trtkit.runtime.llm.text_bundle import TextBundle
+    from trtkit.runtime.text import Tokenizer
+    from trtkit.verification.questions import Answer
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """What to evaluate on.
+
+    text: a UTF-8 file to read. questions: whether to ask 16 short questions whose answers can be checked.
+    windows: how many windows of the text to read, 0 for all. window_tokens: their length, at least 2.
+    """
+
+    text: str | None = None
+    questions: bool = False
+    windows: int = 8
+    window_tokens: int = 512
+    runtime: Runtime = "auto"
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """exp of the mean negative log-likelihood of a token, over windows that are read each on its own.
+
+    seconds, tokens_per_second: of all models that read the text.
+    """
+
+    perplexity: float
+    windows: int
+    window_tokens: int
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far a model is from another one, on the same windows.
+
+    perplexity: the other's. change: of the perplexity, relative to the other's. divergence_nats: mean Kullback-Leibler
+    divergence of the next token's distribution. same_tokens: share of tokens whose likeliest next one is the same.
+    """
+
+    perplexity: float
+    change: float
+    divergence_nats: float
+    same_tokens: float
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The model's answers. right: how many are right. compared_right: how many of the other model's; None without."""
+
+    answers: tuple[Answer, ...]
+    compared_right: int | None = None
+
+    @property
+    def right(self) -> int:
+        """How many answers are right."""
+        return sum(answer.is_right for answer in self.answers)
+
+    def to_json(self) -> dict[str, object]:
+        """Return JSON data."""
+        data: dict[str, object] = {"right": self.right, "of": len(self.answers)}
+        data["answers"] = [asdict(answer) for answer in self.answers]
+        return data if self.compared_right is None else {**data, "compared_right": self.compared_right}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The other bundle. engine_bytes: of its engine. own_engine_bytes: of the evaluated one's."""
+
+    bundle: str
+    engine_bytes: int
+    own_engine_bytes: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured; None for what was not requested. runtime: what computed it."""
+
+    text: str | None
+    runtime: str
+    perplexity: Perplexity | None = None
+    distance: Distance | None = None
+    questions: Questions | None = None
+    compared: Compared | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return JSON data, as `trtkit eval --json` prints it."""
+        data: dict[str, object] = {"text": self.text, "runtime": self.runtime}
+        data |= {} if self.perplexity is None else asdict(self.perplexity)
+        data |= {} if self.distance is None else {"compared": asdict(self.distance)}
+        data |= {} if self.questions is None else {"questions": self.questions.to_json()}
+        if self.compared is not None:
+            data["compared"] = {**({} if self.distance is None else asdict(self.distance)), **asdict(self.compared)}
+        return data
+
+    def __str__(self) -> str:
+        """Return the figures, one on each line."""
+        lines = [f"runtime: {self.runtime}"]
+        if self.perplexity is not None:
+            lines.append(
+                f"perplexity: {self.perplexity.perplexity:.4f} on {self.perplexity.tokens} tokens of {self.text}"
+            )
+        if self.distance is not None:
+            lines.append(f"change: {self.distance.change:+.2%}, {self.distance.divergence_nats:.4f} nats a token")
+        if self.questions is not None:
+            lines.append(f"answers: {self.questions.right} of {len(self.questions.answers)} right")
+        return "\n".join(lines)
+
+
+def evaluate_bundle(
+    bundle: Bundle | Path | str, request: EvaluationRequest, runner: Runner, base: Bundle | Path | str | None = None
+) -> Evaluation:
+    """Evaluate a language model's bundle; `base` is a bundle to compare it with, such as the one that was quantized.
+
+    A bundle whose engine gives only the last token's logits (`llm.logits: last`) is read by the reference executor on
+    the same network. Raises GenerationError for text, bundle or runtime that cannot be used, RequestError for an empty
+    request or two tokenizers.
+    """
+    if request.text is None and not request.questions:
+        raise RequestError("nothing to evaluate on", "", "give a text to read, or ask the questions")
+    models = [read_text_bundle(each) for each in (bundle, base) if each is not None]
+    pieces = [] if request.text is None else _same_windows(request.text, models, request)
+    runner.report(Phase("open"))
+    executions = [_execution(model, request.runtime) for model in models]
+    perplexity, distance = _measure(executions, pieces, runner) if pieces else (None, None)
+    questions = _ask(executions, models, runner) if request.questions else None
+    compared = None if base is None else _compared(base, models)
+    return Evaluation(request.text, executions[0].description, perplexity, distance, questions, compared)
+
+
+def _compared(base: Bundle | Path | str, models: Sequence[TextBundle]) -> Compared:
+    own, other = (model.bundle.engine_path().stat().st_size for model in models)
+    return Compared(str(base if isinstance(base, (str, Path)) else base.path), other, own)
+
+
+def _same_windows(text: str, models: Sequence[TextBundle], request: EvaluationRequest) -> list[list[int]]:
+    """Return the text's windows, which all models must read alike."""
+    if request.window_tokens < 2 or request.windows < 0:
+        what = f"{request.windows} windows of {request.window_tokens} tokens"
+        raise RequestError(what, "windows", "give 0 or more windows of at least 2 tokens")
+    size = min(request.window_tokens, *(model.max_length for model in models))
+    pieces, *others = [_windows(Path(text), model, size) for model in models]
+    if any(other != pieces for other in others):
+        raise RequestError("the bundles' tokenizers differ, so perplexities per token do", "--compare")
+    return pieces[: request.windows or len(pieces)]
+
+
+def _windows(path: Path, model: TextBundle, size: int) -> list[list[int]]:
+    """Return the text's tokens in windows of `size`; a shorter rest is left out. Raises GenerationError."""
+    tokenizer = _tokenizer(model)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise GenerationError(f"the text cannot be read: {reason}", str(path), "give a UTF-8 text file") from None
+    ids = tokenizer.encode(text)
+    if len(ids) < 2:
+        raise GenerationError(f"the text has {len(ids)} tokens, two are the least", str(path), "give a longer text")
+    size = min(size, len(ids))
+    return [ids[start : start + size] for start in range(0, len(ids) - size + 1, size)]
+
+
+def _tokenizer(model: TextBundle) -> Tokenizer:
+    """Return a bundle's tokenizer. Raises GenerationError if it has none."""
+    if model.tokenizer is None:
+        what, fix = "the bundle has no tokenizer", "build it from a source that has one"
+        raise GenerationError(what, str(model.path), fix)
+    return model.tokenizer
+
+
+def _execution(model: TextBundle, runtime: Runtime) -> DecoderExecution:
+    """Open the model so that it gives the logits of every token."""
+    if llm_options(model.bundle.manifest.config).logits == "all":
+        return open_execution(model.bundle, runtime, 1)
+    if runtime == "tensorrt":
+        what = "the engine gives the logits of the last token only"
+        raise GenerationError(what, str(model.path), "build with `--set llm.logits=all`, or use `--runtime reference`")
+    return ReferenceDecoder(bundle_network(model.bundle, has_all_logits=True), 1)
+
+
+def _ask(executions: Sequence[DecoderExecution], models: Sequence[TextBundle], runner: Runner) -> Questions:
+    """Return the first model's answers, and how many of the second's are right."""
+    runner.report(Phase("questions"))
+    pairs = zip(executions, models, strict=True)
+    answers, *others = [ask(execution, _tokenizer(model)) for execution, model in pairs]
+    return Questions(tuple(answers), sum(each.is_right for each in others[0]) if others else None)
+
+
+def _measure(
+    executions: Sequence[DecoderExecution], pieces: Sequence[list[int]], runner: Runner
+) -> tuple[Perplexity, Distance | None]:
+    """Return the first model's perplexity over windows of one length, and its distance from the second's."""
+    started, reads = time.monotonic(), []
+    for index, ids in enumerate(pieces):
+        runner.report(Progress("perplexity", index, len(pieces)))
+        reads.append(read_window(executions, ids))
+    seconds, tokens = time.monotonic() - started, sum(map(len, pieces))
+    losses = zip(*(read.losses for read in reads), strict=True)
+    own, *others = [math.exp(sum(column) / len(pieces)) for column in losses]
+    rate = len(executions) * tokens / seconds
+    perplexity = Perplexity(own, len(pieces), len(pieces[0]), tokens, seconds, rate)
+    if not others:
+        return perplexity, None
+    divergence = sum(read.divergence for read in reads) / len(reads)
+    same = sum(read.same for read in reads) / len(reads)
+    return perplexity, Distance(others[0], own / others[0] - 1, divergence, same)
