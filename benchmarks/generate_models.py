@@ -74,10 +74,8 @@ def slot_memory() -> dict[str, float]:
 
 def _fill(decoder: ReferenceDecoder) -> None:
     """Write every place of the caches: memory that is only zero need not be there."""
-    nothing = np.zeros(decoder.slots, np.int64)
-    for name, value in decoder.inputs(Call(0, np.zeros((decoder.slots, 1), np.int64), nothing, nothing)).items():
-        if name.startswith("past_"):
-            value.fill_(1)
+    for array in decoder.cache.view(slice(0, decoder.slots)).values():
+        array.fill_(1)
 
 
 def _resident_bytes() -> int:
