@@ -108,13 +108,13 @@ def _sizes(bundle: Bundle) -> dict[str, Any]:
 
 def _errors(bundle: Bundle) -> dict[str, Any]:
     """Return how far outputs and parts are from transformers'."""
-    found = verify_bundle(bundle, Request(corners=False), ChildRunner())
+    report = verify_bundle(bundle, Request(corners=False), ChildRunner())
     return {
-        "relative_rms_error": {key: value["relative_rms_error"] for key, value in found["outputs"].items()},
-        "cosine": {key: value["cosine"] for key, value in found["outputs"].items()},
-        "unpaired_rows": None if found["rows"] is None else found["rows"]["unpaired"],
-        "parts": {part["name"]: part["relative_rms_error"] for part in found["parts"]},
-        "passed": found["passed"],
+        "relative_rms_error": {key: output.relative_rms_error for key, output in report.outputs.items()},
+        "cosine": {key: output.cosine for key, output in report.outputs.items()},
+        "unpaired_rows": None if report.rows is None else report.rows.unpaired,
+        "parts": {part.name: part.relative_rms_error for part in report.parts},
+        "passed": report.passed,
     }
 
 

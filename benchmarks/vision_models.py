@@ -131,11 +131,11 @@ def figures(architecture: str, fields: Json) -> Json:
         config = ModelConfig.model_validate({**asked, "profiles": [{"batch": [1, 2, 4]}]})
         try:
             bundle = build_bundle(config, Path(scratch) / "bundle", ChildRunner(), use_cache=False).bundle
-            found = verify_bundle(bundle, Request(), ChildRunner())
+            report = verify_bundle(bundle, Request(), ChildRunner())
         except TrtkitError as error:
             return {"error": error.what}
-    errors = {name: output["relative_rms_error"] for name, output in found["outputs"].items()}
-    return {"layers": bundle.manifest.totals.layers, "relative_rms_error": errors, "verdict": verdict(found)}
+    errors = {name: output.relative_rms_error for name, output in report.outputs.items()}
+    return {"layers": bundle.manifest.totals.layers, "relative_rms_error": errors, "verdict": verdict(report)}
 
 
 def table(results: dict[str, Json]) -> str:

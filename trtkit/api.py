@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from trtkit.jobs.events import Listener
     from trtkit.runtime.decoder import Runtime
     from trtkit.verification.evaluation import Evaluation
+    from trtkit.verification.report import Report
 
 Source = str | Path | ModelConfig
 AnyBundle = str | Path | Bundle
@@ -78,8 +79,8 @@ def verify(
     trust_source: bool = False,
     on_event: Listener = ignore,
     **keys: object,
-) -> dict[str, Any]:
-    """Compare the network of a bundle or a config with its reference, on the CPU; `report["passed"]` is the verdict.
+) -> Report:
+    """Compare the network of a bundle or a config with its reference, on the CPU; `report.passed` is the verdict.
 
     inputs: images, .npz files or folders; the config's own if empty. For a language model: text files with a prompt on
     each line.

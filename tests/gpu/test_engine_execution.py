@@ -24,6 +24,6 @@ def test_an_engine_computes_what_the_reference_executor_computes(tmp_path: Path,
 
     config = config_for_source("onnx", save(classifier(), tmp_path / "model.onnx"), [f"precision={precision}"])
     bundle = build_bundle(config, tmp_path / "bundle", new_runner(), use_cache=False).bundle
-    found = verify_bundle(bundle, Request(), new_runner())
-    assert found["engine"] is not None
-    assert found["engine"]["passed"], found["engine"]
+    report = verify_bundle(bundle, Request(), new_runner())
+    assert report.engine is not None
+    assert report.engine.passed, report.engine

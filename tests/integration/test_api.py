@@ -32,9 +32,9 @@ def test_a_network_goes_from_onnx_to_a_server(onnx_path: Path, workspace: Path) 
     assert repr(bundle).startswith("Bundle('bundles/m': m, fp16, engine 0.")
     assert {type(event) for event in events} >= {Phase, Step}
     report = trtkit.verify("bundles/m", layers=True)
-    assert report["passed"]
-    assert report["layers"]
-    assert trtkit.verify(bundle)["passed"]
+    assert report.passed
+    assert report.layers
+    assert trtkit.verify(bundle).passed
     model = trtkit.open_model(bundle)
     x = np.ones((2, 3), np.float32)
     np.testing.assert_array_equal(model(x), trtkit.open_model("bundles/m", "onnxruntime")(x))
@@ -47,9 +47,9 @@ def test_a_network_goes_from_onnx_to_a_server(onnx_path: Path, workspace: Path) 
 
 
 def test_a_config_is_verified_and_planned_without_a_build(onnx_path: Path, workspace: Path) -> None:
-    assert trtkit.verify(onnx_path, precision="fp16", corners=False)["passed"]
+    assert trtkit.verify(onnx_path, precision="fp16", corners=False).passed
     config = trtkit.load_config("m.onnx", name="product")
-    assert trtkit.verify(config)["name"] == "product"
+    assert trtkit.verify(config).name == "product"
     assert trtkit.plan(config, ["l4"])["model"]["name"] == "product"
     assert trtkit.plan("m.onnx", ["l4"], concurrency=None)["kind"] == "vision"
     assert not (workspace / "bundles").exists()

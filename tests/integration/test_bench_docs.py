@@ -27,7 +27,7 @@ def test_every_command_of_the_docs_runs(tmp_path: Path, workspace: Path, trtkit:
     bundles = workspace / "bundles"
     bundles.mkdir()
     for name, path in (("efficientnet-lite0", build(tmp_path)), ("llama", tiny_chat.build(tmp_path))):
-        assert verify_bundle(open_bundle(path), Request(), new_runner())["passed"]
+        assert verify_bundle(open_bundle(path), Request(), new_runner()).passed
         (bundles / name).symlink_to(path)
     scripts = [block.text for block in blocks(DOCS / "benchmarking.md", "bash")]
     assert len(scripts) == 2

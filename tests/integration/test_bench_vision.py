@@ -41,7 +41,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from trtkit.verification.verify import Request, verify_bundle
 
     path = build(tmp_path_factory.mktemp("tiny"))
-    assert verify_bundle(open_bundle(path), Request(), new_runner())["passed"]
+    assert verify_bundle(open_bundle(path), Request(), new_runner()).passed
     return path
 
 
@@ -135,9 +135,8 @@ def test_a_bundle_that_was_not_verified_is_refused(tmp_path: Path, refuses: Call
     assert ran.code == 0
     assert "UNVERIFIED: the bundle was never verified" in ran.out
     manifest = json.loads((path / "manifest.json").read_text())
-    found = {"passed": False, "reference": "x", "tolerance": 0.1, "outputs": {}, "corners": [{"passed": False}]}
-    found["task"] = {"agreement": 1.0, "required": 1.0}
-    (path / "manifest.json").write_text(json.dumps(manifest | {"verify": found}))
+    verify = {"passed": False, "verdict": "out of tolerance", "reference": "x", "verified_at": "", "trtkit": ""}
+    (path / "manifest.json").write_text(json.dumps(manifest | {"verify": verify}))
     said = "the bundle's verification failed: out of tolerance"
     assert refuses("bench", path, "-q") == f"{path}: {said}\n{fix}"
     assert refuses("bench", path, "--compare", path, "-q") == f"{path}: {said}\n{fix}"

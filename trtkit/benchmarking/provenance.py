@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from trtkit.backends import list_gpus
 from trtkit.engine.cache import tool_versions
 from trtkit.errors import BenchError
-from trtkit.verification.verdict import verdict
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
@@ -27,9 +26,9 @@ _STATE = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_th
 def verification(bundle: Bundle, *, is_waived: bool) -> str:
     """Return in words how the bundle was verified. Raises BenchError where it was not, unless that is waived."""
     found = bundle.manifest.verify
-    if found is not None and found["passed"]:
-        return f"verified at {found['verified_at']} against {found['reference']}"
-    what = "the bundle was never verified" if found is None else f"the bundle's verification failed: {verdict(found)}"
+    if found is not None and found.passed:
+        return f"verified at {found.verified_at} against {found.reference}"
+    what = "the bundle was never verified" if found is None else f"the bundle's verification failed: {found.verdict}"
     if is_waived:
         return f"UNVERIFIED: {what}"
     fix = f"run `trtkit verify {shlex.quote(str(bundle.path))}`, or measure all the same with `--unverified`"

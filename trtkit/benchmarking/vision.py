@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -184,5 +185,5 @@ def _ratio(ours: str, our_timing: Timing, theirs: str, their_timing: Timing) -> 
 def _difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float | None:
     """Return the largest relative RMS error between outputs of the same names; None where it has no number."""
     shared = [name for name in ours if name in theirs]
-    found = worst([compare(ours[name], theirs[name]) for name in shared]) if shared else None
-    return None if found is None else found.to_json()["relative_rms_error"]
+    error = worst([compare(ours[name], theirs[name]) for name in shared]).relative_rms_error if shared else math.inf
+    return error if math.isfinite(error) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from trtkit.config.schema import ModelConfig
 from trtkit.config.strict import StrictModel
@@ -157,6 +157,18 @@ class DecoderRecord(StrictModel):
     images: ImagesRecord | None = None
 
 
+class VerificationRecord(BaseModel):
+    """The last verification: its report's JSON form without layers, of which only these fields are read."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    verified_at: str = Field(description="UTC, ISO 8601.")
+    trtkit: str = Field(description="Version.")
+    passed: bool
+    verdict: str = Field(description="In two words.")
+    reference: str
+
+
 class ModelRecord(StrictModel):
     """What is known of a model once its networks are written. inputs, outputs, profiles: the model's own."""
 
@@ -175,7 +187,7 @@ class ModelRecord(StrictModel):
 class Manifest(ModelRecord):
     """The whole of `manifest.json`.
 
-    build_key: SHA-256 over everything the plan follows from. verify: the last verification's summary, None before.
+    build_key: SHA-256 over everything the plan follows from. verify: the last verification, None before.
     """
 
     schema_version: Literal[3] = 3
@@ -191,7 +203,7 @@ class Manifest(ModelRecord):
     known: FileRecord | None = Field(None, description="Requests whose answers are known; `trtkit deploy` adds them.")
     warnings: tuple[str, ...] = ()
     metrics: BuildMetrics
-    verify: dict[str, Any] | None = None
+    verify: VerificationRecord | None = None
 
     @model_validator(mode="after")
     def _stages_files_have_digests(self) -> Self:

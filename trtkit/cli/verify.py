@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +17,7 @@ from trtkit.files import write_output
 
 if TYPE_CHECKING:
     from trtkit.jobs.runner import Runner
+    from trtkit.verification.report import Report
     from trtkit.verification.verify import Request
 
 EPILOG = """\b
@@ -88,11 +90,11 @@ def command(
     asked = True if fix is not None or (html is not None and layers is None) else layers
     request = Request(inputs, against, asked, corners, text, trust_source)
     with show_progress(quiet=quiet or as_json) as runner:
-        found = _verify(path, request, overrides, target, runner)
-        if fix is not None and not found["passed"]:
-            found = _fix(path, fix, found, request, overrides, target, runner)
-    _report(found, html, as_json=as_json)
-    sys.exit(0 if found["passed"] else OUT_OF_TOLERANCE)
+        report = _verify(path, request, overrides, target, runner)
+        if fix is not None and not report.passed:
+            report = _fix(path, fix, report, request, overrides, target, runner)
+    _show(report, html, as_json=as_json)
+    sys.exit(0 if report.passed else OUT_OF_TOLERANCE)
 
 
 def _check_outputs(path: str, html: Path | None, fix: Path | None) -> None:
@@ -110,7 +112,7 @@ def _verify(
     overrides: tuple[str, ...],
     target: str | None,
     runner: Runner,
-) -> dict[str, Any]:
+) -> Report:
     """Verify a bundle as it stands, or the network of a config."""
     from trtkit.bundle.bundle import is_bundle_folder, open_bundle
     from trtkit.config.load import find_model_config
@@ -126,33 +128,34 @@ def _verify(
 def _fix(
     path: str,
     out: Path,
-    found: dict[str, Any],
+    report: Report,
     request: Request,
     overrides: tuple[str, ...],
     target: str | None,
     runner: Runner,
-) -> dict[str, Any]:
+) -> Report:
     """Repair the config at `path` and write the copy to `out`."""
     from trtkit.config.load import find_model_config
     from trtkit.verification.fix import config_yaml, repair
+    from trtkit.verification.report import Repair
 
-    config, found = repair(find_model_config(path, overrides, target), found, request, runner)
+    config, report = repair(find_model_config(path, overrides, target), report, request, runner)
     write_output(out, config_yaml(config))
-    return {**found, "fixed": {"config": str(out), "keep_fp32": list(config.keep_fp32)}}
+    return replace(report, fixed=Repair(str(out), config.keep_fp32))
 
 
-def _report(found: dict[str, Any], html: Path | None, *, as_json: bool) -> None:
+def _show(report: Report, html: Path | None, *, as_json: bool) -> None:
     """Write the HTML report and print the result."""
     if html is not None:
         from trtkit.report.verification import html_report
 
-        write_output(html, html_report(found))
+        write_output(html, html_report(report))
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(report.to_json()))
         return
     from trtkit.cli.tables import show
     from trtkit.cli.verify_tables import verify_tables
 
-    show(verify_tables(found))
+    show(verify_tables(report))
     if html is not None:
         say(f"report: {html}")

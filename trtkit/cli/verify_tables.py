@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -10,167 +11,157 @@ from trtkit.cli.tables import listing, pairs, shape_text
 from trtkit.verification.verdict import reason, slice_text, verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import RenderableType
     from rich.table import Table
 
-Json = dict[str, Any]
+    from trtkit.verification.report import Agreement, Comparison, Corner, LayerError, Part, Perplexity, Report, Rows
 
 # Layers listed: the first out of tolerance and those with the largest errors.
 _TOP = 10
 
 
-def verify_tables(found: Json) -> Iterator[RenderableType]:
+def verify_tables(report: Report) -> Iterator[RenderableType]:
     """Yield the report's tables, the verdict last."""
-    yield _overview(found)
-    yield _outputs(found["outputs"], "outputs")
-    if found.get("rows"):
-        yield _rows(found["rows"])
-    if found.get("parts"):
-        yield _parts(found["parts"])
-    if found["engine"]:
-        yield _outputs(found["engine"]["outputs"], "the engine on this GPU against the reference executor")
-    if found["task"]["measure"]:
-        yield _answers(found["task"])
-    if found.get("perplexity"):
-        yield _perplexity(found["perplexity"])
-    if found["corners"]:
-        yield _corners(found["corners"])
-    if found["layers"]:
-        yield _layers(found["layers"])
-        yield _ranges(found["layers"])
-        wrong = first_out_of_tolerance(found["layers"], found["tolerance"])
+    yield _overview(report)
+    yield _outputs(report.outputs, "outputs")
+    if report.rows:
+        yield _rows(report.rows)
+    if report.parts:
+        yield _parts(report.parts)
+    if report.engine:
+        yield _outputs(report.engine.outputs, "the engine on this GPU against the reference executor")
+    if report.task.measure:
+        yield _answers(report.task)
+    if report.perplexity:
+        yield _perplexity(report.perplexity)
+    if report.corners:
+        yield _corners(report.corners)
+    if report.layers:
+        yield _layers(report.layers)
+        yield _ranges(report.layers)
+        wrong = first_out_of_tolerance(report.layers, report.tolerance)
         if wrong is not None:
             yield _first_wrong(wrong)
-    if found.get("unreal"):
-        yield Text(found["unreal"], "yellow")
-    if "layers_problem" in found:
-        yield _red(found["layers_problem"])
-    if "fixed" in found:
-        kept = ", ".join(found["fixed"]["keep_fp32"])
-        yield Text.assemble(("repaired: ", "green"), f"{found['fixed']['config']} keeps in fp32: {kept}")
-    said = (verdict(found), _verdict_style(found))
-    yield Text.assemble(said, f": {found['name']} in {found['precision']}, {reason(found)}")
+    if report.unreal:
+        yield Text(report.unreal, "yellow")
+    if report.layers_problem:
+        yield _red(report.layers_problem)
+    if report.fixed:
+        kept = ", ".join(report.fixed.keep_fp32)
+        yield Text.assemble(("repaired: ", "green"), f"{report.fixed.config} keeps in fp32: {kept}")
+    said = (verdict(report), _verdict_style(report))
+    yield Text.assemble(said, f": {report.name} in {report.precision}, {reason(report)}")
 
 
-def first_out_of_tolerance(layers: list[Json], tolerance: float) -> Json | None:
+def first_out_of_tolerance(layers: Sequence[LayerError], tolerance: float) -> LayerError | None:
     """Return the first layer whose error exceeds `tolerance` or that is not finite."""
-    return next((layer for layer in layers if _error(layer) > tolerance or not layer["is_finite"]), None)
+    return next((layer for layer in layers if layer.relative_rms_error > tolerance or not layer.is_finite), None)
 
 
-def error_text(value: float | None) -> str:
-    """Return an error; None stands for infinite."""
-    return "inf" if value is None else f"{value:.2e}"
-
-
-def _overview(found: Json) -> Table:
-    rows = pairs(f"verify {found['name']}")
-    rows.add_row("network", found["executor"])
-    rows.add_row("reference", found["reference"])
-    rows.add_row("inputs", ", ".join(found["samples"]))
+def _overview(report: Report) -> Table:
+    rows = pairs(f"verify {report.name}")
+    rows.add_row("network", report.executor)
+    rows.add_row("reference", report.reference)
+    rows.add_row("inputs", ", ".join(report.samples))
     return rows
 
 
-def _outputs(outputs: Json, title: str) -> Table:
+def _outputs(outputs: Mapping[str, Comparison], title: str) -> Table:
     rows = listing(title, "name", "relative RMS error", "max abs error", "cosine", "worst slice")
     for name, item in outputs.items():
-        rms, largest = error_text(item["relative_rms_error"]), error_text(item["max_abs_error"])
-        rows.add_row(name, rms, largest, f"{item['cosine']:.8f}", slice_text(item))
-        if item["problem"]:
-            rows.add_row(f"  {item['problem']}")
-        if item["equal_nans"]:
-            rows.add_row(f"  NaN on both sides: {item['equal_nans']} of {item['values']} values, not counted as error")
+        rms, largest = f"{item.relative_rms_error:.2e}", f"{item.max_abs_error:.2e}"
+        rows.add_row(name, rms, largest, f"{item.cosine:.8f}", slice_text(item))
+        if item.problem:
+            rows.add_row(f"  {item.problem}")
+        if item.equal_nans:
+            rows.add_row(f"  NaN on both sides: {item.equal_nans} of {item.values} values, not counted as error")
     return rows
 
 
-def _rows(rows: Json) -> Text:
+def _rows(rows: Rows) -> Text:
     """Say how many rows the other side does not have, which no error of the outputs counts."""
-    said = f"rows paired; {rows['unpaired']:.1%} had no partner, at most {rows['allowed']:.1%} allowed"
-    return Text(said, "" if rows["passed"] else "red")
+    said = f"rows paired; {rows.unpaired:.1%} had no partner, at most {rows.allowed:.1%} allowed"
+    return Text(said, "" if rows.passed else "red")
 
 
-def _parts(parts: list[Json]) -> Table:
+def _parts(parts: Sequence[Part]) -> Table:
     """List what parts of a hybrid give, beside what the reference's modules do."""
     rows = listing("parts, each with all before it", "part", "reference module", "relative RMS error", "")
     for part in parts:
-        verdict = "right" if part["passed"] else _red(_fault(part))
-        rows.add_row(part["name"], part["module"], error_text(part["relative_rms_error"]), verdict)
+        verdict = "right" if part.passed else _red(_fault(part))
+        rows.add_row(part.name, part.module, f"{part.relative_rms_error:.2e}", verdict)
     return rows
 
 
-def _answers(task: Json) -> Table:
+def _answers(task: Agreement) -> Table:
     rows = pairs("answers")
-    top_5 = "" if task["top_5"] is None else f", top-5 {task['top_5']:.1%}"
-    rows.add_row(task["measure"], f"{task['agreement']:.1%} equal the reference's{top_5}")
-    rows.add_row("ours", ", ".join(str(ours) for ours, _ in task["answers"][:_TOP]))
-    rows.add_row("reference", ", ".join(str(theirs) for _, theirs in task["answers"][:_TOP]))
+    top_5 = "" if task.top_5 is None else f", top-5 {task.top_5:.1%}"
+    rows.add_row(task.measure, f"{task.agreement:.1%} equal the reference's{top_5}")
+    rows.add_row("ours", ", ".join(str(ours) for ours, _ in task.answers[:_TOP]))
+    rows.add_row("reference", ", ".join(str(theirs) for _, theirs in task.answers[:_TOP]))
     return rows
 
 
-def _perplexity(text: Json) -> Table:
+def _perplexity(text: Perplexity) -> Table:
     rows = pairs("perplexity per token")
-    rows.add_row("text", f"{text['text']}, {text['windows']} windows, {text['tokens']} tokens")
-    rows.add_row("ours", f"{text['perplexity']:.4f}")
-    rows.add_row("reference", f"{text['reference']:.4f}")
-    rows.add_row("change", f"{text['relative_change']:.3%}, at most {text['allowed']:.1%} allowed")
+    rows.add_row("text", f"{text.text}, {text.windows} windows, {text.tokens} tokens")
+    rows.add_row("ours", f"{text.perplexity:.4f}")
+    rows.add_row("reference", f"{text.reference:.4f}")
+    rows.add_row("change", f"{text.relative_change:.3%}, at most {text.allowed:.1%} allowed")
     return rows
 
 
-def _corners(corners: list[Json]) -> Table:
+def _corners(corners: Sequence[Corner]) -> Table:
     rows = listing("profile corners", "corner", "shapes", "relative RMS error", "")
     for corner in corners:
-        shapes = "; ".join(f"{name} {shape_text(shape)}" for name, shape in corner["shapes"].items())
-        error = "" if corner["relative_rms_error"] is None else error_text(corner["relative_rms_error"])
-        verdict = "right" if corner["passed"] else _red(_fault(corner))
-        rows.add_row(corner["name"], shapes, error, verdict)
+        shapes = "; ".join(f"{name} {shape_text(shape)}" for name, shape in corner.shapes.items())
+        error = "" if corner.relative_rms_error == math.inf else f"{corner.relative_rms_error:.2e}"
+        verdict = "right" if corner.passed else _red(_fault(corner))
+        rows.add_row(corner.name, shapes, error, verdict)
     return rows
 
 
-def _layers(layers: list[Json]) -> Table:
+def _layers(layers: Sequence[LayerError]) -> Table:
     """List the layers with the largest errors in the order they run."""
-    worst = sorted(layers, key=_error, reverse=True)[:_TOP]
+    worst = sorted(layers, key=lambda layer: layer.relative_rms_error, reverse=True)[:_TOP]
     rows = listing("largest errors against the widened network", "layer", "type", "relative RMS error", "")
     for layer in (layer for layer in layers if layer in worst):
-        note = "" if layer["is_finite"] else _red("not finite")
-        rows.add_row(layer["layer"], f"{layer['kind']} {layer['dtype']}", error_text(layer["relative_rms_error"]), note)
+        note = "" if layer.is_finite else _red("not finite")
+        rows.add_row(layer.layer, f"{layer.kind} {layer.dtype}", f"{layer.relative_rms_error:.2e}", note)
     return rows
 
 
-def _ranges(layers: list[Json]) -> Table:
+def _ranges(layers: Sequence[LayerError]) -> Table:
     """List the layers nearest to overflow in fp16, with what other types would do."""
-    nearest = sorted(layers, key=lambda layer: layer["headroom_bits"]["fp16"])[:_TOP]
+    nearest = sorted(layers, key=lambda layer: layer.headroom_bits["fp16"])[:_TOP]
     rows = listing("least headroom (bits)", "layer", "largest", "fp16", "bf16", "fp8", "flushed in fp16")
     for layer in nearest:
-        bits = layer["headroom_bits"]
+        bits = layer.headroom_bits
         texts = [
             _red(f"{bits[kind]:.1f}") if bits[kind] < 0 else f"{bits[kind]:.1f}" for kind in ("fp16", "bf16", "fp8")
         ]
-        rows.add_row(layer["layer"], f"{layer['largest']:.3g}", *texts, f"{layer['flushed']['fp16']:.1%}")
+        rows.add_row(layer.layer, f"{layer.largest:.3g}", *texts, f"{layer.flushed['fp16']:.1%}")
     return rows
 
 
-def _first_wrong(layer: Json) -> Text:
+def _first_wrong(layer: LayerError) -> Text:
     """Return where the network leaves its tolerance."""
-    what = f"{layer['layer']} ({layer['kind']} {layer['dtype']}), error {error_text(layer['relative_rms_error'])}"
+    what = f"{layer.layer} ({layer.kind} {layer.dtype}), error {layer.relative_rms_error:.2e}"
     return Text.assemble(("first layer out of tolerance: ", "red"), what)
 
 
-def _verdict_style(found: Json) -> str:
-    if not found["passed"]:
+def _verdict_style(report: Report) -> str:
+    if not report.passed:
         return "bold red"
-    return "bold green" if verdict(found) == "right" else "bold yellow"
+    return "bold green" if verdict(report) == "right" else "bold yellow"
 
 
-def _fault(compared: Json) -> str:
+def _fault(compared: Comparison | Corner) -> str:
     """Return what is wrong with a part or a corner."""
-    return str(compared["problem"] or slice_text(compared) or "out of tolerance")
+    return str(compared.problem or slice_text(compared) or "out of tolerance")
 
 
 def _red(text: str) -> Text:
     return Text(text, "red")
-
-
-def _error(layer: Json) -> float:
-    error = layer["relative_rms_error"]
-    return float("inf") if error is None else float(error)

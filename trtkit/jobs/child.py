@@ -51,7 +51,7 @@ def run_child(job: Job[Request, Result], request: Request, report: Listener, sev
     with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
         log = Path(folder) / "log"
         data = json.dumps(to_json(request))
-        answer, returncode = _converse([job.function, job.request_name], data, Context(report, log, severity))
+        answer, returncode = _converse(job, data, Context(report, log, severity))
         if answer is None:
             raise ChildCrashError(returncode, log.read_text(errors="replace"))
     return result_of(job, answer)
@@ -64,10 +64,11 @@ def result_of(job: Job[Request, Result], answer: dict[str, Any]) -> Result:
     return from_json(job.result, answer["result"])
 
 
-def _converse(names: list[str], request: str, context: Context) -> tuple[dict[str, Any] | None, int]:
-    """Start the child, pass its events on, and return its last word and exit code. names: of function and request."""
+def _converse(job: Job[Request, Result], request: str, context: Context) -> tuple[dict[str, Any] | None, int]:
+    """Start the child, pass its events on, and return its last word and exit code."""
     read_end, write_end = os.pipe()
-    command = [sys.executable, "-P", "-m", "trtkit.jobs.worker", *names, str(write_end), str(context.log)]
+    names = (job.function, job.request_name, str(write_end))
+    command = [sys.executable, "-P", "-m", "trtkit.jobs.worker", *names, str(context.log)]
     with context.log.open("wb") as log_file:
         process = subprocess.Popen(
             [*command, *([context.severity] if context.severity else [])],
@@ -80,14 +81,14 @@ def _converse(names: list[str], request: str, context: Context) -> tuple[dict[st
     os.close(write_end)
     answer: dict[str, Any] | None = None
     try:
-        with os.fdopen(read_end, encoding="utf-8") as events, followed(context.log, names[0].partition(":")[2]):
+        with os.fdopen(read_end, encoding="utf-8") as events, followed(context.log, job.name):
             _send(process, request)
             for line in events:
                 event = json.loads(line)
                 if event["event"] in {"result", "error"}:
                     answer = event
                 else:
-                    context.report(event_from_json(event))
+                    context.report(event_from_json(event, job.result))
         return answer, process.wait()
     finally:
         _end(process)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+from trtkit.jobs.json_form import from_json, to_json
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The report of a verification before its layers are compared; it stands even if the job then dies."""
+    """The result of a job so far, of the job's own type; it stands even if the job then dies."""
 
-    report: dict[str, Any]
+    report: object
 
 
 Event = Phase | Step | Progress | Verdict
@@ -47,15 +49,17 @@ def ignore(_event: Event) -> None:
     """Take an event and do nothing."""
 
 
-_KINDS: dict[str, type[Event]] = {kind.__name__.lower(): kind for kind in (Phase, Step, Progress, Verdict)}
+_KINDS: dict[str, type[Event]] = {kind.__name__.lower(): kind for kind in (Phase, Step, Progress)}
 
 
 def event_to_json(event: Event) -> dict[str, Any]:
     """Return the event as a JSON object: its kind under `event`, and its fields."""
-    return {"event": type(event).__name__.lower(), **asdict(event)}
+    return {"event": type(event).__name__.lower(), **to_json(event)}
 
 
-def event_from_json(data: dict[str, Any]) -> Event:
-    """Return the event that `event_to_json` wrote."""
+def event_from_json(data: dict[str, Any], result: type) -> Event:
+    """Return the event that `event_to_json` wrote. result: the type of the job's result."""
+    if data["event"] == "verdict":
+        return Verdict(from_json(result, data["report"]))
     fields = dict(data)
     return _KINDS[fields.pop("event")](**fields)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trtkit.runtime.tasks import ctc_characters, ctc_text, top_classes
 from trtkit.verification.detections import layout_of, read_detections, shared
+from trtkit.verification.report import Agreement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,29 +19,6 @@ if TYPE_CHECKING:
 Arrays = dict[str, np.ndarray[Any, Any]]
 # Detections near the threshold, or that suppression joins otherwise, may differ.
 _DETECTIONS = 0.9
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How answers agree. measure: `top-1`, `text`, `detections`, or empty where there is none.
-
-    agreement: share of equal answers. answers: ours and the reference's, one pair an item.
-    """
-
-    measure: str = ""
-    agreement: float = 1.0
-    required: float = 0.0
-    top_5: float | None = None
-    answers: tuple[tuple[Any, Any], ...] = field(default=())
-
-    @property
-    def passed(self) -> bool:
-        """Whether enough answers agree."""
-        return self.agreement >= self.required
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON data."""
-        return asdict(self)
 
 
 def agreement(

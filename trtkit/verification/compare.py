@@ -3,47 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from trtkit.verification.slices import WorstSlice, floor_of, worst_slice
-
-if TYPE_CHECKING:
-    from trtkit.verification.slices import Limits
+from trtkit.verification.report import Comparison
+from trtkit.verification.slices import floor_of, worst_slice
 
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """How far a result is from its reference.
-
-    relative_rms_error: `||a-b|| / ||b||`, where b is all zeros the RMS of a; infinite where one is finite and the
-        other is not, or shapes differ.
-    max_rel_error: largest `|a-b| / |b|` where b is not 0. cosine: cosine similarity.
-    worst_slice: the channel, query or position that is farthest off; None for outputs of one axis.
-    equal_nans: NaNs at the same places on both sides, which count as equal. values: how many values there are.
-    """
-
-    relative_rms_error: float
-    max_abs_error: float
-    max_rel_error: float
-    cosine: float
-    problem: str = ""
-    worst_slice: WorstSlice | None = None
-    equal_nans: int = 0
-    values: int = 0
-
-    def is_within(self, limits: Limits) -> bool:
-        """Whether the whole and its worst slice are near enough."""
-        slices = 0.0 if self.worst_slice is None else self.worst_slice.relative_rms_error
-        return self.relative_rms_error <= limits.tolerance and slices <= limits.slices
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON data; infinities, which JSON lacks, as null."""
-        return {key: _finite(value) for key, value in asdict(self).items()}
 
 
 def compare(result: Array, reference: Array, floor: float = floor_of(0.0)) -> Comparison:
@@ -94,7 +61,3 @@ def worst(comparisons: list[Comparison]) -> Comparison:
 
 def _hopeless(problem: str) -> Comparison:
     return Comparison(math.inf, math.inf, math.inf, 0.0, problem)
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -19,11 +19,12 @@ from trtkit.resolve import resolve
 from trtkit.runtime.decoder import Call, ReferenceDecoder, decoder_network
 from trtkit.verification.compare import worst
 from trtkit.verification.decoder_reference import TransformersReference
-from trtkit.verification.job import corner_json
+from trtkit.verification.job import corner
 from trtkit.verification.layers import layer_errors
 from trtkit.verification.logits import LogitsCompared, compare_rows
 from trtkit.verification.perplexity import mean_loss, windows
 from trtkit.verification.prompts import Prompt, read_prompts
+from trtkit.verification.report import Agreement, Check, Corner, LayerError, Output, Perplexity, Report
 from trtkit.verification.rounded_inputs import round_inputs
 from trtkit.verification.signal import hollow_outputs
 from trtkit.verification.slices import limits_of
@@ -34,9 +35,8 @@ if TYPE_CHECKING:
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import Context
     from trtkit.sources.decoder_source import DecoderSource
+    from trtkit.verification.corners import Shapes
     from trtkit.verification.jobs import VerifyRequest
-
-Json = dict[str, Any]
 
 _NEW_TOKENS = 12
 _SLOTS = 3
@@ -98,8 +98,8 @@ def rounds_activations(opened: DecoderSource) -> bool:
     return any(isinstance(weight, QuantizedMatrix) and weight.inputs is not None for weight in weights)
 
 
-def verify(request: VerifyRequest, context: Context) -> Json:
-    """Compare logits, greedy tokens, slots and, where asked, perplexity and every layer; return the report's data."""
+def verify(request: VerifyRequest, context: Context) -> Report:
+    """Compare logits, greedy tokens, slots and, where asked, perplexity and every layer."""
     verifier = DecoderVerifier(request, context.report)
     prompts = read_prompts(request.request.inputs, verifier.opened, llm_options(verifier.config))
     context.report(Phase("compare logits"))
@@ -107,37 +107,38 @@ def verify(request: VerifyRequest, context: Context) -> Json:
     context.report(Phase("compare greedy tokens"))
     answers = _greedy(verifier, prompts)
     corners = _corners(verifier, prompts, context.report) if request.request.corners else []
-    text = _perplexity(verifier, Path(request.request.text), context.report) if request.request.text else None
+    perplexity = _perplexity(verifier, Path(request.request.text), context.report) if request.request.text else None
     same = sum(ours == theirs for ours, theirs in answers) / len(answers)
     # Where two tokens are nearly equally likely, the rounding of 16 bits may choose; that of fp32 does not.
     is_exact = verifier.config.precision == "fp32" and not verifier.rounds_activations
     required, least = float(is_exact), 0.0 if verifier.rounds_activations else _MIN_AGREEMENT
-    passed = logits["passed"] and agreement >= least and same >= required
-    passed = passed and all(corner["passed"] for corner in corners) and (text is None or text["passed"])
-    found = {
-        "passed": passed,
-        "precision": verifier.config.precision,
-        "reference": verifier.reference.description,
-        "executor": f"trtkit reference executor on the {verifier.backend.name} {verifier.backend.version} network",
-        **verifier.limits.to_json(),
-        "samples": [prompt.name for prompt in prompts],
-        "outputs": {"logits": logits},
-        "hollow": hollow_outputs({"logits": logits}, verifier.limits),
-        "top_1_agreement": agreement,
-        "task": {"measure": "greedy text", "agreement": same, "required": required, "top_5": None, "answers": answers},
-        "corners": corners,
-        "perplexity": text,
-        "layers": [],
-        "engine": None,
-    }
-    if request.request.wants_layers(passed=passed):
-        context.report(Verdict(dict(found)))
-        found["layers"] = _layers(verifier, prompts[0], context.report)
-    return found
+    task = Agreement("greedy text", same, required, None, tuple(answers))
+    checks: list[Check] = [logits, *corners, task, *([] if perplexity is None else [perplexity])]
+    report = Report(
+        name=verifier.config.name,
+        passed=all(check.passed for check in checks) and agreement >= least,
+        precision=verifier.config.precision,
+        reference=verifier.reference.description,
+        executor=f"trtkit reference executor on the {verifier.backend.name} {verifier.backend.version} network",
+        tolerance=verifier.limits.tolerance,
+        slice_tolerance=verifier.limits.slices,
+        slice_floor=verifier.limits.floor,
+        samples=tuple(prompt.name for prompt in prompts),
+        outputs={"logits": logits},
+        hollow=hollow_outputs({"logits": logits}, verifier.limits),
+        task=task,
+        corners=tuple(corners),
+        top_1_agreement=agreement,
+        perplexity=perplexity,
+    )
+    if request.request.wants_layers(passed=report.passed):
+        context.report(Verdict(report))
+        report = replace(report, layers=_layers(verifier, prompts[0], context.report))
+    return report
 
 
-def _compare_logits(verifier: DecoderVerifier, prompts: list[Prompt]) -> tuple[Json, float]:
-    """Return the worst comparison as data, and the share of equal top-1 tokens where the best two are clearly apart."""
+def _compare_logits(verifier: DecoderVerifier, prompts: list[Prompt]) -> tuple[Output, float]:
+    """Return the worst comparison, and the share of equal top-1 tokens where the best two are clearly apart."""
     compared, hits, clear = LogitsCompared(verifier.limits), 0, 0
     for prompt in prompts:
         ours, theirs = verifier.logits(prompt), verifier.reference.logits(prompt.ids)
@@ -147,7 +148,7 @@ def _compare_logits(verifier: DecoderVerifier, prompts: list[Prompt]) -> tuple[J
         is_clear = best[:, 0] - best[:, 1] > _CLEAR_ROUNDINGS * rounding
         hits += int((ours.argmax(-1) == theirs.argmax(-1))[is_clear].sum())
         clear += int(is_clear.sum())
-    return compared.to_json(), hits / clear if clear else 1.0
+    return compared.output(), hits / clear if clear else 1.0
 
 
 def _greedy(verifier: DecoderVerifier, prompts: list[Prompt]) -> list[tuple[str, str]]:
@@ -162,7 +163,7 @@ def _greedy(verifier: DecoderVerifier, prompts: list[Prompt]) -> list[tuple[str,
     return answers
 
 
-def _corners(verifier: DecoderVerifier, prompts: list[Prompt], report: Listener) -> list[Json]:
+def _corners(verifier: DecoderVerifier, prompts: list[Prompt], report: Listener) -> list[Corner]:
     """Check what serving relies on: chunks give what one prefill gives, slots together what each gives alone."""
     report(Phase("chunks and slots"))
     longest = max(prompts, key=lambda prompt: len(prompt.ids))
@@ -172,22 +173,22 @@ def _corners(verifier: DecoderVerifier, prompts: list[Prompt], report: Listener)
         verifier.stepper.reset(1)
         parts = (longest.ids[start : start + size] for start in range(0, len(longest.ids), size))
         chunked = torch.cat([verifier.stepper.step([part])[0] for part in parts])
-        shapes = {"input_ids": [1, size]}
+        shapes: Shapes = {"input_ids": (1, size)}
         corners.append(_corner(f"chunks of {size}", shapes, [(chunked, whole)], verifier))
     counts = [max(1, len(longest.ids) // divisor) for divisor in range(1, _SLOTS + 1)]
     verifier.stepper.reset(_SLOTS)
     together = verifier.stepper.step([longest.ids] * _SLOTS, counts)
     rows = [(row[:count], whole[:count]) for row, count in zip(together, counts, strict=True)]
-    shapes = {"input_ids": [len(counts), len(longest.ids)], "lengths": counts}
+    shapes = {"input_ids": (len(counts), len(longest.ids)), "lengths": tuple(counts)}
     return [*corners, _corner("slots of different lengths", shapes, rows, verifier)]
 
 
-def _corner(name: str, shapes: Json, pairs: list[tuple[Any, Any]], verifier: DecoderVerifier) -> Json:
-    found = worst([compare_rows(ours, whole, verifier.limits) for ours, whole in pairs])
-    return {"name": name, "shapes": shapes, **corner_json(found, verifier.limits)}
+def _corner(name: str, shapes: Shapes, pairs: list[tuple[Any, Any]], verifier: DecoderVerifier) -> Corner:
+    compared = worst([compare_rows(ours, whole, verifier.limits) for ours, whole in pairs])
+    return corner(name, shapes, compared, verifier.limits)
 
 
-def _perplexity(verifier: DecoderVerifier, path: Path, report: Listener) -> Json:
+def _perplexity(verifier: DecoderVerifier, path: Path, report: Listener) -> Perplexity:
     """Compare perplexity per token over windows of a text with transformers'."""
     ids = windows(path, verifier.opened, llm_options(verifier.config))
     ours, theirs = [], []
@@ -199,26 +200,18 @@ def _perplexity(verifier: DecoderVerifier, path: Path, report: Listener) -> Json
     change = abs(mine - reference) / reference
     rounded = _ROUNDED_PERPLEXITY if verifier.rounds_activations else 0.0
     allowed = max(_MAX_PERPLEXITY_CHANGE[verifier.config.precision], rounded)
-    return {
-        "text": path.name,
-        "windows": len(ids),
-        "tokens": sum(len(window) for window in ids),
-        "perplexity": mine,
-        "reference": reference,
-        "relative_change": change,
-        "allowed": allowed,
-        "passed": change <= allowed,
-    }
+    tokens = sum(len(window) for window in ids)
+    return Perplexity(path.name, len(ids), tokens, mine, reference, change, allowed, change <= allowed)
 
 
-def _layers(verifier: DecoderVerifier, prompt: Prompt, report: Listener) -> list[Json]:
+def _layers(verifier: DecoderVerifier, prompt: Prompt, report: Listener) -> tuple[LayerError, ...]:
     """Measure every tensor on one prefill against the network widened."""
     report(Phase("compare layers"))
     count = len(prompt.ids)
     inputs = verifier.decoder.inputs(Call(0, np.array([prompt.ids]), np.array([0]), np.array([count])))
     network, constants = verifier.network.graph.network, verifier.network.graph.constants
     errors = layer_errors(verifier.backend, network, inputs, constants)
-    return [replace(error, node=error.layer).to_json() for error in errors]
+    return tuple(replace(error, node=error.layer) for error in errors)
 
 
 def _stop_tokens(config: Any) -> tuple[int, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import glob
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -12,11 +13,13 @@ from trtkit.jobs.events import Step
 from trtkit.verification.verify import verify_config
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.runner import Runner
+    from trtkit.verification.report import LayerError, Report
     from trtkit.verification.verify import Request
 
-Json = dict[str, Any]
 
 # Each round keeps the nodes found so far and verifies again.
 _MOST_ROUNDS = 5
@@ -24,39 +27,37 @@ _MOST_ROUNDS = 5
 _NODES_A_ROUND = 4
 
 
-def repair(config: ModelConfig, found: Json, request: Request, runner: Runner) -> tuple[ModelConfig, Json]:
+def repair(config: ModelConfig, report: Report, request: Request, runner: Runner) -> tuple[ModelConfig, Report]:
     """Return a config with `keep_fp32` patterns that bring the network into tolerance, and its report.
 
-    found: the failed report, with layers. Raises TrtkitError where no pattern tried does.
+    report: the failed one, with layers. Raises TrtkitError where no pattern tried does.
     """
     for _ in range(_MOST_ROUNDS):
-        nodes = suspects(found["layers"], config)
+        nodes = suspects(report.layers, config)
         if not nodes:
             break
         patterns = (*config.keep_fp32, *(glob.escape(node) for node in nodes))
         config = config.model_copy(update={"keep_fp32": tuple(dict.fromkeys(patterns))})
         runner.report(Step("keep fp32", ", ".join(nodes), 0.0))
-        found = verify_config(config, request, runner)
-        if found["passed"]:
-            return config, found
+        report = verify_config(config, request, runner)
+        if report.passed:
+            return config, report
     kept = ", ".join(config.keep_fp32) or "none"
     raise TrtkitError(
-        f"no set of fp32 nodes brings `{config.name}` into tolerance {found['tolerance']:g}; tried: {kept}",
+        f"no set of fp32 nodes brings `{config.name}` into tolerance {report.tolerance:g}; tried: {kept}",
         fix="build it in fp32 or bf16, or set `verify.max_relative_rms_error` to what the task allows",
     )
 
 
-def suspects(layers: list[Json], config: ModelConfig) -> list[str]:
+def suspects(layers: Sequence[LayerError], config: ModelConfig) -> list[str]:
     """Return the ONNX nodes to keep in fp32 next: those around values out of range, else those that add most error."""
-    low = [layer for layer in layers if layer["dtype"] == config.precision and layer["node"]]
-    overflowing = [layer for layer in low if not layer["is_finite"] or layer["headroom_bits"][config.precision] < 0]
+    low = [layer for layer in layers if layer.dtype == config.precision and layer.node]
+    overflowing = [layer for layer in low if not layer.is_finite or layer.headroom_bits[config.precision] < 0]
     if overflowing:
         return _nodes(_with_readers(overflowing, layers), config)
-    errors = [(layer["relative_rms_error"] or 0.0, layer) for layer in low]
-    growth = [
-        (error - before, layer) for (before, _), (error, layer) in zip([(0.0, None), *errors], errors, strict=False)
-    ]
-    ranked = [layer for _, layer in sorted(growth, key=lambda item: item[0], reverse=True)]
+    errors = [_finite(layer) for layer in low]
+    growth = [error - before for before, error in zip([0.0, *errors], errors, strict=False)]
+    ranked = [layer for _, layer in sorted(zip(growth, low, strict=True), key=lambda item: item[0], reverse=True)]
     return _nodes(ranked, config)[:_NODES_A_ROUND]
 
 
@@ -65,16 +66,19 @@ def config_yaml(config: ModelConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True), sort_keys=False)
 
 
-def _with_readers(overflowing: list[Json], layers: list[Json]) -> list[Json]:
+def _finite(layer: LayerError) -> float:
+    return layer.relative_rms_error if layer.relative_rms_error < math.inf else 0.0
+
+
+def _with_readers(overflowing: Sequence[LayerError], layers: Sequence[LayerError]) -> list[LayerError]:
     """Add the layers that read an overflowing tensor: a tensor leaves fp32 where any of its ends does."""
-    tensors = {layer["tensor"] for layer in overflowing if layer["headroom_bits"]["fp16"] < 0 or not layer["is_finite"]}
-    first = [layer for layer in overflowing if layer["headroom_bits"]["fp16"] < 0] or overflowing[:1]
-    readers = [layer for layer in layers if tensors & set(layer.get("reads", ()))]
-    return [*first, *readers]
+    tensors = {layer.tensor for layer in overflowing if layer.headroom_bits["fp16"] < 0 or not layer.is_finite}
+    first = [layer for layer in overflowing if layer.headroom_bits["fp16"] < 0] or overflowing[:1]
+    return [*first, *(layer for layer in layers if tensors & set(layer.reads))]
 
 
-def _nodes(layers: list[Json], config: ModelConfig) -> list[str]:
+def _nodes(layers: Sequence[LayerError], config: ModelConfig) -> list[str]:
     """Return the nodes of layers that are not kept yet, each once; casts are AutoCast's own."""
     kept = set(config.keep_fp32)
-    nodes = [layer["node"] for layer in layers if layer["node"] and layer["kind"] != "cast"]
+    nodes = [layer.node for layer in layers if layer.node and layer.kind != "cast"]
     return [node for node in dict.fromkeys(nodes) if glob.escape(node) not in kept]

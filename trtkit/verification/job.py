@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +16,14 @@ from trtkit.inputs.samples import Sample, check_profiles, random_sample, read_sa
 from trtkit.jobs.events import Phase, Progress, Verdict
 from trtkit.reference import to_array
 from trtkit.runtime.stages import ReferenceStage, engine_stages
-from trtkit.verification.answers import Agreement, agreement
-from trtkit.verification.compare import Comparison, compare, worst
-from trtkit.verification.corners import corner_shapes
+from trtkit.verification.answers import agreement
+from trtkit.verification.compare import compare, worst
+from trtkit.verification.corners import Shapes, corner_shapes
 from trtkit.verification.hybrid_reference import HybridReference
 from trtkit.verification.intermediates import onnx_runtime_tensors
-from trtkit.verification.layers import LayerError, layer_errors
+from trtkit.verification.layers import layer_errors
 from trtkit.verification.quantized import AGREEMENT, calibration_samples, has_calibration
+from trtkit.verification.report import Check, Corner, EngineOutputs, Output, Part, Report, Rows
 from trtkit.verification.rows import paired_rows, partners
 from trtkit.verification.signal import hollow_outputs, spread
 from trtkit.verification.slices import limits_of
@@ -34,9 +37,9 @@ if TYPE_CHECKING:
     from trtkit.jobs.job import Context
     from trtkit.runtime.stages import StagesExecution
     from trtkit.verification.jobs import VerifyRequest
+    from trtkit.verification.report import Agreement, Comparison, LayerError
     from trtkit.verification.slices import Limits
 
-Json = dict[str, Any]
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 # Further inputs that the reference runs on only to see how far its outputs move.
@@ -129,12 +132,12 @@ class Verifier:
         """Whether near ties come out in the reference's order: nothing is rounded to fewer bits than fp32 has."""
         return self.config.precision == "fp32" and self.config.quantize is None
 
-    def rows(self) -> Json | None:
+    def rows(self) -> Rows | None:
         """Return how many rows had no partner in the worst run, None where rows are not paired."""
         if not self.pairs_rows:
             return None
         allowed = self.config.verify.max_unpaired_rows
-        return {"unpaired": self.unpaired, "allowed": allowed, "passed": self.unpaired <= allowed}
+        return Rows(self.unpaired, allowed, self.unpaired <= allowed)
 
     def engine(self) -> StagesExecution | None:
         """Return the engines on the GPU that is here, None if none were built."""
@@ -154,7 +157,7 @@ class Verifier:
                 tensors |= stage.run(inputs)
         return errors
 
-    def part_errors(self, sample: Sample) -> list[Json]:
+    def part_errors(self, sample: Sample) -> list[Part]:
         """Return the error of every part's output that the reference has too: of the model up to there."""
         opened, reference = self.subject.opened, self.reference
         if opened is None or not isinstance(reference, HybridReference):
@@ -165,8 +168,8 @@ class Verifier:
             if name not in theirs or name not in ours:
                 continue
             compared = compare(ours[name], theirs[name], self.limits.floor)
-            part = {"name": name, "module": port.reference, "passed": compared.is_within(self.limits)}
-            errors.append({**part, **compared.to_json()})
+            passed = compared.is_within(self.limits)
+            errors.append(Part(**vars(compared), name=name, module=port.reference, passed=passed))
         return errors
 
     def _seams(self, sample: Sample) -> Arrays:
@@ -187,42 +190,47 @@ class Verifier:
         return {**static, **({name: shape.opt for name, shape in self.profiles[0].items()} if self.profiles else {})}
 
 
-def verify(request: VerifyRequest, context: Context) -> Json:
-    """Compare outputs on samples and profile corners, parts, and if wanted every layer; return the report's data."""
-    verifier, report = Verifier(request, context.report), context.report
+def verify(request: VerifyRequest, context: Context) -> Report:
+    """Compare outputs on samples and profile corners, parts, and if wanted every layer."""
+    verifier = Verifier(request, context.report)
     samples = verifier.samples(request.request.inputs)
-    outputs, agreed = _compare_samples(verifier, samples, report)
+    outputs, agreed = _compare_samples(verifier, samples, context.report)
     real = samples[0] if verifier.has_real_data(request.request.inputs) else None
-    corners = _corners(verifier, real, report) if request.request.corners else []
+    corners = _corners(verifier, real, context.report) if request.request.corners else []
     engine, rows, parts = _engine(verifier, samples), verifier.rows(), verifier.part_errors(samples[0])
-    checks = [*outputs.values(), *corners, *parts, *(one for one in (engine, rows) if one is not None)]
-    passed = all(check["passed"] for check in checks) and agreed.passed
-    found = {
-        "passed": passed,
-        "precision": verifier.config.precision,
-        "reference": verifier.reference.description,
-        "executor": f"trtkit reference executor on the {verifier.backend.name} {verifier.backend.version} network",
-        **verifier.limits.to_json(),
-        "samples": [sample.name for sample in samples],
-        "outputs": outputs,
-        "hollow": hollow_outputs(outputs, verifier.limits),
-        "rows": rows,
-        "task": agreed.to_json(),
-        "corners": corners,
-        "layers": [],
-        "parts": parts,
-        "engine": engine,
-    }
-    if request.request.wants_layers(passed=passed):
-        report(Verdict(dict(found)))
-        report(Phase("compare layers"))
-        found["layers"] = [error.to_json() for error in verifier.layer_errors(samples[0])]
-    if not passed and real is None:
-        found["unreal"] = unreal_reason(found)
-    return found
+    checks: list[Check] = [
+        *outputs.values(),
+        *corners,
+        *parts,
+        *(one for one in (engine, rows) if one is not None),
+        agreed,
+    ]
+    report = Report(
+        name=verifier.config.name,
+        passed=all(check.passed for check in checks),
+        precision=verifier.config.precision,
+        reference=verifier.reference.description,
+        executor=f"trtkit reference executor on the {verifier.backend.name} {verifier.backend.version} network",
+        tolerance=verifier.limits.tolerance,
+        slice_tolerance=verifier.limits.slices,
+        slice_floor=verifier.limits.floor,
+        samples=tuple(sample.name for sample in samples),
+        outputs=outputs,
+        hollow=hollow_outputs(outputs, verifier.limits),
+        task=agreed,
+        corners=tuple(corners),
+        parts=tuple(parts),
+        rows=rows,
+        engine=engine,
+    )
+    if request.request.wants_layers(passed=report.passed):
+        context.report(Verdict(report))
+        context.report(Phase("compare layers"))
+        report = replace(report, layers=tuple(verifier.layer_errors(samples[0])))
+    return report if report.passed or real is not None else replace(report, unreal=unreal_reason(report))
 
 
-def _engine(verifier: Verifier, samples: list[Sample]) -> Json | None:
+def _engine(verifier: Verifier, samples: list[Sample]) -> EngineOutputs | None:
     """Where there is a GPU, run the engine itself and compare it with the reference executor; None elsewhere."""
     import torch
 
@@ -239,11 +247,13 @@ def _engine(verifier: Verifier, samples: list[Sample]) -> Json | None:
             comparisons.setdefault(name, []).append(compared)
     outputs = {name: worst(items) for name, items in comparisons.items()}
     passed = all(item.is_within(verifier.limits) for item in outputs.values())
-    return {"passed": passed, "outputs": {name: item.to_json() for name, item in outputs.items()}}
+    return EngineOutputs(passed, outputs)
 
 
-def _compare_samples(verifier: Verifier, samples: list[Sample], report: Listener) -> tuple[dict[str, Json], Agreement]:
-    """Run every sample both ways; return the worst comparison of each output, as data, and how answers agree."""
+def _compare_samples(
+    verifier: Verifier, samples: list[Sample], report: Listener
+) -> tuple[dict[str, Output], Agreement]:
+    """Run every sample both ways; return the worst comparison of each output, and how answers agree."""
     report(Phase("compare outputs"))
     comparisons: dict[str, list[Comparison]] = {}
     pairs = []
@@ -259,11 +269,11 @@ def _compare_samples(verifier: Verifier, samples: list[Sample], report: Listener
     return {name: _output(worst(items), spreads[name], verifier.limits) for name, items in comparisons.items()}, agreed
 
 
-def _output(compared: Comparison, moved: float | None, limits: Limits) -> Json:
-    return {**compared.to_json(), "passed": compared.is_within(limits), "spread": moved}
+def _output(compared: Comparison, spread: float | None, limits: Limits) -> Output:
+    return Output(**vars(compared), passed=compared.is_within(limits), spread=spread)
 
 
-def _corners(verifier: Verifier, real: Sample | None, report: Listener) -> list[Json]:
+def _corners(verifier: Verifier, real: Sample | None, report: Listener) -> list[Corner]:
     """Run the corners of every profile, on the sample where it is real data, else on random data."""
     options = verifier.config.verify
     shapes = list(corner_shapes(verifier.inputs, verifier.profiles, verifier.config.profiles, options.random_shapes))
@@ -274,24 +284,23 @@ def _corners(verifier: Verifier, real: Sample | None, report: Listener) -> list[
             sample = random_sample(name, inputs, verifier.config, verifier.inputs)
         else:
             sample = wrapped_sample(name, inputs, real)
-        results.append({"name": name, "shapes": inputs, **_corner(verifier, sample)})
+        results.append(_corner(verifier, sample, inputs))
     return results
 
 
-def _corner(verifier: Verifier, sample: Sample) -> Json:
+def _corner(verifier: Verifier, sample: Sample, shapes: Shapes) -> Corner:
     """Run one corner; a network that cannot compute it is a finding, not a fault of ours."""
     try:
         ours, theirs = verifier.run(sample)
     except ExecutionError as error:
-        return {"passed": False, "relative_rms_error": None, "problem": str(error)}
+        return Corner(sample.name, shapes, False, math.inf, problem=str(error))
     except Exception as error:  # ONNX Runtime and torch raise their own kinds
-        reason = str(error).strip().splitlines()[0]
-        return {"passed": False, "relative_rms_error": None, "problem": f"the reference cannot run it: {reason}"}
-    return corner_json(worst(list(verifier.compared(ours, theirs).values())), verifier.limits)
+        problem = f"the reference cannot run it: {str(error).strip().splitlines()[0]}"
+        return Corner(sample.name, shapes, False, math.inf, problem=problem)
+    return corner(sample.name, shapes, worst(list(verifier.compared(ours, theirs).values())), verifier.limits)
 
 
-def corner_json(compared: Comparison, limits: Limits) -> Json:
+def corner(name: str, shapes: Shapes, compared: Comparison, limits: Limits) -> Corner:
     """Return what a report has of a corner's comparison."""
-    data = compared.to_json()
-    kept = {key: data[key] for key in ("relative_rms_error", "worst_slice", "problem")}
-    return {"passed": compared.is_within(limits), **kept}
+    error, passed = compared.relative_rms_error, compared.is_within(limits)
+    return Corner(name, shapes, passed, error, compared.worst_slice, compared.problem)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from trtkit.bundle.manifest import ImagesRecord
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.stages import PreparedStage
 from trtkit.jobs.job import Job
 from trtkit.network.profile import ResolvedProfile
+from trtkit.verification.report import Report
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,6 @@ class VerifyRequest:
     digests: tuple[str, ...] | None = None
 
 
-VERIFY_ARRAYS = Job("trtkit.verification.job:verify", VerifyRequest, dict[str, Any])
-VERIFY_TEXT = Job("trtkit.verification.decoder_job:verify", VerifyRequest, dict[str, Any])
-VERIFY_IMAGES = Job("trtkit.verification.vision_language_job:verify", VerifyRequest, dict[str, Any])
+VERIFY_ARRAYS = Job("trtkit.verification.job:verify", VerifyRequest, Report)
+VERIFY_TEXT = Job("trtkit.verification.decoder_job:verify", VerifyRequest, Report)
+VERIFY_IMAGES = Job("trtkit.verification.vision_language_job:verify", VerifyRequest, Report)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trtkit.reference import Executor, Options, to_tensor
+from trtkit.verification.report import LayerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -29,41 +30,6 @@ LIMITS = {
 
 PASS_BYTES = 1 << 30
 _WIDE_BYTES = 8
-
-
-@dataclass(frozen=True)
-class LayerError:
-    """One tensor. Ranges are of the widened network.
-
-    node: the ONNX node that the layer came from, empty for layers that the parser added.
-    reads: the tensors that the layer reads.
-    relative_rms_error: against the widened network; None where the tensor is not a float.
-    reference_error: of the widened network against ONNX Runtime's tensor of that name, None where there is none.
-    headroom_bits: by type, how often the largest value could double before it overflows; negative is an overflow. For a
-        tensor of zeros, how often the type's smallest value could.
-    flushed: by type, the share of nonzero values that would become zero.
-    """
-
-    layer: str
-    kind: str
-    node: str
-    tensor: str
-    dtype: str
-    relative_rms_error: float | None
-    is_finite: bool
-    largest: float
-    smallest: float
-    headroom_bits: dict[str, float]
-    flushed: dict[str, float]
-    reads: tuple[str, ...] = ()
-    reference_error: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON data; infinities as null."""
-        return {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value
-            for key, value in asdict(self).items()
-        }
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.reference import to_array
-from trtkit.verification.compare import Comparison, compare, worst
+from trtkit.verification.compare import compare, worst
+from trtkit.verification.report import Comparison, Output
 from trtkit.verification.signal import spread
 
 if TYPE_CHECKING:
     import torch
 
     from trtkit.verification.slices import Limits
-
-Json = dict[str, Any]
 
 
 def compare_rows(ours: torch.Tensor, theirs: torch.Tensor, limits: Limits) -> Comparison:
@@ -33,8 +32,8 @@ class LogitsCompared:
         moved = spread(list(to_array(theirs.float())))
         self._spreads += [] if moved is None else [moved]
 
-    def to_json(self) -> Json:
+    def output(self) -> Output:
         """Return the worst of all, and the least that positions differ by."""
         compared = worst(self._comparisons)
-        moved = max(self._spreads, default=None)
-        return {**compared.to_json(), "passed": compared.is_within(self._limits), "spread": moved}
+        spread = max(self._spreads, default=None)
+        return Output(**vars(compared), passed=compared.is_within(self._limits), spread=spread)

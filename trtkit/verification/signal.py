@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,10 +10,10 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from trtkit.verification.report import Output
     from trtkit.verification.slices import Limits
 
 Array = np.ndarray[Any, Any]
-Json = dict[str, Any]
 
 # An error of this share of the movement is not plainly below it.
 _SHARE = 0.1
@@ -32,16 +33,16 @@ def spread(answers: Sequence[Array]) -> float | None:
     return max(float(np.linalg.norm(answer - mean)) for answer in alike) / (norm or 1.0)
 
 
-def hollow_outputs(outputs: Mapping[str, Json], limits: Limits) -> list[str]:
+def hollow_outputs(outputs: Mapping[str, Output], limits: Limits) -> tuple[str, ...]:
     """Return outputs whose pass proves nothing: one that never moved would pass too, and the error is no smaller.
 
-    outputs: by name, each with its `spread`, None where it is not known. An output of nothing but NaN is one too.
+    An output of nothing but NaN is one too.
     """
-    return [name for name, output in outputs.items() if _is_hollow(output, limits.tolerance)]
+    return tuple(name for name, output in outputs.items() if _is_hollow(output, limits.tolerance))
 
 
-def _is_hollow(output: Json, tolerance: float) -> bool:
-    if output["values"] and output["equal_nans"] == output["values"]:
+def _is_hollow(output: Output, tolerance: float) -> bool:
+    if output.values and output.equal_nans == output.values:
         return True
-    moved, error = output["spread"], output["relative_rms_error"]
-    return moved is not None and error is not None and moved <= tolerance and error >= _SHARE * moved
+    error = output.relative_rms_error
+    return output.spread is not None and output.spread <= tolerance and _SHARE * output.spread <= error < math.inf

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from trtkit.verification.report import WorstSlice
+
 Array = np.ndarray[Any, Any]
 
 # Slices may be this much farther off than the whole output, within these bounds: one whose answers are gone is off by
@@ -19,15 +21,6 @@ _TIMES, _LEAST, _MOST = 10.0, 0.05, 0.9
 _LEAST_FLOOR, _MOST_FLOOR = 1e-4, 0.03
 # Rows and columns of maps [B, C, H, W] hold the same unit: those with little next to the rest are background.
 _MAP_FLOOR = 0.1
-
-
-@dataclass(frozen=True)
-class WorstSlice:
-    """One index of one axis. relative_rms_error: over the slice, on its own scale (see `worst_slice`)."""
-
-    axis: int
-    index: int
-    relative_rms_error: float
 
 
 @dataclass(frozen=True)
@@ -40,10 +33,6 @@ class Limits:
     tolerance: float
     slices: float
     floor: float
-
-    def to_json(self) -> dict[str, float]:
-        """Return JSON data for the report."""
-        return {"tolerance": self.tolerance, "slice_tolerance": self.slices, "slice_floor": self.floor}
 
 
 def limits_of(tolerance: float, slices: float | None = None) -> Limits:

@@ -6,10 +6,11 @@ import tempfile
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit import __version__
 from trtkit.bundle.bundle import MANIFEST, QUANTIZED, write_json
+from trtkit.bundle.manifest import VerificationRecord
 from trtkit.engine.build_inputs import gather_inputs
 from trtkit.engine.jobs import DIGEST
 from trtkit.engine.stages import bundle_stages
@@ -19,6 +20,8 @@ from trtkit.errors import SourceError, TrtkitError
 from trtkit.jobs.events import Verdict
 from trtkit.resolve import resolve
 from trtkit.verification.jobs import VERIFY_ARRAYS, VERIFY_IMAGES, VERIFY_TEXT, Request, VerifyRequest
+from trtkit.verification.report import Report
+from trtkit.verification.verdict import verdict as verdict_of
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
@@ -28,14 +31,11 @@ if TYPE_CHECKING:
     from trtkit.jobs.runner import Runner
     from trtkit.models.model import Model
 
-Json = dict[str, Any]
-
-
 __all__ = ["Request", "run_job", "verify_bundle", "verify_config"]
 
 
-def verify_config(config: ModelConfig, request: Request, runner: Runner) -> Json:
-    """Make and verify the network of `config` without building it; return the report's data."""
+def verify_config(config: ModelConfig, request: Request, runner: Runner) -> Report:
+    """Make and verify the network of `config` without building it."""
     inputs = gather_inputs(config, runner)
     _check(request, inputs.model)
     with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
@@ -49,11 +49,11 @@ def verify_config(config: ModelConfig, request: Request, runner: Runner) -> Json
             quantized=Path(folder) / QUANTIZED if (Path(folder) / QUANTIZED).exists() else None,
             images=images_record(open_vision(config)) if inputs.model.takes_images else None,
         )
-        return {"name": config.name, **run_job(job_request, runner)}
+        return run_job(job_request, runner)
 
 
-def verify_bundle(bundle: Bundle, request: Request, runner: Runner) -> Json:
-    """Verify the network that a bundle's engine was built from, note the result in its manifest, return the data.
+def verify_bundle(bundle: Bundle, request: Request, runner: Runner) -> Report:
+    """Verify the network that a bundle's engine was built from, and note the result in its manifest.
 
     Raises BundleError if a file is not the one that was built, an LLM's or a hybrid's weights among them.
     """
@@ -74,30 +74,31 @@ def verify_bundle(bundle: Bundle, request: Request, runner: Runner) -> Json:
         engines=tuple(bundle.engine_path(stage.name) for stage in stages),
         digests=tuple(file.sha256 for file in manifest.sources),
     )
-    report = {"name": manifest.name, **run_job(job_request, runner)}
-    write_json(bundle.path / MANIFEST, {**manifest.model_dump(mode="json"), "verify": _summary(report)})
+    report = run_job(job_request, runner)
+    write_json(bundle.path / MANIFEST, manifest.model_copy(update={"verify": _record(report)}).model_dump(mode="json"))
     return report
 
 
-def run_job(request: VerifyRequest, runner: Runner) -> Json:
+def run_job(request: VerifyRequest, runner: Runner) -> Report:
     """Run a job that verifies. Its verdict stands even if it then fails while it compares layers, as for memory."""
-    verdict: Json = {}
+    verdict: Report | None = None
 
     def take(event: Event) -> None:
-        if isinstance(event, Verdict):
-            verdict.update(event.report)
+        nonlocal verdict
+        if isinstance(event, Verdict) and isinstance(event.report, Report):
+            verdict = event.report
         else:
             runner.report(event)
 
     try:
         return replace(runner, report=take).run(_job(request), request)
     except TrtkitError as error:
-        if not verdict:
+        if verdict is None:
             raise
-        return {**verdict, "layers_problem": f"layers could not be compared: {error.what}"}
+        return replace(verdict, layers_problem=f"layers could not be compared: {error.what}")
 
 
-def _job(request: VerifyRequest) -> Job[VerifyRequest, Json]:
+def _job(request: VerifyRequest) -> Job[VerifyRequest, Report]:
     """Return the job that compares a model by its interface."""
     if all(stage.writer != "decoder" for stage in request.stages):
         return VERIFY_ARRAYS
@@ -113,8 +114,8 @@ def _check(request: Request, model: Model) -> None:
         raise SourceError("a hybrid is not an ONNX file", "--against onnxruntime", fix)
 
 
-def _summary(found: Json) -> Json:
+def _record(report: Report) -> VerificationRecord:
     """Return what a manifest keeps of a report: all but the layers."""
+    data = {key: value for key, value in report.to_json().items() if key not in {"layers", "name"}}
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    kept = {key: value for key, value in found.items() if key not in {"layers", "name"}}
-    return {"verified_at": now, "trtkit": __version__, **kept}
+    return VerificationRecord(verified_at=now, trtkit=__version__, verdict=verdict_of(report), **data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
@@ -22,8 +22,9 @@ from trtkit.runtime.text import open_tokenizer
 from trtkit.runtime.vision_language import ImagePrompts, reference_tower
 from trtkit.verification.decoder_job import ROUNDED_ACTIVATIONS, rounds_activations
 from trtkit.verification.dequantized import wrapped_folder
-from trtkit.verification.job import corner_json
+from trtkit.verification.job import corner
 from trtkit.verification.logits import LogitsCompared, compare_rows
+from trtkit.verification.report import Agreement, Check, Corner, Output, Report
 from trtkit.verification.signal import hollow_outputs
 from trtkit.verification.slices import limits_of
 from trtkit.verification.stepper import Stepper
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from trtkit.runtime.vision_language import VisionTower
     from trtkit.sources.decoder_source import DecoderSource
     from trtkit.verification.jobs import VerifyRequest
-
-Json = dict[str, Any]
 
 _NEW_TOKENS, _CHUNK = 12, 7
 _TEXT = "Describe the picture in one sentence."
@@ -137,8 +136,8 @@ def _rounding(config: ModelConfig, language: DecoderSource) -> float:
     )
 
 
-def verify(request: VerifyRequest, context: Context) -> Json:
-    """Compare soft tokens, logits, greedy tokens and, where asked, chunks; return the report's data."""
+def verify(request: VerifyRequest, context: Context) -> Report:
+    """Compare soft tokens, logits, greedy tokens and, where asked, chunks."""
     verifier = VisionLanguageVerifier(request, context.report)
     limits, samples = verifier.limits, verifier.samples(request.request.inputs)
     context.report(Phase("compare soft tokens and logits"))
@@ -150,35 +149,36 @@ def verify(request: VerifyRequest, context: Context) -> Json:
     same = sum(ours == theirs for ours, theirs in answers) / len(answers)
     required = 1.0 if verifier.config.precision == "fp32" and not verifier.rounding else 0.0
     least = 0.0 if verifier.rounding else _MIN_AGREEMENT
-    passed = all(output["passed"] for output in outputs.values()) and agreement >= least
-    return {
-        "passed": passed and same >= required and all(corner["passed"] for corner in corners),
-        "precision": verifier.config.precision,
-        "reference": verifier.reference.description,
-        "executor": f"trtkit reference executor on both {verifier.backend.name} {verifier.backend.version} networks",
-        **limits.to_json(),
-        "samples": [sample.name for sample in samples],
-        "outputs": outputs,
-        "hollow": hollow_outputs(outputs, limits),
-        "top_1_agreement": agreement,
-        "task": {"measure": "greedy text", "agreement": same, "required": required, "top_5": None, "answers": answers},
-        "corners": corners,
-        "perplexity": None,
-        "layers": [],
-        "engine": None,
-    }
+    task = Agreement("greedy text", same, required, None, tuple(answers))
+    checks: list[Check] = [*outputs.values(), *corners, task]
+    return Report(
+        name=verifier.config.name,
+        passed=all(check.passed for check in checks) and agreement >= least,
+        precision=verifier.config.precision,
+        reference=verifier.reference.description,
+        executor=f"trtkit reference executor on both {verifier.backend.name} {verifier.backend.version} networks",
+        tolerance=limits.tolerance,
+        slice_tolerance=limits.slices,
+        slice_floor=limits.floor,
+        samples=tuple(sample.name for sample in samples),
+        outputs=outputs,
+        hollow=hollow_outputs(outputs, limits),
+        task=task,
+        corners=tuple(corners),
+        top_1_agreement=agreement,
+    )
 
 
-def _soft_tokens(verifier: VisionLanguageVerifier, samples: Sequence[Sample]) -> Json:
+def _soft_tokens(verifier: VisionLanguageVerifier, samples: Sequence[Sample]) -> Output:
     compared = LogitsCompared(verifier.limits)
     for sample in (sample for sample in samples if sample.soft is not None):
         assert sample.soft is not None
         compared.add(sample.soft.vectors, verifier.reference.soft_tokens(sample.images))
-    return compared.to_json()
+    return compared.output()
 
 
-def _logits(verifier: VisionLanguageVerifier, samples: Sequence[Sample]) -> tuple[Json, float]:
-    """Return the worst comparison as data, and the share of equal top-1 tokens where the best two are clearly apart."""
+def _logits(verifier: VisionLanguageVerifier, samples: Sequence[Sample]) -> tuple[Output, float]:
+    """Return the worst comparison, and the share of equal top-1 tokens where the best two are clearly apart."""
     compared, hits, clear = LogitsCompared(verifier.limits), 0, 0
     for sample in samples:
         ours, theirs = verifier.logits(sample), verifier.reference.logits(sample.ids, sample.images)
@@ -187,7 +187,7 @@ def _logits(verifier: VisionLanguageVerifier, samples: Sequence[Sample]) -> tupl
         is_clear = best[:, 0] - best[:, 1] > verifier.limits.tolerance * theirs.square().mean().sqrt()
         hits += int((ours.argmax(-1) == theirs.argmax(-1))[is_clear].sum())
         clear += int(is_clear.sum())
-    return compared.to_json(), hits / clear if clear else 1.0
+    return compared.output(), hits / clear if clear else 1.0
 
 
 def _greedy(verifier: VisionLanguageVerifier, sample: Sample) -> tuple[str, str]:
@@ -199,11 +199,10 @@ def _greedy(verifier: VisionLanguageVerifier, sample: Sample) -> tuple[str, str]
     return verifier.tokenizer.decode(ours), verifier.tokenizer.decode(theirs)
 
 
-def _chunked(verifier: VisionLanguageVerifier, sample: Sample) -> Json:
+def _chunked(verifier: VisionLanguageVerifier, sample: Sample) -> Corner:
     """Check what serving relies on: a prompt cut anywhere, in an image too, gives what one prefill gives."""
     compared = compare_rows(verifier.logits(sample, _CHUNK), verifier.logits(sample), verifier.limits)
-    name, shapes = f"chunks of {_CHUNK}: {sample.name}", {"inputs_embeds": [1, _CHUNK]}
-    return {"name": name, "shapes": shapes, **corner_json(compared, verifier.limits)}
+    return corner(f"chunks of {_CHUNK}: {sample.name}", {"inputs_embeds": (1, _CHUNK)}, compared, verifier.limits)
 
 
 def _made_up() -> list[tuple[str, Image.Image]]:

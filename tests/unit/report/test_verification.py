@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 
+from tests import reports
+from tests.reports import layer
 from trtkit.report.verification import html_report
+from trtkit.verification.report import Agreement, Corner, Report, WorstSlice
 
 VOID = {"meta"}
 
@@ -36,50 +40,18 @@ class Checker(HTMLParser):
         self.text.append(data)
 
 
-def layer(name: str, error: float | None, largest: float, dtype: str = "fp16") -> dict[str, Any]:
-    kinds = ("fp16", "bf16", "fp8")
-    return {
-        "layer": name,
-        "kind": "convolution",
-        "dtype": dtype,
-        "relative_rms_error": error,
-        "largest": largest,
-        "headroom_bits": dict.fromkeys(kinds, 1.0),
-        "flushed": dict.fromkeys(kinds, 0.25),
+def report(**changes: Any) -> Report:
+    fields: dict[str, Any] = {
+        "outputs": {"logits": reports.output(0.001, worst_slice=WorstSlice(1, 17, 0.98))},
+        "corners": (Corner("profile 0 min", {"x": (1, 3)}, False, math.inf),),
+        "layers": (layer("stem", 1e-4, 3.0), layer("wrong one", math.inf, 1e6), layer("head", 0.0, 0.0, dtype="fp32")),
     }
+    return reports.report(**{**fields, **changes})
 
 
-def report(**changes: Any) -> dict[str, Any]:
-    output = {"relative_rms_error": 0.001, "max_abs_error": 0.5, "cosine": 0.999, "problem": ""}
-    output |= {"worst_slice": {"axis": 1, "index": 17, "relative_rms_error": 0.98}, "passed": True, "equal_nans": 0}
-    corner = {"name": "profile 0 min", "shapes": {"x": (1, 3)}, "relative_rms_error": None}
-    corner |= {"problem": "", "passed": False}
-    found = {
-        "name": "tiny",
-        "passed": True,
-        "precision": "fp16",
-        "tolerance": 0.02,
-        "executor": "reference executor",
-        "reference": "ONNX Runtime",
-        "outputs": {"logits": output},
-        "task": {"measure": "top-1", "agreement": 1.0, "required": 1.0, "answers": [(1, 1)]},
-        "corners": [
-            {
-                "name": "profile 0 min",
-                "shapes": {"x": (1, 3)},
-                "relative_rms_error": None,
-                "problem": "",
-                "passed": False,
-            }
-        ],
-        "layers": [layer("stem", 1e-4, 3.0), layer("wrong one", None, 1e6), layer("head", 0.0, 0.0, "fp32")],
-    }
-    return {**found, **changes}
-
-
-def checked(found: dict[str, Any]) -> Checker:
+def checked(report: Report) -> Checker:
     page = Checker()
-    page.feed(html_report(found))
+    page.feed(html_report(report))
     assert page.open == []
     return page
 
@@ -118,7 +90,7 @@ def test_marks_stay_inside_the_plot() -> None:
 
 
 def test_larger_errors_stand_higher() -> None:
-    layers = [layer("a", 1e-6, 1), layer("b", 1e-4, 1), layer("c", 1e-2, 1)]
+    layers = (layer("a", 1e-6), layer("b", 1e-4), layer("c", 1e-2))
     page = checked(report(layers=layers))
     low, middle, high = [float(str(item["cy"])) for tag, item in page.seen if tag == "circle"][:3]
     assert low > middle > high
@@ -127,13 +99,12 @@ def test_larger_errors_stand_higher() -> None:
 
 def test_names_cannot_inject_markup() -> None:
     evil = "<script>alert('x')</script> & \"quoted\""
-    page = checked(report(name=evil, layers=[layer(evil, 0.1, 1.0)]))
+    page = checked(report(name=evil, layers=(layer(evil, 0.1),)))
     assert "script" not in {tag for tag, _ in page.seen}
     assert evil in page.text
 
 
 def test_a_report_without_layers_corners_and_task_has_outputs_only() -> None:
-    task = {"measure": "", "agreement": 1.0, "required": 0.0, "answers": []}
-    page = checked(report(layers=[], corners=[], task=task, passed=False))
+    page = checked(report(layers=(), corners=(), task=Agreement(), passed=False))
     assert "svg" not in {tag for tag, _ in page.seen}
     assert "out of tolerance" in page.text

@@ -97,12 +97,6 @@ def test_the_worst_of_each_measure_is_kept() -> None:
     assert found.problem == far.problem
 
 
-def test_json_has_null_where_a_number_is_infinite() -> None:
-    data = compare(array(NAN), array(1)).to_json()
-    assert data["relative_rms_error"] is None
-    assert data["cosine"] == 0
-
-
 FLOATS = numpy_st.arrays(np.float32, 8, elements=st.floats(-1e6, 1e6, width=32))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from tests import models
+from tests import models, reports
 from trtkit.backends import load_backend
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.stages import OnnxFile, PreparedStage
@@ -30,10 +32,12 @@ from trtkit.verification.verify import run_job
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from trtkit.verification.report import Report
+
 PROFILE = {"images": ProfileShapes((1, 3, 16, 16), (2, 3, 16, 16), (4, 3, 16, 16))}
 
 
-def verified(source: onnx.ModelProto, network: onnx.ModelProto, folder: Path, **changes: Any) -> Any:
+def verified(source: onnx.ModelProto, network: onnx.ModelProto, folder: Path, **changes: Any) -> Report:
     """Verify `network` as if it had been made from `source`."""
     path = models.save(network, folder / "network.onnx")
     stage = PreparedStage("m", "parser", ("model",), OnnxFile(path, path))
@@ -56,23 +60,23 @@ def with_changed_weight(name: str, change: float) -> onnx.ModelProto:
 
 def test_the_right_network_passes_everywhere(tmp_path: Path) -> None:
     found = verified(models.classifier(), models.classifier(), tmp_path)
-    assert found["passed"] is True
-    assert found["outputs"]["logits"]["relative_rms_error"] < 1e-5
-    assert all(corner["passed"] for corner in found["corners"])
-    assert found["layers"] == []
+    assert found.passed is True
+    assert found.outputs["logits"].relative_rms_error < 1e-5
+    assert all(corner.passed for corner in found.corners)
+    assert found.layers == ()
 
 
 @pytest.mark.parametrize("name", ["stem.weight", "head.weight", "head.bias"])
 def test_one_changed_weight_is_caught(tmp_path: Path, name: str) -> None:
     found = verified(models.classifier(), with_changed_weight(name, 0.1), tmp_path)
-    assert found["passed"] is False
-    assert found["outputs"]["logits"]["relative_rms_error"] > 1e-4
-    assert not any(corner["passed"] for corner in found["corners"])
+    assert found.passed is False
+    assert found.outputs["logits"].relative_rms_error > 1e-4
+    assert not any(corner.passed for corner in found.corners)
 
 
 def test_a_failed_network_shows_its_layers_unasked(tmp_path: Path) -> None:
     found = verified(models.classifier(), with_changed_weight("stem.weight", 0.1), tmp_path)
-    assert {layer["node"] for layer in found["layers"]} >= {"stem/conv", "head/gemm"}
+    assert {layer.node for layer in found.layers} >= {"stem/conv", "head/gemm"}
 
 
 def test_the_verdict_comes_before_the_layers_which_may_be_left_out(tmp_path: Path) -> None:
@@ -82,17 +86,20 @@ def test_the_verdict_comes_before_the_layers_which_may_be_left_out(tmp_path: Pat
     (verdict_event,) = [event for event in events if isinstance(event, Verdict)]
     later = events[events.index(verdict_event) + 1 :]
     assert later == [Phase("compare layers")]
-    assert verdict_event.report["outputs"] == found["outputs"]
-    assert not verdict_event.report["passed"]
+    assert verdict_event.report.outputs == found.outputs
+    assert not verdict_event.report.passed
     without = verified(models.classifier(), wrong, tmp_path, layers=False, corners=False)
-    assert (without["passed"], without["layers"]) == (False, [])
+    assert (without.passed, without.layers) == (False, ())
+
+
+VERDICT = reports.report(passed=False)
 
 
 class Killed(Runner):
     """Gives a verdict, then dies."""
 
     def run(self, job: Any, request: Any) -> Any:  # noqa: ARG002
-        self.report(Verdict({"passed": False}))
+        self.report(Verdict(VERDICT))
         raise TrtkitError("the process ended by SIGKILL")
 
 
@@ -101,7 +108,7 @@ def test_a_verdict_survives_what_kills_the_comparison_of_layers() -> None:
     config = ModelConfig.model_validate({"source": {"onnx": "m.onnx"}})
     report = run_job(VerifyRequest(config, "tensorrt_rtx", Request(), (stage,)), Killed())
     problem = "layers could not be compared: the process ended by SIGKILL"
-    assert report == {"passed": False, "layers_problem": problem}
+    assert report == replace(VERDICT, layers_problem=problem)
 
 
 def test_constants_that_are_not_the_networks_are_caught(tmp_path: Path) -> None:
@@ -134,17 +141,17 @@ def nan_at_zero(divides: bool) -> onnx.ModelProto:
 
 def test_nan_of_ours_alone_does_not_pass(tmp_path: Path) -> None:
     found = verified(nan_at_zero(divides=False), nan_at_zero(divides=True), tmp_path, corners=False)
-    assert found["passed"] is False
-    assert found["outputs"]["y"]["relative_rms_error"] is None
-    assert "not finite" in found["outputs"]["y"]["problem"]
+    assert found.passed is False
+    assert found.outputs["y"].relative_rms_error == math.inf
+    assert "not finite" in found.outputs["y"].problem
 
 
 def test_nan_of_both_sides_is_named_and_proves_nothing(tmp_path: Path) -> None:
     found = verified(nan_at_zero(divides=True), nan_at_zero(divides=True), tmp_path, corners=False)
-    assert found["passed"] is True
-    assert found["outputs"]["y"]["equal_nans"] == found["outputs"]["y"]["values"] == 2 * 3 * 16 * 16
-    assert found["hollow"] == ["y"]
-    assert verdict({**found, "name": "m"}) == "proves nothing"
+    assert found.passed is True
+    assert found.outputs["y"].equal_nans == found.outputs["y"].values == 2 * 3 * 16 * 16
+    assert found.hollow == ("y",)
+    assert verdict(found) == "proves nothing"
 
 
 def scores_beside(offset: float) -> onnx.ModelProto:
@@ -164,10 +171,10 @@ def test_scores_that_are_gone_beside_large_features_are_wrong(tmp_path: Path) ->
     """As 16 bits lose them; the error over the whole output is a thousandth of what is allowed."""
     profile = {"x": ProfileShapes((1, 3), (8, 3), (8, 3))}
     found = verified(scores_beside(0.0), scores_beside(2.0**24), tmp_path, profile=profile, corners=False)
-    assert found["outputs"]["y"]["relative_rms_error"] < found["tolerance"] * 10
-    assert found["passed"] is False
-    assert found["outputs"]["y"]["worst_slice"]["axis"] == 1
-    assert found["outputs"]["y"]["worst_slice"]["index"] >= 66
+    assert found.outputs["y"].relative_rms_error < found.tolerance * 10
+    assert found.passed is False
+    assert found.outputs["y"].worst_slice.axis == 1
+    assert found.outputs["y"].worst_slice.index >= 66
 
 
 def test_a_network_that_hardly_moves_proves_nothing(tmp_path: Path) -> None:
@@ -179,9 +186,9 @@ def test_a_network_that_hardly_moves_proves_nothing(tmp_path: Path) -> None:
     model = models.model(nodes, [models.tensor("x", "batch", 3)], [models.tensor("y", "batch", 3)], constants)
     profile = {"x": ProfileShapes((1, 3), (2, 3), (8, 3))}
     found = verified(model, model, tmp_path, profile=profile, corners=False)
-    assert found["passed"] is True
-    assert found["outputs"]["y"]["spread"] < 1e-6
-    assert found["hollow"] == ["y"]
+    assert found.passed is True
+    assert found.outputs["y"].spread < 1e-6
+    assert found.hollow == ("y",)
     assert reason(found).endswith(": a network that ignores its inputs would pass too")
 
 
@@ -202,9 +209,9 @@ def batch_of(limit: int) -> onnx.ModelProto:
 def test_a_fault_of_large_batches_shows_at_their_corner_only(tmp_path: Path) -> None:
     profile = {"x": ProfileShapes((1, 4), (2, 4), (8, 4))}
     found = verified(batch_of(100), batch_of(4), tmp_path, profile=profile)
-    assert found["outputs"]["y"]["relative_rms_error"] == 0
-    passed = {corner["name"]: corner["passed"] for corner in found["corners"]}
+    assert found.outputs["y"].relative_rms_error == 0
+    passed = {corner.name: corner.passed for corner in found.corners}
     assert passed["profile 0 min"]
     assert passed["profile 0 opt"]
     assert not passed["profile 0 max"]
-    assert found["passed"] is False
+    assert found.passed is False

@@ -16,10 +16,12 @@ from trtkit.backends import load_backend
 from trtkit.network.onnx.parse import parse_onnx
 from trtkit.verification import layers
 from trtkit.verification.intermediates import onnx_runtime_tensors
-from trtkit.verification.layers import LayerError, layer_errors, passes
+from trtkit.verification.layers import layer_errors, passes
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from trtkit.verification.report import LayerError
 
 
 def square(dtype: str = "FLOAT16") -> onnx.ModelProto:
@@ -47,7 +49,6 @@ def test_an_overflow_is_seen_where_it_happens(tmp_path: Path) -> None:
     assert found["a"].relative_rms_error == math.inf
     assert (found["a"].largest, found["a"].smallest) == (90000, 1)
     assert found["a"].headroom_bits["fp16"] == pytest.approx(math.log2(65504 / 90000), abs=0.01)
-    assert found["a"].to_json()["relative_rms_error"] is None
 
 
 def test_a_layer_knows_its_node_type_and_what_it_reads(tmp_path: Path) -> None:

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
+from tests import reports
 from trtkit.config.schema import ModelConfig
 from trtkit.verification.fix import config_yaml, suspects
+
+if TYPE_CHECKING:
+    from trtkit.verification.report import LayerError
 
 
 def config(**keys: Any) -> ModelConfig:
     return ModelConfig.model_validate({"source": {"onnx": "/m.onnx"}, "precision": "fp16", **keys})
 
 
-def layer(node: str, error: float | None, *, headroom: float = 5.0, reads: tuple[str, ...] = (), **keys: Any) -> Any:
+def layer(node: str, error: float, *, headroom: float = 5.0, reads: tuple[str, ...] = (), **keys: Any) -> LayerError:
     base = {
-        "node": node,
         "tensor": f"{node}_out",
         "kind": "elementwise",
-        "dtype": "fp16",
-        "relative_rms_error": error,
-        "is_finite": error is not None,
+        "is_finite": error < math.inf,
         "headroom_bits": {"fp16": headroom, "bf16": 100.0},
         "reads": reads,
     }
-    return {**base, **keys}
+    return reports.layer(node, error, **{**base, **keys})
 
 
 def test_the_overflowing_node_comes_with_its_readers() -> None:
     layers = [
         layer("before", 1e-4),
-        layer("square", None, headroom=-3.0, reads=("before_out",)),
-        layer("mean", None, reads=("square_out",)),
+        layer("square", math.inf, headroom=-3.0, reads=("before_out",)),
+        layer("mean", math.inf, reads=("square_out",)),
         layer("after", 1.0, reads=("elsewhere_out",)),
     ]
     assert suspects(layers, config()) == ["square", "mean"]

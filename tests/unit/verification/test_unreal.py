@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import TYPE_CHECKING
 
+from tests import reports
 from trtkit.verification.unreal import unreal_reason
+
+if TYPE_CHECKING:
+    from trtkit.verification.report import LayerError, Report
 
 FIX = "real inputs decide: `--inputs FILE` (images with `preprocess`, .npz), or `verify.ranges` for random ones"
 
 
-def layer(tensor: str, error: float | None, *reads: str, largest: float = 1.0) -> dict[str, Any]:
-    shown = {"layer": f"node_{tensor}", "kind": "elementwise", "tensor": tensor}
-    return {**shown, "relative_rms_error": error, "reads": reads, "largest": largest}
+def layer(tensor: str, error: float, *reads: str, largest: float = 1.0) -> LayerError:
+    return reports.layer(f"node_{tensor}", error, largest, kind="elementwise", tensor=tensor, reads=reads)
 
 
-def report(*layers: dict[str, Any]) -> dict[str, Any]:
-    return {"layers": list(layers), "outputs": {"y": {}}}
+def report(*layers: LayerError) -> Report:
+    return reports.report(layers=layers, outputs={"y": reports.output(0.5)})
 
 
 def test_a_layer_that_amplifies_is_named() -> None:
@@ -32,4 +36,4 @@ def test_an_output_without_signal_is_named() -> None:
 def test_error_that_grows_as_usual_is_the_networks_own() -> None:
     assert unreal_reason(report(layer("a", 1e-4), layer("y", 2e-3, "a"))) == ""
     assert unreal_reason(report()) == ""
-    assert unreal_reason(report(layer("a", 0.0), layer("y", None, "a"))) == ""
+    assert unreal_reason(report(layer("a", 0.0), layer("y", math.inf, "a"))) == ""

@@ -2,60 +2,60 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.reports import output, report
+from trtkit.verification.report import Agreement, Corner, EngineOutputs, Part, Perplexity, Rows, WorstSlice
 from trtkit.verification.verdict import reason, verdict
 
-FOUND: dict[str, Any] = {
-    "passed": False,
-    "tolerance": 0.4,
-    "outputs": {"logits": {"relative_rms_error": 0.06}},
-    "task": {"measure": "top-1", "agreement": 2 / 3, "required": 1.0},
-    "corners": [{"passed": True}],
-    "engine": None,
-}
+WRONG_ANSWERS = report(
+    passed=False, tolerance=0.4, outputs={"logits": output(0.06)}, task=Agreement("top-1", 2 / 3, required=1.0)
+)
+RIGHT, WRONG = (Corner("profile 0 min", {}, passed, 0.0) for passed in (True, False))
 
 
 def test_wrong_answers_of_a_close_network_are_named() -> None:
-    assert verdict(FOUND) == "wrong answers"
-    assert reason(FOUND) == "66.7% of top-1 equal the reference's, 100.0% are asked for"
+    assert verdict(WRONG_ANSWERS) == "wrong answers"
+    assert reason(WRONG_ANSWERS) == "66.7% of top-1 equal the reference's, 100.0% are asked for"
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"outputs": {"logits": {"relative_rms_error": 0.41}}},
-        {"outputs": {"logits": {"relative_rms_error": None}}},
-        {"corners": [{"passed": True}, {"passed": False}]},
-        {"parts": [{"passed": False}]},
-        {"rows": {"passed": False}},
-        {"engine": {"passed": False}},
-        {"perplexity": {"passed": False}},
+        {"outputs": {"logits": output(0.41, passed=False)}},
+        {"outputs": {"logits": output(math.inf, passed=False)}},
+        {"corners": (RIGHT, WRONG)},
+        {"parts": (Part(0.0, 0.0, 0.0, 1.0, name="neck", module="neck", passed=False),)},
+        {"rows": Rows(0.5, 0.1, passed=False)},
+        {"engine": EngineOutputs(passed=False, outputs={})},
+        {"perplexity": Perplexity("t.txt", 1, 2, 2.0, 1.0, 1.0, 0.1, passed=False)},
     ],
 )
 def test_whatever_else_is_wrong_comes_first(change: dict[str, Any]) -> None:
-    assert (verdict({**FOUND, **change}), reason({**FOUND, **change})) == ("out of tolerance", "tolerance 0.4")
+    changed = replace(WRONG_ANSWERS, **change)
+    assert (verdict(changed), reason(changed)) == ("out of tolerance", "tolerance 0.4")
 
 
 def test_what_passed_is_right() -> None:
-    assert verdict({**FOUND, "passed": True}) == "right"
+    assert verdict(replace(WRONG_ANSWERS, passed=True)) == "right"
 
 
 def test_a_slice_that_is_wrong_is_named_where_the_whole_is_close() -> None:
-    worst = {"axis": 1, "index": 17, "relative_rms_error": 0.98}
-    outputs = {"y": {"relative_rms_error": 2e-4, "passed": False, "worst_slice": worst}}
-    found = {**FOUND, "outputs": outputs, "slice_tolerance": 0.2}
-    assert verdict(found) == "out of tolerance"
-    assert reason(found) == "`y` at axis 1, index 17: 9.8e-01 of its own size; 0.2 is allowed"
+    outputs = {"y": output(2e-4, passed=False, worst_slice=WorstSlice(1, 17, 0.98))}
+    changed = replace(WRONG_ANSWERS, outputs=outputs)
+    assert verdict(changed) == "out of tolerance"
+    assert reason(changed) == "`y` at axis 1, index 17: 9.8e-01 of its own size; 0.2 is allowed"
 
 
 def test_a_pass_that_proves_nothing_says_so() -> None:
-    outputs = {"y": {"relative_rms_error": 1e-9, "passed": True, "spread": 2.4e-8}}
-    found = {**FOUND, "passed": True, "outputs": outputs, "hollow": ["y"]}
-    assert verdict(found) == "proves nothing"
-    assert reason(found) == (
+    hollow = output(1e-9, spread=2.4e-8)
+    changed = replace(WRONG_ANSWERS, passed=True, outputs={"y": hollow}, hollow=("y",))
+    assert verdict(changed) == "proves nothing"
+    assert reason(changed) == (
         "tolerance 0.4; `y` moves by 2.4e-08 between inputs: a network that ignores its inputs would pass too"
     )
-    assert verdict({**found, "outputs": {**outputs, "z": outputs["y"]}}) == "right"
+    assert verdict(replace(changed, outputs={"y": hollow, "z": hollow})) == "right"

@@ -16,7 +16,6 @@ from trtkit.deployment.triton.repository import differences, place, refuse_links
 from trtkit.deployment.triton.served import check_name
 from trtkit.deployment.triton.vision_pipeline import image_answer, takes_images, vision_pipeline
 from trtkit.errors import DeployError
-from trtkit.verification.verdict import verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,8 +128,8 @@ def _checked(bundle: Bundle) -> list[str]:
     found = manifest.verify
     if found is None:
         notes.append(f"the bundle was not verified: `trtkit verify {shlex.quote(str(bundle.path))}`")
-    elif not found.get("passed"):
-        what = f"the bundle's verification failed: {verdict(found)}"
+    elif not found.passed:
+        what = f"the bundle's verification failed: {found.verdict}"
         raise DeployError(what, str(bundle.path), "see `trtkit verify --fix`, and verify it again")
     if reads_source(manifest) and manifest.backend.name != "tensorrt":
         source = manifest.config.source

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.errors import TrtkitError
-from trtkit.verification.compare import Comparison
 from trtkit.verification.custom_ops import routes
+from trtkit.verification.report import Comparison
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,12 +12,13 @@ import torch
 from trtkit.dtypes import DType, dtype_of
 from trtkit.network.custom_op import Fact
 from trtkit.network.host_array import array_dtype
-from trtkit.verification.compare import Comparison, compare, worst
+from trtkit.verification.compare import compare, worst
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.network.custom_op import Case, CustomOp, Port
+    from trtkit.verification.report import Comparison
 
 Array = np.ndarray[Any, Any]
 

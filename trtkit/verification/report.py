@@ -1,0 +1,225 @@
+"""What a verification says of a model: one report for every interface, with its JSON form."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from trtkit.jobs.json_form import to_json
+
+if TYPE_CHECKING:
+    from trtkit.verification.slices import Limits
+
+VERSION = 1
+"""Of the report's JSON form."""
+_NOTES = {"unreal", "layers_problem", "fixed"}
+
+Answer = int | str
+
+
+class Check(Protocol):
+    """What a report passes only with."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is right."""
+
+
+@dataclass(frozen=True)
+class WorstSlice:
+    """One index of one axis. relative_rms_error: over the slice, on its own scale (see `slices.worst_slice`)."""
+
+    axis: int
+    index: int
+    relative_rms_error: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far a result is from its reference.
+
+    relative_rms_error: `||a-b|| / ||b||`, where b is all zeros the RMS of a; infinite where one is finite and the
+        other is not, or shapes differ.
+    max_rel_error: largest `|a-b| / |b|` where b is not 0. cosine: cosine similarity.
+    worst_slice: the channel, query or position that is farthest off; None for outputs of one axis.
+    equal_nans: NaNs at the same places on both sides, which count as equal. values: how many values there are.
+    """
+
+    relative_rms_error: float
+    max_abs_error: float
+    max_rel_error: float
+    cosine: float
+    problem: str = ""
+    worst_slice: WorstSlice | None = None
+    equal_nans: int = 0
+    values: int = 0
+
+    def is_within(self, limits: Limits) -> bool:
+        """Whether the whole and its worst slice are near enough."""
+        slices = 0.0 if self.worst_slice is None else self.worst_slice.relative_rms_error
+        return self.relative_rms_error <= limits.tolerance and slices <= limits.slices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output(Comparison):
+    """An output of the model. spread: how far the reference's moves between inputs, None if that is not known."""
+
+    passed: bool
+    spread: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part(Comparison):
+    """The output of a part of the model, with all that comes before it. module: the reference's."""
+
+    name: str
+    module: str
+    passed: bool
+
+
+@dataclass(frozen=True)
+class Corner:
+    """A run at the shapes of a profile's corner, or in chunks or slots. relative_rms_error: infinite if it failed."""
+
+    name: str
+    shapes: dict[str, tuple[int, ...]]
+    passed: bool
+    relative_rms_error: float
+    worst_slice: WorstSlice | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How answers agree. measure: `top-1`, `text`, `greedy text`, `detections`, or empty if there is none.
+
+    agreement: share of equal answers. answers: ours and the reference's, one pair an item.
+    """
+
+    measure: str = ""
+    agreement: float = 1.0
+    required: float = 0.0
+    top_5: float | None = None
+    answers: tuple[tuple[Answer, Answer], ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether enough answers agree."""
+        return self.agreement >= self.required
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows that only one side has, as a share of all, in the worst run. allowed: the largest share that passes."""
+
+    unpaired: float
+    allowed: float
+    passed: bool
+
+
+@dataclass(frozen=True)
+class EngineOutputs:
+    """The engine's own outputs on a GPU against the reference executor's."""
+
+    passed: bool
+    outputs: dict[str, Comparison]
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """Perplexity per token of a text, ours and the reference's. allowed: the largest relative change that passes."""
+
+    text: str
+    windows: int
+    tokens: int
+    perplexity: float
+    reference: float
+    relative_change: float
+    allowed: float
+    passed: bool
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """One tensor. Ranges are of the widened network.
+
+    node: the ONNX node that the layer came from, empty for layers that the parser added.
+    reads: the tensors that the layer reads.
+    relative_rms_error: against the widened network.
+    reference_error: of the widened network against ONNX Runtime's tensor of that name, None where there is none.
+    headroom_bits: by type, how often the largest value could double before it overflows; negative is an overflow. For a
+        tensor of zeros, how often the type's smallest value could.
+    flushed: by type, the share of nonzero values that would become zero.
+    """
+
+    layer: str
+    kind: str
+    node: str
+    tensor: str
+    dtype: str
+    relative_rms_error: float
+    is_finite: bool
+    largest: float
+    smallest: float
+    headroom_bits: dict[str, float]
+    flushed: dict[str, float]
+    reads: tuple[str, ...] = ()
+    reference_error: float | None = None
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What `trtkit verify --fix` wrote. config: the file. keep_fp32: patterns of the nodes kept in fp32."""
+
+    config: str
+    keep_fp32: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a verification. What does not apply to a model is None or empty.
+
+    tolerance: the relative RMS error that an output may have. slice_tolerance: that of its worst slice.
+    hollow: outputs whose pass proves nothing. parts: of a hybrid. rows: of outputs in no order of their own.
+    engine: if one was run on a GPU. top_1_agreement: of logits, where the best two tokens are clearly apart.
+    layers: empty unless they were compared. unreal: why random inputs may be to blame. layers_problem: why layers
+        could not be compared. fixed: the repaired config that this is the report of.
+    """
+
+    name: str
+    passed: bool
+    precision: str
+    reference: str
+    executor: str
+    tolerance: float
+    slice_tolerance: float
+    slice_floor: float
+    samples: tuple[str, ...]
+    outputs: dict[str, Output]
+    hollow: tuple[str, ...]
+    task: Agreement = field(default_factory=Agreement)
+    corners: tuple[Corner, ...] = ()
+    parts: tuple[Part, ...] = ()
+    rows: Rows | None = None
+    engine: EngineOutputs | None = None
+    top_1_agreement: float | None = None
+    perplexity: Perplexity | None = None
+    layers: tuple[LayerError, ...] = ()
+    unreal: str = ""
+    layers_problem: str = ""
+    fixed: Repair | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form that users get: no empty notes, and infinities, which JSON lacks, as null."""
+        data = {key: _finite(value) for key, value in to_json(self).items() if value or key not in _NOTES}
+        return {"version": VERSION, **data}
+
+
+def _finite(data: Any) -> Any:
+    """Return JSON data with null for infinities."""
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
