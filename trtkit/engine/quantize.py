@@ -15,8 +15,7 @@ from trtkit.engine.jobs import QUANTIZE_VISION
 from trtkit.errors import ConfigError, Problem
 from trtkit.jobs.json_form import to_json
 from trtkit.quantization.by_part.choice import SUMMARY, check_names
-from trtkit.quantization.jobs import QUANTIZE_LLM, QuantizeRequest, ScoringRequest
-from trtkit.quantization.target import check_quantization
+from trtkit.quantization.jobs import CHECK_TARGET, QUANTIZE_LLM, QuantizeRequest, ScoringRequest, TargetRequest
 from trtkit.quantization_methods import METHODS
 from trtkit.resolve import resolve
 
@@ -98,7 +97,7 @@ def _check_target(config: ModelConfig, fallback: str | None, runner: Runner) -> 
     """Refuse types that the target's GPUs cannot compute in, where it names any. Raises ConfigError."""
     target = load_target(config.target)
     if target.compute_capabilities:
-        check_quantization(config, target, choose_backend(target.backend), runner, fallback)
+        runner.run(CHECK_TARGET, TargetRequest(config, target, choose_backend(target.backend), fallback))
 
 
 def _check_whole(model: Model) -> None:

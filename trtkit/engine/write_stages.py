@@ -24,8 +24,7 @@ from trtkit.errors import ConfigError, QuantizeError
 from trtkit.models.model import VISION
 from trtkit.models.weights import model_weights
 from trtkit.network.targets import check_named_types
-from trtkit.quantization.jobs import QUANTIZE_LLM, QuantizeRequest
-from trtkit.quantization.target import check_quantization
+from trtkit.quantization.jobs import CHECK_TARGET, QUANTIZE_LLM, QuantizeRequest, TargetRequest
 from trtkit.quantization_methods import METHODS
 from trtkit.sources.decoder_source import open_decoder_source
 from trtkit.sources.safetensors_folder import read_folder
@@ -149,9 +148,9 @@ def _check_quantization(inputs: BuildInputs, runner: Runner) -> None:
         return
     if model.takes_images and (tower := open_vision(config).config).quantize is not None:
         with _of_tower():
-            check_quantization(tower, target, inputs.backend, runner)
+            runner.run(CHECK_TARGET, TargetRequest(tower, target, inputs.backend))
     if model.interface == "arrays" or makes_checkpoint(config):
-        check_quantization(config, target, inputs.backend, runner)
+        runner.run(CHECK_TARGET, TargetRequest(config, target, inputs.backend))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from trtkit.backends import load_backend
 from trtkit.jobs.events import Phase
 from trtkit.network.targets import check_named_types
 from trtkit.quantization.vision.model import check_options
+from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
     from trtkit.jobs.job import Context
@@ -22,7 +23,7 @@ def check_target(request: TargetRequest, context: Context) -> None:
     options, target = request.config.quantize, request.target
     assert options is not None
     context.report(Phase("check target"))
-    if not request.is_decoder:
+    if resolve(request.config).interface == "arrays":
         check_options(options)
     types = options.types(request.fallback)
     check_named_types(types, target.name, target.compute_capabilities, load_backend(request.backend).features)

@@ -56,7 +56,6 @@ class TargetRequest:
     config: ModelConfig
     target: Target
     backend: str
-    is_decoder: bool
     fallback: str | None = None
 
 

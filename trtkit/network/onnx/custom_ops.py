@@ -101,11 +101,6 @@ def has_padded(model: onnx.ModelProto) -> bool:
     return any(_key(node) in handlers for node in _nodes(model))
 
 
-def foreign_labels() -> dict[str, list[str]]:
-    """Return the foreign node types of each op."""
-    return {op.name: [foreign.label for foreign in op.foreign] for op in load_ops().values()}
-
-
 def _handlers() -> dict[tuple[str, str], tuple[CustomOp, Foreign]]:
     return {(foreign.domain, foreign.op_type): (op, foreign) for op in load_ops().values() for foreign in op.foreign}
 

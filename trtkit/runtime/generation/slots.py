@@ -84,7 +84,3 @@ class Slots:
         """Note that a slot is used now."""
         self._clock += 1
         self._used[slot] = self._clock
-
-    def range_of(self, slots: Ints) -> slice:
-        """Return the smallest range of neighbours that holds `slots`, which are sorted."""
-        return slice(int(slots[0]), int(slots[-1]) + 1)

@@ -60,10 +60,6 @@ class PromptReader:
         merged = self._images.merge(read.ids, read.images)
         return replace(read, ids=merged.ids, merged=merged)
 
-    def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the tokens of a conversation."""
-        return self._chat(messages, ())[1]
-
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the tokens of a text. Raises RequestError where there is no tokenizer."""
         if self._tokenizer is None:

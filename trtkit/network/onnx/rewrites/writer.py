@@ -63,10 +63,6 @@ class Writer(OnnxOps):
         """Return the sizes of all axes as one vector of int64."""
         return self._dims(self.dims(x)) if x.shape else self.vector([])
 
-    def shape_vector(self, dims: Sequence[int | OnnxValue]) -> OnnxValue:
-        """Return sizes as one vector of int64."""
-        return self._dims(dims)
-
     def range(self, size: int | OnnxValue) -> OnnxValue:
         """Return 0, 1, ... `size` - 1 in int64."""
         return self.cast(self.arange(size, INT64), INT64)
