@@ -21,9 +21,10 @@ Written from the commands themselves; `trtkit COMMAND --help` says the same.
 _PYTHON = """\
 # Python API
 
-Written from the code's docstrings. `LLM`, `AsyncLLM` and `SamplingParams` come from `trtkit` itself, the rest from the
-module that heads it. Shape letters: B batch (slots), S new tokens, T cached tokens, N query heads, K key/value heads,
-H head size, D hidden size, F size inside a feed-forward block, E experts, V vocabulary.
+Written from the code's docstrings; [this page](../python-api.md) shows the functions at work. Names under `trtkit` are
+imported from there, the rest from the module that heads them. Shape letters: B batch (slots), S new tokens, T cached
+tokens, N query heads, K key/value heads, H head size, D hidden size, F size inside a feed-forward block, E experts, V
+vocabulary.
 """
 
 _OPS = (
@@ -34,6 +35,20 @@ _BLOCKS = ("weights", "norm", "attention", "mlp", "quantized", "layer")
 # Title of a section, then modules with the names to show; no names: every public function and class.
 _API: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = (
     (
+        "Functions",
+        (
+            ("trtkit", ("load_config", "build", "verify", "quantize", "plan", "deploy", "evaluate")),
+            ("trtkit.bundle.bundle", ("Bundle", "open_bundle")),
+            ("trtkit.engine.quantize", ("QuantizeResult",)),
+            (
+                "trtkit.verification.evaluation",
+                ("Evaluation", "Perplexity", "Distance", "Questions", "Compared"),
+            ),
+            ("trtkit.jobs.events", ("Phase", "Step", "Progress")),
+            ("trtkit.errors", ("TrtkitError", "ProblemsError")),
+        ),
+    ),
+    (
         "Text",
         (
             ("trtkit", ("LLM", "AsyncLLM", "SamplingParams")),
@@ -41,17 +56,7 @@ _API: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = (
             ("trtkit.runtime.llm.outputs", ("RequestOutput", "CompletionOutput", "Delta", "RequestMetrics")),
         ),
     ),
-    ("Arrays", (("trtkit.runtime.model", ("open_model", "Model")),)),
-    (
-        "Build and verify",
-        (
-            ("trtkit.config", ("load_config",)),
-            ("trtkit.engine.build", ("build_bundle",)),
-            ("trtkit.bundle.bundle", ("open_bundle",)),
-            ("trtkit.verification.verify", ("verify_config", "verify_bundle", "Request")),
-            ("trtkit.errors", ("TrtkitError", "ProblemsError")),
-        ),
-    ),
+    ("Arrays", (("trtkit", ("open_model",)), ("trtkit.runtime.model", ("Model",)))),
     (
         "Networks",
         (("trtkit.network.graph", ("Graph", "Tensor")), ("trtkit.network.decoder", ())),

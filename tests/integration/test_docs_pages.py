@@ -35,6 +35,14 @@ def test_commands_on_hybrids_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_programs_of_the_python_api_run(tmp_path: Path) -> None:
+    """A small Llama stands for the shipped one where it is built."""
+    tiny_chat.save_model(tmp_path / "tiny")
+    changes = {f'trtkit.{verb}("llama"': f'trtkit.{verb}("tiny"' for verb in ("build", "quantize")}
+    run_page(DOCS / "python-api.md", tmp_path, changes)
+
+
+@pytest.mark.slow
 def test_commands_on_language_models_run(tmp_path: Path) -> None:
     """A small Qwen3 stands for the reader's folder, a small Llama for the shipped one."""
     tokenizer = byte_level(chat_template=CHATML)
