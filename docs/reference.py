@@ -39,6 +39,7 @@ _API: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = (
         (
             ("trtkit", ("load_config", "build", "verify", "quantize", "plan", "deploy", "evaluate")),
             ("trtkit.bundle.bundle", ("Bundle", "open_bundle")),
+            ("trtkit.verification.report", ("Report",)),
             ("trtkit.engine.quantize", ("QuantizeResult",)),
             (
                 "trtkit.verification.evaluation",
