@@ -37,7 +37,7 @@ _API: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = (
     (
         "Functions",
         (
-            ("trtkit", ("load_config", "build", "verify", "quantize", "plan", "deploy", "evaluate")),
+            ("trtkit", ("load_config", "build", "verify", "quantize", "plan", "bench", "deploy", "evaluate")),
             ("trtkit.bundle.bundle", ("Bundle", "open_bundle")),
             ("trtkit.verification.report", ("Report",)),
             ("trtkit.engine.quantize", ("QuantizeResult",)),

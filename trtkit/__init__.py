@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trtkit.api import build, deploy, evaluate, load_config, plan, quantize, verify
+    from trtkit.api import bench, build, deploy, evaluate, load_config, plan, quantize, verify
     from trtkit.runtime.llm import LLM, AsyncLLM
     from trtkit.runtime.model import open_model
     from trtkit.runtime.sampling.params import SamplingParams
@@ -16,6 +16,7 @@ __all__ = [
     "AsyncLLM",
     "SamplingParams",
     "__version__",
+    "bench",
     "build",
     "deploy",
     "evaluate",
@@ -27,7 +28,9 @@ __all__ = [
 ]
 
 _MODULES = {
-    **dict.fromkeys(("load_config", "build", "verify", "quantize", "plan", "deploy", "evaluate"), "trtkit.api"),
+    **dict.fromkeys(
+        ("load_config", "build", "verify", "quantize", "plan", "deploy", "bench", "evaluate"), "trtkit.api"
+    ),
     "open_model": "trtkit.runtime.model",
     "LLM": "trtkit.runtime.llm",
     "AsyncLLM": "trtkit.runtime.llm",

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 Source = str | Path | ModelConfig
 AnyBundle = str | Path | Bundle
+Figures = dict[str, Any]
+"""What the command prints with --json."""
 
 
 def load_config(model: Source, **keys: object) -> ModelConfig:
@@ -144,7 +146,7 @@ def plan(
     prices: Mapping[str, float] | None = None,
     on_event: Listener = ignore,
     **keys: object,
-) -> dict[str, Any]:
+) -> Figures:
     """Estimate which GPUs fit a model and its best-case speed. No GPU and, for language models, no weights are needed.
 
     model: also a bundle, a folder with a `config.json`, or the name of a published model such as `llama-2-7b`.
@@ -200,6 +202,44 @@ def deploy(
         on_event(Phase(text))
 
     return deploy_bundles(asked, Path(repository), serving, on_progress, is_dry_run=is_dry_run)
+
+
+def bench(
+    model: Source | Bundle,
+    *,
+    compare: Sequence[str | Path] = (),
+    batches: Sequence[int] = (),
+    concurrency: Sequence[int] = (),
+    requests: int | None = None,
+    input_tokens: int | None = None,
+    output_tokens: int | None = None,
+    runtime: Runtime = "auto",
+    is_unverified: bool = False,
+    on_event: Listener = ignore,
+    **keys: object,
+) -> Figures:
+    """Measure a bundle; a config is built into `bundles/NAME` first. Without a GPU, that is the reference executor.
+
+    compare: `torch`, `onnxruntime`, `transformers` or bundles, measured in the same rounds.
+    batches: of a network of arrays; the shapes of its profiles if empty.
+    concurrency: a language model's requests at once, a case for each; 1 if empty. requests: of a round, 16 if None.
+    input_tokens, output_tokens: of each made-up prompt and its answer, 128 and 32 if None.
+    runtime: `tensorrt`, `reference` or `auto`. is_unverified: measure a bundle whose verification failed or is missing.
+    The report is that of `trtkit bench --json`: latencies in ms in `cases`. Traces, rates and servers are for the
+    command. Raises BenchError for what cannot be measured, and what `build` raises.
+    """
+    from trtkit.benchmarking.run import BenchRequest, bench_bundle
+    from trtkit.benchmarking.workload import Lengths
+
+    network = _network(model, keys)
+    is_config = isinstance(network, ModelConfig)
+    bundle = build(network, on_event=on_event) if isinstance(network, ModelConfig) else network
+    sizes = {"input_tokens": input_tokens, "output_tokens": output_tokens}
+    chosen = {name: size for name, size in sizes.items() if size is not None}
+    load = (tuple(concurrency), requests, Lengths(**chosen) if chosen else None)
+    rivals = tuple(map(str, compare))
+    request = BenchRequest(rivals, tuple(batches), *load, runtime, is_unverified, is_config)
+    return bench_bundle(bundle, request, new_runner(on_event))
 
 
 def evaluate(

@@ -10,7 +10,7 @@ import pytest
 import trtkit
 from tests import models
 from trtkit.bundle.bundle import Bundle
-from trtkit.errors import BundleError, ConfigError, RequestError
+from trtkit.errors import BenchError, BundleError, ConfigError, RequestError
 from trtkit.jobs.events import Phase, Step
 
 if TYPE_CHECKING:
@@ -38,6 +38,11 @@ def test_a_network_goes_from_onnx_to_a_server(onnx_path: Path, workspace: Path) 
     model = trtkit.open_model(bundle)
     x = np.ones((2, 3), np.float32)
     np.testing.assert_array_equal(model(x), trtkit.open_model("bundles/m", "onnxruntime")(x))
+    measured = trtkit.bench("bundles/m", batches=[2], runtime="reference")
+    assert [case["batch"] for case in measured["cases"]] == [2]
+    assert measured["provenance"]["command"] == "trtkit.bench"
+    with pytest.raises(BenchError, match="`concurrency` means nothing for a network of arrays"):
+        trtkit.bench(bundle, concurrency=[2], is_unverified=True)
     (row,) = trtkit.plan(bundle, ["l4"])["gpus"]
     assert row["gpu"] == "l4"
     with pytest.raises(BundleError, match="`precision` cannot be changed: a bundle stays as it was built"):
@@ -71,6 +76,15 @@ def test_a_language_model_is_quantized_built_and_answers(tiny_folder: Path, tiny
     assert found.distance is not None
     assert found.perplexity.tokens == 80
     assert 0 < found.distance.divergence_nats < 0.1
+    load = {"concurrency": [2], "requests": 2, "input_tokens": 8, "output_tokens": 4, "runtime": "reference"}
+    with pytest.raises(BenchError, match="the bundle was never verified"):
+        trtkit.bench(bundle, **load)
+    (case,) = trtkit.bench(bundle, **load, is_unverified=True)["cases"]
+    assert [each["input_tokens"] for each in case["results"][0]["requests"]] == [8, 8]
+    with pytest.raises(BenchError, match="`batches` means nothing for a language model"):
+        trtkit.bench(bundle, batches=[2])
+    with pytest.raises(BenchError, match="0 is below 1"):
+        trtkit.bench(bundle, concurrency=[0])
     with pytest.raises(RequestError, match="nothing to evaluate on"):
         trtkit.evaluate(bundle)
     with pytest.raises(RequestError, match="0 or more windows of at least 2 tokens"):

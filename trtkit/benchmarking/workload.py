@@ -11,9 +11,12 @@ from trtkit.benchmarking.traces import BLOCK_TOKENS
 from trtkit.errors import BenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from trtkit.benchmarking.traces import TraceRow
+    from trtkit.bundle.manifest import Manifest
+
+    MakeWork = Callable[[int], Sequence["Work"]]
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,26 @@ def synthetic_work(lengths: Lengths, count: int, vocab_size: int, seed: int = 0)
         own = generator.integers(0, vocab_size, max(0, size - len(begin))).tolist()
         made.append(Work((*begin, *own), answer))
     return made
+
+
+def synthetic_rounds(lengths: Lengths, count: int, vocab_size: int, seed: int) -> tuple[MakeWork, str]:
+    """Return what makes the requests of a round, other ones in each, and their description in words."""
+    said = f"{count} made-up prompts of {lengths.input_tokens} tokens, {lengths.output_tokens} to answer"
+    if lengths.shared_tokens:
+        said += f", {lengths.shared_tokens} shared of {lengths.prefixes} beginnings"
+    return (lambda number: synthetic_work(lengths, count, vocab_size, round_seed(seed, number))), said
+
+
+def round_seed(seed: int, number: int) -> int:
+    """Return another seed for each round; the warm-up's number is -1."""
+    return seed * 1009 + number + 1
+
+
+def drawn_tokens(manifest: Manifest) -> int:
+    """Return below which number a language model's tokens are drawn: a placeholder of an image is no token to draw."""
+    logits = next(output for output in manifest.outputs if output.name == "logits")
+    size = logits.shape[-1]
+    return size if manifest.images is None else min(size, manifest.images.image_token_id)
 
 
 def traced_work(rows: Sequence[TraceRow], vocab_size: int, seed: int = 0) -> list[Work]:

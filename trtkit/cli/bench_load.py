@@ -23,13 +23,12 @@ def llm_request(bundle: Bundle, options: Mapping[str, Any], is_waived: bool) -> 
     """Return the load that options ask for. Raises BenchError, PromptsError or UsageError for what cannot be."""
     from trtkit.benchmarking.llm import LlmRequest
     from trtkit.benchmarking.metrics import parse_objectives
+    from trtkit.benchmarking.workload import drawn_tokens
     from trtkit.cli.llm_options import RUNTIME_NAMES
     from trtkit.runtime.llm import read_text_bundle
 
     _check(options)
-    model = read_text_bundle(bundle)
-    images = bundle.manifest.images  # a placeholder of an image is no token to draw
-    vocab_size = model.vocab_size if images is None else min(model.vocab_size, images.image_token_id)
+    model, vocab_size = read_text_bundle(bundle), drawn_tokens(bundle.manifest)
     rows = _trace(options)
     make, said, count = _work(options, model, vocab_size, rows)
     return LlmRequest(
@@ -78,26 +77,18 @@ def _work(
     options: Mapping[str, Any], model: TextBundle, vocab_size: int, rows: Sequence[TraceRow]
 ) -> tuple[MakeWork, str, int]:
     """Return what makes a round's requests, its description, and how many they are."""
-    from trtkit.benchmarking.workload import Lengths, synthetic_work, traced_work
+    from trtkit.benchmarking.workload import Lengths, round_seed, synthetic_rounds, traced_work
 
     seed = options["seed"]
     if rows:
         said = f"{len(rows)} requests of {options['trace']}, tokens made up"
-        return (lambda number: traced_work(rows, vocab_size, _seed(seed, number))), said, len(rows)
+        return (lambda number: traced_work(rows, vocab_size, round_seed(seed, number))), said, len(rows)
     if options["prompts"] is not None:
         work = _file_work(options, model)
         return (lambda _number: work), f"{len(work)} prompts of {options['prompts']}", len(work)
     names = ("input_tokens", "output_tokens", "input_deviation", "output_deviation", "shared_tokens", "prefixes")
     lengths, count = Lengths(*(options[name] for name in names)), options["requests"] or DEFAULT_REQUESTS
-    said = f"{count} made-up prompts of {lengths.input_tokens} tokens, {lengths.output_tokens} to answer"
-    if lengths.shared_tokens:
-        said += f", {lengths.shared_tokens} shared of {lengths.prefixes} beginnings"
-    return (lambda number: synthetic_work(lengths, count, vocab_size, _seed(seed, number))), said, count
-
-
-def _seed(seed: int, number: int) -> int:
-    """Return another seed for each round; the warm-up's number is -1."""
-    return seed * 1009 + number + 1
+    return *synthetic_rounds(lengths, count, vocab_size, seed), count
 
 
 def _file_work(options: Mapping[str, Any], model: TextBundle) -> list[Work]:
