@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from trtkit.deployment.triton.deploy import Deployment, Form
     from trtkit.engine.quantize import QuantizeResult
     from trtkit.jobs.events import Listener
+    from trtkit.planning.report import Report as Plan
     from trtkit.runtime.decoder import Runtime
     from trtkit.verification.evaluation import Evaluation
     from trtkit.verification.report import Report
@@ -146,7 +147,7 @@ def plan(
     prices: Mapping[str, float] | None = None,
     on_event: Listener = ignore,
     **keys: object,
-) -> Figures:
+) -> Plan:
     """Estimate which GPUs fit a model and its best-case speed. No GPU and, for language models, no weights are needed.
 
     model: also a bundle, a folder with a `config.json`, or the name of a published model such as `llama-2-7b`.

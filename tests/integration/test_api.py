@@ -43,8 +43,8 @@ def test_a_network_goes_from_onnx_to_a_server(onnx_path: Path, workspace: Path) 
     assert measured["provenance"]["command"] == "trtkit.bench"
     with pytest.raises(BenchError, match="`concurrency` means nothing for a network of arrays"):
         trtkit.bench(bundle, concurrency=[2], is_unverified=True)
-    (row,) = trtkit.plan(bundle, ["l4"])["gpus"]
-    assert row["gpu"] == "l4"
+    (row,) = trtkit.plan(bundle, ["l4"]).gpus
+    assert row.gpu.key == "l4"
     with pytest.raises(BundleError, match="`precision` cannot be changed: a bundle stays as it was built"):
         trtkit.verify(bundle, precision="fp32")
     with pytest.raises(BundleError, match="a bundle is built already"):
@@ -55,8 +55,8 @@ def test_a_config_is_verified_and_planned_without_a_build(onnx_path: Path, works
     assert trtkit.verify(onnx_path, precision="fp16", corners=False).passed
     config = trtkit.load_config("m.onnx", name="product")
     assert trtkit.verify(config).name == "product"
-    assert trtkit.plan(config, ["l4"])["model"]["name"] == "product"
-    assert trtkit.plan("m.onnx", ["l4"], concurrency=None)["kind"] == "vision"
+    assert trtkit.plan(config, ["l4"]).name == "product"
+    assert trtkit.plan("m.onnx", ["l4"], concurrency=None).to_json()["kind"] == "vision"
     assert not (workspace / "bundles").exists()
 
 
@@ -93,7 +93,7 @@ def test_a_language_model_is_quantized_built_and_answers(tiny_folder: Path, tiny
 
 def test_the_cost_of_a_published_model_is_estimated() -> None:
     found = trtkit.plan("llama-2-7b", ["l4"], input_len=64, output_len=16, prices={"l4": 0.7}, precision="fp16")
-    assert found["workload"]["input_len"] == 64
+    assert found.to_json()["workload"]["input_len"] == 64
     with pytest.raises(ConfigError, match="precision='fp2': precision: 'fp2' is not allowed"):
         trtkit.plan("llama-2-7b", ["l4"], precision="fp2")
 

@@ -35,6 +35,7 @@ def test_llm_is_planned_for_without_its_weights(tiny: Path, trtkit: Callable[...
     words = ("plan", tiny, "--gpu", "l4,h200", "--input-len", 20, "--output-len", 12, "--concurrency", 3, "--json")
     plan = trtkit(*words).json()
     model = plan["model"]
+    assert plan["version"] == 1
     assert model["kv_bytes_per_token"] == 2 * 2 * 2 * 8 * 4  # two layers of two heads of 8, in fp32
     assert plan["workload"]["length"] == 32
     assert plan["step"]["decode"]["cache_bytes"] == 3 * 26 * model["kv_bytes_per_token"]

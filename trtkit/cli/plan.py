@@ -16,6 +16,9 @@ from trtkit.files import write_output
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trtkit.planning.gpus import PlannedGpu
+    from trtkit.planning.report import Report
+
 EPILOG = """\b
 Examples:
   trtkit plan llama
@@ -73,7 +76,7 @@ def command(path: str | None, as_json: bool, **options: Any) -> None:
 
         write_output(options["html"], plan_page(plan))
     if as_json:
-        click.echo(json.dumps(plan))
+        click.echo(json.dumps(plan.to_json()))
         return
     from trtkit.cli.plan_tables import plan_tables
     from trtkit.cli.tables import show
@@ -100,7 +103,7 @@ def parse_prices(texts: Sequence[str], known: Sequence[str]) -> dict[str, float]
     return prices
 
 
-def _plan(path: str, gpus: Sequence[Any], options: dict[str, Any]) -> dict[str, Any]:
+def _plan(path: str, gpus: Sequence[PlannedGpu], options: dict[str, Any]) -> Report:
     """Find the model, count it and plan."""
     from trtkit.cli.progress import show_progress
     from trtkit.planning.plan import Asked, make_plan
@@ -112,16 +115,15 @@ def _plan(path: str, gpus: Sequence[Any], options: dict[str, Any]) -> dict[str, 
         return make_plan(model, Asked(gpus, *lengths, options["prices"]), runner)
 
 
-def _list_gpus(gpus: Sequence[Any], *, as_json: bool) -> None:
+def _list_gpus(gpus: Sequence[PlannedGpu], *, as_json: bool) -> None:
     from trtkit.cli.plan_tables import gpu_table
     from trtkit.cli.tables import console
-    from trtkit.planning.plan import gpu_facts
+    from trtkit.planning.report import gpu_facts
 
-    facts = [gpu_facts(gpu) for gpu in gpus]
     if as_json:
-        click.echo(json.dumps(facts))
+        click.echo(json.dumps([gpu_facts(gpu) for gpu in gpus]))
         return
-    console().print(gpu_table(facts), "")
-    for row in facts:
-        note = f" ({row['note']})" if row["note"] else ""
-        echo(f"{row['gpu']}, read {row['read']}{note}\n  " + "\n  ".join(row["sources"]))
+    console().print(gpu_table(gpus), "")
+    for gpu in gpus:
+        note = f" ({gpu.note})" if gpu.note else ""
+        echo(f"{gpu.key}, read {gpu.read}{note}\n  " + "\n  ".join(gpu.sources))

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.planning.formats import FORMATS, in_format, quantized_bytes
 from trtkit.planning.memory import Footprint
+from trtkit.planning.report import FormatPlan, LlmGpu, LlmSpeed, SplitPlan
 from trtkit.planning.roofline import compute_bound_batch, floor, unfused_s
 from trtkit.planning.splits import SIZES, all_reduce_bytes, kv_share, split_weight_bytes, tensor_share
 
 if TYPE_CHECKING:
     from trtkit.planning.counts import Counts
+    from trtkit.planning.formats import Format
     from trtkit.planning.gpus import PlannedGpu
     from trtkit.planning.model import DecoderModel, Workload
-    from trtkit.planning.roofline import Floor
 
-Json = dict[str, Any]
 _NO_LIMIT = 2**24
 """Where the search for a context ends, for models without a limit of their own."""
 
@@ -30,7 +30,7 @@ class Question:
     work: Workload
 
 
-def plan_llm(question: Question, gpu: PlannedGpu, price_per_hour: float | None = None) -> Json:
+def plan_llm(question: Question, gpu: PlannedGpu, price_per_hour: float | None = None) -> LlmGpu:
     """Return everything about one GPU. Times are floors: nothing that runs this network there can be faster."""
     model, counts, work = question.model, question.counts, question.work
     footprint = Footprint(counts, model.weight_bytes, model.kv_bytes_per_token, work.chunk, model.keeps_new)
@@ -39,23 +39,24 @@ def plan_llm(question: Question, gpu: PlannedGpu, price_per_hour: float | None =
     limit = model.max_length or _NO_LIMIT
     formats = FORMATS[:1] if model.quantized else FORMATS  # others are shares of the network's own type
     context = footprint.largest_context(work.concurrency, gpu.memory_bytes, limit)
-    return {
-        "takes_precision": all(gpu.takes(name) for name in (model.dtype.name, *model.types)),
-        "memory": need.to_json(),
-        "fits": need.total <= gpu.memory_bytes,
-        "largest_batch": batch,
-        "largest_context": context,
-        "largest_context_is_the_models": context == model.max_length > 0,
-        "compute_bound_batch": compute_bound_batch(counts, work.mean_length, gpu),
-        "compute_bound_batch_without_caches": compute_bound_batch(counts, 0, gpu),
-        **speeds(question, gpu, work.concurrency, price_per_hour),
-        "curve": [speeds(question, gpu, size, price_per_hour) for size in _batches(batch)],
-        "formats": [_in_format(question, gpu, form) for form in formats if form.fits(gpu)],
-        "splits": [_split(question, gpu, kind, size) for kind in ("tensor", "pipeline") for size in SIZES],
-    }
+    return LlmGpu(
+        gpu=gpu,
+        takes_precision=all(gpu.takes(name) for name in (model.dtype.name, *model.types)),
+        memory=need,
+        fits=need.total <= gpu.memory_bytes,
+        largest_batch=batch,
+        largest_context=context,
+        largest_context_is_the_models=context == model.max_length > 0,
+        compute_bound_batch=compute_bound_batch(counts, work.mean_length, gpu),
+        compute_bound_batch_without_caches=compute_bound_batch(counts, 0, gpu),
+        speed=speeds(question, gpu, work.concurrency, price_per_hour),
+        curve=tuple(speeds(question, gpu, size, price_per_hour) for size in _batches(batch)),
+        formats=tuple(_in_format(question, gpu, form) for form in formats if form.fits(gpu)),
+        splits=tuple(_split(question, gpu, kind, size) for kind in ("tensor", "pipeline") for size in SIZES),
+    )
 
 
-def speeds(question: Question, gpu: PlannedGpu, batch: int, price_per_hour: float | None = None) -> Json:
+def speeds(question: Question, gpu: PlannedGpu, batch: int, price_per_hour: float | None = None) -> LlmSpeed:
     """Return times and throughput of `batch` requests at once: all prompts, then every token of all answers."""
     work, counts = question.work, question.counts
     first = floor(counts, (1, work.input_len, work.input_len), gpu)
@@ -63,33 +64,23 @@ def speeds(question: Question, gpu: PlannedGpu, batch: int, price_per_hour: floa
     decode = floor(counts, (batch, 1, work.mean_length), gpu)
     seconds = prefill.seconds + (work.output_len - 1) * decode.seconds
     per_s = batch * work.output_len / seconds
-    return {
-        "batch": batch,
-        "ttft": _floor_json(first),
-        "ttft_of_all": _floor_json(prefill),
-        "tpot": _floor_json(decode),
-        "tpot_unfused_ms": 1e3 * unfused_s(counts, (batch, 1, work.mean_length), gpu),
-        "request_ms": 1e3 * seconds,
-        "decode_tokens_per_second": batch / decode.seconds,
-        "output_tokens_per_second": per_s,
-        "total_tokens_per_second": batch * work.length / seconds,
-        "cost_per_million_output_tokens": cost_per_million(price_per_hour, per_s),
-    }
+    return LlmSpeed(
+        batch=batch,
+        ttft=first,
+        ttft_of_all=prefill,
+        tpot=decode,
+        tpot_unfused_ms=1e3 * unfused_s(counts, (batch, 1, work.mean_length), gpu),
+        request_ms=1e3 * seconds,
+        decode_tokens_per_second=batch / decode.seconds,
+        output_tokens_per_second=per_s,
+        total_tokens_per_second=batch * work.length / seconds,
+        cost_per_million_output_tokens=cost_per_million(price_per_hour, per_s),
+    )
 
 
 def cost_per_million(price_per_hour: float | None, per_second: float) -> float | None:
     """Return the price of a million results at `per_second` of them, None without a price."""
     return None if price_per_hour is None else price_per_hour / 3600 / per_second * 1e6
-
-
-def _floor_json(found: Floor) -> Json:
-    compute_ms = None if found.compute_s is None else 1e3 * found.compute_s
-    return {
-        "ms": 1e3 * found.seconds,
-        "bound": found.bound,
-        "compute_ms": compute_ms,
-        "memory_ms": 1e3 * found.memory_s,
-    }
 
 
 def _batches(most: int) -> list[int]:
@@ -98,7 +89,7 @@ def _batches(most: int) -> list[int]:
     return sorted({*powers, *([most] if most else [])})
 
 
-def _in_format(question: Question, gpu: PlannedGpu, form: Any) -> Json:
+def _in_format(question: Question, gpu: PlannedGpu, form: Format) -> FormatPlan:
     """Return what a format of weights and cache gives."""
     model, work = question.model, question.work
     counts = in_format(question.counts, model.dtype, form)
@@ -106,18 +97,18 @@ def _in_format(question: Question, gpu: PlannedGpu, form: Any) -> Json:
     kv = model.kv_bytes_per_token * (form.kv_bits or model.dtype.bits) // model.dtype.bits
     keeps_new = form.kv_bits is not None or model.keeps_new
     footprint = Footprint(counts, model.weight_bytes - saved, kv, work.chunk, keeps_new)
-    return {
-        "name": form.name,
-        "weight_bytes": footprint.weights,
-        "kv_bytes_per_token": kv,
-        "fits": footprint.need(work.concurrency, work.length).total <= gpu.memory_bytes,
-        "largest_batch": footprint.largest_batch(work.length, gpu.memory_bytes),
-        "ttft": _floor_json(floor(counts, (1, work.input_len, work.input_len), gpu)),
-        "tpot": _floor_json(floor(counts, (work.concurrency, 1, work.mean_length), gpu)),
-    }
+    return FormatPlan(
+        name=form.name,
+        weight_bytes=footprint.weights,
+        kv_bytes_per_token=kv,
+        fits=footprint.need(work.concurrency, work.length).total <= gpu.memory_bytes,
+        largest_batch=footprint.largest_batch(work.length, gpu.memory_bytes),
+        ttft=floor(counts, (1, work.input_len, work.input_len), gpu),
+        tpot=floor(counts, (work.concurrency, 1, work.mean_length), gpu),
+    )
 
 
-def _split(question: Question, gpu: PlannedGpu, kind: str, gpus: int) -> Json:
+def _split(question: Question, gpu: PlannedGpu, kind: str, gpus: int) -> SplitPlan:
     """Return what `gpus` GPUs of a kind of parallelism give, without the time of what they send each other.
 
     A pipeline is full: each of its GPUs works on another batch, and keeps its layers' caches of all of them.
@@ -132,15 +123,15 @@ def _split(question: Question, gpu: PlannedGpu, kind: str, gpus: int) -> Json:
     at_once = work.concurrency if is_tensor else gpus * work.concurrency
     need = footprint.need(at_once, work.length)
     hop = model.dtype.size_bytes(work.concurrency * model.hidden_size)
-    return {
-        "kind": kind,
-        "gpus": gpus,
-        "at_once": at_once,
-        "memory_per_gpu": need.to_json(),
-        "fits": need.total <= gpu.memory_bytes,
-        "largest_batch": footprint.largest_batch(work.length, gpu.memory_bytes),
-        "ttft": _floor_json(floor(share, (1, work.input_len, work.input_len), gpu)),
-        "tpot": _floor_json(tpot),
-        "decode_tokens_per_second": at_once / tpot.seconds,
-        "sent_bytes_per_step": all_reduce_bytes(model, work.concurrency, gpus) if is_tensor else hop,
-    }
+    return SplitPlan(
+        kind=kind,
+        gpus=gpus,
+        at_once=at_once,
+        memory_per_gpu=need,
+        fits=need.total <= gpu.memory_bytes,
+        largest_batch=footprint.largest_batch(work.length, gpu.memory_bytes),
+        ttft=floor(share, (1, work.input_len, work.input_len), gpu),
+        tpot=tpot,
+        decode_tokens_per_second=at_once / tpot.seconds,
+        sent_bytes_per_step=all_reduce_bytes(model, work.concurrency, gpus) if is_tensor else hop,
+    )

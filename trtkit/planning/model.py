@@ -162,7 +162,32 @@ def workload(model: DecoderModel, asked: tuple[int | None, int | None, int], chu
     return Workload(input_len, output_len, concurrency, min(input_len, chunk))
 
 
-def formulas(model: DecoderModel, counts: Counts, work: Workload) -> Json:
+@dataclass(frozen=True)
+class DecodeFlops:
+    """Operations of a decode step. ratio: of the formula's to those counted."""
+
+    formula: int
+    counted: int
+    ratio: float
+
+
+@dataclass(frozen=True)
+class CacheBytes:
+    """Bytes of a token's cache."""
+
+    formula: int
+    counted: int
+
+
+@dataclass(frozen=True)
+class Formulas:
+    """What published formulas say, beside what was counted."""
+
+    decode_flops: DecodeFlops
+    kv_bytes_per_token: CacheBytes
+
+
+def formulas(model: DecoderModel, counts: Counts, work: Workload) -> Formulas:
     """Return what the published formulas say beside what was counted.
 
     One decode step: 2 operations for each weight but those that are looked up, and 4 N H for each cached token and
@@ -174,10 +199,10 @@ def formulas(model: DecoderModel, counts: Counts, work: Workload) -> Json:
     products = sum(poly.at((1, 1, T)) for poly in counts.products.values())
     attention = 4 * T * sum(layer.num_attention_heads * layer.head_dim for layer in model.attention)
     formula = 2 * (model.parameters - model.looked_up) + attention
-    return {
-        "decode_flops": {"formula": formula, "counted": products, "ratio": formula / products},
-        "kv_bytes_per_token": {"formula": model.kv_bytes_per_token, "counted": cached},
-    }
+    return Formulas(
+        DecodeFlops(formula, products, formula / products),
+        CacheBytes(model.kv_bytes_per_token, cached),
+    )
 
 
 def _common(numbers: list[int]) -> int | list[int]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import llm_options
@@ -17,6 +17,7 @@ from trtkit.planning.jobs import COUNT_DECODER, CountRequest
 from trtkit.planning.llm import Question, plan_llm
 from trtkit.planning.model import decoder_model, formulas, workload
 from trtkit.planning.quantized_by import quantized_of
+from trtkit.planning.report import LayerGroup, LayerWork, LlmReport, StepWork, VisionReport
 from trtkit.planning.roofline import intensity
 from trtkit.planning.vision import VisionQuestion, plan_vision
 
@@ -27,10 +28,9 @@ if TYPE_CHECKING:
     from trtkit.planning.counts import Counts
     from trtkit.planning.gpus import PlannedGpu
     from trtkit.planning.multilinear import Point
+    from trtkit.planning.report import Report
     from trtkit.planning.source import PlannedModel
     from trtkit.quantized_model import QuantizedModel
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Asked:
         return (self.prices or {}).get(gpu.key)
 
 
-def make_plan(model: PlannedModel, asked: Asked, runner: Runner) -> Json:
+def make_plan(model: PlannedModel, asked: Asked, runner: Runner) -> Report:
     """Count the model's network and return the plan. Raises TrtkitError."""
     return _plan_vision(model, asked, runner) if model.fields is None else _plan_llm(model, asked, runner)
 
 
-def _plan_llm(planned: PlannedModel, asked: Asked, runner: Runner) -> Json:
+def _plan_llm(planned: PlannedModel, asked: Asked, runner: Runner) -> LlmReport:
     assert planned.fields is not None
     spec = decoder_spec(planned.fields, planned.where)
     options, dtype = llm_options(planned.config), dtype_of(planned.config.precision)
@@ -68,20 +68,20 @@ def _plan_llm(planned: PlannedModel, asked: Asked, runner: Runner) -> Json:
     question = Question(model, counts, work)
     points = {"prefill": (1, work.input_len, work.input_len), "decode": (work.concurrency, 1, work.mean_length)}
     windowed = model.windowed_kv_bytes(work.length)
-    return {
-        "kind": "llm",
-        "model": {**model.to_json(), "source": planned.where, "slot_bytes": model.kv_bytes_per_token * work.length},
-        "windowed_slot_bytes": windowed if model.has_windows else None,
-        "workload": {**asdict(work), "length": work.length, "mean_length": work.mean_length},
-        "layers": _layers(counts, points),
-        "step": {name: _step(counts, point) for name, point in points.items()},
-        "formulas": formulas(model, counts, work),
-        "gpus": [{**gpu_facts(gpu), **plan_llm(question, gpu, asked.price(gpu))} for gpu in asked.gpus],
-        "assumptions": [*planned.notes, *llm_assumptions(model, work)],
-    }
+    return LlmReport(
+        model=model,
+        source=planned.where,
+        windowed_slot_bytes=windowed if model.has_windows else None,
+        work=work,
+        layers=_layers(counts, points),
+        step={name: _step(counts, point) for name, point in points.items()},
+        formulas=formulas(model, counts, work),
+        gpus=tuple(plan_llm(question, gpu, asked.price(gpu)) for gpu in asked.gpus),
+        assumptions=(*planned.notes, *llm_assumptions(model, work)),
+    )
 
 
-def _plan_vision(planned: PlannedModel, asked: Asked, runner: Runner) -> Json:
+def _plan_vision(planned: PlannedModel, asked: Asked, runner: Runner) -> VisionReport:
     given = {"--input-len": asked.input_len, "--output-len": asked.output_len}
     meaningless = [option for option, value in given.items() if value is not None]
     if meaningless:
@@ -97,15 +97,18 @@ def _plan_vision(planned: PlannedModel, asked: Asked, runner: Runner) -> Json:
     if low == high and batch != low:
         raise PlanError(f"the network is known at batch {low} only, not {batch}", "--concurrency", f"leave it at {low}")
     question = VisionQuestion(network, batch)
-    return {
-        "kind": "vision",
-        "model": {"name": planned.name, "source": planned.where, "weight_bytes": network.counts.weight_bytes},
-        "workload": {"batch": batch, "profile": [low, high], "shapes": dict(network.shapes)},
-        "layers": _layers(network.counts, {"run": (batch, 0, 0)}),
-        "step": {"run": _step(network.counts, (batch, 0, 0))},
-        "gpus": [{**gpu_facts(gpu), **plan_vision(question, gpu, asked.price(gpu))} for gpu in asked.gpus],
-        "assumptions": [*planned.notes, *vision_assumptions(network)],
-    }
+    return VisionReport(
+        model_name=planned.name,
+        source=planned.where,
+        weight_bytes=network.counts.weight_bytes,
+        batch=batch,
+        profile=(low, high),
+        shapes=network.shapes,
+        layers=_layers(network.counts, {"run": (batch, 0, 0)}),
+        step={"run": _step(network.counts, (batch, 0, 0))},
+        gpus=tuple(plan_vision(question, gpu, asked.price(gpu)) for gpu in asked.gpus),
+        assumptions=(*planned.notes, *vision_assumptions(network)),
+    )
 
 
 def _count(planned: PlannedModel, quantized: QuantizedModel | None, length: int, runner: Runner) -> Counts:
@@ -116,50 +119,33 @@ def _count(planned: PlannedModel, quantized: QuantizedModel | None, length: int,
     )
 
 
-def gpu_facts(gpu: PlannedGpu) -> Json:
-    """Return the table's row, and what follows from it."""
-    return {
-        "gpu": gpu.key,
-        "name": gpu.name,
-        "memory_bytes": gpu.memory_bytes,
-        "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
-        "compute_capability": gpu.compute_capability,
-        "dense_operations_per_s": dict(gpu.rates),
-        "backends": list(gpu.backends),
-        "precisions": list(gpu.precisions),
-        "sources": list(gpu.sources),
-        "read": gpu.read,
-        "note": gpu.note,
-    }
-
-
-def _layers(counts: Counts, points: Mapping[str, Point]) -> list[Json]:
+def _layers(counts: Counts, points: Mapping[str, Point]) -> tuple[LayerGroup, ...]:
     """Return each group's work and arithmetic intensity, by phase."""
-    return [
-        {
-            "group": group.name,
-            "layers": group.layers,
-            "weight_bytes": group.weight_bytes,
-            **{
-                phase: {
-                    "flops": group.flops.at(point),
-                    "products": {dtype: poly.at(point) for dtype, poly in group.products.items()},
-                    "bytes": group.bytes.at(point),
-                    "flops_per_byte": intensity(group, point),
-                }
+    return tuple(
+        LayerGroup(
+            group.name,
+            group.layers,
+            group.weight_bytes,
+            {
+                phase: LayerWork(
+                    group.flops.at(point),
+                    {dtype: poly.at(point) for dtype, poly in group.products.items()},
+                    group.bytes.at(point),
+                    intensity(group, point),
+                )
                 for phase, point in points.items()
             },
-        }
+        )
         for group in counts.groups
-    ]
+    )
 
 
-def _step(counts: Counts, point: Point) -> Json:
+def _step(counts: Counts, point: Point) -> StepWork:
     """Return the whole network's work at (B, S, T)."""
-    return {
-        "flops": counts.flops.at(point),
-        "products": {dtype: poly.at(point) for dtype, poly in counts.products.items()},
-        "fused_bytes": counts.fused_bytes.at(point),
-        "cache_bytes": counts.cache_bytes.at(point),
-        "activation_bytes": counts.activation_bytes(point),
-    }
+    return StepWork(
+        flops=counts.flops.at(point),
+        products={dtype: poly.at(point) for dtype, poly in counts.products.items()},
+        fused_bytes=counts.fused_bytes.at(point),
+        cache_bytes=counts.cache_bytes.at(point),
+        activation_bytes=counts.activation_bytes(point),
+    )

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.planning.llm import cost_per_million
 from trtkit.planning.memory import LARGEST_BATCH, RESERVE_BYTES, Need, largest
+from trtkit.planning.report import VisionGpu, VisionSpeed
 from trtkit.planning.roofline import floor, unfused_s
 
 if TYPE_CHECKING:
     from trtkit.planning.count_network import CountedNetwork
     from trtkit.planning.counts import Counts
     from trtkit.planning.gpus import PlannedGpu
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class VisionQuestion:
         return low == high
 
 
-def plan_vision(question: VisionQuestion, gpu: PlannedGpu, price_per_hour: float | None = None) -> Json:
+def plan_vision(question: VisionQuestion, gpu: PlannedGpu, price_per_hour: float | None = None) -> VisionGpu:
     """Return everything about one GPU. Times are floors: nothing that runs this network there can be faster."""
     counts, batch = question.network.counts, question.batch
     need = memory_need(counts, batch)
@@ -40,30 +39,23 @@ def plan_vision(question: VisionQuestion, gpu: PlannedGpu, price_per_hour: float
     else:
         most = largest(lambda size: memory_need(counts, size).total <= gpu.memory_bytes, LARGEST_BATCH)
     sizes = [] if question.is_one_batch else [2**power for power in range(most.bit_length()) if 2**power <= 256]
-    return {
-        "memory": need.to_json(),
-        "fits": need.total <= gpu.memory_bytes,
-        "takes_precision": all(gpu.takes(dtype) for dtype in counts.products),
-        "largest_batch": most,
-        **speed(counts, batch, gpu, price_per_hour),
-        "curve": [speed(counts, size, gpu, price_per_hour) for size in sizes],
-    }
+    return VisionGpu(
+        gpu=gpu,
+        memory=need,
+        fits=need.total <= gpu.memory_bytes,
+        takes_precision=all(gpu.takes(dtype) for dtype in counts.products),
+        largest_batch=most,
+        speed=speed(counts, batch, gpu, price_per_hour),
+        curve=tuple(speed(counts, size, gpu, price_per_hour) for size in sizes),
+    )
 
 
-def speed(counts: Counts, batch: int, gpu: PlannedGpu, price_per_hour: float | None) -> Json:
+def speed(counts: Counts, batch: int, gpu: PlannedGpu, price_per_hour: float | None) -> VisionSpeed:
     """Return latency and throughput of one batch."""
-    found = floor(counts, (batch, 0, 0), gpu)
-    per_s = batch / found.seconds
-    return {
-        "batch": batch,
-        "latency_ms": 1e3 * found.seconds,
-        "bound": found.bound,
-        "compute_ms": None if found.compute_s is None else 1e3 * found.compute_s,
-        "memory_ms": 1e3 * found.memory_s,
-        "unfused_ms": 1e3 * unfused_s(counts, (batch, 0, 0), gpu),
-        "images_per_second": per_s,
-        "cost_per_million_images": cost_per_million(price_per_hour, per_s),
-    }
+    latency = floor(counts, (batch, 0, 0), gpu)
+    per_s = batch / latency.seconds
+    unfused_ms = 1e3 * unfused_s(counts, (batch, 0, 0), gpu)
+    return VisionSpeed(batch, latency, unfused_ms, per_s, cost_per_million(price_per_hour, per_s))
 
 
 def memory_need(counts: Counts, batch: int) -> Need:

@@ -123,8 +123,8 @@ def test_opt_175b_is_what_flexgen_states() -> None:
 def test_formulas_of_the_papers_agree_with_the_network(name: str) -> None:
     asked = question(name)
     found = formulas(asked.model, asked.counts, asked.work)
-    assert found["decode_flops"]["ratio"] == pytest.approx(1, rel=0.002)
-    assert found["kv_bytes_per_token"]["formula"] == found["kv_bytes_per_token"]["counted"]
+    assert found.decode_flops.ratio == pytest.approx(1, rel=0.002)
+    assert found.kv_bytes_per_token.formula == found.kv_bytes_per_token.counted
 
 
 def test_weights_are_read_once_and_tables_by_row() -> None:

@@ -144,9 +144,9 @@ def test_a_share_of_tensor_parallelism_is_the_whole_divided(gpus: int) -> None:
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_formats_need_what_the_gpu_has(form: Format) -> None:
     asked = question(LLAMA)
-    names = [row["name"] for row in plan_llm(asked, L4)["formats"]]
+    names = [row.name for row in plan_llm(asked, L4).formats]
     assert (form.name in names) == form.fits(L4) == ("fp4" not in form.name)
-    turing = [row["name"] for row in plan_llm(asked, find_gpus(["t4"])[0])["formats"]]
+    turing = [row.name for row in plan_llm(asked, find_gpus(["t4"])[0]).formats]
     assert turing == ["as planned", "int8 weights and products"]
 
 
@@ -160,19 +160,19 @@ def test_int4_weights_are_as_large_as_their_bits() -> None:
 @given(batches)
 def test_throughput_and_cost_follow_from_the_times(batch: int) -> None:
     found = speeds(question(LLAMA), H200, batch, 3.6)
-    seconds = (found["ttft_of_all"]["ms"] + 127 * found["tpot"]["ms"]) / 1e3
-    assert found["output_tokens_per_second"] == pytest.approx(batch * 128 / seconds)
-    assert found["total_tokens_per_second"] == pytest.approx(batch * 640 / seconds)
-    assert found["cost_per_million_output_tokens"] == pytest.approx(3.6 / 3600 * seconds / (batch * 128) * 1e6)
+    seconds = found.ttft_of_all.seconds + 127 * found.tpot.seconds
+    assert found.output_tokens_per_second == pytest.approx(batch * 128 / seconds)
+    assert found.total_tokens_per_second == pytest.approx(batch * 640 / seconds)
+    assert found.cost_per_million_output_tokens == pytest.approx(3.6 / 3600 * seconds / (batch * 128) * 1e6)
     assert cost_per_million(None, 5.0) is None
 
 
 def test_more_at_once_is_more_throughput_and_more_latency() -> None:
-    curve = plan_llm(question(LLAMA), H200)["curve"]
-    assert [row["batch"] for row in curve] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 334]
+    curve = plan_llm(question(LLAMA), H200).curve
+    assert [row.batch for row in curve] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 334]
     for before, after in pairwise(curve):
-        assert before["tpot"]["ms"] < after["tpot"]["ms"]
-        assert before["output_tokens_per_second"] < after["output_tokens_per_second"]
+        assert before.tpot.seconds < after.tpot.seconds
+        assert before.output_tokens_per_second < after.output_tokens_per_second
 
 
 def test_fp32_reads_twice_what_fp16_reads() -> None:

@@ -1,0 +1,266 @@
+"""A plan as typed data: one report for language models and one for other networks, each with its JSON form."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtkit.jobs.json_form import to_json
+from trtkit.planning.memory import Need
+from trtkit.planning.roofline import Floor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trtkit.planning.gpus import PlannedGpu
+    from trtkit.planning.model import DecoderModel, Formulas, Workload
+
+VERSION = 1
+"""Of the reports' JSON form."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LayerWork:
+    """Work of a kind of layer in one phase. products: operations on tensor cores, by type."""
+
+    flops: int
+    products: dict[str, int]
+    bytes: int
+    flops_per_byte: float
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """A kind of layer, its work by phase."""
+
+    group: str
+    layers: int
+    weight_bytes: int
+    phases: dict[str, LayerWork]
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """The whole network's work in one phase. fused_bytes: the least that it moves."""
+
+    flops: int
+    products: dict[str, int]
+    fused_bytes: int
+    cache_bytes: int
+    activation_bytes: int
+
+
+@dataclass(frozen=True)
+class LlmSpeed:
+    """Times and throughput of `batch` requests at once. ttft_of_all: until all prompts are prefilled."""
+
+    batch: int
+    ttft: Floor
+    ttft_of_all: Floor
+    tpot: Floor
+    tpot_unfused_ms: float
+    request_ms: float
+    decode_tokens_per_second: float
+    output_tokens_per_second: float
+    total_tokens_per_second: float
+    cost_per_million_output_tokens: float | None
+
+
+@dataclass(frozen=True)
+class VisionSpeed:
+    """Latency and throughput of one batch."""
+
+    batch: int
+    latency: Floor
+    unfused_ms: float
+    images_per_second: float
+    cost_per_million_images: float | None
+
+
+@dataclass(frozen=True)
+class FormatPlan:
+    """What a format of weights and cache gives."""
+
+    name: str
+    weight_bytes: int
+    kv_bytes_per_token: int
+    fits: bool
+    largest_batch: int
+    ttft: Floor
+    tpot: Floor
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """What several GPUs give. kind: `tensor` or `pipeline`. at_once: requests of all of them together."""
+
+    kind: str
+    gpus: int
+    at_once: int
+    memory_per_gpu: Need
+    fits: bool
+    largest_batch: int
+    ttft: Floor
+    tpot: Floor
+    decode_tokens_per_second: float
+    sent_bytes_per_step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlmGpu:
+    """A language model on one GPU model. Times are floors: nothing that runs this network there can be faster."""
+
+    gpu: PlannedGpu
+    takes_precision: bool
+    memory: Need
+    fits: bool
+    largest_batch: int
+    largest_context: int
+    largest_context_is_the_models: bool
+    compute_bound_batch: int | None
+    compute_bound_batch_without_caches: int | None
+    speed: LlmSpeed
+    curve: tuple[LlmSpeed, ...]
+    formats: tuple[FormatPlan, ...]
+    splits: tuple[SplitPlan, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionGpu:
+    """A network of images or arrays on one GPU model. Times are floors."""
+
+    gpu: PlannedGpu
+    memory: Need
+    fits: bool
+    takes_precision: bool
+    largest_batch: int
+    speed: VisionSpeed
+    curve: tuple[VisionSpeed, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Report(ABC):
+    """What both reports have. step: the whole network's work, by phase."""
+
+    source: str
+    layers: tuple[LayerGroup, ...]
+    step: dict[str, StepWork]
+    assumptions: tuple[str, ...]
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Name of the model."""
+
+    def _common(self) -> Json:
+        """Return the part of the JSON form that both reports have."""
+        rows = [{**to_json(row), **to_json(row.phases)} for row in self.layers]
+        layers = [{key: value for key, value in row.items() if key != "phases"} for row in rows]
+        return {"layers": layers, "step": to_json(self.step), "assumptions": list(self.assumptions)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlmReport(_Report):
+    """The plan of a language model. windowed_slot_bytes: of a slot whose sliding layers kept their window only."""
+
+    model: DecoderModel
+    work: Workload
+    windowed_slot_bytes: int | None
+    formulas: Formulas
+    gpus: tuple[LlmGpu, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.model.name
+
+    @property
+    def slot_bytes(self) -> int:
+        """Cache of one slot at the end."""
+        return self.model.kv_bytes_per_token * self.work.length
+
+    def to_json(self) -> Json:
+        """Return the form that users get."""
+        return {
+            "version": VERSION,
+            "kind": "llm",
+            "model": {**self.model.to_json(), "source": self.source, "slot_bytes": self.slot_bytes},
+            "windowed_slot_bytes": self.windowed_slot_bytes,
+            "workload": {**to_json(self.work), "length": self.work.length, "mean_length": self.work.mean_length},
+            "formulas": to_json(self.formulas),
+            "gpus": [_gpu(gpu) for gpu in self.gpus],
+            **self._common(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionReport(_Report):
+    """The plan of a network of images or arrays. profile: the smallest and largest batch."""
+
+    model_name: str
+    weight_bytes: int
+    batch: int
+    profile: tuple[int, int]
+    shapes: Mapping[str, tuple[int, ...]]
+    gpus: tuple[VisionGpu, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.model_name
+
+    def to_json(self) -> Json:
+        """Return the form that users get."""
+        return {
+            "version": VERSION,
+            "kind": "vision",
+            "model": {"name": self.name, "source": self.source, "weight_bytes": self.weight_bytes},
+            "workload": {"batch": self.batch, "profile": list(self.profile), "shapes": to_json(self.shapes)},
+            "gpus": [_gpu(gpu) for gpu in self.gpus],
+            **self._common(),
+        }
+
+
+Report = LlmReport | VisionReport
+
+
+def gpu_facts(gpu: PlannedGpu) -> Json:
+    """Return the table's row, and what follows from it."""
+    return {
+        "gpu": gpu.key,
+        "name": gpu.name,
+        "memory_bytes": gpu.memory_bytes,
+        "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
+        "compute_capability": gpu.compute_capability,
+        "dense_operations_per_s": dict(gpu.rates),
+        "backends": list(gpu.backends),
+        "precisions": list(gpu.precisions),
+        "sources": list(gpu.sources),
+        "read": gpu.read,
+        "note": gpu.note,
+    }
+
+
+def _gpu(plan: LlmGpu | VisionGpu) -> Json:
+    """Return a GPU's row with the plan and the speed beside it."""
+    own: Json = _form(plan)
+    return {**gpu_facts(plan.gpu), **own.pop("speed"), **own}
+
+
+def _form(value: Any) -> Any:
+    """Return JSON data, floors in ms and memory with its sum."""
+    if isinstance(value, Floor):
+        compute_ms = None if value.compute_s is None else 1e3 * value.compute_s
+        times = {"bound": value.bound, "compute_ms": compute_ms, "memory_ms": 1e3 * value.memory_s}
+        return {"ms": 1e3 * value.seconds, **times}
+    if isinstance(value, Need):
+        return value.to_json()
+    if isinstance(value, VisionSpeed):
+        latency = _form(value.latency)
+        return {"latency_ms": latency.pop("ms"), **latency, **{k: v for k, v in vars(value).items() if k != "latency"}}
+    if is_dataclass(value):
+        return {field.name: _form(getattr(value, field.name)) for field in fields(value) if field.name != "gpu"}
+    return [_form(item) for item in value] if isinstance(value, tuple) else value
