@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import models
+from trtkit.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.decoders import relative_rms
 from tests.hybrids import answers, case_of, saved
+from trtkit.files import replace_file
 from trtkit.runtime.model import open_model
 
 if TYPE_CHECKING:

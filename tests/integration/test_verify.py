@@ -10,6 +10,7 @@ import pytest
 from onnx import helper
 
 from tests import models
+from trtkit.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
