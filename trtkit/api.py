@@ -191,18 +191,18 @@ def deploy(
     from trtkit.deployment.triton.extra import require_extra
 
     require_extra()
-    from trtkit.deployment.triton.deploy import Asked
+    from trtkit.deployment.triton.deploy import DeployRequest
     from trtkit.deployment.triton.deploy import deploy as deploy_bundles
     from trtkit.deployment.triton.options import read_options
 
     reads = None if recognizer is None else open_bundle(recognizer)
-    asked = Asked(open_bundle(bundle), name, form, reads, release)
+    request = DeployRequest(open_bundle(bundle), name, form, reads, release)
     serving = read_options(keyword_overrides(options))
 
     def on_progress(text: str) -> None:
         on_event(Phase(text))
 
-    return deploy_bundles(asked, Path(repository), serving, on_progress, is_dry_run=is_dry_run)
+    return deploy_bundles(request, Path(repository), serving, on_progress, is_dry_run=is_dry_run)
 
 
 def bench(

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import tree
 from tests.deployments import as_tensorrt, deployed
 from trtkit.bundle.bundle import open_bundle
-from trtkit.deployment.triton.deploy import Asked, served_models
+from trtkit.deployment.triton.deploy import DeployRequest, served_models
 from trtkit.deployment.triton.options import DeployOptions
 from trtkit.deployment.triton.repository import place, write, writing
 from trtkit.deployment.triton.repository_check import check_repository
@@ -129,7 +129,7 @@ CHANGES = {"os.rename", "os.mkdir", "os.link", "os.remove", "os.rmdir", "open"}
 
 def killed_deployment(bundle: Path, repository: Path, step: int) -> bool:
     """Deploy in a process that is killed before its `step`-th change to a file; whether it was."""
-    models = served_models(Asked(open_bundle(bundle)), DeployOptions())
+    models = served_models(DeployRequest(open_bundle(bundle)), DeployOptions())
     child = os.fork()
     if child == 0:
         done = 0

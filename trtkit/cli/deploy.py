@@ -101,11 +101,11 @@ def command(
 
     require_extra()
     from trtkit.bundle.bundle import open_bundle
-    from trtkit.deployment.triton.deploy import Asked, deploy
+    from trtkit.deployment.triton.deploy import DeployRequest, deploy
     from trtkit.deployment.triton.options import read_options
 
-    given = [*overrides, *([f"instances={instances}"] if instances else [])]
-    options = read_options(given)
+    changes = [*overrides, *([f"instances={instances}"] if instances else [])]
+    options = read_options(changes)
 
     def progress(text: str) -> None:
         if not (quiet or as_json):
@@ -113,34 +113,34 @@ def command(
 
     folder = Path(repository)
     reads = open_bundle(recognizer) if recognizer else None
-    asked = Asked(open_bundle(bundle), name, form, reads, release)
-    found = deploy(asked, folder, options, progress, is_dry_run=dry_run)
-    files = [] if dry_run or kubernetes is None else _write_cluster(found, folder, Path(kubernetes))
+    request = DeployRequest(open_bundle(bundle), name, form, reads, release)
+    deployment = deploy(request, folder, options, progress, is_dry_run=dry_run)
+    files = [] if dry_run or kubernetes is None else _write_cluster(deployment, folder, Path(kubernetes))
     if as_json:
         written = {"repository": str(folder), "dry_run": dry_run, "kubernetes": files}
-        click.echo(json.dumps({**found.to_json(), **written}))
+        click.echo(json.dumps({**deployment.to_json(), **written}))
     elif dry_run:
-        echo(found.differences)
+        echo(deployment.differences)
     else:
-        _print(found, folder)
+        _print(deployment, folder)
         echo("".join(f"wrote {file}\n" for file in files), nl=False)
 
 
-def _write_cluster(found: Deployment, repository: Path, folder: Path) -> list[str]:
+def _write_cluster(deployment: Deployment, repository: Path, folder: Path) -> list[str]:
     from trtkit.deployment.triton.elsewhere import write_cluster
 
-    return [str(file) for file in write_cluster(repository, found.placements[-1].model.name, folder)]
+    return [str(file) for file in write_cluster(repository, deployment.placements[-1].model.name, folder)]
 
 
-def _print(found: Deployment, repository: Path) -> None:
+def _print(deployment: Deployment, repository: Path) -> None:
     """Say what was deployed, and what to do with it."""
     from trtkit.deployment.triton.elsewhere import container_notes
 
-    for placement in found.placements:
+    for placement in deployment.placements:
         served = ", ".join(map(str, placement.served))
         echo(f"{placement.model.name}  version {placement.version}, {placement.model.backend}; serves {served}")
-    for reason in (reason for placement in found.placements for reason in placement.model.reasons):
+    for reason in (reason for placement in deployment.placements for reason in placement.model.reasons):
         echo(f"  {reason}")
-    for note in (*found.notes, *container_notes(repository)):
+    for note in (*deployment.notes, *container_notes(repository)):
         echo(f"  {note}")
     echo(f"next: trtkit serve {shlex.quote(str(repository))}")

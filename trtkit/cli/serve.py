@@ -153,7 +153,7 @@ def _serve(server: LocalServer, *, as_json: bool) -> None:
     from trtkit.errors import DeployError
 
     endpoints, files = server.options.endpoints, server.files
-    say(f"starting {files.binary} ({files.found})")
+    say(f"starting {files.binary} ({files.origin})")
     if files.warning is not None:
         warn(f"warning: {files.warning}")
     if not endpoints.is_loopback:

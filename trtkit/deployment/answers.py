@@ -24,10 +24,10 @@ def _classes(logits: Array, settings: Mapping[str, Any]) -> dict[str, Array]:
     ids = np.array(top_classes(logits, settings["top_k"]), dtype=np.int32)
     shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
     shares = shifted / shifted.sum(axis=-1, keepdims=True)
-    found = {"class_id": ids, "score": np.take_along_axis(shares, ids, axis=-1).astype(np.float32)}
+    answer = {"class_id": ids, "score": np.take_along_axis(shares, ids, axis=-1).astype(np.float32)}
     if labels := settings["labels"]:
-        found["label"] = np.array([[labels[index].encode() for index in row] for row in ids], dtype=np.object_)
-    return found
+        answer["label"] = np.array([[labels[index].encode() for index in row] for row in ids], dtype=np.object_)
+    return answer
 
 
 def _text(probabilities: Array, settings: Mapping[str, Any]) -> dict[str, Array]:

@@ -40,8 +40,8 @@ def read_known(bundle: Bundle, names: Collection[str] = (), outputs: Collection[
 
     Any where no names are given. Raises BundleError where the file is damaged.
     """
-    found = read_all_known(bundle)
-    return next((each for each in found if _fits(each.inputs, names) and _fits(each.outputs, outputs)), None)
+    requests = read_all_known(bundle)
+    return next((each for each in requests if _fits(each.inputs, names) and _fits(each.outputs, outputs)), None)
 
 
 def read_all_known(bundle: Bundle) -> list[KnownRequest]:
@@ -66,11 +66,11 @@ def read_all_known(bundle: Bundle) -> list[KnownRequest]:
 
 def write_known(bundle: Bundle, requests: list[KnownRequest]) -> None:
     """Put requests and answers into the bundle."""
-    found = [
+    encoded = [
         {"inputs": _encoded(each.inputs), "outputs": _encoded(each.outputs), "tolerance": each.tolerance}
         for each in requests
     ]
-    write_json(bundle.path / FILE, {"build_key": bundle.manifest.build_key, "requests": found})
+    write_json(bundle.path / FILE, {"build_key": bundle.manifest.build_key, "requests": encoded})
     list_known(bundle)
 
 

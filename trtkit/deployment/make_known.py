@@ -83,11 +83,11 @@ def _vision_requests(bundle: Bundle, answer: ImageAnswer | None, there: list[Kno
     if tensors and image is None:
         return there
     model = open_model(bundle.path, "auto")
-    made = tensors or [_tensor_request(model, _smallest_shapes(bundle))]
+    requests = tensors or [_tensor_request(model, _smallest_shapes(bundle))]
     if answer is not None and image is not None:
-        made = [*made, _image_request(model, image, answer)]
-    kept = [each for each in there if all(set(each.outputs) != set(new.outputs) for new in made)]
-    return [*made, *kept]
+        requests = [*requests, _image_request(model, image, answer)]
+    kept = [each for each in there if all(set(each.outputs) != set(new.outputs) for new in requests)]
+    return [*requests, *kept]
 
 
 def _smallest_shapes(bundle: Bundle) -> dict[str, tuple[int, ...]]:
@@ -119,9 +119,9 @@ def _sample_image(bundle: Bundle) -> bytes | None:
 
 def _image_request(model: Model, image: bytes, answer: ImageAnswer) -> KnownRequest:
     """Return an image's bytes with their answer."""
-    found = answer.compute(model, decode_image(image, "known"))
-    asked = np.array([image], dtype=np.object_).reshape(answer.shape)
-    return KnownRequest({"image": asked}, found, tolerance_of(model.bundle.manifest.config))
+    outputs = answer.compute(model, decode_image(image, "known"))
+    images = np.array([image], dtype=np.object_).reshape(answer.shape)
+    return KnownRequest({"image": images}, outputs, tolerance_of(model.bundle.manifest.config))
 
 
 def _text_request(bundle: Bundle) -> KnownRequest:

@@ -61,8 +61,8 @@ class EngineExecution:
         With CUDA graphs they are valid until the next run of the same shapes.
         """
         with torch.cuda.stream(self._stream):
-            given = {name: to_tensor(inputs[name], name) for name in self.input_names}
-            outputs = self._replay(given) if self._has_cuda_graphs else self._launch(self._on_device(given))
+            tensors = {name: to_tensor(inputs[name], name) for name in self.input_names}
+            outputs = self._replay(tensors) if self._has_cuda_graphs else self._launch(self._on_device(tensors))
         self._stream.synchronize()
         return outputs
 
@@ -96,20 +96,20 @@ class EngineExecution:
         if not self._context.execute_async_v3(self._stream.cuda_stream):
             raise BackendError("TensorRT could not run the engine", fix="its log says why")
 
-    def _replay(self, given: Tensors) -> Tensors:
+    def _replay(self, tensors: Tensors) -> Tensors:
         """Copy the inputs to where the graph of their shapes reads them, and replay it."""
-        shapes = tuple(tuple(tensor.shape) for tensor in given.values())
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors.values())
         if shapes not in self._captured:
-            self._captured[shapes] = self._capture(given)
+            self._captured[shapes] = self._capture(tensors)
         captured = self._captured[shapes]
-        for name, tensor in given.items():
+        for name, tensor in tensors.items():
             captured.inputs[name].copy_(tensor, non_blocking=True)
         captured.graph.replay()
         return captured.outputs
 
-    def _capture(self, given: Tensors) -> _Captured:
+    def _capture(self, tensors: Tensors) -> _Captured:
         """Capture a run; what TensorRT sets up at its first one is not to be captured."""
-        inputs = self._on_device(given)
+        inputs = self._on_device(tensors)
         outputs = self._launch(inputs)
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()

@@ -41,8 +41,8 @@ def onnx_runtime_session(
     try:
         return _session(model or path, options)
     except Exception as error:
-        replaced, said = custom_ops.replace(model or onnx_file.read_model(path), form=form)
-        if said != "none":
+        replaced, detail = custom_ops.replace(model or onnx_file.read_model(path), form=form)
+        if detail != "none":
             return _session(replaced, options)
         raise SourceError(f"ONNX Runtime cannot load the model: {error}", str(path)) from None
 
@@ -50,5 +50,5 @@ def onnx_runtime_session(
 def _session(source: Path | onnx.ModelProto, options: Any) -> Any:
     import onnxruntime
 
-    given = str(source) if isinstance(source, Path) else source.SerializeToString()
-    return onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
+    model = str(source) if isinstance(source, Path) else source.SerializeToString()
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

@@ -47,12 +47,12 @@ class PageReader(StrictModel):
     def _line(self, line: Image.Image) -> Array:
         """Return a line as an input: one that is too long is squeezed, behind a short one stands grey."""
         low, high = self.widths
-        made = image_input(line, self.recognizer)
-        if made.shape[3] > high:
-            width = max(1, high * line.height // made.shape[2])
-            made = image_input(line.resize((width, line.height)), self.recognizer)
-        missing = max(0, low - made.shape[3])
-        return np.pad(made, ((0, 0), (0, 0), (0, 0), (0, missing))) if missing else made
+        pixels = image_input(line, self.recognizer)
+        if pixels.shape[3] > high:
+            width = max(1, high * line.height // pixels.shape[2])
+            pixels = image_input(line.resize((width, line.height)), self.recognizer)
+        missing = max(0, low - pixels.shape[3])
+        return np.pad(pixels, ((0, 0), (0, 0), (0, 0), (0, missing))) if missing else pixels
 
     def answer(self, boxes: Sequence[Box], probabilities: Sequence[Array]) -> dict[str, Array]:
         """Return text [lines] as bytes, score [lines] and box [lines, 4]. probabilities: [1, steps, C] of each line."""
@@ -67,18 +67,20 @@ class PageReader(StrictModel):
 
 def page_reader(detector: Bundle, recognizer: Bundle) -> PageReader:
     """Return how the two bundles read a page. Raises BundleError where one is not what it is taken for."""
-    found, read = detector.manifest, recognizer.manifest
-    is_map = [len(record.shape) for record in found.outputs] == [4] and found.outputs[0].shape[1] == 1
-    if found.config.preprocess is None or len(found.inputs) != 1 or not is_map:
-        what = f"`{found.name}` is no text detector: it makes no map [N, 1, H, W] of an image"
+    detecting, reading = detector.manifest, recognizer.manifest
+    is_map = [len(record.shape) for record in detecting.outputs] == [4] and detecting.outputs[0].shape[1] == 1
+    if detecting.config.preprocess is None or len(detecting.inputs) != 1 or not is_map:
+        what = f"`{detecting.name}` is no text detector: it makes no map [N, 1, H, W] of an image"
         raise BundleError(what, str(detector.path), "give one such as `ppocr-det`")
-    is_text = read.config.task is not None and read.config.task.kind == "ctc-text"
-    if read.config.preprocess is None or len(read.inputs) != 1 or not is_text:
-        what = f"`{read.name}` is no text recognizer: its config has no `preprocess:` or no `task: {{kind: ctc-text}}`"
+    is_text = reading.config.task is not None and reading.config.task.kind == "ctc-text"
+    if reading.config.preprocess is None or len(reading.inputs) != 1 or not is_text:
+        what = (
+            f"`{reading.name}` is no text recognizer: its config has no `preprocess:` or no `task: {{kind: ctc-text}}`"
+        )
         raise BundleError(what, str(recognizer.path), "give one such as `ppocr-rec`")
     return PageReader(
-        detector=found.config.preprocess,
-        recognizer=read.config.preprocess,
+        detector=detecting.config.preprocess,
+        recognizer=reading.config.preprocess,
         characters=tuple(ctc_characters(recognizer.onnx_path())),
         widths=_widths(recognizer),
     )

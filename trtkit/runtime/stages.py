@@ -57,9 +57,9 @@ class StagesExecution:
         """Run once; return how long each layer of each stage took, in the order they ran."""
         tensors, seconds = dict(inputs), dict[str, float]()
         for stage in self.stages:
-            given = {name: tensors[name] for name in stage.input_names}
-            seconds |= stage.layer_seconds(given)
-            tensors |= stage.run(given)
+            own = {name: tensors[name] for name in stage.input_names}
+            seconds |= stage.layer_seconds(own)
+            tensors |= stage.run(own)
         return seconds
 
 

@@ -27,12 +27,12 @@ def read_labels(path: Path) -> list[str]:
     """Return the names of classes in a file: a JSON list, or a line each. Raises SourceError where it holds none."""
     try:
         text = path.read_text(encoding="utf-8")
-        found = json.loads(text) if path.suffix == ".json" else text.splitlines()
+        labels = json.loads(text) if path.suffix == ".json" else text.splitlines()
     except (OSError, ValueError) as error:
         raise SourceError(f"cannot be read: {error}", str(path), _LABELS) from None
-    if not isinstance(found, list) or not found or not all(isinstance(name, str) for name in found):
+    if not isinstance(labels, list) or not labels or not all(isinstance(name, str) for name in labels):
         raise SourceError("holds no list of names", str(path), _LABELS)
-    return found
+    return labels
 
 
 def ctc_text(probabilities: Array, characters: Sequence[str]) -> list[str]:
@@ -56,7 +56,7 @@ def ctc_characters(path: Path) -> list[str]:
     import onnx
 
     model = onnx.load(str(path), load_external_data=False)
-    found = next((entry.value for entry in model.metadata_props if entry.key == "character"), None)
-    if found is None:
+    characters = next((entry.value for entry in model.metadata_props if entry.key == "character"), None)
+    if characters is None:
         raise SourceError("the model's metadata has no `character` list", str(path), "remove `task:` from the config")
-    return ["", *found.splitlines(), " "]
+    return ["", *characters.splitlines(), " "]

@@ -64,18 +64,18 @@ class ServedInterface:
 def parse_url(url: str, protocol: Protocol | None = None) -> Address:
     """Return the address in `url`, HTTP's where neither it nor `protocol` says otherwise. Raises DeployError."""
     scheme, separator, rest = url.partition("://")
-    found, is_tls = (protocol or "http", False) if not separator else _SCHEMES.get(scheme, ("", False))
+    named, is_tls = (protocol or "http", False) if not separator else _SCHEMES.get(scheme, ("", False))
     target = (rest if separator else url).rstrip("/")
     try:
         parts = urlsplit(f"//{target}")
         is_target = bool(parts.hostname) and parts.port is not None and parts.netloc == target and "@" not in target
     except ValueError:
         is_target = False
-    if not is_target or not found:
+    if not is_target or not named:
         raise DeployError(f"`{url}` is no server's address", fix=_FORMS)
-    if protocol not in {None, found}:
+    if protocol not in {None, named}:
         raise DeployError(f"`{url}` is not for {protocol}", "--protocol", "leave it out, or change the URL")
-    return Address("grpc" if found == "grpc" else "http", target, is_tls)
+    return Address("grpc" if named == "grpc" else "http", target, is_tls)
 
 
 class Client:
@@ -122,15 +122,15 @@ class Client:
 
     def version(self) -> str:
         """Return Triton's version."""
-        found = self._json("get_server_metadata")
-        if not isinstance(found, dict) or "version" not in found:
+        metadata = self._json("get_server_metadata")
+        if not isinstance(metadata, dict) or "version" not in metadata:
             raise self._unreachable("what answers is another kind of server")
-        return str(found["version"])
+        return str(metadata["version"])
 
     def index(self) -> list[dict[str, str]]:
         """Return name, version, state and reason of every model that was loaded or failed to."""
-        found = self._json("get_model_repository_index")
-        models = found.get("models", []) if isinstance(found, dict) else found
+        index = self._json("get_model_repository_index")
+        models = index.get("models", []) if isinstance(index, dict) else index
         return [each for each in models if each.get("state")]
 
     def interface(self, model: str) -> ServedInterface:
@@ -151,8 +151,8 @@ class Client:
         """Return the outputs of one request."""
         wanted = [self._module.InferRequestedOutput(name) for name in outputs]
         with self._errors(model):
-            found = self._client.infer(model, self._inputs(inputs), outputs=wanted, **self._limit)
-            return {name: found.as_numpy(name) for name in outputs}
+            result = self._client.infer(model, self._inputs(inputs), outputs=wanted, **self._limit)
+            return {name: result.as_numpy(name) for name in outputs}
 
     def stream(self, model: str, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         """Return the outputs of a decoupled model, those of all its responses in a row. Raises DeployError for HTTP."""
@@ -160,10 +160,10 @@ class Client:
             what = f"`{model}` streams its answers, which takes gRPC"
             raise DeployError(what, str(self.address), "give the gRPC endpoint: grpc://HOST:PORT")
         parts: dict[str, list[Array]] = defaultdict(list)
-        for found in self.responses(model, inputs):
+        for response in self.responses(model, inputs):
             for name in outputs:
-                if name in found:
-                    parts[name].append(found[name].reshape(-1))
+                if name in response:
+                    parts[name].append(response[name].reshape(-1))
         return {name: np.concatenate(values) for name, values in parts.items()}
 
     def responses(self, model: str, inputs: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
@@ -180,11 +180,11 @@ class Client:
                 answers = self._opened_stream()
                 self._client.async_stream_infer(model, self._inputs(inputs), enable_empty_final_response=True)
                 while not is_done:
-                    found = self._next(answers, model)
-                    response = found.get_response()
-                    is_done = response.parameters["triton_final_response"].bool_param
-                    if response.outputs:
-                        yield {output.name: found.as_numpy(output.name) for output in response.outputs}
+                    result = self._next(answers, model)
+                    message = result.get_response()
+                    is_done = message.parameters["triton_final_response"].bool_param
+                    if message.outputs:
+                        yield {output.name: result.as_numpy(output.name) for output in message.outputs}
             finally:
                 if not is_done:
                     self._client.stop_stream(cancel_requests=True)
@@ -218,11 +218,11 @@ class Client:
                 yield {name: np.asarray(value) for name, value in event.items()}
 
     def _inputs(self, arrays: Mapping[str, Array]) -> list[Any]:
-        found = []
+        inputs = []
         for name, value in arrays.items():
             tensor = self._module.InferInput(name, list(value.shape), np_to_triton_dtype(value.dtype))
-            found.append(tensor.set_data_from_numpy(np.ascontiguousarray(value)))
-        return found
+            inputs.append(tensor.set_data_from_numpy(np.ascontiguousarray(value)))
+        return inputs
 
     def _json(self, call: str, *arguments: str) -> Any:
         as_json = {"as_json": True} if self.address.protocol == "grpc" else {}

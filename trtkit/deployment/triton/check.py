@@ -90,23 +90,23 @@ def _check_model(client: Client, entry: dict[str, str], bundle: Bundle | None) -
     name, version, state = entry["name"], entry.get("version", ""), entry["state"]
     if state != "READY":
         return ModelReport(name, version, state, " ".join(entry.get("reason", "").split()))
-    found = client.interface(name)
+    interface = client.interface(name)
     if bundle is None:
-        return ModelReport(name, version, state, interface=found)
-    inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (found.inputs, found.outputs))
+        return ModelReport(name, version, state, interface=interface)
+    inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (interface.inputs, interface.outputs))
     known = read_known(bundle, inputs, outputs) or read_known(bundle, inputs)
-    differences = _manifest_differences(client, found, bundle, has_known=known is not None)
-    said = "the bundle has no known request for it"
+    differences = _manifest_differences(client, interface, bundle, has_known=known is not None)
+    outcome = "the bundle has no known request for it"
     if known is not None:
-        differences = differences or _known_interface(found, known)
-        said = "not sent: the model does not take it"
+        differences = differences or _known_interface(interface, known)
+        outcome = "not sent: the model does not take it"
         if not differences:
-            differences = _ask(client, found, known)
-            said = "answered wrongly" if differences else "answered as the bundle does"
-    return ModelReport(name, version, state, "", found, tuple(differences), said)
+            differences = _ask(client, interface, known)
+            outcome = "answered wrongly" if differences else "answered as the bundle does"
+    return ModelReport(name, version, state, "", interface, tuple(differences), outcome)
 
 
-def _manifest_differences(client: Client, found: ServedInterface, bundle: Bundle, *, has_known: bool) -> list[str]:
+def _manifest_differences(client: Client, served: ServedInterface, bundle: Bundle, *, has_known: bool) -> list[str]:
     """Return how tensors and batch differ from the engine's, of the model itself or the ensemble's step that runs it.
 
     A model in front of the engine has tensors of its own, which the known request speaks for; so has a language model.
@@ -114,31 +114,31 @@ def _manifest_differences(client: Client, found: ServedInterface, bundle: Bundle
     manifest = bundle.manifest
     if manifest.interface == "tokens":
         return []
-    candidates = [found, *(client.interface(step) for step in found.steps)]
+    candidates = [served, *(client.interface(step) for step in served.steps)]
     nearest = max(candidates, key=lambda each: _shared_tensors(each, bundle))
     if _shared_tensors(nearest, bundle):
         return _engine_differences(nearest, bundle)
     if has_known:
         return []
-    return _engine_differences(found, bundle)
+    return _engine_differences(served, bundle)
 
 
-def _shared_tensors(found: ServedInterface, bundle: Bundle) -> int:
+def _shared_tensors(served: ServedInterface, bundle: Bundle) -> int:
     """Return how many inputs and outputs are called as the engine's."""
     manifest = bundle.manifest
-    pairs = ((found.inputs, manifest.inputs), (found.outputs, manifest.outputs))
-    return sum(len({each.name for each in served} & {each.name for each in built}) for served, built in pairs)
+    pairs = ((served.inputs, manifest.inputs), (served.outputs, manifest.outputs))
+    return sum(len({each.name for each in ours} & {each.name for each in built}) for ours, built in pairs)
 
 
-def _engine_differences(found: ServedInterface, bundle: Bundle) -> list[str]:
+def _engine_differences(served: ServedInterface, bundle: Bundle) -> list[str]:
     manifest = bundle.manifest
     largest = max_batch_size(manifest)
     differences = [
-        *_tensor_differences("input", found.inputs, manifest.inputs),
-        *_tensor_differences("output", found.outputs, manifest.outputs),
+        *_tensor_differences("input", served.inputs, manifest.inputs),
+        *_tensor_differences("output", served.outputs, manifest.outputs),
     ]
-    if found.max_batch_size > largest:
-        differences.append(f"the model takes batches of {found.max_batch_size}, the engine of {largest} at most")
+    if served.max_batch_size > largest:
+        differences.append(f"the model takes batches of {served.max_batch_size}, the engine of {largest} at most")
     return differences
 
 
@@ -159,11 +159,11 @@ def _tensor_differences(kind: str, served: Sequence[ServedTensor], built: Sequen
     return differences + [f"{kind} `{name}` is not the bundle's" for name in by_name]
 
 
-def _known_interface(found: ServedInterface, known: KnownRequest) -> list[str]:
+def _known_interface(served: ServedInterface, known: KnownRequest) -> list[str]:
     """Return why the known request could not be sent, or its answer not be had."""
     differences = []
-    for kind, arrays, served in (("input", known.inputs, found.inputs), ("output", known.outputs, found.outputs)):
-        by_name = {tensor.name: tensor for tensor in served}
+    for kind, arrays, tensors in (("input", known.inputs, served.inputs), ("output", known.outputs, served.outputs)):
+        by_name = {tensor.name: tensor for tensor in tensors}
         for name, value in arrays.items():
             tensor, dtype = by_name.get(name), np_to_triton_dtype(value.dtype)
             if tensor is None:
@@ -180,13 +180,13 @@ def _fits(shape: tuple[int, ...], served: tuple[int, ...]) -> bool:
     return len(shape) == len(served) and all(own in {-1, size} for size, own in zip(shape, served, strict=True))
 
 
-def _ask(client: Client, found: ServedInterface, known: KnownRequest) -> list[str]:
+def _ask(client: Client, served: ServedInterface, known: KnownRequest) -> list[str]:
     """Send the known request; return how the answer differs."""
-    call = client.stream if found.is_decoupled else client.infer
-    answer = call(found.name, known.inputs, list(known.outputs))
+    call = client.stream if served.is_decoupled else client.infer
+    answer = call(served.name, known.inputs, list(known.outputs))
     differences = []
     for name, expected in known.outputs.items():
-        said = answer_difference(answer.get(name), expected, known.tolerance, is_stream=found.is_decoupled)
-        if said:
-            differences.append(f"output `{name}` {said}")
+        difference = answer_difference(answer.get(name), expected, known.tolerance, is_stream=served.is_decoupled)
+        if difference:
+            differences.append(f"output `{name}` {difference}")
     return differences

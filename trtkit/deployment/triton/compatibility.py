@@ -49,8 +49,8 @@ def check_tensorrt(library: BackendRecord, version: str, where: str, *, is_versi
     if not is_fit:
         what = f"the plan is for TensorRT {library.version}; this has {version}"
         fitting = with_tensorrt(library.version)
-        said = f"serve it from {fitting[0].image}" if fitting else _REBUILD.format(version=version)
-        raise DeployError(what, where, said)
+        fix = f"serve it from {fitting[0].image}" if fitting else _REBUILD.format(version=version)
+        raise DeployError(what, where, fix)
 
 
 def check_release(
@@ -63,8 +63,8 @@ def check_release(
     if release.tensorrt is None:
         what = f"no page that was read says which TensorRT Triton {release.name} carries"
         fitting = with_tensorrt(library.version)
-        said = f"use {fitting[0].name}" if fitting else f"look it up: {SUPPORT_MATRIX}"
-        raise DeployError(what, release.name, said)
+        fix = f"use {fitting[0].name}" if fitting else f"look it up: {SUPPORT_MATRIX}"
+        raise DeployError(what, release.name, fix)
     check_tensorrt(library, release.tensorrt, release.name, is_version_compatible=is_version_compatible)
 
 

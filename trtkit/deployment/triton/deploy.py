@@ -31,7 +31,7 @@ Form = Literal["auto", "tensors", "pipeline"]
 
 
 @dataclass(frozen=True)
-class Asked:
+class DeployRequest:
     """What is to be served. name: the bundle's own when empty. recognizer: reads the lines that the bundle finds.
 
     release: of Triton that must be able to load it, any where empty.
@@ -78,38 +78,43 @@ class Deployment:
 
 
 def deploy(
-    asked: Asked, repository: Path, options: DeployOptions, on_progress: Callable[[str], None], *, is_dry_run: bool
+    request: DeployRequest,
+    repository: Path,
+    options: DeployOptions,
+    on_progress: Callable[[str], None],
+    *,
+    is_dry_run: bool,
 ) -> Deployment:
     """Write the models into `repository`, or only say what would be written.
 
     Raises BundleError where a file of a bundle is not the one that was built, DeployError where it cannot be served.
     """
     on_progress("checking the bundle")
-    notes = [note for bundle in asked.bundles for note in _checked(bundle)]
-    models = served_models(asked, options)
-    if asked.release:
-        check_models(models, asked.release)
+    notes = [note for bundle in request.bundles for note in _checked(bundle)]
+    models = served_models(request, options)
+    if request.release:
+        check_models(models, request.release)
     if is_dry_run:
         return Deployment(tuple(place(models, repository, options.keep_versions)), tuple(notes))
     with writing(repository):
         placements = place(models, repository, options.keep_versions)
-        notes.append(ensure_known(asked.bundle, _answer(asked, models[-1], options), on_progress))
-        if asked.recognizer is not None:
-            ensure_known(asked.recognizer, None, on_progress)
+        notes.append(ensure_known(request.bundle, _answer(request, models[-1], options), on_progress))
+        if request.recognizer is not None:
+            ensure_known(request.recognizer, None, on_progress)
         write(placements, repository, on_progress)
     return Deployment(tuple(placements), tuple(notes))
 
 
-def served_models(asked: Asked, options: DeployOptions) -> list[ServedModel]:
+def served_models(request: DeployRequest, options: DeployOptions) -> list[ServedModel]:
     """Return the models that serve the bundle, those that others use first; clients call the last one."""
-    bundle, form = asked.bundle, asked.form
+    bundle, form = request.bundle, request.form
     if "llm" in options.model_fields_set and bundle.manifest.interface != "tokens":
         raise DeployError("the bundle holds no language model", "--set llm", "leave it out")
-    name = check_name(asked.name or bundle.manifest.name)
-    if asked.recognizer is not None:
+    name = check_name(request.name or bundle.manifest.name)
+    if request.recognizer is not None:
         if form == "tensors":
             raise DeployError("`--recognizer` makes a reader of pages, which takes images", "--as", "leave out one")
-        return ocr_pipeline(bundle, asked.recognizer, name, options)
+        return ocr_pipeline(bundle, request.recognizer, name, options)
     if bundle.manifest.interface == "tokens":
         return [llm_model(bundle, name, options)]
     if form == "pipeline" and not takes_images(bundle):
@@ -125,11 +130,11 @@ def _checked(bundle: Bundle) -> list[str]:
     refuse_links(bundle.path.resolve())
     bundle.check_files()
     manifest, notes = bundle.manifest, []
-    found = manifest.verify
-    if found is None:
+    verification = manifest.verify
+    if verification is None:
         notes.append(f"the bundle was not verified: `trtkit verify {shlex.quote(str(bundle.path))}`")
-    elif not found.passed:
-        what = f"the bundle's verification failed: {found.verdict}"
+    elif not verification.passed:
+        what = f"the bundle's verification failed: {verification.verdict}"
         raise DeployError(what, str(bundle.path), "see `trtkit verify --fix`, and verify it again")
     if reads_source(manifest) and manifest.backend.name != "tensorrt":
         source = manifest.config.source
@@ -138,8 +143,8 @@ def _checked(bundle: Bundle) -> list[str]:
     return notes
 
 
-def _answer(asked: Asked, served: ServedModel, options: DeployOptions) -> ImageAnswer | None:
+def _answer(request: DeployRequest, served: ServedModel, options: DeployOptions) -> ImageAnswer | None:
     """Return what a pipeline answers to an image, None where it is no pipeline."""
-    if asked.recognizer is not None:
-        return page_answer(asked.bundle, asked.recognizer)
-    return image_answer(asked.bundle, served, options) if served.kind == "pipeline" else None
+    if request.recognizer is not None:
+        return page_answer(request.bundle, request.recognizer)
+    return image_answer(request.bundle, served, options) if served.kind == "pipeline" else None

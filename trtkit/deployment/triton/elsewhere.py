@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 DOCKERFILE = "Dockerfile"
 
 
-def check_models(models: Sequence[ServedModel], release: str) -> None:
+def check_models(models: Sequence[ServedModel], name: str) -> None:
     """Raise DeployError where a release of Triton cannot load one of the models."""
-    found = find_release(release)
+    release = find_release(name)
     for model in models:
         if model.bundle is not None:
-            check_release(model.bundle.manifest.backend, found, model.backend)
+            check_release(model.bundle.manifest.backend, release, model.backend)
 
 
 def container_notes(repository: Path) -> list[str]:

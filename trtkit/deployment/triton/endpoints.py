@@ -119,8 +119,8 @@ def model_states(endpoints: Endpoints) -> list[ModelState]:
 def model_config(endpoints: Endpoints, state: ModelState) -> dict[str, Any]:
     """Return the configuration of a model that is ready, as the server completed it. Raises DeployError."""
     path = f"{quote(state.name, safe='')}/versions/{quote(state.version, safe='')}"
-    found: dict[str, Any] = _ask(f"{endpoints.http}/v2/models/{path}/config", None)
-    return found
+    config: dict[str, Any] = _ask(f"{endpoints.http}/v2/models/{path}/config", None)
+    return config
 
 
 def listens(pid: int, port: int) -> bool:

@@ -47,23 +47,23 @@ def _step_fields(
     last_giver = {tensor.name: step.name for step in steps for tensor in step.outputs}
     ends = {tensor.name for tensor in outputs}
     at = {tensor.name: tensor.name for tensor in inputs}
-    found = []
+    fields = []
     for step, used in zip(steps, needed, strict=True):
         taken = {tensor.name: at[tensor.name] for tensor in step.inputs}
-        given = {
+        renamed = {
             name: name if name in ends and last_giver[name] == step.name else f"{step.name}.{name}" for name in used
         }
-        at |= given
-        found.append({"model_name": step.name, "model_version": -1, "input_map": taken, "output_map": given})
-    return found
+        at |= renamed
+        fields.append({"model_name": step.name, "model_version": -1, "input_map": taken, "output_map": renamed})
+    return fields
 
 
 def _needed(steps: Sequence[ServedModel], outputs: tuple[Tensor, ...]) -> list[list[str]]:
     """Return for each step its outputs that a later step or the client takes."""
     wanted = {tensor.name for tensor in outputs}
-    found = []
+    needed = []
     for step in reversed(steps):
-        given = [tensor.name for tensor in step.outputs if tensor.name in wanted]
-        wanted = (wanted - set(given)) | {tensor.name for tensor in step.inputs}
-        found.append(given)
-    return found[::-1]
+        names = [tensor.name for tensor in step.outputs if tensor.name in wanted]
+        wanted = (wanted - set(names)) | {tensor.name for tensor in step.inputs}
+        needed.append(names)
+    return needed[::-1]

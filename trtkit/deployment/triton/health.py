@@ -22,12 +22,12 @@ def stubs(session: int | None = None) -> dict[int, list[str]]:
 
     session: whose processes count, the server's as `trtkit serve` starts it; None for all of the machine or container.
     """
-    found = {}
+    commands = {}
     for folder in Path("/proc").iterdir():
         words = _command(folder) if folder.name.isdigit() else []
         if words and Path(words[0]).name == _STUB and (session is None or _session(int(folder.name)) == session):
-            found[int(folder.name)] = words
-    return found
+            commands[int(folder.name)] = words
+    return commands
 
 
 def lost_models(endpoints: Endpoints, session: int | None = None) -> list[ModelState]:

@@ -56,7 +56,7 @@ def llm_model(bundle: Bundle, name: str, options: DeployOptions) -> ServedModel:
 def _check(options: DeployOptions) -> None:
     """Raise DeployError where an option was set that a language model does not have."""
     queue = options.queue.model_fields_set if "queue" in options.model_fields_set else set()
-    given = options.model_fields_set | {f"queue.{name}" for name in queue}
+    names = options.model_fields_set | {f"queue.{name}" for name in queue}
     for name, fix in _INSTEAD.items():
-        if name in given:
+        if name in names:
             raise DeployError("a language model has no such option", f"--set {name}", fix)

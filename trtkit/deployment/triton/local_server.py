@@ -147,10 +147,10 @@ class LocalServer:
 
     def exit_code(self) -> int | None:
         """Return how the server ended, as subprocess has it, None while it runs; its processes stay to be stopped."""
-        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) if self._is_unwaited else None
-        if found is None:
+        status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) if self._is_unwaited else None
+        if status is None:
             return self._running.returncode
-        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
     def death(self) -> DeployError:
         """Return the error that says how the server ended and why, in its own words."""

@@ -60,10 +60,10 @@ class Tensor:
         if self.dtype not in TRITON_TYPES:
             known = ", ".join(name for name in TRITON_TYPES if name != "text")
             raise DeployError(f"Triton has no type for `{self.dtype}`", self.name, f"use one of {known}")
-        found: dict[str, Any] = {"name": self.name, "data_type": TRITON_TYPES[self.dtype], "dims": list(self.dims)}
+        fields: dict[str, Any] = {"name": self.name, "data_type": TRITON_TYPES[self.dtype], "dims": list(self.dims)}
         if self.is_scalar:
-            found |= {"dims": [1], "reshape": {"shape": []}}
-        return found | ({"optional": True} if self.is_optional else {})
+            fields |= {"dims": [1], "reshape": {"shape": []}}
+        return fields | ({"optional": True} if self.is_optional else {})
 
 
 def config_text(sections: Iterable[Section]) -> str:
@@ -119,12 +119,12 @@ def instances(options: DeployOptions, kind: str, profiles: int = 0, *, is_shared
 
 def batching(options: DeployOptions, max_batch_size: int, preferred: Sequence[int]) -> list[Section]:
     """Return batch size and scheduler; preferred: batches that the engine was tuned for."""
-    asked = options.max_batch_size is not None
+    is_limited = options.max_batch_size is not None
     if max_batch_size == 0:
-        words = "`max_batch_size`: requests are run" if asked else "The model has no batch axis: requests are run"
+        words = "`max_batch_size`: requests are run" if is_limited else "The model has no batch axis: requests are run"
         return [Section(f"{words} as they are.", {"max_batch_size": 0})]
-    words = "`max_batch_size`." if asked else "The largest batch of the engine's profiles."
-    found = [Section(words, {"max_batch_size": max_batch_size})]
+    words = "`max_batch_size`." if is_limited else "The largest batch of the engine's profiles."
+    sections = [Section(words, {"max_batch_size": max_batch_size})]
     if max_batch_size > 1:
         sizes = sorted({size for size in preferred if 1 < size <= max_batch_size})
         words = f"Requests that wait together run together. `queue.delay_us`: {options.queue.delay_us} microseconds."
@@ -137,8 +137,8 @@ def batching(options: DeployOptions, max_batch_size: int, preferred: Sequence[in
         }
         if "default_queue_policy" in scheduler:
             words += " A queue policy makes Triton's batcher (2.51) stall for half a second now and then."
-        found.append(Section(words, {"dynamic_batching": scheduler}))
-    return found
+        sections.append(Section(words, {"dynamic_batching": scheduler}))
+    return sections
 
 
 def queue_policy(options: DeployOptions) -> dict[str, Any]:

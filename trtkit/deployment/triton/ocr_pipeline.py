@@ -34,10 +34,14 @@ _WHAT = "Python backend: finds the lines with `{}`, reads each with `{}`"
 def ocr_pipeline(detector: Bundle, recognizer: Bundle, name: str, options: DeployOptions) -> list[ServedModel]:
     """Return the two networks' models and then the reader `name`. Raises BundleError where one cannot be it."""
     reader = page_reader(detector, recognizer)
-    found = network_models(detector, f"{name}_detector", options)
-    read = network_models(recognizer, f"{name}_recognizer", options)
-    reason = _WHAT.format(found[-1].name, read[-1].name)
-    settings = {"reader": reader.model_dump(mode="json"), "detector": _port(found[-1]), "recognizer": _port(read[-1])}
+    detectors = network_models(detector, f"{name}_detector", options)
+    recognizers = network_models(recognizer, f"{name}_recognizer", options)
+    reason = _WHAT.format(detectors[-1].name, recognizers[-1].name)
+    settings = {
+        "reader": reader.model_dump(mode="json"),
+        "detector": _port(detectors[-1]),
+        "recognizer": _port(recognizers[-1]),
+    }
     sections = (
         Section(f"{reason}.", {"name": name, "backend": "python"}),
         Section("One page a request: pages have different numbers of lines.", {"max_batch_size": 0}),
@@ -46,7 +50,7 @@ def ocr_pipeline(detector: Bundle, recognizer: Bundle, name: str, options: Deplo
     )
     reasons = (f"{name}: {reason}",)
     served = ServedModel(name, "ocr", "python", INPUTS, OUTPUTS, sections, reasons, runner=RUNNER, settings=settings)
-    return [*found, *read, served]
+    return [*detectors, *recognizers, served]
 
 
 def page_answer(detector: Bundle, recognizer: Bundle) -> ImageAnswer:

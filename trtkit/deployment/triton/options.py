@@ -74,7 +74,9 @@ def read_options(overrides: Sequence[str | Override]) -> DeployOptions:
         origins[override.key_path] = override.origin
 
     def where(path: KeyPath) -> str:
-        return next((said for key, said in origins.items() if key == path[: len(key)] or key[: len(path)] == path), "")
+        return next(
+            (origin for key, origin in origins.items() if key == path[: len(key)] or key[: len(path)] == path), ""
+        )
 
     try:
         return DeployOptions.model_validate(data)

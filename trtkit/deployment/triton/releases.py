@@ -56,11 +56,11 @@ def newest_release() -> Release:
 
 def find_release(name: str) -> Release:
     """Return the release called `name`. Raises DeployError with those that are known."""
-    found = [release for release in releases() if release.name == name]
-    if not found:
+    matches = [release for release in releases() if release.name == name]
+    if not matches:
         known = ", ".join(release.name for release in releases())
         raise DeployError(f"no known Triton release is called `{name}`", "--release", f"known are {known}")
-    return found[0]
+    return matches[0]
 
 
 def with_tensorrt(version: str) -> tuple[Release, ...]:

@@ -177,24 +177,24 @@ def _staging(repository: Path) -> Path:
 
 def _contents(model: ServedModel) -> dict[str, Path | str]:
     """Return the files of a version: text, or the path that is copied."""
-    found: dict[str, Path | str] = {DEPLOYMENT: ""}
+    files: dict[str, Path | str] = {DEPLOYMENT: ""}
     if model.runner is not None:
         module, _, name = model.runner.partition(":")
         template = (
             resources.files("trtkit.deployment.triton.backend").joinpath("model.py.txt").read_text(encoding="utf-8")
         )
-        found["model.py"] = template.format(module=module, name=name)
+        files["model.py"] = template.format(module=module, name=name)
     if model.settings is not None:
-        found["settings.json"] = json.dumps(model.settings, indent=1, ensure_ascii=False) + "\n"
+        files["settings.json"] = json.dumps(model.settings, indent=1, ensure_ascii=False) + "\n"
     if model.plan is not None:
-        found["model.plan"] = model.plan
+        files["model.plan"] = model.plan
     if model.bundle is not None and model.plan is None:
         root = model.bundle.path
         bundle = open_bundle(root)  # as it is now, with known requests
         names = [*bundle.file_names(), *([bundle.manifest.known.path] if bundle.manifest.known else [])]
-        found |= {f"bundle/{name}": root / name for name in names}
-        found[f"bundle/{MANIFEST}"] = portable_manifest(bundle)
-    return found
+        files |= {f"bundle/{name}": root / name for name in names}
+        files[f"bundle/{MANIFEST}"] = portable_manifest(bundle)
+    return files
 
 
 def _fill(placement: Placement, folder: Path) -> None:

@@ -137,13 +137,13 @@ def _unknown(models: Sequence[RepositoryModel], names: Sequence[str]) -> list[Pr
 
 def _with_steps(names: Sequence[str], models: Sequence[RepositoryModel]) -> set[str]:
     """Return the names with those of their steps, since Triton loads these with an ensemble."""
-    found, waiting = set(names), list(names)
+    reached, waiting = set(names), list(names)
     by_name = {model.name: model for model in models}
     while waiting:
         steps = by_name[name].steps if (name := waiting.pop()) in by_name else ()
-        waiting += [step for step in steps if step not in found]
-        found |= set(steps)
-    return found
+        waiting += [step for step in steps if step not in reached]
+        reached |= set(steps)
+    return reached
 
 
 def _config_problems(model: RepositoryModel, files: ServerFiles, known: set[str]) -> Iterator[Problem]:

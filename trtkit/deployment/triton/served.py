@@ -43,8 +43,8 @@ class ServedModel:
     @property
     def max_batch_size(self) -> int:
         """The largest batch, 0 where there is no batch axis."""
-        found = (section.fields["max_batch_size"] for section in self.sections if "max_batch_size" in section.fields)
-        return int(next(found))
+        sizes = (section.fields["max_batch_size"] for section in self.sections if "max_batch_size" in section.fields)
+        return int(next(sizes))
 
 
 def check_name(name: str) -> str:

@@ -27,14 +27,14 @@ _CONTAINER = Path("/opt/tritonserver/bin/tritonserver")
 
 @dataclass(frozen=True)
 class ServerFiles:
-    """A tritonserver. found: how it was found, in words. root: the folder with its `backends`.
+    """A tritonserver. origin: where it was found, in words. root: the folder with its `backends`.
 
     wheel: the folder that nvidia-pytriton was installed into, None for a server that was not; a wheel has its shared
     libraries beside it, one stub for each version of Python, and none of its backends is complete.
     """
 
     binary: Path
-    found: str
+    origin: str
     root: Path
     wheel: Path | None = None
 
@@ -113,22 +113,22 @@ class ServerFiles:
         return variables
 
 
-def find_server(given: str | None = None, environment: Mapping[str, str] = os.environ) -> ServerFiles:
-    """Return the tritonserver to start. given: a program, or the folder of a server.
+def find_server(server: str | None = None, environment: Mapping[str, str] = os.environ) -> ServerFiles:
+    """Return the tritonserver to start. server: a program, or the folder of a server.
 
-    Raises DeployError where `given` is none, or where there is none on this machine, with how to get one.
+    Raises DeployError where `server` is none, or where there is none on this machine, with how to get one.
     """
-    chosen = given or environment.get(VARIABLE)
+    chosen = server or environment.get(VARIABLE)
     if chosen:
-        where = "--server" if given else VARIABLE
-        found = _open(Path(chosen), where)
-        if found is None:
+        where = "--server" if server else VARIABLE
+        files = _open(Path(chosen), where)
+        if files is None:
             what = f"`{chosen}` is no tritonserver and no folder of one"
             raise DeployError(what, where, "give the program, or the folder that `nvidia-pytriton` was installed into")
-        return found
+        return files
     for path, words in _usual_places():
-        if (found := _open(path, words)) is not None:
-            return found
+        if (files := _open(path, words)) is not None:
+            return files
     folder = Path(sys.prefix) / "triton-server"
     raise DeployError(
         "there is no tritonserver on this machine", fix=f"`{INSTALL.format(folder=shlex.quote(str(folder)))}`"
@@ -164,5 +164,5 @@ def _own_library() -> list[Path]:
 
 def _python_of(stub: Path) -> str | None:
     """Return the version of Python that a stub was linked with, such as `3.12`."""
-    found = re.search(rb"libpython(3\.\d+)", stub.read_bytes()) if stub.is_file() else None
-    return found.group(1).decode() if found else None
+    match = re.search(rb"libpython(3\.\d+)", stub.read_bytes()) if stub.is_file() else None
+    return match.group(1).decode() if match else None

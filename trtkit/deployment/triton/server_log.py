@@ -28,20 +28,20 @@ class ServerLog:
 
     def errors(self, count: int = 4) -> list[str]:
         """Return the last messages of level error, each once."""
-        found = [message(line) for line in list(self.lines) if level(line) in {"E", "F"} and not is_noise(line)]
-        return list(dict.fromkeys(found))[-count:]
+        errors = [message(line) for line in list(self.lines) if level(line) in {"E", "F"} and not is_noise(line)]
+        return list(dict.fromkeys(errors))[-count:]
 
 
 def level(line: str) -> str:
     """Return I, W, E or F as Triton wrote it; a line that a model printed is I."""
-    found = _LINE.match(line)
-    return found.group(1) if found else "I"
+    match = _LINE.match(line)
+    return match.group(1) if match else "I"
 
 
 def message(line: str) -> str:
     """Return the line without level, time, process and source."""
-    found = _LINE.match(line)
-    return found.group(2) if found else line
+    match = _LINE.match(line)
+    return match.group(2) if match else line
 
 
 def is_noise(line: str) -> bool:

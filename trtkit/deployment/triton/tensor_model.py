@@ -55,10 +55,10 @@ def max_batch_size(network: Manifest | StageRecord) -> int:
 
 def batch_limit(options: DeployOptions, largest: int, where: str) -> int:
     """Return the batch to serve: the engine's `largest`, or less where asked. Raises DeployError for more."""
-    asked = options.max_batch_size
-    if asked is None or asked <= largest:
-        return largest if asked is None else asked
-    what = f"`max_batch_size` is {asked}; the largest batch of the engine's profiles is {largest}"
+    wanted = options.max_batch_size
+    if wanted is None or wanted <= largest:
+        return largest if wanted is None else wanted
+    what = f"`max_batch_size` is {wanted}; the largest batch of the engine's profiles is {largest}"
     raise DeployError(what, where, "lower it, or widen the profile and build again")
 
 

@@ -60,8 +60,8 @@ def image_answer(bundle: Bundle, pipeline: ServedModel, options: DeployOptions) 
     settings = None if task is None else answer_settings(bundle, task, options.top_k)
 
     def compute(model: Model, image: Image.Image) -> dict[str, Array]:
-        found = model.run({target.name: as_dtype(image_input(image, preprocess), target.dtype)})
-        return found if settings is None else read_answer(found[settings["input"]], settings)
+        outputs = model.run({target.name: as_dtype(image_input(image, preprocess), target.dtype)})
+        return outputs if settings is None else read_answer(outputs[settings["input"]], settings)
 
     return ImageAnswer((1, 1) if pipeline.max_batch_size else (1,), compute)
 
@@ -97,15 +97,15 @@ def answer_settings(bundle: Bundle, task: Task, top_k: int) -> dict[str, Any]:
     Raises DeployError where classes and labels are not as many, SourceError where labels cannot be read.
     """
     output = bundle.manifest.outputs[0]
-    found: dict[str, Any] = {"kind": task.kind, "input": output.name}
+    settings: dict[str, Any] = {"kind": task.kind, "input": output.name}
     if task.kind == "ctc-text":
-        return found | {"characters": ctc_characters(bundle.onnx_path())}
+        return settings | {"characters": ctc_characters(bundle.onnx_path())}
     path = task.labels and package_file.resolve(task.labels, task.requires)
     labels = read_labels(Path(path)) if path else []
     if labels and len(labels) != output.shape[-1] > 0:
         what = f"`task.labels` names {len(labels)} classes; `{output.name}` has {output.shape[-1]}"
         raise DeployError(what, str(path), "give the names of the model's own classes, and build again")
-    return found | {"top_k": top_k, "labels": labels}
+    return settings | {"top_k": top_k, "labels": labels}
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,8 @@ class Call:
         ids = np.broadcast_to(self.starts[:, None] + np.arange(self.ids.shape[1]), (3, *self.ids.shape))
         ids = np.array(ids, np.int32)
         for row, soft in self.soft_rows():
-            found = soft.rope_at(int(self.starts[row]), ids.shape[2])
-            ids[:, row] = ids[:, row] if found is None else found
+            own = soft.rope_at(int(self.starts[row]), ids.shape[2])
+            ids[:, row] = ids[:, row] if own is None else own
         return ids
 
     def soft_rows(self) -> Iterator[tuple[int, SoftTokens]]:

@@ -23,12 +23,12 @@ class TokenEmbeddings:
 
     def inputs(self, call: Call) -> torch.Tensor:
         """Return [R, S, D]: rows of the table, and a prompt's own vectors where it has some."""
-        found = self._table[torch.from_numpy(call.ids)]
+        vectors = self._table[torch.from_numpy(call.ids)]
         for row, soft in call.soft_rows():
             start = int(call.starts[row])
             part = soft.within(start, start + int(call.counts[row]))
-            found[row, torch.from_numpy(soft.places[part] - start)] = soft.vectors[part].to(found.dtype)
-        return found
+            vectors[row, torch.from_numpy(soft.places[part] - start)] = soft.vectors[part].to(vectors.dtype)
+        return vectors
 
 
 def bundle_embeddings(folder: Path) -> TokenEmbeddings | None:

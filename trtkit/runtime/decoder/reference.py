@@ -38,11 +38,11 @@ class ReferenceDecoder:
 
     def forward(self, call: Call) -> torch.Tensor:
         """Run new tokens; see DecoderExecution."""
-        found = self._executor.run(self.inputs(call))
+        outputs = self._executor.run(self.inputs(call))
         if self._appends:
-            new = {spec.name: found[spec.updated] for spec in self.cache.specs}
+            new = {spec.name: outputs[spec.updated] for spec in self.cache.specs}
             self.cache.append(call.first_slot, torch.from_numpy(call.starts), new)
-        return found["logits"].float()
+        return outputs["logits"].float()
 
     def layer_seconds(self, call: Call) -> dict[str, float]:
         """Run new tokens; return how long each layer took, in the order they ran."""

@@ -73,11 +73,11 @@ class BeamSearch:
             return None
         return Continuation(parents[running.indices].tolist(), tokens[running.indices].tolist())
 
-    def _collect(self, found: Iterable[Hypothesis]) -> None:
+    def _collect(self, hypotheses: Iterable[Hypothesis]) -> None:
         """Keep the answers of one step that are among the best; none more where early stopping has enough."""
         count = self._params.num_beams
         if self._params.early_stopping is not True or len(self._finished) < count:
-            self._finished = sorted([*self._finished, *found], key=lambda item: -item.score)[:count]
+            self._finished = sorted([*self._finished, *hypotheses], key=lambda item: -item.score)[:count]
 
     def _is_done(self) -> bool:
         """Whether no running beam can better the answers, as `early_stopping` judges that."""

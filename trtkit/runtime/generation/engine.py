@@ -133,8 +133,8 @@ class Engine:
                 rows.append(row)
                 last.append(chunk.count - 1)
         if rows:
-            found = logits[rows, last] if logits.dim() == 3 else logits[rows]
-            take(self._state, np.array([group[row].slot for row in rows]), found)
+            chosen = logits[rows, last] if logits.dim() == 3 else logits[rows]
+            take(self._state, np.array([group[row].slot for row in rows]), chosen)
 
     def _note_prompt(self, chunk: Chunk, logits: torch.Tensor) -> None:
         """Keep the log probabilities of a prompt's own tokens, where asked. logits: [S, V]."""

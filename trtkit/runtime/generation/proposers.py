@@ -48,8 +48,8 @@ class LookupProposer:
         """Look each sequence's last tokens up in itself."""
         drafts = np.full((len(slots), most), _NONE, np.int64)
         for row, slot in zip(drafts, slots.tolist(), strict=True):
-            found = self._continuation(sequences.ids(slot))[:most]
-            row[: len(found)] = found
+            draft = self._continuation(sequences.ids(slot))[:most]
+            row[: len(draft)] = draft
         return drafts
 
     def _continuation(self, ids: Ints) -> Ints:

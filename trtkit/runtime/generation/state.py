@@ -68,14 +68,14 @@ class State:
     def finish(self, slot: int, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         """End the request that runs in a slot, in all its slots."""
         group = self.running.groups.get(slot)
-        made = self.slots.sequences.generated(slot).tolist()
+        generated = self.slots.sequences.generated(slot).tolist()
         if group is None:
-            self.report(self.leave(slot), made, reason, stop_reason)
+            self.report(self.leave(slot), generated, reason, stop_reason)
             return
         for each in group.all_slots:
             self.leave(each)
         beams = group.search.hypotheses
-        self.report(group.request, beams[0].token_ids if beams else made, reason, stop_reason, beams)
+        self.report(group.request, beams[0].token_ids if beams else generated, reason, stop_reason, beams)
 
     def report(
         self,

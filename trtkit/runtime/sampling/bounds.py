@@ -107,8 +107,8 @@ def at_least(scores: Tensor, least: Tensor) -> tuple[Array, Array]:
         flat = np.flatnonzero(scores.numpy() >= least.numpy())
         row_of = flat // scores.shape[1]
         return row_of, flat - row_of * scores.shape[1]
-    found = (scores >= least).nonzero().cpu().numpy()
-    return found[:, 0], found[:, 1]
+    places = (scores >= least).nonzero().cpu().numpy()
+    return places[:, 0], places[:, 1]
 
 
 def without_tail(probabilities: Tensor, row_of: Array, ids: Array, numbers: Numbers) -> tuple[Array, Array]:

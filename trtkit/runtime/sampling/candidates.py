@@ -74,12 +74,12 @@ def _kept(scores: Tensor, numbers: Numbers) -> Iterator[Kept]:
     row_of, ids = at_least(scores, least)
     if probabilities is not None:
         row_of, ids = without_tail(probabilities, row_of, ids, numbers)
-    found = _Found(scores, probabilities, row_of, ids, numbers)
-    widths = found.widths()
+    selection = _Selection(scores, probabilities, row_of, ids, numbers)
+    widths = selection.widths()
     narrow = widths * 2 <= scores.shape[1]
     for width in np.unique(widths[narrow]):
         rows = np.flatnonzero((widths == width) & narrow)
-        candidates, tokens, dropped = found.padded(rows, int(width))
+        candidates, tokens, dropped = selection.padded(rows, int(width))
         yield Kept(rows, numbers.apply(candidates, rows, dropped), tokens)
     if not narrow.all():
         yield _whole(scores, np.flatnonzero(~narrow), numbers)
@@ -91,7 +91,7 @@ def _whole(scores: Tensor, rows: Array, numbers: Numbers) -> Kept:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Selection:
     """Candidates of all rows, one behind another."""
 
     scores: Tensor

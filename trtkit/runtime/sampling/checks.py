@@ -90,8 +90,8 @@ def _early_stopping(value: Any) -> Any:
 
 
 def _top_k(value: Any) -> int:
-    found = int(Number(-1, most=MAX_COUNT)(value))
-    return 0 if found == -1 else found
+    count = int(Number(-1, most=MAX_COUNT)(value))
+    return 0 if count == -1 else count
 
 
 # Each returns the value as it is kept, or raises ValueError with the fault.

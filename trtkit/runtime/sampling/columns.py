@@ -82,7 +82,7 @@ class Columns:
 
 def _uses(settings: Settings) -> Iterator[Use]:
     params = settings.params
-    found = {
+    conditions = {
         Use.BIAS: params.logit_bias,
         Use.REPETITION: params.repetition_penalty != 1,
         Use.COUNTS: params.presence_penalty or params.frequency_penalty,
@@ -94,7 +94,7 @@ def _uses(settings: Settings) -> Iterator[Use]:
         Use.FUNCTIONS: params.logits_processors,
         Use.LOGPROBS: params.logprobs is not None,
     }
-    yield from (use for use, used in found.items() if used)
+    yield from (use for use, used in conditions.items() if used)
     if not params.greedy and params.num_beams == 1:
         yield Use.SAMPLE
         yield from _filters(settings)
@@ -102,10 +102,10 @@ def _uses(settings: Settings) -> Iterator[Use]:
 
 def _filters(settings: Settings) -> Iterator[Use]:
     params = settings.params
-    found = {
+    conditions = {
         Use.TOP_K: params.top_k > 0,
         Use.TOP_P: params.top_p < 1,
         Use.MIN_P: params.min_p > 0,
         Use.TYPICAL: params.typical_p < 1,
     }
-    yield from (use for use, used in found.items() if used)
+    yield from (use for use, used in conditions.items() if used)

@@ -29,9 +29,9 @@ def contradictions(params: SamplingParams) -> list[Problem]:
 def _beams(params: SamplingParams) -> Iterator[Problem]:
     if params.num_beams <= 1:
         return
-    given = [name for name, neutral in _NEUTRAL.items() if getattr(params, name) not in neutral]
-    given += ["seed"] if params.seed is not None else []
-    for name in given:
+    names = [name for name, neutral in _NEUTRAL.items() if getattr(params, name) not in neutral]
+    names += ["seed"] if params.seed is not None else []
+    for name in names:
         what = f"`{getattr(params, name)!r}` with `num_beams={params.num_beams}`: beam search draws nothing"
         yield Problem(what, name, f"leave out `{name}`, or `num_beams`")
     if params.n > params.num_beams:
@@ -52,11 +52,11 @@ def _lengths(params: SamplingParams) -> Iterator[Problem]:
 
 
 def _guides(params: SamplingParams) -> Iterator[Problem]:
-    names = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")
-    given = [name for name in names if getattr(params, name) is not None]
-    if len(given) > 1:
-        what = f"given with {', '.join(f'`{name}`' for name in given[:-1])}: an answer follows one of them"
-        yield Problem(what, given[-1], "leave one")
-    if given and params.ignore_eos:
-        what = f"`True` with `{given[0]}`: the answer ends where the guide does, with an end-of-sequence token"
+    kinds = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")
+    guides = [name for name in kinds if getattr(params, name) is not None]
+    if len(guides) > 1:
+        what = f"given with {', '.join(f'`{name}`' for name in guides[:-1])}: an answer follows one of them"
+        yield Problem(what, guides[-1], "leave one")
+    if guides and params.ignore_eos:
+        what = f"`True` with `{guides[0]}`: the answer ends where the guide does, with an end-of-sequence token"
         yield Problem(what, "ignore_eos", "leave it out")

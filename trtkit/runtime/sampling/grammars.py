@@ -24,10 +24,10 @@ class GrammarError(Exception):
     @classmethod
     def of(cls, message: str) -> GrammarError:
         """Return llguidance's message in one line that begins with the place."""
-        if found := _REGEX_FAULT.search(message):
-            return cls(f"`{found['text'][:_LONGEST]}`, column {len(found['indent']) - 3}: {found['what']}")
-        if found := _LARK_FAULT.match(message):
-            return cls(f"line {found['line']}, column {found['column']}: {found['what']}")
+        if fault := _REGEX_FAULT.search(message):
+            return cls(f"`{fault['text'][:_LONGEST]}`, column {len(fault['indent']) - 3}: {fault['what']}")
+        if fault := _LARK_FAULT.match(message):
+            return cls(f"line {fault['line']}, column {fault['column']}: {fault['what']}")
         words = " ".join(message.split())
         return cls(words if len(words) <= _LONGEST else f"{words[:_LONGEST]}...")
 

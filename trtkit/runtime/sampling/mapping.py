@@ -31,20 +31,20 @@ def read_mapping(data: Mapping[str, Any], names: Collection[str]) -> dict[str, A
     from trtkit.runtime.sampling.checks import raise_problems
 
     problems: list[Problem] = []
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in data.items():
         name = ALIASES.get(key, key)
         if value is None or key == "do_sample":
             continue
         if name not in names or name == _NOT_DATA:
             problems.append(_unknown(key, [*(name for name in names if name != _NOT_DATA), *ALIASES, "do_sample"]))
-        elif name in found:
+        elif name in settings:
             problems.append(Problem(f"given twice, as `{name}` and by another name", key, f"keep `{name}`"))
         else:
-            found[name] = _from_json(key, value)
-    problems += _do_sample(data.get("do_sample"), found)
+            settings[name] = _from_json(key, value)
+    problems += _do_sample(data.get("do_sample"), settings)
     raise_problems(problems)
-    return found
+    return settings
 
 
 def _unknown(key: str, names: list[str]) -> Problem:
@@ -71,13 +71,13 @@ def _single(pair: Any) -> tuple[Any, Any]:
     return repr(ids), bias
 
 
-def _do_sample(value: Any, found: dict[str, Any]) -> list[Problem]:
+def _do_sample(value: Any, settings: dict[str, Any]) -> list[Problem]:
     """Take `do_sample`: false is temperature 0. It cannot contradict the temperature or the beams."""
     if value is None:
         return []
     if not isinstance(value, bool):
         return [Problem(f"`{value!r}` is not true or false", "do_sample")]
-    temperature, beams = found.get("temperature"), found.get("num_beams", 1)
+    temperature, beams = settings.get("temperature"), settings.get("num_beams", 1)
     if value and beams != 1:
         return [Problem(f"`true` with `num_beams={beams}`: beam search draws nothing", "do_sample", "leave it out")]
     if value and temperature == 0:
@@ -86,5 +86,5 @@ def _do_sample(value: Any, found: dict[str, Any]) -> list[Problem]:
         what = f"`false` with `temperature={temperature}`"
         return [Problem(what, "do_sample", "leave out `temperature`, or `do_sample`")]
     if not value:
-        found["temperature"] = 0.0
+        settings["temperature"] = 0.0
     return []

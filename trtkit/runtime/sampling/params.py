@@ -81,7 +81,7 @@ class SamplingParams:
             object.__setattr__(self, name, value)
         faulty = {problem.where for problem in problems}
         # A contradiction with a faulty value would only say the same twice.
-        raise_problems(problems + [found for found in contradictions(self) if found.where not in faulty])
+        raise_problems(problems + [problem for problem in contradictions(self) if problem.where not in faulty])
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> SamplingParams:

@@ -162,14 +162,14 @@ class Sampler:
         guided = state.settings.params.guided if state else None
         return reason(float(scores.max()), int(self._columns.uses[slot]), guided)
 
-    def _sampled(self, logits: Tensor, slots: Array, tokens: Array, errors: dict[int, str]) -> Sampled:
-        found: list[str | None] = [None] * len(slots)
-        for row, error in errors.items():
-            found[row], tokens[row] = error, FAILED
+    def _sampled(self, logits: Tensor, slots: Array, tokens: Array, failures: dict[int, str]) -> Sampled:
+        errors: list[str | None] = [None] * len(slots)
+        for row, error in failures.items():
+            errors[row], tokens[row] = error, FAILED
         logprobs: list[TokenLogprobs | None] = [None] * len(slots)
         if self._ever & _LOGPROBS:
             self._report(logits, slots, tokens, logprobs)
-        return Sampled(tokens, logprobs, found)
+        return Sampled(tokens, logprobs, errors)
 
     def _report(self, logits: Tensor, slots: Array, tokens: Array, logprobs: list[TokenLogprobs | None]) -> None:
         """Write the log probabilities of rows that ask for them."""

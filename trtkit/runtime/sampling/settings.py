@@ -42,8 +42,8 @@ class Vocabulary:
             return (word,)
         if self.encode is None:
             raise ValueError(f"`{word}` is text, and there is no tokenizer to encode it")
-        found = {tuple(int(token) for token in self.encode(text)): None for text in (word, f" {word}")}
-        spellings = tuple(ids for ids in found if ids)
+        encodings = {tuple(int(token) for token in self.encode(text)): None for text in (word, f" {word}")}
+        spellings = tuple(ids for ids in encodings if ids)
         if not spellings:
             raise ValueError(f"`{word}` has no tokens")
         return spellings
@@ -129,8 +129,8 @@ def _outside(params: SamplingParams, size: int) -> Iterator[Problem]:
     lists = {
         "stop_token_ids": params.stop_token_ids,
         "logit_bias": tuple(params.logit_bias),
-        "bad_words": _given(params.bad_words),
-        "force_words": _given(params.force_words),
+        "bad_words": _token_ids(params.bad_words),
+        "force_words": _token_ids(params.force_words),
     }
     for name, ids in lists.items():
         wrong = [token for token in ids if token >= size]
@@ -139,7 +139,7 @@ def _outside(params: SamplingParams, size: int) -> Iterator[Problem]:
             yield Problem(what, name, "give token ids of this model's tokenizer")
 
 
-def _given(words: tuple[Word, ...]) -> list[int]:
+def _token_ids(words: tuple[Word, ...]) -> list[int]:
     return [token for word in words if not isinstance(word, str) for token in word]
 
 

@@ -37,14 +37,14 @@ def byte_level_table(vocabulary: Mapping[str, int]) -> list[bytes]:
 
 def byte_fallbacks(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
     """Return the bytes of SentencePiece's byte tokens, by id."""
-    found = ((token, _BYTE_TOKEN.fullmatch(content)) for content, token in vocabulary.items())
-    return {token: bytes.fromhex(match[1]) for token, match in found if match}
+    matches = ((token, _BYTE_TOKEN.fullmatch(content)) for content, token in vocabulary.items())
+    return {token: bytes.fromhex(match[1]) for token, match in matches if match}
 
 
 def _bytes(content: str, of_char: Mapping[str, int]) -> bytes:
     """Return a token's bytes; one with a character outside the alphabet, as an added token may have, is plain text."""
-    found = [of_char.get(char) for char in content]
-    return content.encode() if None in found else bytes(value for value in found if value is not None)
+    values = [of_char.get(char) for char in content]
+    return content.encode() if None in values else bytes(value for value in values if value is not None)
 
 
 def _byte_of_char() -> dict[str, int]:

@@ -28,9 +28,9 @@ class StopStrings:
         if not self._stop:
             return text
         text = self._held + text
-        found = self._find(text)
-        if found is not None:
-            start, end = found
+        match = self._find(text)
+        if match is not None:
+            start, end = match
             self._held, self.matched = "", text[start:end]
             return text[: end if self._include else start]
         kept = len(text) - self._open(text)
@@ -45,8 +45,8 @@ class StopStrings:
     def _find(self, text: str) -> tuple[int, int] | None:
         """Return start and end of the match that ends first."""
         starts = ((text.find(stop), len(stop)) for stop in self._stop)
-        found = [(start, start + length) for start, length in starts if start >= 0]
-        return min(found, key=lambda match: (match[1], match[0]), default=None)
+        spans = [(start, start + length) for start, length in starts if start >= 0]
+        return min(spans, key=lambda span: (span[1], span[0]), default=None)
 
     def _open(self, text: str) -> int:
         """Return how many last characters may be the beginning of a stop string."""

@@ -33,8 +33,8 @@ class Tokenizer:
     @property
     def bos_token_id(self) -> int | None:
         """The token that begins a text, None where there is none."""
-        found: int | None = self.hf.bos_token_id
-        return found
+        token: int | None = self.hf.bos_token_id
+        return token
 
     @cached_property
     def vocab_size(self) -> int:
@@ -98,16 +98,16 @@ class Tokenizer:
 
         _check_text(json.dumps(list(messages), ensure_ascii=False, default=str, skipkeys=True))
         try:
-            found = self.hf.apply_chat_template([dict(message) for message in messages], **options)
+            ids = self.hf.apply_chat_template([dict(message) for message in messages], **options)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             fix = "see what roles and fields the model's template knows"
             raise RequestError(f"the chat template does not take these messages: {error}", fix=fix) from None
-        return [int(token) for token in found]
+        return [int(each) for each in ids]
 
     def token_id(self, text: str) -> int | None:
         """Return the id of a token by its text, as `<|im_end|>`; None where there is no such token."""
-        found = self.hf.get_vocab().get(text)
-        return None if found is None else int(found)
+        token = self.hf.get_vocab().get(text)
+        return None if token is None else int(token)
 
 
 def open_tokenizer(folder: Path) -> Tokenizer | None:
@@ -143,12 +143,12 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
         value = _json(folder / name).get("eos_token_id")
         try:
-            found = tuple(_ids(value))
+            ids = tuple(_ids(value))
         except (TypeError, ValueError, OverflowError):
             what = f"`eos_token_id` is `{str(value)[:100]}`, wanted is a token's number or a list of them"
             raise GenerationError(what, str(folder / name), "build the bundle again") from None
-        if found:
-            return found
+        if ids:
+            return ids
     return ()
 
 
@@ -176,7 +176,7 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise GenerationError(f"not JSON: {error}", str(path), "build the bundle again") from None
-    return found if isinstance(found, dict) else {}
+    return data if isinstance(data, dict) else {}

@@ -40,12 +40,12 @@ def expand(
 
     ids: with one placeholder an image, or with all of them already. Raises RequestError where they are not as many.
     """
-    found = sum(token == record.image_token_id for token in ids)
+    count = sum(token == record.image_token_id for token in ids)
     total = sum(image.tokens for image in images)
-    if found == total:
+    if count == total:
         return list(ids)
-    if found != len(images):
-        raise _mismatch(found, images, record, tokenizer)
+    if count != len(images):
+        raise _mismatch(count, images, record, tokenizer)
     expanded, left = [], iter(images)
     for token in ids:
         if token == record.image_token_id:
@@ -110,11 +110,11 @@ def _encoded(pieces: Sequence[str | list[int]], tokenizer: Tokenizer) -> list[in
 
 
 def _mismatch(
-    found: int, images: Sequence[PreparedImage], record: ImagesRecord, tokenizer: Tokenizer | None
+    count: int, images: Sequence[PreparedImage], record: ImagesRecord, tokenizer: Tokenizer | None
 ) -> RequestError:
     """Return the error for placeholders that are not the images'."""
     name = f"token {record.image_token_id}"
     if tokenizer is not None:
         name = f"`{tokenizer.hf.convert_ids_to_tokens(record.image_token_id)}`"
-    what = f"the prompt has {found} placeholders for {len(images)} images"
+    what = f"the prompt has {count} placeholders for {len(images)} images"
     return RequestError(what, "images", f"write {name} once for each image, or give messages with image content")

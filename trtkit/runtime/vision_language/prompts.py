@@ -69,14 +69,14 @@ class ImagePrompts:
 
 
 def split_messages(
-    messages: Sequence[Mapping[str, Any]], images: Sequence[Any] = ()
+    messages: Sequence[Mapping[str, Any]], files: Sequence[Any] = ()
 ) -> tuple[list[dict[str, Any]], list[Any]]:
     """Return messages as chat templates of vision-language models read them, and their images in order.
 
     Content becomes a list of `{"type": "text", "text": ...}` and `{"type": "image"}`. An image without a file of its
-    own takes the next of `images`. Raises RequestError for content of another kind and for images left over.
+    own takes the next of `files`. Raises RequestError for content of another kind and for images left over.
     """
-    left, found, read = list(images), [], []
+    left, placed, read = list(files), [], []
     for message in messages:
         content = message.get("content")
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
@@ -85,13 +85,13 @@ def split_messages(
             continue
         for part in parts:
             if _kind(part) == "image":
-                found.append(_image_of(part, left))
+                placed.append(_image_of(part, left))
         kept = [{"type": "image"} if _kind(part) == "image" else part for part in parts]
         read.append({**message, "content": kept})
     if left:
         what = f"{len(left)} images are given that no message has a place for"
         raise RequestError(what, "images", 'add {"type": "image"} to the content of a message for each')
-    return read, found
+    return read, placed
 
 
 def _kind(part: Any) -> str:

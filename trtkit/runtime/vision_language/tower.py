@@ -41,8 +41,8 @@ class VisionTower:
 
     def _vectors(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Return the vectors of one call [P, D]. A result may lie in memory that the next call uses."""
-        found = torch.as_tensor(self._run(inputs)["soft_tokens"]).detach().cpu()
-        return found.reshape(-1, found.shape[-1]).clone()
+        vectors = torch.as_tensor(self._run(inputs)["soft_tokens"]).detach().cpu()
+        return vectors.reshape(-1, vectors.shape[-1]).clone()
 
 
 def open_tower(bundle: Bundle, runtime: Runtime = "auto") -> VisionTower:

@@ -35,7 +35,7 @@ def test_the_one_that_was_asked_for_comes_first(wheel: Path) -> None:
     for given in (wheel, wheel / "pytriton" / "tritonserver" / "bin" / "tritonserver"):
         files = find_server(str(given), {VARIABLE: "/nowhere"})
         assert files.binary == wheel / "pytriton" / "tritonserver" / "bin" / "tritonserver"
-        assert (files.found, files.wheel) == ("--server", wheel)
+        assert (files.origin, files.wheel) == ("--server", wheel)
 
 
 def test_then_the_variables_then_the_paths(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +43,7 @@ def test_then_the_variables_then_the_paths(wheel: Path, tmp_path: Path, monkeypa
     monkeypatch.setenv("PATH", str(on_path.parent), prepend=os.pathsep)
     assert find_server(None, {VARIABLE: str(wheel)}).wheel == wheel
     found = find_server(None, {})
-    assert (found.binary, found.found, found.wheel, found.root) == (on_path, "on PATH", None, tmp_path / "root")
+    assert (found.binary, found.origin, found.wheel, found.root) == (on_path, "on PATH", None, tmp_path / "root")
 
 
 @pytest.mark.parametrize("is_option", [True, False])

@@ -42,11 +42,11 @@ class ImageModel:
     def _inputs(self, images: Sequence[bytes]) -> Array:
         """Return the images as one batch. Raises SourceError where they would not have one size."""
         names = [f"image {index}" if len(images) > 1 else "image" for index in range(len(images))]
-        made = [
+        inputs = [
             image_input(decode_image(data, name), self._preprocess) for data, name in zip(images, names, strict=True)
         ]
-        sizes = {each.shape[2:] for each in made}
+        sizes = {each.shape[2:] for each in inputs}
         if len(sizes) > 1:
             listed = ", ".join(f"{height}x{width}" for height, width in sorted(sizes))
             raise SourceError(f"images of one request have different sizes: {listed}", "image", "send one a request")
-        return as_dtype(np.concatenate(made), self._dtype)
+        return as_dtype(np.concatenate(inputs), self._dtype)

@@ -66,8 +66,8 @@ class LlmModel:
         for request in requests:
             try:
                 check_parameters(json.loads(request.parameters() or "{}"))
-                found = read_asks(arrays_of(request), self._defaults)
-                asks = {str(next(self._numbers)): ask for ask in found}
+                rows = read_asks(arrays_of(request), self._defaults)
+                asks = {str(next(self._numbers)): ask for ask in rows}
             except Exception as error:
                 _refuse(request.get_response_sender(), error)
                 continue

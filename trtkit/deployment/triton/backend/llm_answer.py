@@ -26,7 +26,7 @@ def pieces(ask: Ask, news: Delta) -> Iterator[dict[str, Array]]:
 
 def _streamed(ask: Ask, news: Delta) -> dict[str, Array]:
     """Return what one answer has gained."""
-    found = {
+    arrays = {
         "text_output": _text([news.text]),
         "output_ids": np.array([[news.token_ids]], dtype=np.int32),
         "sequence_length": np.array([[len(news.token_ids)]], dtype=np.int32),
@@ -35,8 +35,8 @@ def _streamed(ask: Ask, news: Delta) -> dict[str, Array]:
         "num_output_tokens": np.array([[len(news.token_ids)]], dtype=np.int32),
     }
     if ask.has_logprobs:
-        found["output_log_probs"] = np.array([[[each.logprob for each in news.logprobs]]], dtype=np.float32)
-    return found
+        arrays["output_log_probs"] = np.array([[[each.logprob for each in news.logprobs]]], dtype=np.float32)
+    return arrays
 
 
 def _whole(ask: Ask, answers: Sequence[CompletionOutput], text: str, prompt_tokens: int) -> dict[str, Array]:
@@ -46,7 +46,7 @@ def _whole(ask: Ask, answers: Sequence[CompletionOutput], text: str, prompt_toke
     for row, each in enumerate(answers):
         ids[0, row, : len(each.token_ids)] = each.token_ids
     lengths = [len(each.token_ids) for each in answers]
-    found = {
+    arrays = {
         "text_output": _text([text + each.text for each in answers]),
         "output_ids": ids,
         "sequence_length": np.array([lengths], dtype=np.int32),
@@ -56,17 +56,17 @@ def _whole(ask: Ask, answers: Sequence[CompletionOutput], text: str, prompt_toke
         "num_output_tokens": np.array([[sum(lengths)]], dtype=np.int32),
     }
     if ask.has_logprobs:
-        found |= _logprobs(answers, longest)
-    return found
+        arrays |= _logprobs(answers, longest)
+    return arrays
 
 
 def _logprobs(answers: Sequence[CompletionOutput], longest: int) -> dict[str, Array]:
     """Return log probabilities of every token, 0 behind shorter answers, and their sums."""
     each = np.zeros((1, len(answers), longest), dtype=np.float32)
-    for row, found in enumerate(answers):
-        values = [item.logprob for item in found.logprobs or ()]
+    for row, answer in enumerate(answers):
+        values = [item.logprob for item in answer.logprobs or ()]
         each[0, row, : len(values)] = values
-    sums = [found.cumulative_logprob or 0.0 for found in answers]
+    sums = [answer.cumulative_logprob or 0.0 for answer in answers]
     return {"output_log_probs": each, "cum_log_probs": np.array([sums], dtype=np.float32)}
 
 

@@ -76,10 +76,10 @@ def read_asks(inputs: Mapping[str, Array], defaults: Defaults) -> list[Ask]:
     if len(set(rows.values())) > 1:
         listed = ", ".join(f"`{name}` {count}" for name, count in rows.items())
         raise RequestError(f"the inputs differ in rows: {listed}", "inputs", "give every prompt its own row")
-    given = [name for name in _PROMPTS if name in inputs]
-    if len(given) != 1:
-        what = f"a prompt is one of `text_input`, `input_ids` and `messages`; {len(given)} are given"
-        raise RequestError(what, " and ".join(given) or "text_input", "give one of them")
+    prompts = [name for name in _PROMPTS if name in inputs]
+    if len(prompts) != 1:
+        what = f"a prompt is one of `text_input`, `input_ids` and `messages`; {len(prompts)} are given"
+        raise RequestError(what, " and ".join(prompts) or "text_input", "give one of them")
     return [
         _read_row(row, {name: value[row : row + 1].reshape(-1) for name, value in inputs.items()}, defaults)
         for row in range(next(iter(rows.values())))
@@ -148,18 +148,18 @@ def _settings(values: Mapping[str, list[Any]]) -> dict[str, Any]:
 
     TensorRT-LLM's clients always send a temperature of 1, which asks for nothing there without top_k or top_p.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, setting in _SETTINGS.items():
         if name not in values:
             continue
-        if setting in found:
+        if setting in settings:
             raise RequestError(f"given twice, as `{name}` and by another name", name, "keep one")
-        found[setting] = _setting(setting, values[name])
-    found |= _guide(values)
-    found = {name: value for name, value in found.items() if value != ()}
-    if found.get("num_beams", 1) > 1 or (found.get("temperature", 1.0) == 1.0 and not found.keys() & _DRAWS):
-        found["temperature"] = 1.0 if found.get("num_beams", 1) > 1 else 0.0
-    return found
+        settings[setting] = _setting(setting, values[name])
+    settings |= _guide(values)
+    settings = {name: value for name, value in settings.items() if value != ()}
+    if settings.get("num_beams", 1) > 1 or (settings.get("temperature", 1.0) == 1.0 and not settings.keys() & _DRAWS):
+        settings["temperature"] = 1.0 if settings.get("num_beams", 1) > 1 else 0.0
+    return settings
 
 
 def _setting(setting: str, values: Sequence[Any]) -> Any:
@@ -252,16 +252,16 @@ def _image_bytes(data: bytes) -> bytes:
 
 def _messages(text: str) -> list[Any]:
     try:
-        found = json.loads(text)
+        messages = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"is not JSON: {error}", "messages", _MESSAGES) from None
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+    if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
         raise RequestError("is no list of objects", "messages", _MESSAGES)
-    for part in (part for each in found if isinstance(each.get("content"), list) for part in each["content"]):
+    for part in (part for each in messages if isinstance(each.get("content"), list) for part in each["content"]):
         if isinstance(part, dict) and part.get("type") == "image" and part.keys() - {"type"}:
             what = "an image of a message cannot name a file: those are the server's"
             raise RequestError(what, "messages", 'send {"type": "image"}, and its bytes as `image`')
-    return found
+    return messages
 
 
 _MESSAGES = 'send [{"role": "user", "content": "..."}] as text'

@@ -38,8 +38,8 @@ class OcrModel:
         try:
             (images,) = arrays_of(request).values()
             page = decode_image(images.reshape(-1)[0], "image")
-            found = await _ask(self._detector, image_input(page, self._reader.detector))
-            boxes = find_lines(found[0, 0], page.size)
+            heatmap = await _ask(self._detector, image_input(page, self._reader.detector))
+            boxes = find_lines(heatmap[0, 0], page.size)
             lines = [_ask(self._recognizer, line) for line in self._reader.lines(page, boxes)]
             return answer(self._reader.answer(boxes, await asyncio.gather(*lines)))
         except Exception as error:
@@ -57,5 +57,5 @@ async def _ask(port: Mapping[str, str], x: Array) -> Array:
     response = await request.async_exec()
     if response.has_error():
         raise DeployError(response.error().message(), port["model"])
-    found: Array = pb_utils.get_output_tensor_by_name(response, port["output"]).as_numpy()
-    return found
+    output: Array = pb_utils.get_output_tensor_by_name(response, port["output"]).as_numpy()
+    return output

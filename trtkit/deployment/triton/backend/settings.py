@@ -17,5 +17,5 @@ def version_folder(args: Mapping[str, str]) -> Path:
 
 def read_settings(args: Mapping[str, str]) -> dict[str, Any]:
     """Return the version's settings.json."""
-    found: dict[str, Any] = json.loads((version_folder(args) / "settings.json").read_text(encoding="utf-8"))
-    return found
+    settings: dict[str, Any] = json.loads((version_folder(args) / "settings.json").read_text(encoding="utf-8"))
+    return settings

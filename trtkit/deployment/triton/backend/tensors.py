@@ -35,48 +35,48 @@ class TensorModel:
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer each request; those of one shape run together."""
         answers: list[Any] = [None] * len(requests)
-        asked: dict[int, Arrays] = {}
+        valid: dict[int, Arrays] = {}
         for index, request in enumerate(requests):
             try:
                 inputs = arrays_of(request)
                 check_profiles(Sample(f"request {request.request_id()}".rstrip(), inputs), self._profiles)
-                asked[index] = inputs
+                valid[index] = inputs
             except Exception as error:
                 answers[index] = refusal(error)
-        for group in _groups(asked, self._max_batch):
-            for index, found in self._run(group, [asked[index] for index in group]):
-                answers[index] = found
+        for group in _groups(valid, self._max_batch):
+            for index, response in self._run(group, [valid[index] for index in group]):
+                answers[index] = response
         return answers
 
-    def _run(self, group: Sequence[int], asked: Sequence[Arrays]) -> Iterator[tuple[int, Any]]:
+    def _run(self, group: Sequence[int], requests: Sequence[Arrays]) -> Iterator[tuple[int, Any]]:
         """Run requests as one batch; yield each one's answer. Where it fails each is run alone: one may be at fault."""
         try:
-            outputs = self._model.run(_joined(asked))
+            outputs = self._model.run(_joined(requests))
         except Exception as error:
             if len(group) == 1:
                 yield group[0], refusal(error)
                 return
-            for index, inputs in zip(group, asked, strict=True):
+            for index, inputs in zip(group, requests, strict=True):
                 yield from self._run([index], [inputs])
             return
         if len(group) == 1:
             yield group[0], answer(outputs)
             return
-        ends = np.cumsum([next(iter(inputs.values())).shape[0] for inputs in asked])
+        ends = np.cumsum([next(iter(inputs.values())).shape[0] for inputs in requests])
         for index, start, end in zip(group, [0, *ends[:-1]], ends, strict=True):
             yield index, answer({name: value[start:end] for name, value in outputs.items()})
 
 
-def _groups(asked: Mapping[int, Arrays], max_batch: int) -> Iterator[list[int]]:
+def _groups(requests: Mapping[int, Arrays], max_batch: int) -> Iterator[list[int]]:
     """Yield requests that fit into one batch: equal shapes but for the batch axis, no more rows than the largest."""
     waiting: dict[Any, list[int]] = {}
-    for index, inputs in asked.items():
+    for index, inputs in requests.items():
         waiting.setdefault(tuple((name, value.shape[1:]) for name, value in inputs.items()), []).append(index)
     for indices in waiting.values():
         group: list[int] = []
         rows = 0
         for index in indices:
-            count = next(iter(asked[index].values())).shape[0] if max_batch else 1
+            count = next(iter(requests[index].values())).shape[0] if max_batch else 1
             if group and (max_batch == 0 or rows + count > max_batch):
                 yield group
                 group, rows = [], 0
@@ -85,8 +85,8 @@ def _groups(asked: Mapping[int, Arrays], max_batch: int) -> Iterator[list[int]]:
         yield group
 
 
-def _joined(asked: Sequence[Arrays]) -> Arrays:
+def _joined(requests: Sequence[Arrays]) -> Arrays:
     """Return the inputs of several requests as one batch."""
-    if len(asked) == 1:
-        return asked[0]
-    return {name: np.concatenate([inputs[name] for inputs in asked]) for name in asked[0]}
+    if len(requests) == 1:
+        return requests[0]
+    return {name: np.concatenate([inputs[name] for inputs in requests]) for name in requests[0]}

@@ -50,21 +50,21 @@ class BadWords:
 
     def barred(self, ids: Array) -> Array:
         """Return the tokens that would complete a word behind ids [L]."""
-        found = [self.single]
+        tokens = [self.single]
         for beginnings, ends in self.longer:
             size = beginnings.shape[1]
             if size <= len(ids):
-                found.append(ends[(beginnings == ids[-size:]).all(-1)])
-        return np.concatenate(found)
+                tokens.append(ends[(beginnings == ids[-size:]).all(-1)])
+        return np.concatenate(tokens)
 
 
 def bar(step: Step) -> None:
     """Bar n-grams that repeat, bad words, and for `min_tokens` every token that ends the answer."""
-    found = [*_ngrams(step), *_words(step), *_ends(step)]
-    if not found:
+    barred = [*_ngrams(step), *_words(step), *_ends(step)]
+    if not barred:
         return
-    rows = np.repeat([row for row, _ in found], [len(tokens) for _, tokens in found])
-    tokens = np.concatenate([tokens for _, tokens in found])
+    rows = np.repeat([row for row, _ in barred], [len(tokens) for _, tokens in barred])
+    tokens = np.concatenate([tokens for _, tokens in barred])
     known = tokens < step.scores.shape[1]
     step.scores[step.tensor(rows[known]), step.tensor(tokens[known])] = -np.inf
 

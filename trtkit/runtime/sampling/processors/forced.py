@@ -50,9 +50,9 @@ class ForceWords:
         """Return the next token of a missing word if only `left` tokens are to come and the words need them all."""
         if not self.words or left > sum(min(map(len, word)) for word in self.words):
             return None
-        found = [(_spared(spelling, word, generated), spelling) for word in self.words for spelling in word]
+        candidates = [(_spared(spelling, word, generated), spelling) for word in self.words for spelling in word]
         # Words that spare most are furthest along; the first of equal ones, so that a word is not left half way.
-        _, spelling = max(found, key=lambda each: each[0])
+        _, spelling = max(candidates, key=lambda each: each[0])
         return spelling[begun_tokens(spelling, generated)]
 
 

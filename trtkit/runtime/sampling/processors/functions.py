@@ -33,15 +33,15 @@ class _WrongScoresError(Exception):
     """What a processor returned is no scores."""
 
 
-def _called(function: Callable[[Any, Any], Any], ids: Tensor, scores: Tensor) -> Tensor:
-    found = function(ids, scores)
-    if not isinstance(found, torch.Tensor):
-        raise _WrongScoresError(f"it returned {type(found).__name__}, not a tensor")
-    if found.shape != scores.shape:
-        raise _WrongScoresError(f"it returned shape {list(found.shape)}, not {list(scores.shape)}")
-    if not (found < torch.inf).all():
+def _called(function: Callable[[Any, Any], Any], ids: Tensor, before: Tensor) -> Tensor:
+    scores = function(ids, before)
+    if not isinstance(scores, torch.Tensor):
+        raise _WrongScoresError(f"it returned {type(scores).__name__}, not a tensor")
+    if scores.shape != before.shape:
+        raise _WrongScoresError(f"it returned shape {list(scores.shape)}, not {list(before.shape)}")
+    if not (scores < torch.inf).all():
         raise _WrongScoresError("it returned NaN or infinity")
-    return found
+    return scores
 
 
 def _reason(error: Exception) -> str:

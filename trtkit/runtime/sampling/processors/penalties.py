@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 def add_bias(step: Step) -> None:
     """Add `logit_bias` (OpenAI's definition; transformers' SequenceBiasLogitsProcessor for runs of one token)."""
-    found = step.each(Use.BIAS)
-    if not found:
+    biased = step.each(Use.BIAS)
+    if not biased:
         return
-    rows = np.repeat([row for row, _ in found], [len(state.bias_ids) for _, state in found])
-    ids = np.concatenate([state.bias_ids for _, state in found])
-    values = np.concatenate([state.bias_values for _, state in found])
+    rows = np.repeat([row for row, _ in biased], [len(state.bias_ids) for _, state in biased])
+    ids = np.concatenate([state.bias_ids for _, state in biased])
+    values = np.concatenate([state.bias_values for _, state in biased])
     step.scores[step.tensor(rows), step.tensor(ids)] += step.tensor(values)
 
 

@@ -39,8 +39,8 @@ class Step:
 
     def each(self, use: Use) -> list[tuple[int, SlotState]]:
         """Return the rows that need something done with the states of their slots."""
-        found = [(int(row), self.states[self.slots[row]]) for row in self.rows(use)]
-        return [(row, state) for row, state in found if state is not None]
+        states = [(int(row), self.states[self.slots[row]]) for row in self.rows(use)]
+        return [(row, state) for row, state in states if state is not None]
 
     def steps(self, rows: Array) -> Array:
         """Return how many tokens each of `rows` has generated."""
@@ -57,8 +57,8 @@ class Step:
         places = np.arange(first, last)
         # A model may know tokens that it has no logits for.
         there = (places >= begins[:, None]) & (places < lengths[:, None]) & (tokens < self.scores.shape[1])
-        found, _ = np.nonzero(there)
-        return rows[found], tokens[there]
+        row_of, _ = np.nonzero(there)
+        return rows[row_of], tokens[there]
 
     def tensor(self, values: Array) -> Tensor:
         """Return an array where the scores are."""
