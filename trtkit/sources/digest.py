@@ -35,8 +35,8 @@ def digest_data(options: QuantizeOptions | None) -> list[SourceFile]:
     """Return the files of calibration data with their SHA-256, of the whole first, then of parts."""
     if options is None:
         return []
-    asked = (options, *options.parts.values())
-    named = dict.fromkeys(each.calibration.data for each in asked if each.calibration.data is not None)
+    whole_and_parts = (options, *options.parts.values())
+    named = dict.fromkeys(each.calibration.data for each in whole_and_parts if each.calibration.data is not None)
     return [file for data in named for file in _data_files(data)]
 
 

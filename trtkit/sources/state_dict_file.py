@@ -20,12 +20,12 @@ def read_state_dict(path: Path) -> dict[str, StoredArray]:
     import torch
 
     try:
-        found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         what = f"the checkpoint holds more than plain tensors: {first}"
         raise SourceError(what, str(path), "save its state dict as safetensors, where you trust it") from None
-    state = found.get("state_dict", found) if isinstance(found, dict) else None
+    state = content.get("state_dict", content) if isinstance(content, dict) else None
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise SourceError("the checkpoint is no state dict", str(path), "give a file that maps names to tensors")
     return {name: StoredArray(tuple(value.shape), partial(_array, value)) for name, value in state.items()}

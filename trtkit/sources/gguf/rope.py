@@ -60,8 +60,8 @@ def _scaling(file: GgufFile, keys: Metadata, theta: float, rotated: int) -> Para
 def _yarn(keys: Metadata) -> Parameters:
     """Return YaRN's optional numbers."""
     names = {"yarn_attn_factor": "attention_factor", "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
-    given = {field: keys.get(f"rope.scaling.{key}") for key, field in names.items()}
-    return {"rope_type": "yarn", **{field: value for field, value in given.items() if value is not None}}
+    numbers = {field: keys.get(f"rope.scaling.{key}") for key, field in names.items()}
+    return {"rope_type": "yarn", **{field: value for field, value in numbers.items() if value is not None}}
 
 
 def _longrope(file: GgufFile, keys: Metadata, original: int | None) -> Parameters:

@@ -48,10 +48,10 @@ def has_space_prefix(metadata: Mapping[str, Any]) -> bool:
 def _merges(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]) -> list[tuple[str, str]]:
     """Return all pairs of pieces that make a piece: highest score first; of one piece, the earlier parts first."""
     ids = {token: index for index, token in enumerate(tokens) if types[index] == _NORMAL}
-    found = []
+    merges = []
     for token, index in ids.items():
         for cut in range(1, len(token)):
             left, right = ids.get(token[:cut]), ids.get(token[cut:])
             if left is not None and right is not None:
-                found.append((-scores[index], left, right))
-    return [(tokens[left], tokens[right]) for _, left, right in sorted(found)]
+                merges.append((-scores[index], left, right))
+    return [(tokens[left], tokens[right]) for _, left, right in sorted(merges)]

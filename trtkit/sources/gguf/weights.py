@@ -38,9 +38,9 @@ def hf_weights(file: GgufFile, family: GgufFamily, *, keep_quantized: bool = Fal
     for name in file.tensors:
         if name in _NOT_WEIGHTS or name.endswith(".attn_rot_embd.weight"):
             continue
-        found = dict(_named(file, family, name, keep_quantized))
-        weights |= found
-        if not found:
+        arrays = dict(_named(file, family, name, keep_quantized))
+        weights |= arrays
+        if not arrays:
             unknown.append(Problem(f"`{name}` of shape {list(file.tensors[name].shape)}", str(file.path)))
     if unknown:
         raise ProblemsError(f"tensors that `{family.model_type}` does not have", unknown)

@@ -48,8 +48,8 @@ def rt_detr_features(folder: str) -> torch.nn.Module:
         def forward(self, pixel_values: torch.Tensor) -> tuple[torch.Tensor, ...]:
             """Return feature maps [B, D, h, w], the largest first."""
             maps = self.backbone(pixel_values).feature_maps
-            maps = [project(found) for project, found in zip(self.encoder_input_proj, maps, strict=True)]
+            maps = [project(level) for project, level in zip(self.encoder_input_proj, maps, strict=True)]
             maps = self.encoder(maps).last_hidden_state
-            return tuple(project(found) for project, found in zip(self.decoder_input_proj, maps, strict=True))
+            return tuple(project(level) for project, level in zip(self.decoder_input_proj, maps, strict=True))
 
     return Features()

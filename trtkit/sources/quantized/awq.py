@@ -24,18 +24,19 @@ _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word each of eight columns stands."""
 
 
-def awq_layers(stored: Stored, asked: Mapping[str, Any]) -> Parts:
-    """Return a checkpoint's tensors, each quantized layer as one matrix. asked: its `quantization_config`.
+def awq_layers(stored: Stored, quantization: Mapping[str, Any]) -> Parts:
+    """Return a checkpoint's tensors, each quantized layer as one matrix. quantization: its `quantization_config`.
 
     Raises SourceError for other versions than `gemm`, ProblemsError naming layers that cannot be read.
     """
-    version, bits = str(asked.get("version", "gemm")).lower(), int(asked.get("bits", asked.get("w_bit", 4)))
+    version = str(quantization.get("version", "gemm")).lower()
+    bits = int(quantization.get("bits", quantization.get("w_bit", 4)))
     if version != "gemm":
         what = f"AWQ's version `{version}` is not supported; `gemm` is"
         raise SourceError(what, "quantization_config.version", 'quantize again with `"version": "GEMM"`')
     if bits != 4:
         raise SourceError(f"AWQ of {bits} bits is not known", "quantization_config.bits", "quantize again with 4")
-    group = int(asked.get("group_size", asked.get("q_group_size", 128)))
+    group = int(quantization.get("group_size", quantization.get("q_group_size", 128)))
     return replaced(stored, layers(stored, "qweight", _PARTS), lambda _, parts: _matrix(parts, group))
 
 

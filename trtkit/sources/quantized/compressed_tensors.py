@@ -35,22 +35,22 @@ _FORMATS = (
 )  # fmt: skip
 
 
-def compressed_layers(stored: Stored, asked: Mapping[str, Any]) -> Parts:
-    """Return a checkpoint's tensors, each quantized layer as one matrix. asked: its `quantization_config`.
+def compressed_layers(stored: Stored, quantization: Mapping[str, Any]) -> Parts:
+    """Return a checkpoint's tensors, each quantized layer as one matrix. quantization: its `quantization_config`.
 
     Raises SourceError for formats that no network takes, ProblemsError naming layers that cannot be read.
     """
-    groups = [dict(group) for group in (asked.get("config_groups") or {}).values()]
-    sparsity = (asked.get("sparsity_config") or {}).get("format", "dense")
-    for kind in (asked.get("format", "dense"), *(group.get("format") or "dense" for group in groups), sparsity):
+    groups = [dict(group) for group in (quantization.get("config_groups") or {}).values()]
+    sparsity = (quantization.get("sparsity_config") or {}).get("format", "dense")
+    for kind in (quantization.get("format", "dense"), *(group.get("format") or "dense" for group in groups), sparsity):
         if kind not in _FORMATS:
             what = f"compressed-tensors' format `{kind}` is not supported"
             raise SourceError(what, "quantization_config.format", f"known are {', '.join(_FORMATS)}")
-    if (asked.get("transform_config") or {}).get("config_groups"):
+    if (quantization.get("transform_config") or {}).get("config_groups"):
         what = "the model's activations are rotated while it runs, which is not supported"
         raise SourceError(what, "quantization_config.transform_config", "quantize without transforms")
-    found = layers(stored, "weight_scale", _PARTS)
-    return replaced(stored, found, lambda module, parts: _matrix(parts, _scheme(module, groups)))
+    modules = layers(stored, "weight_scale", _PARTS)
+    return replaced(stored, modules, lambda module, parts: _matrix(parts, _scheme(module, groups)))
 
 
 def _scheme(module: str, groups: list[_Json]) -> _Json:
@@ -128,13 +128,13 @@ def _eight_bits(parts: Parts, scheme: _Json) -> QuantizedMatrix:
 
 def _inputs(parts: Parts, name: Format, scheme: _Json) -> QuantizedInputs | None:
     """Return how inputs are quantized; those scaled by group while running stay as they are."""
-    asked = scheme.get("input_activations")
-    if not asked or asked.get("strategy") in ("group", "tensor_group"):
+    activations = scheme.get("input_activations")
+    if not activations or activations.get("strategy") in ("group", "tensor_group"):
         return None
     if "input_zero_point" in parts and np.asarray(part(parts, "input_zero_point"), np.float32).any():
         raise SourceError("inputs have a zero point", fix="quantize with symmetric activations")
-    if asked.get("dynamic"):
-        if not asked.get("symmetric", True):
+    if activations.get("dynamic"):
+        if not activations.get("symmetric", True):
             raise SourceError("inputs are to have a zero point", fix="quantize with symmetric activations")
         return QuantizedInputs(name, is_per_token=True)
     return QuantizedInputs(name, number(parts, "input_scale"))

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 _PARTS = ("weight", "weight_scale_inv", "activation_scale")
 
 
-def fp8_layers(stored: Stored, asked: Mapping[str, Any]) -> Parts:
-    """Return a checkpoint's tensors, each quantized layer as one matrix. asked: its `quantization_config`.
+def fp8_layers(stored: Stored, quantization: Mapping[str, Any]) -> Parts:
+    """Return a checkpoint's tensors, each quantized layer as one matrix. quantization: its `quantization_config`.
 
     Raises ProblemsError naming layers that cannot be read.
     """
-    rows, columns = asked.get("weight_block_size") or (0, 0)
+    rows, columns = quantization.get("weight_block_size") or (0, 0)
     block = (int(rows), int(columns))
     return replaced(stored, layers(stored, "weight_scale_inv", _PARTS), lambda _, parts: _matrix(parts, block))
 

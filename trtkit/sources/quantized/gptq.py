@@ -26,19 +26,19 @@ _LESS = {"gptq": 1, "gptq_v2": 0}
 """What zero points are stored less by."""
 
 
-def gptq_layers(stored: Stored, asked: Mapping[str, Any]) -> Parts:
-    """Return a checkpoint's tensors, each quantized layer as one matrix. asked: its `quantization_config`.
+def gptq_layers(stored: Stored, quantization: Mapping[str, Any]) -> Parts:
+    """Return a checkpoint's tensors, each quantized layer as one matrix. quantization: its `quantization_config`.
 
     Raises SourceError for formats and bits that are not known, ProblemsError naming layers that cannot be read.
     """
-    kind, bits = str(asked.get("checkpoint_format") or "gptq"), int(asked.get("bits", 4))
+    kind, bits = str(quantization.get("checkpoint_format") or "gptq"), int(quantization.get("bits", 4))
     if kind not in _LESS:
         known = "quantize again with `gptq` or `gptq_v2`"
         raise SourceError(f"GPTQ's format `{kind}` is not known", "quantization_config.checkpoint_format", known)
     if bits not in (4, 8):
         fix = "quantize again with 4 or 8"
         raise SourceError(f"weights of {bits} bits have no form in TensorRT", "quantization_config.bits", fix)
-    group, less = int(asked.get("group_size", 128)), _LESS[kind]
+    group, less = int(quantization.get("group_size", 128)), _LESS[kind]
     return replaced(stored, layers(stored, "qweight", _PARTS), lambda _, parts: _matrix(parts, bits, group, less))
 
 

@@ -29,16 +29,16 @@ def layers(stored: Stored, marker: str, names: tuple[str, ...]) -> dict[str, Par
     }
 
 
-def replaced(stored: Stored, found: Mapping[str, Parts], read: Read) -> Parts:
-    """Return all tensors, those of each found module as one `weight` that is read when it is asked for.
+def replaced(stored: Stored, modules: Mapping[str, Parts], read: Read) -> Parts:
+    """Return all tensors, those of each of `modules` as one `weight` that is read when it is asked for.
 
     read: makes a matrix of a module and its tensors. Of modules whose tensors are alike it is called for the first now,
     to know that it can be; reading all would take minutes. Raises ProblemsError with every module that cannot.
     """
-    used = {f"{module}.{part}" for module, parts in found.items() for part in parts}
+    used = {f"{module}.{part}" for module, parts in modules.items() for part in parts}
     rest = {name: array for name, array in stored.items() if name not in used}
     problems, weights, shapes = [], {}, {}
-    for module, parts in found.items():
+    for module, parts in modules.items():
         try:
             kind = _kind(module, parts)
             if kind not in shapes:

@@ -37,19 +37,20 @@ _REFUSED = {
 _PARTS = ("weight", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale", "weight_offset")
 
 
-def modelopt_layers(stored: Stored, asked: Mapping[str, Any]) -> Parts:
-    """Return a checkpoint's tensors, each quantized layer as one matrix. asked: its `quantization_config`.
+def modelopt_layers(stored: Stored, quantization: Mapping[str, Any]) -> Parts:
+    """Return a checkpoint's tensors, each quantized layer as one matrix. quantization: its `quantization_config`.
 
     Raises SourceError for algorithms that no network takes, ProblemsError naming layers that cannot be read.
     """
-    algorithm = str(asked.get("quant_algo")).upper()
-    each = {name: str(how.get("quant_algo")).upper() for name, how in (asked.get("quantized_layers") or {}).items()}
-    for found in (algorithm, *each.values()):
-        if found in _REFUSED:
-            what = f"ModelOpt's `{found}` is not supported: {_REFUSED[found]}"
+    algorithm = str(quantization.get("quant_algo")).upper()
+    by_layer = quantization.get("quantized_layers") or {}
+    each = {name: str(how.get("quant_algo")).upper() for name, how in by_layer.items()}
+    for kind in (algorithm, *each.values()):
+        if kind in _REFUSED:
+            what = f"ModelOpt's `{kind}` is not supported: {_REFUSED[kind]}"
             raise SourceError(what, "quant_algo", "quantize again with another format")
-    found_layers = layers(stored, "weight_scale", _PARTS)
-    return replaced(stored, found_layers, lambda module, parts: modelopt_matrix(parts, each.get(module, algorithm)))
+    modules = layers(stored, "weight_scale", _PARTS)
+    return replaced(stored, modules, lambda module, parts: modelopt_matrix(parts, each.get(module, algorithm)))
 
 
 def modelopt_matrix(parts: Parts, algorithm: str) -> QuantizedMatrix:

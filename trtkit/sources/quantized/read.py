@@ -42,24 +42,24 @@ def read_quantized(folder: Path, config: Mapping[str, Any], stored: Stored) -> Q
     config: the fields of its config.json. Raises SourceError for a `quant_method` that is not known, ProblemsError
     for layers that cannot be read.
     """
-    asked = declared(folder, config)
-    if asked is None:
+    quantization = declared(folder, config)
+    if quantization is None:
         return Quantized(dict(stored))
-    method = str(asked.get("quant_method", "modelopt"))
+    method = str(quantization.get("quant_method", "modelopt"))
     if method not in _READERS:
         known = ", ".join(f"`{name}`" for name in _READERS)
         raise SourceError(f"`quant_method` is `{method}`", str(folder / "config.json"), f"known are {known}")
-    rest, kv_cache = _kv_cache(stored, asked)
-    found = _READERS[method](rest, asked)
-    check_rest(found)
-    return Quantized(found, method, kv_cache)
+    rest, kv_cache = _kv_cache(stored, quantization)
+    tensors = _READERS[method](rest, quantization)
+    check_rest(tensors)
+    return Quantized(tensors, method, kv_cache)
 
 
 def declared(folder: Path, config: Mapping[str, Any]) -> _Json | None:
     """Return how a checkpoint says that it is quantized: in config.json, or in ModelOpt's file beside it."""
-    found = config.get("quantization_config")
-    if isinstance(found, dict):
-        return found
+    quantization = config.get("quantization_config")
+    if isinstance(quantization, dict):
+        return quantization
     beside = folder / "hf_quant_config.json"
     if beside.is_file():
         section = read_json(beside).get("quantization")
@@ -76,28 +76,28 @@ _READERS: dict[str, Callable[[Stored, Mapping[str, Any]], Parts]] = {
 }
 
 
-def _kv_cache(stored: Stored, asked: _Json) -> tuple[Parts, KvQuantization | None]:
+def _kv_cache(stored: Stored, quantization: _Json) -> tuple[Parts, KvQuantization | None]:
     """Take the scales of keys and values out of a checkpoint."""
-    found = {name: match for name in stored if (match := _KV_SCALE.search(name))}
-    rest = {name: array for name, array in stored.items() if name not in found}
-    if not found:
+    matches = {name: match for name in stored if (match := _KV_SCALE.search(name))}
+    rest = {name: array for name, array in stored.items() if name not in matches}
+    if not matches:
         return rest, None
     scales: dict[str, dict[int, float]] = {"k": {}, "v": {}}
-    for name, match in found.items():
+    for name, match in matches.items():
         scales[match["kind"] or match["old"]][int(match[1])] = number({"scale": stored[name]}, "scale")
     layers = range(max(scales["k"], default=-1) + 1)
     if set(scales["k"]) != set(layers) or set(scales["v"]) != set(layers):
         what = "scales of keys and values are missing for some layers"
         raise SourceError(what, fix="quantize the caches of all layers, or of none")
     keys, values = (tuple(scales[kind][layer] for layer in layers) for kind in "kv")
-    return rest, KvQuantization(_kv_format(asked), keys, values)
+    return rest, KvQuantization(_kv_format(quantization), keys, values)
 
 
-def _kv_format(asked: _Json) -> CacheFormat:
+def _kv_format(quantization: _Json) -> CacheFormat:
     """Return the caches' type. Raises SourceError for one that no network takes."""
-    scheme = asked.get("kv_cache_scheme")
-    kind = str(asked.get("kv_cache_quant_algo") or "FP8").upper()
-    if isinstance(scheme, dict) and "kv_cache_quant_algo" not in asked:
+    scheme = quantization.get("kv_cache_scheme")
+    kind = str(quantization.get("kv_cache_quant_algo") or "FP8").upper()
+    if isinstance(scheme, dict) and "kv_cache_quant_algo" not in quantization:
         kind = f"{'FP' if scheme.get('type') == 'float' else 'INT'}{scheme.get('num_bits', 8)}"
     if kind not in ("INT8", "FP8"):
         raise SourceError(f"caches in {kind} are not supported", "quantization_config", "use FP8 or INT8")

@@ -57,8 +57,8 @@ def quantized_rank(stored: Stored, config: Mapping[str, Any]) -> Parts:
         raise ProblemsError("quantized layers that cannot be read", [Problem(what, name) for name in laid_out[:5]], fix)
     algorithm = str((config.get("quantization") or {}).get("quant_algo"))
     kept = {name: array for name, array in stored.items() if not _KV_SCALE.fullmatch(name)}
-    found = layers(kept, "weights_scaling_factor", tuple(_NAMES))
-    return replaced(kept, found, lambda _, parts: _matrix(parts, algorithm))
+    modules = layers(kept, "weights_scaling_factor", tuple(_NAMES))
+    return replaced(kept, modules, lambda _, parts: _matrix(parts, algorithm))
 
 
 def _matrix(parts: Parts, algorithm: str) -> QuantizedMatrix:
@@ -78,9 +78,9 @@ def cache_scales(stored: Stored, config: Mapping[str, Any]) -> KvQuantization | 
     kind = (config.get("quantization") or {}).get("kv_cache_quant_algo")
     if kind is None:
         return None
-    found = {int(match[1]): name for name in stored if (match := _KV_SCALE.fullmatch(name))}
+    names = {int(match[1]): name for name in stored if (match := _KV_SCALE.fullmatch(name))}
     numbers = range(int(config["num_hidden_layers"]))
-    if kind == "INT8" and set(found) != set(numbers):
+    if kind == "INT8" and set(names) != set(numbers):
         raise SourceError("scales of int8 caches are missing for some layers", fix="export the checkpoint again")
-    scales = tuple(number({"scale": stored[found[layer]]}, "scale") if layer in found else 1.0 for layer in numbers)
+    scales = tuple(number({"scale": stored[names[layer]]}, "scale") if layer in names else 1.0 for layer in numbers)
     return KvQuantization("int8" if kind == "INT8" else "fp8", scales, scales)

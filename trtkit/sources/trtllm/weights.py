@@ -84,9 +84,9 @@ def hf_weights(ranks: _Ranks, config: Mapping[str, Any], where: str) -> dict[str
     weights: dict[str, StoredArray] = {}
     unknown = []
     for name in ranks[0]:
-        found = _named(ranks, config, family, name)
-        weights |= found
-        if not found:
+        arrays = _named(ranks, config, family, name)
+        weights |= arrays
+        if not arrays:
             unknown.append(Problem(f"`{name}` of shape {list(ranks[0][name].shape)}", where))
     if unknown:
         raise ProblemsError(f"tensors that `{config['architecture']}` does not have", unknown)

@@ -38,8 +38,8 @@ class Idefics3Vision(torch.nn.Module):
         patches = embeddings.patch_embedding(pixel_values).flatten(2).transpose(1, 2)
         x = patches + embeddings.position_embedding(self.positions)
         x = self.vision_model.encoder(inputs_embeds=x, attention_mask=None).last_hidden_state
-        found: torch.Tensor = self.connector(self.vision_model.post_layernorm(x))
-        return found
+        soft_tokens: torch.Tensor = self.connector(self.vision_model.post_layernorm(x))
+        return soft_tokens
 
 
 def _patch_positions(embeddings: Any, config: Any) -> torch.Tensor:

@@ -30,5 +30,5 @@ class LlavaVision(torch.nn.Module):
         """Return what stands in the places of each image's tokens."""
         states = self.vision_tower(pixel_values, output_hidden_states=True).hidden_states
         features = torch.cat([states[layer][:, self._first :] for layer in self._layers], -1)
-        found: torch.Tensor = self.multi_modal_projector(features)
-        return found
+        soft_tokens: torch.Tensor = self.multi_modal_projector(features)
+        return soft_tokens

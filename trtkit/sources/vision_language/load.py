@@ -38,9 +38,9 @@ def load_weights(module: torch.nn.Module, folder: Path) -> None:
         listed = ", ".join(f"`{name}`" for name in missing[:3])
         what = f"{len(missing)} weights of the vision tower are missing, such as {listed}"
         raise SourceError(what, str(folder), "download the model's *.safetensors as a whole")
-    found = {name: checkpoint[stored] for name, stored in names.items() if stored is not None}
-    check_finite(found, str(folder))
-    state = {name: torch.from_numpy(np.array(array, dtype=np.float32)) for name, array in found.items()}
+    weights = {name: checkpoint[stored] for name, stored in names.items() if stored is not None}
+    check_finite(weights, str(folder))
+    state = {name: torch.from_numpy(np.array(array, dtype=np.float32)) for name, array in weights.items()}
     try:
         module.load_state_dict(state, assign=True)
     except RuntimeError as error:

@@ -47,8 +47,9 @@ class Qwen2Vision(torch.nn.Module):
         kernel = self.visual.patch_embed.proj.weight
         x = torch.nn.functional.linear(patches.flatten(0, 1), kernel.flatten(1))
         at = positions.flatten(0, 1)  # [P, 2]
-        found = torch.nn.functional.embedding(at, self.tables)  # [P, 2, H / 2]: by row and column, cosines and sines
-        turns = torch.stack([part.flatten(1) for part in found.chunk(2, -1)])  # [2, P, H / 2]
+        # [P, 2, H / 2]: by row and column, cosines and sines
+        rotations = torch.nn.functional.embedding(at, self.tables)
+        turns = torch.stack([part.flatten(1) for part in rotations.chunk(2, -1)])  # [2, P, H / 2]
         mask = None if windows is None else _window_mask(windows, patches.shape[1])
         for index, block in enumerate(self.visual.blocks):
             x = x + _attend(block.attn, block.norm1(x), turns, None if index in self._full else mask)
@@ -70,8 +71,8 @@ def _attend(attention: Any, x: torch.Tensor, turns: torch.Tensor, mask: torch.Te
     q, k = (_turn(item, turns) for item in (q, k))
     scores = q @ k.transpose(-1, -2) * attention.scaling
     scores = scores if mask is None else scores + mask
-    found: torch.Tensor = attention.proj((scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
-    return found
+    output: torch.Tensor = attention.proj((scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
+    return output
 
 
 def _turn(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:

@@ -51,8 +51,8 @@ class DeformConv2d(nn.Module):
         """Return [N, O, Ho, Wo] of x [N, C, H, W]. `conv_offset` gives 18 offsets, (y, x) by tap, then 9 masks."""
         moved = self.conv_offset(x)
         offset, mask = moved[:, :18], moved[:, 18:].sigmoid()
-        found: Tensor = torch.ops.trtkit.deform_conv2d(x, self.weight, offset, mask, [self.stride, 1])
-        return found
+        output: Tensor = torch.ops.trtkit.deform_conv2d(x, self.weight, offset, mask, [self.stride, 1])
+        return output
 
 
 def export_table() -> dict[Any, Any]:

@@ -89,8 +89,8 @@ class CrossAttention(nn.Module):
         weights = self.attention_weights(x + position).sigmoid()
         weights = weights.view(*weights.shape[:2], self._space.cameras, self._space.levels) * is_seen.unsqueeze(-1)
         gathered = (features * weights.unsqueeze(1)).sum((-2, -1)).transpose(1, 2)  # [B, Q, C]
-        found: Tensor = self.output_proj(gathered) + x + self.position_encoder(inverse_sigmoid(reference))
-        return found
+        output: Tensor = self.output_proj(gathered) + x + self.position_encoder(inverse_sigmoid(reference))
+        return output
 
 
 class _FeedForward(nn.Module):
@@ -101,8 +101,8 @@ class _FeedForward(nn.Module):
         self.layers = nn.Sequential(nn.Sequential(nn.Linear(size, hidden), nn.ReLU()), nn.Linear(hidden, size))
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = x + self.layers(x)
-        return found
+        output: Tensor = x + self.layers(x)
+        return output
 
 
 class DecoderLayer(nn.Module):
@@ -118,5 +118,5 @@ class DecoderLayer(nn.Module):
         """As CrossAttention's."""
         x = self.norms[0](self.attentions[0](x, position))
         x = self.norms[1](self.attentions[1](x, position, reference, seen))
-        found: Tensor = self.norms[2](self.ffns[0](x))
-        return found
+        output: Tensor = self.norms[2](self.ffns[0](x))
+        return output

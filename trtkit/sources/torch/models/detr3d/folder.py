@@ -51,5 +51,5 @@ class _WithCoder(nn.Module):
     def forward(self, images: Tensor, lidar2img: Tensor) -> tuple[Tensor, ...]:
         """images: [B, cameras, 3, H, W]. lidar2img: [B, cameras, 4, 4]."""
         logits, codes = self.model(images, lidar2img)
-        found = {"logits": logits, "codes": codes, **decode(logits, codes, self._count, self._range)}
-        return tuple(found[name] for name in self._outputs)
+        outputs = {"logits": logits, "codes": codes, **decode(logits, codes, self._count, self._range)}
+        return tuple(outputs[name] for name in self._outputs)

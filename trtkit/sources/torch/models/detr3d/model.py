@@ -111,14 +111,14 @@ class Detr3d(nn.Module):
 
     def features(self, images: Tensor) -> list[Tensor]:
         """Return the pyramid's levels [N, C, h, w] of images [N, 3, H, W], all cameras in one batch."""
-        found: list[Tensor] = self.img_neck(self.img_backbone(images)[1:])
-        return found
+        levels: list[Tensor] = self.img_neck(self.img_backbone(images)[1:])
+        return levels
 
     def forward(self, images: Tensor, lidar2img: Tensor) -> tuple[Tensor, Tensor]:
         """Return class logits [B, Q, classes] and box codes [B, Q, 10]."""
         levels = [level.view(*images.shape[:2], *level.shape[1:]) for level in self.features(images.flatten(0, 1))]
-        found: tuple[Tensor, Tensor] = self.pts_bbox_head(levels, lidar2img)
-        return found
+        logits_and_codes: tuple[Tensor, Tensor] = self.pts_bbox_head(levels, lidar2img)
+        return logits_and_codes
 
 
 class Backbone(nn.Module):

@@ -21,8 +21,8 @@ class _Conv(nn.Module):
         self.conv = nn.Conv2d(inputs, outputs, size, stride, size // 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.conv(x)
-        return found
+        output: Tensor = self.conv(x)
+        return output
 
 
 class FeaturePyramid(nn.Module):

@@ -40,8 +40,8 @@ class Bottleneck(nn.Module):
         y = self.relu(self.bn2(self.conv2(y)))
         y = self.bn3(self.conv3(y))
         shortcut = x if self.downsample is None else self.downsample(x)
-        found: Tensor = self.relu(y + shortcut)
-        return found
+        output: Tensor = self.relu(y + shortcut)
+        return output
 
 
 class ResNet(nn.Module):
