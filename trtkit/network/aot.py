@@ -117,21 +117,21 @@ def compile_kernel(kernel: Kernel, compute_capability: int) -> Compiled:
         "ptx_version": _PTX_VERSIONS[compute_capability],
         "enable_fp_fusion": True,
     }
-    made = triton.compile(source, target=GPUTarget("cuda", compute_capability, 32), options=options)
+    compiled = triton.compile(source, target=GPUTarget("cuda", compute_capability, 32), options=options)
     declared = len(names) - len(kernel.constants)
-    ptx = portable_ptx(made.asm["ptx"], declared)
+    ptx = portable_ptx(compiled.asm["ptx"], declared)
     target = re.findall(r"^\.target (\w+)", ptx, re.M)[0]
-    cubin, said = _assemble(ptx, target)
+    cubin, log = _assemble(ptx, target)
     return Compiled(
-        made.metadata.name,
+        compiled.metadata.name,
         target,
         compute_capability,
         ptx,
         cubin,
         declared,
-        _figure(r"Used (\d+) registers", said),
-        _figure(r"(\d+) bytes spill stores", said) + _figure(r"(\d+) bytes spill loads", said),
-        made.metadata.shared,
+        _figure(r"Used (\d+) registers", log),
+        _figure(r"(\d+) bytes spill stores", log) + _figure(r"(\d+) bytes spill loads", log),
+        compiled.metadata.shared,
         kernel.num_warps,
     )
 
@@ -161,17 +161,17 @@ def _assemble(ptx: str, target: str) -> tuple[bytes, str]:
     folder = Path(triton.backends.nvidia.__file__).parent / "bin"
     tool = folder / ("ptxas-blackwell" if int(target[3:].rstrip("a")) >= 100 else "ptxas")
     with tempfile.TemporaryDirectory() as temporary:
-        source, made = Path(temporary) / "kernel.ptx", Path(temporary) / "kernel.cubin"
+        source, cubin = Path(temporary) / "kernel.ptx", Path(temporary) / "kernel.cubin"
         source.write_text(ptx)
-        command = [str(tool), "-v", f"-arch={target}", str(source), "-o", str(made)]
+        command = [str(tool), "-v", f"-arch={target}", str(source), "-o", str(cubin)]
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         if ran.returncode:
             raise BackendError(f"the assembler refuses the kernel: {ran.stderr.strip()}")
-        return made.read_bytes(), ran.stdout + ran.stderr
+        return cubin.read_bytes(), ran.stdout + ran.stderr
 
 
 def _figure(pattern: str, text: str) -> int:
     """Return the number that a pattern finds."""
-    found = re.search(pattern, text)
-    assert found is not None, text
-    return int(found.group(1))
+    match = re.search(pattern, text)
+    assert match is not None, text
+    return int(match.group(1))

@@ -65,8 +65,8 @@ def _tensor(tensor: Any) -> TensorRecord:
 def _layer(backend: Backend, untyped: Any, known: dict[str, TensorRecord], stand_ins: StandIns) -> LayerRecord:
     """Read one layer; `known` keeps the tensors read so far, since asking TensorRT for a shape takes time."""
     layer, kind = backend.typed(untyped), backend.layer_type(untyped)
-    given = stand_ins.inputs_of(layer)
-    inputs = tuple(known.get(tensor.name) or _tensor(tensor) for tensor in given)
+    originals = stand_ins.inputs_of(layer)
+    inputs = tuple(known.get(tensor.name) or _tensor(tensor) for tensor in originals)
     outputs = tuple(_output(layer.get_output(index), stand_ins) for index in range(layer.num_outputs))
     known.update({tensor.name: tensor for tensor in (*inputs, *outputs)})
     weights = dict(_weights(layer, kind, outputs))
@@ -80,8 +80,8 @@ def _layer(backend: Backend, untyped: Any, known: dict[str, TensorRecord], stand
 
 def _output(tensor: Any, stand_ins: StandIns) -> TensorRecord:
     """Read a layer's output; its shape off what stands in for it, where something does."""
-    found = stand_ins.of(tensor.name)
-    return _tensor(tensor) if found is None else replace(_tensor(found), name=tensor.name)
+    original = stand_ins.of(tensor.name)
+    return _tensor(tensor) if original is None else replace(_tensor(original), name=tensor.name)
 
 
 def _weights(layer: Any, kind: str, outputs: tuple[TensorRecord, ...]) -> Iterator[tuple[str, int]]:

@@ -208,9 +208,9 @@ class Graph:
 
     def error(self, what: str, where: str = "") -> NetworkError:
         """Return a NetworkError at a layer's path, or the current scope, with what TensorRT said since the last one."""
-        said = "; ".join(dict.fromkeys(self._errors.texts))
+        errors = "; ".join(dict.fromkeys(self._errors.texts))
         self._errors.clear()
-        return NetworkError(f"{what}: {said}" if said else what, where or self.path())
+        return NetworkError(f"{what}: {errors}" if errors else what, where or self.path())
 
     def _unique(self, name: str) -> str:
         """Return `name`, with a number where it was used before."""

@@ -81,8 +81,8 @@ def write_stage(backend: Backend, spec: HybridSpec, names: Sequence[str], materi
     for part in parts:
         writer.add(part)
     writer.finish()
-    given = {f"{part.name}.{port.name}" for part in parts for port in part.outputs}
-    tensors = {name: writer.tensors[name].name for name in given}
+    output_names = {f"{part.name}.{port.name}" for part in parts for port in part.outputs}
+    tensors = {name: writer.tensors[name].name for name in output_names}
     return StageNetwork(writer.graph, writer.layers, tensors, writer.held)
 
 
@@ -159,16 +159,16 @@ class _Writer:
         name = input_name(self.spec, part.name, port.name)
         wanted = port_dtype(port, part, self.material.dtype)
         if name not in self.tensors:
-            given = self._given_dtype(name, wanted)
+            dtype = self._source_dtype(name, wanted)
             shape = tuple(dim if isinstance(dim, int) else -1 for dim in port.shape)
-            self.tensors[name] = self.graph.input(name, given, shape)
+            self.tensors[name] = self.graph.input(name, dtype, shape)
             _name_dimensions(self.tensors[name], port)
         tensor = self.tensors[name]
         where = f"seam `{name} -> {part.name}.{port.name}`" if "." in name else f"input `{name}`"
         _check_shape(tensor.shape, port, where)
         return cast(tensor, wanted)
 
-    def _given_dtype(self, name: str, wanted: DType) -> DType:
+    def _source_dtype(self, name: str, wanted: DType) -> DType:
         """Return the type that a tensor comes in from another network; the model's inputs come as they are wanted."""
         source = self.spec.output_ports().get(name)
         if source is None:
@@ -197,9 +197,9 @@ def _check_shape(shape: tuple[int, ...], port: Port, where: str) -> None:
         for dim, have in zip(port.shape, (*shape, *[0] * len(port.shape)), strict=False)
     )
     if fault := shape_fault(shape, wanted):
-        said = f"the tensor is {shape_text(shape)}, the port says {shape_text(port.shape)}"
+        shapes = f"the tensor is {shape_text(shape)}, the port says {shape_text(port.shape)}"
         fix = "give the part inputs of the size that the model was described for, or change the port"
-        raise NetworkError(f"{fault}: {said}", where, fix)
+        raise NetworkError(f"{fault}: {shapes}", where, fix)
 
 
 def _check_order(spec: HybridSpec, parts: Sequence[Part]) -> None:

@@ -95,15 +95,15 @@ def refusal(op: CustomOp, facts: Sequence[Fact | None], attributes: Any) -> str:
     if not op.has_part("plugin"):
         return "it has no plugin"
     plugin: Plugin = op.part("plugin").PLUGIN
-    given = [fact for fact in facts if fact is not None]
-    if len(given) != len(plugin.inputs):
-        return f"{len(given)} inputs, its plugin takes {len(plugin.inputs)}: {', '.join(plugin.inputs)}"
-    data = given[plugin.data].dtype
-    for name, types, fact in zip(plugin.inputs, plugin.types, given, strict=False):
+    known = [fact for fact in facts if fact is not None]
+    if len(known) != len(plugin.inputs):
+        return f"{len(known)} inputs, its plugin takes {len(plugin.inputs)}: {', '.join(plugin.inputs)}"
+    data = known[plugin.data].dtype
+    for name, types, fact in zip(plugin.inputs, plugin.types, known, strict=False):
         if fact.dtype != type_of(types, data) or fact.dtype.name.upper() not in types.split("|"):
             return f"input `{name}` has type {fact.dtype}, its plugin takes {types}"
     try:
-        _check_limits(plugin, given, attributes)
+        _check_limits(plugin, known, attributes)
     except Refusal as error:
         return error.what
     return ""
@@ -134,22 +134,22 @@ def define(trtp: Any, op: CustomOp, capability: int) -> str:
     tensors = [(tensor, trtp.TensorDesc) for tensor in plugin.inputs]
     attributes = list(attribute_types(op).items())
     count = len(plugin.inputs)
-    made = (trtp.TensorDesc,) * len(op.outputs)
-    returned = trtp.TensorDesc if len(made) == 1 else typing.Tuple[made]  # noqa: UP006 - TensorRT compares the origin
-    outputs = ("outputs", typing.Tuple[made])  # noqa: UP006
+    output_types = (trtp.TensorDesc,) * len(op.outputs)
+    returned = trtp.TensorDesc if len(output_types) == 1 else typing.Tuple[output_types]  # noqa: UP006 - TensorRT compares the origin
+    outputs = ("outputs", typing.Tuple[output_types])  # noqa: UP006
 
-    def given(values: Sequence[Any]) -> Any:
+    def attributes_at(values: Sequence[Any]) -> Any:
         return attributes_of(op, dict(zip(dict(attributes), values[count : count + len(attributes)], strict=True)))
 
     def register(*values: Any) -> Any:
-        descs = _output_descs(trtp, plugin, values[:count], given(values))
+        descs = _output_descs(trtp, plugin, values[:count], attributes_at(values))
         return descs[0] if len(descs) == 1 else descs
 
     def autotune(*_values: Any) -> list[Any]:
         return [trtp.AutoTuneCombination(", ".join(plugin.types), "LINEAR")]
 
     def aot_impl(*values: Any) -> tuple[Any, ...]:
-        return _compiled(trtp, op, (values[:count], given(values)), compute_capability(capability))
+        return _compiled(trtp, op, (values[:count], attributes_at(values)), compute_capability(capability))
 
     trtp.register(name)(_signed(register, [*tensors, *attributes], returned))
     trtp.autotune(name)(_signed(autotune, [*tensors, outputs], typing.List[trtp.AutoTuneCombination]))  # noqa: UP006
@@ -186,8 +186,8 @@ def _compiled(trtp: Any, op: CustomOp, call: tuple[Sequence[Any], Any], capabili
     kernels = load_kernels(op)
     sizes = [sizes_of(desc) for desc in inputs]
     started = kernels.plan(sizes, attributes, lambda value, by: ceil_div(trtp, value, by))
-    made = compile_kernel(kernels.to_compile(dtypes[plugin.data], started), capability)
-    return made.name, made.ptx, _launch_params(trtp, started, made.shared_bytes), _scalars(trtp, started)
+    compiled = compile_kernel(kernels.to_compile(dtypes[plugin.data], started), capability)
+    return compiled.name, compiled.ptx, _launch_params(trtp, started, compiled.shared_bytes), _scalars(trtp, started)
 
 
 def sizes_of(desc: Any) -> Sizes:

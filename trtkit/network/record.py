@@ -120,11 +120,11 @@ def join_records(records: Iterable[NetworkRecord], inputs: Iterable[str], output
     known = list(records)
     models = [record.quantization for record in known if record.quantization is not None]
     quantized = {path: form for model in models for path, form in model.layers.items()}
-    taken = {tensor.name: tensor for record in known for tensor in record.inputs}
-    given = {tensor.name: tensor for record in known for tensor in record.outputs}
+    inputs_by_name = {tensor.name: tensor for record in known for tensor in record.inputs}
+    outputs_by_name = {tensor.name: tensor for record in known for tensor in record.outputs}
     return NetworkRecord(
-        tuple(taken[name] for name in inputs),
-        tuple(given[name] for name in outputs),
+        tuple(inputs_by_name[name] for name in inputs),
+        tuple(outputs_by_name[name] for name in outputs),
         {name: shape for record in known for name, shape in record.shapes.items()},
         tuple(layer for record in known for layer in record.layers),
     ).with_quantization(quantized)

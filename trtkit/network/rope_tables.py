@@ -71,7 +71,8 @@ def _yarn(rope: RopeSpec, _length: int) -> tuple[Table, float]:
     def pair_that_turns(times: float) -> float:
         return rope.dim * math.log(original / (times * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-    first, last = (pair_that_turns(_number(rope, *given)) for given in (("beta_fast", 32.0), ("beta_slow", 1.0)))
+    first = pair_that_turns(_number(rope, "beta_fast", 32.0))
+    last = pair_that_turns(_number(rope, "beta_slow", 1.0))
     if _number(rope, "truncate", 1.0):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, rope.dim - 1)

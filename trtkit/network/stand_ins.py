@@ -24,9 +24,9 @@ class StandIns:
             if kind == "DYNAMIC_QUANTIZE":
                 codes[layer.get_output(0).name] = layer.get_input(0)
             elif kind == "DEQUANTIZE" and layer.get_input(0).name in codes:
-                original, made = codes[layer.get_input(0).name], layer.get_output(0)
-                if original.dtype == made.dtype:
-                    self._originals[made.name] = original
+                original, output = codes[layer.get_input(0).name], layer.get_output(0)
+                if original.dtype == output.dtype:
+                    self._originals[output.name] = original
             elif self._originals:
                 self._move(layer)
 
@@ -45,8 +45,8 @@ class StandIns:
 
     def inputs_of(self, layer: Any) -> list[Any]:
         """Return a layer's inputs as they are in the network."""
-        given = [self._moved.get((layer.name, i)) or layer.get_input(i) for i in range(layer.num_inputs)]
-        return [tensor for tensor in given if tensor is not None]
+        tensors = [self._moved.get((layer.name, i)) or layer.get_input(i) for i in range(layer.num_inputs)]
+        return [tensor for tensor in tensors if tensor is not None]
 
     def put_back(self) -> None:
         """Let every layer read again what it did."""

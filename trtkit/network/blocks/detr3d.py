@@ -47,8 +47,8 @@ def write_detr3d_decoder(weights: Weights, spec: Detr3dSpec, inputs: Mapping[str
     logits = _branch(weights, "classes", x, (0, 3, 6))
     with weights.graph.scope("coder"):
         codes = _in_metres(codes, reference, spec)
-        found = _best(logits, codes, spec)
-    return {**found, "logits": logits, "codes": codes}
+        best = _best(logits, codes, spec)
+    return {**best, "logits": logits, "codes": codes}
 
 
 class _Cameras:

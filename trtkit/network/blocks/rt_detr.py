@@ -48,14 +48,14 @@ def _queries(weights: Weights, spec: RtDetrSpec, memory: Tensor) -> tuple[Tensor
     graph, o = weights.graph, TrtOps(weights.graph)
     anchors, is_valid = anchor_logits(spec.levels)
     with graph.scope("proposals"):
-        found = memory * graph.constant(is_valid, "is_valid", memory.dtype)
-        found = norm_block(weights, "norm", weights.linear("dense", found, has_bias=True), spec.layer.norm)
-        scores = o.reduce("max", cast(weights.linear("classes", found, has_bias=True), FP32), (2,))
-        boxes = cast(relu_mlp(weights, "boxes", found, 3), FP32) + graph.constant(anchors, "anchors")
+        proposals = memory * graph.constant(is_valid, "is_valid", memory.dtype)
+        proposals = norm_block(weights, "norm", weights.linear("dense", proposals, has_bias=True), spec.layer.norm)
+        scores = o.reduce("max", cast(weights.linear("classes", proposals, has_bias=True), FP32), (2,))
+        boxes = cast(relu_mlp(weights, "boxes", proposals, 3), FP32) + graph.constant(anchors, "anchors")
         _, best = o.top_k(scores, spec.num_queries)
         places = unsqueeze(best, 2)  # [B, Q, 1]
         boxes = o.gather_nd(boxes, places, batch_dims=1)
-        return o.gather_nd(found, places, batch_dims=1), boxes
+        return o.gather_nd(proposals, places, batch_dims=1), boxes
 
 
 def _layer(weights: Weights, spec: RtDetrSpec, queries: tuple[Tensor, Tensor], memory: Tensor, boxes: Tensor) -> Tensor:
@@ -81,8 +81,8 @@ def _sampled_attention(weights: Weights, spec: RtDetrSpec, x: Tensor, memory: Te
         centre, size = (unsqueeze(take(boxes, 2, start, 2), 2, 3) for start in (0, 2))
         levels = Levels(spec.levels, (spec.points,) * len(spec.levels), spec.is_discrete)
         sampled = (centre + offsets * size, shares)
-        found = deformable_attention(TrtOps(weights.graph), value, sampled, levels, weights.form)
-        return weights.linear("o", found, has_bias=True)
+        attended = deformable_attention(TrtOps(weights.graph), value, sampled, levels, weights.form)
+        return weights.linear("o", attended, has_bias=True)
 
 
 def _logit(o: TrtOps, x: Tensor) -> Tensor:

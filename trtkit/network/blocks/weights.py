@@ -80,15 +80,15 @@ class Weights:
         with self.graph.scope(name):
             matrix, bias = self.array("weight"), self.array("bias")
             size = matrix.shape[0] // len(inputs)
-            found = []
+            outputs = []
             for index, x in enumerate(inputs):
                 rows = slice(index * size, (index + 1) * size)
                 with self.graph.scope(str(index)):
                     share = bias[rows].reshape((1,) * (x.rank - 1) + (size,))
                     is_quantized = isinstance(matrix, QuantizedMatrix)
                     own = matrix.rows(np.arange(rows.start, rows.stop)) if is_quantized else matrix[rows]
-                    found.append(self._multiplied(x, own, self.graph.constant(share, "bias", self.dtype)))
-            return found
+                    outputs.append(self._multiplied(x, own, self.graph.constant(share, "bias", self.dtype)))
+            return outputs
 
     def product(self, x: Tensor, bias: Tensor | None, *, is_in_out: bool = False) -> Tensor:
         """Multiply x [..., in] by `weight` of the current scope, quantized or not, and add a bias -> [..., out]."""

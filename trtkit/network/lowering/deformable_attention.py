@@ -53,13 +53,13 @@ def _sampled_sum(o: Ops[T], value: T, sampled: tuple[T, T], levels: Levels, form
     columns = o.transpose(o.cast(value, FP32), (0, 2, 3, 1))  # [B, M, D, S]
     places = o.reshape(o.transpose(o.cast(sampled[0], FP32), (0, 2, 1, 3, 4)), [-1, queries, points, 2])
     weights = o.reshape(o.transpose(o.cast(sampled[1], FP32), (0, 2, 1, 3)), [-1, 1, queries, points])
-    found, element, point = [], 0, 0
+    samples, element, point = [], 0, 0
     for (height, width), count in zip(levels.sizes, levels.points, strict=True):
         image = o.reshape(o.take(columns, 3, element, height * width), [-1, size, height, width])
         at = o.take(places, 2, point, count)  # [B * M, Q, points, 2]
-        found.append(_sample(o, image, at, levels.is_discrete, form))
+        samples.append(_sample(o, image, at, levels.is_discrete, form))
         element, point = element + height * width, point + count
-    return o.reduce("sum", o.concat(found, 3) * weights, (3,))
+    return o.reduce("sum", o.concat(samples, 3) * weights, (3,))
 
 
 def _sample(o: Ops[T], image: T, at: T, is_discrete: bool, form: str) -> T:

@@ -28,9 +28,9 @@ def loop_body(
     nodes: what computes the step. scalars: names for the number of the step, the condition that comes in, and the one
     that goes out. state: tensors that are carried in, and what the step made of them.
     """
-    carried, made = state
+    carried, results = state
     goes_on = helper.make_node("Identity", [scalars[1]], [scalars[2]], name=scalars[2])
     values = [helper.make_tensor_value_info(name, kind, []) for name, kind in zip(scalars, _SCALARS, strict=True)]
     inputs = [*values[:2], *(helper.make_value_info(x.name, type_proto(x)) for x in carried)]
-    outputs = [values[2], *(helper.make_value_info(x.name, type_proto(x)) for x in made)]
+    outputs = [values[2], *(helper.make_value_info(x.name, type_proto(x)) for x in results)]
     return helper.make_graph([*nodes, goes_on], name, inputs, outputs)

@@ -217,8 +217,8 @@ class OnnxOps(Ops[OnnxValue]):
         with self._inside() as nodes:
             names = [self._unique(f"repeat/{role}") for role in ("number", "condition", "goes_on")]
             carried = [OnnxValue(self, self._unique("repeat/state"), x.shape, x.dtype) for x in state]
-            made = [self._known("Identity", [x], x.shape) for x in step(carried)]
-        body = loop_body(self._unique("repeat/body"), nodes, names, (carried, made))
+            results = [self._known("Identity", [x], x.shape) for x in step(carried)]
+        body = loop_body(self._unique("repeat/body"), nodes, names, (carried, results))
         last = self._append("Loop", [limit, condition, *state], len(state), {"body": body})
         return [OnnxValue(self, name, x.shape, x.dtype) for name, x in zip(last, state, strict=True)]
 
@@ -272,8 +272,8 @@ class OnnxOps(Ops[OnnxValue]):
         types = {x.name: type_proto(x) for x in inputs}
         data = {x.name: self._arrays[x.name] for x in inputs if x.name in self._arrays}
         imports = [helper.make_opsetid("", self.opset)]
-        found = onnx.shape_inference.infer_node_outputs(schema, self.nodes[-1], types, data, opset_imports=imports)
-        return [self._value(name, found[name]) for name in names]
+        inferred = onnx.shape_inference.infer_node_outputs(schema, self.nodes[-1], types, data, opset_imports=imports)
+        return [self._value(name, inferred[name]) for name in names]
 
     def _append(self, op_type: str, inputs: Sequence[OnnxValue], outputs: int, attributes: dict[str, Any]) -> list[str]:
         """Add a node; return the names of its outputs, the first of which is the node's own."""
@@ -282,8 +282,8 @@ class OnnxOps(Ops[OnnxValue]):
         self.nodes.append(helper.make_node(op_type, [x.name for x in inputs], names, name=name, **attributes))
         return names
 
-    def _value(self, name: str, found: onnx.TypeProto) -> OnnxValue:
-        tensor = found.tensor_type
+    def _value(self, name: str, inferred: onnx.TypeProto) -> OnnxValue:
+        tensor = inferred.tensor_type
         shape = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim)
         dtype = from_onnx(onnx.TensorProto.DataType.Name(tensor.elem_type))
         assert dtype is not None

@@ -195,9 +195,9 @@ class TrtOps(Ops[Tensor]):
         limit = self.graph.constant(np.array(count, np.int32), "repeat/count")
         loop.add_trip_limit(limit.trt, self._trt.TripLimit.COUNT)
         carried = [loop.add_recurrence(x.trt) for x in state]
-        made = step([self.graph.add(layer, "repeat/state") for layer in carried])
+        results = step([self.graph.add(layer, "repeat/state") for layer in carried])
         outputs = []
-        for layer, value in zip(carried, made, strict=True):
+        for layer, value in zip(carried, results, strict=True):
             layer.set_input(1, value.trt)
             last = loop.add_loop_output(layer.get_output(0), self._trt.LoopOutput.LAST_VALUE, 0)
             outputs.append(self.graph.add(last, "repeat/last"))

@@ -141,11 +141,11 @@ def _lifted_for_bf16(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     lifted = onnxscript.ir.serde.deserialize_model(model)
     onnxscript.version_converter.convert_version(lifted, _BF16_OPSET, fallback=True)
-    made: onnx.ModelProto = onnxscript.ir.serde.serialize_model(lifted)
+    converted: onnx.ModelProto = onnxscript.ir.serde.serialize_model(lifted)
     names = {node.output[0]: node.name for node in all_nodes(model.graph) if node.output}
-    for node in all_nodes(made.graph):
+    for node in all_nodes(converted.graph):
         node.name = names.get(node.output[0], node.name) if node.output else node.name
-    return made
+    return converted
 
 
 def cast_io(model: onnx.ModelProto, io_type: str) -> str:

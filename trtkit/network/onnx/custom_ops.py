@@ -70,11 +70,11 @@ def _replaced(
     if not rewrite.done:
         return original, "none"
     _add_functions(rewrite)
-    said = _said(rewrite.done, rewrite.form)
+    summary = _summary(rewrite.done, rewrite.form)
     onnx.helper.set_model_props(
-        model, {entry.key: entry.value for entry in model.metadata_props} | {METADATA_KEY: said}
+        model, {entry.key: entry.value for entry in model.metadata_props} | {METADATA_KEY: summary}
     )
-    return model, said
+    return model, summary
 
 
 def lower(
@@ -146,7 +146,7 @@ def _replace_node(rewrite: _Rewrite, node: onnx.NodeProto, op: CustomOp, foreign
         if replacement is None:
             return
         facts = [_fact(rewrite, op, place, name) for place, name in enumerate(replacement.inputs)]
-        made = op.check(facts, replacement.attributes)
+        outputs = op.check(facts, replacement.attributes)
     except NotYetKnownError as unknown:
         if rewrite.is_final:
             rewrite.problems.append(Problem(str(unknown), where, "export it with fixed sizes"))
@@ -156,7 +156,7 @@ def _replace_node(rewrite: _Rewrite, node: onnx.NodeProto, op: CustomOp, foreign
         return
     body = _body(rewrite, op, facts, replacement)
     _write(node, body.name, replacement)
-    rewrite.knowledge.learn(replacement.outputs, made)
+    rewrite.knowledge.learn(replacement.outputs, outputs)
     rewrite.done[foreign.label, op.name] += 1
 
 
@@ -202,9 +202,9 @@ def _body(
 
 def _write(node: onnx.NodeProto, function: str, replacement: Replacement) -> None:
     """Make a node call a function."""
-    given = [name for name in replacement.inputs if name]
+    inputs = [name for name in replacement.inputs if name]
     values = attribute_values(replacement.attributes)
-    call = onnx.helper.make_node(function, given, list(replacement.outputs), node.name, domain=DOMAIN, **values)
+    call = onnx.helper.make_node(function, inputs, list(replacement.outputs), node.name, domain=DOMAIN, **values)
     node.CopyFrom(call)
 
 
@@ -217,9 +217,9 @@ def _add_functions(rewrite: _Rewrite) -> None:
     rewrite.knowledge.annotate(model)
 
 
-def _said(done: Counter[tuple[str, str]], form: str | None) -> str:
+def _summary(done: Counter[tuple[str, str]], form: str | None) -> str:
     """Return what was replaced by what, and in which form where it is not the first."""
     ops = load_ops()
     has_form = any(form in ops[name].forms[1:] for _, name in done)
-    said = ", ".join(f"{count} {op} from {label}" for (label, op), count in done.items())
-    return f"{said}; form {form}" if has_form else said
+    replacements = ", ".join(f"{count} {op} from {label}" for (label, op), count in done.items())
+    return f"{replacements}; form {form}" if has_form else replacements

@@ -128,11 +128,11 @@ def _is_close(before: np.ndarray[Any, Any], after: np.ndarray[Any, Any]) -> bool
     """Whether two outputs hold the same values but for rounding."""
     if before.dtype.kind not in "fiub":
         return bool((before == after).all())
-    expected, found = before.astype(np.float64), after.astype(np.float64)
+    expected, actual = before.astype(np.float64), after.astype(np.float64)
     is_number = np.isfinite(expected)
-    if not np.array_equal(expected[~is_number], found[~is_number], equal_nan=True):
+    if not np.array_equal(expected[~is_number], actual[~is_number], equal_nan=True):
         return False
-    error = np.linalg.norm(found[is_number] - expected[is_number])
+    error = np.linalg.norm(actual[is_number] - expected[is_number])
     return bool(error <= _TOLERANCE * np.linalg.norm(expected[is_number]))
 
 

@@ -27,13 +27,13 @@ def function_of(
     """
     facts, attributes = case
     writer = OnnxOps(opset)
-    given = [
+    values = [
         None if fact is None else writer.input(_input_name(op, place), fact.dtype, fact.shape)
         for place, fact in enumerate(facts)
     ]
-    made = op.lower(writer, op.complete(given), attributes, op.form(form))
-    inputs = [value.name for value in given if value is not None]
-    outputs = {port.name: value for port, value in zip(op.outputs, made, strict=True)}
+    results = op.lower(writer, op.complete(values), attributes, op.form(form))
+    inputs = [value.name for value in values if value is not None]
+    outputs = {port.name: value for port, value in zip(op.outputs, results, strict=True)}
     function = writer.function(name, inputs, outputs, list(attribute_values(attributes)))
     function.doc_string = f"{DOMAIN}::{op.name}"
     return function

@@ -28,12 +28,12 @@ def merged(models: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
     result = onnx.ModelProto()
     result.CopyFrom(models[0])
     for model in models[1:]:
-        made = {value.name for value in result.graph.output}
+        outputs = {value.name for value in result.graph.output}
         known = {value.name for value in result.graph.input}
         result.graph.node.extend(model.graph.node)
         result.graph.initializer.extend(model.graph.initializer)
         result.graph.value_info.extend(model.graph.value_info)
         result.graph.output.extend(model.graph.output)
-        result.graph.input.extend(value for value in model.graph.input if value.name not in made | known)
+        result.graph.input.extend(value for value in model.graph.input if value.name not in outputs | known)
         result.functions.extend(model.functions)
     return result

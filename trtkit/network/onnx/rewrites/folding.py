@@ -37,7 +37,7 @@ def col2im(o: Writer, node: Node) -> Written:
     spans = [dilation * (size - 1) + 1 for dilation, size in zip(dilations, block, strict=True)]
     padded = [size + pads[axis] + pads[axis + rank] for axis, size in enumerate(image)]
     places = [(size - span) // stride + 1 for size, span, stride in zip(padded, spans, strides, strict=True)]
-    made = [(count - 1) * stride + span for count, stride, span in zip(places, strides, spans, strict=True)]
+    sizes = [(count - 1) * stride + span for count, stride, span in zip(places, strides, spans, strict=True)]
     channels = x.shape[1] // points
     weight = np.zeros((channels * points, 1, *spans), np.float32)
     for point, place in enumerate(np.ndindex(*block)):
@@ -48,7 +48,7 @@ def col2im(o: Writer, node: Node) -> Written:
         group=channels,
         strides=list(strides),
     )
-    return [_cut(o, y, pads, (made, image))]
+    return [_cut(o, y, pads, (sizes, image))]
 
 
 def _cut(o: Writer, y: OnnxValue, pads: Sequence[int], sizes: tuple[list[int], list[int]]) -> OnnxValue:

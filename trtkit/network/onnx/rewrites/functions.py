@@ -50,22 +50,22 @@ def _has_more_outputs(node: onnx.NodeProto) -> bool:
 
 def _attention_needs_it(node: onnx.NodeProto) -> bool:
     """Outputs but the first, capped scores, a window, a mask or lengths beside causality, a past."""
-    given = {place for place, name in enumerate(node.input) if name}
+    places = {place for place, name in enumerate(node.input) if name}
     causal = bool(_attribute(node, "is_causal", 0))
     limits = ("softcap", "softmax_precision", "attn_window_size", "left_window_size", "right_window_size")
     return (
         _has_more_outputs(node)
-        or bool(given & {4, 5})
-        or (causal and bool(given & {3, 6}))
-        or 6 in given
+        or bool(places & {4, 5})
+        or (causal and bool(places & {3, 6}))
+        or 6 in places
         or any(_attribute(node, name, 0) for name in limits)
         or any("window" in attribute.name for attribute in node.attribute)
     )
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
-    found = next((attribute for attribute in node.attribute if attribute.name == name), None)
-    return default if found is None else helper.get_attribute_value(found)
+    values = (helper.get_attribute_value(attribute) for attribute in node.attribute if attribute.name == name)
+    return next(values, default)
 
 
 _NEED: Mapping[str, Callable[[onnx.NodeProto], bool]] = {
@@ -92,11 +92,11 @@ def _body(node: onnx.NodeProto, knowledge: Knowledge, opset: int) -> onnx.Functi
         return onnx.FunctionProto.FromString(schema.get_function_with_opset_version(version)) if version else None
     version = max((v for v in schema.context_dependent_function_opset_versions if v <= opset), default=0)
     types = [_type(knowledge.fact(name)) if name else b"" for name in node.input]
-    given = [kind for kind in types if kind is not None]
-    if not version or len(given) < len(types):
+    known = [kind for kind in types if kind is not None]
+    if not version or len(known) < len(types):
         return None
-    made = schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), given)
-    return onnx.FunctionProto.FromString(made) if made else None
+    body = schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), known)
+    return onnx.FunctionProto.FromString(body) if body else None
 
 
 def _type(fact: Fact | None) -> bytes | None:

@@ -96,8 +96,8 @@ def _split_heads(o: Writer, node: Node) -> tuple[OnnxValue, OnnxValue, OnnxValue
 
 def _angles(o: Writer, node: Node, positions: OnnxValue) -> tuple[OnnxValue, OnnxValue]:
     """Return cosines and sines [B, 1, S, R / 2] of the positions."""
-    given = node.optional(9)
-    at = positions if given is None else o.cast(given, INT32)
+    position_ids = node.optional(9)
+    at = positions if position_ids is None else o.cast(position_ids, INT32)
     at = o.binary("max", at, 0)
     cos, sin = (o.unsqueeze(o.gather(node.x(place), at, 0), 1) for place in (7, 8))
     return cos, sin
@@ -114,8 +114,8 @@ def _rotated(o: Writer, x: OnnxValue, angles: tuple[OnnxValue, OnnxValue], is_in
         a, b = o.take(turned, 3, 0, half), o.take(turned, 3, half, half)
     left, right = a * cos - b * sin, b * cos + a * sin
     pairs = o.reshape(o.stack([left, right], -1), [0, 0, 0, 2 * half]) if is_interleaved else None
-    made = o.concat([left, right], 3) if pairs is None else pairs
-    return made if size == 2 * half else o.concat([made, o.take(x, 3, 2 * half, size - 2 * half)], 3)
+    rotated = o.concat([left, right], 3) if pairs is None else pairs
+    return rotated if size == 2 * half else o.concat([rotated, o.take(x, 3, 2 * half, size - 2 * half)], 3)
 
 
 def _cached(o: Writer, node: Node, place: int, new: tuple[OnnxValue, OnnxValue]) -> OnnxValue:
@@ -140,13 +140,13 @@ def _cached(o: Writer, node: Node, place: int, new: tuple[OnnxValue, OnnxValue])
 
 def _attended(
     o: Writer,
-    given: tuple[OnnxValue, OnnxValue, OnnxValue],
+    inputs: tuple[OnnxValue, OnnxValue, OnnxValue],
     heads: _Heads,
     masks: tuple[OnnxValue, OnnxValue | None],
     how: tuple[float, float],
 ) -> OnnxValue:
     """Return softmax(q k^T scale + mask) v as [B, S, N * H]; the queries of one key head are multiplied at once."""
-    q, k, v = given
+    q, k, v = inputs
     scale, softcap = how
     group = heads.queries // heads.keys
     grouped = o.reshape(q, [0, heads.keys, -1, heads.size])  # [B, K, N / K * S, H]

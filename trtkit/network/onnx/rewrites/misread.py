@@ -20,8 +20,8 @@ def trilu(o: Writer, node: Node) -> Written:
     """Write Trilu's default, the upper triangle, out: the parser takes it for the lower one."""
     if "upper" in node.attributes:
         return None
-    given = [value for value in node.values if value is not None]
-    return [o.call("Trilu", given, upper=1)]
+    inputs = [value for value in node.values if value is not None]
+    return [o.call("Trilu", inputs, upper=1)]
 
 
 def space_to_depth(o: Writer, node: Node) -> Written:
@@ -47,11 +47,13 @@ def recurrent(op_type: str) -> Callable[[Writer, Node], Written]:
         if not node.number("layout", 0):
             return None
         kept = {name: value for name, value in node.attributes.items() if name != "layout"}
-        given = [o.transpose(value, (1, 0, 2)) if place in {0, 5, 6} and value is not None else value
+        inputs = [o.transpose(value, (1, 0, 2)) if place in {0, 5, 6} and value is not None else value
                  for place, value in enumerate(node.values)]  # fmt: skip
-        made = o.calls(op_type, given, len(node.outputs), **kept)
+        outputs = o.calls(op_type, inputs, len(node.outputs), **kept)
         order = [(2, 0, 1, 3), *[(1, 0, 2)] * 2]
-        return [o.transpose(value, order[place]) if node.is_used(place) else None for place, value in enumerate(made)]
+        return [
+            o.transpose(value, order[place]) if node.is_used(place) else None for place, value in enumerate(outputs)
+        ]
 
     return write
 

@@ -55,10 +55,10 @@ def _shift(node: Node, bits: int, sizes: tuple[int, int], scales: Array) -> Arra
     """Return (zero point - half) * scale as [blocks, 1, N], None where it is zero. sizes: N, blocks."""
     if not node.input(3):
         return None
-    given, (columns, blocks) = node.constant(3, "zero_points"), sizes
-    if given.dtype == np.uint8:
-        given = _unpacked(given.reshape(columns, -1), bits)[:, :blocks]
-    zero_points = given.reshape(columns, blocks).T.astype(np.float32) - 2 ** (bits - 1)
+    stored, (columns, blocks) = node.constant(3, "zero_points"), sizes
+    if stored.dtype == np.uint8:
+        stored = _unpacked(stored.reshape(columns, -1), bits)[:, :blocks]
+    zero_points = stored.reshape(columns, blocks).T.astype(np.float32) - 2 ** (bits - 1)
     if not zero_points.any():
         return None
     shift: Array = (zero_points * scales.astype(np.float32)).reshape(blocks, 1, columns)

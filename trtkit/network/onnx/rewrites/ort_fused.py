@@ -54,9 +54,9 @@ def skip_layer_norm(o: Writer, node: Node) -> Written:
     bias = node.optional(4)
     total = total if bias is None else total + bias
     beta = node.optional(3)
-    given = [total, node.x(2)] + ([] if beta is None else [beta])
-    made = o.call("LayerNormalization", given, epsilon=epsilon)
-    return [made, None, None, total][: len(node.outputs)]
+    inputs = [total, node.x(2)] + ([] if beta is None else [beta])
+    normalized = o.call("LayerNormalization", inputs, epsilon=epsilon)
+    return [normalized, None, None, total][: len(node.outputs)]
 
 
 def fused_matmul(o: Writer, node: Node) -> Written:
@@ -79,9 +79,9 @@ def fused_conv(o: Writer, node: Node) -> Written:
     """Write Conv, plus a tensor where there is one, then an activation."""
     activation = node.only("activation", ("", "Relu", "Sigmoid", "Tanh", "LeakyRelu", "Clip", "HardSigmoid"), "")
     parameters = node.numbers("activation_params", ())
-    given = [node.x(0), node.x(1)] + ([node.x(2)] if node.input(2) else [])
+    inputs = [node.x(0), node.x(1)] + ([node.x(2)] if node.input(2) else [])
     kept = {name: value for name, value in node.attributes.items() if not name.startswith("activation")}
-    y = o.call("Conv", given, **kept)
+    y = o.call("Conv", inputs, **kept)
     y = y + node.x(3) if node.input(3) else y
     if activation == "Clip":
         return [o.clip(y, *parameters)]

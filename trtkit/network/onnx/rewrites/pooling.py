@@ -16,13 +16,13 @@ def whole_image(op_type: str) -> Callable[[Writer, Node], Written]:
     """Return how a pool over all there is becomes `op_type`. In EfficientNet a window has as many rows as channels."""
 
     def write(o: Writer, node: Node) -> Written:
-        x, given = node.values[0], node.attributes
-        is_padded = any(given.get("pads", ())) or given.get("auto_pad", "NOTSET") != "NOTSET"
-        is_dilated = any(step != 1 for step in given.get("dilations", ()))
-        if x is None or not given.get("ceil_mode") or is_padded or is_dilated or node.is_used(1):
+        x, attributes = node.values[0], node.attributes
+        is_padded = any(attributes.get("pads", ())) or attributes.get("auto_pad", "NOTSET") != "NOTSET"
+        is_dilated = any(step != 1 for step in attributes.get("dilations", ()))
+        if x is None or not attributes.get("ceil_mode") or is_padded or is_dilated or node.is_used(1):
             return None
-        kernel = given["kernel_shape"]
-        axes = zip(x.shape[2:], kernel, given.get("strides", [1] * len(kernel)), strict=True)
+        kernel = attributes["kernel_shape"]
+        axes = zip(x.shape[2:], kernel, attributes.get("strides", [1] * len(kernel)), strict=True)
         is_whole = all(0 <= size <= edge < size + stride for size, edge, stride in axes)
         return [o.call(op_type, [x])] if is_whole else None
 

@@ -25,23 +25,23 @@ def dequantized(o: Writer, node: Node, place: int, axis: int = 1) -> OnnxValue:
 
     axis: along which scales and zero points lie where they are vectors.
     """
-    given = [node.x(place), node.x(place + 1), node.optional(place + 2)]
-    return o.call("DequantizeLinear", [x for x in given if x is not None], axis=axis)
+    inputs = [node.x(place), node.x(place + 1), node.optional(place + 2)]
+    return o.call("DequantizeLinear", [x for x in inputs if x is not None], axis=axis)
 
 
 def quantized(o: Writer, node: Node, x: OnnxValue, place: int, axis: int = 1) -> OnnxValue:
     """Return x quantized by the scale and the zero point at `place`."""
-    given = [x, node.x(place), node.optional(place + 1)]
-    return o.call("QuantizeLinear", [x for x in given if x is not None], axis=axis)
+    inputs = [x, node.x(place), node.optional(place + 1)]
+    return o.call("QuantizeLinear", [x for x in inputs if x is not None], axis=axis)
 
 
 def qlinear_conv(o: Writer, node: Node) -> Written:
     """Write x, x scale, x zero point, w, ..., y scale, y zero point, bias."""
     x, weight = dequantized(o, node, 0), dequantized(o, node, 3, axis=0)
-    given = [x, weight]
+    inputs = [x, weight]
     if node.input(8):
-        given.append(_bias(o, node))
-    return [quantized(o, node, o.call("Conv", given, **conv_attributes(node)), 6)]
+        inputs.append(_bias(o, node))
+    return [quantized(o, node, o.call("Conv", inputs, **conv_attributes(node)), 6)]
 
 
 def _bias(o: Writer, node: Node) -> OnnxValue:

@@ -208,10 +208,10 @@ def _drop_unused(model: onnx.ModelProto) -> None:
     """Remove constants that nothing reads any more, and what was said of tensors that are gone."""
     used = {name for node in all_nodes(model.graph) for name in node.input}
     used |= {value.name for graph in all_graphs(model.graph) for value in graph.output}
-    made = {name for node in all_nodes(model.graph) for name in node.output}
+    outputs = {name for node in all_nodes(model.graph) for name in node.output}
     for graph in all_graphs(model.graph):
         _keep(graph.initializer, used)
-        _keep(graph.value_info, made)
+        _keep(graph.value_info, outputs)
     domains = {"" if node.domain == "ai.onnx" else node.domain for node in all_nodes(model.graph)} | {""}
     domains |= {function.domain for function in model.functions}
     for entry in [entry for entry in model.opset_import if entry.domain not in domains | {"ai.onnx"}]:

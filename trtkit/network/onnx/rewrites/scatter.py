@@ -87,13 +87,13 @@ def scatter_elements(o: Writer, node: Node) -> Written:
         o.select(index < 0, index + size, index),
         o.reshape(o.transpose(updates, last), [rows, many, 1]),
     )
-    made = o.reshape(_masked(o, reduction, places), [part.shape[other] for other in last])
-    made = o.transpose(made, [last.index(other) for other in range(len(last))])
-    return [_put_back(o, data, made)]
+    result = o.reshape(_masked(o, reduction, places), [part.shape[other] for other in last])
+    result = o.transpose(result, [last.index(other) for other in range(len(last))])
+    return [_put_back(o, data, result)]
 
 
-def _require_sizes(*given: OnnxValue) -> None:
-    for x in given:
+def _require_sizes(*tensors: OnnxValue) -> None:
+    for x in tensors:
         if -1 in x.shape:
             raise NotYetKnownError(f"shape of `{x.name}` must be known beside a reduction, it is {list(x.shape)}")
 

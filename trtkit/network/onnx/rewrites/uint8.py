@@ -86,12 +86,12 @@ def casts_to_uint8(node: onnx.NodeProto) -> bool:
 
 def constants_of(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
     """Return initializers and Constant nodes by the names of their tensors."""
-    found = {tensor.name: tensor for tensor in graph.initializer}
+    constants = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         for attribute in node.attribute:
             if node.op_type == "Constant" and attribute.name == "value":
-                found[node.output[0]] = attribute.t
-    return found
+                constants[node.output[0]] = attribute.t
+    return constants
 
 
 def _is_constant_quantizer(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> bool:
@@ -105,16 +105,16 @@ def _is_constant_quantizer(node: onnx.NodeProto, constants: dict[str, onnx.Tenso
 def _shift(model: onnx.ModelProto, shifted: set[str], constants: dict[str, onnx.TensorProto]) -> None:
     """Let nodes read and make the shifted tensors; convert where others read or make them."""
     graph = model.graph
-    made, read = set[str](), set[str]()
+    written, read = set[str](), set[str]()
     for node in graph.node:
         if _is_constant_quantizer(node, constants) and _quantized(node) in shifted:
             _shift_zero_point(graph, node, constants)
-        for names, seen in ((node.input, read), (node.output, made)):
+        for names, seen in ((node.input, read), (node.output, written)):
             for place, name in enumerate(names):
                 if name in shifted and _takes_int8(node, name, constants):
                     names[place] = name + _SUFFIX
                     seen.add(name)
-    _convert(graph, shifted, (made, read), constants)
+    _convert(graph, shifted, (written, read), constants)
 
 
 def _takes_int8(node: onnx.NodeProto, name: str, constants: dict[str, onnx.TensorProto]) -> bool:
@@ -147,16 +147,16 @@ def _convert(
     constants: dict[str, onnx.TensorProto],
 ) -> None:
     """Write the nodes between a tensor of uint8 and its shifted form."""
-    made, read = use
+    written, read = use
     old = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     before: list[onnx.NodeProto] = []
     for name in sorted(shifted):
-        if name in read - made and name in constants:
+        if name in read - written and name in constants:
             value = numpy_helper.to_array(constants[name]).astype(np.int16) - 128
             graph.initializer.append(numpy_helper.from_array(value.astype(np.int8), name + _SUFFIX))
-        elif name in read - made:
+        elif name in read - written:
             before.extend(_between(name, name + _SUFFIX, (TensorProto.INT8, -128.0)))
-        elif name in made and name in old:
+        elif name in written and name in old:
             before.extend(_between(name + _SUFFIX, name, (TensorProto.UINT8, 128.0)))
     _insert(graph, before)
 
