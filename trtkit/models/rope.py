@@ -107,17 +107,17 @@ def _parameters(
     config: HfConfig, kind: str, stated: Mapping[str, Any], limit: int
 ) -> dict[str, float | tuple[float, ...]]:
     """Return the method's own numbers. Raises SourceError for those that are missing or not its own."""
-    given = {name: value for name, value in stated.items() if value is not None}
+    parameters = {name: value for name, value in stated.items() if value is not None}
     if kind in ("yarn", "llama3", "longrope"):
-        given.setdefault("original_max_position_embeddings", limit)
+        parameters.setdefault("original_max_position_embeddings", limit)
     if kind == "longrope":
-        given.setdefault("factor", limit / float(given["original_max_position_embeddings"]))
+        parameters.setdefault("factor", limit / float(parameters["original_max_position_embeddings"]))
     known = {*_NEEDED[kind], *_OPTIONAL[kind]}
     if "original_max_position_embeddings" not in known:
-        given.pop("original_max_position_embeddings", None)
-    missing, unknown = sorted(set(_NEEDED[kind]) - set(given)), sorted(set(given) - known)
+        parameters.pop("original_max_position_embeddings", None)
+    missing, unknown = sorted(set(_NEEDED[kind]) - set(parameters)), sorted(set(parameters) - known)
     if missing:
         raise SourceError(f"rope type `{kind}` needs `{missing[0]}`", config.where)
     if unknown:
         raise SourceError(f"rope type `{kind}` has no parameter `{unknown[0]}`", config.where)
-    return {name: tuple(value) if isinstance(value, list) else float(value) for name, value in given.items()}
+    return {name: tuple(value) if isinstance(value, list) else float(value) for name, value in parameters.items()}

@@ -162,8 +162,8 @@ def _checkpoint_name(spec: DecoderSpec, path: str) -> str:
     for letter, number in zip("ie", numbers, strict=False):
         path = path.replace(f".{number}.", f".{{{letter}}}.", 1)
     module, _, suffix = path.rpartition(".")
-    found = spec.names[module] + f".{suffix}" if suffix in ("weight", "bias") else spec.names[path]
-    return found.format(**dict(zip("ie", numbers, strict=False)))
+    pattern = spec.names[module] + f".{suffix}" if suffix in ("weight", "bias") else spec.names[path]
+    return pattern.format(**dict(zip("ie", numbers, strict=False)))
 
 
 def _model(spec: DecoderSpec) -> Iterator[_Part]:

@@ -64,8 +64,8 @@ class Compiler:
         """Compile nodes, all of whose other inputs come from outside, into a program that yields `outputs`."""
         units = _sorted_units(_units(nodes, set(outputs)))
         read_by = _count_readers(units, outputs)
-        made = {slot for unit in units for slot in unit.outputs}
-        once = {slot for slot in made if read_by.get(slot) == 1}
+        written = {slot for unit in units for slot in unit.outputs}
+        once = {slot for slot in written if read_by.get(slot) == 1}
         drafts = [step for unit in units if (step := self._step(unit, once)) is not None]
         steps = _with_frees(drafts, outputs)
         initial: list[Any] = [None] * len(self.graph.specs)
@@ -102,8 +102,8 @@ class Compiler:
             raise ExecutionError(
                 f"layer type {node.kind} is not known to the reference executor", node.name or "unnamed layer"
             )
-        found = lowering(self.layer(node))
-        lowered = found if isinstance(found, Lowered) else Lowered(found)
+        op = lowering(self.layer(node))
+        lowered = op if isinstance(op, Lowered) else Lowered(op)
         return lowered if self.settings.precision.device.type == "cpu" else self._on_device(node, lowered.run)
 
     def layer(self, node: Node) -> Layer:
@@ -182,9 +182,9 @@ def _units(nodes: list[Node], kept: set[int]) -> list[_Unit]:
     for construct in outermost(nodes, kept):
         members = sorted(construct.members, key=index.__getitem__)
         inside.update(members)
-        made = {slot for node in members for slot in node.outputs}
+        written = {slot for node in members for slot in node.outputs}
         ends = [node for node in construct.boundary if node.kind in ("LOOP_OUTPUT", "CONDITIONAL_OUTPUT")]
-        reads = {slot for node in members for slot in node.inputs if slot not in made and slot != MISSING}
+        reads = {slot for node in members for slot in node.inputs if slot not in written and slot != MISSING}
         outputs = tuple(slot for node in ends for slot in node.outputs)
         units.append(_Unit(members, construct, tuple(sorted(reads)), outputs, index[members[0]]))
     units += [_Unit([node], None, node.inputs, node.outputs, index[node]) for node in nodes if node not in inside]

@@ -130,8 +130,8 @@ def _branch(ends: list[Node], index: int, scope: _Scope) -> set[Node]:
         if _is_read_only_by(unit, branch, scope, takes_result):
             branch |= unit
             pending += [scope.producer[slot] for member in unit for slot in member.inputs if slot in scope.producer]
-    made = {slot for node in branch for slot in node.outputs}
-    asserts = [node for slot in made for node in scope.readers.get(slot, ()) if node.kind == "ASSERTION"]
+    written = {slot for node in branch for slot in node.outputs}
+    asserts = [node for slot in written for node in scope.readers.get(slot, ()) if node.kind == "ASSERTION"]
     return branch.union(asserts)
 
 

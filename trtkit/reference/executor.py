@@ -103,9 +103,11 @@ class Executor:
                 observe(self._program, values, self._observer(set(wanted.values()), kept, on_tensor))
             else:
                 execute(self._program if on_layer is None else timed(self._program, on_layer), values)
-        found = {name: self._known.get(slot) if kept.get(slot) is None else kept[slot] for name, slot in wanted.items()}
+        tensors = {
+            name: self._known.get(slot) if kept.get(slot) is None else kept[slot] for name, slot in wanted.items()
+        }
         outputs = {name: values[slot] for name, slot in zip(self.output_names, self._program.outputs, strict=True)}
-        return {name: value for name, value in found.items() if value is not None} | outputs
+        return {name: value for name, value in tensors.items() if value is not None} | outputs
 
     def layer_seconds(self, inputs: Mapping[str, Any]) -> dict[str, float]:
         """Run once; return how long each layer took, in the order they ran. Layers of one name are added up."""
@@ -159,8 +161,8 @@ class Executor:
         where = f"input `{spec.name}`"
         own, storage = Precision().storage(spec.dtype), self._precision.storage(spec.dtype)
         if tensor.dtype not in (own, storage):
-            given = str(tensor.dtype).removeprefix("torch.")
-            raise ExecutionError(f"type {given} given, {spec.dtype} wanted", where, f"convert it to {spec.dtype.numpy}")
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise ExecutionError(f"type {dtype} given, {spec.dtype} wanted", where, f"convert it to {spec.dtype.numpy}")
         fits = len(tensor.shape) == len(spec.shape) and all(
             want in (-1, have) for want, have in zip(spec.shape, tensor.shape, strict=True)
         )

@@ -42,11 +42,11 @@ def conditional_op(
     place = inputs.index(condition) if condition in inputs else None
     constant = None if place is not None else _initial(programs, condition)
 
-    def run(*given: Any) -> Any:
-        chosen = given[place] if place is not None else constant
+    def run(*arguments: Any) -> Any:
+        chosen = arguments[place] if place is not None else constant
         program = programs[0] if bool(chosen) else programs[1]
         values = list(program.initial)
-        _fill(values, inputs, given)
+        _fill(values, inputs, arguments)
         execute(program, values)
         return _results([values[slot] for slot in program.outputs])
 
@@ -94,9 +94,9 @@ def loop_op(compiler: BlockCompiler, construct: Construct, inputs: tuple[int, ..
     """
     loop = _compile_loop(compiler, construct, outputs)
 
-    def run(*given: Any) -> Any:
+    def run(*arguments: Any) -> Any:
         values = list(loop.initial)
-        _fill(values, inputs, given)
+        _fill(values, inputs, arguments)
         for node in loop.recurrences:
             values[node.outputs[0]] = values[node.inputs[0]]
         limit = None if loop.count is None else int(values[loop.count])
@@ -177,9 +177,9 @@ def _in_order(construct: Construct, branch: set[Node]) -> list[Node]:
     return sorted((node for node in branch if node not in own), key=lambda node: (node.outputs or (0,))[0])
 
 
-def _fill(values: Values, slots: tuple[int, ...], given: tuple[Any, ...]) -> None:
+def _fill(values: Values, slots: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
     """Set the values that come from outside."""
-    for slot, value in zip(slots, given, strict=True):
+    for slot, value in zip(slots, arguments, strict=True):
         if slot != MISSING and value is not None:
             values[slot] = value
 

@@ -116,10 +116,10 @@ class Layer:
         """
         key = self.name if self.kind == "CONSTANT" else f"{self.name}/{attribute}"
         raw = self.settings.constants.get(key)
-        found = read_weights(getattr(self.trt, attribute), raw, key, dtype)
-        if found is None:
+        weights = read_weights(getattr(self.trt, attribute), raw, key, dtype)
+        if weights is None:
             return None
-        return self.to_storage(found, dtype)
+        return self.to_storage(weights, dtype)
 
     def to_storage(self, value: Tensor, dtype: DType | None = None) -> Tensor:
         """Return `value` on the device, in the type that holds `dtype`; in `widen` where it is a float."""

@@ -27,12 +27,12 @@ class RunMemo:
     def once(self, function: Callable[..., Result], *arguments: Any) -> Result:
         """Return function(*arguments), computed once in a run. Arguments other than tensors are hashable."""
         key = (function, *[id(item) if isinstance(item, torch.Tensor) else item for item in arguments])
-        found = self._results.get(key)
-        if found is None:
+        entry = self._results.get(key)
+        if entry is None:
             if len(self._results) >= _MAX_ENTRIES:  # the layers of a loop's body would add to it without end
                 self._results.clear()
-            found = self._results[key] = (arguments, function(*arguments))
-        result: Result = found[1]
+            entry = self._results[key] = (arguments, function(*arguments))
+        result: Result = entry[1]
         return result
 
     def __enter__(self) -> None:

@@ -99,10 +99,10 @@ def failed(step: Step, values: list[Any], error: Exception) -> ExecutionError:
     """Return the error for a layer that torch could not compute."""
     if isinstance(error, ExecutionError):
         return error
-    given = ", ".join(_describe(values[slot]) for slot in step.inputs)
+    inputs = ", ".join(_describe(values[slot]) for slot in step.inputs)
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return ExecutionError(
-        f"the {step.kind} layer cannot be computed from {given or 'no inputs'}: {reason}",
+        f"the {step.kind} layer cannot be computed from {inputs or 'no inputs'}: {reason}",
         step.name,
         "check the shapes and values that the network's inputs give this layer",
     )

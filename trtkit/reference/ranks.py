@@ -54,9 +54,9 @@ class Rank:
 def run_ranks(executors: list[Executor], inputs: list[Mapping[str, Any]]) -> list[dict[str, torch.Tensor]]:
     """Run one executor per rank at once and return their outputs. The first rank's error is raised."""
 
-    def run(executor: Executor, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def run(executor: Executor, own: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         try:
-            return executor.run(given)
+            return executor.run(own)
         except Exception:
             executor.leave_group()
             raise

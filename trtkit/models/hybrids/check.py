@@ -27,11 +27,11 @@ def check_spec(spec: HybridSpec) -> HybridSpec:
     return spec
 
 
-def shape_fault(given: tuple[int | str, ...], wanted: tuple[int | str, ...]) -> str:
+def shape_fault(shape: tuple[int | str, ...], wanted: tuple[int | str, ...]) -> str:
     """Return in words how two shapes differ, empty where they do not. -1 and symbols are sizes at run time."""
-    if len(given) != len(wanted):
-        return f"rank {len(given)} is given, rank {len(wanted)} is wanted"
-    for axis, (have, want) in enumerate(zip(given, wanted, strict=True)):
+    if len(shape) != len(wanted):
+        return f"rank {len(shape)} is given, rank {len(wanted)} is wanted"
+    for axis, (have, want) in enumerate(zip(shape, wanted, strict=True)):
         if have != want and -1 not in (have, want):
             name = "the batch" if axis == 0 else f"axis {axis}"
             return f"{name} is {_dim(have)}, {_dim(want)} is wanted"
@@ -65,8 +65,8 @@ def _seam_problems(spec: HybridSpec, seam: Seam) -> Iterator[Problem]:
     if order.index(seam.source.partition(".")[0]) >= order.index(seam.target.partition(".")[0]):
         yield Problem("runs backwards: its source comes after its target", where, "put the parts into another order")
     if fault := shape_fault(source.shape, target.shape):
-        said = f"`{seam.source}` gives {shape_text(source.shape)}, `{seam.target}` wants {shape_text(target.shape)}"
-        yield Problem(f"{fault}: {said}", where, "change one of the two ports")
+        shapes = f"`{seam.source}` gives {shape_text(source.shape)}, `{seam.target}` wants {shape_text(target.shape)}"
+        yield Problem(f"{fault}: {shapes}", where, "change one of the two ports")
     if fault := _type_fault(source, target):
         yield Problem(fault, where, "change one of the two ports: a seam casts between floating-point types only")
     if sum(other.target == seam.target for other in spec.seams) > 1:
@@ -103,9 +103,9 @@ def _input_problems(spec: HybridSpec) -> Iterator[Problem]:
                 continue
             known = first[port.name]
             if (known.shape, known.dtype) != (port.shape, port.dtype):
-                said = f"{shape_text(known.shape)} {known.dtype} and {shape_text(port.shape)} {port.dtype}"
+                forms = f"{shape_text(known.shape)} {known.dtype} and {shape_text(port.shape)} {port.dtype}"
                 fix = "describe it the same in both parts, or feed it by a seam"
-                yield Problem(f"input `{port.name}` is {said}", f"part `{part.name}`", fix)
+                yield Problem(f"input `{port.name}` is {forms}", f"part `{part.name}`", fix)
 
 
 def _output_problems(spec: HybridSpec) -> Iterator[Problem]:

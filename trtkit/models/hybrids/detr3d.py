@@ -83,12 +83,12 @@ def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
         arguments,
         names=("img_backbone.", "img_neck."),
     )
-    found = (batch, decoder.max_detections)
+    detections = (batch, decoder.max_detections)
     outputs = (
-        Port("scores", found, "fp32"),
-        Port("labels", found, "int32"),
-        Port("boxes", (*found, 9), "fp32"),
-        Port("is_inside", found, "bool"),
+        Port("scores", detections, "fp32"),
+        Port("labels", detections, "int32"),
+        Port("boxes", (*detections, 9), "fp32"),
+        Port("is_inside", detections, "bool"),
         Port("logits", (batch, decoder.num_queries, decoder.num_classes), "fp32"),
         Port("codes", (batch, decoder.num_queries, _CODE_SIZE), "fp32"),
     )
@@ -113,10 +113,10 @@ def _decoder(config: HfConfig) -> Detr3dSpec:
     heads, size = int(config.need("num_attention_heads")), int(config.need("hidden_size"))
     if size % heads:
         raise SourceError(f"`hidden_size` {size} is no multiple of `num_attention_heads` {heads}", config.where)
-    found = int(config.need("num_queries")) * int(config.need("num_classes"))
-    if int(config.need("max_detections")) > found:
-        what = f"`max_detections` {config.get('max_detections')} is above the {found} that queries and classes give"
-        raise SourceError(what, config.where, f"use {found} or less")
+    limit = int(config.need("num_queries")) * int(config.need("num_classes"))
+    if int(config.need("max_detections")) > limit:
+        what = f"`max_detections` {config.get('max_detections')} is above the {limit} that queries and classes give"
+        raise SourceError(what, config.where, f"use {limit} or less")
     if len(config.need("deformable")) != len(blocks):
         raise SourceError("`deformable` and `blocks` name different numbers of stages", config.where)
     return Detr3dSpec(

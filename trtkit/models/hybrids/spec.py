@@ -134,12 +134,12 @@ class HybridSpec:
     @property
     def inputs(self) -> tuple[Port, ...]:
         """The model's own inputs, in the order that parts name them."""
-        found: dict[str, Port] = {}
+        ports: dict[str, Port] = {}
         for part in self.parts:
             for port in part.inputs:
                 if self.source_of(part.name, port.name) is None:
-                    found.setdefault(port.name, port)
-        return tuple(found.values())
+                    ports.setdefault(port.name, port)
+        return tuple(ports.values())
 
     def output_ports(self) -> dict[str, Port]:
         """Return every part's outputs by `part.output`."""

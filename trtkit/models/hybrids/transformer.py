@@ -44,8 +44,8 @@ def layer_weights(path: str, name: str, spec: LayerSpec, names: Mapping[str, str
 
 def mlp_weights(path: str, name: str, sizes: tuple[int, ...]) -> Iterator[Weight]:
     """Yield the weights of linear layers between these sizes."""
-    for index, (given, made) in enumerate(pairwise(sizes)):
-        yield from linear_weights(f"{path}.{index}", f"{name}.layers.{index}", (made, given))
+    for index, (in_features, out_features) in enumerate(pairwise(sizes)):
+        yield from linear_weights(f"{path}.{index}", f"{name}.layers.{index}", (out_features, in_features))
 
 
 def halved(size: Sizes, times: int) -> Sizes:

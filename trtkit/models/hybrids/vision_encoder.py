@@ -153,8 +153,8 @@ def checkpoint_name(path: str, names: Names) -> str:
     number = parts[1] if parts[0] == "layers" else ""
     key = path.replace(f"layers.{number}.", "layers.{i}.", 1) if number else path
     module, _, suffix = key.rpartition(".")
-    found = names.table[key] if key in names.table else f"{names.table[module]}.{suffix}"
-    return ("" if key.startswith("classifier") else names.prefix) + found.format(i=number)
+    pattern = names.table[key] if key in names.table else f"{names.table[module]}.{suffix}"
+    return ("" if key.startswith("classifier") else names.prefix) + pattern.format(i=number)
 
 
 def _shapes(spec: VisionEncoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:

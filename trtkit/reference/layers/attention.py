@@ -53,8 +53,8 @@ def attention(layer: Layer) -> Op:
 
     once = layer.settings.memo.once
 
-    def run(q: Tensor, k: Tensor, v: Tensor, *given: Tensor | None) -> Tensor:
-        mask, scale, query_lengths, key_lengths = (*given, None, None, None, None)[:4]
+    def run(q: Tensor, k: Tensor, v: Tensor, *optional: Tensor | None) -> Tensor:
+        mask, scale, query_lengths, key_lengths = (*optional, None, None, None, None)[:4]
         if form.query_packed or form.key_packed:
             wide = [item.to(form.compute) for item in (q, k, v)]
             return _packed(wide, (query_lengths, key_lengths), (mask, scale), form).to(dtype)

@@ -154,9 +154,9 @@ def _with_parameters(
     if kernel is not None and dtype == compute:
         return lambda x, *_: apply(x, kernel, bias)
 
-    def run(x: Tensor, given_kernel: Tensor | None = None, given_bias: Tensor | None = None) -> Tensor:
-        used = kernel if kernel is not None else given_kernel
-        added = bias if bias is not None else given_bias
+    def run(x: Tensor, kernel_input: Tensor | None = None, bias_input: Tensor | None = None) -> Tensor:
+        used = kernel if kernel is not None else kernel_input
+        added = bias if bias is not None else bias_input
         assert used is not None
         added = None if added is None else added.to(compute)
         return apply(x.to(compute), used.to(compute), added).to(dtype)

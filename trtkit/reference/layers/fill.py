@@ -36,8 +36,8 @@ def fill(layer: Layer) -> Op:
             return _ramp(wanted, first, deltas, torch.empty(0, dtype=dtype, device=home))
         second = constants[1] if beta is None else beta.item()
         wide = torch.empty(wanted, dtype=torch.float32, device=device)
-        made = wide.uniform_(first, second) if operation == "RANDOM_UNIFORM" else wide.normal_(first, second)
-        return made.to(dtype)
+        random = wide.uniform_(first, second) if operation == "RANDOM_UNIFORM" else wide.normal_(first, second)
+        return random.to(dtype)
 
     return run
 

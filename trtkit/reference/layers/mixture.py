@@ -35,10 +35,10 @@ def mixture_of_experts(layer: Layer) -> Op:
         down = inner @ weights[2]
         return down + biases[2] if biases else down
 
-    def run(hidden: Tensor, chosen: Tensor, scores: Tensor, *given: Tensor | None) -> Tensor:
-        weights = [item.to(compute) for item in given[:3] if item is not None]
-        biases = [item.to(compute) for item in given[3:6] if item is not None]
-        scale = given[6].to(compute) if len(given) > 6 and given[6] is not None else None
+    def run(hidden: Tensor, chosen: Tensor, scores: Tensor, *parameters: Tensor | None) -> Tensor:
+        weights = [item.to(compute) for item in parameters[:3] if item is not None]
+        biases = [item.to(compute) for item in parameters[3:6] if item is not None]
+        scale = parameters[6].to(compute) if len(parameters) > 6 and parameters[6] is not None else None
         tokens = hidden.reshape(-1, hidden.shape[-1]).to(compute)
         choice, weight = chosen.reshape(len(tokens), -1), scores.reshape(len(tokens), -1).to(compute)
         total = torch.zeros_like(tokens)

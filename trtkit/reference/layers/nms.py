@@ -27,13 +27,13 @@ def non_maximum_suppression(layer: Layer) -> Op:
         thresholds = (0.0 if iou is None else float(iou), 0.0 if least is None else float(least))
         rows = []
         for batch in range(scores.shape[0]):
-            found = []
+            detections = []
             for index in range(scores.shape[2]):
                 own = corners[batch, :, index] if corners.dim() == 4 else corners[batch]
                 score = scores[batch, :, index].double()
                 kept = _suppress(own, score, thresholds, min(int(most), limit))
-                found += [(-float(score[box]), batch, index, box) for box in kept]
-            rows += [row[1:] for row in sorted(found, key=lambda row: row[0])]
+                detections += [(-float(score[box]), batch, index, box) for box in kept]
+            rows += [row[1:] for row in sorted(detections, key=lambda row: row[0])]
         indices = torch.tensor(rows, dtype=index_dtype).reshape(-1, 3).to(boxes.device)
         return indices, torch.tensor(len(rows), dtype=layer.output_dtype(1))
 

@@ -31,19 +31,19 @@ def slice_layer(layer: Layer) -> Lowered:
         if known is not None:
             stated[index] = tuple(sizes(known))
 
-    def run(x: Tensor, *given: Tensor | None) -> Tensor:
+    def run(x: Tensor, *optional: Tensor | None) -> Tensor:
         def value(index: int) -> list[int] | None:
             own = stated[index]
-            return sizes(given[index - 1]) if own is None and has(index) else own and list(own)  # type: ignore
+            return sizes(optional[index - 1]) if own is None and has(index) else own and list(own)  # type: ignore
 
         def has(index: int) -> bool:
-            return index <= len(given) and given[index - 1] is not None
+            return index <= len(optional) and optional[index - 1] is not None
 
         start, size, stride = _on_every_axis(x, (value(START), value(SIZE), value(STRIDE)), value(AXES))
         inside = _clipped(x, start, size, stride)
         if inside is not None:
             return inside
-        fill = given[FILL - 1] if has(FILL) else None
+        fill = optional[FILL - 1] if has(FILL) else None
         return _sampled(x, (start, size, stride), mode, fill)
 
     return Lowered(run, is_view=True)
