@@ -21,12 +21,12 @@ Shapes = dict[str, tuple[int, ...]]
 def corner_shapes(
     inputs: Sequence[TensorSpec],
     profiles: Sequence[ResolvedProfile],
-    asked: Sequence[Profile],
+    configured: Sequence[Profile],
     random_count: int,
 ) -> Iterator[tuple[str, Shapes]]:
     """Yield a name and all inputs' shapes for each corner and each of `random_count` shapes inside every profile.
 
-    asked: the profiles as the config has them, whose `multiple_of` random sizes keep to.
+    configured: the profiles as the config has them, whose `multiple_of` random sizes keep to.
     """
     static = {spec.name: tuple(dim for dim in spec.shape if isinstance(dim, int)) for spec in inputs}
     generator = np.random.default_rng(0)
@@ -35,7 +35,7 @@ def corner_shapes(
         named = [
             (kind, {name: getattr(shape, kind) for name, shape in profile.items()}) for kind in ("min", "opt", "max")
         ]
-        units = _multiples(inputs, asked[index] if index < len(asked) else {})
+        units = _multiples(inputs, configured[index] if index < len(configured) else {})
         named += [(f"random {n + 1}", _random(inputs, profile, units, generator)) for n in range(random_count)]
         for kind, dynamic in named:
             shapes = {**static, **dynamic}
@@ -69,13 +69,13 @@ def _random(
     }
 
 
-def _multiples(inputs: Sequence[TensorSpec], asked: Profile) -> dict[str, int]:
+def _multiples(inputs: Sequence[TensorSpec], configured: Profile) -> dict[str, int]:
     """Return the unit of each symbol whose range names one."""
     units = {}
     for spec in inputs:
         for axis, dim in enumerate(spec.shape):
             for key in (dim, f"{spec.name}.{axis}"):
-                found = asked.get(str(key))
-                if isinstance(found, DimRange):
-                    units[str(dim)] = found.multiple_of
+                dim_range = configured.get(str(key))
+                if isinstance(dim_range, DimRange):
+                    units[str(dim)] = dim_range.multiple_of
     return units

@@ -216,5 +216,5 @@ def _layers(verifier: DecoderVerifier, prompt: Prompt, report: Listener) -> tupl
 
 def _stop_tokens(config: Any) -> tuple[int, ...]:
     """Return the end-of-sequence tokens that a config names."""
-    found = config.get("eos_token_id")
-    return tuple(found) if isinstance(found, list) else () if found is None else (int(found),)
+    tokens = config.get("eos_token_id")
+    return tuple(tokens) if isinstance(tokens, list) else () if tokens is None else (int(tokens),)

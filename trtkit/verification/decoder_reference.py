@@ -34,8 +34,8 @@ class TransformersReference:
         import torch
 
         with torch.inference_mode():
-            found: torch.Tensor = self.model(torch.tensor([list(ids)])).logits[0]
-        return found
+            logits: torch.Tensor = self.model(torch.tensor([list(ids)])).logits[0]
+        return logits
 
     def greedy(self, prompt: Sequence[int], new_tokens: int, stop: Sequence[int] = ()) -> list[int]:
         """Return the most likely continuation of one prompt, up to a stop token, by `generate`."""
@@ -43,7 +43,7 @@ class TransformersReference:
 
         ids = torch.tensor([list(prompt)])
         with torch.inference_mode():
-            found = self.model.generate(
+            sequences = self.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=new_tokens,
@@ -51,7 +51,7 @@ class TransformersReference:
                 eos_token_id=list(stop) or None,
                 pad_token_id=0,
             )
-        answer = [int(token) for token in found[0, len(prompt) :]]
+        answer = [int(token) for token in sequences[0, len(prompt) :]]
         return answer[:-1] if answer and answer[-1] in stop else answer
 
 

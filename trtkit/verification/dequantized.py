@@ -30,12 +30,12 @@ _SHARD_BYTES = 2**30
 @contextmanager
 def folder_with(folder: Path, weights: Mapping[str, Any]) -> Iterator[Path]:
     """Give a copy of a Hugging Face folder with other weights while it is used. weights: all, by name; made fp32."""
-    with tempfile.TemporaryDirectory(prefix="trtkit-") as made:
+    with tempfile.TemporaryDirectory(prefix="trtkit-") as temporary:
         for file in folder.glob("*.json"):
             if file.name != INDEX:
-                shutil.copyfile(file, Path(made) / file.name)
-        _write(weights, Path(made))
-        yield Path(made)
+                shutil.copyfile(file, Path(temporary) / file.name)
+        _write(weights, Path(temporary))
+        yield Path(temporary)
 
 
 def _write(weights: Mapping[str, Any], folder: Path) -> None:
@@ -83,18 +83,19 @@ def wrapped_folder(folder: Path, language: DecoderSource) -> Iterator[Path]:
     whole = Checkpoint(read_folder(folder)[0])
     inner = {name: inner_name(name) for name in whole}
     names = {name: own for name, own in inner.items() if own is not None and own in language.checkpoint}
-    with folder_with(folder, _Replaced(whole, names, language.checkpoint)) as made:
-        yield made
+    with folder_with(folder, _Replaced(whole, names, language.checkpoint)) as copy:
+        yield copy
 
 
 @contextmanager
 def hybrid_folder(opened: OpenedHybrid) -> Iterator[Path]:
     """Give the folder that a hybrid's reference is loaded from: with the weights of its written parts, dequantized."""
-    asked, source = opened.quantization, opened.source
-    if asked is None or not asked.layers:
+    quantization, source = opened.quantization, opened.source
+    if quantization is None or not quantization.layers:
         yield source.folder
         return
-    found = find_part_weights(opened.spec, source.checkpoint, source.where)
-    by_name = {found.name_of(path): path for path in found}
-    with folder_with(source.folder, _Replaced(source.checkpoint, by_name, asked.weights(found))) as folder:
+    weights = find_part_weights(opened.spec, source.checkpoint, source.where)
+    by_name = {weights.name_of(path): path for path in weights}
+    replaced = _Replaced(source.checkpoint, by_name, quantization.weights(weights))
+    with folder_with(source.folder, replaced) as folder:
         yield folder

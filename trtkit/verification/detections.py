@@ -67,8 +67,8 @@ def layout_of(outputs: Mapping[str, Array]) -> str:
 
 def shared(ours: Detections, theirs: Detections) -> tuple[int, int]:
     """Return how many detections of both sides the other side has too, and how many there are."""
-    found = [_is_in(index, one, other) for one, other in ((ours, theirs), (theirs, ours)) for index in _clear(one)]
-    return sum(found), len(found)
+    matches = [_is_in(index, one, other) for one, other in ((ours, theirs), (theirs, ours)) for index in _clear(one)]
+    return sum(matches), len(matches)
 
 
 def _clear(detections: Detections) -> Iterator[int]:
@@ -87,15 +87,16 @@ def _strongest(boxes: Array, scores: Array) -> Detections:
     return _suppressed(Detections(boxes, scores[np.arange(len(scores)), classes], classes))
 
 
-def _suppressed(found: Detections) -> Detections:
+def _suppressed(detections: Detections) -> Detections:
     """Return what greedy non-maximum suppression within classes leaves, the strongest first."""
-    order = [index for index in np.argsort(-found.scores, kind="stable") if found.scores[index] >= _SCORE - _MARGIN]
+    scores = detections.scores
+    order = [index for index in np.argsort(-scores, kind="stable") if scores[index] >= _SCORE - _MARGIN]
     kept: list[int] = []
     for index in order[:_MOST]:
-        rivals = [other for other in kept if found.classes[other] == found.classes[index]]
-        if not (_iou(found.boxes[index], found.boxes[rivals]) > _SUPPRESS).any():
+        rivals = [other for other in kept if detections.classes[other] == detections.classes[index]]
+        if not (_iou(detections.boxes[index], detections.boxes[rivals]) > _SUPPRESS).any():
             kept.append(int(index))
-    return Detections(found.boxes[kept], found.scores[kept], found.classes[kept])
+    return Detections(detections.boxes[kept], detections.scores[kept], detections.classes[kept])
 
 
 def _iou(box: Array, boxes: Array) -> Array:

@@ -33,8 +33,8 @@ class HybridReference:
         with hybrid_folder(opened) as folder:
             self.module: torch.nn.Module = make(folder=str(folder), outputs=self._outputs).eval()
         rows = "; rows are paired, since queries have no order" if opened.spec.has_unordered_rows else ""
-        asked = opened.quantization
-        weights = "; written parts' weights dequantized" if asked is not None and asked.layers else ""
+        quantization = opened.quantization
+        weights = "; written parts' weights dequantized" if quantization is not None and quantization.layers else ""
         self.description = f"PyTorch on {opened.spec.reference}{rows}{weights}"
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
@@ -50,16 +50,16 @@ class HybridReference:
     def part_outputs(self, inputs: Mapping[str, Array]) -> Arrays:
         """Return, by `part.output`, what the modules give that ports name as their reference."""
         ports = {name: port.reference for name, port in self._spec.output_ports().items() if port.reference}
-        found: Arrays = {}
-        handles = [self._hook(path, name, found) for name, path in ports.items()]
+        outputs: Arrays = {}
+        handles = [self._hook(path, name, outputs) for name, path in ports.items()]
         try:
             self.run(inputs)
         finally:
             for handle in handles:
                 handle.remove()
-        return found
+        return outputs
 
-    def _hook(self, path: str, name: str, found: Arrays) -> Any:
+    def _hook(self, path: str, name: str, outputs: Arrays) -> Any:
         """Note a module's output under `name` when it runs. path: `a.b`, or `a.b:1` for the second output."""
         where, _, index = path.partition(":")
         whole = getattr(self.module, "model", self.module)
@@ -69,7 +69,7 @@ class HybridReference:
             raise SourceError(f"the reference model has no module `{where}`", self._spec.reference) from error
 
         def take(_module: Any, _inputs: Any, output: Any) -> None:
-            found[name] = list(_tensors(output))[int(index or 0)].detach().float().numpy()
+            outputs[name] = list(_tensors(output))[int(index or 0)].detach().float().numpy()
 
         return module.register_forward_hook(take)
 

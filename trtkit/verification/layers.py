@@ -66,16 +66,16 @@ def layer_errors(
             sizes[tensor] = value.numel() * _WIDE_BYTES
 
     own.run(inputs, on_tensor=note)
-    wide_inputs, found = _widened(inputs, widen), dict[str, LayerError]()
+    wide_inputs, errors = _widened(inputs, widen), dict[str, LayerError]()
     for group in passes(sizes, PASS_BYTES):
         others, kept = reference(group), wide.run(wide_inputs, keep=group)
 
         def take(tensor: str, value: Any, group: set[str] = group, kept: Any = kept, others: Any = others) -> None:
             if tensor in group and tensor in kept:
-                found[tensor] = _measure(names[tensor], tensor, value, kept[tensor], others.get(tensor))
+                errors[tensor] = _measure(names[tensor], tensor, value, kept[tensor], others.get(tensor))
 
         own.run(inputs, on_tensor=take)
-    return [found[tensor] for tensor in sizes if tensor in found]
+    return [errors[tensor] for tensor in sizes if tensor in errors]
 
 
 def passes(sizes: Mapping[str, int], limit: int) -> Iterator[set[str]]:
@@ -96,16 +96,16 @@ def _makers(backend: Backend, network: Any) -> dict[str, LayerName]:
     """Map each tensor to its layer; the parser notes the ONNX node as `[ONNX Layer: name]`."""
     from trtkit.dtypes import from_tensorrt
 
-    made = {}
+    makers = {}
     for index in range(network.num_layers):
         layer = network.get_layer(index)
         node = layer.metadata.removeprefix("[ONNX Layer: ").removesuffix("]") if layer.metadata else ""
-        given = (layer.get_input(i) for i in range(layer.num_inputs))
-        reads = tuple(tensor.name for tensor in given if tensor is not None)
+        inputs = (layer.get_input(i) for i in range(layer.num_inputs))
+        reads = tuple(tensor.name for tensor in inputs if tensor is not None)
         for output in (layer.get_output(i) for i in range(layer.num_outputs)):
             dtype = from_tensorrt(output.dtype.name).name
-            made[output.name] = LayerName(layer.name, backend.layer_type(layer), node, dtype, reads)
-    return made
+            makers[output.name] = LayerName(layer.name, backend.layer_type(layer), node, dtype, reads)
+    return makers
 
 
 def _widened(inputs: Mapping[str, Any], widen: str) -> dict[str, torch.Tensor]:

@@ -75,10 +75,10 @@ def _lines(path: Path) -> list[str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"the prompts cannot be read: {error}", str(path), "give a UTF-8 text file") from None
-    found = [line for line in lines if line.strip()]
-    if not found:
+    prompts = [line for line in lines if line.strip()]
+    if not prompts:
         raise SourceError("the file holds no prompts", str(path), "put one prompt on each line")
-    return found
+    return prompts
 
 
 def _short(text: str) -> str:

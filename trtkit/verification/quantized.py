@@ -29,12 +29,12 @@ def quantized_tolerance(config: ModelConfig) -> float:
     return tolerance_of(config.quantize.method)
 
 
-def hybrid_tolerance(config: ModelConfig, asked: HybridQuantization | None) -> float:
+def hybrid_tolerance(config: ModelConfig, quantization: HybridQuantization | None) -> float:
     """Return what quantizing a hybrid may cost beside rounded weights of written parts, which the reference has too."""
-    if asked is None or config.verify.max_relative_rms_error is not None:
+    if quantization is None or config.verify.max_relative_rms_error is not None:
         return 0.0
-    parsed = [each.options.method for each in asked.choices.values() if isinstance(each.part, OnnxPart)]
-    rounded = [method for method in asked.layers.values() if METHODS[method].rounds_inputs]
+    parsed = [each.options.method for each in quantization.choices.values() if isinstance(each.part, OnnxPart)]
+    rounded = [method for method in quantization.layers.values() if METHODS[method].rounds_inputs]
     return max(map(tolerance_of, [*parsed, *rounded]), default=0.0)
 
 

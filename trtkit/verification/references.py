@@ -63,8 +63,8 @@ class OnnxRuntimeReference:
 
     def run(self, inputs: Mapping[str, Array]) -> Arrays:
         """Return the outputs by name."""
-        given = {**self._fixed, **inputs}
-        feed = {name: given[name].astype(dtype) for name, dtype in self._types.items()}
+        available = {**self._fixed, **inputs}
+        feed = {name: available[name].astype(dtype) for name, dtype in self._types.items()}
         names = [item.name for item in self._session.get_outputs()]
         return dict(zip(names, self._session.run(names, feed), strict=True))
 
@@ -124,12 +124,12 @@ def choose_reference(config: ModelConfig, against: str | None, origin: Origin) -
         raise SourceError(reason, "--against torch", fix)
     if reason or (against == "onnxruntime" and source.onnx is None):
         own = "ONNX Runtime on the network's own ONNX file"
-        said = f"{own}; {reason}" if reason else own
-        return OnnxRuntimeReference(origin.onnx, said, _other(config), optimize=config.quantize is None)
+        description = f"{own}; {reason}" if reason else own
+        return OnnxRuntimeReference(origin.onnx, description, _other(config), optimize=config.quantize is None)
     if source.onnx is not None:
         path = package_file.resolve(source.onnx, source.requires)
-        said = f"ONNX Runtime on {path.name}"
-        return OnnxRuntimeReference(path, said, _other(config), fixed_inputs=config.fixed_inputs)
+        description = f"ONNX Runtime on {path.name}"
+        return OnnxRuntimeReference(path, description, _other(config), fixed_inputs=config.fixed_inputs)
     torch_source = source.torch if source.hf is None else vision.folder_source(Path(source.hf), config.image_size)
     assert torch_source is not None
     module = export.make_module(torch_source, source.requires)
@@ -159,10 +159,10 @@ def source_change(source: Source, digests: Sequence[str] | None) -> str:
     if digests is None:
         return ""
     try:
-        found = [file.sha256 for file in digest_source(source)]
+        current = [file.sha256 for file in digest_source(source)]
     except SourceError:
         return "is not here any more"
-    return "" if found == list(digests) else "has changed since the build"
+    return "" if current == list(digests) else "has changed since the build"
 
 
 def _widened(array: Array) -> Array:

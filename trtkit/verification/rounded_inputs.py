@@ -34,8 +34,8 @@ def _hook(matrix: QuantizedMatrix) -> Callable[..., Any]:
     assert inputs is not None
     factors = torch.from_numpy(matrix.input_factors).float() if matrix.input_factors is not None else torch.ones(1)
 
-    def hook(_: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return (rounded(given[0] * factors, inputs) / factors, *given[1:])
+    def hook(_: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (rounded(arguments[0] * factors, inputs) / factors, *arguments[1:])
 
     return hook
 

@@ -90,10 +90,10 @@ class VisionLanguageVerifier:
 
     def samples(self, paths: Sequence[str]) -> list[Sample]:
         """Return prompts of one image each, of two, and of none. Raises SourceError for those that do not fit."""
-        images = [(Path(path).name, read_image(Path(path))) for path in paths] or _made_up()
+        images = [(Path(path).name, read_image(Path(path))) for path in paths] or _random_images()
         prompts = [(name, [image]) for name, image in images]
         prompts += [("two images", [image for _, image in images[:2]])] if len(images) > 1 else []
-        return [self._sample(name, found) for name, found in [*prompts, ("text alone", [])]]
+        return [self._sample(name, shown) for name, shown in [*prompts, ("text alone", [])]]
 
     def logits(self, sample: Sample, chunk: int | None = None) -> torch.Tensor:
         """Return logits [S, V] of a prompt, prefilled at once or in chunks."""
@@ -205,7 +205,7 @@ def _chunked(verifier: VisionLanguageVerifier, sample: Sample) -> Corner:
     return corner(f"chunks of {_CHUNK}: {sample.name}", {"inputs_embeds": (1, _CHUNK)}, compared, verifier.limits)
 
 
-def _made_up() -> list[tuple[str, Image.Image]]:
+def _random_images() -> list[tuple[str, Image.Image]]:
     """Return images of random blocks, so that every patch differs and none is flat."""
     generator, images = np.random.default_rng(0), []
     for width, height in _SIZES:

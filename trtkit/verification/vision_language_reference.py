@@ -38,16 +38,16 @@ class VisionLanguageReference:
         import torch
 
         with torch.inference_mode():
-            found = self.model.get_image_features(**self._images(images)).pooler_output
-        return torch.cat([item.reshape(-1, item.shape[-1]) for item in found])
+            features = self.model.get_image_features(**self._images(images)).pooler_output
+        return torch.cat([item.reshape(-1, item.shape[-1]) for item in features])
 
     def logits(self, ids: Sequence[int], images: Sequence[Image.Image]) -> torch.Tensor:
         """Return logits [S, V] of a prompt."""
         import torch
 
         with torch.inference_mode():
-            found: torch.Tensor = self.model(**self._inputs(ids, images)).logits[0]
-        return found
+            logits: torch.Tensor = self.model(**self._inputs(ids, images)).logits[0]
+        return logits
 
     def greedy(self, ids: Sequence[int], images: Sequence[Image.Image], count: int) -> list[int]:
         """Return `count` most likely tokens after a prompt, whatever ends a text."""
@@ -55,16 +55,16 @@ class VisionLanguageReference:
 
         options = {"max_new_tokens": count, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
         with torch.inference_mode():
-            found = self.model.generate(**self._inputs(ids, images), **options)
-        return [int(token) for token in found[0, len(ids) :]]
+            sequences = self.model.generate(**self._inputs(ids, images), **options)
+        return [int(token) for token in sequences[0, len(ids) :]]
 
     def _images(self, images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
         """Return what the model takes of images; Idefics3's processor wants them by prompt."""
         if not images:
             return {}
         is_tiled = hasattr(self.model.config, "scale_factor")
-        found = self._processor([list(images)] if is_tiled else list(images), return_tensors="pt")
-        return {name: found[name] for name in found if name not in ("rows", "cols")}
+        processed = self._processor([list(images)] if is_tiled else list(images), return_tensors="pt")
+        return {name: processed[name] for name in processed if name not in ("rows", "cols")}
 
     def _inputs(self, ids: Sequence[int], images: Sequence[Image.Image]) -> dict[str, Any]:
         import torch

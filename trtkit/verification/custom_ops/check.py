@@ -91,9 +91,9 @@ def _tried(trial: Trial, way: tuple[str, str], compute: Computation) -> Outcome 
     return None if outputs is None else _outcome(trial, way, trial.compare(outputs), layers)
 
 
-def _outcome(trial: Trial, way: tuple[str, str], found: Comparison, layers: int = 0) -> Outcome:
+def _outcome(trial: Trial, way: tuple[str, str], comparison: Comparison, layers: int = 0) -> Outcome:
     names = (trial.op.name, trial.case.name, trial.dtype.name)
-    return Outcome(*names, *way, found.relative_rms_error, trial.dtype.tolerance, layers, found.problem)
+    return Outcome(*names, *way, comparison.relative_rms_error, trial.dtype.tolerance, layers, comparison.problem)
 
 
 Computation = Callable[[], tuple["list[Array] | None", int]]

@@ -30,8 +30,8 @@ def compiled_kernels(op: CustomOp) -> list[dict[str, Any]]:
     path = op.folder / COMPILED
     if not path.is_file():
         return []
-    found: list[dict[str, Any]] = json.loads(path.read_text())["kernels"]
-    return found
+    kernels: list[dict[str, Any]] = json.loads(path.read_text())["kernels"]
+    return kernels
 
 
 def _kernel(op: CustomOp) -> str:

@@ -80,12 +80,12 @@ def function_in_tensorrt(backend: Backend, trial: Trial, form: str) -> tuple[lis
 def network_of(backend: Backend, trial: Trial, form: str) -> Graph:
     """Write the op's lowering with the network API."""
     graph = Graph(backend)
-    given: list[Tensor | None] = [
+    inputs: list[Tensor | None] = [
         None if fact is None else graph.input(f"x{place}", fact.dtype, fact.shape)
         for place, fact in enumerate(trial.facts)
     ]
-    made = trial.op.lower(TrtOps(graph), given, trial.case.attributes, form)
-    for place, tensor in enumerate(made):
+    outputs = trial.op.lower(TrtOps(graph), inputs, trial.case.attributes, form)
+    for place, tensor in enumerate(outputs):
         graph.output(tensor, f"y{place}")
     return graph
 
@@ -97,9 +97,9 @@ def run_network(graph: Graph, trial: Trial) -> list[Array]:
 
 def interpreted_kernel(trial: Trial) -> list[Array]:
     """Compute by the op's kernel under Triton's interpreter."""
-    given = [None if x is None else torch.from_numpy(x) for x in trial.inputs]
-    made = load_kernels(trial.op, interpreted=True).launch(given, trial.case.attributes)
-    return [to_array(tensor) for tensor in made]
+    inputs = [None if x is None else torch.from_numpy(x) for x in trial.inputs]
+    outputs = load_kernels(trial.op, interpreted=True).launch(inputs, trial.case.attributes)
+    return [to_array(tensor) for tensor in outputs]
 
 
 def build(graph: Graph | Parsed, trial: Trial, compute_capability: int | None = None) -> int:
@@ -152,8 +152,8 @@ def run_onnx(trial: Trial, model: onnx.ModelProto) -> list[Array]:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise SourceError(f"ONNX Runtime cannot load the model: {error}", trial.op.name) from None
-    found: list[np.ndarray[Any, Any]] = session.run(None, trial.named())
-    return found
+    outputs: list[np.ndarray[Any, Any]] = session.run(None, trial.named())
+    return outputs
 
 
 def _executed(executor: Executor, trial: Trial) -> list[Array]:

@@ -34,15 +34,15 @@ class Trial:
     @cached_property
     def inputs(self) -> list[Array | None]:
         """The inputs, one for each port at least."""
-        made = self.op.complete(list(self.case.make(np.random.default_rng(0))))
-        return [None if x is None else self._cast(self.port(place), x) for place, x in enumerate(made)]
+        arrays = self.op.complete(list(self.case.make(np.random.default_rng(0))))
+        return [None if x is None else self._cast(self.port(place), x) for place, x in enumerate(arrays)]
 
     @cached_property
     def expected(self) -> list[Array]:
         """The reference's outputs, in fp64 from the inputs as they are in `dtype`."""
-        given = [None if x is None else torch.from_numpy(_widened(x)) for x in self.inputs]
-        made = self.op.part("reference").reference(given, self.case.attributes)
-        return [tensor.numpy() for tensor in made]
+        inputs = [None if x is None else torch.from_numpy(_widened(x)) for x in self.inputs]
+        outputs = self.op.part("reference").reference(inputs, self.case.attributes)
+        return [tensor.numpy() for tensor in outputs]
 
     @cached_property
     def facts(self) -> list[Fact | None]:
