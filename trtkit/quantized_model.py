@@ -96,15 +96,15 @@ class QuantizedModel:
     @property
     def types(self) -> tuple[str, ...]:
         """Types that a GPU has to take."""
-        found = {form.dtype.name for form in self.layers.values()} | ({self.kv_cache} if self.kv_cache else set())
-        return tuple(sorted(found))
+        names = {form.dtype.name for form in self.layers.values()} | ({self.kv_cache} if self.kv_cache else set())
+        return tuple(sorted(names))
 
     def to_json(self) -> Json:
         """Return it as data."""
         return {"layers": {name: asdict(form) for name, form in self.layers.items()}, "kv_cache": self.kv_cache}
 
 
-def said(model: QuantizedModel) -> str:
+def describe(model: QuantizedModel) -> str:
     """Return in words what is quantized, such as `14 layers int8, 2 layers int4 by 128; caches int8`."""
     counts: dict[str, int] = {}
     for form in model.layers.values():

@@ -68,7 +68,7 @@ def _bundle(path: str) -> tuple[str, str, ModelRecord, NetworkRecord] | None:
 
 def _quantized(options: QuantizeOptions | None, network: NetworkRecord) -> dict[str, Any] | None:
     """Return how a network is quantized: as its config asks, and as it is; None if it is not."""
-    from trtkit.quantized_model import said
+    from trtkit.quantized_model import describe
 
     model = network.quantization
     if options is None and model is None:
@@ -79,7 +79,7 @@ def _quantized(options: QuantizeOptions | None, network: NetworkRecord) -> dict[
         "blocks": sorted({form.block for form in forms if form.block}),
         "kv_cache": None if model is None else model.kv_cache,
         "layers": len(forms),
-        "said": "" if model is None else said(model),
+        "said": "" if model is None else describe(model),
     }
 
 

@@ -21,7 +21,7 @@ _ALWAYS = (
 
 def llm_assumptions(model: DecoderModel, work: Workload) -> list[str]:
     """Return what holds for a plan of an LLM."""
-    found = [
+    notes = [
         f"prompts of {work.input_len} tokens are prefilled whole for times, {work.chunk} tokens a step for memory; "
         "all requests start together",
         f"decoding is timed at {work.mean_length} cached tokens, the mean; a slot holds {work.length}",
@@ -33,20 +33,20 @@ def llm_assumptions(model: DecoderModel, work: Workload) -> list[str]:
     ]
     if model.active_parameters < model.parameters:
         share = model.active_parameters / model.parameters
-        found.append(
+        notes.append(
             f"every expert computes every token, as trtkit's network does; the chosen ones alone are {share:.0%} of "
             "the weights"
         )
     if model.quantized:
-        found.append("quantized layers compute in the type of codes and inputs; input factors (AWQ) are not counted")
+        notes.append("quantized layers compute in the type of codes and inputs; input factors (AWQ) are not counted")
     if model.keeps_new:
-        found.append(
+        notes.append(
             "caches in eight bits need room for one step's new keys and values besides, and are read in "
             f"{model.dtype} by one layer at a time"
         )
     if model.has_windows:
-        found.append("sliding layers cache all tokens, as trtkit's engines do")
-    return found
+        notes.append("sliding layers cache all tokens, as trtkit's engines do")
+    return notes
 
 
 def vision_assumptions(network: CountedNetwork) -> list[str]:

@@ -131,15 +131,15 @@ def _zeros(spec: DecoderSpec, dtype: DType, quantized: QuantizedModel) -> Mappin
     weights = model_weights(spec)
     numpy_type = ml_dtypes.bfloat16 if dtype.name == "bf16" else np.dtype(dtype.numpy)
     memory = np.zeros(max(math.prod(weight.shape) for weight in weights), numpy_type)
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     sizes = {layer.name: (layer.rows, layer.size) for layer in linear_layers(spec)}
     for weight in weights:
         name = weight.path.removesuffix(".weight")
         if name in quantized.layers:
-            found[weight.path] = quantized.layers[name].matrix(*sizes[name], memory.view(np.uint8))
+            arrays[weight.path] = quantized.layers[name].matrix(*sizes[name], memory.view(np.uint8))
         else:
-            found[weight.path] = memory[: math.prod(weight.shape)].reshape(weight.shape)
-    return found
+            arrays[weight.path] = memory[: math.prod(weight.shape)].reshape(weight.shape)
+    return arrays
 
 
 def _record(backend: Backend, graph: Graph, point: Point) -> NetworkRecord:

@@ -64,8 +64,8 @@ class PlannedGpu:
     def backends(self) -> tuple[str, ...]:
         """Libraries that build for this GPU: full TensorRT on the GPU itself, TensorRT-RTX by name."""
         named = BACKENDS["tensorrt_rtx"].features.compute_capabilities
-        found = ["tensorrt"] if self.compute_capability >= _OLDEST_OF_TENSORRT else []
-        return (*found, "tensorrt_rtx") if self.compute_capability in named else tuple(found)
+        names = ["tensorrt"] if self.compute_capability >= _OLDEST_OF_TENSORRT else []
+        return (*names, "tensorrt_rtx") if self.compute_capability in named else tuple(names)
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -105,12 +105,12 @@ def find_gpus(names: Sequence[str]) -> tuple[PlannedGpu, ...]:
 
 def gpu_of_device(name: str, memory_bytes: int) -> PlannedGpu | None:
     """Return the GPU of the table that a driver calls `name`, such as `NVIDIA H200`; None where it is none of them."""
-    found = _MODEL.search(name)
-    if found is None or _OTHER_MAKES.search(name):
+    match = _MODEL.search(name)
+    if match is None or _OTHER_MAKES.search(name):
         return None
     for gpu in planned_gpus():
         known = _MODEL.search(gpu.name)
-        is_model = known is not None and known.group() == found.group()
+        is_model = known is not None and known.group() == match.group()
         if is_model and abs(memory_bytes - gpu.memory_bytes) <= _MEMORY_SHARE * gpu.memory_bytes:
             return gpu
     return None

@@ -11,7 +11,7 @@ from trtkit.errors import PlanError
 from trtkit.models.spec import MoeSpec
 from trtkit.models.weights import model_weights
 from trtkit.quantization.llm.choice import linear_layers
-from trtkit.quantized_model import said
+from trtkit.quantized_model import describe
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
@@ -124,7 +124,7 @@ class DecoderModel:
             for name, form in quantized.layers.items()
         )
         cache = DTYPES[quantized.kv_cache] if quantized.kv_cache else None
-        return replace(self, saved_bytes=saved, cache_dtype=cache, types=quantized.types, quantized=said(quantized))
+        return replace(self, saved_bytes=saved, cache_dtype=cache, types=quantized.types, quantized=describe(quantized))
 
 
 def decoder_model(name: str, spec: DecoderSpec, dtype: DType, max_length: int = 0) -> DecoderModel:
@@ -146,16 +146,14 @@ def decoder_model(name: str, spec: DecoderSpec, dtype: DType, max_length: int = 
     )
 
 
-def workload(model: DecoderModel, asked: tuple[int | None, int | None, int], chunk: int) -> Workload:
-    """Return the work, defaults filled in. asked: input and output length where given, and concurrency.
-
-    Raises PlanError for lengths that the model does not have.
-    """
-    given_input, given_output, concurrency = asked
+def workload(
+    model: DecoderModel, input_len: int | None, output_len: int | None, *, concurrency: int, chunk: int
+) -> Workload:
+    """Return the work, lengths that are None filled in. Raises PlanError for lengths that the model does not have."""
     limit = model.max_length or math.inf
     room = int(min(DEFAULT_INPUT + DEFAULT_OUTPUT, limit))
-    output_len = given_output if given_output is not None else min(DEFAULT_OUTPUT, max(1, room // 4))
-    input_len = given_input if given_input is not None else max(1, min(DEFAULT_INPUT, room - output_len))
+    output_len = min(DEFAULT_OUTPUT, max(1, room // 4)) if output_len is None else output_len
+    input_len = max(1, min(DEFAULT_INPUT, room - output_len)) if input_len is None else input_len
     if input_len + output_len > limit:
         what = f"{input_len} + {output_len} = {input_len + output_len} tokens are above the model's {model.max_length}"
         raise PlanError(what, "--input-len, --output-len", f"lower them to {model.max_length} in all")

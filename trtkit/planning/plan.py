@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanOptions:
     """What a plan is asked for. Lengths in tokens; None for the defaults. prices: per hour, by GPU key."""
 
     gpus: Sequence[PlannedGpu]
@@ -48,22 +48,22 @@ class Asked:
         return (self.prices or {}).get(gpu.key)
 
 
-def make_plan(model: PlannedModel, asked: Asked, runner: Runner) -> Report:
+def make_plan(model: PlannedModel, options: PlanOptions, runner: Runner) -> Report:
     """Count the model's network and return the plan. Raises TrtkitError."""
-    return _plan_vision(model, asked, runner) if model.fields is None else _plan_llm(model, asked, runner)
+    return _plan_vision(model, options, runner) if model.fields is None else _plan_llm(model, options, runner)
 
 
-def _plan_llm(planned: PlannedModel, asked: Asked, runner: Runner) -> LlmReport:
+def _plan_llm(planned: PlannedModel, options: PlanOptions, runner: Runner) -> LlmReport:
     assert planned.fields is not None
     spec = decoder_spec(planned.fields, planned.where)
-    options, dtype = llm_options(planned.config), dtype_of(planned.config.precision)
+    llm, dtype = llm_options(planned.config), dtype_of(planned.config.precision)
     model = decoder_model(planned.name, spec, dtype, planned.max_length)
     quantized = quantized_of(planned, spec)
     if quantized is not None:
         model = model.quantized_as(spec, quantized)
-    slots = options.max_batch_size if planned.config.llm is not None and planned.config.llm.model_fields_set else 1
-    lengths = asked.input_len, asked.output_len, asked.concurrency or slots
-    work = workload(model, lengths, options.max_prefill_length)
+    slots = llm.max_batch_size if planned.config.llm is not None and planned.config.llm.model_fields_set else 1
+    concurrency, chunk = options.concurrency or slots, llm.max_prefill_length
+    work = workload(model, options.input_len, options.output_len, concurrency=concurrency, chunk=chunk)
     counts = _count(planned, quantized, work.length, runner)
     question = Question(model, counts, work)
     points = {"prefill": (1, work.input_len, work.input_len), "decode": (work.concurrency, 1, work.mean_length)}
@@ -76,14 +76,14 @@ def _plan_llm(planned: PlannedModel, asked: Asked, runner: Runner) -> LlmReport:
         layers=_layers(counts, points),
         step={name: _step(counts, point) for name, point in points.items()},
         formulas=formulas(model, counts, work),
-        gpus=tuple(plan_llm(question, gpu, asked.price(gpu)) for gpu in asked.gpus),
+        gpus=tuple(plan_llm(question, gpu, options.price(gpu)) for gpu in options.gpus),
         assumptions=(*planned.notes, *llm_assumptions(model, work)),
     )
 
 
-def _plan_vision(planned: PlannedModel, asked: Asked, runner: Runner) -> VisionReport:
-    given = {"--input-len": asked.input_len, "--output-len": asked.output_len}
-    meaningless = [option for option, value in given.items() if value is not None]
+def _plan_vision(planned: PlannedModel, options: PlanOptions, runner: Runner) -> VisionReport:
+    lengths = {"--input-len": options.input_len, "--output-len": options.output_len}
+    meaningless = [option for option, value in lengths.items() if value is not None]
     if meaningless:
         what = f"{' and '.join(meaningless)}: `{planned.name}` takes no prompts, it is no language model"
         raise PlanError(what, "", "leave it out; `--concurrency` is the batch")
@@ -93,7 +93,7 @@ def _plan_vision(planned: PlannedModel, asked: Asked, runner: Runner) -> VisionR
         with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
             network = count_config(planned.config, Path(folder), runner)
     low, high = network.batches
-    batch = asked.concurrency or low
+    batch = options.concurrency or low
     if low == high and batch != low:
         raise PlanError(f"the network is known at batch {low} only, not {batch}", "--concurrency", f"leave it at {low}")
     question = VisionQuestion(network, batch)
@@ -106,7 +106,7 @@ def _plan_vision(planned: PlannedModel, asked: Asked, runner: Runner) -> VisionR
         shapes=network.shapes,
         layers=_layers(network.counts, {"run": (batch, 0, 0)}),
         step={"run": _step(network.counts, (batch, 0, 0))},
-        gpus=tuple(plan_vision(question, gpu, asked.price(gpu)) for gpu in asked.gpus),
+        gpus=tuple(plan_vision(question, gpu, options.price(gpu)) for gpu in options.gpus),
         assumptions=(*planned.notes, *vision_assumptions(network)),
     )
 

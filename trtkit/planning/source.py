@@ -77,8 +77,8 @@ def find_model(path: str, overrides: Sequence[str | Override] = (), target: str 
 def architectures() -> dict[str, Json]:
     """Return published models by name: source, dtype, fields."""
     text = Path(__file__).with_name("architectures.yaml").read_text(encoding="utf-8")
-    found: dict[str, Json] = yaml.safe_load(text)
-    return found
+    rows: dict[str, Json] = yaml.safe_load(text)
+    return rows
 
 
 def model_of_bundle(bundle: Bundle) -> PlannedModel:
@@ -138,7 +138,7 @@ def _of_config_json(file: Path, overrides: Sequence[str | Override]) -> PlannedM
         raise PlanError(f"the folder has neither `manifest.json` nor `{CONFIG}`", str(file.parent), fix)
     fields = _fields(file)
     stated = str(fields.get("dtype") or fields.get("torch_dtype") or "float16").removeprefix("torch.")
-    config = _made(str(file.parent), file.parent.resolve().name, _PRECISIONS.get(stated, "fp16"), overrides)
+    config = _bare_config(str(file.parent), file.parent.resolve().name, _PRECISIONS.get(stated, "fp16"), overrides)
     return PlannedModel(config.name, config, choose_backend(), fields, str(file), notes=_notes(file))
 
 
@@ -154,12 +154,12 @@ def _notes(file: Path) -> tuple[str, ...]:
 
 def _of_architecture(name: str, overrides: Sequence[str | Override]) -> PlannedModel:
     row = architectures()[name]
-    config = _made(f"/{name}", name, row["dtype"], overrides)
+    config = _bare_config(f"/{name}", name, row["dtype"], overrides)
     notes = (f"numbers of {name} are published: {row['source']}",)
     return PlannedModel(name, config, choose_backend(), row["fields"], f"published model `{name}`", notes=notes)
 
 
-def _made(folder: str, name: str, precision: str, overrides: Sequence[str | Override]) -> ModelConfig:
+def _bare_config(folder: str, name: str, precision: str, overrides: Sequence[str | Override]) -> ModelConfig:
     """Return the config that a bare model stands for, with `overrides`."""
     safe = "".join(char if char.isalnum() or char in "._-" else "-" for char in name)
     data: Json = {"name": safe, "source": {"hf": folder}, "precision": precision, "llm": {}}

@@ -159,12 +159,12 @@ def _alive_bytes(record: NetworkRecord, stored: dict[str, int]) -> list[int]:
     skipped = {*stored, *_updated(record.layers), *(tensor.name for tensor in record.inputs)}
     last = {tensor.name: index for index, layer in enumerate(record.layers) for tensor in layer.inputs}
     ends: dict[int, int] = defaultdict(int)
-    alive, found = 0, []
+    alive, alive_by_layer = 0, []
     for index, layer in enumerate(record.layers):
-        made = [] if layer.type == "ATTENTION_INPUT" else [t for t in layer.outputs if t.name not in skipped]
-        alive += sum(tensor.size_bytes for tensor in made)
-        found.append(alive)
-        for tensor in made:
+        results = [] if layer.type == "ATTENTION_INPUT" else [t for t in layer.outputs if t.name not in skipped]
+        alive += sum(tensor.size_bytes for tensor in results)
+        alive_by_layer.append(alive)
+        for tensor in results:
             ends[max(index, last.get(tensor.name, index))] += tensor.size_bytes
         alive -= ends.pop(index, 0)
-    return found
+    return alive_by_layer

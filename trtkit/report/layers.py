@@ -17,9 +17,9 @@ _LEGEND = "Blue: bound by compute; brown: by memory; grey: overhead, next to non
 _CLASSES = {"compute": "tokens", "memory": "first"}
 
 
-def roofline_plots(found: Json, case: Json) -> Iterator[str]:
+def roofline_plots(results: Json, case: Json) -> Iterator[str]:
     """Yield for each phase of a case the roofline with its measured layers, and the layers of a batch in time."""
-    rates, bandwidth = _rates(found.get("ceiling", {}))
+    rates, bandwidth = _rates(results.get("ceiling", {}))
     for phase in case.get("phases", ()):
         took_ms = sum(row["ms"] for row in phase["layers"])
         if not rates or took_ms <= 0:

@@ -20,8 +20,8 @@ def sensitivity_page(name: str, scores: Json) -> str:
     title = f"quantize {name}"
     kept, count = len(scores["kept"]), len(scores["layers"])
     rest = f", {kept} {_left(scores)}" if kept else ""
-    said = f"{count - kept} of {count} layers quantized{rest}: {scores['loss']:.3g} nats a token"
-    body = [f"<h1>{escape(title)}</h1><p>{said}</p>", *_ranked(scores), *_by_size(scores), *_table(scores)]
+    summary = f"{count - kept} of {count} layers quantized{rest}: {scores['loss']:.3g} nats a token"
+    body = [f"<h1>{escape(title)}</h1><p>{summary}</p>", *_ranked(scores), *_by_size(scores), *_table(scores)]
     return page(title, body, style=STYLE, script=SCRIPT)
 
 
