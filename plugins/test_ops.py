@@ -24,9 +24,9 @@ def _name(value: Trial | str) -> str:
 
 @pytest.mark.parametrize("trial", TRIALS, ids=_name)
 def test_every_implementation_matches_the_reference(trial: Trial) -> None:
-    found = list(outcomes(BACKEND, trial))
-    assert [outcome for outcome in found if not outcome.is_within] == []
-    assert any(outcome.route == KERNEL for outcome in found)
+    results = list(outcomes(BACKEND, trial))
+    assert [outcome for outcome in results if not outcome.is_within] == []
+    assert any(outcome.route == KERNEL for outcome in results)
 
 
 @pytest.mark.parametrize(

@@ -105,10 +105,10 @@ class QuantizedMatrix:
 
     def weights(self) -> Array:
         """Return the matrix in fp32 as the unquantized layer would hold it: input factors multiplied in."""
-        found = self.products()
+        matrix = self.products()
         if self.columns is not None:
-            found = found[:, np.argsort(self.columns)]
-        return found if self.input_factors is None else found * np.asarray(self.input_factors, np.float32)
+            matrix = matrix[:, np.argsort(self.columns)]
+        return matrix if self.input_factors is None else matrix * np.asarray(self.input_factors, np.float32)
 
     @property
     def changes_inputs(self) -> bool:

@@ -35,8 +35,8 @@ def _make(
         offset = generator.standard_normal((x[0], 2 * places, *size)) * reach
         mask = generator.random((x[0], places, *size)) if has_mask else None
         bias = generator.standard_normal(weight[0]) if has_mask else None
-        made = (generator.standard_normal(x), generator.standard_normal(weight), offset, bias, mask)
-        return [None if value is None else value.astype(np.float32) for value in made]
+        arrays = (generator.standard_normal(x), generator.standard_normal(weight), offset, bias, mask)
+        return [None if value is None else value.astype(np.float32) for value in arrays]
 
     return make
 

@@ -87,5 +87,5 @@ def test_inputs_that_do_not_fit_say_why(shapes: dict[str, tuple[int, ...]], what
 
 def test_shapes_follow_from_what_is_known() -> None:
     facts = _facts(x=(-1, 4, -1, -1), offset=(-1, 18, 5, -1), mask=(-1, 9, -1, 5))
-    made = OP.check(facts, OP.attributes(padding=(1, 1), padding_end=(1, 1)))
-    assert made == [Fact(FP32, (-1, 6, 5, -1))]
+    outputs = OP.check(facts, OP.attributes(padding=(1, 1), padding_end=(1, 1)))
+    assert outputs == [Fact(FP32, (-1, 6, 5, -1))]

@@ -121,9 +121,9 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: Detr3dSampleAttrib
     started = plan([x.shape for x in (points, matrices, weights, *features)], attributes, triton.cdiv)
     shape = (*points.shape[:2], features[0].shape[2])
     y = torch.full(shape, torch.nan, dtype=features[0].dtype, device=points.device)
-    given = [*features, *[features[0]] * (MOST_LEVELS - len(features))]
+    levels = [*features, *[features[0]] * (MOST_LEVELS - len(features))]
     detr3d_sample[started.grid](
-        points, matrices, weights, *given, *started.scalars.values(), y, **started.constants,
+        points, matrices, weights, *levels, *started.scalars.values(), y, **started.constants,
         num_warps=started.num_warps,
     )  # fmt: skip
     return [y]

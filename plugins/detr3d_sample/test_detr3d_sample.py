@@ -43,8 +43,8 @@ def _as_published(inputs: list[torch.Tensor], trial: Trial) -> torch.Tensor:
 
 @pytest.mark.parametrize("trial", trials(OP, ("fp32",)), ids=str)
 def test_the_reference_is_what_the_authors_compute(trial: Trial) -> None:
-    given = [torch.from_numpy(x).double() for x in trial.inputs if x is not None]
-    torch.testing.assert_close(torch.from_numpy(trial.expected[0]), _as_published(given, trial))
+    inputs = [torch.from_numpy(x).double() for x in trial.inputs if x is not None]
+    torch.testing.assert_close(torch.from_numpy(trial.expected[0]), _as_published(inputs, trial))
 
 
 def test_points_are_seen_and_unseen() -> None:

@@ -25,8 +25,8 @@ def _maker(
         centre, size = generator.random((images, boxes, 2)), generator.random((images, boxes, 2)) * 0.4 + 0.1
         parts = [centre, size] if is_centered else [centre - size / 2, centre + size / 2]
         scores = np.stack([generator.permutation(1024)[: boxes * classes] for _ in range(images)]) / np.float32(1024)
-        given = np.round(np.concatenate(parts, -1) * 512).astype(np.float32) / 512
-        return [given, scores.reshape(images, boxes, classes).astype(np.float32)]
+        ends = np.round(np.concatenate(parts, -1) * 512).astype(np.float32) / 512
+        return [ends, scores.reshape(images, boxes, classes).astype(np.float32)]
 
     return make
 

@@ -35,13 +35,13 @@ def _activated(score, HAS_SIGMOID: tl.constexpr):
 
 @triton.jit
 def _best(
-    boxes_ptr, scores_ptr, kinds_ptr, S, C, kind, found, below,
+    boxes_ptr, scores_ptr, kinds_ptr, S, C, kind, count, below,
     IOU: tl.constexpr, SCORE: tl.constexpr, IS_CENTERED: tl.constexpr, HAS_SIGMOID: tl.constexpr,
     IS_AGNOSTIC: tl.constexpr, BLOCK: tl.constexpr, NONE: tl.constexpr,
 ):  # fmt: skip
-    """Return the highest rank under `below` of a pair of a class, or of any, that none found bars; else NONE.
+    """Return the highest rank under `below` of a pair of a class, or of any, that no kept one bars; else NONE.
 
-    kinds_ptr: classes of what was found; behind each stands its box's number, see `efficient_nms`.
+    kinds_ptr: classes of the pairs kept so far; behind each stands its box's number, see `efficient_nms`.
     """
     best = tl.full((BLOCK,), NONE, tl.int64)
     pairs = S * C if IS_AGNOSTIC else S
@@ -54,7 +54,7 @@ def _best(
         ranked = tl.where(ranked < below, ranked, NONE)
         if tl.reduce(ranked, 0, _larger) > NONE:
             boxes = boxes_ptr + number // C * 4
-            for turn in range(found):
+            for turn in range(count):
                 other = tl.load(kinds_ptr + turn)
                 if (kind if IS_AGNOSTIC else other % C) == kind:
                     is_barred = _bars(boxes_ptr + other // C * 4, boxes, ranked > NONE, IOU, IS_CENTERED)
@@ -65,20 +65,20 @@ def _best(
 
 @triton.jit
 def _write(
-    boxes_ptr, scores_ptr, kept, C, found, MOST: tl.constexpr, HAS_SIGMOID: tl.constexpr, ROOM: tl.constexpr
+    boxes_ptr, scores_ptr, kept, C, count, MOST: tl.constexpr, HAS_SIGMOID: tl.constexpr, ROOM: tl.constexpr
 ):  # fmt: skip
-    """Write what was found, then zeros. kept: boxes, scores, and numbers of pairs, which become their classes."""
+    """Write the kept pairs, then zeros. kept: boxes, scores, and numbers of pairs, which become their classes."""
     kept_boxes_ptr, kept_scores_ptr, numbers_ptr = kept
     turn = tl.arange(0, ROOM)
-    is_found, is_there = turn < found, turn < MOST
-    number = tl.load(numbers_ptr + turn, mask=is_found, other=0)
-    score = tl.load(scores_ptr + number, mask=is_found, other=0.0).to(tl.float32)
-    score = tl.where(is_found, _activated(score, HAS_SIGMOID), 0.0)
+    is_kept, is_there = turn < count, turn < MOST
+    number = tl.load(numbers_ptr + turn, mask=is_kept, other=0)
+    score = tl.load(scores_ptr + number, mask=is_kept, other=0.0).to(tl.float32)
+    score = tl.where(is_kept, _activated(score, HAS_SIGMOID), 0.0)
     tl.debug_barrier()  # all numbers are read
     tl.store(numbers_ptr + turn, number % C, mask=is_there)
     tl.store(kept_scores_ptr + turn, score.to(kept_scores_ptr.dtype.element_ty), mask=is_there)
     for side in tl.static_range(4):
-        end = tl.load(boxes_ptr + number // C * 4 + side, mask=is_found, other=0.0)
+        end = tl.load(boxes_ptr + number // C * 4 + side, mask=is_kept, other=0.0)
         tl.store(kept_boxes_ptr + turn * 4 + side, end, mask=is_there)
 
 
@@ -100,23 +100,23 @@ def efficient_nms(
         first = _best(boxes, scores, numbers, S, C, kind, 0, -1 - NONE,
                       IOU, SCORE, IS_CENTERED, HAS_SIGMOID, IS_AGNOSTIC, BLOCK, NONE)  # fmt: skip
         best = tl.where(kinds == kind, first, best)
-    found = 0
+    count = 0
     top = tl.reduce(best, 0, _larger)
     while top > NONE:
         number = _number_of(top)
-        tl.store(numbers + found, number)
+        tl.store(numbers + count, number)
         tl.debug_barrier()  # the number is there for all threads
-        found += 1
+        count += 1
         kind = number * 0 if IS_AGNOSTIC else number % C
-        after = _best(boxes, scores, numbers, S, C, kind, found, top,
+        after = _best(boxes, scores, numbers, S, C, kind, count, top,
                       IOU, SCORE, IS_CENTERED, HAS_SIGMOID, IS_AGNOSTIC, BLOCK, NONE)  # fmt: skip
         best = tl.where(kinds == kind, after, best)
         top = tl.reduce(best, 0, _larger)
-        if found == MOST:
+        if count == MOST:
             top = tl.full((), NONE, tl.int64)
-    tl.store(count_ptr + image, found)
+    tl.store(count_ptr + image, count)
     kept = kept_boxes_ptr + image * MOST * 4, kept_scores_ptr + image * MOST, numbers
-    _write(boxes, scores, kept, C, found, MOST, HAS_SIGMOID, ROOM)
+    _write(boxes, scores, kept, C, count, MOST, HAS_SIGMOID, ROOM)
 
 
 def plan(
@@ -151,11 +151,11 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: EfficientNmsAttrib
     images, most = scores.shape[0], attributes.max_output_boxes
     shapes = (((images, 1), torch.int32), ((images, most, 4), boxes.dtype), ((images, most), scores.dtype),
               ((images, most), torch.int32))  # fmt: skip
-    made = [torch.full(shape, _NOT_WRITTEN, dtype=dtype, device=boxes.device) for shape, dtype in shapes]
+    outputs = [torch.full(shape, _NOT_WRITTEN, dtype=dtype, device=boxes.device) for shape, dtype in shapes]
     efficient_nms[started.grid](
-        boxes, scores, *started.scalars.values(), *made, **started.constants, num_warps=started.num_warps
+        boxes, scores, *started.scalars.values(), *outputs, **started.constants, num_warps=started.num_warps
     )
-    return made
+    return outputs
 
 
 def to_compile(dtype: DType, started: Launch) -> Kernel:

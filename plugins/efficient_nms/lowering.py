@@ -12,7 +12,6 @@ from trtkit.network.lowering.boxes import corners, overlaps
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.dtypes import DType
     from trtkit.network.lowering.ops import Ops, T
 
     from .op import EfficientNmsAttributes
@@ -32,9 +31,9 @@ def lower(o: Ops[T], inputs: Sequence[T | None], attributes: EfficientNmsAttribu
     most, classes = attributes.max_output_boxes, scores.shape[2]
     with o.fp32():
         ends = corners(o, o.cast(boxes, FP32), is_centered=attributes.is_centered)
-        given = o.cast(scores, FP32)
-        given = o.unary("sigmoid", given) if attributes.has_sigmoid else given
-        left = o.select(given > attributes.score_threshold, given, given * 0.0 + _GONE)
+        compared = o.cast(scores, FP32)
+        compared = o.unary("sigmoid", compared) if attributes.has_sigmoid else compared
+        left = o.select(compared > attributes.score_threshold, compared, compared * 0.0 + _GONE)
         kinds = o.constant(np.arange(classes, dtype=np.int32).reshape(1, 1, classes))
         numbers = o.reshape(o.arange(o.size(scores, 1), INT32), [1, -1, 1]) * classes + kinds  # [1, S, C]
         turn = o.constant(np.full((1, 1, 1), most, np.float32))
@@ -52,23 +51,23 @@ def lower(o: Ops[T], inputs: Sequence[T | None], attributes: EfficientNmsAttribu
             gone = left * 0.0 + _GONE
             return [o.select(o.binary("or", is_best, hit), gone, left), turns, turn - 1.0, ends, numbers]
 
-        turns = o.repeat(most, [left, given * 0.0, turn, ends, numbers], step)[1]
-        return _kept(o, (boxes, scores.dtype, given), turns, most)
+        turns = o.repeat(most, [left, compared * 0.0, turn, ends, numbers], step)[1]
+        count, best, score, kind = _kept(o, boxes, compared, turns, most)
+        return [count, best, o.cast(score, scores.dtype), kind]
 
 
-def _kept(o: Ops[T], given: tuple[T, DType, T], turns: T, most: int) -> list[T]:
-    """Return the outputs, zero where there is nothing. given: boxes, the type of scores, scores as compared."""
-    boxes, dtype, scores = given
+def _kept(o: Ops[T], boxes: T, scores: T, turns: T, most: int) -> tuple[T, T, T, T]:
+    """Return the outputs, zero where there is nothing. scores: as compared, whose type the kept ones have."""
     classes = scores.shape[2]
     value, at = o.top_k(o.pad(o.reshape(turns, [0, -1]), 1, 0, most), most)  # [B, M]
     is_kept = o.cast(value > 0.0, INT32)
     at = at * is_kept
     kept = o.cast(is_kept, FP32)
     box = o.unsqueeze(o.binary("floor_div", at, classes), 2)
-    found = o.gather_nd(o.cast(boxes, FP32), box, batch_dims=1) * o.unsqueeze(kept, 2)
+    best_boxes = o.gather_nd(o.cast(boxes, FP32), box, batch_dims=1) * o.unsqueeze(kept, 2)
     score = o.gather_elements(o.reshape(scores, [0, -1]), at, 1) * kept
     count = o.cast(o.reduce("sum", kept, [1], keep=True), INT32)
-    return [count, o.cast(found, boxes.dtype), o.cast(score, dtype), _kind(o, at, classes)]
+    return count, o.cast(best_boxes, boxes.dtype), score, _kind(o, at, classes)
 
 
 def _kind(o: Ops[T], number: T, classes: int) -> T:

@@ -37,12 +37,12 @@ def reference(inputs: Sequence[Tensor | None], attributes: EfficientNmsAttribute
 
 
 def _selected(boxes: Tensor, scores: Tensor, attributes: EfficientNmsAttributes) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     for number in torch.argsort(scores.flatten(), descending=True, stable=True).tolist():
         box, kind = divmod(number, scores.shape[1])
-        if len(found) == attributes.max_output_boxes or scores[box, kind] <= attributes.score_threshold:
+        if len(pairs) == attributes.max_output_boxes or scores[box, kind] <= attributes.score_threshold:
             break
-        rivals = [other for other, its in found if attributes.is_class_agnostic or its == kind]
+        rivals = [other for other, its in pairs if attributes.is_class_agnostic or its == kind]
         if all(iou(boxes[box], boxes[other]) <= attributes.iou_threshold for other in rivals):
-            found.append((box, kind))
-    return found
+            pairs.append((box, kind))
+    return pairs

@@ -61,8 +61,8 @@ def test_the_kernel_looks_at_pairs_in_blocks(monkeypatch: pytest.MonkeyPatch, is
     scores[:, 20:30] = 0.75  # equal scores: the first box comes first, then the first class
     attributes = OP.attributes(25, 0.1, 0.3, is_class_agnostic=is_agnostic)
     wanted = OP.part("reference").reference([boxes, scores], attributes)
-    for found, want in zip(kernels.launch([boxes, scores], attributes), wanted, strict=True):
-        torch.testing.assert_close(found, want)
+    for output, want in zip(kernels.launch([boxes, scores], attributes), wanted, strict=True):
+        torch.testing.assert_close(output, want)
 
 
 @pytest.mark.parametrize(

@@ -29,12 +29,12 @@ def lower(o: Ops[T], inputs: Sequence[T | None], attributes: GridSample3dAttribu
         volume, places = o.cast(x, FP32), o.cast(grid, FP32)
         if form == NATIVE:
             how = {"mode": attributes.mode, "padding": attributes.padding}
-            made = o.grid_sample(volume, places, align_corners=attributes.align_corners, **how)
+            y = o.grid_sample(volume, places, align_corners=attributes.align_corners, **how)
         else:
             pixels = _pixels(o, volume, places, attributes)
             sample = _by_planes if form == PLANES else _by_gathers
-            made = sample(o, volume, pixels)
-    return [o.cast(made, x.dtype)]
+            y = sample(o, volume, pixels)
+    return [o.cast(y, x.dtype)]
 
 
 def _pixels(o: Ops[T], volume: T, places: T, attributes: GridSample3dAttributes) -> list[T]:

@@ -35,8 +35,8 @@ def _maker(
         locations = generator.uniform(0.5 - reach, 0.5 + reach, (batch, queries, heads, levels, points, 2))
         weights = generator.random((batch, queries, heads, levels * points))
         weights /= weights.sum(-1, keepdims=True)
-        made = (value, locations, weights.reshape(batch, queries, heads, levels, points))
-        return [array.astype(np.float32) for array in made]
+        arrays = (value, locations, weights.reshape(batch, queries, heads, levels, points))
+        return [array.astype(np.float32) for array in arrays]
 
     return make
 

@@ -38,10 +38,10 @@ def _inputs(points: int) -> list[torch.Tensor]:
 
 def test_the_reference_is_what_deformable_detr_computes() -> None:
     value, locations, weights = _inputs(12)
-    given = (locations.reshape(2, 7, 4, 3, 4, 2), weights.reshape(2, 7, 4, 3, 4))
-    want = MultiScaleDeformableAttention()(value, torch.tensor(SIZES), SIZES, torch.tensor([0]), *given, 64)
+    samples = (locations.reshape(2, 7, 4, 3, 4, 2), weights.reshape(2, 7, 4, 3, 4))
+    want = MultiScaleDeformableAttention()(value, torch.tensor(SIZES), SIZES, torch.tensor([0]), *samples, 64)
     attributes = OP.attributes(tuple(size for pair in SIZES for size in pair))
-    torch.testing.assert_close(OP.part("reference").reference([value, *given], attributes)[0], want)
+    torch.testing.assert_close(OP.part("reference").reference([value, *samples], attributes)[0], want)
 
 
 @pytest.mark.parametrize("is_discrete", [False, True])
@@ -56,8 +56,8 @@ def test_the_function_is_what_rt_detr_v2_computes(form: str, is_discrete: bool) 
     value, locations, weights = (graph.input(f"x{place}", FP32, (-1, *x.shape[1:])) for place, x in enumerate(inputs))
     levels = Levels(SIZES, points, is_discrete)
     graph.output(deformable_attention(TrtOps(graph), value, (locations, weights), levels, form), "y")
-    made = Executor(BACKEND, graph.network).run({f"x{place}": x for place, x in enumerate(inputs)})["y"]
-    torch.testing.assert_close(made, want, atol=1e-5, rtol=1e-5)
+    output = Executor(BACKEND, graph.network).run({f"x{place}": x for place, x in enumerate(inputs)})["y"]
+    torch.testing.assert_close(output, want, atol=1e-5, rtol=1e-5)
 
 
 def _mmcv_model(*, is_constant: bool) -> onnx.ModelProto:
@@ -73,14 +73,14 @@ def _mmcv_model(*, is_constant: bool) -> onnx.ModelProto:
     nodes.append(
         helper.make_node("MMCVMultiScaleDeformableAttention", names, ["y"], "cross", domain="mmcv", im2col_step=64)
     )
-    given: dict[str, list[str | int | None]] = {
+    sizes: dict[str, list[str | int | None]] = {
         "value": ["B", 138, 4, 8],
         "locations": ["B", 7, 4, 3, 4, 2],
         "weights": ["B", 7, 4, 3, 4],
     }
     if not is_constant:
-        given["s"] = [9, 11, 5, 6, 3, 3]
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in given.items()]
+        sizes["s"] = [9, 11, 5, 6, 3, 3]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in sizes.items()]
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["B", 7, 32])]
     imports = [helper.make_opsetid("", 13), helper.make_opsetid("mmcv", 1)]
     graph = helper.make_graph(nodes, "g", inputs, outputs, weights)
@@ -89,13 +89,13 @@ def _mmcv_model(*, is_constant: bool) -> onnx.ModelProto:
 
 def test_mmcv_becomes_a_function_that_computes_the_same() -> None:
     value, locations, weights = _inputs(12)
-    given = (locations.reshape(2, 7, 4, 3, 4, 2), weights.reshape(2, 7, 4, 3, 4))
-    want = MultiScaleDeformableAttention()(value, torch.tensor(SIZES), SIZES, torch.tensor([0]), *given, 64)
-    model, said = custom_ops.replace(_mmcv_model(is_constant=True))
-    assert said == "1 MsDeformAttn from mmcv::MMCVMultiScaleDeformableAttention"
-    feed = {"value": value.numpy(), "locations": given[0].numpy(), "weights": given[1].numpy()}
-    made = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feed)[0]
-    np.testing.assert_allclose(made, want.numpy(), atol=1e-5)
+    samples = (locations.reshape(2, 7, 4, 3, 4, 2), weights.reshape(2, 7, 4, 3, 4))
+    want = MultiScaleDeformableAttention()(value, torch.tensor(SIZES), SIZES, torch.tensor([0]), *samples, 64)
+    model, summary = custom_ops.replace(_mmcv_model(is_constant=True))
+    assert summary == "1 MsDeformAttn from mmcv::MMCVMultiScaleDeformableAttention"
+    feed = {"value": value.numpy(), "locations": samples[0].numpy(), "weights": samples[1].numpy()}
+    output = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feed)[0]
+    np.testing.assert_allclose(output, want.numpy(), atol=1e-5)
 
 
 def test_shapes_that_are_computed_wait_for_folding_and_are_then_refused() -> None:

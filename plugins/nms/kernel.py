@@ -34,10 +34,10 @@ _bars, _larger, _number_of, _rank = (triton.jit(function) for function in (bars,
 
 @triton.jit
 def _best(
-    boxes_ptr, scores_ptr, rows_ptr, S, found, below,
+    boxes_ptr, scores_ptr, rows_ptr, S, count, below,
     IOU: tl.constexpr, SCORE: tl.constexpr, IS_CENTERED: tl.constexpr, BLOCK: tl.constexpr, NONE: tl.constexpr,
 ):  # fmt: skip
-    """Return the highest rank under `below` of a box that none of the rows found bars; NONE where none is left."""
+    """Return the highest rank under `below` of a box that none of the rows so far bars; NONE where none is left."""
     best = tl.full((BLOCK,), NONE, tl.int64)
     for start in range(0, S, BLOCK):
         box = start + tl.arange(0, BLOCK)
@@ -45,7 +45,7 @@ def _best(
         ranked = tl.where((box < S) & (score > SCORE), _rank(score, box), NONE)
         ranked = tl.where(ranked < below, ranked, NONE)
         if tl.reduce(ranked, 0, _larger) > NONE:
-            for turn in range(found):
+            for turn in range(count):
                 other = tl.load(rows_ptr + turn * 3 + 2).to(tl.int32)
                 is_barred = _bars(boxes_ptr + other * 4, boxes_ptr + box * 4, ranked > NONE, IOU, IS_CENTERED)
                 ranked = tl.where(is_barred, NONE, ranked)
@@ -63,19 +63,19 @@ def nms(
     row = tl.full((), 0, tl.int32)
     for kind in range(B * C):
         boxes, scores, rows = boxes_ptr + kind // C * S * 4, scores_ptr + kind * S, selected_ptr + row * 3
-        found = 0
-        best = _best(boxes, scores, rows, S, found, -1 - NONE, IOU, SCORE, IS_CENTERED, BLOCK, NONE)
+        count = 0
+        best = _best(boxes, scores, rows, S, count, -1 - NONE, IOU, SCORE, IS_CENTERED, BLOCK, NONE)
         while best > NONE:
-            tl.store(rows + found * 3, (kind // C).to(tl.int64))
-            tl.store(rows + found * 3 + 1, (kind % C).to(tl.int64))
-            tl.store(rows + found * 3 + 2, _number_of(best).to(tl.int64))
+            tl.store(rows + count * 3, (kind // C).to(tl.int64))
+            tl.store(rows + count * 3 + 1, (kind % C).to(tl.int64))
+            tl.store(rows + count * 3 + 2, _number_of(best).to(tl.int64))
             tl.debug_barrier()  # the rows are there for all threads
-            found += 1
-            if found < MOST:
-                best = _best(boxes, scores, rows, S, found, best, IOU, SCORE, IS_CENTERED, BLOCK, NONE)
+            count += 1
+            if count < MOST:
+                best = _best(boxes, scores, rows, S, count, best, IOU, SCORE, IS_CENTERED, BLOCK, NONE)
             else:
                 best = tl.full((), NONE, tl.int64)
-        row += found
+        row += count
     tl.store(count_ptr, row.to(tl.int64))
     for start in range(row * 3, B * C * MOST * 3, BLOCK):
         at = start + tl.arange(0, BLOCK)

@@ -24,8 +24,8 @@ def reference(inputs: Sequence[Tensor | None], attributes: NmsAttributes) -> lis
     rows = []
     for image in range(scores.shape[0]):
         for kind in range(scores.shape[1]):
-            found = _selected(corners(boxes[image], attributes.is_centered), scores[image, kind], attributes)
-            rows += [(image, kind, box) for box in found]
+            boxes_kept = _selected(corners(boxes[image], attributes.is_centered), scores[image, kind], attributes)
+            rows += [(image, kind, box) for box in boxes_kept]
     most = scores.shape[0] * scores.shape[1] * attributes.max_output_boxes
     selected = torch.full((most, 3), -1, dtype=torch.int64)
     if rows:
@@ -34,10 +34,10 @@ def reference(inputs: Sequence[Tensor | None], attributes: NmsAttributes) -> lis
 
 
 def _selected(boxes: Tensor, scores: Tensor, attributes: NmsAttributes) -> list[int]:
-    found: list[int] = []
+    kept: list[int] = []
     for box in torch.argsort(scores, descending=True, stable=True).tolist():
-        if len(found) == attributes.max_output_boxes or scores[box] <= attributes.score_threshold:
+        if len(kept) == attributes.max_output_boxes or scores[box] <= attributes.score_threshold:
             break
-        if all(iou(boxes[box], boxes[other]) <= attributes.iou_threshold for other in found):
-            found.append(box)
-    return found
+        if all(iou(boxes[box], boxes[other]) <= attributes.iou_threshold for other in kept):
+            kept.append(box)
+    return kept

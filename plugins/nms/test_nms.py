@@ -47,12 +47,12 @@ def test_its_first_rows_are_those_of_onnx_runtime(is_centered: int, seed: int) -
     scores = generator.random((2, 3, 60)).astype(np.float32)
     model = _model(["b", "s", 4], ["b", 3, "s"], _NUMBERS, center_point_box=is_centered)
     wanted = _run(model, {"boxes": boxes, "scores": scores})
-    lowered, said = custom_ops.lower(model)
-    assert said == "1 Nms from NonMaxSuppression"
-    found = _run(lowered, {"boxes": boxes, "scores": scores})
-    assert found.shape == (2 * 3 * 6, 3)
-    np.testing.assert_array_equal(found[: len(wanted)], wanted)
-    assert (found[len(wanted) :] == -1).all()
+    lowered, summary = custom_ops.lower(model)
+    assert summary == "1 Nms from NonMaxSuppression"
+    rows = _run(lowered, {"boxes": boxes, "scores": scores})
+    assert rows.shape == (2 * 3 * 6, 3)
+    np.testing.assert_array_equal(rows[: len(wanted)], wanted)
+    assert (rows[len(wanted) :] == -1).all()
 
 
 def _node(**attributes: object) -> ForeignNode:
@@ -98,8 +98,8 @@ def test_the_kernel_looks_at_boxes_in_blocks(monkeypatch: pytest.MonkeyPatch) ->
     scores[:, :, 20:30] = 0.75  # equal scores: the first box comes first
     attributes = OP.attributes(20, 0.3, 0.1)
     wanted = OP.part("reference").reference([boxes, scores], attributes)
-    for found, want in zip(kernels.launch([boxes, scores], attributes), wanted, strict=True):
-        torch.testing.assert_close(found, want)
+    for output, want in zip(kernels.launch([boxes, scores], attributes), wanted, strict=True):
+        torch.testing.assert_close(output, want)
 
 
 def test_more_rows_than_one_program_should_select_stay_with_the_lowering() -> None:

@@ -66,10 +66,10 @@ def _sampled(image_ptr, y, x, H, W, mask, MODE: tl.constexpr):
         picked = tl.load(image_ptr + (at_y * W + at_x).to(tl.int32)[None, :], mask=mask, other=0.0)
         part = picked.to(tl.float32) * (weight_y * weight_x)[None, :]
         if corner == 0:
-            made = part
+            result = part
         else:
-            made = tl.maximum(made, part) if MODE == 2 else made + part
-    return made
+            result = tl.maximum(result, part) if MODE == 2 else result + part
+    return result
 
 
 @triton.jit

@@ -34,6 +34,15 @@ class _Axis(Generic[T]):
     samples: int
 
 
+@dataclass(frozen=True)
+class _Samples(Generic[T]):
+    """The samples of all boxes. image: the number of each box's image [R, 1]."""
+
+    rows: _Axis[T]
+    columns: _Axis[T]
+    image: T
+
+
 def lower(o: Ops[T], inputs: Sequence[T | None], attributes: RoiAlignAttributes, form: str) -> list[T]:
     """Sample, leave out what does not count, and join the samples of each bin."""
     x, rois, images = inputs
@@ -44,15 +53,15 @@ def lower(o: Ops[T], inputs: Sequence[T | None], attributes: RoiAlignAttributes,
         first = 0 if images is not None else 1
         image = o.unsqueeze(o.cast(images, FP32), 1) if images is not None else o.take(rois, 1, 0, 1)  # [R, 1]
         ends = [o.take(rois, 1, first + place, 1) for place in range(4)]  # x1, y1, x2, y2
-        rows = _axis(o, x, (2, ends[1], ends[3]), attributes)
-        columns = _axis(o, x, (3, ends[0], ends[2]), attributes)
-        y = _joined(o, x, (rows, columns, image), attributes, form)
+        rows = _axis(o, x, 2, (ends[1], ends[3]), attributes)
+        columns = _axis(o, x, 3, (ends[0], ends[2]), attributes)
+        y = _joined(o, x, _Samples(rows, columns, image), attributes, form)
     return [o.cast(y, x.dtype)]
 
 
-def _axis(o: Ops[T], x: T, given: tuple[int, T, T], attributes: RoiAlignAttributes) -> _Axis[T]:
-    """Return the samples along height or width. given: the axis, and where boxes begin and end on it [R, 1]."""
-    axis, low, high = given
+def _axis(o: Ops[T], x: T, axis: int, edges: tuple[T, T], attributes: RoiAlignAttributes) -> _Axis[T]:
+    """Return the samples along height or width. edges: where boxes begin and end on the axis [R, 1]."""
+    low, high = edges
     bins = attributes.output_size[axis - 2]
     shift = 0.5 if attributes.is_aligned else 0.0
     start = low * attributes.spatial_scale - shift
@@ -74,27 +83,27 @@ def _axis(o: Ops[T], x: T, given: tuple[int, T, T], attributes: RoiAlignAttribut
     return _Axis(o.clip(at, 0.0, size - 1.0), seen, share, bins, samples)
 
 
-def _joined(o: Ops[T], x: T, given: tuple[_Axis[T], _Axis[T], T], attributes: RoiAlignAttributes, form: str) -> T:
+def _joined(o: Ops[T], x: T, samples: _Samples[T], attributes: RoiAlignAttributes, form: str) -> T:
     """Return [R, C, Ho, Wo] in fp32."""
-    rows, columns, image = given
+    rows, columns = samples.rows, samples.columns
     height, channels = o.size_number(x, 2), x.shape[1]
     tall = o.reshape(o.transpose(o.cast(x, FP32), (1, 0, 2, 3)), [1, channels, -1, o.size(x, 3)])  # [1, C, B * H, W]
-    y = o.unsqueeze(rows.at + image * height, 2)  # [R, Ho * S, 1]
+    y = o.unsqueeze(rows.at + samples.image * height, 2)  # [R, Ho * S, 1]
     at = o.unsqueeze(columns.at, 1)  # [R, 1, Wo * S]
     points = [1, -1, columns.bins * columns.samples]
     places = (o.reshape(y * 0.0 + at, points), o.reshape(y + at * 0.0, points))
     seen = o.reshape(o.unsqueeze(rows.is_seen, 2) * o.unsqueeze(columns.is_seen, 1), [1, *points])
-    found = _sampled(o, tall, places, attributes.mode, form)
+    sampled = _sampled(o, tall, places, attributes.mode, form)
     split = [channels, -1, rows.bins, rows.samples, columns.bins, columns.samples]
     if attributes.mode == "avg":
-        y = o.reduce("sum", o.reshape(found * seen, split), (3, 5))  # [C, R, Ho, Wo]
+        y = o.reduce("sum", o.reshape(sampled * seen, split), (3, 5))  # [C, R, Ho, Wo]
         y = o.transpose(y, (1, 0, 2, 3))
         return y * _spread(o, rows.share) * _spread(o, columns.share)
     # A sample outside counts as zero, one that a bin does not have not at all.
     is_there = _is_there(o, rows, columns)
-    found = o.reshape(found * seen, split)
-    found = found if is_there is None else o.select(is_there, found, found * 0.0 - 3.0e38)
-    return o.transpose(o.reduce("max", found, (3, 5)), (1, 0, 2, 3))
+    sampled = o.reshape(sampled * seen, split)
+    sampled = sampled if is_there is None else o.select(is_there, sampled, sampled * 0.0 - 3.0e38)
+    return o.transpose(o.reduce("max", sampled, (3, 5)), (1, 0, 2, 3))
 
 
 def _spread(o: Ops[T], share: T | float) -> T | float:

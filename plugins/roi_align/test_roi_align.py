@@ -67,7 +67,7 @@ def test_boxes_of_another_length_are_refused() -> None:
 
 def test_the_kernel_reads_no_image_that_is_not_there() -> None:
     x, rois = torch.rand(2, 3, 6, 7), torch.tensor([[1.0, 1.0, 5.0, 5.0]] * 3)
-    (found,) = load_kernels(OP, interpreted=True).launch([x, rois, torch.tensor([-1, 1, 2])], OP.attributes((2, 2), 2))
-    assert (found[0] == 0).all()
-    assert (found[1] != 0).all()
-    assert (found[2] == 0).all()
+    (output,) = load_kernels(OP, interpreted=True).launch([x, rois, torch.tensor([-1, 1, 2])], OP.attributes((2, 2), 2))
+    assert (output[0] == 0).all()
+    assert (output[1] != 0).all()
+    assert (output[2] == 0).all()

@@ -79,7 +79,7 @@ def locked(path: Path, busy: str = "another build is writing this folder", optio
     Raises BundleError that says `busy` while another has it. option: that chooses the folder.
     """
     lock = path.parent / f".{path.name}.lock"
-    made = [parent for parent in path.parents if not parent.exists()]
+    new_parents = [parent for parent in path.parents if not parent.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = _acquire(lock)
@@ -94,7 +94,7 @@ def locked(path: Path, busy: str = "another build is writing this folder", optio
     finally:
         lock.unlink(missing_ok=True)
         os.close(descriptor)
-        _remove_empty(made)
+        _remove_empty(new_parents)
 
 
 def _acquire(lock: Path) -> int:

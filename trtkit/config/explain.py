@@ -68,15 +68,19 @@ def _model_at(model: type[BaseModel], key_path: KeyPath) -> type[BaseModel] | No
     """Return the model class found at `key_path` below `model`."""
     current: Any = model
     for part in key_path:
-        models = [member for member in _members(current) if isinstance(member, type) and issubclass(member, BaseModel)]
-        fields = {name: field.annotation for each in models for name, field in each.model_fields.items()}
+        fields = {name: field.annotation for each in _models(current) for name, field in each.model_fields.items()}
         if part in fields:
             current = fields[str(part)]
         else:
             arguments = [arg for member in _members(current) for arg in typing.get_args(member)]
             current = arguments[-1] if arguments else None
-    found = [member for member in _members(current) if isinstance(member, type) and issubclass(member, BaseModel)]
-    return found[0] if found else None
+    return next(iter(_models(current)), None)
+
+
+def _models(annotation: object) -> list[type[BaseModel]]:
+    """Return the model classes among the members of a union."""
+    members = (member for member in _members(annotation) if isinstance(member, type))
+    return [member for member in members if issubclass(member, BaseModel)]
 
 
 def _members(annotation: Any) -> list[Any]:

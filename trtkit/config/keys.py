@@ -27,5 +27,5 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
         return annotation
     if typing.get_origin(annotation) in {list, tuple, dict}:
         return None
-    found = (_model_in(argument) for argument in typing.get_args(annotation))
-    return next((model for model in found if model is not None), None)
+    models = (_model_in(argument) for argument in typing.get_args(annotation))
+    return next((model for model in models if model is not None), None)

@@ -136,8 +136,8 @@ def _validate(data: dict[str, Any], file: YamlFile, origins: dict[KeyPath, str])
         for length in range(len(key_path), 0, -1):
             if key_path[:length] in origins:
                 return origins[key_path[:length]]
-        made = [origin for path, origin in origins.items() if path[: len(key_path)] == key_path]
-        return made[0] if made and key_path not in file.lines else file.where(key_path)
+        set_below = [origin for path, origin in origins.items() if path[: len(key_path)] == key_path]
+        return set_below[0] if set_below and key_path not in file.lines else file.where(key_path)
 
     try:
         return ModelConfig.model_validate(data)

@@ -100,14 +100,14 @@ def _put(parent: Any, key: str | int, value: Any, origin: str) -> None:
 
 def _step_into(parent: Any, part: str | int, following: str | int, origin: str) -> Any:
     """Return the child `part`, made where it is missing: a list where an index follows, else a mapping."""
-    made: Any = [] if isinstance(following, int) else {}
+    child: Any = [] if isinstance(following, int) else {}
     if isinstance(parent, dict):
         if parent.get(str(part)) is None:
-            parent[str(part)] = made
+            parent[str(part)] = child
         return parent[str(part)]
     if isinstance(parent, list) and isinstance(part, int) and part <= len(parent):
         if part == len(parent):
-            parent.append(made)
+            parent.append(child)
         return parent[part]
     raise _error(origin, f"`{part}` is neither a key nor an index there")
 

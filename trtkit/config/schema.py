@@ -105,9 +105,9 @@ class Source(StrictModel):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        given = [name for name in SOURCE_KINDS if getattr(self, name) is not None]
-        if len(given) != 1:
-            named = " and ".join(f"`{name}`" for name in given) or "none"
+        kinds_in_use = [name for name in SOURCE_KINDS if getattr(self, name) is not None]
+        if len(kinds_in_use) != 1:
+            named = " and ".join(f"`{name}`" for name in kinds_in_use) or "none"
             kinds = ", ".join(f"`{name}`" for name in SOURCE_KINDS)
             raise ValueError(f"give exactly one of {kinds}; got {named}")
         return self

@@ -25,8 +25,8 @@ class Resize(StrictModel):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        given = [name for name, value in self.model_dump().items() if value is not None]
-        if len(given) != 1:
+        names = [name for name, value in self.model_dump().items() if value is not None]
+        if len(names) != 1:
             raise ValueError("give exactly one of `exact`, `shortest_edge`, `longest_edge`, `height`")
         return self
 

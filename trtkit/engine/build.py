@@ -78,10 +78,10 @@ def _adopted(bundle: Bundle, inputs: BuildInputs) -> Bundle:
     That is where the source lies, how inputs are made, what the outputs mean and how they are verified; a result of
     verifying something else is dropped.
     """
-    asked = {"config": inputs.config, "target": inputs.target, "sources": inputs.sources}
-    if all(getattr(bundle.manifest, key) == value for key, value in asked.items()):
+    unhashed = {"config": inputs.config, "target": inputs.target, "sources": inputs.sources}
+    if all(getattr(bundle.manifest, key) == value for key, value in unhashed.items()):
         return bundle
-    manifest = bundle.manifest.model_copy(update={**asked, "verify": None})
+    manifest = bundle.manifest.model_copy(update={**unhashed, "verify": None})
     write_json(bundle.path / MANIFEST, manifest.model_dump(mode="json"))
     return Bundle(bundle.path, manifest)
 

@@ -54,13 +54,13 @@ def build_key(
 
     sources: the model's files, then those that it is calibrated on.
     """
-    asked = config.model_dump(mode="json", exclude={"description", "target", "preprocess", "task", "verify"})
+    settings = config.model_dump(mode="json", exclude={"description", "target", "preprocess", "task", "verify"})
     digests = [source.sha256 for source in sources]
-    asked["source"] = _without_paths(asked["source"])
-    if asked["quantize"] is not None:
-        asked["quantize"] = _without_data(asked["quantize"])
+    settings["source"] = _without_paths(settings["source"])
+    if settings["quantize"] is not None:
+        settings["quantize"] = _without_data(settings["quantize"])
     where = {"backend": backend, "compute_capabilities": target.compute_capabilities}
-    text = json.dumps([asked, digests, where, dict(tools)], sort_keys=True)
+    text = json.dumps([settings, digests, where, dict(tools)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -74,10 +74,10 @@ def _without_data(options: dict[str, Any]) -> dict[str, Any]:
     """Return what `quantize` asks for, its data numbered in the place of paths: their digests come in that order."""
     numbers: dict[str, int] = {}
 
-    def numbered(asked: dict[str, Any]) -> dict[str, Any]:
-        data = asked["calibration"]["data"]
+    def numbered(settings: dict[str, Any]) -> dict[str, Any]:
+        data = settings["calibration"]["data"]
         number = None if data is None else numbers.setdefault(data, len(numbers))
-        return {**asked, "calibration": {**asked["calibration"], "data": number}}
+        return {**settings, "calibration": {**settings["calibration"], "data": number}}
 
     whole = numbered(options)
     return {**whole, "parts": {name: numbered(part) for name, part in options["parts"].items()}}

@@ -94,11 +94,11 @@ def _cut(model: onnx.ModelProto, node: onnx.NodeProto) -> None:
     import onnx
 
     known = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
-    made = [name for name in node.output if name]
+    outputs = [name for name in node.output if name]
     model.graph.node.remove(node)
     used = {name for other in all_nodes(model.graph) for name in other.input}
     used |= {value.name for value in model.graph.output}
-    for name in made:
+    for name in outputs:
         if name not in used:
             continue
         value = known.get(name)

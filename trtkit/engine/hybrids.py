@@ -71,17 +71,17 @@ def stage_profiles(
     inputs: Sequence[TensorSpec], model_inputs: Sequence[TensorSpec], profiles: Sequence[ResolvedProfile]
 ) -> list[ResolvedProfile]:
     """Return the shapes of a stage's dynamic inputs in every profile of the model."""
-    found = []
+    resolved = []
     for profile in profiles:
         kinds = {kind: _sizes(model_inputs, profile, kind) for kind in ("min", "opt", "max")}
-        found.append(
+        resolved.append(
             {
                 spec.name: ProfileShapes(**{kind: _filled(spec.shape, sizes) for kind, sizes in kinds.items()})
                 for spec in inputs
                 if spec.is_dynamic
             }
         )
-    return [profile for profile in found if profile]
+    return [profile for profile in resolved if profile]
 
 
 def opt_sizes(model_inputs: Sequence[TensorSpec], profiles: Sequence[ResolvedProfile]) -> dict[str, int]:

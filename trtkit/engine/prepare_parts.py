@@ -150,15 +150,15 @@ class _Exporter:
         return model
 
 
-def _check_quantization(asked: HybridQuantization, models: Sequence[onnx.ModelProto], steps: Steps) -> None:
+def _check_quantization(quantization: HybridQuantization, models: Sequence[onnx.ModelProto], steps: Steps) -> None:
     """Refuse globs that match nothing; say what of written parts is quantized."""
     nodes: dict[str, list[str]] = {}
     for node in (node for model in models for node in model.graph.node):
         nodes.setdefault(node.name.partition("/")[0], []).extend((node.name, f"op:{node.op_type}"))
-    asked.check_globs(nodes)
-    for name in asked.choices:
-        if said := asked.described(name):
-            steps.add("quantize", f"part `{name}`: {said}")
+    quantization.check_globs(nodes)
+    for name in quantization.choices:
+        if summary := quantization.described(name):
+            steps.add("quantize", f"part `{name}`: {summary}")
 
 
 def _exported(dtype: str) -> Any:

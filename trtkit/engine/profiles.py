@@ -72,12 +72,12 @@ def _complete(
 ) -> ResolvedProfile:
     """Return the shapes of every dynamic input; dimensions without a range are appended to `problems`."""
     axes = _axes(inputs)
-    ranges = {symbol: next(iter(_given_ranges(symbol, axes, profile).values()), None) for symbol in _symbols(inputs)}
+    ranges = {symbol: next(iter(_ranges_of(symbol, axes, profile).values()), None) for symbol in _symbols(inputs)}
     result = {}
     for spec in inputs:
-        given = profile.get(spec.name)
-        if isinstance(given, ShapeRange):
-            result[spec.name] = ProfileShapes(given.min, given.opt, given.max)
+        shapes = profile.get(spec.name)
+        if isinstance(shapes, ShapeRange):
+            result[spec.name] = ProfileShapes(shapes.min, shapes.opt, shapes.max)
         elif spec.is_dynamic:
             result[spec.name] = _by_dims(spec, ranges, where, problems, assumed)
     return result
@@ -95,17 +95,17 @@ def _symbols(inputs: Sequence[TensorSpec]) -> list[str]:
 
 def _faults(inputs: Sequence[TensorSpec], profile: Profile, where: str) -> list[Problem]:
     """Return what is wrong with the keys of one profile."""
-    found = [_key_fault(key, value, inputs, f"{where}.{key}") for key, value in profile.items()]
-    found += [_conflict(symbol, _axes(inputs), profile, where) for symbol in _symbols(inputs)]
-    return [problem for problem in found if problem is not None]
+    problems = [_key_fault(key, value, inputs, f"{where}.{key}") for key, value in profile.items()]
+    problems += [_conflict(symbol, _axes(inputs), profile, where) for symbol in _symbols(inputs)]
+    return [problem for problem in problems if problem is not None]
 
 
 def _conflict(symbol: str, axes: Mapping[str, int | str], profile: Profile, where: str) -> Problem | None:
     """Return which ranges of one symbol differ, None where they agree."""
-    given = _given_ranges(symbol, axes, profile)
-    if len(set(given.values())) < 2:
+    ranges_by_key = _ranges_of(symbol, axes, profile)
+    if len(set(ranges_by_key.values())) < 2:
         return None
-    ranges = ", ".join(f"`{key}` [{r.min}, {r.opt}, {r.max}]" for key, r in given.items())
+    ranges = ", ".join(f"`{key}` [{r.min}, {r.opt}, {r.max}]" for key, r in ranges_by_key.items())
     return Problem(f"dimension `{symbol}` has different ranges: {ranges}", where, "give it one range")
 
 
@@ -141,7 +141,7 @@ def _shape_fault(spec: TensorSpec, value: ShapeRange, where: str) -> Problem | N
     return None
 
 
-def _given_ranges(symbol: str, axes: Mapping[str, int | str], profile: Profile) -> dict[str, DimRange]:
+def _ranges_of(symbol: str, axes: Mapping[str, int | str], profile: Profile) -> dict[str, DimRange]:
     """Return the ranges that the profile gives a symbol, by its name or by one of its axes."""
     keys = [symbol, *(axis for axis, dim in axes.items() if dim == symbol)]
     ranges = ((key, profile.get(key)) for key in keys)
@@ -161,14 +161,14 @@ def _by_dims(
         if isinstance(dim, int):
             dims.append(DimRange(min=dim, opt=dim, max=dim))
             continue
-        found = ranges[dim]
-        if found is None and axis == 0:
-            found = assumed.setdefault(dim, DEFAULT_BATCH)
-        if found is None:
+        dim_range = ranges[dim]
+        if dim_range is None and axis == 0:
+            dim_range = assumed.setdefault(dim, DEFAULT_BATCH)
+        if dim_range is None:
             fix = f"add `{dim}: [min, opt, max]`"
             problems.append(Problem(f"dimension `{dim}` (axis {axis} of `{spec.name}`) has no range", where, fix))
-            found = DEFAULT_BATCH
-        dims.append(found)
+            dim_range = DEFAULT_BATCH
+        dims.append(dim_range)
     return ProfileShapes(
         min=tuple(dim.min for dim in dims), opt=tuple(dim.opt for dim in dims), max=tuple(dim.max for dim in dims)
     )

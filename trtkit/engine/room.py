@@ -70,5 +70,5 @@ def _available_memory_bytes() -> int | None:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
-    found = next((line for line in lines if line.startswith("MemAvailable:")), None)
-    return int(found.split()[1]) * 1024 if found else None
+    available = next((line for line in lines if line.startswith("MemAvailable:")), None)
+    return int(available.split()[1]) * 1024 if available else None

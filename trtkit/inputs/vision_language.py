@@ -81,13 +81,13 @@ class ImageReader:
         return self._of_pixels(pixels, where)
 
     def _tiles(self, image: Image.Image, where: str) -> PreparedImage:
-        found = self._processor(images=[[image]], return_row_col_info=True, return_tensors="np")
-        mask = found.get("pixel_attention_mask")
+        processed = self._processor(images=[[image]], return_row_col_info=True, return_tensors="np")
+        mask = processed.get("pixel_attention_mask")
         if mask is not None and not np.all(mask):
             what = "the image processor pads this image; the tower takes full tiles"
             raise RequestError(what, where, "set `do_image_splitting` or a square `size` in preprocessor_config.json")
-        tiles = int(found["rows"][0][0]), int(found["cols"][0][0])
-        return self._of_pixels(found["pixel_values"][0], where, tiles)
+        tiles = int(processed["rows"][0][0]), int(processed["cols"][0][0])
+        return self._of_pixels(processed["pixel_values"][0], where, tiles)
 
     def _of_pixels(self, pixels: Array, where: str, tiles: tuple[int, int] = (0, 0)) -> PreparedImage:
         """Return pictures [N, C, H, W] of the tower's one size."""
@@ -99,15 +99,15 @@ class ImageReader:
         return PreparedImage({"pixel_values": pixels}, len(pixels) * self._form.tokens_per_image, _key(pixels), tiles)
 
     def _patches(self, image: Image.Image, where: str) -> PreparedImage:
-        found = self._processor(images=[image], return_tensors="np")
-        time, rows, columns = (int(size) for size in found["image_grid_thw"][0])
+        processed = self._processor(images=[image], return_tensors="np")
+        time, rows, columns = (int(size) for size in processed["image_grid_thw"][0])
         merge = self._form.merge_size
         grid = time, rows // merge, columns // merge
         tokens = grid[0] * grid[1] * grid[2]
         if tokens > self._form.max_tokens:
             what = f"the image becomes {tokens} tokens, the engine takes {self._form.max_tokens}"
             raise RequestError(what, where, "give a smaller image, or build with a larger `vision.max_tokens`")
-        patches = np.ascontiguousarray(found["pixel_values"], np.float32)
+        patches = np.ascontiguousarray(processed["pixel_values"], np.float32)
         inputs: dict[str, Array] = {
             "patches": patches.reshape(tokens, merge**2, -1),
             "positions": _by_token(rows, columns, merge).astype(np.int32),

@@ -72,14 +72,14 @@ def quantize_llm(request: QuantizeRequest, context: Context) -> QuantizedLlm:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if scoring is None:
-            made = make(choice)
+            quantized = make(choice)
         else:
             mixer = Mixer(make, texts, config.quantize.zero_points, steps)
-            made, scores = mixer.mixed(choice, scoring)
+            quantized, scores = mixer.mixed(choice, scoring)
             steps.add("sensitivity", _scored(scores))
-        made.write(config, folder, steps)
+        quantized.write(config, folder, steps)
     sensitivity = None if scores is None else scores.to_json()
-    return QuantizedLlm(tuple(steps.done), len(made.choice.methods), choice.block, sensitivity)
+    return QuantizedLlm(tuple(steps.done), len(quantized.choice.methods), choice.block, sensitivity)
 
 
 def _scored(scores: Scores) -> str:
@@ -154,7 +154,7 @@ def _kv_cache(options: QuantizeOptions, measured: Measured | None) -> KvQuantiza
         return None
     form = FORMATS[options.kv_cache]
     largest, least = form.largest, 1.0 if form.dtype.is_float else 1e-6
-    keys, values = (tuple(max(peak / largest, least) for peak in found) for found in (measured.keys, measured.values))
+    keys, values = (tuple(max(peak / largest, least) for peak in peaks) for peaks in (measured.keys, measured.values))
     return KvQuantization(options.kv_cache, keys, values)
 
 

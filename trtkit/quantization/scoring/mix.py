@@ -42,16 +42,16 @@ class Mixer:
 
         Raises QuantizeError for budgets that nothing holds.
         """
-        made = self.make(choice)
+        model = self.make(choice)
         bits = Bits(choice.block, self.has_zero_points, scoring.fallback)
         budget = self._remaining(choice, scoring)
-        scores = score(made, self.texts, budget, bits, self.steps.counted("layers"))
+        scores = score(model, self.texts, budget, bits, self.steps.counted("layers"))
         self.steps.add("score", f"{len(scores.losses)} layers one by one")
         if scores.kept:
-            made = self.make(choice.without(scores.kept, scoring.fallback))
+            model = self.make(choice.without(scores.kept, scoring.fallback))
         if scores.kept and scoring.fallback is not None:
-            scores = replace(scores, loss=loss_of(made, self.texts), fallback=scoring.fallback)
-        return made, scores
+            scores = replace(scores, loss=loss_of(model, self.texts), fallback=scoring.fallback)
+        return model, scores
 
     def _remaining(self, choice: Choice, scoring: Scoring) -> Budget | None:
         """Return the budget less what the fallback itself loses, were all layers left to it.
