@@ -167,6 +167,9 @@ class VerificationRecord(BaseModel):
     passed: bool
     verdict: str = Field(description="In two words.")
     reference: str
+    batch_rows: Literal["independent", "mixed"] | None = Field(
+        None, description="Whether each row of axis 0 has the outputs that it has alone; None where that is not known."
+    )
 
 
 class ModelRecord(StrictModel):

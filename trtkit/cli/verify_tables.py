@@ -65,6 +65,10 @@ def _overview(report: Report) -> Table:
     rows.add_row("network", report.executor)
     rows.add_row("reference", report.reference)
     rows.add_row("inputs", ", ".join(report.samples))
+    if report.batch_rows == "mixed":
+        rows.add_row("batch", "rows depend on each other, so a server must not batch requests")
+    elif report.batch_rows == "independent":
+        rows.add_row("batch", "each row computes as it does alone")
     return rows
 
 

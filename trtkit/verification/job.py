@@ -17,6 +17,7 @@ from trtkit.jobs.events import Phase, Progress, Verdict
 from trtkit.reference import to_array
 from trtkit.runtime.stages import ReferenceStage, engine_stages
 from trtkit.verification.answers import agreement
+from trtkit.verification.batching import row_by_row, two_rows
 from trtkit.verification.compare import compare, worst
 from trtkit.verification.corners import Shapes, corner_shapes
 from trtkit.verification.hybrid_reference import HybridReference
@@ -31,13 +32,13 @@ from trtkit.verification.subject import open_subject
 from trtkit.verification.unreal import unreal_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import Context
     from trtkit.runtime.stages import StagesExecution
     from trtkit.verification.jobs import VerifyRequest
-    from trtkit.verification.report import Agreement, Comparison, LayerError
+    from trtkit.verification.report import Agreement, BatchRows, Comparison, LayerError
     from trtkit.verification.slices import Limits
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -91,9 +92,32 @@ class Verifier:
 
     def run(self, sample: Sample) -> tuple[Arrays, Arrays]:
         """Return our outputs and the reference's, those that rounding cannot reorder."""
-        ours = {name: to_array(value) for name, value in self.execution.run(sample.inputs).items()}
+        ours = self._run(sample.inputs)
         theirs = self.reference.run(sample.inputs)
-        theirs = {name: theirs[name] for name in ours}
+        return self._comparable(ours, {name: theirs[name] for name in ours})
+
+    def batch_rows(self) -> BatchRows | None:
+        """Return whether rows of axis 0 know of each other; None where there is one row only, or random ones fail."""
+        shapes = two_rows(self.inputs, self.profiles)
+        if shapes is None:
+            return None
+        sample = random_sample("two rows", shapes, self.config, self.inputs, seed=2)
+        try:
+            pair = row_by_row(self._run, sample.inputs)
+        except ExecutionError:  # random inputs that the network cannot compute tell nothing
+            return None
+        if pair is None:
+            return "mixed"
+        unpaired, self.unpaired = self.unpaired, 0.0
+        compared = worst(list(self.compared(*self._comparable(*pair)).values()))
+        has_partners, self.unpaired = self.unpaired <= self.config.verify.max_unpaired_rows, unpaired
+        return "independent" if compared.is_within(self.limits) and has_partners else "mixed"
+
+    def _run(self, inputs: Mapping[str, Any]) -> Arrays:
+        return {name: to_array(value) for name, value in self.execution.run(inputs).items()}
+
+    def _comparable(self, ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
+        """Return both without what rounding can reorder."""
         if self.pairs_rows:
             ours, theirs = self._paired(ours, theirs)
         opened = self.subject.opened
@@ -198,6 +222,7 @@ def verify(request: VerifyRequest, context: Context) -> Report:
     real = samples[0] if verifier.has_real_data(request.request.inputs) else None
     corners = _corners(verifier, real, context.report) if request.request.corners else []
     engine, rows, parts = _engine(verifier, samples), verifier.rows(), verifier.part_errors(samples[0])
+    context.report(Phase("compare rows of a batch"))
     checks: list[Check] = [
         *outputs.values(),
         *corners,
@@ -222,6 +247,7 @@ def verify(request: VerifyRequest, context: Context) -> Report:
         parts=tuple(parts),
         rows=rows,
         engine=engine,
+        batch_rows=verifier.batch_rows(),
     )
     if request.request.wants_layers(passed=report.passed):
         context.report(Verdict(report))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from trtkit.jobs.json_form import to_json
 
@@ -16,6 +16,7 @@ VERSION = 1
 _NOTES = {"unreal", "layers_problem", "fixed"}
 
 Answer = int | str
+BatchRows = Literal["independent", "mixed"]
 
 
 class Check(Protocol):
@@ -182,7 +183,8 @@ class Report:
 
     tolerance: the relative RMS error that an output may have. slice_tolerance: that of its worst slice.
     hollow: outputs whose pass proves nothing. parts: of a hybrid. rows: of outputs in no order of their own.
-    engine: if one was run on a GPU. top_1_agreement: of logits, where the best two tokens are clearly apart.
+    engine: if one was run on a GPU. batch_rows: whether each row of axis 0 has the outputs that it has alone, so that
+        requests may share a batch; None where axis 0 does not vary. top_1_agreement: of logits, where the best two tokens are clearly apart.
     layers: empty unless they were compared. unreal: why random inputs may be to blame. layers_problem: why layers
         could not be compared. fixed: the repaired config that this is the report of.
     """
@@ -203,6 +205,7 @@ class Report:
     parts: tuple[Part, ...] = ()
     rows: Rows | None = None
     engine: EngineOutputs | None = None
+    batch_rows: BatchRows | None = None
     top_1_agreement: float | None = None
     perplexity: Perplexity | None = None
     layers: tuple[LayerError, ...] = ()

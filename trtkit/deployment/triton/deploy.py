@@ -136,6 +136,8 @@ def _checked(bundle: Bundle) -> list[str]:
     elif not verification.passed:
         what = f"the bundle's verification failed: {verification.verdict}"
         raise DeployError(what, str(bundle.path), "see `trtkit verify --fix`, and verify it again")
+    elif verification.batch_rows == "mixed":
+        notes.append("requests never share a batch: the network's rows depend on each other")
     if reads_source(manifest) and manifest.backend.name != "tensorrt":
         source = manifest.config.source
         folder = source.hf or source.gguf or source.trtllm

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trtkit.bundle.manifest import Manifest
 from trtkit.deployment.triton import model_config
 from trtkit.deployment.triton.model_config import Section, Tensor
 from trtkit.deployment.triton.served import ServedModel
@@ -11,7 +12,7 @@ from trtkit.errors import DeployError
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
-    from trtkit.bundle.manifest import IoRecord, Manifest, StageRecord
+    from trtkit.bundle.manifest import IoRecord, StageRecord
     from trtkit.deployment.triton.options import DeployOptions
     from trtkit.network.profile import ResolvedProfile
 
@@ -43,7 +44,12 @@ def tensor_model(bundle: Bundle, name: str, options: DeployOptions) -> ServedMod
 
 
 def max_batch_size(network: Manifest | StageRecord) -> int:
-    """Return the largest batch, 0 where not every input and output has axis 0 for it, from 1 up."""
+    """Return the largest batch, 0 where requests cannot share one.
+
+    Every input and output must have axis 0 for it, from 1 up, and no row may know of the others.
+    """
+    if isinstance(network, Manifest) and network.verify is not None and network.verify.batch_rows == "mixed":
+        return 0
     records, profiles = (*network.inputs, *network.outputs), network.profiles
     has_axis = all(record.shape and record.shape[0] == -1 for record in records)
     ranges = [{(shape.min[0], shape.max[0]) for shape in profile.values() if shape.min} for profile in profiles]

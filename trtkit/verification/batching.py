@@ -1,0 +1,38 @@
+"""Whether requests may share a batch: what a server's batcher takes for granted, and few networks say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from trtkit.network.onnx.io import TensorSpec
+    from trtkit.network.profile import ResolvedProfile
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def two_rows(inputs: Sequence[TensorSpec], profiles: Sequence[ResolvedProfile]) -> dict[str, tuple[int, ...]] | None:
+    """Return the first profile's opt shapes with two rows; None where its axis 0 does not go from one row to two."""
+    shapes = profiles[0] if profiles else {}
+    if not inputs or any(spec.name not in shapes for spec in inputs):
+        return None
+    if any(not each.min or each.min[0] > 1 or each.max[0] < 2 for each in shapes.values()):
+        return None
+    return {name: (2, *each.opt[1:]) for name, each in shapes.items()}
+
+
+def row_by_row(run: Callable[[Mapping[str, Any]], Arrays], inputs: Arrays) -> tuple[Arrays, Arrays] | None:
+    """Return the outputs of two rows together, and of each alone, joined.
+
+    None where an output does not grow with the rows, as the list of what a detector found in all of them.
+    """
+    together = run(inputs)
+    alone = [run({name: value[row : row + 1] for name, value in inputs.items()}) for row in range(2)]
+    for name, value in together.items():
+        if any(each[name].shape != (1, *value.shape[1:]) for each in alone) or value.shape[:1] != (2,):
+            return None
+    return together, {name: np.concatenate([each[name] for each in alone]) for name in together}
