@@ -184,7 +184,8 @@ class Report:
     tolerance: the relative RMS error that an output may have. slice_tolerance: that of its worst slice.
     hollow: outputs whose pass proves nothing. parts: of a hybrid. rows: of outputs in no order of their own.
     engine: if one was run on a GPU. batch_rows: whether each row of axis 0 has the outputs that it has alone, so that
-        requests may share a batch; None where axis 0 does not vary. top_1_agreement: of logits, where the best two tokens are clearly apart.
+        requests may share a batch; None where axis 0 does not vary.
+    top_1_agreement: of logits, where the best two tokens are clearly apart.
     layers: empty unless they were compared. unreal: why random inputs may be to blame. layers_problem: why layers
         could not be compared. fixed: the repaired config that this is the report of.
     """
