@@ -1,0 +1,205 @@
+"""A model beside its reference: runs both, and makes their outputs comparable."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.backends import load_backend
+from trtkit.errors import ExecutionError, SourceError
+from trtkit.inputs.samples import Sample, check_profiles, random_sample, read_samples
+from trtkit.reference import to_array
+from trtkit.runtime.stages import ReferenceStage, engine_stages
+from trtkit.verification.batching import row_by_row, two_rows
+from trtkit.verification.compare import compare, worst
+from trtkit.verification.hybrid_reference import HybridReference
+from trtkit.verification.intermediates import onnx_runtime_tensors
+from trtkit.verification.layers import layer_errors
+from trtkit.verification.quantized import calibration_samples, has_calibration
+from trtkit.verification.report import Part, Rows
+from trtkit.verification.rows import paired_rows, partners
+from trtkit.verification.signal import spread
+from trtkit.verification.slices import limits_of
+from trtkit.verification.subject import open_subject
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trtkit.jobs.events import Listener
+    from trtkit.runtime.stages import StagesExecution
+    from trtkit.verification.jobs import VerifyRequest
+    from trtkit.verification.report import BatchRows, Comparison, LayerError
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+# Further inputs that the reference runs on only to see how far its outputs move.
+_MOST_SPREAD = 3
+
+
+class Verifier:
+    """A model's stages on the reference executor, with its reference and tolerance."""
+
+    def __init__(self, request: VerifyRequest, report: Listener) -> None:
+        self.backend = load_backend(request.backend)
+        self.subject = open_subject(request, self.backend, report)
+        self.config, self.inputs = self.subject.config, self.subject.inputs
+        self.profiles = request.profiles
+        self._engines = request.engines
+        self.execution, self.reference = self.subject.execution, self.subject.reference
+        self.limits = limits_of(self.subject.tolerance, self.config.verify.max_slice_error)
+        opened = self.subject.opened
+        self.pairs_rows = self.config.verify.pair_rows or (opened is not None and opened.spec.has_unordered_rows)
+        self.unpaired = 0.0
+
+    def samples(self, paths: Sequence[str]) -> list[Sample]:
+        """Return the inputs to compare on: those asked for, the config's, what it was quantized on, or random ones."""
+        named = list(paths or self.config.verify.inputs)
+        if named:
+            samples = read_samples(named, self.config, self.inputs)
+        else:
+            samples = self._calibration_samples()
+            samples = samples or [random_sample("random", self._opt_shapes(), self.config, self.inputs)]
+        for sample in samples:
+            check_profiles(sample, self.profiles)
+        return samples
+
+    def _calibration_samples(self) -> list[Sample]:
+        """Return what the model was quantized on; data of one part's inputs only is no sample of the whole."""
+        try:
+            samples = calibration_samples(self.config, self.inputs)
+            for sample in samples:
+                check_profiles(sample, self.profiles)
+        except SourceError:
+            if self.subject.opened is None:
+                raise
+            return []
+        return samples
+
+    def has_real_data(self, paths: Sequence[str]) -> bool:
+        """Whether `samples` reads files."""
+        return bool(paths or self.config.verify.inputs or has_calibration(self.config))
+
+    def run(self, sample: Sample) -> tuple[Arrays, Arrays]:
+        """Return our outputs and the reference's, those that rounding cannot reorder."""
+        ours = self._run(sample.inputs)
+        theirs = self.reference.run(sample.inputs)
+        return self._comparable(ours, {name: theirs[name] for name in ours})
+
+    def batch_rows(self) -> BatchRows | None:
+        """Return whether rows of axis 0 know of each other; None where there is one row only, or random ones fail."""
+        shapes = two_rows(self.inputs, self.profiles)
+        if shapes is None:
+            return None
+        sample = random_sample("two rows", shapes, self.config, self.inputs, seed=2)
+        try:
+            pair = row_by_row(self._run, sample.inputs)
+        except ExecutionError:  # random inputs that the network cannot compute tell nothing
+            return None
+        if pair is None:
+            return "mixed"
+        unpaired, self.unpaired = self.unpaired, 0.0
+        compared = worst(list(self.compared(*self._comparable(*pair)).values()))
+        has_partners, self.unpaired = self.unpaired <= self.config.verify.max_unpaired_rows, unpaired
+        return "independent" if compared.is_within(self.limits) and has_partners else "mixed"
+
+    def _run(self, inputs: Mapping[str, Any]) -> Arrays:
+        return {name: to_array(value) for name, value in self.execution.run(inputs).items()}
+
+    def _comparable(self, ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
+        """Return both without what rounding can reorder."""
+        if self.pairs_rows:
+            ours, theirs = self._paired(ours, theirs)
+        opened = self.subject.opened
+        left_out = () if opened is None or self.is_exact else opened.spec.ranked
+        ours, theirs = (
+            {name: value for name, value in each.items() if name not in left_out} for each in (ours, theirs)
+        )
+        return ours, theirs
+
+    def compared(self, ours: Arrays, theirs: Arrays) -> dict[str, Comparison]:
+        """Return the comparison of each output."""
+        return {name: compare(value, theirs[name], self.limits.floor) for name, value in ours.items()}
+
+    def spreads(self, samples: Sequence[Sample]) -> dict[str, float | None]:
+        """Return how far the reference's outputs move between inputs: all samples, or the one and a random one."""
+        first = samples[0]
+        shapes = {name: array.shape for name, array in first.inputs.items()}
+        others = samples[1:] or [random_sample("another", shapes, self.config, self.inputs, seed=1)]
+        try:
+            answers = [self.reference.run(sample.inputs) for sample in (first, *others[:_MOST_SPREAD])]
+        except Exception:  # random inputs that ONNX Runtime or torch do not take tell nothing
+            return dict.fromkeys(self.execution.output_names)
+        return {name: spread([answer[name] for answer in answers]) for name in self.execution.output_names}
+
+    def _paired(self, ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
+        """Return rows in the reference's order; those that one side alone has are left out and counted if inexact."""
+        ours = paired_rows(ours, theirs)
+        if self.is_exact:
+            return ours, theirs
+        ours, theirs, share = partners(ours, theirs, self.limits.tolerance)
+        self.unpaired = max(self.unpaired, share)
+        return ours, theirs
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether near ties come out in the reference's order: nothing is rounded to fewer bits than fp32 has."""
+        return self.config.precision == "fp32" and self.config.quantize is None
+
+    def rows(self) -> Rows | None:
+        """Return how many rows had no partner in the worst run, None where rows are not paired."""
+        if not self.pairs_rows:
+            return None
+        allowed = self.config.verify.max_unpaired_rows
+        return Rows(self.unpaired, allowed, self.unpaired <= allowed)
+
+    def engine(self) -> StagesExecution | None:
+        """Return the engines on the GPU that is here, None if none were built."""
+        if not self._engines:
+            return None
+        return engine_stages(self.backend, self._engines, self.execution.output_names)
+
+    def layer_errors(self, sample: Sample) -> list[LayerError]:
+        """Measure every tensor of every stage on a sample."""
+        onnx, tensors = self.subject.onnx, dict[str, Any](sample.inputs)
+        others = [] if onnx is None else [partial(onnx_runtime_tensors, onnx, sample.inputs)]
+        errors: list[LayerError] = []
+        for stage in self._stages():
+            inputs = {name: tensors[name] for name in stage.input_names}
+            errors += layer_errors(self.backend, stage.definition, inputs, stage.constants, *others)
+            if len(self.execution.stages) > 1:
+                tensors |= stage.run(inputs)
+        return errors
+
+    def part_errors(self, sample: Sample) -> list[Part]:
+        """Return the error of every part's output that the reference has too: of the model up to there."""
+        opened, reference = self.subject.opened, self.reference
+        if opened is None or not isinstance(reference, HybridReference):
+            return []
+        theirs, ours = reference.part_outputs(sample.inputs), self._seams(sample)
+        errors = []
+        for name, port in opened.spec.output_ports().items():
+            if name not in theirs or name not in ours:
+                continue
+            compared = compare(ours[name], theirs[name], self.limits.floor)
+            passed = compared.is_within(self.limits)
+            errors.append(Part(**vars(compared), name=name, module=port.reference, passed=passed))
+        return errors
+
+    def _seams(self, sample: Sample) -> Arrays:
+        """Return every `part.output` of one run."""
+        for stage in self._stages():
+            stage.keeps_seams = True
+        self.execution.run(sample.inputs)
+        seams = {name: to_array(value) for stage in self._stages() for name, value in stage.seams.items()}
+        for stage in self._stages():
+            stage.keeps_seams, stage.seams = False, {}
+        return seams
+
+    def _stages(self) -> list[ReferenceStage]:
+        return [stage for stage in self.execution.stages if isinstance(stage, ReferenceStage)]
+
+    def _opt_shapes(self) -> dict[str, tuple[int, ...]]:
+        static = {spec.name: tuple(dim for dim in spec.shape if isinstance(dim, int)) for spec in self.inputs}
+        return {**static, **({name: shape.opt for name, shape in self.profiles[0].items()} if self.profiles else {})}
