@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
+    from trtkit.inputs.samples import Arrays
     from trtkit.network.onnx.io import TensorSpec
     from trtkit.network.profile import ResolvedProfile
-
-Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def two_rows(inputs: Sequence[TensorSpec], profiles: Sequence[ResolvedProfile]) -> dict[str, tuple[int, ...]] | None:
@@ -25,7 +24,7 @@ def two_rows(inputs: Sequence[TensorSpec], profiles: Sequence[ResolvedProfile]) 
     return {name: (2, *each.opt[1:]) for name, each in shapes.items()}
 
 
-def row_by_row(run: Callable[[Mapping[str, Any]], Arrays], inputs: Arrays) -> tuple[Arrays, Arrays] | None:
+def row_by_row(run: Callable[[Arrays], Arrays], inputs: Arrays) -> tuple[Arrays, Arrays] | None:
     """Return the outputs of two rows together, and of each alone, joined.
 
     None where an output does not grow with the rows, as the list of what a detector found in all of them.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from trtkit.backends import load_backend
 from trtkit.errors import ExecutionError, SourceError
 from trtkit.inputs.samples import Sample, check_profiles, random_sample, read_samples
@@ -25,14 +23,14 @@ from trtkit.verification.slices import limits_of
 from trtkit.verification.subject import open_subject
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from trtkit.inputs.samples import Arrays
     from trtkit.jobs.events import Listener
     from trtkit.runtime.stages import StagesExecution
     from trtkit.verification.jobs import VerifyRequest
     from trtkit.verification.report import BatchRows, Comparison, LayerError
 
-Arrays = dict[str, np.ndarray[Any, Any]]
 
 # Further inputs that the reference runs on only to see how far its outputs move.
 _MOST_SPREAD = 3
@@ -104,7 +102,7 @@ class Verifier:
         has_partners, self.unpaired = self.unpaired <= self.config.verify.max_unpaired_rows, unpaired
         return "independent" if compared.is_within(self.limits) and has_partners else "mixed"
 
-    def _run(self, inputs: Mapping[str, Any]) -> Arrays:
+    def _run(self, inputs: Arrays) -> Arrays:
         return {name: to_array(value) for name, value in self.execution.run(inputs).items()}
 
     def _comparable(self, ours: Arrays, theirs: Arrays) -> tuple[Arrays, Arrays]:
