@@ -11,7 +11,7 @@ keys that it has. Every error is a TrtkitError.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.bundle.bundle import Bundle, is_bundle, is_bundle_folder, open_bundle
 from trtkit.config.load import changed_config, find_model_config
@@ -24,6 +24,7 @@ from trtkit.jobs.runner import new_runner
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from trtkit.benchmarking.report import Report as BenchReport
     from trtkit.deployment.triton.deploy import Deployment, Form
     from trtkit.engine.quantize import QuantizeResult
     from trtkit.jobs.events import Listener
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 Source = str | Path | ModelConfig
 AnyBundle = str | Path | Bundle
-Figures = dict[str, Any]
-"""What the command prints with --json."""
 
 
 def load_config(model: Source, **keys: object) -> ModelConfig:
@@ -218,7 +217,7 @@ def bench(
     is_unverified: bool = False,
     on_event: Listener = ignore,
     **keys: object,
-) -> Figures:
+) -> BenchReport:
     """Measure a bundle; a config is built into `bundles/NAME` first. Without a GPU, that is the reference executor.
 
     compare: `torch`, `onnxruntime`, `transformers` or bundles, measured in the same rounds.
@@ -226,7 +225,7 @@ def bench(
     concurrency: a language model's requests at once, a case for each; 1 if empty. requests: of a round, 16 if None.
     input_tokens, output_tokens: of each made-up prompt and its answer, 128 and 32 if None.
     runtime: `tensorrt`, `reference` or `auto`. is_unverified: measure a bundle whose verification failed or is missing.
-    The report is that of `trtkit bench --json`: latencies in ms in `cases`. Traces, rates and servers are for the
+    Latencies in ms are in `report.cases`; printing the report shows the medians. Traces, rates and servers are for the
     command. Raises BenchError for what cannot be measured, and what `build` raises.
     """
     from trtkit.benchmarking.run import BenchRequest, bench_bundle

@@ -39,8 +39,9 @@ def test_a_network_goes_from_onnx_to_a_server(onnx_path: Path, workspace: Path) 
     x = np.ones((2, 3), np.float32)
     np.testing.assert_array_equal(model(x), trtkit.open_model("bundles/m", "onnxruntime")(x))
     measured = trtkit.bench("bundles/m", batches=[2], runtime="reference")
-    assert [case["batch"] for case in measured["cases"]] == [2]
-    assert measured["provenance"]["command"] == "trtkit.bench"
+    assert [case.name for case in measured.cases] == ["x 2x3"]
+    assert measured.provenance.command == "trtkit.bench"
+    assert repr(measured).startswith("m: reference executor, CPU, fp16\nx 2x3, trtkit: ")
     with pytest.raises(BenchError, match="`concurrency` means nothing for a network of arrays"):
         trtkit.bench(bundle, concurrency=[2], is_unverified=True)
     (row,) = trtkit.plan(bundle, ["l4"]).gpus
@@ -79,8 +80,8 @@ def test_a_language_model_is_quantized_built_and_answers(tiny_folder: Path, tiny
     load = {"concurrency": [2], "requests": 2, "input_tokens": 8, "output_tokens": 4, "runtime": "reference"}
     with pytest.raises(BenchError, match="the bundle was never verified"):
         trtkit.bench(bundle, **load)
-    (case,) = trtkit.bench(bundle, **load, is_unverified=True)["cases"]
-    assert [each["input_tokens"] for each in case["results"][0]["requests"]] == [8, 8]
+    (case,) = trtkit.bench(bundle, **load, is_unverified=True).cases
+    assert [request.input_tokens for request in case.results[0].requests] == [8, 8]
     with pytest.raises(BenchError, match="`batches` means nothing for a language model"):
         trtkit.bench(bundle, batches=[2])
     with pytest.raises(BenchError, match="0 is below 1"):

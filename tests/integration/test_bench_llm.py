@@ -262,10 +262,12 @@ def test_failed_requests_are_in_no_latency() -> None:
         name, computes = "nobody", "nothing"
 
     records = [Record(0, 0, 1, (0.5, 1.0), 3), Record(0, 0, 9, (), 3, "out of memory")]
-    found = load_result(Nobody(), records, {"request_latency": 1e5})  # type: ignore[arg-type]
-    assert found["metrics"]["request_latency"]["max"] == 1000
-    assert found["metrics"]["good_request_count"]["avg"] == 1
-    assert found["requests"][1]["error"] == "out of memory"
+    result = load_result(Nobody(), records, {"request_latency": 1e5})  # type: ignore[arg-type]
+    latency = result.distribution("request_latency")
+    assert latency is not None
+    assert latency.max == 1000
+    assert result.metrics["good_request_count"].avg == 1
+    assert result.requests[1].error == "out of memory"
 
 
 @pytest.mark.slow

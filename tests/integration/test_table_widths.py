@@ -12,6 +12,7 @@ from rich.console import Console
 
 from tests import tiny_chat
 from tests.models import classifier, save
+from trtkit.benchmarking.report import LlmReport, read_report
 from trtkit.cli.bench_tables import load_table
 from trtkit.planning.gpus import planned_gpus
 
@@ -99,15 +100,18 @@ def test_figures_of_a_language_model(printed: Callable[..., str]) -> None:
     load = "--requests 2 --concurrency 2 --input-tokens 8 --output-tokens 4 --goodput ttft:500"
     printed(f"bench bundle --unverified {load} --compare transformers --rounds 1 --out llm.json -q")
     printed("bench diff llm.json llm.json")
-    found = json.loads(Path("llm.json").read_text())
-    case = found["cases"][0]
-    for result in case["results"]:
+    data = json.loads(Path("llm.json").read_text())
+    for result in data["cases"][0]["results"]:
         for metric in ("time_to_first_token", "inter_token_latency", "request_latency"):
             result["metrics"][metric]["p50"], result["metrics"][metric]["p99"] = 123456.7, 234567.8
+    Path("slow.json").write_text(json.dumps(data))
+    report = read_report("slow.json")
+    assert isinstance(report, LlmReport)
+    case = report.cases[0]
     out = Console(width=80, file=io.StringIO())
     out.print(load_table(case))
     text = out.file.getvalue()
-    assert text.count("123457/234568") == 3 * len(case["results"])
+    assert text.count("123457/234568") == 3 * len(case.results)
     assert max(map(len, text.splitlines())) <= 80
 
 

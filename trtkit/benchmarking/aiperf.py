@@ -17,18 +17,22 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from trtkit.benchmarking.metrics import load_metrics
-from trtkit.benchmarking.records import Record
-from trtkit.benchmarking.statistics import PERCENTILES, summary
+from trtkit.benchmarking.records import record_of
+from trtkit.benchmarking.statistics import PERCENTILES, Distribution, distribution
 from trtkit.errors import BenchError
 from trtkit.files import write_output
+from trtkit.jobs.json_form import to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
+
+    from trtkit.benchmarking.records import Record
+    from trtkit.benchmarking.report import LlmReport, TextCase, TextResult
+    from trtkit.benchmarking.statistics import Metric
 
 Json = dict[str, Any]
 SCHEMA = "1.4"
-_PERCENT_NAMES = [f"p{percent}" for percent in PERCENTILES]
+_STATISTICS = ("avg", "min", "max", "sum", *(f"p{percent}" for percent in PERCENTILES), "std")
 _HEADERS = {
     "error_request_count": "Error Request Count", "inter_chunk_latency": "Inter Chunk Latency",
     "total_osl": "Total Output Sequence Length", "total_isl": "Total Input Sequence Length",
@@ -37,24 +41,24 @@ _HEADERS = {
 }  # fmt: skip
 
 
-def write_aiperf(folder: Path, found: Json) -> list[Path]:
-    """Write each case of each contender into a folder of its own, or into `folder` where there is one only.
+def write_aiperf(folder: Path, report: LlmReport) -> list[Path]:
+    """Write each case of each contender into a folder of its own, or into `folder` if there is only one.
 
-    Return what was written. Raises BenchError where the disk does not let it.
+    Return what was written. Raises BenchError if the disk does not let it.
     """
-    runs = [(case, result) for case in found["cases"] for result in case["results"]]
+    runs = [(case, result) for case in report.cases for result in case.results]
     written = []
     for case, result in runs:
-        name = re.sub(r"[^a-z0-9.]+", "-", f"{case['name']}-{result['contender']}".lower()).strip("-")
+        name = re.sub(r"[^a-z0-9.]+", "-", f"{case.name}-{result.contender}".lower()).strip("-")
         own = folder if len(runs) == 1 else folder / name
         try:
             own.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BenchError(f"cannot be written: {error.strerror}", str(own), "choose a writable folder") from None
         texts = {
-            "profile_export_aiperf.json": json.dumps(summary_json(found, case, result), indent=2) + "\n",
+            "profile_export_aiperf.json": json.dumps(summary_json(report, case, result), indent=2) + "\n",
             "profile_export_aiperf.csv": summary_csv(result),
-            "profile_export.jsonl": requests_jsonl(found, result),
+            "profile_export.jsonl": requests_jsonl(report, result),
         }
         for file, text in texts.items():
             write_output(own / file, text)
@@ -62,67 +66,60 @@ def write_aiperf(folder: Path, found: Json) -> list[Path]:
     return written
 
 
-def summary_json(found: Json, case: Json, result: Json) -> Json:
+def summary_json(report: LlmReport, case: TextCase, result: TextResult) -> Json:
     """Return `profile_export_aiperf.json` of one load."""
-    name, start = found["name"], datetime.fromisoformat(found["provenance"]["measured_at"]).replace(tzinfo=None)
+    about = report.provenance
+    start = datetime.fromisoformat(about.measured_at).replace(tzinfo=None)
     metrics = aiperf_metrics(result)
-    seconds = metrics["benchmark_duration"]["avg"]
-    run_id = sha256(f"{found['provenance']} {case['name']} {result['contender']}".encode()).hexdigest()[:12]
-    kind = "concurrency" if case["concurrency"] else "fixed_schedule"
-    phase: Json = {"name": "profiling", "kind": "profiling", "type": kind, "requests": len(result["requests"])}
-    phase |= {"concurrency": case["concurrency"]} if case["concurrency"] else {}
+    seconds = metrics["benchmark_duration"].avg
+    run_id = sha256(f"{to_json(about)} {case.name} {result.contender}".encode()).hexdigest()[:12]
+    kind = "concurrency" if case.concurrency else "fixed_schedule"
+    phase: Json = {"name": "profiling", "kind": "profiling", "type": kind, "requests": len(result.requests)}
+    phase |= {"concurrency": case.concurrency} if case.concurrency else {}
+    own = {"model": report.name, "computes": result.computes, "bundle": to_json(report.bundle), "phase": phase}
     return {
         "schema_version": SCHEMA,
         "benchmark_id": run_id,
-        **metrics,
-        "run_info": {"benchmark_id": run_id, "trial": 0, "cli_command": found["provenance"]["command"]},
+        **to_json(metrics),
+        "run_info": {"benchmark_id": run_id, "trial": 0, "cli_command": about.command},
         "was_cancelled": False,
         "is_complete": True,
         "error_summary": _errors(result),
         "start_time": start.isoformat(),
         "end_time": (start + timedelta(seconds=seconds)).isoformat(),
-        "trtkit": {"model": name, "computes": result["computes"], "bundle": found["bundle"], "phase": phase},
+        "trtkit": own,
     }
 
 
-def aiperf_metrics(result: Json) -> Json:
+def aiperf_metrics(result: TextResult) -> dict[str, Metric]:
     """Return the metrics as AIPerf defines them: latencies count from the sending."""
-    records = [record_of(data) for data in result["requests"]]
-    sent = [replace(record, due_s=record.sent_s) for record in records]
-    metrics = load_metrics(sent, {})
-    totals = {name: result["metrics"][name] for name in ("goodput", "good_request_count") if name in result["metrics"]}
+    records = [record_of(request) for request in result.requests]
+    metrics = load_metrics([replace(record, due_s=record.sent_s) for record in records], {})
+    metrics |= {name: result.metrics[name] for name in ("goodput", "good_request_count") if name in result.metrics}
     effective = [record.latency_s * 1e3 for record in records if not record.error]
-    return metrics | totals | ({"effective_latency": {"unit": "ms", **summary(effective)}} if effective else {})
+    return metrics | ({"effective_latency": distribution("ms", effective)} if effective else {})
 
 
-def summary_csv(result: Json) -> str:
+def summary_csv(result: TextResult) -> str:
     """Return `profile_export_aiperf.csv`: metrics of requests, a blank line, totals."""
     out = io.StringIO()
     rows = csv.writer(out, lineterminator="\n")
-    metrics = sorted((_header(name, each), each) for name, each in aiperf_metrics(result).items())
-    rows.writerow(["Metric", "avg", "min", "max", "sum", *_PERCENT_NAMES, "std"])
-    for header, each in metrics:
-        if "count" in each:
-            names = ("avg", "min", "max", "sum", *_PERCENT_NAMES, "std")
-            rows.writerow([header, *(f"{each[name]:.2f}" for name in names)])
+    metrics = sorted((_header(name, metric), metric) for name, metric in aiperf_metrics(result).items())
+    rows.writerow(["Metric", *_STATISTICS])
+    for header, metric in metrics:
+        if isinstance(metric, Distribution):
+            rows.writerow([header, *(f"{vars(metric)[name]:.2f}" for name in _STATISTICS)])
     rows.writerow([])
     rows.writerow(["Metric", "Value"])
-    rows.writerows([header, f"{each['avg']:.2f}"] for header, each in metrics if "count" not in each)
+    rows.writerows([header, f"{metric.avg:.2f}"] for header, metric in metrics if not isinstance(metric, Distribution))
     return out.getvalue()
 
 
-def requests_jsonl(found: Json, result: Json) -> str:
+def requests_jsonl(report: LlmReport, result: TextResult) -> str:
     """Return `profile_export.jsonl`: metadata and metrics of each request that succeeded."""
-    start_ns = round(datetime.fromisoformat(found["provenance"]["measured_at"]).timestamp() * 1e9)
-    lines = [_line(index, record_of(data), start_ns) for index, data in enumerate(result["requests"])]
+    start_ns = round(datetime.fromisoformat(report.provenance.measured_at).timestamp() * 1e9)
+    lines = [_line(index, record_of(request), start_ns) for index, request in enumerate(result.requests)]
     return "".join(json.dumps(line) + "\n" for line in lines)
-
-
-def record_of(data: Json) -> Record:
-    """Return a request of a report."""
-    times = tuple(moment / 1e3 for moment in data["token_ms"])
-    due, sent, ended = (data[name] / 1e3 for name in ("due_ms", "sent_ms", "ended_ms"))
-    return Record(due, sent, ended, times, data["input_tokens"], data["error"])
 
 
 def _line(index: int, record: Record, start_ns: int) -> Json:
@@ -133,22 +130,25 @@ def _line(index: int, record: Record, start_ns: int) -> Json:
     if record.error:
         return {"metadata": metadata, "metrics": {}, "error": {"type": "TrtkitError", "message": record.error}}
     metrics = load_metrics([replace(record, due_s=record.sent_s)], {})
-    single = {name: {"value": each["avg"], "unit": each["unit"]} for name, each in metrics.items() if "count" in each}
+    single: Json = {
+        name: {"value": metric.avg, "unit": metric.unit}
+        for name, metric in metrics.items()
+        if isinstance(metric, Distribution)
+    }
     if "inter_chunk_latency" in single:
         single["inter_chunk_latency"]["value"] = [gap * 1e3 for gap in record.gaps_s]
     return {"metadata": metadata, "metrics": single}
 
 
-def _errors(result: Json) -> list[Json]:
-    messages = [data["error"] for data in result["requests"] if data["error"]]
-    unique: Sequence[str] = sorted(set(messages))
+def _errors(result: TextResult) -> list[Json]:
+    messages = [request.error for request in result.requests if request.error]
     return [
         {"error_details": {"type": "TrtkitError", "message": message}, "count": messages.count(message)}
-        for message in unique
+        for message in sorted(set(messages))
     ]
 
 
-def _header(name: str, metric: Json) -> str:
-    """Return AIPerf's heading; counts of requests are given without their unit."""
+def _header(name: str, metric: Metric) -> str:
+    """Return AIPerf's heading; counts of requests have no unit there."""
     header = _HEADERS.get(name, name.replace("_", " ").title())
-    return header if metric["unit"] == "requests" else f"{header} ({metric['unit']})"
+    return header if metric.unit == "requests" else f"{header} ({metric.unit})"

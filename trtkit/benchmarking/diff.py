@@ -6,50 +6,67 @@ alone would call a hair's breadth a regression, the second alone an unlucky run.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from trtkit.benchmarking.intervals import ratio_of_medians
+from trtkit.benchmarking.intervals import Interval, ratio_of_medians
 from trtkit.errors import BenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from trtkit.benchmarking.intervals import Interval
+    from trtkit.benchmarking.report import Report
 
-Json = dict[str, Any]
+    Key = tuple[str, str, str]
+
 Verdict = Literal["regression", "improvement", "noise", "too few samples"]
 THRESHOLD = 0.05
 FEWEST_SAMPLES = 5
 
 
-def diff_reports(before: Json, after: Json, threshold: float = THRESHOLD, relative_to: str | None = None) -> Json:
+@dataclass(frozen=True, kw_only=True)
+class Change(Interval):
+    """How a metric changed: after / before."""
+
+    case: str
+    contender: str
+    metric: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Diff:
+    """What changed between two reports. differences: in words, what else is not the same."""
+
+    threshold: float
+    relative_to: str | None
+    rows: tuple[Change, ...]
+    differences: tuple[str, ...]
+    has_regression: bool
+
+
+def diff_reports(before: Report, after: Report, threshold: float = THRESHOLD, relative_to: str | None = None) -> Diff:
     """Return every metric that both reports have samples of, with its ratio after / before and a verdict.
 
     threshold: a change up to this share is none. relative_to: a contender of both reports that was measured in the
     same rounds; samples are taken as multiples of its own, so that a machine that is busier now cancels out.
-    Raises BenchError where the reports share nothing, or one lacks that contender.
+    Raises BenchError if the reports share nothing, or one lacks that contender.
     """
-    rows = []
-    for name, contender, metric, *samples in _shared(before, after):
-        if contender == relative_to:
-            continue
-        compared = samples
+    old, new = _samples(before), _samples(after)
+    changes = []
+    for key in (key for key in old if old[key] and new.get(key) and key[1] != relative_to):
+        samples = [old[key], new[key]]
         if relative_to is not None:
-            pairs = zip((before, after), samples, strict=True)
-            compared = [_relative(found, name, relative_to, metric, own) for found, own in pairs]
-        interval = ratio_of_medians(compared[1], compared[0])
-        verdict = _verdict(interval, min(map(len, compared)), threshold)
-        rows.append({"case": name, "contender": contender, "metric": metric, **interval.to_json(), "verdict": verdict})
-    if not rows:
+            samples = [_relative(each, key, relative_to) for each in (old, new)]
+        interval = ratio_of_medians(samples[1], samples[0])
+        case, contender, metric = key
+        verdict = _verdict(interval, min(map(len, samples)), threshold)
+        changes.append(Change(case=case, contender=contender, metric=metric, verdict=verdict, **vars(interval)))
+    if not changes:
         what = "the reports have no case in common that the same contender was measured at"
         raise BenchError(what, fix="compare two runs of one command")
-    return {
-        "threshold": threshold,
-        "relative_to": relative_to,
-        "rows": rows,
-        "differences": _differences(before, after),
-        "has_regression": any(row["verdict"] == "regression" for row in rows),
-    }
+    has_regression = any(change.verdict == "regression" for change in changes)
+    return Diff(threshold, relative_to, tuple(changes), tuple(_differences(before, after)), has_regression)
 
 
 def _verdict(interval: Interval, samples: int, threshold: float) -> Verdict:
@@ -62,57 +79,44 @@ def _verdict(interval: Interval, samples: int, threshold: float) -> Verdict:
     return "noise"
 
 
-def _shared(before: Json, after: Json) -> list[tuple[str, str, str, list[float], list[float]]]:
-    """Return case, contender, metric and both samples of what both reports have."""
-    old, new = _samples(before), _samples(after)
-    return [(*key, old[key], new[key]) for key in old if new.get(key) and old[key]]
+def _samples(report: Report) -> dict[Key, Sequence[float]]:
+    """Return samples by case, contender and metric."""
+    return {
+        (case.name, result.contender, metric): values
+        for case in report.cases
+        for result in case.results
+        for metric, values in result.samples.items()
+    }
 
 
-def _samples(found: Json) -> dict[tuple[str, str, str], list[float]]:
-    try:
-        return {
-            (case["name"], result["contender"], metric): [float(value) for value in values]
-            for case in found["cases"]
-            for result in case["results"]
-            for metric, values in result["samples"].items()
-        }
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        fix = "give a file that `trtkit bench --out` wrote"
-        raise BenchError(f"a report is damaged: {error}", fix=fix) from None
-
-
-def _relative(found: Json, case: str, contender: str, metric: str, samples: Sequence[float]) -> list[float]:
+def _relative(samples: Mapping[Key, Sequence[float]], key: Key, relative_to: str) -> Sequence[float]:
     """Return samples as multiples of a contender's in the same rounds."""
-    others = _samples(found).get((case, contender, metric), [])
-    if len(others) != len(samples):
-        what = f"`{contender}` has no {metric} of the same rounds at {case}"
-        raise BenchError(what, "--relative-to", f"run both with --compare {contender}")
-    return [own / other for own, other in zip(samples, others, strict=True)]
+    case, _, metric = key
+    own, others = samples[key], samples.get((case, relative_to, metric), ())
+    if len(others) != len(own):
+        what = f"`{relative_to}` has no {metric} of the same rounds at {case}"
+        raise BenchError(what, "--relative-to", f"run both with --compare {relative_to}")
+    return [value / other for value, other in zip(own, others, strict=True)]
 
 
-def _differences(before: Json, after: Json) -> list[str]:
-    """Return in words what else is not the same, which a change may come from."""
-    said = []
-    for name, path in _SAME.items():
-        old, new = (_at(found, path) for found in (before, after))
-        if old != new:
-            said.append(f"{name}: {old} before, {new} after")
-    return said
+def _differences(before: Report, after: Report) -> Iterator[str]:
+    """Yield in words what else is not the same, which a change may come from."""
+    old, new = _conditions(before), _conditions(after)
+    for name, value in old.items():
+        if value != new[name]:
+            yield f"{name}: {value} before, {new[name]} after"
 
 
-_SAME = {
-    "computes": ("computes",),
-    "bundle": ("bundle", "build_key"),
-    "inputs": ("inputs",),
-    "processor": ("provenance", "machine", "processor"),
-    "usable cores": ("provenance", "machine", "usable_cores"),
-    "threads": ("provenance", "machine", "torch_threads"),
-    "torch": ("provenance", "versions", "torch"),
-    "trtkit": ("provenance", "versions", "trtkit"),
-}
-
-
-def _at(found: Any, path: Sequence[str]) -> Any:
-    for key in path:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
+def _conditions(report: Report) -> dict[str, str | int | None]:
+    """Return what should be the same in both reports."""
+    machine, versions = report.provenance.machine, report.provenance.versions
+    return {
+        "computes": report.computes,
+        "bundle": report.bundle.build_key,
+        "inputs": report.inputs,
+        "processor": machine.processor,
+        "usable cores": machine.usable_cores,
+        "threads": machine.torch_threads,
+        "torch": versions.get("torch"),
+        "trtkit": versions.get("trtkit"),
+    }

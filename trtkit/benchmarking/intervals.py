@@ -28,10 +28,6 @@ class Interval:
     high: float
     confidence: float = CONFIDENCE
 
-    def to_json(self) -> dict[str, float]:
-        """Return the interval as a JSON object."""
-        return {"ratio": self.ratio, "low": self.low, "high": self.high, "confidence": self.confidence}
-
 
 def ratio_of_medians(
     numerator: Sequence[float],

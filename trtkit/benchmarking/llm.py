@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtkit.benchmarking.contenders import graphs_said
 from trtkit.benchmarking.intervals import ratio_of_medians
-from trtkit.benchmarking.llm_ceiling import add_ceilings
+from trtkit.benchmarking.llm_ceiling import with_ceilings
 from trtkit.benchmarking.metrics import load_metrics
 from trtkit.benchmarking.provenance import bundle_record, gpu_state, verification
-from trtkit.benchmarking.records import joined, request_json
+from trtkit.benchmarking.records import joined, request_times
+from trtkit.benchmarking.report import LlmReport, Ratio, TextCase, TextResult, TextRules
 from trtkit.benchmarking.schedules import Schedule
 from trtkit.benchmarking.served import Endpoint, ServedText
 from trtkit.benchmarking.static_batches import TRANSFORMERS, TransformersServer
@@ -27,12 +28,14 @@ from trtkit.runtime.decoder import runs_on_gpu
 from trtkit.runtime.llm import LLM
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from trtkit.benchmarking.records import Record
+    from trtkit.benchmarking.report import Provenance
     from trtkit.benchmarking.text_server import Served, TextServer
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.runner import Runner
 
-Json = dict[str, Any]
 MakeWork = Callable[[int], Sequence[Work]]
 COMPARED = ("request_latency", "time_to_first_token", "inter_token_latency")
 _WARMUP_TOKENS = 4
@@ -43,14 +46,14 @@ class LlmRequest:
     """What to measure.
 
     schedules: a case each. work: a round's requests, by its number: every round has other prompts, since a cache may
-    hold those of the one before. said: what they are, in words. objectives: in ms by metric, for goodput. options: of
+    hold those of the one before. description: of them. objectives: in ms by metric, for goodput. options: of
     LlmOptions. endpoint: URL and model of a server that has the bundle, None to run it in this process.
     has_cuda_graphs: None for what is usual.
     """
 
     schedules: Sequence[Schedule]
     work: MakeWork
-    said: str
+    description: str
     rounds: int = 1
     objectives: dict[str, float] = field(default_factory=dict)
     rivals: tuple[str, ...] = ()
@@ -60,33 +63,33 @@ class LlmRequest:
     has_cuda_graphs: bool | None = None
 
 
-def bench_llm(bundle: Bundle, request: LlmRequest, runner: Runner) -> Json:
-    """Return what the report of a run says, but for its provenance. Raises BenchError, GenerationError."""
+def bench_llm(bundle: Bundle, request: LlmRequest, about: Provenance, runner: Runner) -> LlmReport:
+    """Return the report of a run. about: when and how it was started. Raises BenchError, GenerationError."""
     verified = verification(bundle, is_waived=request.is_waived)
     check_fits(request.work(0), llm_options(bundle.manifest.config).max_sequence_length, str(bundle.path))
     graphs = _graphs(request)
     runner.report(Phase("load"))
     servers: list[TextServer] = [_measured(bundle, request)]
-    servers += [_rival(asked, bundle, request) for asked in request.rivals]
+    servers += [_rival(name, bundle, request) for name in request.rivals]
     cases = [measure_case(servers, index, request, runner) for index in range(len(request.schedules))]
     state = gpu_state()
-    ceiling = add_ceilings(bundle, servers, cases, runner)
-    return {
-        "kind": "llm",
-        "name": bundle.manifest.name,
-        "computes": servers[0].computes,
-        "bundle": bundle_record(bundle, verified),
-        "inputs": request.said,
-        "rules": {"rounds": request.rounds, "warmup_tokens": _WARMUP_TOKENS, "greedy": True, "ignore_eos": True},
-        "objectives": request.objectives,
-        "cuda_graphs": graphs,
-        "ceiling": ceiling.to_json(),
-        "gpu_state_after": state,
-        "cases": cases,
-    }
+    ceiling, complete = with_ceilings(bundle, servers, cases, runner)
+    return LlmReport(
+        provenance=about,
+        name=bundle.manifest.name,
+        computes=servers[0].computes,
+        bundle=bundle_record(bundle, verified),
+        inputs=request.description,
+        rules=TextRules(request.rounds, _WARMUP_TOKENS),
+        objectives=request.objectives,
+        cuda_graphs=graphs,
+        ceiling=ceiling,
+        gpu_state_after=state,
+        cases=complete,
+    )
 
 
-def measure_case(servers: Sequence[TextServer], index: int, request: LlmRequest, runner: Runner) -> Json:
+def measure_case(servers: Sequence[TextServer], index: int, request: LlmRequest, runner: Runner) -> TextCase:
     """Give every server the load of case `index`, round by round in turn; return figures, requests and ratios."""
     schedule = request.schedules[index]
     for server in servers:
@@ -99,26 +102,26 @@ def measure_case(servers: Sequence[TextServer], index: int, request: LlmRequest,
             runner.report(Phase(f"{schedule.name}, round {number + 1} of {request.rounds}, {server.name}"))
             served[server.name].append(server.serve(work, schedule))
     ours = served[servers[0].name]
-    results = [_result(server, served[server.name], request) | _same(ours, served[server.name]) for server in servers]
+    results = [_result(server, ours, served[server.name], request.objectives) for server in servers]
     ratios = [ratio for server in servers[1:] for ratio in _ratios(servers[0], ours, server, served[server.name])]
-    return {"name": schedule.name, "concurrency": schedule.concurrency, "results": results, "ratios": ratios}
+    return TextCase(name=schedule.name, concurrency=schedule.concurrency, results=tuple(results), ratios=tuple(ratios))
 
 
-def load_result(server: TextServer, records: Sequence[Record], objectives: dict[str, float]) -> Json:
+def load_result(server: TextServer, records: Sequence[Record], objectives: Mapping[str, float]) -> TextResult:
     """Return one server's figures, samples and requests."""
     done = [record for record in records if not record.error]
     latencies = [record.latency_s for record in sorted(done, key=lambda record: record.due_s)]
     drift = drift_of(latencies) if latencies else 0.0
-    return {
-        "contender": server.name,
-        "computes": server.computes,
-        "metrics": load_metrics(records, objectives),
-        "samples": _samples(done),
-        "requests": [request_json(record) for record in records],
-        "reused_tokens": sum(record.reused_tokens for record in done),
-        "drift": drift,
-        "is_steady": abs(drift) <= STEADY_DRIFT,
-    }
+    return TextResult(
+        contender=server.name,
+        computes=server.computes,
+        metrics=load_metrics(records, objectives),
+        samples=_samples(done),
+        requests=tuple(map(request_times, records)),
+        reused_tokens=sum(record.reused_tokens for record in done),
+        drift=drift,
+        is_steady=abs(drift) <= STEADY_DRIFT,
+    )
 
 
 def _measured(bundle: Bundle, request: LlmRequest) -> TextServer:
@@ -143,21 +146,21 @@ def _own(bundle: Bundle, request: LlmRequest, name: str = "trtkit") -> EngineSer
     return EngineServer(LLM(bundle, **request.options, **graphs), bundle.manifest.config.precision, name)
 
 
-def _rival(asked: str, bundle: Bundle, request: LlmRequest) -> TextServer:
-    if asked == TRANSFORMERS and any(schedule.concurrency is None for schedule in request.schedules):
+def _rival(name: str, bundle: Bundle, request: LlmRequest) -> TextServer:
+    if name == TRANSFORMERS and any(schedule.concurrency is None for schedule in request.schedules):
         what = "transformers runs batches, not requests that arrive"
         raise BenchError(what, f"--compare {TRANSFORMERS}", "compare at a --concurrency")
-    if asked == TRANSFORMERS:
+    if name == TRANSFORMERS:
         return TransformersServer(bundle.manifest.config)
-    if not is_bundle(Path(asked)):
+    if not is_bundle(Path(name)):
         fix = f"use {TRANSFORMERS}, or the folder of another language model's bundle"
-        raise BenchError(f"`{asked}` is nothing to compare a language model with", "--compare", fix)
-    other = open_bundle(asked)
+        raise BenchError(f"`{name}` is nothing to compare a language model with", "--compare", fix)
+    other = open_bundle(name)
     verification(other, is_waived=request.is_waived)
     if other.manifest.interface != "tokens":
-        raise BenchError("the bundle holds no language model", f"--compare {asked}", "compare models of one kind")
-    check_fits(request.work(0), llm_options(other.manifest.config).max_sequence_length, asked)
-    return _own(other, request, asked)
+        raise BenchError("the bundle holds no language model", f"--compare {name}", "compare models of one kind")
+    check_fits(request.work(0), llm_options(other.manifest.config).max_sequence_length, name)
+    return _own(other, request, name)
 
 
 def _warm_up(server: TextServer, work: Sequence[Work], schedule: Schedule) -> None:
@@ -167,38 +170,42 @@ def _warm_up(server: TextServer, work: Sequence[Work], schedule: Schedule) -> No
     server.serve(short, Schedule("warm up", level))
 
 
-def _result(server: TextServer, served: Sequence[Served], request: LlmRequest) -> Json:
-    return load_result(server, joined([each.records for each in served]), request.objectives)
+def _result(
+    server: TextServer, ours: Sequence[Served], served: Sequence[Served], objectives: Mapping[str, float]
+) -> TextResult:
+    """Return a server's figures. ours: what the first contender served."""
+    result = load_result(server, joined([each.records for each in served]), objectives)
+    return replace(result, same_tokens=_same_tokens(ours, served))
 
 
-def _samples(done: Sequence[Record]) -> dict[str, list[float]]:
+def _samples(done: Sequence[Record]) -> dict[str, tuple[float, ...]]:
     """Return what a comparison draws from, in ms: one value a request that succeeded."""
-    values: dict[str, list[float | None]] = {
+    samples_s: dict[str, list[float | None]] = {
         "request_latency": [record.latency_s for record in done],
         "time_to_first_token": [record.time_to_first_token_s for record in done],
         "inter_token_latency": [record.time_per_output_token_s for record in done],
     }
-    return {name: [value * 1e3 for value in found if value is not None] for name, found in values.items()}
+    return {name: tuple(value * 1e3 for value in each if value is not None) for name, each in samples_s.items()}
 
 
-def _same(ours: Sequence[Served], theirs: Sequence[Served]) -> Json:
-    """Return the share of tokens that are those of the first contender; None where they are not known."""
+def _same_tokens(ours: Sequence[Served], theirs: Sequence[Served]) -> float | None:
+    """Return the share of tokens that are those of the first contender; None if they are not known."""
     pairs = [
         (mine, other)
         for our, their in zip(ours, theirs, strict=True)
         for mine, other in zip(our.tokens, their.tokens, strict=False)
     ]
     same = [a == b for mine, other in pairs for a, b in zip(mine, other, strict=False)]
-    return {"same_tokens": sum(same) / len(same) if same else None}
+    return sum(same) / len(same) if same else None
 
 
-def _ratios(first: TextServer, ours: Sequence[Served], other: TextServer, theirs: Sequence[Served]) -> list[Json]:
-    """Return how much longer the first takes, metric by metric; requests are pairs where all succeeded."""
+def _ratios(first: TextServer, ours: Sequence[Served], other: TextServer, theirs: Sequence[Served]) -> list[Ratio]:
+    """Return how much longer the first takes, metric by metric; requests are pairs if all succeeded."""
     mine, its = (_samples(joined([each.records for each in served])) for served in (ours, theirs))
-    found = []
+    ratios = []
     for metric in COMPARED:
         if not mine[metric] or not its[metric]:
             continue
         interval = ratio_of_medians(mine[metric], its[metric], is_paired=len(mine[metric]) == len(its[metric]))
-        found.append({"numerator": first.name, "denominator": other.name, "metric": metric, **interval.to_json()})
-    return found
+        ratios.append(Ratio(numerator=first.name, denominator=other.name, metric=metric, **vars(interval)))
+    return ratios

@@ -3,59 +3,21 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from trtkit.benchmarking.ceiling_report import MeasuredMachine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
-Json = dict[str, Any]
+    import torch
+
 _TYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _SIZE = 768
 # A measurement is the best of so many calls, and of all within so many seconds: other programs may run meanwhile.
 _RUNS, _SECONDS, _MOST_SECONDS = 7, 0.1, 0.5
 # Well above what the caches of a processor hold.
 _MEMORY_ELEMENTS = 2**24
-
-
-@dataclass(frozen=True)
-class MeasuredMachine:
-    """A processor by rates that were measured, each the best of several: operations a second of products by type.
-
-    copy and read: bytes a second of a copy, which reads and writes, and of a matrix-vector product, which reads.
-    """
-
-    rates: Mapping[str, float]
-    copy_bytes_per_s: float
-    read_bytes_per_s: float
-
-    @property
-    def bandwidth_bytes_per_s(self) -> float:
-        """The faster of copying and reading."""
-        return max(self.copy_bytes_per_s, self.read_bytes_per_s)
-
-    def rate(self, dtype: str) -> float | None:
-        """Return the rate of products of `dtype`: its own, or fp32's where that is higher or no other is known.
-
-        Every type can be widened to fp32, and quantized ones are.
-        """
-        return max(self.rates["fp32"], self.rates.get(dtype, 0.0))
-
-    @property
-    def said(self) -> str:
-        """In words."""
-        products = ", ".join(f"{dtype} {rate / 1e9:.3g}" for dtype, rate in self.rates.items())
-        memory = f"copy {self.copy_bytes_per_s / 1e9:.3g} and read {self.read_bytes_per_s / 1e9:.3g} GB/s"
-        return f"measured here, torch matmul {products} GFLOP/s, {memory}"
-
-    def to_json(self) -> Json:
-        """Return the rates as data."""
-        return {
-            "said": self.said,
-            "operations_per_s": dict(self.rates),
-            "copy_bytes_per_s": self.copy_bytes_per_s,
-            "read_bytes_per_s": self.read_bytes_per_s,
-        }
 
 
 def measure_machine(types: Iterable[str]) -> MeasuredMachine:
@@ -65,10 +27,14 @@ def measure_machine(types: Iterable[str]) -> MeasuredMachine:
     wanted = dict.fromkeys(["fp32", *(name for name in types if name in _TYPES)])
     with torch.inference_mode():
         rates = {name: _product_rate(getattr(torch, _TYPES[name])) for name in wanted}
-        return MeasuredMachine(rates, *_memory_rates())
+        copy_bytes_per_s, read_bytes_per_s = _memory_rates()
+    products = ", ".join(f"{dtype} {rate / 1e9:.3g}" for dtype, rate in rates.items())
+    memory = f"copy {copy_bytes_per_s / 1e9:.3g} and read {read_bytes_per_s / 1e9:.3g} GB/s"
+    said = f"measured here, torch matmul {products} GFLOP/s, {memory}"
+    return MeasuredMachine(said, rates, copy_bytes_per_s, read_bytes_per_s)
 
 
-def _product_rate(dtype: Any) -> float:
+def _product_rate(dtype: torch.dtype) -> float:
     """Return operations a second."""
     import torch
 

@@ -6,17 +6,16 @@ loop AIPerf's own `request_latency` counts from the sending, and its CO-aware `e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trtkit.benchmarking.statistics import summary
+from trtkit.benchmarking.statistics import Total, distribution
 from trtkit.errors import BenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from trtkit.benchmarking.records import Record
-
-Json = dict[str, Any]
+    from trtkit.benchmarking.statistics import Metric
 
 UNITS = {
     "request_throughput": "requests/sec",
@@ -39,7 +38,7 @@ UNITS = {
     "goodput": "requests/sec",
     "good_request_count": "requests",
 }
-# What an objective may bound from above: AIPerf's name, and its value for one request; None where it has none.
+# What an objective may bound from above: AIPerf's name, and its value for one request; None if it has none.
 OBJECTIVES: dict[str, Callable[[Record], float | None]] = {
     "request_latency": lambda record: record.latency_s * 1e3,
     "time_to_first_token": lambda record: _ms(record.time_to_first_token_s),
@@ -50,18 +49,18 @@ _SHORT = {"e2e": "request_latency", "ttft": "time_to_first_token", "tpot": "inte
 
 def parse_objectives(texts: Sequence[str]) -> dict[str, float]:
     """Return objectives in ms from `time_to_first_token:200`, or `ttft:200`. Raises BenchError."""
-    found = {}
+    objectives = {}
     for text in texts:
         name, _, limit = text.partition(":")
         name = _SHORT.get(name, name)
         try:
-            found[name] = float(limit)
+            objectives[name] = float(limit)
         except ValueError:
-            found[name] = 0.0
-        if name not in OBJECTIVES or not 0 < found[name] < float("inf"):
+            objectives[name] = 0.0
+        if name not in OBJECTIVES or not 0 < objectives[name] < float("inf"):
             fix = f"write NAME:MILLISECONDS with one of {', '.join([*_SHORT, *OBJECTIVES])}"
             raise BenchError(f"`{text}` is no objective", "--goodput", fix)
-    return found
+    return objectives
 
 
 def is_good(record: Record, objectives: Mapping[str, float]) -> bool:
@@ -70,18 +69,18 @@ def is_good(record: Record, objectives: Mapping[str, float]) -> bool:
     return not record.error and all(value is None or value <= limit for value, limit in values)
 
 
-def load_metrics(records: Sequence[Record], objectives: Mapping[str, float]) -> Json:
-    """Return `{name: {"unit": ..., "avg": ..., "p50": ..., ...}}`; totals have `avg` only, as AIPerf writes them.
+def load_metrics(records: Sequence[Record], objectives: Mapping[str, float]) -> dict[str, Metric]:
+    """Return the metrics of a load by their names: distributions and totals.
 
     Failed requests are counted and are in no other metric.
     """
     done = [record for record in records if not record.error]
-    found = {name: {"unit": UNITS[name], **summary(values)} for name, values in _samples(done).items() if values}
+    distributions = {name: distribution(UNITS[name], values) for name, values in _samples(done).items() if values}
     totals = _totals(records, done)
     if objectives:
         good = sum(is_good(record, objectives) for record in records)
         totals |= {"good_request_count": good, "goodput": _rate(good, totals["benchmark_duration"])}
-    return found | {name: {"unit": UNITS[name], "avg": float(value)} for name, value in totals.items()}
+    return {**distributions, **{name: Total(UNITS[name], float(value)) for name, value in totals.items()}}
 
 
 def _samples(done: Sequence[Record]) -> dict[str, list[float]]:
@@ -132,5 +131,5 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
 
 
-def _known(values: Any) -> list[float]:
+def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]

@@ -10,81 +10,77 @@ import shutil
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.backends import list_gpus
+from trtkit.benchmarking.report import BundleRecord, Machine, Provenance
 from trtkit.engine.cache import tool_versions
 from trtkit.errors import BenchError
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
 
-Json = dict[str, Any]
 _STATE = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_throttle_reasons.active")
 
 
 def verification(bundle: Bundle, *, is_waived: bool) -> str:
-    """Return in words how the bundle was verified. Raises BenchError where it was not, unless that is waived."""
-    found = bundle.manifest.verify
-    if found is not None and found.passed:
-        return f"verified at {found.verified_at} against {found.reference}"
-    what = "the bundle was never verified" if found is None else f"the bundle's verification failed: {found.verdict}"
+    """Return in words how the bundle was verified. Raises BenchError if it was not, unless that is waived."""
+    record = bundle.manifest.verify
+    if record is not None and record.passed:
+        return f"verified at {record.verified_at} against {record.reference}"
+    what = "the bundle was never verified" if record is None else f"the bundle's verification failed: {record.verdict}"
     if is_waived:
         return f"UNVERIFIED: {what}"
     fix = f"run `trtkit verify {shlex.quote(str(bundle.path))}`, or measure all the same with `--unverified`"
     raise BenchError(what, str(bundle.path), fix)
 
 
-def bundle_record(bundle: Bundle, verified: str) -> Json:
-    """Return what tells one bundle from another."""
+def bundle_record(bundle: Bundle, verified: str) -> BundleRecord:
+    """Return what tells one bundle from another. verified: how it was, in words."""
     manifest = bundle.manifest
-    return {
-        "path": str(bundle.path),
-        "name": manifest.name,
-        "build_key": manifest.build_key,
-        "precision": manifest.config.precision,
-        "backend": f"{manifest.backend.name} {manifest.backend.version}",
-        "target": manifest.target.name,
-        "verification": verified,
-    }
+    return BundleRecord(
+        path=str(bundle.path),
+        name=manifest.name,
+        build_key=manifest.build_key,
+        precision=manifest.config.precision,
+        backend=f"{manifest.backend.name} {manifest.backend.version}",
+        target=manifest.target.name,
+        verification=verified,
+    )
 
 
-def provenance(command: str) -> Json:
+def provenance(command: str) -> Provenance:
     """Return when, by which command, on which machine in which state, and with which versions."""
-    return {
-        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command,
-        "machine": machine(),
-        "versions": tool_versions() | _versions("numpy", "onnxruntime", "tritonclient"),
-    }
+    versions = tool_versions() | _versions("numpy", "onnxruntime", "tritonclient")
+    return Provenance(datetime.now(UTC).isoformat(timespec="seconds"), command, machine(), versions)
 
 
-def machine() -> Json:
+def machine() -> Machine:
     """Return processor, cores, GPUs with clocks and temperature, threads, and the load before the measurement."""
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)),
-        "system": f"{platform.system()} {platform.release()}",
-        "load_average": [round(value, 2) for value in os.getloadavg()],
-        "torch_threads": _torch_threads(),
-        "gpus": [vars(gpu) for gpu in list_gpus()],
-        "gpu_state": gpu_state(),
-    }
+    return Machine(
+        processor=_processor(),
+        cores=os.cpu_count(),
+        usable_cores=len(os.sched_getaffinity(0)),
+        system=f"{platform.system()} {platform.release()}",
+        load_average=tuple(round(value, 2) for value in os.getloadavg()),
+        torch_threads=_torch_threads(),
+        gpus=list_gpus(),
+        gpu_state=gpu_state(),
+    )
 
 
-def gpu_state() -> list[Json]:
+def gpu_state() -> tuple[dict[str, str], ...]:
     """Return clocks (MHz), temperature (Celsius), power (W) and reasons of throttling of each GPU, none without one."""
     command = shutil.which("nvidia-smi")
     if command is None:
-        return []
+        return ()
     query = [command, f"--query-gpu={','.join(_STATE)}", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return []
+        return ()
     rows = [[value.strip() for value in line.split(",")] for line in answer.stdout.splitlines()]
-    return [dict(zip(_STATE, row, strict=True)) for row in rows if len(row) == len(_STATE)]
+    return tuple(dict(zip(_STATE, row, strict=True)) for row in rows if len(row) == len(_STATE))
 
 
 def _torch_threads() -> int:
@@ -103,10 +99,10 @@ def _processor() -> str:
 
 
 def _versions(*packages: str) -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in packages:
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

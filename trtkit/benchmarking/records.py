@@ -1,9 +1,9 @@
-"""What was seen of one request."""
+"""What was seen of one request: as it was measured, and as a report has it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ class Record:
 
     @property
     def time_to_first_token_s(self) -> float | None:
-        """From when it was due; None where no token came."""
+        """From when it was due; None if no token came."""
         return self.token_times_s[0] - self.due_s if self.token_times_s else None
 
     @property
@@ -49,7 +49,7 @@ class Record:
 
     @property
     def time_per_output_token_s(self) -> float | None:
-        """The average gap; None where there are fewer than two tokens."""
+        """The average gap; None if there are fewer than two tokens."""
         times = self.token_times_s
         return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
 
@@ -63,20 +63,34 @@ def shifted(record: Record, seconds: float) -> Record:
 
 def joined(rounds: Sequence[Sequence[Record]]) -> list[Record]:
     """Return the records of several loads as of one, each beginning where the one before ended."""
-    found: list[Record] = []
+    joined_records: list[Record] = []
     for records in rounds:
-        begin = max((record.ended_s for record in found), default=0.0)
-        found += [shifted(record, begin) for record in records]
-    return found
+        begin = max((record.ended_s for record in joined_records), default=0.0)
+        joined_records += [shifted(record, begin) for record in records]
+    return joined_records
 
 
-def request_json(record: Record) -> dict[str, Any]:
-    """Return a request as JSON, times in ms from the start of the load."""
-    return {
-        "due_ms": record.due_s * 1e3,
-        "sent_ms": record.sent_s * 1e3,
-        "ended_ms": record.ended_s * 1e3,
-        "token_ms": [moment * 1e3 for moment in record.token_times_s],
-        "input_tokens": record.input_tokens,
-        "error": record.error,
-    }
+@dataclass(frozen=True)
+class RequestTimes:
+    """A request as a report has it. Times are ms from the start of the load. error: why it failed, in words."""
+
+    due_ms: float
+    sent_ms: float
+    ended_ms: float
+    token_ms: tuple[float, ...]
+    input_tokens: int
+    error: str
+
+
+def request_times(record: Record) -> RequestTimes:
+    """Return a record as a report has it."""
+    tokens = tuple(moment * 1e3 for moment in record.token_times_s)
+    moments = (record.due_s * 1e3, record.sent_s * 1e3, record.ended_s * 1e3)
+    return RequestTimes(*moments, tokens, record.input_tokens, record.error)
+
+
+def record_of(request: RequestTimes) -> Record:
+    """Return the record of a report's request."""
+    tokens = tuple(moment / 1e3 for moment in request.token_ms)
+    moments = (request.due_ms / 1e3, request.sent_ms / 1e3, request.ended_ms / 1e3)
+    return Record(*moments, tokens, request.input_tokens, request.error)

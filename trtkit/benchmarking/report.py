@@ -1,66 +1,251 @@
-"""A report as a file: JSON with everything in it, CSV with a line for each figure."""
+"""What a benchmark measured: one report for networks of arrays and one for language models, with their JSON form."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
+from trtkit.backends.gpu import Gpu
+from trtkit.benchmarking.ceiling_report import Ceiling, MeasuredMachine, PhaseLayers, PublishedRates, Reached
+from trtkit.benchmarking.intervals import Interval
+from trtkit.benchmarking.records import RequestTimes
+from trtkit.benchmarking.statistics import Distribution, Metric
+from trtkit.benchmarking.timing import Rules
 from trtkit.errors import BenchError
+from trtkit.jobs.json_form import from_json, to_json
 
-Json = dict[str, Any]
-SCHEMA_VERSION = 1
-_STATISTICS = ("avg", "min", "max", "sum", "p1", "p5", "p10", "p25", "p50", "p75", "p90", "p95", "p99", "std", "count")
-_CEILING = ("ceiling", "reached", "bound")
-_FIX = "give a file that `trtkit bench --out` wrote"
-
-
-def report_text(found: Json) -> str:
-    """Return the report as JSON."""
-    return json.dumps({"schema_version": SCHEMA_VERSION, **found}, indent=1) + "\n"
+VERSION = 1
+"""Of the reports' JSON form."""
+_FIX = "give a file that `trtkit bench --out` of this version of trtkit wrote"
 
 
-def read_report(path: str) -> Json:
-    """Return a report that was written. Raises BenchError where it is none."""
+@dataclass(frozen=True)
+class Machine:
+    """What measured, and its state before. gpu_state: of each GPU, by nvidia-smi's names."""
+
+    processor: str
+    cores: int | None
+    usable_cores: int
+    system: str
+    load_average: tuple[float, ...]
+    torch_threads: int
+    gpus: tuple[Gpu, ...]
+    gpu_state: tuple[dict[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """When, by which command, where and with which versions a report was made."""
+
+    measured_at: str
+    command: str
+    machine: Machine
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class BundleRecord:
+    """What tells one bundle from another. verification: how it was verified, in words."""
+
+    path: str
+    name: str
+    build_key: str
+    precision: str
+    backend: str
+    target: str
+    verification: str
+
+    @property
+    def is_unverified(self) -> bool:
+        """Whether it was measured all the same."""
+        return self.verification.startswith("UNVERIFIED")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio(Interval):
+    """How much longer one contender takes than another."""
+
+    numerator: str
+    denominator: str
+    metric: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One contender's figures. computes: what computed them, in words. samples: by metric, in ms.
+
+    drift: how much slower the last third is than the first one. ceilings: by metric.
+    """
+
+    contender: str
+    computes: str
+    metrics: dict[str, Metric]
+    samples: dict[str, tuple[float, ...]]
+    drift: float
+    is_steady: bool
+    ceilings: dict[str, Reached] = field(default_factory=dict)
+
+    def distribution(self, metric: str) -> Distribution | None:
+        """Return a metric's distribution, None if there is none."""
+        value = self.metrics.get(metric)
+        return value if isinstance(value, Distribution) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedResult(Result):
+    """Of calls in rounds. difference: the largest relative RMS error of outputs to the first contender's."""
+
+    starts_ms: tuple[float, ...]
+    warmup_runs: int
+    difference: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedResult(Result):
+    """Of a load on a served network."""
+
+    requests: tuple[RequestTimes, ...]
+    difference: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextResult(Result):
+    """Of a load on a language model. same_tokens: share of tokens that are the first contender's, None if not known."""
+
+    requests: tuple[RequestTimes, ...]
+    reused_tokens: int
+    same_tokens: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """All contenders on the same work. ratios: of the first one to each other one."""
+
+    name: str
+    results: tuple[Result, ...]
+    ratios: tuple[Ratio, ...] = ()
+    phases: tuple[PhaseLayers, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedCase(Case):
+    """Calls at one shape. batch: samples of a call."""
+
+    shapes: dict[str, tuple[int, ...]]
+    batch: int
+    results: tuple[TimedResult, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedCase(Case):
+    """A load on a served network. concurrency: None if requests are sent when they are due."""
+
+    shapes: dict[str, tuple[int, ...]]
+    batch: int
+    concurrency: int | None
+    results: tuple[ServedResult, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextCase(Case):
+    """A load on a language model. concurrency: None if requests are sent when they are due."""
+
+    concurrency: int | None
+    results: tuple[TextResult, ...]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class _Report:
+    """What both reports have. inputs, cuda_graphs: in words. gpu_state_after: the measurement, as in Machine.
+
+    axes: the metrics of latency and throughput.
+    """
+
+    axes: ClassVar[tuple[str, str]]
+    provenance: Provenance
+    name: str
+    computes: str
+    bundle: BundleRecord
+    inputs: str
+    cuda_graphs: str
+    ceiling: MeasuredMachine | PublishedRates | Ceiling
+    gpu_state_after: tuple[dict[str, str], ...]
+    cases: tuple[Case, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the form that users get."""
+        return {"version": VERSION, **to_json(self)}
+
+    def __repr__(self) -> str:
+        """Return a line for what computes, and one for each case and contender."""
+        latency, rate = self.axes
+        lines = [f"{self.name}: {self.computes}"]
+        for case in self.cases:
+            for result in case.results:
+                times, many = result.distribution(latency), result.metrics.get(rate)
+                figures = [f"{times.p50:.4g} ms p50"] if times else ["no request succeeded"]
+                figures += [f"{many.avg:.4g} {many.unit}"] if many else []
+                lines.append(f"{case.name}, {result.contender}: {', '.join(figures)}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class VisionReport(_Report):
+    """The benchmark of a network of arrays."""
+
+    axes = ("latency", "throughput")
+    kind: Literal["vision"] = "vision"
+    transfers: str = "from and to the host's memory in every latency"
+    rules: Rules
+    cases: tuple[TimedCase | ServedCase, ...]
+
+
+@dataclass(frozen=True)
+class TextRules:
+    """How requests were answered. warmup_tokens: of each answer before the measurement."""
+
+    rounds: int
+    warmup_tokens: int
+    greedy: bool = True
+    ignore_eos: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LlmReport(_Report):
+    """The benchmark of a language model. objectives: in ms, by metric."""
+
+    axes = ("request_latency", "output_token_throughput")
+    kind: Literal["llm"] = "llm"
+    rules: TextRules
+    objectives: dict[str, float]
+    cases: tuple[TextCase, ...]
+
+
+Report = VisionReport | LlmReport
+
+
+def report_text(report: Report) -> str:
+    """Return the report as JSON text."""
+    return json.dumps(report.to_json(), indent=1) + "\n"
+
+
+def read_report(path: str) -> Report:
+    """Return a report that was written. Raises BenchError that names the file, and the field that is not right."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise BenchError(f"the report cannot be read: {error.strerror}", path, _FIX) from None
     except ValueError as error:
         raise BenchError(f"not a report: {error}", path, _FIX) from None
-    version = found.get("schema_version") if isinstance(found, dict) else None
-    if version != SCHEMA_VERSION or not isinstance(found.get("cases"), list):
-        raise BenchError(f"not a report of version {SCHEMA_VERSION}", path, _FIX)
-    return dict(found)
-
-
-def csv_text(found: Json) -> str:
-    """Return a line for each figure: case, contender, what computes, metric, statistics, ceiling, verification."""
-    out = io.StringIO()
-    rows = csv.writer(out, lineterminator="\n")
-    rows.writerow(
-        [
-            "name",
-            "case",
-            "contender",
-            "computes",
-            "metric",
-            "unit",
-            *_STATISTICS,
-            *_CEILING,
-            "is_steady",
-            "verification",
-        ]
-    )
-    verified = found["bundle"]["verification"]
-    for case in found["cases"]:
-        for result in case["results"]:
-            for metric, figures in result["metrics"].items():
-                head = [found["name"], case["name"], result["contender"], result["computes"], metric, figures["unit"]]
-                statistics = [figures.get(name, "") for name in _STATISTICS]
-                against = result.get("ceilings", {}).get(metric, {})
-                reached = [against.get(name, "") for name in _CEILING]
-                rows.writerow([*head, *statistics, *reached, result["is_steady"], verified])
-    return out.getvalue()
+    kinds: dict[str, type[Report]] = {"vision": VisionReport, "llm": LlmReport}
+    fields = data if isinstance(data, dict) else {}
+    for name, values in (("version", (VERSION,)), ("kind", tuple(kinds))):
+        if fields.get(name) not in values:
+            what = f"`{name}` is {json.dumps(fields[name])[:40]}" if name in fields else f"`{name}` is missing"
+            raise BenchError(f"not a report of version {VERSION}: {what}", path, _FIX)
+    try:
+        return from_json(kinds[fields["kind"]], {name: value for name, value in fields.items() if name != "version"})
+    except (TypeError, ValueError) as error:
+        raise BenchError(f"not a report of version {VERSION}: {error}", path, _FIX) from None

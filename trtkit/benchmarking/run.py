@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.benchmarking.llm import LlmRequest, bench_llm
 from trtkit.benchmarking.provenance import provenance
@@ -13,6 +13,7 @@ from trtkit.benchmarking.workload import Lengths, drawn_tokens, synthetic_rounds
 from trtkit.errors import BenchError
 
 if TYPE_CHECKING:
+    from trtkit.benchmarking.report import Report
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.runner import Runner
 
@@ -37,10 +38,10 @@ class BenchRequest:
     trusts_source: bool = False
 
 
-def bench_bundle(bundle: Bundle, request: BenchRequest, runner: Runner) -> dict[str, Any]:
-    """Return the report of a run, with its provenance. Raises BenchError, GenerationError."""
+def bench_bundle(bundle: Bundle, request: BenchRequest, runner: Runner) -> Report:
+    """Return the report of a run. Raises BenchError, GenerationError."""
     _check(bundle, request)
-    about = {"provenance": provenance("trtkit.bench")}
+    about = provenance("trtkit.bench")
     if bundle.manifest.interface == "arrays":
         arrays = VisionRequest(
             request.batches,
@@ -49,19 +50,19 @@ def bench_bundle(bundle: Bundle, request: BenchRequest, runner: Runner) -> dict[
             request.is_waived,
             trusts_source=request.trusts_source,
         )
-        return {**about, **bench_vision(bundle, arrays, runner)}
+        return bench_vision(bundle, arrays, about, runner)
     count, vocab_size = request.requests or _REQUESTS, drawn_tokens(bundle.manifest)
-    make, said = synthetic_rounds(request.lengths or Lengths(), count, vocab_size, seed=0)
+    make, description = synthetic_rounds(request.lengths or Lengths(), count, vocab_size, seed=0)
     text = LlmRequest(
         concurrency_schedules(request.concurrency or (1,)),
         make,
-        said,
+        description,
         rounds=3 if request.rivals else 1,
         rivals=request.rivals,
         is_waived=request.is_waived,
         options={"runtime": request.runtime},
     )
-    return {**about, **bench_llm(bundle, text, runner)}
+    return bench_llm(bundle, text, about, runner)
 
 
 def _check(bundle: Bundle, request: BenchRequest) -> None:

@@ -3,13 +3,45 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
-"""What a summary names `p1` to `p99`."""
+"""Those of a distribution: `p1` to `p99`."""
+
+
+@dataclass(frozen=True)
+class Total:
+    """A figure of a whole load."""
+
+    unit: str
+    avg: float
+
+
+@dataclass(frozen=True)
+class Distribution(Total):
+    """Statistics of samples, by AIPerf's names. std: the population's standard deviation."""
+
+    p1: float
+    p5: float
+    p10: float
+    p25: float
+    p50: float
+    p75: float
+    p90: float
+    p95: float
+    p99: float
+    min: float
+    max: float
+    std: float
+    count: int
+    sum: float
+
+
+Metric = Distribution | Total
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -25,25 +57,21 @@ def median(values: Sequence[float]) -> float:
     return percentile(values, 50)
 
 
-def summary(values: Sequence[float]) -> dict[str, float]:
-    """Return average, percentiles, extremes, population standard deviation, count and sum, by AIPerf's names.
-
-    Empty where there are no values.
-    """
-    if not values:
-        return {}
+def distribution(unit: str, values: Sequence[float]) -> Distribution:
+    """Return the statistics of at least one value."""
     ordered, total = sorted(values), math.fsum(values)
     average = total / len(ordered)
     deviation = math.sqrt(math.fsum((value - average) ** 2 for value in ordered) / len(ordered))
-    return {
-        "avg": average,
+    return Distribution(
+        unit=unit,
+        avg=average,
         **{f"p{percent}": _of_sorted(ordered, percent) for percent in PERCENTILES},
-        "min": ordered[0],
-        "max": ordered[-1],
-        "std": deviation,
-        "count": len(ordered),
-        "sum": total,
-    }
+        min=ordered[0],
+        max=ordered[-1],
+        std=deviation,
+        count=len(ordered),
+        sum=total,
+    )
 
 
 def _of_sorted(ordered: Sequence[float], percent: float) -> float:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trtkit.benchmarking.ceiling import Ceiling, ceiling_of, largest_gaps, layer_rows, median_seconds, of_rate, of_time
+from trtkit.benchmarking.ceiling import ceiling_of, of_rate, of_time, phase_layers
+from trtkit.benchmarking.report import TimedCase
 from trtkit.jobs.events import Phase
 from trtkit.planning.count_network import count_layers
 from trtkit.planning.roofline import floor
@@ -13,7 +15,9 @@ from trtkit.planning.roofline import floor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trtkit.benchmarking.ceiling_report import Ceiling, Reached
     from trtkit.benchmarking.contenders import Contender
+    from trtkit.benchmarking.report import ServedCase, TimedResult
     from trtkit.benchmarking.shapes import ShapeCase
     from trtkit.bundle.bundle import Bundle
     from trtkit.inputs.samples import Sample
@@ -21,51 +25,57 @@ if TYPE_CHECKING:
     from trtkit.planning.counts import Counts
     from trtkit.planning.roofline import Roof
 
-Json = dict[str, Any]
+    ArraysCase = TimedCase | ServedCase
+    Measured = tuple[ShapeCase, Sample, ArraysCase]
+
 _POINT = (1, 0, 0)  # counts are taken at the case's own shapes
 
 
-def add_ceilings(
-    bundle: Bundle,
-    contenders: Sequence[Contender],
-    cases: Sequence[tuple[ShapeCase, Sample, Json]],
-    runner: Runner,
-) -> Ceiling:
-    """Add to each case's JSON its figures' ceilings, and its layers beside theirs; return what they are held against.
+def with_ceilings(
+    bundle: Bundle, contenders: Sequence[Contender], measured: Sequence[Measured], runner: Runner
+) -> tuple[Ceiling, tuple[ArraysCase, ...]]:
+    """Return what figures are held against, and the cases with their figures' ceilings and their layers' times.
 
     Only contenders that compute the counted network in its precision at the same place have a ceiling.
     """
-    own = contenders[0]
-    if own.place is None:
-        return ceiling_of(None, ())
+    cases = tuple(case for _, _, case in measured)
+    if contenders[0].place is None:
+        return ceiling_of(None, ())[0], cases
     runner.report(Phase("count operations and bytes"))
-    counted = [(case, count_layers(bundle, case.shapes, runner)) for case, _, _ in cases]
-    ceiling = ceiling_of(own.place, {dtype for _, counts in counted if counts for dtype in counts.products})
-    for (case, counts), (_, sample, found) in zip(counted, cases, strict=True):
-        if counts is None or ceiling.roof is None:
-            continue
-        for contender, result in zip(contenders, found["results"], strict=True):
-            if (contender.place, contender.precision) == (own.place, own.precision):
-                result["ceilings"] = _figures(counts, ceiling.roof, case.batch, result)
-        if own.layer_seconds is not None:
-            runner.report(Phase(f"layers of {case.name}"))
-            found.update(_layers(own, counts, ceiling.roof, sample))
-    return ceiling
+    counts = [count_layers(bundle, shapes.shapes, runner) for shapes, _, _ in measured]
+    ceiling, roof = ceiling_of(contenders[0].place, {dtype for each in counts if each for dtype in each.products})
+    if roof is None:
+        return ceiling, cases
+    pairs = zip(measured, counts, strict=True)
+    return ceiling, tuple(_with_ceilings(each, count, roof, contenders, runner) for each, count in pairs)
 
 
-def _figures(counts: Counts, roof: Roof, batch: int, result: Json) -> Json:
-    """Return the ceilings of one contender's figures, latency's beside the median."""
-    least, metrics = floor(counts, _POINT, roof), result["metrics"]
+def _with_ceilings(
+    measured: Measured, counts: Counts | None, roof: Roof, contenders: Sequence[Contender], runner: Runner
+) -> ArraysCase:
+    """Return one case with its ceilings and layers, as it was if its network cannot be counted."""
+    own, (shapes, sample, case) = contenders[0], measured
+    if counts is None or not isinstance(case, TimedCase):
+        return case
+    results = tuple(
+        replace(result, ceilings=_figures(counts, roof, case.batch, result))
+        if (contender.place, contender.precision) == (own.place, own.precision)
+        else result
+        for contender, result in zip(contenders, case.results, strict=True)
+    )
+    if own.layer_seconds is None:
+        return replace(case, results=results)
+    runner.report(Phase(f"layers of {shapes.name}"))
+    phase = phase_layers("run", counts, _POINT, roof, partial(own.layer_seconds, sample.inputs))
+    return replace(case, results=results, phases=(phase,))
+
+
+def _figures(counts: Counts, roof: Roof, batch: int, result: TimedResult) -> dict[str, Reached]:
+    """Return the ceilings of one contender's figures, latency's for the median."""
+    least, latency = floor(counts, _POINT, roof), result.distribution("latency")
+    assert latency is not None
     most = batch / least.seconds
     return {
-        "latency": of_time(least.seconds, metrics["latency"]["p50"], least.bound),
-        "throughput": of_rate(most, metrics["throughput"]["avg"], least.bound),
+        "latency": of_time(least.seconds, latency.p50, least.bound),
+        "throughput": of_rate(most, result.metrics["throughput"].avg, least.bound),
     }
-
-
-def _layers(own: Contender, counts: Counts, roof: Roof, sample: Sample) -> Json:
-    """Return every layer of one call in its order, those that lose the most, and the call as a whole."""
-    assert own.layer_seconds is not None
-    rows = layer_rows(counts, _POINT, roof, median_seconds(partial(own.layer_seconds, sample.inputs)))
-    whole = {"flops": counts.flops.at(_POINT), "bytes": counts.fused_bytes.at(_POINT)}
-    return {"phases": [{"name": "run", **whole, "layers": rows, "gaps": largest_gaps(rows)}]}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.benchmarking.load import Answer, drive
 from trtkit.benchmarking.metrics import duration_s, load_metrics
-from trtkit.benchmarking.records import request_json
+from trtkit.benchmarking.records import request_times
+from trtkit.benchmarking.report import ServedCase, ServedResult
 from trtkit.benchmarking.served import workers_of
-from trtkit.benchmarking.statistics import summary
+from trtkit.benchmarking.statistics import Total, distribution
 from trtkit.benchmarking.timing import STEADY_DRIFT, drift_of
 from trtkit.errors import BenchError
 
@@ -21,17 +22,16 @@ if TYPE_CHECKING:
     from trtkit.benchmarking.shapes import ShapeCase
     from trtkit.inputs.samples import Sample
 
-Json = dict[str, Any]
 _WARMUP = 3
 _COUNTED = ("request_count", "error_request_count", "request_throughput", "goodput", "good_request_count")
 
 
 def measure_load(
     case: ShapeCase, schedule: Schedule, served: Contender, sample: Sample, load: tuple[int, Mapping[str, float]]
-) -> Json:
+) -> ServedCase:
     """Send one sample again and again; return figures and requests. load: how many requests, and objectives in ms.
 
-    Latencies count from when a request was due. Raises BenchError where no request succeeds.
+    Latencies count from when a request was due. Raises BenchError if no request succeeds.
     """
     count, objectives = load
     for _ in range(_WARMUP):
@@ -42,14 +42,16 @@ def measure_load(
         return Answer()
 
     records = drive(send, *workers_of(schedule, count))
-    result = _result(served, records, case.batch, objectives)
-    shapes = {name: list(shape) for name, shape in case.shapes.items()}
-    name = f"{case.name}, {schedule.name}"
-    about = {"name": name, "shapes": shapes, "batch": case.batch, "concurrency": schedule.concurrency}
-    return about | {"results": [result], "ratios": []}
+    return ServedCase(
+        name=f"{case.name}, {schedule.name}",
+        shapes=case.shapes,
+        batch=case.batch,
+        concurrency=schedule.concurrency,
+        results=(_result(served, records, case.batch, objectives),),
+    )
 
 
-def _result(served: Contender, records: Sequence[Record], batch: int, objectives: Mapping[str, float]) -> Json:
+def _result(served: Contender, records: Sequence[Record], batch: int, objectives: Mapping[str, float]) -> ServedResult:
     """Return the load's figures. throughput: samples a second over the whole load."""
     done = sorted((record for record in records if not record.error), key=lambda record: record.due_s)
     if not done:
@@ -57,17 +59,16 @@ def _result(served: Contender, records: Sequence[Record], batch: int, objectives
     latencies, drift = [record.latency_s * 1e3 for record in done], drift_of([record.latency_s for record in done])
     counted = load_metrics(records, objectives)
     rate = batch * len(done) / duration_s(records)
-    return {
-        "contender": served.name,
-        "computes": served.computes,
-        "metrics": {
-            "latency": {"unit": "ms", **summary(latencies)},
-            "throughput": {"unit": "samples/sec", "avg": rate},
+    return ServedResult(
+        contender=served.name,
+        computes=served.computes,
+        metrics={
+            "latency": distribution("ms", latencies),
+            "throughput": Total("samples/sec", rate),
             **{name: counted[name] for name in _COUNTED if name in counted},
         },
-        "samples": {"latency": latencies},
-        "requests": [request_json(record) for record in records],
-        "difference": 0.0,
-        "drift": drift,
-        "is_steady": abs(drift) <= STEADY_DRIFT,
-    }
+        samples={"latency": tuple(latencies)},
+        requests=tuple(map(request_times, records)),
+        drift=drift,
+        is_steady=abs(drift) <= STEADY_DRIFT,
+    )

@@ -15,6 +15,7 @@ from trtkit.cli.options import check_outputs, json_option, quiet_option, set_opt
 from trtkit.cli.say import say
 
 if TYPE_CHECKING:
+    from trtkit.benchmarking.report import Provenance, Report
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.runner import Runner
 
@@ -50,9 +51,9 @@ class BenchCommand(click.Command):
 
             return diff.make_context(f"{info_name} diff", args[1:], parent, **extra)
         words = list(args)
-        made = super().make_context(info_name, args, parent, **extra)
-        made.meta[WORDS] = words
-        return made
+        context = super().make_context(info_name, args, parent, **extra)
+        context.meta[WORDS] = words
+        return context
 
 
 @click.command(cls=BenchCommand, epilog=EPILOG)
@@ -90,9 +91,9 @@ def command(
     about = provenance(shlex.join(["trtkit", "bench", *click.get_current_context().meta[WORDS]]))
     with show_progress(quiet=quiet or as_json) as runner:
         opened = _opened(bundle, options, runner)
-        found = {"provenance": about, **_measure(opened, unverified, options, runner)}
-    _write(found, {"out": out, "csv": csv, "html": html}, aiperf)
-    _show(found, as_json=as_json)
+        report = _measure(opened, unverified, options, about, runner)
+    _write(report, {"out": out, "csv": csv, "html": html}, aiperf)
+    _show(report, as_json=as_json)
 
 
 def _opened(path: str, options: Json, runner: Runner) -> Bundle:
@@ -119,14 +120,14 @@ def _opened(path: str, options: Json, runner: Runner) -> Bundle:
     return build_bundle(config, Path("bundles") / config.name, runner).bundle
 
 
-def _measure(bundle: Bundle, is_waived: bool, options: Json, runner: Runner) -> Json:
+def _measure(bundle: Bundle, is_waived: bool, options: Json, about: Provenance, runner: Runner) -> Report:
     """Measure what the bundle holds."""
     if bundle.manifest.interface == "tokens":
         from trtkit.benchmarking.llm import bench_llm
         from trtkit.cli.bench_load import llm_request
 
         refuse_given(VISION_NAMES, "is not for language models")
-        return bench_llm(bundle, llm_request(bundle, options, is_waived), runner)
+        return bench_llm(bundle, llm_request(bundle, options, is_waived), about, runner)
     from trtkit.benchmarking.timing import Rules
     from trtkit.benchmarking.vision import VisionRequest, bench_vision
     from trtkit.cli.bench_load import server_load
@@ -144,32 +145,33 @@ def _measure(bundle: Bundle, is_waived: bool, options: Json, runner: Runner) -> 
     graphs, load = options["has_cuda_graphs"], server_load(options)
     asked = (options["batches"], options["rivals"], options["runtime"], is_waived, rules, endpoint, graphs)
     request = VisionRequest(*asked, **load, trusts_source=options["trust_source"])
-    return bench_vision(bundle, request, runner)
+    return bench_vision(bundle, request, about, runner)
 
 
-def _write(found: Json, paths: dict[str, Path | None], aiperf: Path | None) -> None:
-    """Write the files that were asked for, and say so."""
-    from trtkit.benchmarking.report import csv_text, report_text
+def _write(report: Report, paths: dict[str, Path | None], aiperf: Path | None) -> None:
+    """Write the requested files, and say so."""
+    from trtkit.benchmarking.figures_csv import csv_text
+    from trtkit.benchmarking.report import LlmReport, report_text
     from trtkit.files import write_output
     from trtkit.report.benchmark import html_report
 
     makers = {"out": report_text, "csv": csv_text, "html": html_report}
     for name, path in paths.items():
         if path is not None:
-            write_output(path, makers[name](found))
+            write_output(path, makers[name](report))
             say(f"written: {path}")
-    if aiperf is not None:
+    if aiperf is not None and isinstance(report, LlmReport):
         from trtkit.benchmarking.aiperf import write_aiperf
 
-        for path in write_aiperf(aiperf, found):
+        for path in write_aiperf(aiperf, report):
             say(f"written: {path}")
 
 
-def _show(found: Json, *, as_json: bool) -> None:
+def _show(report: Report, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(report.to_json()))
         return
     from trtkit.cli.bench_tables import bench_tables
     from trtkit.cli.tables import show
 
-    show(bench_tables(found))
+    show(bench_tables(report))

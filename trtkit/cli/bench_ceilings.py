@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.cli.tables import listing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
 
-Json = dict[str, Any]
+    from trtkit.benchmarking.ceiling_report import PhaseLayers
+    from trtkit.benchmarking.report import Case, Result
+
 _NAMES = {
     "latency": "latency",
     "throughput": "samples/s",
@@ -20,41 +22,41 @@ _NAMES = {
     "request_latency": "E2E",
     "output_token_throughput": "tokens/s",
 }
-_RATES = ("throughput", "output_token_throughput")
 
 
-def ceiling_tables(case: Json) -> Iterator[RenderableType]:
-    """Yield a case's figures beside their ceilings, and the layers that lose the most time."""
-    if any("ceilings" in result for result in case["results"]):
-        yield _figures(case["results"])
-    for phase in case.get("phases", ()):
+def ceiling_tables(case: Case) -> Iterator[RenderableType]:
+    """Yield a case's figures with their ceilings, and the layers that lose the most time."""
+    if any(result.ceilings for result in case.results):
+        yield _figures(case.results)
+    for phase in case.phases:
         yield _gaps(phase)
 
 
-def _figures(results: list[Json]) -> RenderableType:
+def _figures(results: Sequence[Result]) -> RenderableType:
     rows = listing("", "ceiling of", "figure", "measured", "at best", "reached", "bound by")
     for column in rows.columns[2:5]:
         column.justify, column.no_wrap = "right", True
     for result in results:
-        for metric, against in result.get("ceilings", {}).items():
-            measured = result["metrics"][metric]["avg" if metric in _RATES else "p50"]
-            numbers = (number_text(measured), number_text(against["ceiling"]), share_text(against["reached"]))
-            name = _NAMES[metric] if metric in _RATES else f"{_NAMES[metric]} p50, ms"
-            rows.add_row(result["contender"], name, *numbers, against["bound"])
+        for metric, reached in result.ceilings.items():
+            latency = result.distribution(metric)
+            measured = result.metrics[metric].avg if latency is None else latency.p50
+            numbers = (number_text(measured), number_text(reached.ceiling), share_text(reached.reached))
+            name = _NAMES[metric] if latency is None else f"{_NAMES[metric]} p50, ms"
+            rows.add_row(result.contender, name, *numbers, reached.bound)
     return rows
 
 
-def _gaps(phase: Json) -> RenderableType:
-    total = sum(row["ms"] for row in phase["layers"])
+def _gaps(phase: PhaseLayers) -> RenderableType:
+    total = sum(layer.ms for layer in phase.layers)
     rows = listing(
-        f"largest gaps of a {phase['name']}, {number_text(total)} ms in layers",
+        f"largest gaps of a {phase.name}, {number_text(total)} ms in layers",
         "layer", "layers", "ms", "at best", "reached", "bound by",
     )  # fmt: skip
     for column in rows.columns[1:5]:
         column.justify, column.no_wrap = "right", True
-    for row in phase["gaps"]:
-        numbers = (number_text(row["ms"]), number_text(row["floor_ms"]), share_text(row["reached"]))
-        rows.add_row(row["layer"], str(row["layers"]), *numbers, row["bound"])
+    for gap in phase.gaps:
+        numbers = (number_text(gap.ms), number_text(gap.floor_ms), share_text(gap.reached))
+        rows.add_row(gap.layer, str(gap.layers), *numbers, gap.bound)
     return rows
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rich.console import RenderableType
+
+    from trtkit.benchmarking.diff import Diff
 
 EPILOG = """\b
 Examples:
@@ -44,30 +46,31 @@ def diff(before: str, after: str, threshold: float, relative_to: str | None, as_
     """
     from trtkit.benchmarking.diff import diff_reports
     from trtkit.benchmarking.report import read_report
+    from trtkit.jobs.json_form import to_json
 
-    found = diff_reports(read_report(before), read_report(after), threshold / 100, relative_to)
+    changes = diff_reports(read_report(before), read_report(after), threshold / 100, relative_to)
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(to_json(changes)))
     else:
         from trtkit.cli.tables import console
 
-        for part in _tables(found):
+        for part in _tables(changes):
             console().print(part)
-    sys.exit(REGRESSION if found["has_regression"] else 0)
+    sys.exit(REGRESSION if changes.has_regression else 0)
 
 
-def _tables(found: dict[str, Any]) -> Iterator[RenderableType]:
+def _tables(changes: Diff) -> Iterator[RenderableType]:
     from rich.text import Text
 
     from trtkit.cli.tables import listing
 
     rows = listing("after / before", "case", "contender", "metric", "ratio", "95 %", "")
-    for row in found["rows"]:
-        verdict = Text(row["verdict"], _STYLES.get(row["verdict"], ""))
-        interval = f"{row['low']:.3f} to {row['high']:.3f}"
-        rows.add_row(row["case"], row["contender"], row["metric"], f"{row['ratio']:.3f}", interval, verdict)
+    for row in changes.rows:
+        verdict = Text(row.verdict, _STYLES.get(row.verdict, ""))
+        interval = f"{row.low:.3f} to {row.high:.3f}"
+        rows.add_row(row.case, row.contender, row.metric, f"{row.ratio:.3f}", interval, verdict)
     yield rows
-    for said in found["differences"]:
-        yield Text(f"not the same: {said}", "yellow")
-    limit = f"beyond {found['threshold']:.0%}"
-    yield Text(f"a regression {limit}" if found["has_regression"] else f"no regression {limit}", "bold")
+    for difference in changes.differences:
+        yield Text(f"not the same: {difference}", "yellow")
+    limit = f"beyond {changes.threshold:.0%}"
+    yield Text(f"a regression {limit}" if changes.has_regression else f"no regression {limit}", "bold")

@@ -64,6 +64,9 @@ def _union(kind: Any, data: object, where: str) -> object:
             return _read(each, data, where)
         except (TypeError, ValueError):
             continue
+    classes = [each for each in get_args(kind) if dataclasses.is_dataclass(each)]
+    if classes and isinstance(data, dict):
+        _read(max(classes, key=lambda each: len(_names(each) & set(data))), data, where)  # says which field is wrong
     raise _wrong(kind, data, where)
 
 
@@ -72,13 +75,19 @@ def _hints(kind: type) -> dict[str, object]:
     return get_type_hints(kind)
 
 
+def _names(kind: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}
+
+
 def _dataclass(kind: Any, data: object, where: str) -> object:
     """Return a dataclass whose fields are exactly those of the data."""
-    names = [field.name for field in dataclasses.fields(kind)]
     if not isinstance(data, dict):
         raise _wrong(kind, data, where)
-    if set(names) != set(data):
-        raise TypeError(f"{where}: expected the fields {', '.join(names)}; got {', '.join(data)}")
+    names = _names(kind)
+    if missing := sorted(names - set(data)):
+        raise TypeError(f"{where}: `{missing[0]}` is missing")
+    if unknown := sorted(set(data) - names):
+        raise TypeError(f"{where}: `{unknown[0]}` is unknown")
     hints = _hints(kind)
     return kind(**{name: _read(hints[name], data[name], f"{where}.{name}") for name in names})
 

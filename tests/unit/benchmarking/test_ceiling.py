@@ -8,8 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from trtkit.benchmarking.ceiling import largest_gaps, layer_rows, median_seconds
-from trtkit.benchmarking.machine_rates import MeasuredMachine, measure_machine
+from trtkit.benchmarking.ceiling import largest_gaps, layer_times, median_seconds
+from trtkit.benchmarking.ceiling_report import MeasuredMachine, PhaseLayers, PublishedRates
+from trtkit.benchmarking.machine_rates import measure_machine
 from trtkit.planning.counts import Counts, Group
 from trtkit.planning.gpus import find_gpus, gpu_of_device
 from trtkit.planning.multilinear import Multilinear
@@ -27,35 +28,35 @@ def group(name: str, flops: int, moved: int) -> Group:
 
 
 COUNTS = Counts((group("conv", 4000, 100), group("relu", 0, 300), group("tiny", 1, 1)), constant(400), constant(0), ())
-MACHINE = MeasuredMachine({"fp32": 1e6}, 1e5, 2e5)
+MACHINE = MeasuredMachine("x", {"fp32": 1e6}, 1e5, 2e5)
 
 
 def test_a_layer_is_held_against_the_slower_of_compute_and_memory() -> None:
-    rows = layer_rows(COUNTS, POINT, MACHINE, {"conv": 0.008, "relu": 0.0015, "reshape": 0.001, "tiny": 0.01})
-    assert [row["floor_ms"] for row in rows] == pytest.approx([4.0, 1.5, 0.0, 0.005])
-    assert [row["bound"] for row in rows] == ["compute", "memory", "overhead", "overhead"]
+    rows = layer_times(COUNTS, POINT, MACHINE, {"conv": 0.008, "relu": 0.0015, "reshape": 0.001, "tiny": 0.01})
+    assert [row.floor_ms for row in rows] == pytest.approx([4.0, 1.5, 0.0, 0.005])
+    assert [row.bound for row in rows] == ["compute", "memory", "overhead", "overhead"]
     gaps = largest_gaps(rows)
-    assert [(gap["layer"], gap["gap_ms"]) for gap in gaps] == [
+    assert [(gap.layer, gap.gap_ms) for gap in gaps] == [
         ("tiny", pytest.approx(9.995)),
         ("conv", pytest.approx(4.0)),
         ("reshape", pytest.approx(1.0)),
     ]
-    assert gaps[1]["reached"] == pytest.approx(0.5)
+    assert gaps[1].reached == pytest.approx(0.5)
 
 
 def test_a_fused_layer_of_an_engine_computes_all_its_parts_and_moves_the_largest() -> None:
-    (row,) = layer_rows(COUNTS, POINT, MACHINE, {"conv + relu": 0.01})
-    assert (row["flops"], row["bytes"], row["layers"]) == (4000, 300, 2)
-    assert row["floor_ms"] == pytest.approx(4.0)
+    (row,) = layer_times(COUNTS, POINT, MACHINE, {"conv + relu": 0.01})
+    assert (row.flops, row.bytes, row.layers) == (4000, 300, 2)
+    assert row.floor_ms == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize("key", ["h200", "t4"])
 def test_a_report_draws_every_roof_of_a_gpu_and_its_layers_below(key: str) -> None:
     (gpu,) = find_gpus([key])
-    rows = layer_rows(COUNTS, POINT, gpu, {"conv": 1e-4, "relu": 1e-5})
-    phase = {"name": "run", "flops": 4001, "bytes": 400, "layers": rows, "gaps": largest_gaps(rows)}
-    facts = {"said": "x", "operations_per_s": dict(gpu.rates), "bytes_per_s": gpu.bandwidth_bytes_per_s}
-    page = "".join(roofline_plots({"ceiling": facts}, {"phases": [phase]}))
+    rows = layer_times(COUNTS, POINT, gpu, {"conv": 1e-4, "relu": 1e-5})
+    phase = PhaseLayers("run", 4001, 400, rows, largest_gaps(rows))
+    ceiling = PublishedRates("x", dict(gpu.rates), gpu.bandwidth_bytes_per_s, gpu.sources)
+    page = "".join(roofline_plots(ceiling, [phase]))
     assert page.count("<polyline") == len(gpu.rates)
     assert page.count("<circle") == 2  # the layer that computes, and the whole
     assert page.count("<rect") == 2  # every layer in time

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from tests.bench_reports import llm_report, timed, vision_report
 from trtkit.benchmarking.contenders import Contender
 from trtkit.benchmarking.diff import diff_reports
-from trtkit.benchmarking.report import report_text
+from trtkit.benchmarking.records import RequestTimes
+from trtkit.benchmarking.report import read_report, report_text
 from trtkit.benchmarking.shapes import ShapeCase
 from trtkit.benchmarking.timing import Rules
 from trtkit.benchmarking.vision import measure_case
@@ -24,14 +26,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import Ran
+    from trtkit.benchmarking.report import Report, VisionReport
 
-Json = dict[str, Any]
 
-
-def report(**samples: list[float]) -> Json:
+def report(**samples: list[float]) -> VisionReport:
     """Return a report with one case, a contender for each keyword."""
-    results = [{"contender": name, "samples": {"latency": values}} for name, values in samples.items()]
-    return {"schema_version": 1, "computes": "reference executor, CPU", "cases": [{"name": "x 1", "results": results}]}
+    return vision_report(*(timed(name, values) for name, values in samples.items()))
 
 
 def run(seed: int, scale: float = 1.0, count: int = 100) -> list[float]:
@@ -44,7 +44,7 @@ def run(seed: int, scale: float = 1.0, count: int = 100) -> list[float]:
 
 
 def verdict(before: list[float], after: list[float]) -> str:
-    return str(diff_reports(report(ours=before), report(ours=after))["rows"][0]["verdict"])
+    return diff_reports(report(ours=before), report(ours=after)).rows[0].verdict
 
 
 def test_runs_of_the_same_thing_are_noise_and_ten_percent_is_a_regression() -> None:
@@ -66,11 +66,11 @@ def test_ten_percent_put_into_recorded_samples_is_found_at_any_size() -> None:
 
 def test_a_small_change_is_none_however_sure_it_is() -> None:
     recorded = [10 + index * 1e-4 for index in range(500)]
-    found = diff_reports(report(ours=recorded), report(ours=[value * 1.04 for value in recorded]))
-    assert found["rows"][0]["low"] > 1.03
-    assert (found["rows"][0]["verdict"], found["has_regression"]) == ("noise", False)
+    changes = diff_reports(report(ours=recorded), report(ours=[value * 1.04 for value in recorded]))
+    assert changes.rows[0].low > 1.03
+    assert (changes.rows[0].verdict, changes.has_regression) == ("noise", False)
     strict = diff_reports(report(ours=recorded), report(ours=[value * 1.04 for value in recorded]), threshold=0.03)
-    assert strict["has_regression"]
+    assert strict.has_regression
 
 
 def test_a_busier_machine_cancels_out_against_a_contender_of_the_same_rounds() -> None:
@@ -78,12 +78,12 @@ def test_a_busier_machine_cancels_out_against_a_contender_of_the_same_rounds() -
     own = np.random.default_rng(3).normal(2, 0.02, 100)
     old = report(ours=(before * own).tolist(), ort=before.tolist())
     new = report(ours=(after * own).tolist(), ort=after.tolist())
-    assert diff_reports(old, new)["has_regression"]
+    assert diff_reports(old, new).has_regression
     relative = diff_reports(old, new, relative_to="ort")
-    assert [row["contender"] for row in relative["rows"]] == ["ours"]
-    assert relative["rows"][0]["verdict"] == "noise"
+    assert [row.contender for row in relative.rows] == ["ours"]
+    assert relative.rows[0].verdict == "noise"
     slower = report(ours=(after * own * 1.1).tolist(), ort=after.tolist())
-    assert diff_reports(old, slower, relative_to="ort")["has_regression"]
+    assert diff_reports(old, slower, relative_to="ort").has_regression
 
 
 def test_few_samples_prove_nothing() -> None:
@@ -95,31 +95,31 @@ def wait(name: str, seconds: float) -> Contender:
     return Contender(name, "a wait", lambda _inputs: (time.sleep(seconds), {"y": np.zeros(1)})[1])
 
 
-def real_runs(**seconds: float) -> list[Json]:
+def real_runs(**seconds: float) -> list[VisionReport]:
     """Return a report for each, measured in the same rounds: a machine that is busier for a while is so for all."""
     contenders = [wait(name, each) for name, each in seconds.items()]
     rules = Rules(warmup_runs=1, warmup_s=0, min_runs=30, min_s=0)
     case = measure_case(ShapeCase({"x": (1,)}), contenders, Sample("x", {}), rules)
-    return [report(ours=result["samples"]["latency"]) for result in case["results"]]
+    return [report(ours=list(result.samples["latency"])) for result in case.results]
 
 
 def test_real_runs_of_the_same_thing_are_noise_and_ten_percent_more_is_a_regression() -> None:
     before, again, slower = real_runs(before=0.05, again=0.05, slower=0.0555)
-    assert diff_reports(before, again)["rows"][0]["verdict"] == "noise"
-    assert diff_reports(before, slower)["rows"][0]["verdict"] == "regression"
+    assert diff_reports(before, again).rows[0].verdict == "noise"
+    assert diff_reports(before, slower).rows[0].verdict == "regression"
 
 
 def test_what_else_differs_is_said() -> None:
-    other = {**report(ours=run(1)), "computes": "ONNX Runtime, CPU"}
-    said = diff_reports(report(ours=run(1)), other)["differences"]
-    assert said == ["computes: reference executor, CPU before, ONNX Runtime, CPU after"]
+    other = replace(report(ours=run(1)), computes="ONNX Runtime, CPU")
+    differences = diff_reports(report(ours=run(1)), other).differences
+    assert differences == ("computes: reference executor, CPU before, ONNX Runtime, CPU after",)
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Callable[..., Path]:
-    def write(name: str, data: Json | str) -> Path:
+    def write(name: str, report: VisionReport | str) -> Path:
         path = tmp_path / name
-        path.write_text(data if isinstance(data, str) else report_text(data))
+        path.write_text(report if isinstance(report, str) else report_text(report))
         return path
 
     return write
@@ -140,21 +140,46 @@ def test_the_command_ends_with_4_on_a_regression(files: Callable[..., Path], trt
     assert [row["verdict"] for row in found.json()["rows"]] == ["regression", "noise"]
 
 
-def damaged() -> Json:
-    found = copy.deepcopy(report(ours=run(1)))
-    del found["cases"][0]["results"][0]["samples"]
-    return found
+@pytest.mark.parametrize(
+    "report", [vision_report(timed("a", [1.0, 2.0])), llm_report(RequestTimes(0, 5, 9, (7, 9), 3, ""))]
+)
+def test_a_report_comes_back_equal_from_its_file(report: Report, files: Callable[..., Path]) -> None:
+    assert read_report(str(files("r.json", report_text(report)))) == report
+
+
+def damaged(*path: str | int, **changes: Any) -> str:
+    """Return a report as JSON that lacks the field at `path`, or has others."""
+    data: Any = {**report(ours=run(1)).to_json(), **changes}
+    place = data
+    for key in path[:-1]:
+        place = place[key]
+    for key in path[-1:]:
+        del place[key]
+    return json.dumps(data)
+
+
+_FIELD = "bad.json: not a report of version 1: "
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         ("{", "bad.json: not a report: Expecting property name"),
-        (json.dumps({"schema_version": 9, "cases": []}), "bad.json: not a report of version 1"),
-        (json.dumps([1]), "bad.json: not a report of version 1"),
-        (json.dumps(damaged()), "a report is damaged: 'samples'"),
+        (damaged(version=9), _FIELD + "`version` is 9"),
+        (json.dumps([1]), _FIELD + "`version` is missing"),
+        (damaged(kind="audio"), _FIELD + '`kind` is "audio"'),
+        (damaged("cases"), _FIELD + "VisionReport: `cases` is missing"),
         (
-            json.dumps(report(theirs=[1.0] * 9)),
+            damaged("cases", 0, "results", 0, "samples"),
+            _FIELD + "VisionReport.cases[0].results[0]: `samples` is missing",
+        ),
+        (
+            damaged("cases", 0, "results", 0, "metrics", "latency", "p50"),
+            _FIELD + "VisionReport.cases[0].results[0].metrics.latency: `p50` is missing",
+        ),
+        (damaged(computes=1), _FIELD + "VisionReport.computes: expected str, got '1'"),
+        (
+            report_text(report(theirs=[1.0] * 9)),
             "the reports have no case in common that the same contender was measured",
         ),
     ],
@@ -169,5 +194,5 @@ def test_a_contender_that_one_report_lacks_is_refused() -> None:
     with pytest.raises(BenchError) as caught:
         diff_reports(report(ours=run(1)), report(ours=run(1)), relative_to="ort")
     assert str(caught.value) == (
-        "--relative-to: `ort` has no latency of the same rounds at x 1\nfix: run both with --compare ort"
+        "--relative-to: `ort` has no latency of the same rounds at images 1x3\nfix: run both with --compare ort"
     )

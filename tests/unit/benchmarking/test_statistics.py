@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtkit.benchmarking.statistics import PERCENTILES, median, percentile, summary
+from trtkit.benchmarking.statistics import PERCENTILES, distribution, median, percentile
+from trtkit.jobs.json_form import to_json
 
 values = st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=60)
 
@@ -18,12 +19,13 @@ def test_percentiles_are_numpys(samples: list[float], percent: float) -> None:
 
 
 @given(values)
-def test_a_summary_is_numpys(samples: list[float]) -> None:
-    found = summary(samples)
+def test_a_distribution_is_numpys(samples: list[float]) -> None:
+    statistics = to_json(distribution("ms", samples))
     expected = {f"p{each}": np.percentile(samples, each) for each in PERCENTILES}
     expected |= {"avg": np.mean(samples), "std": np.std(samples), "sum": np.sum(samples), "count": len(samples)}
     expected |= {"min": min(samples), "max": max(samples)}
-    assert found == {name: pytest.approx(value, rel=1e-6, abs=1e-4) for name, value in expected.items()}
+    assert statistics.pop("unit") == "ms"
+    assert statistics == {name: pytest.approx(value, rel=1e-6, abs=1e-4) for name, value in expected.items()}
 
 
 @given(values, st.randoms(use_true_random=False))
@@ -34,6 +36,5 @@ def test_the_order_of_samples_does_not_matter(samples: list[float], random: obje
 
 
 def test_no_values_have_no_percentile() -> None:
-    assert summary([]) == {}
     with pytest.raises(ValueError, match="no values"):
         percentile([], 50)

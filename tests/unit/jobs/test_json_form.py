@@ -43,12 +43,12 @@ def test_values_come_back_equal_through_json() -> None:
         ({"name": "c"}, "Outer.name: expected"),
         ({"path": 1}, "Outer.path: expected Path, got '1'"),
         ({"is_set": 1}, "Outer.is_set: expected bool, got '1'"),
-        ({"inner": {"sizes": [1]}}, "Outer.inner: expected"),
+        ({"inner": {"sizes": [1]}}, "Outer.inner: `pair` is missing"),
         ({"items": [{"sizes": ["1"], "pair": ["x", 1]}]}, r"Outer.items\[0\].sizes\[0\]: expected int, got '1'"),
         ({"items": [{"sizes": [True], "pair": ["x", 1]}]}, r"Outer.items\[0\].sizes\[0\]: expected int, got 'True'"),
         ({"items": [{"sizes": [1], "pair": ["x"]}]}, r"Outer.items\[0\].pair: expected"),
         ({"shapes": {"x": 1}}, "Outer.shapes.x: expected"),
-        ({"more": 1}, "Outer: expected the fields name, path"),
+        ({"more": 1}, "Outer: `more` is unknown"),
     ],
 )
 def test_data_of_other_types_is_refused_with_its_place(change: dict[str, Any], message: str) -> None:

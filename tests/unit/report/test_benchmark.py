@@ -4,65 +4,38 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.bench_reports import llm_report, timed, vision_report
 from tests.unit.report.test_verification import Checker
+from trtkit.benchmarking.records import RequestTimes
+from trtkit.benchmarking.report import Ratio
 from trtkit.report.benchmark import html_report
 from trtkit.report.plots import Axis, axis_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-Json = dict[str, Any]
+    from trtkit.benchmarking.report import Report
+
+REQUESTS = (
+    RequestTimes(0.0, 5.0, 40.0, (20.0, 30.0, 40.0), 3, ""),
+    RequestTimes(9.0, 9.0, 12.0, (), 3, "out of memory"),
+)
+RATIO = Ratio(metric="latency", numerator="a", denominator="b", ratio=1.5, low=1.25, high=1.75)
 
 
-def figures(values: list[float]) -> Json:
-    return {"unit": "ms", **dict.fromkeys(("min", "avg", "p50", "p90", "p95", "p99", "max"), values[0])}
-
-
-def vision(name: str, values: list[float]) -> Json:
-    metrics = {"latency": figures(values), "throughput": {"unit": "samples/sec", "avg": 1e3 / values[0]}}
-    head = {"contender": name, "computes": f"{name} on CPU", "is_steady": False, "metrics": metrics}
-    return head | {"samples": {"latency": values}, "starts_ms": [30.0 * index for index in range(len(values))]}
-
-
-def llm() -> Json:
-    requests = [
-        {"due_ms": 0.0, "sent_ms": 5.0, "ended_ms": 40.0, "token_ms": [20.0, 30.0, 40.0], "error": ""},
-        {"due_ms": 9.0, "sent_ms": 9.0, "ended_ms": 12.0, "token_ms": [], "error": "out of memory"},
-    ]
-    metrics = {"request_latency": figures([40.0]), "output_token_throughput": {"unit": "tokens/sec", "avg": 75.0}}
-    head = {"contender": "trtkit", "computes": "reference executor, CPU", "is_steady": True, "metrics": metrics}
-    return head | {"samples": {"request_latency": [40.0]}, "requests": requests}
-
-
-def report(*results: Json, kind: str = "vision", **changes: Any) -> Json:
-    machine = {"processor": "a CPU", "usable_cores": 2, "load_average": [0.5]}
-    about = {"machine": machine, "versions": {"torch": "2"}, "command": "trtkit bench x", "measured_at": "2026-01-01"}
-    ratio = {"metric": "latency", "numerator": "a", "denominator": "b", "ratio": 1.5, "low": 1.25, "high": 1.75}
-    return {
-        "kind": kind,
-        "name": "tiny",
-        "computes": "reference executor, CPU",
-        "inputs": "random",
-        "bundle": {"path": "bundles/tiny", "verification": "UNVERIFIED: never"},
-        "provenance": about,
-        "cases": [{"name": "images 1x3", "results": list(results), "ratios": [ratio]}],
-        **changes,
-    }
-
-
-def checked(found: Json) -> Checker:
+def checked(report: Report) -> Checker:
     page = Checker()
-    page.feed(html_report(found))
+    page.feed(html_report(report))
     assert page.open == []
     return page
 
 
 def test_a_page_says_what_computes_and_that_nothing_was_verified() -> None:
-    page = checked(report(vision("a", [20.0, 21, 22]), vision("b", [10.0, 11, 12])))
+    page = checked(vision_report(timed("a", [20.0, 21, 22]), timed("b", [10.0, 11, 12]), ratios=(RATIO,)))
     text = " ".join(page.text)
     for part in ("bench tiny", "UNVERIFIED: never", "a on CPU", "b on CPU", "not steady", "1.25", "trtkit bench x"):
         assert part in text
@@ -70,7 +43,7 @@ def test_a_page_says_what_computes_and_that_nothing_was_verified() -> None:
 
 
 def test_plots_have_every_sample_case_and_call() -> None:
-    page = checked(report(vision("a", [20.0, 21, 22]), vision("b", [10.0, 11, 12])))
+    page = checked(vision_report(timed("a", [20.0, 21, 22]), timed("b", [10.0, 11, 12])))
     tags = [tag for tag, _ in page.seen]
     assert tags.count("svg") == 1 + 1 + 2  # the curve, a distribution, a timeline each
     assert tags.count("circle") == 2 + 6
@@ -79,14 +52,14 @@ def test_plots_have_every_sample_case_and_call() -> None:
 
 
 def test_a_timeline_shows_waiting_first_token_and_failure() -> None:
-    page = checked(report(llm(), kind="llm"))
+    page = checked(llm_report(*REQUESTS))
     bars = [attributes["class"] for tag, attributes in page.seen if tag == "rect"]
     assert bars == ["wait", "first", "tokens", "failed"]
     assert {"not sent for 5 ms", "first token after 20 ms", "3 tokens, 40 ms in all", "out of memory"} <= set(page.text)
 
 
 def test_marks_stay_inside_and_slower_ones_stand_further_right() -> None:
-    page = checked(report(vision("a", [10.0, 100, 1000])))
+    page = checked(vision_report(timed("a", [10.0, 100, 1000])))
     circles = [(float(str(c["cx"])), float(str(c["cy"]))) for tag, c in page.seen if tag == "circle"][1:]
     assert [x for x, _ in circles] == sorted(x for x, _ in circles)
     assert circles[1][0] - circles[0][0] == pytest.approx(circles[2][0] - circles[1][0], abs=0.2)  # logarithmic
@@ -95,7 +68,7 @@ def test_marks_stay_inside_and_slower_ones_stand_further_right() -> None:
 
 def test_names_cannot_inject_markup() -> None:
     evil = "<script>alert('x')</script>"
-    page = checked(report(vision(evil, [1.0, 2]), name=evil, inputs=evil))
+    page = checked(vision_report(timed(evil, [1.0, 2]), name=evil, inputs=evil))
     assert [tag for tag, _ in page.seen].count("script") == 1  # the page's own
     assert evil in page.text
 
@@ -109,7 +82,7 @@ def test_ticks_are_round_and_inside(is_log: bool) -> None:
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no browser here")
 def test_a_browser_runs_the_page_and_the_legend_hides_a_series(tmp_path: Path) -> None:
-    page = html_report(report(vision("a", [20.0, 21]), vision("b", [10.0, 11])))
+    page = html_report(vision_report(timed("a", [20.0, 21]), timed("b", [10.0, 11])))
     click = "<script>document.querySelectorAll('[data-toggle]')[1].click()</script></body>"
     (tmp_path / "r.html").write_text(page.replace("</body>", click))
     words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]

@@ -1,0 +1,121 @@
+"""What a report says of ceilings: the rates that figures are held against, the share that was reached, layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What figures are held against. said: in words, or why there is none."""
+
+    said: str
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Operations a second by type; none if they are not known."""
+        return {}
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """Bytes a second of the memory."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class PublishedRates(Ceiling):
+    """A GPU by its data sheet. sources: pages that state the figures."""
+
+    operations_per_s: dict[str, float]
+    bytes_per_s: float
+    sources: tuple[str, ...]
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Operations a second by type."""
+        return self.operations_per_s
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """Bytes a second of the memory."""
+        return self.bytes_per_s
+
+
+@dataclass(frozen=True)
+class MeasuredMachine(Ceiling):
+    """A processor by rates that were measured, each the best of several: operations a second of products by type.
+
+    copy and read: bytes a second of a copy, which reads and writes, and of a matrix-vector product, which reads.
+    """
+
+    operations_per_s: dict[str, float]
+    copy_bytes_per_s: float
+    read_bytes_per_s: float
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Operations a second by type."""
+        return self.operations_per_s
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """The faster of copying and reading."""
+        return max(self.copy_bytes_per_s, self.read_bytes_per_s)
+
+    def rate(self, dtype: str) -> float | None:
+        """Return the rate of products of `dtype`: its own, or fp32's if that is higher or no other is known.
+
+        Every type can be widened to fp32, and quantized ones are.
+        """
+        return max(self.rates["fp32"], self.rates.get(dtype, 0.0))
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A figure's ceiling, the share of it that was reached, and what it is bound by. Times are in ms."""
+
+    ceiling: float
+    reached: float
+    bound: str
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """A layer as it was timed. layers: how many of the network's it is. floor_ms: the least time."""
+
+    layer: str
+    layers: int
+    ms: float
+    floor_ms: float
+    bound: str
+    flops: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class LayerGap(LayerTime):
+    """A layer that loses time. gap_ms: to its floor. reached: share of the floor."""
+
+    gap_ms: float
+    reached: float
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """The size of a language model's step."""
+
+    batch: int
+    new_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
+class PhaseLayers:
+    """The layers of one call. at: of a language model's step. gaps: the layers that lose the most time."""
+
+    name: str
+    flops: int
+    bytes: int
+    layers: tuple[LayerTime, ...]
+    gaps: tuple[LayerGap, ...]
+    at: StepShape | None = None
