@@ -53,8 +53,9 @@ _API: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = (
         "Text",
         (
             ("trtkit", ("LLM", "AsyncLLM", "SamplingParams")),
-            ("trtkit.runtime.llm.frontend", ("LlmOptions",)),
+            ("trtkit.runtime.llm.frontend", ("RuntimeOptions",)),
             ("trtkit.runtime.llm.outputs", ("RequestOutput", "CompletionOutput", "Delta", "RequestMetrics")),
+            ("trtkit.runtime.llm", ("read_prompts", "prepare_prompts", "read_text_bundle", "PromptsError")),
         ),
     ),
     ("Arrays", (("trtkit", ("open_model",)), ("trtkit.runtime.model", ("Model",)))),

@@ -13,8 +13,7 @@ import pytest
 from tests.tiny_llm import GREEDY, PROMPTS
 from trtkit import LLM, AsyncLLM, SamplingParams
 from trtkit.errors import RequestError
-from trtkit.runtime.llm import EngineThread
-from trtkit.runtime.llm.frontend import Frontend
+from trtkit.runtime.llm import EngineThread, TextBundle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,14 +104,14 @@ def test_a_request_that_takes_long_to_prepare_delays_nobody_and_can_be_aborted(
     wanted = llm.generate(PROMPTS[0], GREEDY)[0].outputs[0].text
     guided = SamplingParams(guided_regex="[a-z]+", max_tokens=4)
     is_free = threading.Event()
-    prepare = Frontend.prepare
+    prepare = TextBundle.prepare
 
-    def slow(self: Frontend, prompt: Any, params: SamplingParams) -> Any:
+    def slow(self: TextBundle, prompt: Any, params: SamplingParams) -> Any:
         if params.guided:
             assert is_free.wait(60)
         return prepare(self, prompt, params)
 
-    monkeypatch.setattr(Frontend, "prepare", slow)
+    monkeypatch.setattr(TextBundle, "prepare", slow)
     engine = EngineThread(llm_bundle, runtime="reference", max_queue=3)
     news: dict[str, queue.SimpleQueue[Any]] = {name: queue.SimpleQueue() for name in "abcde"}
     try:

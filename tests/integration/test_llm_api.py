@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from tests import tiny_llm
 from tests.tiny_llm import GREEDY, PROMPTS
 from trtkit import LLM, SamplingParams
+from trtkit.runtime.llm import PromptsError, prepare_prompts, read_prompts, read_text_bundle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +31,28 @@ def test_answers_are_those_of_transformers(llm: LLM, hf: Any) -> None:
         assert list(answer.token_ids) == expected[0, ids.shape[1] :].tolist()
         assert output.prompt == prompt
         assert answer.text == tiny_llm.tokenizer().decode(answer.token_ids, skip_special_tokens=True)
+
+
+def test_prompts_of_a_file_are_answered_by_their_own_settings(llm: LLM, llm_bundle: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": PROMPTS[0], "id": "a", "max_tokens": 3}, {"prompt": PROMPTS[1]}, {"prompt_token_ids": [5, 6]}]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    prompts = prepare_prompts(read_prompts(file), read_text_bundle(llm_bundle), {"max_tokens": 5}, is_chat=False)
+    outputs = llm.generate(prompts)
+    assert [output.request_id for output in outputs] == ["0", "1", "2"]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 5, 5]
+    alone = llm.generate(PROMPTS[1], SamplingParams(temperature=0, max_tokens=5))[0]
+    assert outputs[1].outputs[0].token_ids == alone.outputs[0].token_ids
+
+
+def test_a_problem_of_a_prepared_prompt_names_its_line(llm: LLM, llm_bundle: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "the"}\n{"prompt": "the", "num_beams": 5}')
+    prompts = prepare_prompts(read_prompts(file), read_text_bundle(llm_bundle), {})
+    for ask in (lambda: llm.generate(prompts), lambda: llm.stream(prompts[1])):
+        with pytest.raises(PromptsError) as raised:
+            ask()
+        assert [problem.where for problem in raised.value.problems] == [f"{file}:2: num_beams"]
 
 
 def test_a_stream_is_the_answer_in_pieces(llm: LLM) -> None:

@@ -11,6 +11,7 @@ from tests import tiny_llm
 from tests.tiny_llm import GREEDY, PROMPTS
 from trtkit import LLM, SamplingParams
 from trtkit.errors import BundleError, GenerationError, RequestError
+from trtkit.runtime.llm import PromptsError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
         ({"messages": [{"role": "user", "content": "x" * 70_000}]}, {}, "at most 65536 are read"),
         ({"prompt": "a", "prompt_token_ids": [1]}, {}, "a prompt is one thing, 2 are given"),
         ({"messages": [{"content": 1}]}, {}, "the chat template does not take these messages"),
-        ([5] * 97, {}, "the prompt has 97 tokens, a slot holds 96"),
+        ([5] * 97, {}, "the prompt has 97 tokens; a slot holds 96"),
         ("the", {"num_beams": 5}, "5 beams need as many slots, there are 4"),
         ("the", {"stop_token_ids": (320,)}, "token 320 is not in the vocabulary"),
         ("the", {"guided_json": {"type": "nonsense"}}, "guided_json"),
@@ -47,6 +48,35 @@ def test_bad_requests_are_refused_and_harm_nobody(prompt: Any, params: dict[str,
     assert not llm.frontend.jobs
     assert not llm.frontend.engine.has_work
     assert llm.generate(PROMPTS[0], GREEDY)[0].outputs[0].finish_reason
+
+
+def test_every_problem_of_every_prompt_is_told_before_anything_runs(llm: LLM) -> None:
+    outputs: list[Any] = []
+    params = [GREEDY, GREEDY, SamplingParams(stop_token_ids=(320,), bad_words=((320,),)), SamplingParams(num_beams=5)]
+    with pytest.raises(PromptsError) as raised:
+        llm.generate([PROMPTS[0], [1, 320], PROMPTS[1], PROMPTS[2]], params, on_output=outputs.append)
+    assert str(raised.value) == (
+        "the prompts cannot be used; nothing was run\n"
+        "  prompt 1: token 320 is not in the vocabulary\n"
+        "    fix: use 0 to 319\n"
+        "  prompt 2: stop_token_ids: token 320 is not in the vocabulary, which ends at 319\n"
+        "    fix: give token ids of this model's tokenizer\n"
+        "  prompt 2: bad_words: token 320 is not in the vocabulary, which ends at 319\n"
+        "    fix: give token ids of this model's tokenizer\n"
+        "  prompt 3: num_beams: 5 beams need as many slots, there are 4\n"
+        "    fix: ask for fewer, or open more slots"
+    )
+    assert not outputs
+    assert not llm.frontend.jobs
+    assert not llm.frontend.engine.has_work
+
+
+def test_a_single_prompt_has_an_error_of_its_own(llm: LLM) -> None:
+    for ask in (llm.generate, llm.stream):
+        with pytest.raises(RequestError) as raised:
+            ask([1, 320], GREEDY)
+        assert not isinstance(raised.value, PromptsError)
+        assert str(raised.value) == "token 320 is not in the vocabulary\nfix: use 0 to 319"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from trtkit.runtime.generation import Request
     ("prompt", "params", "message"),
     [
         ([], {}, "r: the prompt has no tokens"),
-        ([5] * 65, {}, "r: the prompt has 65 tokens, a slot holds 64"),
+        ([5] * 65, {}, "r: the prompt has 65 tokens; a slot holds 64"),
         ([5, 67], {}, "r: token 67 is not in the vocabulary"),
         ([-1], {}, "r: token -1 is not in the vocabulary"),
         ([5], {"num_beams": 5}, "num_beams: 5 beams need as many slots, there are 4"),

@@ -10,7 +10,7 @@ import trtkit
 ROOT = Path(trtkit.__file__).parent
 # TensorRT, torch and onnx have no types to speak of: what holds their objects says Any.
 BOUNDARY = {"backends", "network", "reference"}
-MOST_ANY, MOST_JSON = 857, 83
+MOST_ANY, MOST_JSON = 841, 75
 
 
 def _names(name: str) -> int:

@@ -47,7 +47,7 @@ class LlmRequest:
 
     schedules: a case each. work: a round's requests, by its number: every round has other prompts, since a cache may
     hold those of the one before. description: of them. objectives: in ms by metric, for goodput. options: of
-    LlmOptions. endpoint: URL and model of a server that has the bundle, None to run it in this process.
+    RuntimeOptions. endpoint: URL and model of a server that has the bundle, None to run it in this process.
     has_cuda_graphs: None for what is usual.
     """
 

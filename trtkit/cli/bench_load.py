@@ -24,7 +24,7 @@ def llm_request(bundle: Bundle, options: Mapping[str, Any], is_waived: bool) -> 
     from trtkit.benchmarking.llm import LlmRequest
     from trtkit.benchmarking.metrics import parse_objectives
     from trtkit.benchmarking.workload import drawn_tokens
-    from trtkit.cli.llm_options import RUNTIME_NAMES
+    from trtkit.cli.runtime_options import RUNTIME_NAMES
     from trtkit.runtime.llm import read_text_bundle
 
     _check(options)
@@ -94,15 +94,14 @@ def _work(
 def _file_work(options: Mapping[str, Any], model: TextBundle) -> list[Work]:
     """Return the prompts of a file, repeated or cut to the number of requests; a line may have `max_tokens`."""
     from trtkit.benchmarking.workload import Work
-    from trtkit.cli.prompts import read_prompts
-    from trtkit.cli.requests import Wording, make_asks
     from trtkit.errors import BenchError
+    from trtkit.runtime.llm import prepare_prompts, read_prompts
 
-    prompts = read_prompts((), options["prompts"])
-    asks = make_asks(prompts, model, {"max_tokens": options["output_tokens"]}, Wording(True, None))
-    if any(ask.images for ask in asks):
+    lines = read_prompts(options["prompts"])
+    prompts = prepare_prompts(lines, model, {"max_tokens": options["output_tokens"]})
+    if any(prompt.read.images for prompt in prompts):
         raise BenchError("prompts with images cannot be measured", options["prompts"], "leave their `images` out")
-    work = [Work(tuple(ask.ids), ask.params.max_tokens) for ask in asks]
+    work = [Work(tuple(prompt.read.ids), prompt.settings.params.max_tokens) for prompt in prompts]
     count = options["requests"] or len(work)
     return [work[index % len(work)] for index in range(count)]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trtkit.cli.llm_options import llm_options
+from trtkit.cli.runtime_options import runtime_options
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -95,7 +95,7 @@ def measure_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of both kinds of model."""
     for option in reversed(_LOAD):
         command = option(command)
-    command = llm_options(command)
+    command = runtime_options(command)
     for option in reversed(_VISION):
         command = option(command)
     return command

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtkit.cli.llm_options import llm_options
 from trtkit.cli.options import bundle_argument, run_options
+from trtkit.cli.runtime_options import runtime_options
 from trtkit.cli.sampling_options import sampling_options
 from trtkit.cli.visible import answer, echo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trtkit.runtime.llm import LLM, RequestOutput, TextBundle
+    from trtkit.runtime.llm import LLM, PreparedPrompt, RequestOutput, TextBundle
     from trtkit.runtime.sampling.params import SamplingParams
 
 EPILOG = """\b
@@ -41,7 +41,7 @@ Ctrl-C stops an answer."""
 @bundle_argument
 @click.option("--system", metavar="TEXT", help="The system message.")
 @sampling_options
-@llm_options
+@runtime_options
 @click.option("--stats", is_flag=True, help="Show times and counts behind each answer, on stderr.")
 @run_options
 def command(bundle: str, system: str | None, stats: bool, **options: Any) -> None:
@@ -49,10 +49,9 @@ def command(bundle: str, system: str | None, stats: bool, **options: Any) -> Non
 
     What was said before stays in the cache and is not computed again. Lines come from the terminal or a pipe.
     """
-    from trtkit.cli.llm_options import cancellable, open_llm, split_options
-    from trtkit.cli.requests import option_params
-    from trtkit.cli.sampling_options import given_settings
-    from trtkit.runtime.llm import read_text_bundle
+    from trtkit.cli.runtime_options import cancellable, open_llm, split_options
+    from trtkit.cli.sampling_options import faults_by_option, read_settings
+    from trtkit.runtime.llm import read_text_bundle, sampling_params
 
     runtime, settings = split_options(options)
     for name in ("logprobs", "prompt_logprobs"):
@@ -61,7 +60,8 @@ def command(bundle: str, system: str | None, stats: bool, **options: Any) -> Non
     with cancellable():
         model = read_text_bundle(bundle)
         _check_template(model)
-        params = option_params(model, given_settings(settings))
+        with faults_by_option():
+            params = sampling_params(model, read_settings(settings))
         if params.n > 1:
             raise click.UsageError("--num-return-sequences has no place in a conversation: use `trtkit generate`")
         with open_llm(model, runtime) as llm:
@@ -125,26 +125,26 @@ class Conversation:
 
     def _answer(self, line: str) -> None:
         """Answer a line as it is produced, and keep both; a line that does not fit is not kept."""
-        from trtkit.cli.requests import chat_input
         from trtkit.errors import RequestError
 
-        asked = [*self._messages, {"role": "user", "content": line}]
+        messages = [*self._messages, {"role": "user", "content": line}]
         try:
-            ids, _ = chat_input(asked, self._model)
-            if len(ids) > self._model.max_length:
-                what = f"the conversation has {len(ids)} tokens with this line; a slot holds {self._model.max_length}"
+            prompt = self._model.prepare({"messages": messages}, self._params)
+            tokens, limit = len(prompt.read.ids), self._model.max_length
+            if tokens > limit:
+                what = f"the conversation has {tokens} tokens with this line; a slot holds {limit}"
                 raise RequestError(what, fix="/reset begins a new one; or say it shorter")
-            text = self._print(ids)
+            text = self._print(prompt)
         except RequestError as error:
             echo(f"error: {error}", err=True)
             return
-        self._messages = [*asked, {"role": "assistant", "content": text}]
+        self._messages = [*messages, {"role": "assistant", "content": text}]
 
-    def _print(self, ids: list[int]) -> str:
+    def _print(self, prompt: PreparedPrompt) -> str:
         """Print an answer piece by piece; Ctrl-C stops it. Return its text so far."""
         pieces = []
         self._last = None
-        deltas = self._llm.stream({"prompt_token_ids": ids}, self._params)
+        deltas = self._llm.stream(prompt)
         try:
             for delta in deltas:
                 answer(delta.text, sys.stdout)
@@ -155,7 +155,7 @@ class Conversation:
             click.echo("stopped", err=True)
             return "".join(pieces)
         click.echo()
-        self._tell_end(len(ids))
+        self._tell_end(len(prompt.read.ids))
         return "".join(pieces)
 
     def _tell_end(self, prompt_tokens: int) -> None:
@@ -173,7 +173,7 @@ class Conversation:
             self._show_stats()
 
     def _show_stats(self) -> None:
-        from trtkit.cli.answers import request_stats
+        from trtkit.cli.llm_stats import request_stats
 
         if self._last is None:
             click.echo("nothing was answered yet", err=True)

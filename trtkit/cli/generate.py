@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtkit.cli.llm_options import llm_options
 from trtkit.cli.options import bundle_argument, json_option, run_options
+from trtkit.cli.runtime_options import runtime_options
 from trtkit.cli.sampling_options import sampling_options
 from trtkit.cli.say import warn
 from trtkit.cli.visible import answer, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from trtkit.cli.requests import Ask
-    from trtkit.runtime.llm import LLM, RequestOutput
+    from trtkit.runtime.llm import CompletionOutput, Delta, PreparedPrompt, PromptLine, RequestOutput
+    from trtkit.runtime.text import Tokenizer
 
 EPILOG = """\b
 Examples:
@@ -48,7 +48,7 @@ or settings, 130 cancelled."""
 @click.option("--chat/--no-chat", default=True, help="Use the chat template, where there is one.  [default: chat]")
 @click.option("--system", metavar="TEXT", help="The system message.")
 @sampling_options
-@llm_options
+@runtime_options
 @click.option("--stats", is_flag=True, help="Show times and counts on stderr.")
 @json_option
 @run_options
@@ -68,26 +68,33 @@ def command(
     One prompt is answered as it is produced; of several, each answer follows its prompt. Answers are greedy
     unless a setting of draws is given. With --json each request is one line, as it is complete.
     """
-    from trtkit.cli.llm_options import cancellable, open_llm, split_options
-    from trtkit.cli.prompts import read_prompts
-    from trtkit.cli.requests import Wording, make_asks
-    from trtkit.cli.sampling_options import given_settings
-    from trtkit.runtime.llm import read_text_bundle
+    from trtkit.cli.llm_stats import request_stats, total_stats
+    from trtkit.cli.runtime_options import cancellable, open_llm, split_options
+    from trtkit.cli.sampling_options import faults_by_option, read_settings
+    from trtkit.runtime.llm import prepare_prompts, read_prompts, read_text_bundle
 
     if images and not texts:
         raise click.UsageError("--image is for --prompt: a JSONL file names images in its lines")
     _check(texts, file, options, is_plain=not chat and system is not None, as_json=as_json)
     with cancellable():
         runtime, settings = split_options(options)
-        prompts, given = read_prompts(texts, file, images), given_settings(settings)
+        lines, shared = read_prompts(file, texts, images), read_settings(settings)
         model = read_text_bundle(bundle)
-        asks = make_asks(prompts, model, given, Wording(chat, system))
+        with faults_by_option():
+            prompts = prepare_prompts(lines, model, shared, is_chat=chat, system=system)
         with open_llm(model, runtime) as llm:
-            run = Run(llm, asks, as_json, stats)
-            run.submit()
-            run.stream() if run.is_stream else run.print_all()
-            run.report()
-    sys.exit(1 if run.failures else 0)
+            answers, started_s = Answers(lines.prompts, prompts, model.tokenizer), time.monotonic()
+            if as_json:
+                outputs = llm.generate(prompts, on_output=answers.print_json)
+            elif len(prompts) == 1 and prompts[0].settings.params.n == 1:
+                outputs = [answers.print_stream(llm.stream(prompts[0]))]
+            else:
+                outputs = llm.generate(prompts, on_output=answers.print_text)
+            if stats and len(outputs) == 1:
+                click.echo(request_stats(outputs[0].metrics), err=True)
+            elif stats:
+                click.echo(total_stats(llm, outputs, time.monotonic() - started_s), err=True)
+    sys.exit(1 if answers.failures else 0)
 
 
 def _check(
@@ -103,96 +110,58 @@ def _check(
             raise click.UsageError(f"--{name.replace('_', '-')} is shown in JSON only: add --json")
 
 
-class Run:
-    """The requests of one command on an open model.
+class Answers:
+    """Prints the answers of one command. failures: how many requests ended with an error."""
 
-    failures: how many requests ended with an error.
-    """
-
-    def __init__(self, llm: LLM, asks: Sequence[Ask], as_json: bool, has_stats: bool) -> None:
-        self._llm, self._asks, self._as_json, self._has_stats = llm, asks, as_json, has_stats
-        self._outputs: dict[int, RequestOutput] = {}
-        self._started_s = time.monotonic()
+    def __init__(
+        self, lines: Sequence[PromptLine], prompts: Sequence[PreparedPrompt], tokenizer: Tokenizer | None
+    ) -> None:
+        self._lines, self._prompts, self._tokenizer = lines, prompts, tokenizer
+        self._waiting: dict[int, RequestOutput] = {}
+        self._printed = 0
         self.failures = 0
 
-    @property
-    def is_stream(self) -> bool:
-        """Whether there is one answer only, which a person can read while it is made."""
-        return len(self._asks) == 1 and self._asks[0].params.n == 1 and not self._as_json
-
-    def submit(self) -> None:
-        """Give all requests to the engine. Raises PromptsError that lists those it cannot serve."""
-        from trtkit.cli.prompts import Prompts
-        from trtkit.cli.requests import problems_of
-        from trtkit.errors import RequestError
-
-        refused = Prompts()
-        for index, ask in enumerate(self._asks):
-            try:
-                prompt = {"prompt_token_ids": ask.ids, "images": ask.images}
-                self._llm.frontend.add(prompt, ask.params, str(index), is_streamed=self.is_stream)
-            except RequestError as error:
-                refused.problems += problems_of(error, ask.prompt)
-        refused.check()
-
-    def stream(self) -> None:
-        """Print the answer as it comes."""
-        while self._llm.frontend.jobs:
-            self._step()
-            for delta in self._llm.frontend.news():
-                text = delta.text if self._llm.tokenizer else "".join(f"{token} " for token in delta.token_ids)
-                answer(text, sys.stdout)
+    def print_stream(self, deltas: Iterator[Delta]) -> RequestOutput:
+        """Print the only answer as it is produced; return its output."""
+        for delta in deltas:
+            if delta.output is not None:
+                self._warn_of_errors(delta.output)
+            answer(delta.text if self._tokenizer else "".join(f"{token} " for token in delta.token_ids), sys.stdout)
         click.echo()
+        assert delta.output is not None  # the last has it
+        return delta.output
 
-    def print_all(self) -> None:
-        """Print answers: JSON as each is complete, text in the order of the prompts."""
-        printed = 0
-        while self._llm.frontend.jobs:
-            for index in self._step():
-                if self._as_json:
-                    self._print_json(index)
-            while not self._as_json and printed in self._outputs:
-                self._print_text(printed)
-                printed += 1
+    def print_json(self, output: RequestOutput) -> None:
+        """Print a request's line: the prompt as it was written, and its answers."""
+        line = self._warn_of_errors(output)
+        data: dict[str, object] = {"id": line.id, line.kind: line.content}
+        data |= {"images": list(line.images)} if line.images else {}
+        has_several = self._prompts[int(output.request_id)].settings.params.n > 1
+        data |= output.to_json(self._tokenizer, has_outputs=has_several)
+        click.echo(json.dumps(data, ensure_ascii=False))
 
-    def report(self) -> None:
-        """Show times and counts where asked."""
-        from trtkit.cli.answers import request_stats, total_stats
+    def print_text(self, output: RequestOutput) -> None:
+        """Print answers in the order of the prompts: those that wait for an earlier one's are kept."""
+        self._warn_of_errors(output)
+        self._waiting[int(output.request_id)] = output
+        while self._printed in self._waiting:
+            self._print_answers(self._lines[self._printed], self._waiting.pop(self._printed).outputs)
+            self._printed += 1
 
-        outputs = [self._outputs[index] for index in sorted(self._outputs)]
-        if self._has_stats and len(outputs) == 1:
-            click.echo(request_stats(outputs[0].metrics), err=True)
-        elif self._has_stats:
-            click.echo(total_stats(self._llm, outputs, time.monotonic() - self._started_s), err=True)
+    def _warn_of_errors(self, output: RequestOutput) -> PromptLine:
+        """Say why answers failed; return the prompt."""
+        line = self._lines[int(output.request_id)]
+        errors = [each.stop_reason for each in output.outputs if each.finish_reason == "error"]
+        self.failures += bool(errors)
+        for error in errors:
+            warn(f"error: {line.where}: {error}")
+        return line
 
-    def _step(self) -> list[int]:
-        """Run the engine one step; return the requests that are complete, their errors told."""
-        from trtkit.cli.answers import errors_of
-
-        done = [(int(job.id), job.output()) for job in self._llm.frontend.step()]
-        for index, output in done:
-            self._outputs[index] = output
-            errors = errors_of(output)
-            self.failures += bool(errors)
-            prompt = self._asks[index].prompt
-            for error in errors:
-                warn(f"error: {prompt.where}: {error}")
-        return [index for index, _ in done]
-
-    def _print_json(self, index: int) -> None:
-        from trtkit.cli.answers import answer_json
-
-        found = answer_json(self._asks[index], self._outputs[index], self._llm.tokenizer)
-        click.echo(json.dumps(found, ensure_ascii=False))
-
-    def _print_text(self, index: int) -> None:
+    def _print_answers(self, line: PromptLine, completions: Sequence[CompletionOutput]) -> None:
         """Print a prompt's first line, then its answers."""
-        from trtkit.cli.answers import answer_text
-
-        click.echo(
-            click.style(f"{'' if index == 0 else chr(10)}> {visible(self._asks[index].prompt.heading)}", bold=True)
-        )
-        answers = self._outputs[index].outputs
-        for each in answers:
-            number = f"[{each.index + 1}] " if len(answers) > 1 else ""
-            answer(f"{number}{answer_text(each, self._llm.tokenizer)}\n", sys.stdout)
+        blank = "\n" if self._printed else ""
+        click.echo(click.style(f"{blank}> {visible(line.heading)}", bold=True))
+        for each in completions:
+            number = f"[{each.index + 1}] " if len(completions) > 1 else ""
+            text = each.text if self._tokenizer is not None else " ".join(map(str, each.token_ids))
+            answer(f"{number}{text}\n", sys.stdout)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,6 @@ FLAGS = (
     Flag("--choice", "guided_choice", str, "Answer one of these texts.", _TEXT, many=True),
     Flag("--skip-special-tokens/--no-skip-special-tokens", "skip_special_tokens", None, "Leave special tokens out."),
 )
-# What only matters to draws: with none of them, the most likely token is taken.
-DRAWS = {"do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "seed"}
 
 
 def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -79,10 +78,23 @@ def flag_of(name: str) -> str:
     return next((flag.flag.partition("/")[0] for flag in FLAGS if flag.name == name), name)
 
 
-def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that were given, in the form that JSON would have. Raises click.UsageError."""
-    given = {name: value for name, value in options.items() if value is not None and value != ()}
-    return {name: _READERS[name](value) if name in _READERS else _listed(value) for name, value in given.items()}
+@contextlib.contextmanager
+def faults_by_option() -> Iterator[None]:
+    """Name the options where the settings that they make are at fault. Raises PromptsError."""
+    from trtkit.runtime.llm import PromptsError
+    from trtkit.runtime.sampling.checks import SettingsError
+
+    try:
+        yield
+    except SettingsError as error:
+        problems = [replace(problem, where=flag_of(problem.where)) for problem in error.problems]
+        raise PromptsError("the options cannot be used", problems) from None
+
+
+def read_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are set, in the form that JSON would have. Raises click.UsageError."""
+    settings = {name: value for name, value in options.items() if value is not None and value != ()}
+    return {name: _READERS[name](value) if name in _READERS else _listed(value) for name, value in settings.items()}
 
 
 def _listed(value: Any) -> Any:

@@ -90,7 +90,7 @@ def test_a_wrong_request_is_the_clients_fault(served: Served, inputs: dict[str, 
         ({"stop_words": ["x"] * 65}, "stop_words: 65 texts are more than the limit, 64"),
         ({"embedding_bias_words": ["x"] * 1025}, "embedding_bias_words: 1025 words are more than the limit, 1024"),
         ({"text_input": "x" * 65_537}, "the prompt has 65537 characters; at most 65536 are read"),
-        ({"text_input": None, "input_ids": [1] * 97}, "the prompt has 97 tokens, a slot holds 96"),
+        ({"text_input": None, "input_ids": [1] * 97}, "the prompt has 97 tokens; a slot holds 96"),
         (
             {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": "#" * 16_385},
             "guided_decoding_guide: 16385 characters are more than the limit, 16384",

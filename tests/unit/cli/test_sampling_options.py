@@ -13,12 +13,17 @@ from click.testing import CliRunner
 from tests.unit.runtime.text.tokenizers import byte_level
 from trtkit.bundle.bundle import Bundle
 from trtkit.bundle.manifest import Manifest
-from trtkit.cli.prompts import Prompt, Prompts, PromptsError
-from trtkit.cli.requests import Wording, make_asks, option_params
-from trtkit.cli.sampling_options import FLAGS, flag_of, given_settings, sampling_options
-from trtkit.cli.settings import sampling_params
+from trtkit.cli.sampling_options import FLAGS, faults_by_option, flag_of, read_settings, sampling_options
 from trtkit.errors import RequestError
-from trtkit.runtime.llm import TextBundle
+from trtkit.runtime.llm import (
+    PreparedPrompt,
+    PromptLine,
+    PromptLines,
+    PromptsError,
+    TextBundle,
+    prepare_prompts,
+    sampling_params,
+)
 from trtkit.runtime.sampling.params import SamplingParams
 
 TOKENIZER = byte_level()
@@ -34,7 +39,7 @@ def given(*words: str) -> dict[str, Any]:
     @click.command()
     @sampling_options
     def command(**options: Any) -> None:
-        found.update(given_settings(options))
+        found.update(read_settings(options))
 
     ran = CliRunner().invoke(command, words)
     if ran.exception and not isinstance(ran.exception, SystemExit):
@@ -162,8 +167,8 @@ def test_options_that_cannot_be_read_say_so(words: list[str], expected: str) -> 
     ],
 )
 def test_options_that_cannot_be_used_are_named_as_they_were_written(words: list[str], expected: str) -> None:
-    with pytest.raises(PromptsError) as raised:
-        option_params(MODEL, given(*words))
+    with pytest.raises(PromptsError) as raised, faults_by_option():
+        sampling_params(MODEL, given(*words))
     assert str(raised.value) == f"the options cannot be used\n{expected}"
 
 
@@ -180,14 +185,14 @@ def test_flag_of_names_the_first_word() -> None:
     )
 
 
-def asks(model: TextBundle, *prompts: Prompt, **options: Any) -> list[Any]:
-    return make_asks(Prompts(list(prompts)), model, options, Wording())
+def prepared(model: TextBundle, *prompts: PromptLine) -> list[PreparedPrompt]:
+    return prepare_prompts(PromptLines(list(prompts)), model, {})
 
 
 def test_a_text_goes_through_the_tokenizer_and_ids_as_they_are() -> None:
-    first, second = asks(MODEL, Prompt(0, "Gravity"), Prompt(1, [5, 6], "prompt_token_ids"))
-    assert first.ids == TOKENIZER.encode("Gravity")
-    assert second.ids == [5, 6]
+    first, second = prepared(MODEL, PromptLine(0, "Gravity"), PromptLine(1, [5, 6], "prompt_token_ids"))
+    assert first.read.ids == TOKENIZER.encode("Gravity")
+    assert second.read.ids == [5, 6]
 
 
 @pytest.mark.parametrize(
@@ -195,35 +200,35 @@ def test_a_text_goes_through_the_tokenizer_and_ids_as_they_are() -> None:
     [
         (
             MODEL,
-            Prompt("a", "Gravity " * 40, file="p.jsonl", line=3),
+            PromptLine("a", "Gravity " * 40, file="p.jsonl", line=3),
             "p.jsonl:3: the prompt has {tokens} tokens; a slot holds 32\n"
             "    fix: shorten it, or build with a larger `llm.max_sequence_length`",
         ),
         (
             MODEL,
-            Prompt(0, [1, 500], "prompt_token_ids"),
-            "prompt 0: token 500 is not below the size of the vocabulary, 500",
+            PromptLine(0, [1, 500], "prompt_token_ids"),
+            "prompt 0: token 500 is not in the vocabulary\n    fix: use 0 to 499",
         ),
         (
             BARE,
-            Prompt(0, "Gravity"),
+            PromptLine(0, "Gravity"),
             "prompt 0: the bundle has no tokenizer, so prompts are token ids\n"
             '    fix: give {{"prompt_token_ids": [...]}} in a JSONL file with --prompts',
         ),
         (
             MODEL,
-            Prompt(0, [{"role": "user", "content": "a"}], "messages"),
+            PromptLine(0, [{"role": "user", "content": "a"}], "messages"),
             "prompt 0: the tokenizer has no chat template\n    fix: give plain text",
         ),
         (
             MODEL,
-            Prompt(0, "a", file="p.jsonl", line=1, settings={"tempratur": 1}),
+            PromptLine(0, "a", file="p.jsonl", line=1, settings={"tempratur": 1}),
             "p.jsonl:1: tempratur: unknown setting\n    fix: did you mean `temperature`?",
         ),
     ],
 )
-def test_a_prompt_that_cannot_run_says_where_and_why(model: TextBundle, prompt: Prompt, expected: str) -> None:
+def test_a_prompt_that_cannot_run_says_where_and_why(model: TextBundle, prompt: PromptLine, expected: str) -> None:
     with pytest.raises(PromptsError) as raised:
-        asks(model, prompt)
+        prepared(model, prompt)
     tokens = len(TOKENIZER.encode(prompt.content)) if isinstance(prompt.content, str) else 0
     assert str(raised.value) == f"the prompts cannot be used; nothing was run\n  {expected.format(tokens=tokens)}"

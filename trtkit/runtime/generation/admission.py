@@ -8,6 +8,7 @@ import numpy as np
 
 from trtkit.errors import RequestError
 from trtkit.runtime.generation.beams import BeamSearch
+from trtkit.runtime.generation.request import check_prompt
 from trtkit.runtime.generation.running import Group
 
 if TYPE_CHECKING:
@@ -20,15 +21,8 @@ if TYPE_CHECKING:
 
 def check_request(request: Request, execution: DecoderExecution) -> None:
     """Raise RequestError for a request that no run could serve."""
-    ids, params = np.asarray(request.prompt_ids, np.int64), request.settings.params
-    if not ids.size:
-        raise RequestError("the prompt has no tokens", request.id, "give at least one")
-    if ids.min() < 0 or ids.max() >= execution.vocab_size:
-        what = f"token {ids[(ids < 0) | (ids >= execution.vocab_size)][0]} is not in the vocabulary"
-        raise RequestError(what, request.id, f"use 0 to {execution.vocab_size - 1}")
-    if ids.size > execution.max_length:
-        what = f"the prompt has {ids.size} tokens, a slot holds {execution.max_length}"
-        raise RequestError(what, request.id, "shorten it, or build with a larger `llm.max_sequence_length`")
+    params = request.settings.params
+    check_prompt(request.prompt_ids, execution.vocab_size, execution.max_length, request.id)
     if request.slots > execution.slots:
         what = f"{request.slots} beams need as many slots, there are {execution.slots}"
         raise RequestError(what, "num_beams", "ask for fewer, or open more slots")

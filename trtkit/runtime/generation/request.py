@@ -6,6 +6,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
+import numpy as np
+
+from trtkit.errors import RequestError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -87,3 +91,21 @@ class Finished:
     reason: FinishReason
     stop_reason: int | str | None = None
     beams: tuple[Hypothesis, ...] = ()
+
+
+def check_prompt(prompt_ids: Sequence[int], vocab_size: int, max_length: int, where: str = "") -> None:
+    """Raise RequestError for a prompt of no tokens, of unknown ones, or of more than a slot holds."""
+    ids = np.asarray(prompt_ids, np.int64)
+    if not ids.size:
+        raise RequestError("the prompt has no tokens", where, "give at least one")
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        what = f"token {ids[(ids < 0) | (ids >= vocab_size)][0]} is not in the vocabulary"
+        raise RequestError(what, where, f"use 0 to {vocab_size - 1}")
+    if ids.size > max_length:
+        raise too_long(ids.size, max_length, where)
+
+
+def too_long(tokens: int, max_length: int, where: str) -> RequestError:
+    """Return the error for a prompt of more tokens than a slot holds."""
+    fix = "shorten it, or build with a larger `llm.max_sequence_length`"
+    return RequestError(f"the prompt has {tokens} tokens; a slot holds {max_length}", where, fix)

@@ -1,9 +1,12 @@
-"""The Python API of generation: `LLM`, `AsyncLLM` and what they answer."""
+"""The Python API of generation: `LLM`, `AsyncLLM`, prompts from files, and what they answer."""
 
 from trtkit.runtime.llm.asynchronous import AsyncLLM, EngineThread
-from trtkit.runtime.llm.frontend import LlmOptions
+from trtkit.runtime.llm.frontend import RuntimeOptions
 from trtkit.runtime.llm.llm import LLM
+from trtkit.runtime.llm.named_settings import sampling_params
 from trtkit.runtime.llm.outputs import CompletionOutput, Delta, RequestMetrics, RequestOutput
+from trtkit.runtime.llm.prompt_lines import PromptLine, PromptLines, prepare_prompts, read_prompts
+from trtkit.runtime.llm.prompts import PreparedPrompt, PromptsError
 from trtkit.runtime.llm.text_bundle import TextBundle, read_text_bundle
 
 __all__ = [
@@ -12,9 +15,16 @@ __all__ = [
     "CompletionOutput",
     "Delta",
     "EngineThread",
-    "LlmOptions",
+    "PreparedPrompt",
+    "PromptLine",
+    "PromptLines",
+    "PromptsError",
     "RequestMetrics",
     "RequestOutput",
+    "RuntimeOptions",
     "TextBundle",
+    "prepare_prompts",
+    "read_prompts",
     "read_text_bundle",
+    "sampling_params",
 ]

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import GenerationError
-from trtkit.runtime.llm.frontend import Frontend, LlmOptions
+from trtkit.runtime.llm.frontend import Frontend, RuntimeOptions
 from trtkit.runtime.llm.preparation import Order, Preparation
 from trtkit.runtime.sampling.params import SamplingParams
 
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.bundle.bundle import Bundle
-    from trtkit.runtime.llm.frontend import Prepared
     from trtkit.runtime.llm.outputs import Delta
-    from trtkit.runtime.llm.prompts import Prompt
+    from trtkit.runtime.llm.prompts import PreparedPrompt, Prompt
     from trtkit.runtime.llm.text_bundle import TextBundle
 
 
@@ -35,14 +34,14 @@ class EngineThread:
 
     def __init__(self, bundle: TextBundle | Bundle | Path | str, **options: Any) -> None:
         self._opened: Future[Frontend] = Future()
-        self._orders: queue.SimpleQueue[tuple[Order, Prepared] | str | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[Order, PreparedPrompt] | str | None] = queue.SimpleQueue()
         self._listeners: dict[str, Callable[[Delta | Exception], None]] = {}
         self.failure: Exception | None = None
-        read = LlmOptions(**options)
+        read = RuntimeOptions(**options)
         self._thread = threading.Thread(target=self._run, args=(bundle, read), name="trtkit-engine", daemon=True)
         self._thread.start()
         self.frontend = self._opened.result()
-        self._preparation = Preparation(self.frontend, self._hand_over, read.max_queue)
+        self._preparation = Preparation(self.frontend.text, self._hand_over, read.max_queue)
 
     def submit(
         self,
@@ -69,7 +68,7 @@ class EngineThread:
         self._thread.join()
         self.frontend.close()
 
-    def _hand_over(self, order: Order, prepared: Prepared) -> None:
+    def _hand_over(self, order: Order, prepared: PreparedPrompt) -> None:
         """Give the engine what is prepared."""
         if not self._refuses(order.on_news):
             self._orders.put((order, prepared))
@@ -81,7 +80,7 @@ class EngineThread:
         on_news(GenerationError("the engine has stopped", fix="open the bundle again"))
         return True
 
-    def _run(self, bundle: TextBundle | Bundle | Path | str, options: LlmOptions) -> None:
+    def _run(self, bundle: TextBundle | Bundle | Path | str, options: RuntimeOptions) -> None:
         """Open the bundle, then serve; what opening raises is raised where the thread was asked for."""
         try:
             self._opened.set_result(Frontend(bundle, options))
@@ -125,7 +124,7 @@ class EngineThread:
             else:
                 self._start(frontend, *order)
 
-    def _start(self, frontend: Frontend, order: Order, prepared: Prepared) -> None:
+    def _start(self, frontend: Frontend, order: Order, prepared: PreparedPrompt) -> None:
         try:
             frontend.start(prepared, order.request_id, order.priority, is_streamed=True)
         except Exception as error:
@@ -140,7 +139,7 @@ class EngineThread:
 
 
 class AsyncLLM:
-    """A bundle that answers coroutines, all in one batch. options: those of LlmOptions, by keyword."""
+    """A bundle that answers coroutines, all in one batch. options: those of RuntimeOptions, by keyword."""
 
     def __init__(self, bundle: TextBundle | Bundle | Path | str, **options: Any) -> None:
         self._engine = EngineThread(bundle, **options)

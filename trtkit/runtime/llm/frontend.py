@@ -11,29 +11,23 @@ from typing import TYPE_CHECKING
 from trtkit.bundle.bundle import open_bundle
 from trtkit.errors import RequestError
 from trtkit.runtime.decoder import open_execution
-from trtkit.runtime.generation import DraftProposer, Engine, EngineOptions, LookupProposer
+from trtkit.runtime.generation import DraftProposer, Engine, EngineOptions, LookupProposer, Request
 from trtkit.runtime.llm.job import Job
-from trtkit.runtime.llm.prompts import Prompt, PromptReader
 from trtkit.runtime.llm.text_bundle import TextBundle, read_text_bundle
-from trtkit.runtime.sampling.guides import GuideFactory
-from trtkit.runtime.sampling.settings import Settings, Vocabulary
-from trtkit.runtime.text import eos_token_ids
 from trtkit.runtime.vision_language import open_tower
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.decoder import DecoderExecution, Runtime
-    from trtkit.runtime.generation import Request
     from trtkit.runtime.generation.proposers import Proposer
     from trtkit.runtime.llm.outputs import Delta
-    from trtkit.runtime.llm.prompts import ReadPrompt
+    from trtkit.runtime.llm.prompts import PreparedPrompt, Prompt, ReadPrompt
     from trtkit.runtime.sampling.params import SamplingParams
     from trtkit.runtime.soft_tokens import SoftTokens
-    from trtkit.runtime.text import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlmOptions:
+class RuntimeOptions:
     """How a bundle is opened.
 
     runtime: "tensorrt", "reference", or "auto" for what is there. slots: sequences at once; the engine's own number.
@@ -53,25 +47,16 @@ class LlmOptions:
     has_cuda_graphs: bool = True
 
 
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A prompt as tokens, with what its settings mean for the model. settings: of its first answer."""
-
-    read: ReadPrompt
-    settings: Settings
-
-
 class Frontend:
     """A bundle ready to answer: tokenizer, engine, and the jobs in it. Not for several threads at once."""
 
-    def __init__(self, bundle: TextBundle | Bundle | Path | str, options: LlmOptions) -> None:
+    def __init__(self, bundle: TextBundle | Bundle | Path | str, options: RuntimeOptions) -> None:
         text = bundle if isinstance(bundle, TextBundle) else read_text_bundle(bundle)
         opened = self.bundle = text.bundle
         self.execution = open_execution(opened, options.runtime, options.slots, has_cuda_graphs=options.has_cuda_graphs)
-        self.tokenizer, self.images = text.tokenizer, text.images
-        self._tower = None if self.images is None else open_tower(opened, options.runtime)
-        self.reader = PromptReader(self.tokenizer, self.images, self.execution.max_length)
-        self.vocabulary = _vocabulary(self.execution.vocab_size, eos_token_ids(opened.path / "model"), self.tokenizer)
+        self.text, self.tokenizer, self.reader = text, text.tokenizer, text.reader
+        self.vocabulary = text.vocabulary  # here, since two threads will prepare prompts by it
+        self._tower = None if text.images is None else open_tower(opened, options.runtime)
         engine_options = EngineOptions(
             options.prefill_budget, options.max_queue, options.min_shared_tokens, self._proposer(options)
         )
@@ -90,27 +75,24 @@ class Frontend:
         is_streamed: bool = False,
     ) -> Job:
         """Take a prompt. Raises RequestError where it cannot be served; then nothing of it is kept."""
-        return self.start(self.prepare(prompt, params), request_id, priority, is_streamed=is_streamed)
+        return self.start(self.text.prepare(prompt, params), request_id, priority, is_streamed=is_streamed)
 
-    def prepare(self, prompt: Prompt, params: SamplingParams) -> Prepared:
-        """Tokenize a prompt and resolve its settings: what takes long for a large request, and computes with no torch.
-
-        It changes nothing here, so that another thread may do it. Raises RequestError for what cannot be served.
-        """
-        if params.stop and self.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer, the bundle has none", "stop", "use `stop_token_ids`")
-        return Prepared(self.reader.tokens(prompt), Settings.resolve(params, self.vocabulary))
+    def check(self, prepared: PreparedPrompt) -> PreparedPrompt:
+        """Return the prompt with its images in their places. Raises RequestError if no run could serve it."""
+        checked = self.text.check(prepared)
+        self.engine.check(Request("", checked.read.ids, checked.settings))
+        return checked
 
     def start(
-        self, prepared: Prepared, request_id: str | None = None, priority: int = 0, *, is_streamed: bool = False
+        self, prepared: PreparedPrompt, request_id: str | None = None, priority: int = 0, *, is_streamed: bool = False
     ) -> Job:
         """Take a prompt that was prepared. Raises as `add` does."""
-        name = request_id or f"request-{next(self._numbers)}"
+        name = request_id or prepared.request_id or f"request-{next(self._numbers)}"
         if name in self.jobs:
             raise RequestError("a request of this id is under way", name, "give each request an id of its own")
         params = prepared.settings.params
         self.engine.check_room(1 if params.num_beams > 1 else params.n)
-        read = self.reader.merge(prepared.read)
+        read = self.check(prepared).read
         job = Job(name, read.text, read.ids, params, self.tokenizer, is_streamed)
         self._submit(job.start(prepared.settings, priority), read)
         self.jobs[name] = job
@@ -150,9 +132,9 @@ class Frontend:
 
     def soft_tokens(self, read: ReadPrompt) -> SoftTokens | None:
         """Run the vision tower on a prompt's images, None where it has none."""
-        if self.images is None or self._tower is None or read.merged is None:
+        if self.text.images is None or self._tower is None or read.merged is None:
             return None
-        return self.images.soft_tokens(read.merged, self._tower)
+        return self.text.images.soft_tokens(read.merged, self._tower)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -163,8 +145,6 @@ class Frontend:
 
     def _submit(self, requests: list[Request], read: ReadPrompt) -> None:
         """Give the engine all of a job's requests or none. The vision tower runs once for all of them."""
-        for request in requests:
-            self.engine.check(request)
         soft = self.soft_tokens(read)
         for index, request in enumerate(requests):
             request.soft = soft
@@ -175,7 +155,7 @@ class Frontend:
                     self.engine.cancel(earlier.id)
                 raise
 
-    def _proposer(self, options: LlmOptions) -> Proposer | None:
+    def _proposer(self, options: RuntimeOptions) -> Proposer | None:
         """Return what guesses tokens ahead."""
         if options.lookup < 0 or options.draft_tokens < 1:
             raise RequestError("a negative number of tokens to guess", "lookup", "give 0 or more")
@@ -192,11 +172,3 @@ class Frontend:
             what = f"the draft model has {draft.vocab_size} tokens, the model {self.execution.vocab_size}"
             raise RequestError(what, str(path), "use a draft model of the same tokenizer")
         return draft
-
-
-def _vocabulary(size: int, eos_ids: tuple[int, ...], tokenizer: Tokenizer | None) -> Vocabulary:
-    """Return what settings are resolved against."""
-    if tokenizer is None:
-        return Vocabulary(size, eos_ids)
-    encode = partial(tokenizer.encode, add_special_tokens=False)
-    return Vocabulary(size, eos_ids, encode, GuideFactory(tokenizer.hf, eos_ids))

@@ -1,4 +1,4 @@
-"""A prompt on its way: one engine request for each of its answers, or one for all of a beam search."""
+"""A prompt on its way and its answers so far: one engine request for each, or one for all of a beam search."""
 
 from __future__ import annotations
 
@@ -6,16 +6,61 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trtkit.runtime.generation import Finished, Request
-from trtkit.runtime.llm.answer import Answer
 from trtkit.runtime.llm.outputs import CompletionOutput, Delta, RequestOutput, combined_metrics
+from trtkit.runtime.text import IncrementalDetokenizer, StopStrings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from trtkit.runtime.sampling.params import SamplingParams
     from trtkit.runtime.sampling.sampled import TokenLogprobs
     from trtkit.runtime.sampling.settings import Settings
     from trtkit.runtime.text import Tokenizer
+
+
+class Answer:
+    """The text of one answer; the engine's Watcher where a stream or stop strings need every token.
+
+    on_news: told when a stream has something to say.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids, params.skip_special_tokens)
+        self._stops = StopStrings(params.stop, params.include_stop_str_in_output)
+        self._pieces: list[str] = []
+        self._told_pieces = self._told_tokens = self.told_logprobs = 0
+        self.token_ids: list[int] = []
+        self.on_news: Callable[[], None] | None = None
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._pieces)
+
+    def add(self, tokens: Sequence[int]) -> str | None:
+        """Take new tokens; return the stop string that they complete, if any."""
+        self.token_ids.extend(tokens)
+        self._pieces.append(self._stops.add(self._detokenizer.add(tokens)))
+        if self.on_news is not None:
+            self.on_news()
+        return self._stops.matched
+
+    def finish(self, token_ids: Sequence[int], *, has_stop_token: bool) -> None:
+        """Take all of the answer's tokens at its end; the token that stopped it, if any, gives no text."""
+        rest = token_ids[len(self.token_ids) :]
+        shown = rest[:-1] if has_stop_token else rest
+        if shown and self._stops.matched is None:
+            self._pieces.append(self._stops.add(self._detokenizer.add(shown)))
+        self.token_ids.extend(rest)
+        if self._stops.matched is None:
+            self._pieces.append(self._stops.add(self._detokenizer.finish()) + self._stops.finish())
+
+    def news(self) -> tuple[str, tuple[int, ...]]:
+        """Return text and tokens that came since the last call."""
+        text = "".join(self._pieces[self._told_pieces :])
+        tokens = tuple(self.token_ids[self._told_tokens :])
+        self._told_pieces, self._told_tokens = len(self._pieces), len(self.token_ids)
+        return text, tokens
 
 
 @dataclass(eq=False)
@@ -87,8 +132,8 @@ class Job:
         completions = tuple(self.completions[index] for index in sorted(self.completions))
         tokens = sum(len(item.token_ids) for item in completions)
         metrics = combined_metrics(len(self.prompt_ids), tokens, [request.metrics for request in self.requests])
-        asked = self.params.prompt_logprobs is not None
-        prompt_logprobs = tuple(self.requests[0].prompt_logprobs) if asked else None
+        has_logprobs = self.params.prompt_logprobs is not None
+        prompt_logprobs = tuple(self.requests[0].prompt_logprobs) if has_logprobs else None
         return RequestOutput(self.id, self.prompt, tuple(self.prompt_ids), completions, metrics, prompt_logprobs)
 
     def _answer(self) -> Answer:
@@ -98,16 +143,16 @@ class Job:
         return next(reversed(self.completions))
 
     def _finish_beams(self, finished: Finished) -> None:
-        """Take the best answers of a beam search: as many as were asked and found, one that is empty without any."""
+        """Take the best answers of a beam search: at most `n`, one that is empty without any."""
         self._has_ended = True
-        for index, found in enumerate(self._hypotheses(finished)):
+        for index, (token_ids, logprob) in enumerate(self._hypotheses(finished)):
             answer = self._answer()
-            is_stop = bool(found[0]) and found[0][-1] in finished.request.settings.stop_ids
-            answer.finish(found[0], has_stop_token=is_stop)
+            is_stop = bool(token_ids) and token_ids[-1] in finished.request.settings.stop_ids
+            answer.finish(token_ids, has_stop_token=is_stop)
             reason = finished.reason if finished.reason in ("abort", "error") else "stop" if is_stop else "length"
-            stop_reason = found[0][-1] if is_stop else finished.stop_reason if reason == "error" else None
+            stop_reason = token_ids[-1] if is_stop else finished.stop_reason if reason == "error" else None
             ids = tuple(answer.token_ids)
-            self.completions[index] = CompletionOutput(index, answer.text, ids, reason, stop_reason, found[1])
+            self.completions[index] = CompletionOutput(index, answer.text, ids, reason, stop_reason, logprob)
 
     def _hypotheses(self, finished: Finished) -> Iterator[tuple[list[int], float | None]]:
         """Return tokens and log probability of each answer asked for."""

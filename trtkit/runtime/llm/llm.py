@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import RequestError
-from trtkit.runtime.llm.frontend import Frontend, LlmOptions
+from trtkit.runtime.llm.frontend import Frontend, RuntimeOptions
+from trtkit.runtime.llm.prompts import PreparedPrompt, problems_of, raise_prompt_problems
 from trtkit.runtime.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -15,19 +16,20 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.generation import Statistics
     from trtkit.runtime.llm.outputs import Delta, RequestOutput
-    from trtkit.runtime.llm.prompts import Prompt
+    from trtkit.runtime.llm.prompts import AnyPrompt
     from trtkit.runtime.llm.text_bundle import TextBundle
+    from trtkit.runtime.text import Tokenizer
 
 
 class LLM:
     """A bundle of a decoder-only language model, ready to answer.
 
-    options: those of LlmOptions, by keyword. Raises GenerationError, RequestError or BundleError where the bundle
+    options: those of RuntimeOptions, by keyword. Raises GenerationError, RequestError or BundleError where the bundle
     cannot be opened so.
     """
 
     def __init__(self, bundle: TextBundle | Bundle | Path | str, **options: Any) -> None:
-        self._frontend = Frontend(bundle, LlmOptions(**options))
+        self._frontend = Frontend(bundle, RuntimeOptions(**options))
 
     @property
     def description(self) -> str:
@@ -35,8 +37,13 @@ class LLM:
         return self._frontend.execution.description
 
     @property
-    def tokenizer(self) -> Any:
-        """The bundle's tokenizer (trtkit.runtime.text.Tokenizer), None where it has none."""
+    def slots(self) -> int:
+        """How many sequences run at once."""
+        return self._frontend.execution.slots
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The bundle's tokenizer, None if it has none."""
         return self._frontend.tokenizer
 
     @property
@@ -51,43 +58,45 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: AnyPrompt | Sequence[AnyPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         on_output: Callable[[RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
         """Answer prompts, many at once; return their outputs in order.
 
-        sampling_params: one for all, or one each. on_output: told each output as it is complete.
-        Raises RequestError before anything runs where a prompt or its settings cannot be.
+        sampling_params: one for all, or one each; prompts that are prepared have their own. on_output: told each output
+        as it is complete. All prompts are checked before anything runs: raises PromptsError that lists every problem
+        with the number of its prompt, for a single prompt its own RequestError.
         """
-        many = _prompts(prompts)
-        params = _params(sampling_params, len(many))
+        many, is_single = _listed(prompts)
+        checked = self._check(many, sampling_params, is_single=is_single)
         names: list[str] = []
         try:
-            for prompt, each in zip(many, params, strict=True):
-                names.append(self._frontend.add(prompt, each).id)
-            found = self._run(set(names), on_output)
+            for prompt in checked:
+                names.append(self._frontend.start(prompt).id)
+            outputs = self._run(set(names), on_output)
         except BaseException:
             self._cancel(names)
             raise
-        return [found[name] for name in names]
+        return [outputs[name] for name in names]
 
     def chat(
         self, messages: Sequence[Any], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
         """Answer a conversation, or several: lists of `{"role": ..., "content": ...}`."""
-        conversations = [messages] if messages and not isinstance(messages[0], (list, tuple)) else messages
-        return self.generate([{"messages": list(each)} for each in conversations], sampling_params)
+        if messages and not isinstance(messages[0], (list, tuple)):
+            return self.generate({"messages": list(messages)}, sampling_params)
+        return self.generate([{"messages": list(each)} for each in messages], sampling_params)
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, priority: int = 0
+        self, prompt: AnyPrompt, sampling_params: SamplingParams | None = None, priority: int = 0
     ) -> Iterator[Delta]:
         """Answer one prompt, piece by piece. Leaving the loop early ends the request.
 
         Raises RequestError at once, not at the first piece.
         """
-        job = self._frontend.add(prompt, sampling_params or SamplingParams(), priority=priority, is_streamed=True)
-        return self._pieces(job.id)
+        (checked,) = self._check([prompt], sampling_params, is_single=True)
+        return self._pieces(self._frontend.start(checked, priority=priority, is_streamed=True).id)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -107,15 +116,37 @@ class LLM:
         finally:
             self._cancel([name])
 
+    def _check(
+        self,
+        prompts: Sequence[AnyPrompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        is_single: bool,
+    ) -> list[PreparedPrompt]:
+        """Return the prompts, prepared and checked. Raises PromptsError, of a single prompt without a place its own."""
+        checked, problems = [], []
+        for index, (prompt, params) in enumerate(zip(prompts, _params(sampling_params, len(prompts)), strict=True)):
+            where = "" if is_single else f"prompt {index}"
+            try:
+                prepared = self._frontend.text.prepare(prompt, params)
+                where = prepared.where or where
+                checked.append(self._frontend.check(prepared))
+            except RequestError as error:
+                if not where:
+                    raise
+                problems += problems_of(error, where)
+        raise_prompt_problems(problems)
+        return checked
+
     def _run(self, names: set[str], on_output: Callable[[RequestOutput], None] | None) -> dict[str, RequestOutput]:
         """Step until all of `names` are done."""
-        found: dict[str, RequestOutput] = {}
-        while names - found.keys():
+        outputs: dict[str, RequestOutput] = {}
+        while names - outputs.keys():
             for job in self._frontend.step():
-                found[job.id] = job.output()
+                outputs[job.id] = job.output()
                 if on_output is not None:
-                    on_output(found[job.id])
-        return found
+                    on_output(outputs[job.id])
+        return outputs
 
     def _cancel(self, names: Sequence[str]) -> None:
         """End what is still under way, so that the next call begins with an empty engine."""
@@ -124,19 +155,20 @@ class LLM:
             self._frontend.step()
 
 
-def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return a list of prompts; a bare list of ids is one prompt."""
-    if isinstance(prompts, (str, dict)):
-        return [prompts]
+def _listed(prompts: AnyPrompt | Sequence[AnyPrompt]) -> tuple[list[AnyPrompt], bool]:
+    """Return a list of prompts, and whether it was a single one; a bare list of ids is."""
+    if isinstance(prompts, (str, dict, PreparedPrompt)):
+        return [prompts], True
     many: list[Any] = list(prompts)
-    return [many] if many and all(isinstance(item, int) for item in many) else many
+    is_single = bool(many) and all(isinstance(item, int) for item in many)
+    return ([many], True) if is_single else (many, False)
 
 
-def _params(given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+def _params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     """Return settings for each prompt."""
-    if given is None or isinstance(given, SamplingParams):
-        return [given or SamplingParams()] * count
-    if len(given) != count:
-        what = f"{len(given)} settings are given for {count} prompts"
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        what = f"{len(params)} settings are given for {count} prompts"
         raise RequestError(what, "sampling_params", "give one for all, or one for each prompt")
-    return list(given)
+    return list(params)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from trtkit.runtime.generation.request import FinishReason, Metrics
     from trtkit.runtime.sampling.sampled import TokenLogprobs
+    from trtkit.runtime.text import Tokenizer
+
+JsonObject = dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,18 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     cumulative_logprob: float | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
+
+    def to_json(self, tokenizer: Tokenizer | None) -> JsonObject:
+        """Return the answer as a JSON object; an error's text is `error`."""
+        data: JsonObject = {"text": self.text, "token_ids": list(self.token_ids)}
+        data |= {"finish_reason": self.finish_reason, "stop_reason": self.stop_reason}
+        if self.finish_reason == "error":
+            data |= {"stop_reason": None, "error": self.stop_reason}
+        if self.cumulative_logprob is not None:
+            data["cumulative_logprob"] = _finite(self.cumulative_logprob)
+        if self.logprobs is not None:
+            data["logprobs"] = _logprobs_json(self.logprobs, tokenizer)
+        return data
 
 
 @dataclass(frozen=True)
@@ -45,6 +63,22 @@ class RequestMetrics:
     accepted_tokens: int = 0
     preemptions: int = 0
 
+    def to_json(self) -> JsonObject:
+        """Return the figures as a JSON object; times in milliseconds."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "reused_tokens": self.reused_tokens,
+            "output_tokens": self.output_tokens,
+            "ttft_ms": _milliseconds(self.ttft_s),
+            "tpot_ms": _milliseconds(self.tpot_s),
+            "e2e_ms": _milliseconds(self.e2e_s),
+            "tokens_per_second": self.output_tokens / self.e2e_s if self.e2e_s > 0 else None,
+            "drafted_tokens": self.drafted_tokens,
+            "accepted_tokens": self.accepted_tokens,
+            "acceptance": self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None,
+            "preemptions": self.preemptions,
+        }
+
 
 @dataclass(frozen=True)
 class RequestOutput:
@@ -56,6 +90,19 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     metrics: RequestMetrics
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+
+    def to_json(self, tokenizer: Tokenizer | None, *, has_outputs: bool = True) -> JsonObject:
+        """Return the answers as a JSON object: the first one's fields, and all of them as `outputs`.
+
+        tokenizer: gives the texts of tokens. has_outputs: whether `outputs` stands in it.
+        """
+        answers = [answer.to_json(tokenizer) for answer in self.outputs]
+        data = dict(answers[0])
+        if self.prompt_logprobs is not None:
+            data["prompt_logprobs"] = _logprobs_json(self.prompt_logprobs, tokenizer)
+        if has_outputs:
+            data["outputs"] = answers
+        return {**data, "metrics": self.metrics.to_json()}
 
 
 @dataclass(frozen=True)
@@ -78,15 +125,39 @@ def combined_metrics(prompt_tokens: int, output_tokens: int, answers: list[Metri
     finished = max(answer.finished_s or arrived for answer in answers)
     first = min((answer.first_token_s for answer in answers if answer.first_token_s is not None), default=None)
     later = output_tokens - len(answers)
-    sums: dict[str, Any] = {
-        f"{name}_tokens": sum(getattr(answer, name) for answer in answers) for name in ("reused", "drafted", "accepted")
-    }
     return RequestMetrics(
         prompt_tokens,
         output_tokens,
         None if first is None else first - arrived,
         None if first is None or later < 1 else (finished - first) * len(answers) / later,
         finished - arrived,
-        preemptions=sum(answer.preemptions for answer in answers),
-        **sums,
+        sum(answer.reused for answer in answers),
+        sum(answer.drafted for answer in answers),
+        sum(answer.accepted for answer in answers),
+        sum(answer.preemptions for answer in answers),
     )
+
+
+def _logprobs_json(places: Iterable[TokenLogprobs], tokenizer: Tokenizer | None) -> list[JsonObject]:
+    return [
+        {
+            **_token_json(place.token, place.logprob, tokenizer),
+            "rank": place.rank,
+            "top": [_token_json(token, logprob, tokenizer) for token, logprob in place.top],
+        }
+        for place in places
+    ]
+
+
+def _token_json(token: int, logprob: float, tokenizer: Tokenizer | None) -> JsonObject:
+    text = {} if tokenizer is None else {"text": tokenizer.decode([token], skip_special_tokens=False)}
+    return {"token": token, **text, "logprob": _finite(logprob)}
+
+
+def _finite(value: float) -> float | None:
+    """Return a number that JSON has; null for infinity."""
+    return value if math.isfinite(value) else None
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1000 * seconds, 3)

@@ -13,9 +13,9 @@ from trtkit.runtime.llm.prompts import characters
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trtkit.runtime.llm.frontend import Frontend, Prepared
     from trtkit.runtime.llm.outputs import Delta
-    from trtkit.runtime.llm.prompts import Prompt
+    from trtkit.runtime.llm.prompts import PreparedPrompt, Prompt
+    from trtkit.runtime.llm.text_bundle import TextBundle
     from trtkit.runtime.sampling.params import SamplingParams
 
 # Text that is tokenized in about ten milliseconds, and as many words.
@@ -50,8 +50,8 @@ class Preparation:
     most: requests that may wait here; None is any number.
     """
 
-    def __init__(self, frontend: Frontend, hand_over: Callable[[Order, Prepared], None], most: int | None) -> None:
-        self._frontend, self._hand_over, self._most = frontend, hand_over, most
+    def __init__(self, model: TextBundle, hand_over: Callable[[Order, PreparedPrompt], None], most: int | None) -> None:
+        self._model, self._hand_over, self._most = model, hand_over, most
         self._quick, self._slow = (ThreadPoolExecutor(1, f"trtkit-{name}") for name in ("prompts", "long-prompts"))
         self._lock = threading.Lock()
         self._orders: dict[str, Order] = {}
@@ -88,7 +88,7 @@ class Preparation:
         if order.request_id not in self._orders:
             return
         try:
-            prepared = self._frontend.prepare(order.prompt, order.params)
+            prepared = self._model.prepare(order.prompt, order.params)
         except Exception as error:
             if self._take(order.request_id) is not None:
                 order.on_news(error)

@@ -1,4 +1,4 @@
-"""What may be asked, and how it becomes tokens and images."""
+"""The forms of a prompt, and how they become tokens and images."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from trtkit.errors import RequestError
+from trtkit.errors import Problem, ProblemsError, RequestError
+from trtkit.runtime.generation.request import too_long
 from trtkit.runtime.sampling.limits import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trtkit.runtime.sampling.settings import Settings
     from trtkit.runtime.text import Tokenizer
     from trtkit.runtime.vision_language import ImagePrompts, MergedPrompt
 
@@ -20,7 +22,7 @@ Prompt = str | list[int] | dict[str, Any]
 """Text, token ids, or `{"prompt": text}`, `{"prompt_token_ids": ids}`, `{"messages": [...]}`; with `images`, a list of
 paths and PIL images, where the model takes them: the prompt has a placeholder for each."""
 
-_KINDS = ("prompt_token_ids", "messages", "prompt")
+PROMPT_KINDS = ("prompt", "messages", "prompt_token_ids")
 # Longer text is refused before it is tokenized: tokens have four or five characters, and few have 32.
 CHARACTERS_PER_TOKEN, MIN_CHARACTERS = 32, 65_536
 MAX_IMAGES = 64
@@ -28,12 +30,45 @@ MAX_IMAGES = 64
 
 @dataclass(frozen=True, eq=False)
 class ReadPrompt:
-    """A prompt as tokens. text: where it was given as one. merged: where the model takes images, once they are read."""
+    """A prompt as tokens. text: if it was given as one. merged: with images in their places, if the model takes any."""
 
     text: str | None
     ids: list[int]
     images: tuple[Any, ...] = ()
     merged: MergedPrompt | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedPrompt:
+    """A prompt as tokens, with what its settings mean for the model: as good as any prompt, and needs no more reading.
+
+    settings: of its first answer. request_id: of its output; one is made up if None. where: its place in a file or a
+    list, which begins each of its errors.
+    """
+
+    read: ReadPrompt
+    settings: Settings
+    request_id: str | None = None
+    where: str = ""
+
+
+AnyPrompt = Prompt | PreparedPrompt
+
+
+class PromptsError(ProblemsError, RequestError):
+    """Prompts that cannot be served; every problem of them."""
+
+
+def raise_prompt_problems(problems: list[Problem]) -> None:
+    """Raise PromptsError if there is a problem."""
+    if problems:
+        raise PromptsError("the prompts cannot be used; nothing was run", problems)
+
+
+def problems_of(error: RequestError, where: str) -> list[Problem]:
+    """Return the problems of one prompt, each after the place of the prompt."""
+    problems = error.problems if isinstance(error, ProblemsError) else [Problem(error.what, error.where, error.fix)]
+    return [replace(each, where=f"{where}: {each.where}" if each.where else where) for each in problems]
 
 
 class PromptReader:
@@ -49,8 +84,6 @@ class PromptReader:
     def tokens(self, prompt: Prompt) -> ReadPrompt:
         """Return a prompt's tokens, its images beside them. Raises RequestError for what the model cannot take."""
         text, ids, images = self._read(prompt)
-        if images and self._images is None:
-            raise RequestError("the model takes text only", "images", "give a bundle of a vision-language model")
         return ReadPrompt(text, ids, tuple(images))
 
     def merge(self, read: ReadPrompt) -> ReadPrompt:
@@ -73,28 +106,29 @@ class PromptReader:
             return prompt, self.encode(prompt), []
         if not isinstance(prompt, dict):
             return None, self._checked_ids(prompt), []
-        known = [key for key in _KINDS if prompt.get(key) is not None]
-        if len(known) != 1:
+        kinds = [key for key in PROMPT_KINDS if prompt.get(key) is not None]
+        if len(kinds) != 1:
             fix = "give one of `prompt`, `prompt_token_ids`, `messages`"
-            raise RequestError(f"a prompt is one thing, {len(known)} are given", "prompt", fix)
+            raise RequestError(f"a prompt is one thing, {len(kinds)} are given", "prompt", fix)
         images = _checked_images(prompt.get("images"))
-        if known == ["messages"]:
+        if images and self._images is None:
+            raise RequestError("the model takes text only", "images", "give a bundle of a vision-language model")
+        if kinds == ["messages"]:
             return self._chat(prompt["messages"], images)
-        text, ids, _ = self._read(prompt[known[0]])
+        text, ids, _ = self._read(prompt[kinds[0]])
         return text, ids, images
 
     def _chat(self, messages: Sequence[Mapping[str, Any]], images: Sequence[Any]) -> tuple[None, list[int], list[Any]]:
         """Return a conversation as `_read` returns a prompt."""
         if self._tokenizer is None:
             raise RequestError("the bundle has no tokenizer", "prompt", "give token ids")
-        found = list(images)
         try:
             self._check_length(characters(messages))
             if self._images is not None:
                 from trtkit.runtime.vision_language import split_messages
 
-                messages, found = split_messages(messages, images)
-            return None, self._tokenizer.chat(messages), found
+                messages, images = split_messages(messages, images)
+            return None, self._tokenizer.chat(messages), list(images)
         except RecursionError:
             raise RequestError("the messages are nested too deeply", "messages", "send plain ones") from None
 
@@ -102,8 +136,7 @@ class PromptReader:
         if not isinstance(ids, (list, tuple)):
             raise RequestError(f"a prompt cannot be a {type(ids).__name__}", "prompt", "give text or token ids")
         if len(ids) > self._max_length:
-            what = f"the prompt has {len(ids)} tokens, a slot holds {self._max_length}"
-            raise RequestError(what, "prompt", "shorten it, or build with a larger `llm.max_sequence_length`")
+            raise too_long(len(ids), self._max_length, "prompt")
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, Integral):
                 what = f"a prompt's tokens are whole numbers, `{shown(token)}` is not one"

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from trtkit.bundle.bundle import Bundle, open_bundle
 from trtkit.engine.decoders import llm_options
-from trtkit.errors import GenerationError
-from trtkit.runtime.text import open_tokenizer
+from trtkit.errors import GenerationError, RequestError
+from trtkit.runtime.generation.request import check_prompt
+from trtkit.runtime.llm.prompts import PreparedPrompt, PromptReader
+from trtkit.runtime.sampling.guides import GuideFactory
+from trtkit.runtime.sampling.settings import Settings, Vocabulary
+from trtkit.runtime.text import eos_token_ids, open_tokenizer
 from trtkit.runtime.vision_language import ImagePrompts
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from trtkit.runtime.llm.prompts import AnyPrompt
+    from trtkit.runtime.sampling.params import SamplingParams
     from trtkit.runtime.text import Tokenizer
 
 
@@ -34,6 +41,39 @@ class TextBundle:
     def path(self) -> Path:
         """The bundle's folder."""
         return self.bundle.path
+
+    @cached_property
+    def reader(self) -> PromptReader:
+        """Makes tokens of prompts."""
+        return PromptReader(self.tokenizer, self.images, self.max_length)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What settings are resolved against."""
+        eos_ids = eos_token_ids(self.path / "model")
+        if self.tokenizer is None:
+            return Vocabulary(self.vocab_size, eos_ids)
+        encode = partial(self.tokenizer.encode, add_special_tokens=False)
+        return Vocabulary(self.vocab_size, eos_ids, encode, GuideFactory(self.tokenizer.hf, eos_ids))
+
+    def prepare(self, prompt: AnyPrompt, params: SamplingParams) -> PreparedPrompt:
+        """Tokenize a prompt and resolve its settings: what takes long for a large request, and computes with no torch.
+
+        It changes nothing here, so that another thread may do it. A prepared prompt stays as it is.
+        Raises RequestError for what cannot be served.
+        """
+        if isinstance(prompt, PreparedPrompt):
+            return prompt
+        if params.stop and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, the bundle has none", "stop", "use `stop_token_ids`")
+        return PreparedPrompt(self.reader.tokens(prompt), Settings.resolve(params, self.vocabulary))
+
+    def check(self, prepared: PreparedPrompt) -> PreparedPrompt:
+        """Return the prompt with its images in their places. Raises RequestError if no slot could hold it."""
+        if prepared.read.merged is None:
+            prepared = replace(prepared, read=self.reader.merge(prepared.read))
+        check_prompt(prepared.read.ids, self.vocab_size, self.max_length)
+        return prepared
 
 
 def read_text_bundle(bundle: Bundle | Path | str) -> TextBundle:

@@ -1,34 +1,34 @@
-"""From options and the fields of a JSON line to checked settings."""
+"""Settings by any of their names, tokens by id or text: a prompt's own before those that it shares."""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from trtkit.cli.sampling_options import DRAWS
+from trtkit.errors import Problem, RequestError
+from trtkit.runtime.sampling.checks import SettingsError, raise_problems
+from trtkit.runtime.sampling.mapping import ALIASES
+from trtkit.runtime.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from trtkit.errors import Problem
-    from trtkit.runtime.llm import TextBundle
-    from trtkit.runtime.sampling.params import SamplingParams
+    from trtkit.runtime.llm.text_bundle import TextBundle
 
+# What only matters to draws: with none of them, the most likely token is taken.
+DRAWS = {"do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "seed"}
 _OF_TOKENS = ("stop_token_ids", "eos_token_id", "logit_bias")
 DEFAULTS = {"max_tokens": 128}
 
 
 def sampling_params(
-    model: TextBundle, options: Mapping[str, Any], line: Mapping[str, Any] | None = None
+    model: TextBundle, shared: Mapping[str, Any], own: Mapping[str, Any] | None = None
 ) -> SamplingParams:
-    """Return settings: a line's own before the options, greedy where nothing asks for draws.
+    """Return settings: a prompt's own before those that it shares with others, greedy unless one asks for draws.
 
     Raises SettingsError that lists every problem.
     """
-    from trtkit.runtime.sampling.checks import SettingsError, raise_problems
-    from trtkit.runtime.sampling.params import SamplingParams
-
-    settings, problems = _with_ids(_merged(options, line or {}), model)
+    settings, problems = _with_ids(_merged(shared, own or {}), model)
     try:
         params = SamplingParams.from_mapping(settings)
     except SettingsError as error:
@@ -38,43 +38,31 @@ def sampling_params(
     return params
 
 
-def _merged(options: Mapping[str, Any], line: Mapping[str, Any]) -> dict[str, Any]:
-    own = _own_names(line)
-    if own & {"do_sample", "temperature"}:
-        own |= {"do_sample", "temperature"}  # one of them would contradict the other's inherited value
-    inherited = {name: value for name, value in {**DEFAULTS, **options}.items() if name not in own}
-    merged = inherited | dict(line)
-    given = _own_names({name: value for name, value in merged.items() if value is not None})
-    return merged if given & DRAWS else {**merged, "temperature": 0.0}
+def _merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    names = _own_names(own)
+    if names & {"do_sample", "temperature"}:
+        names |= {"do_sample", "temperature"}  # one of them would contradict the other's inherited value
+    inherited = {name: value for name, value in {**DEFAULTS, **shared}.items() if name not in names}
+    merged = inherited | dict(own)
+    is_drawn = _own_names(name for name, value in merged.items() if value is not None) & DRAWS
+    return merged if is_drawn else {**merged, "temperature": 0.0}
 
 
 def _own_names(settings: Iterable[str]) -> set[str]:
     """Return SamplingParams' names of settings that may have transformers'."""
-    from trtkit.runtime.sampling.mapping import ALIASES
-
     return {ALIASES.get(name, name) for name in settings}
 
 
 def _with_ids(settings: dict[str, Any], model: TextBundle) -> tuple[dict[str, Any], list[Problem]]:
     """Put ids in the place of tokens' texts; leave out, and report, tokens that the model does not have."""
-    from trtkit.errors import Problem
-
-    problems, found = [], dict(settings)
+    with_ids, problems = dict(settings), []
     for name in [name for name in _OF_TOKENS if settings.get(name) is not None]:
         try:
-            found[name] = _ids_of(settings[name], model)
-        except UnknownTokenError as error:
+            with_ids[name] = _ids_of(settings[name], model)
+        except RequestError as error:
             problems.append(Problem(error.what, name, error.fix))
-            del found[name]
-    return found, problems
-
-
-class UnknownTokenError(Exception):
-    """A token that a model does not have."""
-
-    def __init__(self, what: str, fix: str = "") -> None:
-        super().__init__(what)
-        self.what, self.fix = what, fix
+            del with_ids[name]
+    return with_ids, problems
 
 
 def _ids_of(value: Any, model: TextBundle) -> Any:
@@ -93,15 +81,15 @@ def _from_key(token: int | str) -> int | str:
 def _id_of(token: Any, model: TextBundle) -> Any:
     """Return a token's id: of its own text, or of a text that is one token."""
     if isinstance(token, int) and token >= model.vocab_size:
-        raise UnknownTokenError(f"token {token} is not below the size of the vocabulary, {model.vocab_size}")
+        raise RequestError(f"token {token} is not below the size of the vocabulary, {model.vocab_size}")
     if not isinstance(token, str):
         return token
     if model.tokenizer is None:
-        raise UnknownTokenError(f"`{token}`: the bundle has no tokenizer", "give the token's id")
-    found = model.tokenizer.token_id(token)
-    ids = model.tokenizer.encode(token, add_special_tokens=False) if found is None else [found]
+        raise RequestError(f"`{token}`: the bundle has no tokenizer", fix="give the token's id")
+    own_id = model.tokenizer.token_id(token)
+    ids = model.tokenizer.encode(token, add_special_tokens=False) if own_id is None else [own_id]
     if len(ids) == 1:
         return ids[0]
     close = [f"`{one}`" for one in get_close_matches(token, model.tokenizer.special_tokens, n=2)]
     fix = f"did you mean {' or '.join(close)}?" if close else "give a token's id, or its text as the vocabulary has it"
-    raise UnknownTokenError(f"`{token}` is not one token of this model", fix)
+    raise RequestError(f"`{token}` is not one token of this model", fix=fix)

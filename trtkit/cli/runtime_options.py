@@ -40,7 +40,7 @@ CANCELLED = 130
 RUNTIME_NAMES = ("runtime", "slots", "prefill_budget", "lookup", "draft")
 
 
-def llm_options(command: Callable[..., None]) -> Callable[..., None]:
+def runtime_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of the runtime."""
     for option in reversed(_OPTIONS):
         command = option(command)

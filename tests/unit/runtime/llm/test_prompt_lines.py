@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from trtkit.cli.prompts import Prompts, PromptsError, read_prompts
 from trtkit.errors import RequestError
+from trtkit.runtime.llm import PromptLines, PromptsError, read_prompts
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def read(folder: Path, text: str, name: str = "p.jsonl") -> Prompts:
+def read(folder: Path, text: str, name: str = "p.jsonl") -> PromptLines:
     (folder / name).write_text(text)
-    return read_prompts((), str(folder / name))
+    return read_prompts(folder / name)
 
 
-def said(folder: Path, line: str) -> str:
+def fault(folder: Path, line: str) -> str:
     """Return what is wrong with a line, and how to fix it."""
     with pytest.raises(PromptsError) as raised:
         read(folder, line + "\n").check()
@@ -34,9 +34,9 @@ def test_options_and_lines_become_prompts_in_order(tmp_path: Path) -> None:
         '{"prompt": "b", "id": "x", "temperature": 0.5}\n\n{"messages": [{"role": "user", "content": "c"}]}\n'
         '{"prompt_token_ids": [3, 4]}'
     )
-    found = read_prompts(("a",), str(tmp_path / "p.jsonl"))
-    found.check()
-    assert [(one.id, one.kind, one.content, one.line, one.settings) for one in found.found] == [
+    lines = read_prompts(tmp_path / "p.jsonl", ("a",))
+    lines.check()
+    assert [(one.id, one.kind, one.content, one.line, one.settings) for one in lines.prompts] == [
         (0, "prompt", "a", 0, {}),
         ("x", "prompt", "b", 1, {"temperature": 0.5}),
         (2, "messages", [{"role": "user", "content": "c"}], 3, {}),
@@ -45,15 +45,15 @@ def test_options_and_lines_become_prompts_in_order(tmp_path: Path) -> None:
 
 
 def test_a_text_files_lines_are_prompts_as_they_stand(tmp_path: Path) -> None:
-    found = read(tmp_path, 'one\r\n\n{"prompt": 2}\n  three\n', "p.txt").found
-    assert [one.content for one in found] == ["one", '{"prompt": 2}', "  three"]
+    prompts = read(tmp_path, 'one\r\n\n{"prompt": 2}\n  three\n', "p.txt").prompts
+    assert [one.content for one in prompts] == ["one", '{"prompt": 2}', "  three"]
 
 
 def test_stdin_is_json_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO('\ufeff{"prompt": "é"}\n[]'.encode())))
-    found = read_prompts((), "-")
-    assert [one.content for one in found.found] == ["é"]
-    assert [problem.where for _, problem in found.problems] == ["stdin:2"]
+    lines = read_prompts("-")
+    assert [one.content for one in lines.prompts] == ["é"]
+    assert [problem.where for _, problem in lines.problems] == ["stdin:2"]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_stdin_is_json_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_bad_line_says_why(line: str, expected: str, tmp_path: Path) -> None:
-    assert said(tmp_path, line) == expected
+    assert fault(tmp_path, line) == expected
 
 
 def test_all_bad_lines_are_told_at_once(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_all_bad_lines_are_told_at_once(tmp_path: Path) -> None:
 
 def test_an_empty_option_is_refused() -> None:
     with pytest.raises(PromptsError, match="--prompt: the prompt is empty"):
-        read_prompts(("a", ""), None).check()
+        read_prompts(texts=("a", "")).check()
 
 
 def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_file_that_cannot_be_read_says_why(data: Any, expected: str, tmp_path:
     if data is not None:
         path.write_bytes(data)
     with pytest.raises(RequestError, match=expected) as raised:
-        read_prompts((), str(path))
+        read_prompts(path)
     assert raised.value.where == str(path)
 
 
@@ -133,4 +133,4 @@ def test_a_file_that_cannot_be_read_says_why(data: Any, expected: str, tmp_path:
     ],
 )
 def test_a_heading_is_one_short_line(line: str, expected: str, tmp_path: Path) -> None:
-    assert read(tmp_path, line).found[0].heading == expected
+    assert read(tmp_path, line).prompts[0].heading == expected

@@ -1,0 +1,41 @@
+"""The times and counts that `--stats` shows: one line for a request, or for all of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.runtime.llm import LLM, RequestMetrics, RequestOutput
+
+
+def request_stats(metrics: RequestMetrics) -> str:
+    """Return a request's figures as one line."""
+    parts = [f"{metrics.output_tokens} tokens in {metrics.e2e_s:.2f} s"]
+    parts += [f"TTFT {1000 * metrics.ttft_s:.1f} ms"] if metrics.ttft_s is not None else []
+    parts += [f"TPOT {1000 * metrics.tpot_s:.1f} ms"] if metrics.tpot_s is not None else []
+    parts += (
+        [f"{metrics.output_tokens / metrics.e2e_s:.1f} tokens/s"] if metrics.output_tokens and metrics.e2e_s else []
+    )
+    parts.append(f"prompt {metrics.prompt_tokens} tokens, {metrics.reused_tokens} reused")
+    return "; ".join(parts + _speculation(metrics.accepted_tokens, metrics.drafted_tokens))
+
+
+def total_stats(llm: LLM, outputs: Sequence[RequestOutput], seconds: float) -> str:
+    """Return what a run did as one line."""
+    done = llm.statistics
+    tokens = sum(output.metrics.output_tokens for output in outputs)
+    parts = [f"{len(outputs)} requests on {llm.slots} slots in {seconds:.2f} s"]
+    parts += [f"{tokens} tokens", f"{tokens / seconds:.1f} tokens/s"]
+    first = sorted(output.metrics.ttft_s for output in outputs if output.metrics.ttft_s is not None)
+    each = sorted(output.metrics.tpot_s for output in outputs if output.metrics.tpot_s is not None)
+    parts += [f"TTFT {1000 * first[len(first) // 2]:.1f} ms (median)"] if first else []
+    parts += [f"TPOT {1000 * each[len(each) // 2]:.1f} ms (median)"] if each else []
+    parts.append(f"prompts {done.prompt_tokens + done.reused_tokens} tokens, {done.reused_tokens} reused")
+    parts += [f"{done.preemptions} preemptions"] if done.preemptions else []
+    return "; ".join(parts + _speculation(done.accepted_tokens, done.drafted_tokens))
+
+
+def _speculation(accepted: int, drafted: int) -> list[str]:
+    return [f"{accepted} of {drafted} drafted tokens accepted ({accepted / drafted:.0%})"] if drafted else []
