@@ -88,7 +88,7 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
             x, present = decoder_layer(weights, x, (spec.block, layer), positions.of(layer.attention), past)
         graph.output(present.keys, f"present_key_{index}")
         graph.output(present.values, f"present_value_{index}")
-    _head(weights, spec, options, (x, table))
+    _head(weights, spec, options, x, table)
 
 
 def _check(spec: DecoderSpec, options: DecoderOptions) -> None:
@@ -230,9 +230,9 @@ def _by_section(table: Tensor, rope: RopeSpec, positions: Tensor) -> Tensor:
     return concat([take(by_axis[index % 3], -1, start, size) for index, (start, size) in sections], axis=-1)
 
 
-def _head(weights: Weights, spec: DecoderSpec, options: DecoderOptions, ends: tuple[Tensor, Tensor | None]) -> None:
-    """Add final norm, projection and outputs. ends: the last hidden state and, where tied, the embedding table."""
-    graph, head, (x, table) = weights.graph, spec.head, ends
+def _head(weights: Weights, spec: DecoderSpec, options: DecoderOptions, x: Tensor, table: Tensor | None) -> None:
+    """Add final norm, projection and outputs. x: the last hidden state. table: the embedding's, if it is tied."""
+    graph, head = weights.graph, spec.head
     if options.has_hidden_states:
         x = norm_block(weights, "final_norm", x, head.norm) if head.norm is not None else x
         graph.output(x, "hidden_states")

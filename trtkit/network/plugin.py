@@ -149,7 +149,7 @@ def define(trtp: Any, op: CustomOp, capability: int) -> str:
         return [trtp.AutoTuneCombination(", ".join(plugin.types), "LINEAR")]
 
     def aot_impl(*values: Any) -> tuple[Any, ...]:
-        return _compiled(trtp, op, (values[:count], attributes_at(values)), compute_capability(capability))
+        return _compiled(trtp, op, values[:count], attributes_at(values), compute_capability(capability))
 
     trtp.register(name)(_signed(register, [*tensors, *attributes], returned))
     trtp.autotune(name)(_signed(autotune, [*tensors, outputs], typing.List[trtp.AutoTuneCombination]))  # noqa: UP006
@@ -173,12 +173,11 @@ def _output_descs(trtp: Any, plugin: Plugin, inputs: Sequence[Any], attributes: 
     )
 
 
-def _compiled(trtp: Any, op: CustomOp, call: tuple[Sequence[Any], Any], capability: int) -> tuple[Any, ...]:
-    """Return the kernel's name, its PTX, how it starts and its int32 arguments. call: input descriptions, attributes.
+def _compiled(trtp: Any, op: CustomOp, inputs: Sequence[Any], attributes: Any, capability: int) -> tuple[Any, ...]:
+    """Return the kernel's name, its PTX, how it starts and its int32 arguments. inputs: their descriptions.
 
     Raises Refusal above the plugin's limits.
     """
-    inputs, attributes = call
     plugin: Plugin = op.part("plugin").PLUGIN
     dtypes = [from_tensorrt(desc.dtype.name) for desc in inputs]
     facts = [Fact(dtype, tuple(desc.shape)) for dtype, desc in zip(dtypes, inputs, strict=True)]

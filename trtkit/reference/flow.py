@@ -102,7 +102,7 @@ def loop_op(compiler: BlockCompiler, construct: Construct, inputs: tuple[int, ..
         limit = None if loop.count is None else int(values[loop.count])
         collected: dict[int, list[Any]] = {end.node.outputs[0]: [] for end in loop.ends}
         iteration = 0
-        while (limit is None or iteration < limit) and _iterate(loop, values, (iteration, limit), collected):
+        while (limit is None or iteration < limit) and _iterate(loop, values, iteration, limit, collected):
             iteration += 1
         return _results([_loop_output(end, values, collected) for end in loop.ends])
 
@@ -135,9 +135,8 @@ def _compile_loop(compiler: BlockCompiler, construct: Construct, outputs: tuple[
     return _Loop(limits.get("COUNT"), condition, iterators, recurrences, ends, test, body, initial)
 
 
-def _iterate(loop: _Loop, values: Values, at: tuple[int, int | None], collected: dict[int, list[Any]]) -> bool:
+def _iterate(loop: _Loop, values: Values, iteration: int, limit: int | None, collected: dict[int, list[Any]]) -> bool:
     """Run one iteration in place; return whether the condition let it run."""
-    iteration, limit = at
     local = list(values)
     for node, axis, is_reverse in loop.iterators:
         position = (limit or 0) - 1 - iteration if is_reverse else iteration

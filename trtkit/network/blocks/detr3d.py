@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,7 +42,7 @@ def write_detr3d_decoder(weights: Weights, spec: Detr3dSpec, inputs: Mapping[str
     codes = reference
     for index in range(spec.num_layers):
         with weights.graph.scope(f"layers.{index}"):
-            x = _layer(weights, spec, (x, position, reference), cameras)
+            x = _layer(weights, spec, _Queries(x, position, reference), cameras)
             codes = _branch(weights, "box", x, (0, 2, 4))
             reference = _refined(codes, reference)
     logits = _branch(weights, "classes", x, (0, 3, 6))
@@ -49,6 +50,15 @@ def write_detr3d_decoder(weights: Weights, spec: Detr3dSpec, inputs: Mapping[str
         codes = _in_metres(codes, reference, spec)
         best = _best(logits, codes, spec)
     return {**best, "logits": logits, "codes": codes}
+
+
+@dataclass(frozen=True)
+class _Queries:
+    """What a layer starts from: states and positions [B, Q, D], reference points [B, Q, 3]."""
+
+    x: Tensor
+    position: Tensor
+    reference: Tensor
 
 
 class _Cameras:
@@ -79,17 +89,17 @@ class _Cameras:
         return op.lower(TrtOps(reference.graph), inputs, attributes, op.form(self._weights.form))[0]
 
 
-def _layer(weights: Weights, spec: Detr3dSpec, state: tuple[Tensor, Tensor, Tensor], cameras: _Cameras) -> Tensor:
-    """Apply a post-norm layer. state: queries, their positions, their reference points."""
-    x, position, reference = state
+def _layer(weights: Weights, spec: Detr3dSpec, queries: _Queries, cameras: _Cameras) -> Tensor:
+    """Apply a post-norm layer."""
+    x, position = queries.x, queries.position
     with weights.graph.scope("attention"):
         x = x + _self_attention(weights, spec, x + position, x)
     x = norm_block(weights, "norm.0", x, _NORM)
     with weights.graph.scope("cross"):
         shares = sigmoid(weights.linear("weights", x + position, has_bias=True))
         shares = reshape(shares, (0, 0, spec.cameras, len(spec.levels)))
-        gathered = weights.linear("o", cameras.seen(reference, shares), has_bias=True)
-        x = gathered + x + _position_encoder(weights, inverse_sigmoid(reference))
+        gathered = weights.linear("o", cameras.seen(queries.reference, shares), has_bias=True)
+        x = gathered + x + _position_encoder(weights, inverse_sigmoid(queries.reference))
     x = norm_block(weights, "norm.1", x, _NORM)
     with weights.graph.scope("ffn"):
         x = x + weights.linear("down", relu(weights.linear("up", x, has_bias=True)), has_bias=True)

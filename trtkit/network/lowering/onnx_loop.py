@@ -21,14 +21,14 @@ def loop_body(
     name: str,
     nodes: Sequence[onnx.NodeProto],
     scalars: Sequence[str],
-    state: tuple[Sequence[OnnxValue], Sequence[OnnxValue]],
+    carried: Sequence[OnnxValue],
+    results: Sequence[OnnxValue],
 ) -> onnx.GraphProto:
     """Return the body of a Loop that never ends early.
 
     nodes: what computes the step. scalars: names for the number of the step, the condition that comes in, and the one
-    that goes out. state: tensors that are carried in, and what the step made of them.
+    that goes out. carried: tensors that come in. results: what the step makes of them.
     """
-    carried, results = state
     goes_on = helper.make_node("Identity", [scalars[1]], [scalars[2]], name=scalars[2])
     values = [helper.make_tensor_value_info(name, kind, []) for name, kind in zip(scalars, _SCALARS, strict=True)]
     inputs = [*values[:2], *(helper.make_value_info(x.name, type_proto(x)) for x in carried)]

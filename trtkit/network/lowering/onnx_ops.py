@@ -218,7 +218,7 @@ class OnnxOps(Ops[OnnxValue]):
             names = [self._unique(f"repeat/{role}") for role in ("number", "condition", "goes_on")]
             carried = [OnnxValue(self, self._unique("repeat/state"), x.shape, x.dtype) for x in state]
             results = [self._known("Identity", [x], x.shape) for x in step(carried)]
-        body = loop_body(self._unique("repeat/body"), nodes, names, (carried, results))
+        body = loop_body(self._unique("repeat/body"), nodes, names, carried, results)
         last = self._append("Loop", [limit, condition, *state], len(state), {"body": body})
         return [OnnxValue(self, name, x.shape, x.dtype) for name, x in zip(last, state, strict=True)]
 

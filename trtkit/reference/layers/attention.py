@@ -31,6 +31,16 @@ class _Form:
     compute: torch.dtype
 
 
+@dataclass(frozen=True)
+class _Optional:
+    """Inputs after q, k and v. scale: of the normalized scores. lengths: of sequences, cumulative if packed."""
+
+    mask: Tensor | None = None
+    scale: Tensor | None = None
+    query_lengths: Tensor | None = None
+    key_lengths: Tensor | None = None
+
+
 def attention(layer: Layer) -> Op:
     """Compute softmax(Q K^T + mask) V; scaling Q is the network's business.
 
@@ -54,12 +64,12 @@ def attention(layer: Layer) -> Op:
     once = layer.settings.memo.once
 
     def run(q: Tensor, k: Tensor, v: Tensor, *optional: Tensor | None) -> Tensor:
-        mask, scale, query_lengths, key_lengths = (*optional, None, None, None, None)[:4]
+        extra = _Optional(*optional[:4])
         if form.query_packed or form.key_packed:
-            wide = [item.to(form.compute) for item in (q, k, v)]
-            return _packed(wide, (query_lengths, key_lengths), (mask, scale), form).to(dtype)
-        blocks = once(visible_blocks, mask, key_lengths, _sizes(q, k, form))
-        return _padded((q, k, v), blocks, scale, form).to(dtype)
+            q, k, v = (item.to(form.compute) for item in (q, k, v))
+            return _packed((q, k, v), extra, form).to(dtype)
+        blocks = once(visible_blocks, extra.mask, extra.key_lengths, _sizes(q, k, form))
+        return _padded((q, k, v), blocks, extra.scale, form).to(dtype)
 
     return run
 
@@ -74,28 +84,24 @@ def _normalization_rounding(layer: Layer) -> Callable[[Tensor, Tensor], Tensor]:
     raise layer.unsupported(f"normalization type {kind}")
 
 
-def _packed(
-    qkv: list[Tensor],
-    lengths: tuple[Tensor | None, Tensor | None],
-    extra: tuple[Tensor | None, Tensor | None],
-    form: _Form,
-) -> Tensor:
-    """Attend sequence by sequence; the result has the query's layout. extra: mask, normalization scale."""
+def _packed(qkv: tuple[Tensor, Tensor, Tensor], extra: _Optional, form: _Form) -> Tensor:
+    """Attend sequence by sequence; the result has the query's layout."""
     q, k, v = qkv
-    query_ends = None if lengths[0] is None or not form.query_packed else sizes(lengths[0])
-    key_ends = None if lengths[1] is None or not form.key_packed else sizes(lengths[1])
+    lengths = extra.key_lengths
+    query_ends = None if extra.query_lengths is None or not form.query_packed else sizes(extra.query_lengths)
+    key_ends = None if lengths is None or not form.key_packed else sizes(lengths)
     count = len(query_ends or key_ends or ()) - 1
     results = []
     for index in range(count):
         one_q = _sequence(q, query_ends, index)
         one_k, one_v = (_sequence(item, key_ends, index) for item in (k, v))
-        own = lengths[1][index : index + 1] if lengths[1] is not None and not form.key_packed else None
-        mask = extra[0]
+        own = lengths[index : index + 1] if lengths is not None and not form.key_packed else None
+        mask = extra.mask
         if mask is not None:
             mask = mask[index : index + 1] if mask.shape[0] > 1 else mask
             mask = mask[..., : one_q.shape[2], : one_k.shape[2]]
         blocks = visible_blocks(mask, own, _sizes(one_q, one_k, form))
-        results.append(_padded((one_q, one_k, one_v), blocks, extra[1], form))
+        results.append(_padded((one_q, one_k, one_v), blocks, extra.scale, form))
     if form.query_packed:
         return torch.cat([item[0].transpose(0, 1) for item in results])
     return torch.cat(results)

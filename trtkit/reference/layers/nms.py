@@ -24,14 +24,15 @@ def non_maximum_suppression(layer: Layer) -> Op:
         boxes: Tensor, scores: Tensor, most: Tensor, iou: Tensor | None = None, least: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         corners = _corners(boxes, is_corners)
-        thresholds = (0.0 if iou is None else float(iou), 0.0 if least is None else float(least))
+        overlap, threshold = (0.0 if value is None else float(value) for value in (iou, least))
+        count = min(int(most), limit)
         rows = []
         for batch in range(scores.shape[0]):
             detections = []
             for index in range(scores.shape[2]):
                 own = corners[batch, :, index] if corners.dim() == 4 else corners[batch]
                 score = scores[batch, :, index].double()
-                kept = _suppress(own, score, thresholds, min(int(most), limit))
+                kept = _suppress(own, score, overlap, threshold, count)
                 detections += [(-float(score[box]), batch, index, box) for box in kept]
             rows += [row[1:] for row in sorted(detections, key=lambda row: row[0])]
         indices = torch.tensor(rows, dtype=index_dtype).reshape(-1, 3).to(boxes.device)
@@ -49,14 +50,14 @@ def _corners(boxes: Tensor, is_corners: bool) -> Tensor:
     return torch.cat((torch.minimum(first, second), torch.maximum(first, second)), -1)
 
 
-def _suppress(boxes: Tensor, score: Tensor, thresholds: tuple[float, float], most: int) -> list[int]:
-    """Return the boxes kept, best first."""
+def _suppress(boxes: Tensor, score: Tensor, overlap: float, threshold: float, most: int) -> list[int]:
+    """Return the boxes kept, best first. overlap: the most IoU of two. threshold: what scores exceed."""
     kept: list[int] = []
     order = torch.argsort(score, descending=True, stable=True).tolist()
     for box in order:
-        if len(kept) >= most or not float(score[box]) > thresholds[1]:
+        if len(kept) >= most or not float(score[box]) > threshold:
             break
-        if not kept or float(_overlap(boxes[box], boxes[kept]).max()) <= thresholds[0]:
+        if not kept or float(_overlap(boxes[box], boxes[kept]).max()) <= overlap:
             kept.append(box)
     return kept
 

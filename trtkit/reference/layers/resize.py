@@ -53,7 +53,7 @@ def resize(layer: Layer) -> Op:
         for axis, size in enumerate(wanted):
             scale = scales[axis] if scales else size / max(x.shape[axis], 1)
             if size != x.shape[axis] or scale != 1:
-                y = _resize_axis(y, axis, size, (rule, scale))
+                y = _resize_axis(y, axis, size, rule, scale)
         return y.to(dtype)
 
     return run
@@ -81,9 +81,8 @@ def _by_torch(x: Tensor, wanted: list[int], scales: list[float], rule: Rule) -> 
     return F.interpolate(x, wanted[2:], mode="bilinear", align_corners=aligned)
 
 
-def _resize_axis(x: Tensor, axis: int, size: int, how: tuple[Rule, float]) -> Tensor:
+def _resize_axis(x: Tensor, axis: int, size: int, rule: Rule, scale: float) -> Tensor:
     """Return x with one axis resized: each mode is a product of one-dimensional ones."""
-    rule, scale = how
     position = _source(size, x.shape[axis], rule, scale).to(x.device)
     if rule.mode == "NEAREST":
         return x.index_select(axis, _nearest(position, rule.rounding).clamp(0, x.shape[axis] - 1))

@@ -26,7 +26,7 @@ def rotary_embedding(layer: Layer) -> Op:
     def run(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None) -> Tensor:
         size = stated or x.shape[-1]
         rotated = x[..., :size].to(wide)
-        cosines, sines = once(_angles, cos, sin, positions, (wide, is_interleaved))
+        cosines, sines = once(_angles, cos, sin, positions, wide, is_interleaved)
         turned = rotated * cosines
         (first, second), (new_first, new_second) = (_pairs(item, is_interleaved) for item in (rotated, turned))
         new_first.addcmul_(second, sines, value=-1)
@@ -38,13 +38,12 @@ def rotary_embedding(layer: Layer) -> Op:
 
 
 def _angles(
-    cos: Tensor, sin: Tensor, positions: Tensor | None, form: tuple[torch.dtype, bool]
+    cos: Tensor, sin: Tensor, positions: Tensor | None, dtype: torch.dtype, is_interleaved: bool
 ) -> tuple[Tensor, Tensor]:
     """Return each token's cosines for both elements of the pairs [B, 1, S, dim] and sines [B, 1, S, dim / 2]."""
-    wide, is_interleaved = form
     if positions is not None:
         cos, sin = cos[positions], sin[positions]
-    cos, sin = (item.to(wide).unsqueeze(1) for item in (cos, sin))
+    cos, sin = (item.to(dtype).unsqueeze(1) for item in (cos, sin))
     return cos.repeat_interleave(2, -1) if is_interleaved else torch.cat((cos, cos), -1), sin
 
 

@@ -58,7 +58,7 @@ def outcomes(backend: Backend, trial: Trial) -> Iterator[Outcome]:
     for form in trial.forms:
         yield from _forms(backend, trial, form)
     if trial.op.has_part("kernel") and importlib.util.find_spec("triton") is not None:
-        yield from _present(_tried(trial, (KERNEL, ""), lambda: (routes.interpreted_kernel(trial), 0)))
+        yield from _present(_tried(trial, KERNEL, "", lambda: (routes.interpreted_kernel(trial), 0)))
 
 
 def _forms(backend: Backend, trial: Trial, form: str) -> Iterator[Outcome]:
@@ -74,7 +74,7 @@ def _forms(backend: Backend, trial: Trial, form: str) -> Iterator[Outcome]:
         (NETWORK, network),
     ]
     for route, compute in ways:
-        yield from _present(_tried(trial, (route, form), compute))
+        yield from _present(_tried(trial, route, form, compute))
 
 
 def _present(outcome: Outcome | None) -> Iterator[Outcome]:
@@ -82,18 +82,18 @@ def _present(outcome: Outcome | None) -> Iterator[Outcome]:
         yield outcome
 
 
-def _tried(trial: Trial, way: tuple[str, str], compute: Computation) -> Outcome | None:
+def _tried(trial: Trial, route: str, form: str, compute: Computation) -> Outcome | None:
     """Return how an implementation did: outputs and layers compared; None where it has no answer to give."""
     try:
         outputs, layers = compute()
     except TrtkitError as error:
-        return _outcome(trial, way, Comparison(math.inf, math.inf, math.inf, 0.0, str(error)))
-    return None if outputs is None else _outcome(trial, way, trial.compare(outputs), layers)
+        return _outcome(trial, route, form, Comparison(math.inf, math.inf, math.inf, 0.0, str(error)))
+    return None if outputs is None else _outcome(trial, route, form, trial.compare(outputs), layers)
 
 
-def _outcome(trial: Trial, way: tuple[str, str], comparison: Comparison, layers: int = 0) -> Outcome:
-    names = (trial.op.name, trial.case.name, trial.dtype.name)
-    return Outcome(*names, *way, comparison.relative_rms_error, trial.dtype.tolerance, layers, comparison.problem)
+def _outcome(trial: Trial, route: str, form: str, comparison: Comparison, layers: int = 0) -> Outcome:
+    names = (trial.op.name, trial.case.name, trial.dtype.name, route, form)
+    return Outcome(*names, comparison.relative_rms_error, trial.dtype.tolerance, layers, comparison.problem)
 
 
 Computation = Callable[[], tuple["list[Array] | None", int]]

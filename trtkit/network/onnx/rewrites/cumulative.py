@@ -20,17 +20,16 @@ def cumprod(o: Writer, node: Node) -> Written:
     size = x.shape[axis]
     if size < 0:
         raise NotYetKnownError(f"size of axis {axis} of input 0 (`{node.input(0)}`) must be known")
-    y = _moved(o, x, (axis, 1), is_reverse) if is_exclusive else x
+    y = _moved(o, x, axis, 1, is_reverse=is_reverse) if is_exclusive else x
     step = 1
     while step < size:
-        y = y * _moved(o, y, (axis, step), is_reverse)
+        y = y * _moved(o, y, axis, step, is_reverse=is_reverse)
         step *= 2
     return [y]
 
 
-def _moved(o: Writer, x: OnnxValue, how: tuple[int, int], is_reverse: bool) -> OnnxValue:
-    """Return x moved along an axis by some places, ones where nothing came from. how: axis, places."""
-    axis, step = how
+def _moved(o: Writer, x: OnnxValue, axis: int, step: int, *, is_reverse: bool) -> OnnxValue:
+    """Return x moved along an axis by `step` places, ones where nothing came from."""
     kept = max(x.shape[axis] - step, 0)
     part = o.take(x, axis, step if is_reverse else 0, kept)
     return o.pad(part, axis, 0 if is_reverse else step, step if is_reverse else 0, 1.0)

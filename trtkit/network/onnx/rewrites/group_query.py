@@ -31,6 +31,16 @@ class _Heads:
     tokens: int | OnnxValue
 
 
+@dataclass(frozen=True)
+class _Scoring:
+    """How scores become weights. softcap: 0 for none. hidden: tokens not seen [B, S, T]. bias: is added."""
+
+    scale: float
+    softcap: float
+    hidden: OnnxValue
+    bias: OnnxValue | None
+
+
 def group_query_attention(o: Writer, node: Node) -> Written:
     """Write query, key, value, past key, past value, seqlens_k [B] (cached tokens - 1), total length, cos, sin."""
     scale, softcap = node.number("scale", 0.0), node.number("softcap", 0.0)
@@ -49,17 +59,17 @@ def group_query_attention(o: Writer, node: Node) -> Written:
     steps = o.unsqueeze(o.arange(heads.tokens, INT32), 0)
     positions = past + steps  # [B, S]
     if is_rotary:
-        angles = _angles(o, node, positions)
-        q, k = (_rotated(o, x, angles, is_interleaved) for x in (q, k))
-    present_k, present_v = (_cached(o, node, place, (new, past)) for place, new in ((3, k), (4, v)))
+        cos, sin = _angles(o, node, positions)
+        q, k = (_rotated(o, x, cos, sin, is_interleaved=is_interleaved) for x in (q, k))
+    present_k, present_v = (_cached(o, node, place, new, past) for place, new in ((3, k), (4, v)))
     length = o.size(present_k, 2)
     keys = o.reshape(o.arange(length, INT32), [1, 1, -1])
     at = o.unsqueeze(positions, 2)
     hidden = keys > at  # [B, S, T]
     if window > 0:
         hidden = o.binary("or", hidden, keys < at - (window - 1))
-    how = (scale or heads.size**-0.5, softcap)
-    out = _attended(o, (q, present_k, present_v), heads, (hidden, node.optional(10)), how)
+    scoring = _Scoring(scale or heads.size**-0.5, softcap, hidden, node.optional(10))
+    out = _attended(o, (q, present_k, present_v), heads, scoring)
     return [out, present_k, present_v][: len(node.outputs)]
 
 
@@ -103,9 +113,8 @@ def _angles(o: Writer, node: Node, positions: OnnxValue) -> tuple[OnnxValue, Onn
     return cos, sin
 
 
-def _rotated(o: Writer, x: OnnxValue, angles: tuple[OnnxValue, OnnxValue], is_interleaved: bool) -> OnnxValue:
+def _rotated(o: Writer, x: OnnxValue, cos: OnnxValue, sin: OnnxValue, *, is_interleaved: bool) -> OnnxValue:
     """Turn the first 2 * R / 2 elements of each head [B, N, S, H]; the rest stays."""
-    cos, sin = angles
     half, size = cos.shape[-1], x.shape[-1]
     turned = o.take(x, 3, 0, 2 * half) if size != 2 * half else x
     if is_interleaved:
@@ -118,9 +127,8 @@ def _rotated(o: Writer, x: OnnxValue, angles: tuple[OnnxValue, OnnxValue], is_in
     return rotated if size == 2 * half else o.concat([rotated, o.take(x, 3, 2 * half, size - 2 * half)], 3)
 
 
-def _cached(o: Writer, node: Node, place: int, new: tuple[OnnxValue, OnnxValue]) -> OnnxValue:
-    """Return keys or values of all tokens [B, K, T, H]. new: of the new tokens, and lengths before them [B, 1]."""
-    x, before = new
+def _cached(o: Writer, node: Node, place: int, x: OnnxValue, before: OnnxValue) -> OnnxValue:
+    """Return keys or values of all tokens [B, K, T, H]. x: of the new tokens. before: lengths before them [B, 1]."""
     past = node.optional(place)
     if past is None:
         return x
@@ -138,28 +146,20 @@ def _cached(o: Writer, node: Node, place: int, new: tuple[OnnxValue, OnnxValue])
     return o.transpose(o.gather_nd(moved, o.unsqueeze(at, 2), batch_dims=1), (0, 2, 1, 3))
 
 
-def _attended(
-    o: Writer,
-    inputs: tuple[OnnxValue, OnnxValue, OnnxValue],
-    heads: _Heads,
-    masks: tuple[OnnxValue, OnnxValue | None],
-    how: tuple[float, float],
-) -> OnnxValue:
+def _attended(o: Writer, qkv: tuple[OnnxValue, OnnxValue, OnnxValue], heads: _Heads, scoring: _Scoring) -> OnnxValue:
     """Return softmax(q k^T scale + mask) v as [B, S, N * H]; the queries of one key head are multiplied at once."""
-    q, k, v = inputs
-    scale, softcap = how
+    q, k, v = qkv
     group = heads.queries // heads.keys
     grouped = o.reshape(q, [0, heads.keys, -1, heads.size])  # [B, K, N / K * S, H]
     length = o.size(k, 2)
-    scores = o.matmul(grouped * scale, o.transpose(k, (0, 1, 3, 2)))
+    scores = o.matmul(grouped * scoring.scale, o.transpose(k, (0, 1, 3, 2)))
     scores = o.cast(o.reshape(scores, [0, heads.keys, group, heads.tokens, length]), FP32)
-    if softcap:
-        scores = o.unary("tanh", scores / softcap) * softcap
-    hidden, bias = masks
-    if bias is not None:
-        scores = scores + o.cast(o.unsqueeze(bias, 1), FP32)
+    if scoring.softcap:
+        scores = o.unary("tanh", scores / scoring.softcap) * scoring.softcap
+    if scoring.bias is not None:
+        scores = scores + o.cast(o.unsqueeze(scoring.bias, 1), FP32)
     lowest = o.number(_LOWEST, FP32)
-    weights = o.softmax(o.select(o.unsqueeze(hidden, 1, 2), lowest, scores))
+    weights = o.softmax(o.select(o.unsqueeze(scoring.hidden, 1, 2), lowest, scores))
     mixed = o.matmul(o.reshape(o.cast(weights, v.dtype), [0, heads.keys, -1, length]), v)
     split = o.reshape(mixed, [0, heads.queries, heads.tokens, heads.size])
     return o.reshape(o.transpose(split, (0, 2, 1, 3)), [0, 0, heads.queries * heads.size])

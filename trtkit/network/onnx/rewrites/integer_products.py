@@ -21,9 +21,8 @@ Array = np.ndarray[Any, Any]
 _CONV = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 
 
-def shifted(o: Writer, node: Node, places: tuple[int, int], axis: int) -> OnnxValue:
-    """Return an input minus its zero point in fp32. places: of both; a vector of zero points lies along `axis`."""
-    place, zero_place = places
+def shifted(o: Writer, node: Node, place: int, zero_place: int, axis: int) -> OnnxValue:
+    """Return an input minus its zero point in fp32; a vector of zero points lies along `axis`."""
     value = node.constants[place]
     zero_point = node.constants[zero_place] if node.input(zero_place) else np.zeros((), np.int8)
     if value is not None and zero_point is not None:
@@ -51,8 +50,8 @@ def _along(value: Array, axis: int, rank: int) -> Array:
 
 def conv_integer(o: Writer, node: Node) -> Written:
     """Write a convolution of integers."""
-    x = shifted(o, node, (0, 2), 1)
-    weight = shifted(o, node, (1, 3), 0)
+    x = shifted(o, node, 0, 2, 1)
+    weight = shifted(o, node, 1, 3, 0)
     product = o.call("Conv", [x, weight], **conv_attributes(node))
     return [o.cast(o.unary("round", product), INT32)]
 
@@ -73,8 +72,8 @@ def matmul_integer(o: Writer, node: Node) -> Written:
 def integer_matmul(o: Writer, node: Node, places: tuple[int, int, int, int]) -> OnnxValue:
     """Return the product in fp32. places: of A, B and their zero points, which lie along A's rows and B's columns."""
     a, b, a_zero, b_zero = places
-    left = shifted(o, node, (a, a_zero), -2)
-    return o.matmul(left, shifted(o, node, (b, b_zero), -1))
+    left = shifted(o, node, a, a_zero, -2)
+    return o.matmul(left, shifted(o, node, b, b_zero, -1))
 
 
 def matmul_integer_to_float(o: Writer, node: Node) -> Written:
@@ -90,7 +89,7 @@ def dynamic_quantize_matmul(o: Writer, node: Node) -> Written:
     """Write ONNX Runtime's product of a tensor quantized on the way: A, B, B scale, B zero point, bias."""
     node.check_all_read()
     whole, scale, zero_point = quantized_on_the_way(o, node.x(0))
-    product = o.matmul(whole - zero_point, shifted(o, node, (1, 3), -1))
+    product = o.matmul(whole - zero_point, shifted(o, node, 1, 3, -1))
     product = product * (o.along(node.x(2), -1, len(product.shape)) * scale)
     bias = node.optional(4)
     return [product if bias is None else product + bias]

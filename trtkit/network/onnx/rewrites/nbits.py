@@ -35,7 +35,7 @@ def matmul_nbits(o: Writer, node: Node) -> Written:
     scales = np.ascontiguousarray(node.constant(2, "scales").reshape(columns, blocks).T)
     kept = o.packed(weights, TensorProto.INT4 if bits == 4 else TensorProto.INT8, INT4 if bits == 4 else INT8)
     w = o.call("DequantizeLinear", [kept, o.constant(scales)], axis=0, block_size=block)
-    shift = _shift(node, bits, (columns, blocks), scales)
+    shift = _shift(node, bits, columns, blocks, scales)
     if shift is not None:
         w = w - o.reshape(o.expand(o.constant(shift, w.dtype), [blocks, block, columns]), [blocks * block, columns])
     w = o.take(w, 0, 0, rows) if blocks * block != rows else w
@@ -51,11 +51,11 @@ def _unpacked(packed: Array, bits: int) -> Array:
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
 
 
-def _shift(node: Node, bits: int, sizes: tuple[int, int], scales: Array) -> Array | None:
-    """Return (zero point - half) * scale as [blocks, 1, N], None where it is zero. sizes: N, blocks."""
+def _shift(node: Node, bits: int, columns: int, blocks: int, scales: Array) -> Array | None:
+    """Return (zero point - half) * scale as [blocks, 1, columns], None where it is zero."""
     if not node.input(3):
         return None
-    stored, (columns, blocks) = node.constant(3, "zero_points"), sizes
+    stored = node.constant(3, "zero_points")
     if stored.dtype == np.uint8:
         stored = _unpacked(stored.reshape(columns, -1), bits)[:, :blocks]
     zero_points = stored.reshape(columns, blocks).T.astype(np.float32) - 2 ** (bits - 1)

@@ -114,7 +114,7 @@ def _shift(model: onnx.ModelProto, shifted: set[str], constants: dict[str, onnx.
                 if name in shifted and _takes_int8(node, name, constants):
                     names[place] = name + _SUFFIX
                     seen.add(name)
-    _convert(graph, shifted, (written, read), constants)
+    _convert(graph, shifted, written, read, constants)
 
 
 def _takes_int8(node: onnx.NodeProto, name: str, constants: dict[str, onnx.TensorProto]) -> bool:
@@ -143,11 +143,11 @@ def _scale_shape(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -
 def _convert(
     graph: onnx.GraphProto,
     shifted: set[str],
-    use: tuple[set[str], set[str]],
+    written: set[str],
+    read: set[str],
     constants: dict[str, onnx.TensorProto],
 ) -> None:
     """Write the nodes between a tensor of uint8 and its shifted form."""
-    written, read = use
     old = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
     before: list[onnx.NodeProto] = []
     for name in sorted(shifted):
@@ -155,15 +155,14 @@ def _convert(
             value = numpy_helper.to_array(constants[name]).astype(np.int16) - 128
             graph.initializer.append(numpy_helper.from_array(value.astype(np.int8), name + _SUFFIX))
         elif name in read - written:
-            before.extend(_between(name, name + _SUFFIX, (TensorProto.INT8, -128.0)))
+            before.extend(_between(name, name + _SUFFIX, TensorProto.INT8, -128.0))
         elif name in written and name in old:
-            before.extend(_between(name + _SUFFIX, name, (TensorProto.UINT8, 128.0)))
+            before.extend(_between(name + _SUFFIX, name, TensorProto.UINT8, 128.0))
     _insert(graph, before)
 
 
-def _between(source: str, target: str, how: tuple[int, float]) -> list[onnx.NodeProto]:
-    """Return nodes that add a number to an 8-bit tensor. how: the result's type, and the number."""
-    kind, number = how
+def _between(source: str, target: str, kind: int, number: float) -> list[onnx.NodeProto]:
+    """Return nodes that add a number to an 8-bit tensor. kind: the result's type."""
     value = helper.make_tensor("value", TensorProto.FLOAT, [], [number])
     names = [f"{target}/{part}" for part in ("offset", "float", "shifted")]
     return [
