@@ -28,7 +28,7 @@ from trtkit.jobs.steps import Steps
 from trtkit.models.registry import decoder_spec
 from trtkit.quantization.llm import calibration
 from trtkit.quantization.llm.choice import choose
-from trtkit.quantization.llm.job import QuantizedModel, quantized_model
+from trtkit.quantization.llm.torch_model import QuantizedTorchModel, quantize_torch_model
 from trtkit.runtime.decoder import Call, ReferenceDecoder, config_network
 from trtkit.sources.decoder_source import open_decoder_source
 from trtkit.sources.huggingface.model import encoder
@@ -56,16 +56,18 @@ METHODS = {
 QUIET = Steps(lambda _: None)
 
 
-def quantized(config: ModelConfig) -> QuantizedModel:
+def quantized(config: ModelConfig) -> QuantizedTorchModel:
     """Quantize a config's model in this process; its model computes with rounded weights and inputs."""
     options, opened = config.quantize, open_decoder_source(config.source)
     assert options is not None
     ids = encoder(opened).encode(calibration.read_text(options.calibration))
     choice = choose(decoder_spec(opened.config), options)
-    return quantized_model(opened, options, choice, texts=calibration.windows(ids, options.calibration), steps=QUIET)
+    return quantize_torch_model(
+        opened, options, choice, texts=calibration.windows(ids, options.calibration), steps=QUIET
+    )
 
 
-def faked(made: QuantizedModel, windows: Windows) -> Iterator[torch.Tensor]:
+def faked(made: QuantizedTorchModel, windows: Windows) -> Iterator[torch.Tensor]:
     """Yield the quantized model's logits [S, V] of each window."""
     for ids in windows:
         with torch.inference_mode():
@@ -82,7 +84,7 @@ def executed(config: ModelConfig, folder: Path, windows: Windows) -> Iterator[to
         yield decoder.forward(Call(0, ids[None], np.array([0]), np.array([len(ids)])))[0].clone()
 
 
-def all_windows(made: QuantizedModel, count: int) -> Windows:
+def all_windows(made: QuantizedTorchModel, count: int) -> Windows:
     """Return `count` windows of each of the two texts."""
     tokenizer = encoder(made.opened)
     ids = [tokenizer.encode(text[: 6 * WINDOW * count])[: WINDOW * count] for text in texts().values()]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trtkit.version import __version__
+
 if TYPE_CHECKING:
     from trtkit.api import bench, build, deploy, evaluate, load_config, plan, quantize, verify
     from trtkit.runtime.llm import LLM, AsyncLLM
     from trtkit.runtime.model import open_model
     from trtkit.runtime.sampling.params import SamplingParams
 
-__version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncLLM",

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import BF16, FP16, FP32
-from trtkit.network.custom_op import CustomOp, Fact, Port
-from trtkit.network.foreign import Refusal
+from trtkit.network.custom_op import CustomOp, Port
+from trtkit.network.foreign import Fact, Refusal
 from trtkit.network.lowering.sampling import FORMS
 
 from .lowering import lower

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from trtkit.dtypes import FP32
-from trtkit.network.custom_op import Fact, find
-from trtkit.network.foreign import Refusal
+from trtkit.network.custom_op import find
+from trtkit.network.foreign import Fact, Refusal
 from trtkit.verification.custom_ops.trial import Trial, trials
 
 torch.set_num_threads(1)

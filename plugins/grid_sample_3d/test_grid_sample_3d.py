@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from trtkit.dtypes import FP32
-from trtkit.network.custom_op import Fact, find
-from trtkit.network.foreign import ForeignNode, Refusal
+from trtkit.network.custom_op import find
+from trtkit.network.foreign import Fact, ForeignNode, Refusal
 
 torch.set_num_threads(1)
 OP = find("GridSample3d")

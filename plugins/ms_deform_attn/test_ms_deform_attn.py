@@ -12,8 +12,8 @@ from transformers.models.rt_detr_v2.modeling_rt_detr_v2 import multi_scale_defor
 from trtkit.backends import load_backend
 from trtkit.dtypes import FP32
 from trtkit.errors import UnsupportedOperatorsError
-from trtkit.network.custom_op import Fact, find
-from trtkit.network.foreign import Refusal
+from trtkit.network.custom_op import find
+from trtkit.network.foreign import Fact, Refusal
 from trtkit.network.graph import Graph
 from trtkit.network.lowering.deformable_attention import Levels, deformable_attention
 from trtkit.network.lowering.trt_ops import TrtOps

@@ -10,7 +10,7 @@ from trtkit.network.plugin import Plugin
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.network.custom_op import Fact
+    from trtkit.network.foreign import Fact
 
     from .op import NmsAttributes
 

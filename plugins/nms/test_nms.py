@@ -11,8 +11,8 @@ from onnx import helper, numpy_helper
 from trtkit.dtypes import FP32
 from trtkit.errors import UnsupportedOperatorsError
 from trtkit.network.aot import load_kernels
-from trtkit.network.custom_op import Fact, find
-from trtkit.network.foreign import ForeignNode, NotYetKnownError, Refusal
+from trtkit.network.custom_op import find
+from trtkit.network.foreign import Fact, ForeignNode, NotYetKnownError, Refusal
 from trtkit.network.onnx import custom_ops
 from trtkit.network.plugin import refusal
 

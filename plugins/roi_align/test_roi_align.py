@@ -5,8 +5,8 @@ import torch
 
 from trtkit.dtypes import FP32, INT64
 from trtkit.network.aot import load_kernels
-from trtkit.network.custom_op import Fact, find
-from trtkit.network.foreign import ForeignNode, Refusal
+from trtkit.network.custom_op import find
+from trtkit.network.foreign import Fact, ForeignNode, Refusal
 
 torch.set_num_threads(1)
 OP = find("RoiAlign2d")

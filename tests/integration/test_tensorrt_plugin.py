@@ -14,7 +14,8 @@ import pytest
 
 from trtkit.dtypes import DType, dtype_of
 from trtkit.network.aot import compile_kernel, load_kernels
-from trtkit.network.custom_op import CustomOp, Fact, load_ops
+from trtkit.network.custom_op import CustomOp, load_ops
+from trtkit.network.foreign import Fact
 from trtkit.network.plugin import Plugin, type_of
 
 triton = pytest.importorskip("triton")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trtkit import __version__
 from trtkit.cli.visible import visible
 from trtkit.errors import TrtkitError
+from trtkit.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from trtkit import __version__
 from trtkit.cli.colour import colour
 from trtkit.cli.options import is_logged, run_options
 from trtkit.cli.visible import visible
 from trtkit.errors import TrtkitError
 from trtkit.extras import missing_package
 from trtkit.threads import wait_briefly
+from trtkit.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

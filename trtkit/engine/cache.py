@@ -13,11 +13,11 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtkit import __version__
 from trtkit.bundle.bundle import is_bundle, open_bundle
 from trtkit.errors import BundleError
 from trtkit.files import remove_tree
 from trtkit.network.custom_op import user_ops_digest
+from trtkit.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

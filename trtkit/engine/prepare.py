@@ -14,7 +14,8 @@ from trtkit.jobs.steps import Steps
 from trtkit.network.onnx import autocast, care, custom_ops, folding, function, rewrites
 from trtkit.network.onnx.io import graph_inputs, save_model
 from trtkit.network.onnx.limits import check_size, check_vectors
-from trtkit.quantization.vision.model import Place, quantized
+from trtkit.quantization.vision.data import Place
+from trtkit.quantization.vision.model import quantized
 from trtkit.resolve import resolve
 from trtkit.sources import onnx_file, package_file
 from trtkit.sources.huggingface import vision

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtkit import __version__
 from trtkit.backends import choose_backend
 from trtkit.bundle.folder_lock import atomic_folder
 from trtkit.config.targets import load_target
@@ -18,6 +17,7 @@ from trtkit.quantization.by_part.choice import SUMMARY, check_names
 from trtkit.quantization.jobs import CHECK_TARGET, QUANTIZE_LLM, QuantizeRequest, ScoringRequest, TargetRequest
 from trtkit.quantization_methods import METHODS
 from trtkit.resolve import resolve
+from trtkit.version import __version__
 
 if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtkit.errors import NetworkError
-from trtkit.network.foreign import Foreign, Refusal
+from trtkit.network.foreign import Fact, Foreign, Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,14 +29,6 @@ DOMAIN = "trtkit"
 
 _PACKAGE = "trtkit_plugins"
 X = TypeVar("X")
-
-
-@dataclass(frozen=True)
-class Fact:
-    """What is known of a tensor before it is computed; -1 for sizes known at run time only."""
-
-    dtype: DType
-    shape: Shape
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,16 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from trtkit.network.custom_op import Fact
+    from trtkit.dtypes import DType
+    from trtkit.network.graph import Shape
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What is known of a tensor before it is computed; -1 for sizes known at run time only."""
+
+    dtype: DType
+    shape: Shape
 
 
 @dataclass

@@ -16,8 +16,8 @@ import numpy as np
 
 from trtkit.dtypes import dtype_of, from_tensorrt
 from trtkit.network.aot import COMPUTE_CAPABILITIES, compile_kernel, load_kernels
-from trtkit.network.custom_op import DOMAIN, Fact
-from trtkit.network.foreign import Refusal
+from trtkit.network.custom_op import DOMAIN
+from trtkit.network.foreign import Fact, Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

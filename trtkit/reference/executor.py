@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -186,3 +187,18 @@ class Executor:
         spec = self._graph.specs[slot]
         assert spec is not None
         return spec.name
+
+
+def run_ranks(executors: list[Executor], inputs: list[Mapping[str, Any]]) -> list[dict[str, Tensor]]:
+    """Run one executor per rank at once and return their outputs. The first rank's error is raised."""
+
+    def run(executor: Executor, own: Mapping[str, Any]) -> dict[str, Tensor]:
+        try:
+            return executor.run(own)
+        except Exception:
+            executor.leave_group()
+            raise
+
+    with ThreadPoolExecutor(len(executors)) as pool:
+        futures = [pool.submit(run, *pair) for pair in zip(executors, inputs, strict=True)]
+        return [future.result() for future in futures]

@@ -1,18 +1,13 @@
-"""Run the ranks of a multi-device network as threads of one process."""
+"""The ranks of a multi-device network, as threads of one process."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Barrier
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch
-
-    from trtkit.reference.executor import Executor
 
 
 @dataclass
@@ -49,18 +44,3 @@ class Rank:
         parts = [self.group.posted[key, rank] for rank in range(self.count)]
         self.group.barrier.wait()
         return parts
-
-
-def run_ranks(executors: list[Executor], inputs: list[Mapping[str, Any]]) -> list[dict[str, torch.Tensor]]:
-    """Run one executor per rank at once and return their outputs. The first rank's error is raised."""
-
-    def run(executor: Executor, own: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        try:
-            return executor.run(own)
-        except Exception:
-            executor.leave_group()
-            raise
-
-    with ThreadPoolExecutor(len(executors)) as pool:
-        futures = [pool.submit(run, *pair) for pair in zip(executors, inputs, strict=True)]
-        return [future.result() for future in futures]

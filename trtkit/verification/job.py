@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import Context
     from trtkit.verification.jobs import VerifyRequest
-    from trtkit.verification.report import Agreement, Comparison
-    from trtkit.verification.slices import Limits
+    from trtkit.verification.report import Agreement, Comparison, Limits
 
 
 def verify(request: VerifyRequest, context: Context) -> Report:

@@ -12,7 +12,7 @@ from trtkit.verification.signal import spread
 if TYPE_CHECKING:
     import torch
 
-    from trtkit.verification.slices import Limits
+    from trtkit.verification.report import Limits
 
 
 def compare_rows(ours: torch.Tensor, theirs: torch.Tensor, limits: Limits) -> Comparison:

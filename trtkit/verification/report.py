@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from trtkit.jobs.json_form import to_json
-
-if TYPE_CHECKING:
-    from trtkit.verification.slices import Limits
 
 VERSION = 1
 """Of the report's JSON form."""
@@ -25,6 +22,18 @@ class Check(Protocol):
     @property
     def passed(self) -> bool:
         """Whether it is right."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a comparison may show.
+
+    tolerance: the relative RMS error of an output. slices: that of its worst slice. floor: see `slices.worst_slice`.
+    """
+
+    tolerance: float
+    slices: float
+    floor: float
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trtkit.verification.report import Output
-    from trtkit.verification.slices import Limits
+    from trtkit.verification.report import Limits, Output
 
 Array = np.ndarray[Any, Any]
 

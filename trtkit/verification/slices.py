@@ -6,12 +6,11 @@ One error over a whole output hides those of small numbers beside large ones, as
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from trtkit.verification.report import WorstSlice
+from trtkit.verification.report import Limits, WorstSlice
 
 Array = np.ndarray[Any, Any]
 
@@ -21,18 +20,6 @@ _TIMES, _LEAST, _MOST = 10.0, 0.05, 0.9
 _LEAST_FLOOR, _MOST_FLOOR = 1e-4, 0.03
 # Rows and columns of maps [B, C, H, W] hold the same unit: those with little next to the rest are background.
 _MAP_FLOOR = 0.1
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a comparison may show.
-
-    tolerance: the relative RMS error of an output. slices: that of its worst slice. floor: see `worst_slice`.
-    """
-
-    tolerance: float
-    slices: float
-    floor: float
 
 
 def limits_of(tolerance: float, slices: float | None = None) -> Limits:

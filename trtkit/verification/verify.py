@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtkit import __version__
 from trtkit.bundle.bundle import MANIFEST, QUANTIZED, write_json
 from trtkit.bundle.manifest import VerificationRecord
 from trtkit.engine.build_inputs import gather_inputs
@@ -22,6 +21,7 @@ from trtkit.resolve import resolve
 from trtkit.verification.jobs import VERIFY_ARRAYS, VERIFY_IMAGES, VERIFY_TEXT, Request, VerifyRequest
 from trtkit.verification.report import Report
 from trtkit.verification.verdict import verdict as verdict_of
+from trtkit.version import __version__
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle

@@ -9,7 +9,8 @@ import pytest
 
 from trtkit.dtypes import FP16, FP32, INT32, INT64
 from trtkit.network.aot import load_kernels, pointer
-from trtkit.network.custom_op import CustomOp, Fact, find, load_ops
+from trtkit.network.custom_op import CustomOp, find, load_ops
+from trtkit.network.foreign import Fact
 from trtkit.network.plugin import (
     Plugin,
     Size,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from trtkit.verification.compare import compare
-from trtkit.verification.report import WorstSlice
-from trtkit.verification.slices import Limits, limits_of
+from trtkit.verification.report import Limits, WorstSlice
+from trtkit.verification.slices import limits_of
 
 FP16 = limits_of(0.02)
 

@@ -7,7 +7,6 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtkit import __version__
 from trtkit.bundle.manifest import BackendRecord
 from trtkit.deployment.triton.compatibility import choose_release
 from trtkit.deployment.triton.endpoints import Endpoints
@@ -15,6 +14,7 @@ from trtkit.deployment.triton.local_server import server_flags
 from trtkit.deployment.triton.releases import newest_release
 from trtkit.deployment.triton.repository import DEPLOYMENT
 from trtkit.errors import DeployError
+from trtkit.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trtkit.models.model import PartKind
     from trtkit.models.weights import Weight
 
 Dim = int | str
@@ -51,7 +50,7 @@ class OnnxPart:
     names: tuple[str, ...] = ("",)
 
     @property
-    def kind(self) -> PartKind:
+    def kind(self) -> Literal["onnx"]:
         """How the part becomes layers."""
         return "onnx"
 
@@ -81,7 +80,7 @@ class NetworkPart:
     dtype: str = "compute"
 
     @property
-    def kind(self) -> PartKind:
+    def kind(self) -> Literal["network"]:
         """How the part becomes layers."""
         return "network"
 

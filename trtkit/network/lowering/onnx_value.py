@@ -14,15 +14,14 @@ if TYPE_CHECKING:
 
     from trtkit.dtypes import DType
     from trtkit.network.graph import Shape
-    from trtkit.network.lowering.onnx_ops import OnnxOps
-    from trtkit.network.lowering.ops import Dim
+    from trtkit.network.lowering.ops import Dim, Ops
 
 
 @dataclass(frozen=True, eq=False)
 class OnnxValue:
     """A named tensor of known type and rank. Operators broadcast, and give numbers the tensor's own type."""
 
-    ops: OnnxOps
+    ops: Ops[OnnxValue]
     name: str
     shape: Shape
     dtype: DType

@@ -10,8 +10,8 @@ import onnx.inliner
 import onnx.version_converter
 
 from trtkit.errors import Problem, UnsupportedOperatorsError
-from trtkit.network.custom_op import DOMAIN, CustomOp, Fact, attribute_values, load_ops
-from trtkit.network.foreign import Foreign, ForeignNode, NotYetKnownError, Refusal, Replacement
+from trtkit.network.custom_op import DOMAIN, CustomOp, attribute_values, load_ops
+from trtkit.network.foreign import Fact, Foreign, ForeignNode, NotYetKnownError, Refusal, Replacement
 from trtkit.network.lowering.onnx_ops import OLDEST_OPSET
 from trtkit.network.onnx.care import all_graphs, all_nodes, opset_of
 from trtkit.network.onnx.facts import Knowledge

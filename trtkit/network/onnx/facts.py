@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 
 from trtkit.dtypes import FP32, from_onnx
-from trtkit.network.custom_op import Fact
+from trtkit.network.foreign import Fact
 from trtkit.network.onnx.care import all_graphs
 
 if TYPE_CHECKING:

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
-from trtkit.network.custom_op import DOMAIN, CustomOp, Fact, attribute_values
+from trtkit.network.custom_op import DOMAIN, CustomOp, attribute_values
 from trtkit.network.lowering.onnx_ops import OnnxOps
 from trtkit.network.lowering.ops import FP32_SCOPE
 from trtkit.network.onnx.care import all_graphs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from trtkit.network.foreign import Fact
 
 
 _PLUGIN = " plugin"

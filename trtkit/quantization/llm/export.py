@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from trtkit import __version__
 from trtkit.errors import QuantizeError
 from trtkit.quantized_matrix import unpack
+from trtkit.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

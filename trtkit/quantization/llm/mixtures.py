@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit import __version__
 from trtkit.dtypes import dtype_of
 from trtkit.quantization.llm.export import WEIGHTS_ONLY, Extra
 from trtkit.quantization.written import rounded
+from trtkit.version import __version__
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.errors import QuantizeError
 from trtkit.quantization.scoring.budget import Bits, Budget, parse_budget
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from trtkit.jobs.steps import Steps
     from trtkit.quantization.jobs import ScoringRequest
     from trtkit.quantization.llm.choice import Choice
-    from trtkit.quantization.llm.job import QuantizedModel
-
-Json = dict[str, Any]
+    from trtkit.quantization.llm.torch_model import QuantizedTorchModel
 
 
 @dataclass(frozen=True)
@@ -32,12 +30,12 @@ class Scoring:
 class Mixer:
     """Makes quantized models of one source. make: of a choice; texts: to score on; steps: where scoring is noted."""
 
-    make: Callable[[Choice], QuantizedModel]
+    make: Callable[[Choice], QuantizedTorchModel]
     texts: Sequence[Sequence[int]]
     has_zero_points: bool
     steps: Steps
 
-    def mixed(self, choice: Choice, scoring: Scoring) -> tuple[QuantizedModel, Scores]:
+    def mixed(self, choice: Choice, scoring: Scoring) -> tuple[QuantizedTorchModel, Scores]:
         """Return the model quantized as the budget allows, and its layers' scores.
 
         Raises QuantizeError for budgets that nothing holds.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from trtkit.quantization.llm.choice import Layer
-    from trtkit.quantization.llm.job import QuantizedModel
+    from trtkit.quantization.llm.torch_model import QuantizedTorchModel
     from trtkit.quantization.scoring.budget import Bits, Budget, Choosable
 
 Json = dict[str, Any]
@@ -30,7 +30,7 @@ WINDOWS, LENGTH = 2, 128
 class Switchboard:
     """Turns the quantization of single layers on and off."""
 
-    def __init__(self, quantized: QuantizedModel) -> None:
+    def __init__(self, quantized: QuantizedTorchModel) -> None:
         self._quantized, self._originals = quantized, quantized.originals
         self._modules = dict(quantized.model.named_modules())
         self._wanted = {layer: self._is_inputs_enabled(layer) for layer in quantized.choice.methods}
@@ -98,7 +98,7 @@ class Scorer:
 
 
 @contextmanager
-def _compared(quantized: QuantizedModel, texts: Sequence[Sequence[int]]) -> Iterator[tuple[Switchboard, Scorer]]:
+def _compared(quantized: QuantizedTorchModel, texts: Sequence[Sequence[int]]) -> Iterator[tuple[Switchboard, Scorer]]:
     """Give what turns layers on and off, and what compares with the model unquantized; then all is as before."""
     switches = Switchboard(quantized)
     switches.only([])
@@ -106,7 +106,7 @@ def _compared(quantized: QuantizedModel, texts: Sequence[Sequence[int]]) -> Iter
     switches.restore()
 
 
-def loss_of(quantized: QuantizedModel, texts: Sequence[Sequence[int]]) -> float:
+def loss_of(quantized: QuantizedTorchModel, texts: Sequence[Sequence[int]]) -> float:
     """Return what a model loses by its quantization, in nats."""
     with _compared(quantized, texts) as (switches, scorer):
         switches.only(switches.layers)
@@ -146,7 +146,7 @@ class Scores:
 
 
 def score(
-    quantized: QuantizedModel,
+    quantized: QuantizedTorchModel,
     texts: Sequence[Sequence[int]],
     budget: Budget | None,
     bits: Bits,

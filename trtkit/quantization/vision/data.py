@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import onnx
 
     from trtkit.config.schema import ModelConfig
+    from trtkit.jobs.steps import Steps
     from trtkit.network.onnx.io import TensorSpec
 
 Array = np.ndarray[Any, Any]
@@ -27,6 +28,15 @@ PERCENTILE = 99.99
 """Of magnitudes, what the range covers by `percentile`."""
 DRAWN = 8192
 """Values of a tensor that are looked at in one run, where the error of scales is compared."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a model is quantized. shapes: typical ones, at which products are judged. folder: for files in between."""
+
+    shapes: dict[str, tuple[int, ...]]
+    folder: Path
+    steps: Steps
 
 
 def read_calibration(config: ModelConfig, inputs: Sequence[TensorSpec]) -> list[Sample]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtkit.config.quantize import QuantizeOptions
@@ -25,21 +24,11 @@ if TYPE_CHECKING:
 
     from trtkit.config.schema import ModelConfig
     from trtkit.inputs.samples import Sample
-    from trtkit.jobs.steps import Steps
     from trtkit.network.onnx.quantize import QuantizedCounts
     from trtkit.quantization.by_part.choice import PartChoice
+    from trtkit.quantization.vision.data import Place
 
 Json = dict[str, Any]
-Shapes = dict[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a model is quantized. shapes: typical ones, at which products are judged. folder: for files in between."""
-
-    shapes: Shapes
-    folder: Path
-    steps: Steps
 
 
 def quantized(model: onnx.ModelProto, config: ModelConfig, place: Place) -> onnx.ModelProto:
@@ -210,7 +199,7 @@ def _placed(
 class _Reader:
     """Gives ModelOpt the samples one by one, and the first one in the shapes that the engine is tuned for."""
 
-    def __init__(self, samples: Sequence[Sample], shapes: Shapes) -> None:
+    def __init__(self, samples: Sequence[Sample], shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._samples, self._shapes = samples, shapes
         self.rewind()
 

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     import onnx
 
     from trtkit.inputs.samples import Sample
-    from trtkit.quantization.vision.data import Range
-    from trtkit.quantization.vision.model import Place
+    from trtkit.quantization.vision.data import Place, Range
     from trtkit.quantization_methods import Format
 
 Array = np.ndarray[Any, Any]

@@ -54,7 +54,7 @@ class Outcome:
 
 def outcomes(backend: Backend, trial: Trial) -> Iterator[Outcome]:
     """Yield the outcome of every implementation that can compute the trial; one that fails says why."""
-    yield from _present(_tried(trial, (ONNX_RUNTIME, ""), lambda: (routes.native_in_onnx_runtime(trial), 0)))
+    yield from _present(_tried(trial, ONNX_RUNTIME, "", lambda: (routes.native_in_onnx_runtime(trial), 0)))
     for form in trial.forms:
         yield from _forms(backend, trial, form)
     if trial.op.has_part("kernel") and importlib.util.find_spec("triton") is not None:

@@ -12,7 +12,7 @@ from onnx import helper
 from trtkit.dtypes import FP32
 from trtkit.errors import BuildError, NetworkError, SourceError
 from trtkit.network.aot import load_kernels
-from trtkit.network.custom_op import DOMAIN, Fact, attribute_values
+from trtkit.network.custom_op import DOMAIN, attribute_values
 from trtkit.network.graph import Graph, Tensor
 from trtkit.network.lowering.trt_ops import TrtOps
 from trtkit.network.onnx.function import function_of
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from trtkit.backends import Backend
+    from trtkit.network.foreign import Fact
     from trtkit.verification.custom_ops.trial import Array, Trial
 
 OPSET = 20

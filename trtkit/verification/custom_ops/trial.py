@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from trtkit.dtypes import DType, dtype_of
-from trtkit.network.custom_op import Fact
+from trtkit.network.foreign import Fact
 from trtkit.network.host_array import array_dtype
 from trtkit.verification.compare import compare, worst
 

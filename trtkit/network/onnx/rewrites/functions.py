@@ -14,7 +14,7 @@ from trtkit.network.onnx.facts import Knowledge
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from trtkit.network.custom_op import Fact
+    from trtkit.network.foreign import Fact
 
 
 def expand_functions(model: onnx.ModelProto) -> Counter[str]:

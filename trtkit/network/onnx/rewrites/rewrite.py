@@ -12,8 +12,7 @@ import onnx.inliner
 import onnx.version_converter
 
 from trtkit.errors import Problem, SourceError, UnsupportedOperatorsError
-from trtkit.network.custom_op import Fact
-from trtkit.network.foreign import NotYetKnownError, Refusal
+from trtkit.network.foreign import Fact, NotYetKnownError, Refusal
 from trtkit.network.lowering.onnx_ops import OLDEST_OPSET
 from trtkit.network.lowering.onnx_value import OnnxValue
 from trtkit.network.onnx.care import all_graphs, all_nodes, opset_of

@@ -1,0 +1,101 @@
+"""A language model of transformers, quantized in memory: measured, given quantizers and rounded weights, written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from trtkit.dtypes import dtype_of
+from trtkit.quantization.int4 import Rounding
+from trtkit.quantization.llm import calibration, modelopt
+from trtkit.quantization.llm.export import Extra, check_quantized, export
+from trtkit.quantization.llm.linear import make_plain
+from trtkit.quantization.llm.sequential import quantize_int4
+from trtkit.quantization_methods import FORMATS, METHODS
+from trtkit.quantized_matrix import KvQuantization
+from trtkit.sources.huggingface.model import beyond_text, text_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+
+    from trtkit.config.quantize import QuantizeOptions
+    from trtkit.config.schema import ModelConfig
+    from trtkit.jobs.steps import Steps
+    from trtkit.quantization.llm.calibration import Measured
+    from trtkit.quantization.llm.choice import Choice, Layer
+    from trtkit.quantized_matrix import QuantizedMatrix
+    from trtkit.sources.decoder_source import DecoderSource
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedTorchModel:
+    """A model of transformers with ModelOpt's quantizers in it. measured: what calibration found, if anything.
+
+    matrices: of the layers that trtkit rounded itself, with which the model computes; originals: their weights before.
+    """
+
+    model: Any
+    opened: DecoderSource
+    choice: Choice
+    measured: Measured | None
+    matrices: dict[Layer, QuantizedMatrix]
+    originals: dict[Layer, torch.Tensor]
+
+    def write(self, config: ModelConfig, folder: Path, steps: Steps) -> None:
+        """Write the checkpoint: weights, config and tokenizer."""
+        assert config.quantize is not None
+        matrices = {layer.module: matrix for layer, matrix in self.matrices.items()}
+        scales = _kv_cache(config.quantize, self.measured)
+        extra = Extra(scales, modelopt.input_scales(self.model, self.choice), matrices, beyond_text(self.opened))
+        export(self.model, folder, dtype_of(config.precision), extra)
+        check_quantized(folder, [layer.module for layer in self.choice.methods])
+        written = self.opened.tokenizer.write(folder)
+        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+        steps.add("export", f"{size / 2**20:.1f} MiB, {len(written)} tokenizer files")
+
+
+def quantize_torch_model(
+    opened: DecoderSource, options: QuantizeOptions, choice: Choice, *, texts: list[list[int]], steps: Steps
+) -> QuantizedTorchModel:
+    """Return the model, measured and quantized."""
+    model = text_model(opened)
+    model.config.architectures = [type(model).__name__]
+    make_plain(model, choice.methods)
+    measured, matrices, modules = None, {}, dict(model.named_modules())
+    own = choice.rounded_here
+    if texts and (options.kv_cache is not None or (choice.needs_data and len(own) < len(choice.methods))):
+        measured = calibration.measure(model, list(choice.methods), texts, steps.counted("measure", len(texts)))
+        steps.add("measure", f"{len(texts)} windows of {len(texts[0])} tokens")
+    originals = {layer: modules[layer.module].weight.detach() for layer in own}
+    if own:
+        rounding = Rounding(choice.block, options.zero_points)
+        needed = texts if choice.needs_data else []
+        matrices = quantize_int4(model, choice, rounding, needed, steps.counted("blocks"))
+    if len(own) < len(choice.methods):
+        loop = partial(calibration.run, texts=texts, report=steps.counted("calibrate", len(texts)))
+        modelopt.quantize(model, options, choice, measured, loop)
+    if choice.methods:
+        steps.add("quantize", ", ".join(_described(choice)))
+    return QuantizedTorchModel(model, opened, choice, measured, matrices, originals)
+
+
+def _kv_cache(options: QuantizeOptions, measured: Measured | None) -> KvQuantization | None:
+    """Return the caches' scales. An fp8 scale below 1 gains nothing: its numbers have an exponent of their own."""
+    if options.kv_cache is None or measured is None:
+        return None
+    form = FORMATS[options.kv_cache]
+    largest, least = form.largest, 1.0 if form.dtype.is_float else 1e-6
+    keys, values = (tuple(max(peak / largest, least) for peak in peaks) for peaks in (measured.keys, measured.values))
+    return KvQuantization(options.kv_cache, keys, values)
+
+
+def _described(choice: Choice) -> list[str]:
+    """Return each method with how many layers it has."""
+    counts: dict[str, int] = {}
+    for method in choice.methods.values():
+        counts[method] = counts.get(method, 0) + 1
+    block = f" in blocks of {choice.block}" if choice.block else ""
+    return [f"{count} layers {name}{block if METHODS[name].takes_block else ''}" for name, count in counts.items()]
