@@ -17,7 +17,7 @@ from trtkit.dtypes import FP16, FP32, dtype_of
 from trtkit.errors import BuildError
 from trtkit.network.aot import COMPUTE_CAPABILITIES, compile_kernel, load_kernels
 from trtkit.network.custom_op import CustomOp, load_ops
-from trtkit.verification.custom_ops.check import NETWORK, Outcome, outcomes
+from trtkit.verification.custom_ops.outcomes import NETWORK, Outcome, outcomes
 from trtkit.verification.custom_ops.record import COMPILED
 from trtkit.verification.custom_ops.routes import build, network_of, run_network
 from trtkit.verification.custom_ops.trial import Trial, trials

@@ -23,7 +23,7 @@ from trtkit.models.registry import decoder_spec
 from trtkit.models.rope import rope_spec
 from trtkit.models.spec import LayerSpec
 from trtkit.models.weights import model_weights
-from trtkit.planning.model import decoder_model
+from trtkit.planning.decoder_model import decoder_model
 from trtkit.runtime.decoder import Call, open_execution
 
 if TYPE_CHECKING:

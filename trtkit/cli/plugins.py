@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from trtkit.network.custom_op import CustomOp
-    from trtkit.verification.custom_ops.check import Outcome
+    from trtkit.verification.custom_ops.outcomes import Outcome
 
 EPILOG = """\b
 Examples:
@@ -80,7 +80,7 @@ def check_ops(op: str | None, as_json: bool, quiet: bool) -> None:
 def _outcomes(op: CustomOp, *, is_quiet: bool) -> Iterator[Outcome]:
     """Yield the outcomes of an op's trials, and say on stderr which one runs."""
     from trtkit.backends import choose_backend, load_backend
-    from trtkit.verification.custom_ops.check import outcomes
+    from trtkit.verification.custom_ops.outcomes import outcomes
     from trtkit.verification.custom_ops.trial import trials
 
     backend = load_backend(choose_backend())

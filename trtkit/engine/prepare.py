@@ -15,7 +15,7 @@ from trtkit.network.onnx import autocast, care, custom_ops, folding, function, r
 from trtkit.network.onnx.io import graph_inputs, save_model
 from trtkit.network.onnx.limits import check_size, check_vectors
 from trtkit.quantization.vision.data import Place
-from trtkit.quantization.vision.model import quantized
+from trtkit.quantization.vision.onnx_model import quantized
 from trtkit.resolve import resolve
 from trtkit.sources import onnx_file, package_file
 from trtkit.sources.huggingface import vision

@@ -23,7 +23,7 @@ from trtkit.network.onnx.io import graph_inputs
 from trtkit.network.onnx.merge import merged, prefixed
 from trtkit.quantization.by_part.data import with_own_arrays
 from trtkit.quantization.vision.data import Place
-from trtkit.quantization.vision.model import quantized_part
+from trtkit.quantization.vision.onnx_model import quantized_part
 from trtkit.sources import onnx_file
 from trtkit.sources.hybrid_source import PartFactory, part_module
 from trtkit.sources.torch import attempts

@@ -8,7 +8,7 @@ from trtkit.planning.memory import RESERVE_BYTES
 
 if TYPE_CHECKING:
     from trtkit.planning.count_network import CountedNetwork
-    from trtkit.planning.model import DecoderModel, Workload
+    from trtkit.planning.decoder_model import DecoderModel, Workload
 
 _ALWAYS = (
     "times are floors: the published dense rate and bandwidth reached in full, no launch, no transfer from the host",

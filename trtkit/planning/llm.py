@@ -13,9 +13,9 @@ from trtkit.planning.splits import SIZES, all_reduce_bytes, kv_share, split_weig
 
 if TYPE_CHECKING:
     from trtkit.planning.counts import Counts
+    from trtkit.planning.decoder_model import DecoderModel, Workload
     from trtkit.planning.formats import Format
     from trtkit.planning.gpus import PlannedGpu
-    from trtkit.planning.model import DecoderModel, Workload
 
 _NO_LIMIT = 2**24
 """Where the search for a context ends, for models without a limit of their own."""

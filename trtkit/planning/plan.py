@@ -13,9 +13,9 @@ from trtkit.errors import PlanError
 from trtkit.models.registry import decoder_spec
 from trtkit.planning.assumptions import llm_assumptions, vision_assumptions
 from trtkit.planning.count_network import count_bundle, count_config
+from trtkit.planning.decoder_model import decoder_model, formulas, workload
 from trtkit.planning.jobs import COUNT_DECODER, CountRequest
 from trtkit.planning.llm import Question, plan_llm
-from trtkit.planning.model import decoder_model, formulas, workload
 from trtkit.planning.quantized_by import quantized_of
 from trtkit.planning.report import LayerGroup, LayerWork, LlmReport, StepWork, VisionReport
 from trtkit.planning.roofline import intensity

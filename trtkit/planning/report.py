@@ -13,8 +13,8 @@ from trtkit.planning.roofline import Floor
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from trtkit.planning.decoder_model import DecoderModel, Formulas, Workload
     from trtkit.planning.gpus import PlannedGpu
-    from trtkit.planning.model import DecoderModel, Formulas, Workload
 
 VERSION = 1
 """Of the reports' JSON form."""

@@ -9,7 +9,7 @@ from trtkit.planning.multilinear import Multilinear
 
 if TYPE_CHECKING:
     from trtkit.planning.counts import Counts, Group
-    from trtkit.planning.model import DecoderModel
+    from trtkit.planning.decoder_model import DecoderModel
 
 # Groups that tensor parallelism divides; norms, element-wise layers and lookups are done by all.
 _DIVIDED = ("q, k, v projections", "attention", "kv cache update", "output projection", "mlp", "experts", "lm head")

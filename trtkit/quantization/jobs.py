@@ -59,5 +59,5 @@ class TargetRequest:
     fallback: str | None = None
 
 
-CHECK_TARGET = Job("trtkit.quantization.check:check_target", TargetRequest, type(None))
+CHECK_TARGET = Job("trtkit.quantization.target:check_target", TargetRequest, type(None))
 QUANTIZE_LLM = Job("trtkit.quantization.llm.job:quantize_llm", QuantizeRequest, QuantizedLlm)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from trtkit.errors import ProblemsError, SourceError
-from trtkit.models.hybrids.check import check_spec
 from trtkit.models.hybrids.registry import HYBRIDS, HybridOptions, hybrid_spec
+from trtkit.models.hybrids.seams import check_spec
 from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, Port, Seam
 
 PIXELS = Port("pixel_values", ("batch", 3, 8, 8), "fp32")

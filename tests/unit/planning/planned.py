@@ -10,9 +10,9 @@ from trtkit.dtypes import DTYPES
 from trtkit.jobs.job import Context
 from trtkit.models.registry import decoder_spec
 from trtkit.planning.count_decoder import count_decoder
+from trtkit.planning.decoder_model import DecoderModel, decoder_model, workload
 from trtkit.planning.jobs import CountRequest
 from trtkit.planning.llm import Question
-from trtkit.planning.model import DecoderModel, decoder_model, workload
 from trtkit.planning.source import architectures
 
 if TYPE_CHECKING:

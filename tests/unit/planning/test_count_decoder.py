@@ -18,7 +18,7 @@ from trtkit.models.registry import decoder_spec
 from trtkit.network.decoder import DecoderOptions
 from trtkit.network.describe import describe
 from trtkit.planning.count_decoder import group_of
-from trtkit.planning.model import decoder_model, formulas
+from trtkit.planning.decoder_model import decoder_model, formulas
 from trtkit.planning.source import architectures
 from trtkit.planning.traffic import network_cost
 

@@ -20,10 +20,10 @@ from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights
 from trtkit.network.decoder import DecoderOptions, build_decoder
 from trtkit.network.graph import Graph
+from trtkit.planning.decoder_model import DecoderModel, decoder_model, workload
 from trtkit.planning.gpus import find_gpus
 from trtkit.planning.llm import Question, plan_llm
 from trtkit.planning.memory import Footprint
-from trtkit.planning.model import DecoderModel, decoder_model, workload
 from trtkit.planning.quantization_config import by_config
 from trtkit.planning.quantized_by import by_options, by_source
 from trtkit.quantization.llm.choice import linear_layers

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trtkit.backends import load_backend
 from trtkit.jobs.events import Phase
 from trtkit.network.targets import check_named_types
-from trtkit.quantization.vision.model import check_options
+from trtkit.quantization.vision.onnx_model import check_options
 from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
