@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.config.schema import InputSpec, TorchSource
 from trtkit.dtypes import dtype_of
 from trtkit.engine.hybrids import OpenedHybrid, open_hybrid, opt_sizes, stage_profiles
-from trtkit.engine.prepare import make_parseable, write_onnx
+from trtkit.engine.parseable import make_parseable, write_onnx
 from trtkit.engine.profiles import opt_shapes, resolve_profiles
 from trtkit.engine.room import Load, check_room, hybrid_load
 from trtkit.engine.stages import Prepared, PreparedStage

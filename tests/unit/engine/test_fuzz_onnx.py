@@ -12,7 +12,7 @@ from onnx import ModelProto, numpy_helper, parser
 from tests import models
 from tests.fuzz import byte_changes, message_changes, must_end
 from trtkit.config.schema import ModelConfig, Source
-from trtkit.engine.prepare import make_parseable
+from trtkit.engine.parseable import make_parseable
 from trtkit.engine.profiles import opt_shapes, resolve_profiles
 from trtkit.errors import SourceError
 from trtkit.jobs.steps import Steps

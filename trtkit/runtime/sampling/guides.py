@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.runtime.sampling.params import SamplingParams
-    from trtkit.runtime.sampling.settings import Ids
+    from trtkit.runtime.sampling.words import Ids
 
 _CACHED = 64  # grammars
 

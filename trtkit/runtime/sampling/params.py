@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from trtkit.errors import Problem
 from trtkit.runtime.sampling.checks import raise_problems, read_fields
-from trtkit.runtime.sampling.contradictions import contradictions
 from trtkit.runtime.sampling.mapping import read_mapping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 Word = str | tuple[int, ...]
 # Below this, dividing by the temperature overflows fp32; vLLM's limit too.
 GREEDY_BELOW = 1e-5
+GUIDED = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")
+# What leaves the distribution as it is.
+_NEUTRAL = {"temperature": (0.0, 1.0), "top_k": (0,), "top_p": (1.0,), "min_p": (0.0,), "typical_p": (1.0,)}
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class SamplingParams:
             object.__setattr__(self, name, value)
         faulty = {problem.where for problem in problems}
         # A contradiction with a faulty value would only say the same twice.
-        raise_problems(problems + [problem for problem in contradictions(self) if problem.where not in faulty])
+        raise_problems(problems + [problem for problem in _contradictions(self) if problem.where not in faulty])
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> SamplingParams:
@@ -102,4 +105,47 @@ class SamplingParams:
         return next((name for name in GUIDED if getattr(self, name) is not None), None)
 
 
-GUIDED = ("guided_json", "guided_regex", "guided_grammar", "guided_choice")
+def _contradictions(params: SamplingParams) -> list[Problem]:
+    """Return every pair of settings that cannot be together; values at fault by themselves are compared safely."""
+    problems: list[Problem] = []
+    for check in (_beams, _answers, _lengths, _guides):
+        try:
+            problems += check(params)
+        except TypeError:
+            continue  # a value of a wrong type, which its own rule has reported
+    return problems
+
+
+def _beams(params: SamplingParams) -> Iterator[Problem]:
+    if params.num_beams <= 1:
+        return
+    names = [name for name, neutral in _NEUTRAL.items() if getattr(params, name) not in neutral]
+    names += ["seed"] if params.seed is not None else []
+    for name in names:
+        what = f"`{getattr(params, name)!r}` with `num_beams={params.num_beams}`: beam search draws nothing"
+        yield Problem(what, name, f"leave out `{name}`, or `num_beams`")
+    if params.n > params.num_beams:
+        what = f"`{params.n}` answers of `num_beams={params.num_beams}`: a search returns at most one a beam"
+        yield Problem(what, "n", "lower `n`, or raise `num_beams`")
+
+
+def _answers(params: SamplingParams) -> Iterator[Problem]:
+    if params.n > 1 and params.num_beams == 1 and params.greedy:
+        what = f"`{params.n}` answers with `temperature={params.temperature:g}` would all be the same"
+        yield Problem(what, "n", "raise `temperature`, set `num_beams`, or ask for one answer")
+
+
+def _lengths(params: SamplingParams) -> Iterator[Problem]:
+    if params.min_tokens > params.max_tokens:
+        what = f"`{params.min_tokens}` is above `max_tokens`, {params.max_tokens}"
+        yield Problem(what, "min_tokens", "lower `min_tokens`, or raise `max_tokens`")
+
+
+def _guides(params: SamplingParams) -> Iterator[Problem]:
+    guides = [name for name in GUIDED if getattr(params, name) is not None]
+    if len(guides) > 1:
+        what = f"given with {', '.join(f'`{name}`' for name in guides[:-1])}: an answer follows one of them"
+        yield Problem(what, guides[-1], "leave one")
+    if guides and params.ignore_eos:
+        what = f"`True` with `{guides[0]}`: the answer ends where the guide does, with an end-of-sequence token"
+        yield Problem(what, "ignore_eos", "leave it out")

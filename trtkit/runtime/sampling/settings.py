@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from trtkit.runtime.sampling.guides import Guide, GuideFactory
     from trtkit.runtime.sampling.params import SamplingParams, Word
-
-Ids = tuple[int, ...]
+    from trtkit.runtime.sampling.words import Ids
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.runtime.sampling.processors.bars import BadWords
-from trtkit.runtime.sampling.processors.forced import ForceWords
+from trtkit.runtime.sampling.words import Array, BadWords, ForceWords
 
 if TYPE_CHECKING:
     from trtkit.runtime.sampling.guides import Guide
     from trtkit.runtime.sampling.settings import Settings
-
-    Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

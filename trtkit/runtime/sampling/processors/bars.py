@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trtkit.runtime.sampling.processors.step import Array, Step
-    from trtkit.runtime.sampling.settings import Ids
 
 NOTHING = np.zeros(0, np.int64)
 
@@ -30,32 +28,6 @@ def repeated_ngrams(ids: Array, size: int) -> Array:
     for place in range(size - 1):
         matches &= ids[place : place + windows] == ids[len(ids) - size + 1 + place]
     return ids[size - 1 :][matches]
-
-
-@dataclass(frozen=True)
-class BadWords:
-    """Runs of tokens that must not occur: single tokens, and longer ones grouped by length as (beginnings, ends)."""
-
-    single: Array
-    longer: tuple[tuple[Array, Array], ...]
-
-    @classmethod
-    def of(cls, words: tuple[Ids, ...], eos_ids: Ids) -> BadWords:
-        """Group words. As in transformers (NoBadWordsLogitsProcessor), an end-of-sequence token is no bad word."""
-        kept = [word for word in dict.fromkeys(words) if not (len(word) == 1 and word[0] in eos_ids)]
-        single = np.array([word[0] for word in kept if len(word) == 1], np.int64)
-        groups = [[word for word in kept if len(word) == size] for size in {len(word) for word in kept} - {1}]
-        arrays = [np.array(group, np.int64) for group in groups]
-        return cls(single, tuple((group[:, :-1], group[:, -1]) for group in arrays))
-
-    def barred(self, ids: Array) -> Array:
-        """Return the tokens that would complete a word behind ids [L]."""
-        tokens = [self.single]
-        for beginnings, ends in self.longer:
-            size = beginnings.shape[1]
-            if size <= len(ids):
-                tokens.append(ends[(beginnings == ids[-size:]).all(-1)])
-        return np.concatenate(tokens)
 
 
 def bar(step: Step) -> None:
