@@ -13,31 +13,37 @@ _generator = np.random.default_rng(0)
 
 def deform_conv(layers: int = 2, opset: int = 19, channels: int = 6, **attributes: Any) -> onnx.ModelProto:
     """Return a chain of layers, each a convolution that makes offsets and mask, and DeformConv after it."""
-    model = _Model()
+    chain = _Model()
     x = "x"
     for layer in range(layers):
-        offset, mask = model.offsets(x, channels, layer)
-        weight = model.weight(f"w{layer}", channels, channels, 3, 3)
+        offset, mask = chain.offsets(x, channels, layer)
+        weight = chain.weight(f"w{layer}", channels, channels, 3, 3)
         node = helper.make_node(
             "DeformConv", [x, weight, offset, "", mask], [f"y{layer}"], f"layer{layer}/dcn", pads=[1] * 4, **attributes
         )
-        x = model.add(node)
-    return model.made(x, channels, {"": opset})
+        x = chain.add(node)
+    return chain.model(x, channels, {"": opset})
 
 
 def mmcv_deform_conv(layers: int = 2, opset: int = 11, channels: int = 6, **attributes: Any) -> onnx.ModelProto:
     """Return the same chain with mmcv's node, of whose output ONNX knows nothing."""
-    model = _Model()
+    chain = _Model()
     x = "x"
-    given = {"stride": [1, 1], "padding": [1, 1], "dilation": [1, 1], "groups": 1, "deform_groups": 1} | attributes
+    convolution = {
+        "stride": [1, 1],
+        "padding": [1, 1],
+        "dilation": [1, 1],
+        "groups": 1,
+        "deform_groups": 1,
+    } | attributes
     for layer in range(layers):
-        offset, mask = model.offsets(x, channels, layer)
-        weight = model.weight(f"w{layer}", channels, channels, 3, 3)
+        offset, mask = chain.offsets(x, channels, layer)
+        weight = chain.weight(f"w{layer}", channels, channels, 3, 3)
         inputs = [x, offset, mask, weight]
         name = f"layer{layer}/dcn"
-        node = helper.make_node("MMCVModulatedDeformConv2d", inputs, [f"y{layer}"], name, domain="mmcv", **given)
-        x = model.add(node)
-    return model.made(x, channels, {"": opset, "mmcv": 1})
+        node = helper.make_node("MMCVModulatedDeformConv2d", inputs, [f"y{layer}"], name, domain="mmcv", **convolution)
+        x = chain.add(node)
+    return chain.model(x, channels, {"": opset, "mmcv": 1})
 
 
 class _Model:
@@ -60,15 +66,17 @@ class _Model:
 
     def offsets(self, x: str, channels: int, layer: int) -> tuple[str, str]:
         """Add the convolutions that make offsets and mask."""
-        made = []
+        convolutions = []
         for name, count in (("offset", 18), ("mask", 9)):
             inputs = [x, self.weight(f"{name}_w{layer}", count, channels, 3, 3)]
-            made.append(
+            convolutions.append(
                 self.add(helper.make_node("Conv", inputs, [f"{name}{layer}"], f"layer{layer}/{name}", pads=[1] * 4))
             )
-        return made[0], self.add(helper.make_node("Sigmoid", [made[1]], [f"m{layer}"], f"layer{layer}/sigmoid"))
+        return convolutions[0], self.add(
+            helper.make_node("Sigmoid", [convolutions[1]], [f"m{layer}"], f"layer{layer}/sigmoid")
+        )
 
-    def made(self, output: str, channels: int, opsets: dict[str, int]) -> onnx.ModelProto:
+    def model(self, output: str, channels: int, opsets: dict[str, int]) -> onnx.ModelProto:
         """Return the model: x [N, channels, 9, 7] -> y of the same shape."""
         self.add(helper.make_node("Relu", [output], ["y"], "relu"))
         values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", channels, 9, 7]) for name in ("x", "y")]

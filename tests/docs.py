@@ -39,8 +39,8 @@ class Block:
 
 def blocks(page: Path, *languages: str) -> list[Block]:
     """Return a page's blocks in `languages`, all of them where none is named."""
-    found = [Block(language, text) for language, text in _FENCE.findall(page.read_text(encoding="utf-8"))]
-    return [block for block in found if not languages or block.language in languages]
+    fenced = [Block(language, text) for language, text in _FENCE.findall(page.read_text(encoding="utf-8"))]
+    return [block for block in fenced if not languages or block.language in languages]
 
 
 def run_script(script: str, folder: Path) -> str:

@@ -53,10 +53,10 @@ def run(engine: Engine, requests: Iterable[Request]) -> dict[str, Finished]:
     """Submit requests at once and step until all are done."""
     for request in requests:
         engine.submit(request)
-    found: dict[str, Finished] = {}
+    results: dict[str, Finished] = {}
     while engine.has_work:
-        found |= {finished.request.id: finished for finished in engine.step()}
-    return found
+        results |= {finished.request.id: finished for finished in engine.step()}
+    return results
 
 
 def answer(engine: Engine, prompt: list[int], **params: Any) -> list[int]:

@@ -115,12 +115,12 @@ def saved(case: Case, folder: Path) -> Any:
 def answers(model: Any, case: Case, pixels: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the model's outputs by name."""
     with torch.inference_mode():
-        found = model(pixel_values=pixels, return_dict=True)
-    return {name: getattr(found, name) for name in case.outputs}
+        outputs = model(pixel_values=pixels, return_dict=True)
+    return {name: getattr(outputs, name) for name in case.outputs}
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class Hybrid:
     """A hybrid on the reference executor."""
 
     opened: OpenedHybrid
@@ -139,7 +139,7 @@ class Made:
         return all(_builds(stage.owner.graph, stage.definition) for stage in self.execution.stages)
 
 
-def make(case: Case, folder: Path, compose: str, precision: str = "fp32", **more: Any) -> Made:
+def make(case: Case, folder: Path, compose: str, precision: str = "fp32", **more: Any) -> Hybrid:
     """Export, write and compile the hybrid in `folder`, in this process. more: of its config."""
     config = ModelConfig.model_validate(
         {
@@ -155,7 +155,7 @@ def make(case: Case, folder: Path, compose: str, precision: str = "fp32", **more
     work = folder.parent / f"{compose}-{precision}"
     work.mkdir()
     prepared = prepare(PrepareRequest(config, work), Context())
-    return Made(opened, reference_stages(rtx(), prepared.stages, opened))
+    return Hybrid(opened, reference_stages(rtx(), prepared.stages, opened))
 
 
 def _builds(graph: Any, network: Any) -> bool:

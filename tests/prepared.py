@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def prepared(config: ModelConfig, folder: Path, quantize: dict[str, Any] | None = None) -> Path:
     """Return the ONNX file that TensorRT parses for `config`, in a new folder."""
     folder.mkdir()
-    asked = ModelConfig.model_validate({**config.model_dump(mode="json"), "quantize": quantize})
-    prepare(PrepareRequest(asked, folder), Context())
+    quantized = ModelConfig.model_validate({**config.model_dump(mode="json"), "quantize": quantize})
+    prepare(PrepareRequest(quantized, folder), Context())
     return folder / "network/model.onnx"
 
 

@@ -117,7 +117,7 @@ def save_mixture(folder: Path, name: str) -> Path:
 
 
 def _save(folder: Path, model: Any, name: str) -> Path:
-    layer, asked = FORMATS[name]
+    layer, quantization = FORMATS[name]
     model.save_pretrained(folder)
     state = load_file(folder / "model.safetensors")
     for full in [key for key in state if key.endswith(("_proj.weight", "c_attn.weight", "c_fc.weight"))]:
@@ -126,5 +126,5 @@ def _save(folder: Path, model: Any, name: str) -> Path:
         state |= {full.replace("weight", part): value for part, value in layer(out, size).items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": asked}))
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
     return folder

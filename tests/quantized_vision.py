@@ -80,9 +80,9 @@ def executed(path: Path, inputs: Arrays) -> Arrays:
 
 def steps(model: onnx.ModelProto) -> dict[str, str]:
     """Return activations' quantized values: outputs of DQ nodes behind Q nodes, each with its scale's name."""
-    made = {node.output[0] for node in model.graph.node if node.op_type == "QuantizeLinear"}
+    codes = {node.output[0] for node in model.graph.node if node.op_type == "QuantizeLinear"}
     dequantize = [node for node in model.graph.node if node.op_type == "DequantizeLinear"]
-    return {node.output[0]: node.input[1] for node in dequantize if node.input[0] in made}
+    return {node.output[0]: node.input[1] for node in dequantize if node.input[0] in codes}
 
 
 def scales(model: onnx.ModelProto) -> dict[str, float]:

@@ -40,9 +40,9 @@ def tensor(name: str, value: Any) -> triton.InferInput:
         array = np.array(rows)
     else:
         array = np.array(rows, dtype="f4" if name in _FLOATS else "u8" if name in _UNSIGNED else "i4")
-    made = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
-    made.set_data_from_numpy(array)
-    return made
+    request_input = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+    request_input.set_data_from_numpy(array)
+    return request_input
 
 
 @contextlib.contextmanager
@@ -79,9 +79,9 @@ def answers(served: Served, model: str, **inputs: Any) -> list[Answer]:
         return list(iter(following, None))
 
 
-def text(found: list[Answer]) -> str:
+def text(pieces: list[Answer]) -> str:
     """Return the text of streamed pieces."""
-    return "".join(each["text_output"][0].decode() for each in found)
+    return "".join(each["text_output"][0].decode() for each in pieces)
 
 
 def generate(served: Served, model: str, **inputs: Any) -> tuple[int, Answer]:
@@ -104,6 +104,6 @@ def metric(served: Served, name: str) -> float:
 def wait_until(served: Served, name: str, is_so: Callable[[float], bool], timeout_s: float = 60.0) -> None:
     """Wait until a metric is as it should be; fail where it does not become so."""
     deadline = time.monotonic() + timeout_s
-    while not is_so(found := metric(served, name)):
-        assert time.monotonic() < deadline, f"{name} stays {found}"
+    while not is_so(value := metric(served, name)):
+        assert time.monotonic() < deadline, f"{name} stays {value}"
         time.sleep(0.05)

@@ -35,9 +35,9 @@ def ask(client: Any, model: str, version: str = "", **inputs: Any) -> Arrays:
         tensor = module.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
         tensor.set_data_from_numpy(array)
         tensors.append(tensor)
-    found = client.infer(model, tensors, version)
-    response = found.get_response(as_json=True) if module is tritonclient.grpc else found.get_response()
-    return {each["name"]: found.as_numpy(each["name"]) for each in response["outputs"]}
+    result = client.infer(model, tensors, version)
+    response = result.get_response(as_json=True) if module is tritonclient.grpc else result.get_response()
+    return {each["name"]: result.as_numpy(each["name"]) for each in response["outputs"]}
 
 
 def sample(name: str) -> bytes:
@@ -47,8 +47,8 @@ def sample(name: str) -> bytes:
 
 def executions(client: Any, model: str) -> tuple[int, int]:
     """Return how many requests a model has answered, and in how many runs."""
-    found = client.get_inference_statistics(model)["model_stats"][0]
-    return int(found["inference_count"]), int(found["execution_count"])
+    statistics = client.get_inference_statistics(model)["model_stats"][0]
+    return int(statistics["inference_count"]), int(statistics["execution_count"])
 
 
 def _is_text(value: Any) -> bool:

@@ -43,9 +43,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
     bpe.train_from_iterator(
         [TEXT], trainers.BpeTrainer(vocab_size=320, special_tokens=SPECIAL, initial_alphabet=alphabet)
     )
-    found = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|end|>", bos_token="<|begin|>")
-    found.chat_template = TEMPLATE
-    return found
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|end|>", bos_token="<|begin|>")
+    wrapped.chat_template = TEMPLATE
+    return wrapped
 
 
 def save(folder: Path, seed: int = 0, **changes: int) -> Path:

@@ -120,9 +120,9 @@ VLMS = {vlm.name: vlm for vlm in vlms()}
 @cache
 def tokenizer(vlm: Vlm) -> Tokenizer:
     """Byte-level BPE with the special tokens of all families."""
-    found = byte_level(chat_template=TEMPLATE.replace("IMAGE", vlm.image_text))
-    found.hf.add_special_tokens({"additional_special_tokens": SPECIAL})
-    return found
+    bpe = byte_level(chat_template=TEMPLATE.replace("IMAGE", vlm.image_text))
+    bpe.hf.add_special_tokens({"additional_special_tokens": SPECIAL})
+    return bpe
 
 
 @cache
@@ -192,27 +192,27 @@ class Reference:
         if not images:
             return {}
         processor = AutoImageProcessor.from_pretrained(self._folder, backend="pil")
-        found = processor([list(images)] if self._is_tiled else list(images), return_tensors="pt")
-        return {name: found[name] for name in found if name not in ("rows", "cols")}
+        processed = processor([list(images)] if self._is_tiled else list(images), return_tensors="pt")
+        return {name: processed[name] for name in processed if name not in ("rows", "cols")}
 
     def features(self, images: Sequence[Image.Image]) -> torch.Tensor:
         """Return the vision tower's soft tokens [P, D]."""
         with torch.inference_mode():
-            found = self.model.get_image_features(**self.images(images)).pooler_output
-        return torch.cat([item.reshape(-1, item.shape[-1]) for item in found])
+            features = self.model.get_image_features(**self.images(images)).pooler_output
+        return torch.cat([item.reshape(-1, item.shape[-1]) for item in features])
 
     def logits(self, ids: Sequence[int], images: Sequence[Image.Image]) -> torch.Tensor:
         """Return logits [S, V] of a prompt."""
         with torch.inference_mode():
-            found: torch.Tensor = self.model(**self.inputs(ids, images)).logits[0]
-        return found
+            logits: torch.Tensor = self.model(**self.inputs(ids, images)).logits[0]
+        return logits
 
     def greedy(self, ids: Sequence[int], images: Sequence[Image.Image], count: int) -> list[int]:
         """Return `count` most likely tokens after a prompt."""
         options = {"max_new_tokens": count, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
         with torch.inference_mode():
-            found = self.model.generate(**self.inputs(ids, images), **options)
-        return [int(token) for token in found[0, len(ids) :]]
+            sequences = self.model.generate(**self.inputs(ids, images), **options)
+        return [int(token) for token in sequences[0, len(ids) :]]
 
     def inputs(self, ids: Sequence[int], images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
         """Return what the whole model takes."""

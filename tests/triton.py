@@ -56,8 +56,8 @@ def serving(repository: Path, *flags: str) -> Iterator[Served]:
     flags: of tritonserver, beside those that `trtkit serve` gives for the repository's configurations.
     """
     files = find_server()
-    given = (*needed_flags(read_repository(repository), files), *flags)
-    options = ServeOptions(repository, free_ports(), flags=given, exit_timeout_s=2)
+    all_flags = (*needed_flags(read_repository(repository), files), *flags)
+    options = ServeOptions(repository, free_ports(), flags=all_flags, exit_timeout_s=2)
     with LocalServer(files, options) as server:
         states = server.wait_ready(START_TIMEOUT_S)
         yield Served(server, {state.name: state for state in states})

@@ -87,14 +87,14 @@ def with_constants(case: Any) -> Any:
 
 def _rewritten(case: Any, model: Any) -> Prepared:
     """Return the case with what trtkit makes of its model; the model itself where that is refused."""
-    said = []
+    details = []
     try:
         for step in (rewrites.rewrite, custom_ops.lower):
             model, detail = step(model)
-            said += [detail] if detail != "none" else []
+            details += [detail] if detail != "none" else []
     except TrtkitError as error:
-        said = [f"refused: {error}"]
-    return Prepared(case.name, model, case.model, case.data_sets, case.rtol, case.atol, ", ".join(said))
+        details = [f"refused: {error}"]
+    return Prepared(case.name, model, case.model, case.data_sets, case.rtol, case.atol, ", ".join(details))
 
 
 def _run(backend: Backend, case: Prepared) -> Outcome:

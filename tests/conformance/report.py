@@ -52,7 +52,7 @@ def write_json(path: Path, outcomes: list[Outcome], provenance: dict[str, Any]) 
 
 def write_markdown(path: Path, outcomes: list[Outcome], provenance: dict[str, Any]) -> None:
     """Write the same as a page."""
-    found = counts(outcomes)
+    counted = counts(outcomes)
     versions = ", ".join(f"{name} {version}" for name, version in provenance["versions"].items())
     lines = [
         "# Conformance with the ONNX node tests",
@@ -66,7 +66,7 @@ def write_markdown(path: Path, outcomes: list[Outcome], provenance: dict[str, An
         "",
         "| stage | cases |",
         "| --- | --- |",
-        *(f"| {name.replace('_', ' ')} | {count} |" for name, count in found.items()),
+        *(f"| {name.replace('_', ' ')} | {count} |" for name, count in counted.items()),
         "",
     ]
     sections = {

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.conftest import Ran
-    from tests.hybrids import Made
+    from tests.hybrids import Hybrid
     from trtkit.quantization.by_part.choice import HybridQuantization
 
     Run = Callable[..., Ran]
@@ -49,33 +49,33 @@ WIDE = Case(
 )
 
 
-def written(case: Case, tmp_path: Path, method: str, precision: str = "fp32") -> Made:
+def written(case: Case, tmp_path: Path, method: str, precision: str = "fp32") -> Hybrid:
     """Return the case with the parts that the network API writes quantized."""
     saved(case, tmp_path / "model")
     quantize = {"method": method, "parts": {EXPORTED.get(case.model_type, "patch"): "none"}}
     return make(case, tmp_path / "model", "fused", precision, quantize=quantize)
 
 
-def compare(made: Made, case: Case) -> dict[str, float]:
+def compare(hybrid: Hybrid, case: Case) -> dict[str, float]:
     """Return each output's error against transformers on the dequantized weights."""
     pixels = torch.randn(2, 3, *case.size, generator=torch.Generator().manual_seed(1))
-    theirs = HybridReference(made.opened).run({"pixel_values": pixels.numpy()})
-    found, wanted = made.run(pixels), {name: torch.from_numpy(value) for name, value in theirs.items()}
-    if made.spec.has_unordered_rows:
+    theirs = HybridReference(hybrid.opened).run({"pixel_values": pixels.numpy()})
+    found, wanted = hybrid.run(pixels), {name: torch.from_numpy(value) for name, value in theirs.items()}
+    if hybrid.spec.has_unordered_rows:
         found = paired(found, wanted)
     return {name: relative_rms(found[name].float(), wanted[name]) for name in case.outputs}
 
 
-def dequantized(made: Made) -> set[str]:
+def dequantized(hybrid: Hybrid) -> set[str]:
     """Return the layers of the network whose matrices are dequantized in it."""
-    network = made.execution.stages[0].definition  # type: ignore[attr-defined]
+    network = hybrid.execution.stages[0].definition  # type: ignore[attr-defined]
     names = [network.get_layer(index).name for index in range(network.num_layers)]
     return {name.partition("/dequantize")[0].replace("/", ".") for name in names if "/dequantize" in name}
 
 
-def quantization_of(made: Made) -> HybridQuantization:
-    assert made.opened.quantization is not None
-    return made.opened.quantization
+def quantization_of(hybrid: Hybrid) -> HybridQuantization:
+    assert hybrid.opened.quantization is not None
+    return hybrid.opened.quantization
 
 
 @pytest.mark.parametrize("case", WRITTEN, ids=str)

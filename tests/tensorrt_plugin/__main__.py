@@ -47,12 +47,12 @@ def _desc(trt: Any, dtype: DType, shape: list[int]) -> Any:
 
 def _inputs(op: CustomOp, is_open: bool) -> list[list[Expression]]:
     """Return the sizes of a known model's inputs."""
-    found = []
+    sizes = []
     for place, shape in enumerate(op.part("cases").TYPICAL.shapes):
         word = op.inputs[min(place, len(op.inputs) - 1)].dims.split()[0]
         first = Expression(shape[0], not (is_open and word in OPEN))
-        found.append([first, *(Expression(size, True) for size in shape[1:])])
-    return found
+        sizes.append([first, *(Expression(size, True) for size in shape[1:])])
+    return sizes
 
 
 def _created(trt: Any, op: CustomOp) -> Any:
@@ -66,16 +66,16 @@ def _created(trt: Any, op: CustomOp) -> Any:
 
 def run(trt: Any, op: CustomOp, dtype: DType, is_open: bool) -> dict[str, Any]:
     """Take one plugin from its creation to its kernel, in the order in which TensorRT asks."""
-    plugin: Plugin = op.part("plugin").PLUGIN
-    made, inputs = _created(trt, op), _inputs(op, is_open)
-    types, count = [type_of(types, dtype) for types in plugin.types], len(inputs)
-    given = [getattr(trt.DataType, one.tensorrt) for one in types[:count]]
-    outputs = made.get_output_data_types(given, [len(sizes) for sizes in inputs])
-    shapes = made.get_output_shapes(inputs, [], ExpressionBuilder())
+    definition: Plugin = op.part("plugin").PLUGIN
+    plugin, inputs = _created(trt, op), _inputs(op, is_open)
+    types, count = [type_of(types, dtype) for types in definition.types], len(inputs)
+    dtypes = [getattr(trt.DataType, one.tensorrt) for one in types[:count]]
+    outputs = plugin.get_output_data_types(dtypes, [len(sizes) for sizes in inputs])
+    shapes = plugin.get_output_shapes(inputs, [], ExpressionBuilder())
     sizes = [[size.value if size.known else -1 for size in shape] for shape in (*inputs, *shapes)]
     in_out = [_desc(trt, one, shape) for one, shape in zip(types, sizes, strict=True)]
-    combinations = [one.type.name for one in made.get_supported_format_combinations(in_out, count)]
-    made.configure_plugin(in_out[:count], in_out[count:])
+    combinations = [one.type.name for one in plugin.get_supported_format_combinations(in_out, count)]
+    plugin.configure_plugin(in_out[:count], in_out[count:])
     return {
         "op": op.name,
         "dtype": dtype.name,
@@ -83,17 +83,17 @@ def run(trt: Any, op: CustomOp, dtype: DType, is_open: bool) -> dict[str, Any]:
         "outputs": [kind.name for kind in outputs],
         "shapes": [[size.value for size in shape] for shape in shapes],
         "combinations": [combinations[at : at + len(types)] for at in range(0, len(combinations), len(types))],
-        **_launched(made, inputs, in_out),
+        **_launched(plugin, inputs, in_out),
     }
 
 
-def _launched(made: Any, inputs: list[list[Expression]], in_out: list[Any]) -> dict[str, Any]:
+def _launched(plugin: Any, inputs: list[list[Expression]], in_out: list[Any]) -> dict[str, Any]:
     """Return how the plugin's kernel starts, and whether the kernel is there."""
     launch, count = SimpleNamespace(), len(inputs)
     arguments: dict[int, Any] = {}
-    made.set_tactic(0)
-    made.get_launch_params(inputs, in_out, count, launch, Arguments(arguments), ExpressionBuilder())
-    name, ptx = made.get_kernel([one.desc for one in in_out[:count]], [one.desc for one in in_out[count:]])
+    plugin.set_tactic(0)
+    plugin.get_launch_params(inputs, in_out, count, launch, Arguments(arguments), ExpressionBuilder())
+    name, ptx = plugin.get_kernel([one.desc for one in in_out[:count]], [one.desc for one in in_out[count:]])
     grid = [launch.grid_x.expr, launch.grid_y.expr, launch.grid_z.expr]
     scalars = [arguments[place] for place in range(len(arguments))]
     return {
@@ -110,13 +110,13 @@ def _launched(made: Any, inputs: list[list[Expression]], in_out: list[Any]) -> d
 class Arguments:
     """Takes a kernel's arguments as TensorRT does."""
 
-    def __init__(self, found: dict[int, Any]) -> None:
+    def __init__(self, arguments: dict[int, Any]) -> None:
         self.nbSymExprs = 0
-        self._found = found
+        self._arguments = arguments
 
     def __setitem__(self, place: int, argument: Any) -> None:
         assert place < self.nbSymExprs
-        self._found[place] = argument
+        self._arguments[place] = argument
 
 
 def main() -> None:

@@ -70,10 +70,10 @@ class Registry:
 def load(folder: Path) -> tuple[Any, Any]:
     """Compile the libraries into `folder` and return the modules `tensorrt` and `tensorrt.plugin`."""
     for name in LIBRARIES:
-        made = folder / f"lib{name}.so.11"
+        library = folder / f"lib{name}.so.11"
         source = Path(__file__).with_name("library.c")
-        subprocess.run(["cc", "-shared", "-fPIC", f"-Wl,-soname,{made.name}", "-o", made, source], check=True)
-        ctypes.CDLL(str(made), ctypes.RTLD_GLOBAL)
+        subprocess.run(["cc", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", "-o", library, source], check=True)
+        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
     trt = importlib.import_module("tensorrt_bindings")
     registry = Registry()
     trt.IDimensionExpr, trt.ISymExpr = Expression, Argument
