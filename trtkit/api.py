@@ -155,7 +155,7 @@ def plan(
     Raises PlanError, ConfigError, SourceError.
     """
     from trtkit.planning.gpus import find_gpus, planned_gpus
-    from trtkit.planning.plan import PlanOptions, make_plan
+    from trtkit.planning.plan import PlanRequest, make_plan
     from trtkit.planning.source import find_model, model_of_bundle, model_of_config
 
     table = find_gpus(gpus) if gpus else planned_gpus()
@@ -164,7 +164,7 @@ def plan(
     else:
         network = _network(model, keys)
         planned = model_of_bundle(network) if isinstance(network, Bundle) else model_of_config(network)
-    return make_plan(planned, PlanOptions(table, input_len, output_len, concurrency, prices), new_runner(on_event))
+    return make_plan(planned, PlanRequest(table, input_len, output_len, concurrency, prices), new_runner(on_event))
 
 
 def deploy(

@@ -106,13 +106,13 @@ def parse_prices(texts: Sequence[str], known: Sequence[str]) -> dict[str, float]
 def _plan(path: str, gpus: Sequence[PlannedGpu], options: dict[str, Any]) -> Report:
     """Find the model, count it and plan."""
     from trtkit.cli.progress import show_progress
-    from trtkit.planning.plan import PlanOptions, make_plan
+    from trtkit.planning.plan import PlanRequest, make_plan
     from trtkit.planning.source import find_model
 
     lengths = (options["input_len"], options["output_len"], options["concurrency"])
     with show_progress(quiet=options["quiet"]) as runner:
         model = find_model(path, options["overrides"], options["target"])
-        return make_plan(model, PlanOptions(gpus, *lengths, options["prices"]), runner)
+        return make_plan(model, PlanRequest(gpus, *lengths, options["prices"]), runner)
 
 
 def _list_gpus(gpus: Sequence[PlannedGpu], *, as_json: bool) -> None:

@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from trtkit.verification.report import Agreement, Comparison, Corner, LayerError, Part, Perplexity, Report, Rows
+    from trtkit.verification.report import (
+        Agreement,
+        Comparison,
+        Corner,
+        LayerError,
+        PartOutput,
+        Perplexity,
+        Report,
+        Rows,
+    )
 
 # Layers listed: the first out of tolerance and those with the largest errors.
 _TOP = 10
@@ -90,7 +99,7 @@ def _rows(rows: Rows) -> Text:
     return Text(said, "" if rows.passed else "red")
 
 
-def _parts(parts: Sequence[Part]) -> Table:
+def _parts(parts: Sequence[PartOutput]) -> Table:
     """List what parts of a hybrid give, beside what the reference's modules do."""
     rows = listing("parts, each with all before it", "part", "reference module", "relative RMS error", "")
     for part in parts:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class PlanOptions:
+class PlanRequest:
     """What a plan is asked for. Lengths in tokens; None for the defaults. prices: per hour, by GPU key."""
 
     gpus: Sequence[PlannedGpu]
@@ -48,22 +48,22 @@ class PlanOptions:
         return (self.prices or {}).get(gpu.key)
 
 
-def make_plan(model: PlannedModel, options: PlanOptions, runner: Runner) -> Report:
+def make_plan(model: PlannedModel, request: PlanRequest, runner: Runner) -> Report:
     """Count the model's network and return the plan. Raises TrtkitError."""
-    return _plan_vision(model, options, runner) if model.fields is None else _plan_llm(model, options, runner)
+    return _plan_vision(model, request, runner) if model.fields is None else _plan_llm(model, request, runner)
 
 
-def _plan_llm(planned: PlannedModel, options: PlanOptions, runner: Runner) -> LlmReport:
+def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> LlmReport:
     assert planned.fields is not None
     spec = decoder_spec(planned.fields, planned.where)
-    llm, dtype = llm_options(planned.config), dtype_of(planned.config.precision)
+    options, dtype = llm_options(planned.config), dtype_of(planned.config.precision)
     model = decoder_model(planned.name, spec, dtype, planned.max_length)
     quantized = quantized_of(planned, spec)
     if quantized is not None:
         model = model.quantized_as(spec, quantized)
-    slots = llm.max_batch_size if planned.config.llm is not None and planned.config.llm.model_fields_set else 1
-    concurrency, chunk = options.concurrency or slots, llm.max_prefill_length
-    work = workload(model, options.input_len, options.output_len, concurrency=concurrency, chunk=chunk)
+    slots = options.max_batch_size if planned.config.llm is not None and planned.config.llm.model_fields_set else 1
+    concurrency, chunk = request.concurrency or slots, options.max_prefill_length
+    work = workload(model, request.input_len, request.output_len, concurrency=concurrency, chunk=chunk)
     counts = _count(planned, quantized, work.length, runner)
     question = Question(model, counts, work)
     points = {"prefill": (1, work.input_len, work.input_len), "decode": (work.concurrency, 1, work.mean_length)}
@@ -76,13 +76,13 @@ def _plan_llm(planned: PlannedModel, options: PlanOptions, runner: Runner) -> Ll
         layers=_layers(counts, points),
         step={name: _step(counts, point) for name, point in points.items()},
         formulas=formulas(model, counts, work),
-        gpus=tuple(plan_llm(question, gpu, options.price(gpu)) for gpu in options.gpus),
+        gpus=tuple(plan_llm(question, gpu, request.price(gpu)) for gpu in request.gpus),
         assumptions=(*planned.notes, *llm_assumptions(model, work)),
     )
 
 
-def _plan_vision(planned: PlannedModel, options: PlanOptions, runner: Runner) -> VisionReport:
-    lengths = {"--input-len": options.input_len, "--output-len": options.output_len}
+def _plan_vision(planned: PlannedModel, request: PlanRequest, runner: Runner) -> VisionReport:
+    lengths = {"--input-len": request.input_len, "--output-len": request.output_len}
     meaningless = [option for option, value in lengths.items() if value is not None]
     if meaningless:
         what = f"{' and '.join(meaningless)}: `{planned.name}` takes no prompts, it is no language model"
@@ -93,7 +93,7 @@ def _plan_vision(planned: PlannedModel, options: PlanOptions, runner: Runner) ->
         with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
             network = count_config(planned.config, Path(folder), runner)
     low, high = network.batches
-    batch = options.concurrency or low
+    batch = request.concurrency or low
     if low == high and batch != low:
         raise PlanError(f"the network is known at batch {low} only, not {batch}", "--concurrency", f"leave it at {low}")
     question = VisionQuestion(network, batch)
@@ -106,7 +106,7 @@ def _plan_vision(planned: PlannedModel, options: PlanOptions, runner: Runner) ->
         shapes=network.shapes,
         layers=_layers(network.counts, {"run": (batch, 0, 0)}),
         step={"run": _step(network.counts, (batch, 0, 0))},
-        gpus=tuple(plan_vision(question, gpu, options.price(gpu)) for gpu in options.gpus),
+        gpus=tuple(plan_vision(question, gpu, request.price(gpu)) for gpu in request.gpus),
         assumptions=(*planned.notes, *vision_assumptions(network)),
     )
 

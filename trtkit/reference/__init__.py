@@ -1,8 +1,8 @@
 """The reference executor: an INetworkDefinition computed with torch, on CPU or CUDA."""
 
 from trtkit.reference.arrays import to_array, to_tensor
-from trtkit.reference.executor import Executor, InputSpec, Options, run_ranks
+from trtkit.reference.executor import Executor, NetworkInput, Options, run_ranks
 from trtkit.reference.ranks import Group
 from trtkit.reference.side_table import constants_from_onnx
 
-__all__ = ["Executor", "Group", "InputSpec", "Options", "constants_from_onnx", "run_ranks", "to_array", "to_tensor"]
+__all__ = ["Executor", "Group", "NetworkInput", "Options", "constants_from_onnx", "run_ranks", "to_array", "to_tensor"]

@@ -48,7 +48,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class InputSpec:
+class NetworkInput:
     """A network input. shape: -1 where the size is dynamic."""
 
     name: str
@@ -156,7 +156,7 @@ class Executor:
             raise ExecutionError(", ".join(what), fix=f"the network's inputs are {', '.join(names)}")
         return [self._checked_input(spec, inputs[spec.name]) for spec in self.inputs]
 
-    def _checked_input(self, spec: InputSpec, value: Any) -> Tensor:
+    def _checked_input(self, spec: NetworkInput, value: Any) -> Tensor:
         """Return one input as a tensor. Raises ExecutionError where its type or shape does not fit."""
         tensor = to_tensor(value, spec.name)
         where = f"input `{spec.name}`"
@@ -176,11 +176,11 @@ class Executor:
             )
         return tensor.to(device=self._precision.device, dtype=storage)
 
-    def _input_spec(self, slot: int) -> InputSpec:
+    def _input_spec(self, slot: int) -> NetworkInput:
         """Return what the network says of an input."""
         spec = self._graph.specs[slot]
         assert spec is not None
-        return InputSpec(spec.name, spec.dtype, self._graph.shapes[slot])
+        return NetworkInput(spec.name, spec.dtype, self._graph.shapes[slot])
 
     def _name(self, slot: int) -> str:
         """Return a tensor's name."""

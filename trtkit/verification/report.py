@@ -80,7 +80,7 @@ class Output(Comparison):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part(Comparison):
+class PartOutput(Comparison):
     """The output of a part of the model, with all that comes before it. module: the reference's."""
 
     name: str
@@ -212,7 +212,7 @@ class Report:
     hollow: tuple[str, ...]
     task: Agreement = field(default_factory=Agreement)
     corners: tuple[Corner, ...] = ()
-    parts: tuple[Part, ...] = ()
+    parts: tuple[PartOutput, ...] = ()
     rows: Rows | None = None
     engine: EngineOutputs | None = None
     batch_rows: BatchRows | None = None

@@ -16,7 +16,7 @@ from trtkit.verification.hybrid_reference import HybridReference
 from trtkit.verification.intermediates import onnx_runtime_tensors
 from trtkit.verification.layers import layer_errors
 from trtkit.verification.quantized import calibration_samples, has_calibration
-from trtkit.verification.report import Part, Rows
+from trtkit.verification.report import PartOutput, Rows
 from trtkit.verification.rows import paired_rows, partners
 from trtkit.verification.signal import spread
 from trtkit.verification.slices import limits_of
@@ -170,7 +170,7 @@ class Verifier:
                 tensors |= stage.run(inputs)
         return errors
 
-    def part_errors(self, sample: Sample) -> list[Part]:
+    def part_errors(self, sample: Sample) -> list[PartOutput]:
         """Return the error of every part's output that the reference has too: of the model up to there."""
         opened, reference = self.subject.opened, self.reference
         if opened is None or not isinstance(reference, HybridReference):
@@ -182,7 +182,7 @@ class Verifier:
                 continue
             compared = compare(ours[name], theirs[name], self.limits.floor)
             passed = compared.is_within(self.limits)
-            errors.append(Part(**vars(compared), name=name, module=port.reference, passed=passed))
+            errors.append(PartOutput(**vars(compared), name=name, module=port.reference, passed=passed))
         return errors
 
     def _seams(self, sample: Sample) -> Arrays:

@@ -52,7 +52,7 @@ _MIN_AGREEMENT = 0.99
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class PromptSample:
     """A prompt with its images. ids: with all placeholders."""
 
     name: str
@@ -88,14 +88,14 @@ class VisionLanguageVerifier:
         tolerance = max(tolerance_of(self.config), self.rounding)
         self.limits = limits_of(tolerance, self.config.verify.max_slice_error)
 
-    def samples(self, paths: Sequence[str]) -> list[Sample]:
+    def samples(self, paths: Sequence[str]) -> list[PromptSample]:
         """Return prompts of one image each, of two, and of none. Raises SourceError for those that do not fit."""
         images = [(Path(path).name, read_image(Path(path))) for path in paths] or _random_images()
         prompts = [(name, [image]) for name, image in images]
         prompts += [("two images", [image for _, image in images[:2]])] if len(images) > 1 else []
         return [self._sample(name, shown) for name, shown in [*prompts, ("text alone", [])]]
 
-    def logits(self, sample: Sample, chunk: int | None = None) -> torch.Tensor:
+    def logits(self, sample: PromptSample, chunk: int | None = None) -> torch.Tensor:
         """Return logits [S, V] of a prompt, prefilled at once or in chunks."""
         import torch
 
@@ -104,13 +104,13 @@ class VisionLanguageVerifier:
         parts = (sample.ids[start : start + size] for start in range(0, len(sample.ids), size))
         return torch.cat([self.stepper.step([part])[0] for part in parts])
 
-    def _sample(self, name: str, images: list[Image.Image]) -> Sample:
+    def _sample(self, name: str, images: list[Image.Image]) -> PromptSample:
         merged = self._prompts.merge(self._ids(len(images)), images)
         room = llm_options(self.config).max_sequence_length - _NEW_TOKENS
         if len(merged.ids) > room:
             what = f"the prompt has {len(merged.ids)} tokens with its images, {room} fit"
             raise SourceError(what, name, "raise `llm.max_sequence_length`, or give smaller images")
-        return Sample(name, merged.ids, tuple(images), self._prompts.soft_tokens(merged, self._tower))
+        return PromptSample(name, merged.ids, tuple(images), self._prompts.soft_tokens(merged, self._tower))
 
     def _ids(self, count: int) -> list[int]:
         """Return a prompt with a placeholder for each of `count` images; random tokens without a tokenizer."""
@@ -169,7 +169,7 @@ def verify(request: VerifyRequest, context: Context) -> Report:
     )
 
 
-def _soft_tokens(verifier: VisionLanguageVerifier, samples: Sequence[Sample]) -> Output:
+def _soft_tokens(verifier: VisionLanguageVerifier, samples: Sequence[PromptSample]) -> Output:
     compared = LogitsCompared(verifier.limits)
     for sample in (sample for sample in samples if sample.soft is not None):
         assert sample.soft is not None
@@ -177,7 +177,7 @@ def _soft_tokens(verifier: VisionLanguageVerifier, samples: Sequence[Sample]) ->
     return compared.output()
 
 
-def _logits(verifier: VisionLanguageVerifier, samples: Sequence[Sample]) -> tuple[Output, float]:
+def _logits(verifier: VisionLanguageVerifier, samples: Sequence[PromptSample]) -> tuple[Output, float]:
     """Return the worst comparison, and the share of equal top-1 tokens where the best two are clearly apart."""
     compared, hits, clear = LogitsCompared(verifier.limits), 0, 0
     for sample in samples:
@@ -190,7 +190,7 @@ def _logits(verifier: VisionLanguageVerifier, samples: Sequence[Sample]) -> tupl
     return compared.output(), hits / clear if clear else 1.0
 
 
-def _greedy(verifier: VisionLanguageVerifier, sample: Sample) -> tuple[str, str]:
+def _greedy(verifier: VisionLanguageVerifier, sample: PromptSample) -> tuple[str, str]:
     """Return our answer and transformers', as text where there is a tokenizer."""
     ours = verifier.stepper.greedy(sample.ids, _NEW_TOKENS, soft=sample.soft)
     theirs = verifier.reference.greedy(sample.ids, sample.images, _NEW_TOKENS)
@@ -199,7 +199,7 @@ def _greedy(verifier: VisionLanguageVerifier, sample: Sample) -> tuple[str, str]
     return verifier.tokenizer.decode(ours), verifier.tokenizer.decode(theirs)
 
 
-def _chunked(verifier: VisionLanguageVerifier, sample: Sample) -> Corner:
+def _chunked(verifier: VisionLanguageVerifier, sample: PromptSample) -> Corner:
     """Check what serving relies on: a prompt cut anywhere, in an image too, gives what one prefill gives."""
     compared = compare_rows(verifier.logits(sample, _CHUNK), verifier.logits(sample), verifier.limits)
     return corner(f"chunks of {_CHUNK}: {sample.name}", {"inputs_embeds": (1, _CHUNK)}, compared, verifier.limits)

@@ -8,12 +8,21 @@ from dataclasses import replace
 
 from tests.reports import layer, output, report
 from trtkit.jobs.json_form import from_json, to_json
-from trtkit.verification.report import Comparison, Corner, EngineOutputs, Part, Perplexity, Report, Rows, WorstSlice
+from trtkit.verification.report import (
+    Comparison,
+    Corner,
+    EngineOutputs,
+    PartOutput,
+    Perplexity,
+    Report,
+    Rows,
+    WorstSlice,
+)
 
 FULL = replace(
     report(outputs={"y": output(math.inf, passed=False, worst_slice=WorstSlice(1, 2, 0.5))}, passed=False),
     corners=(Corner("chunks of 5", {"input_ids": (1, 5)}, False, math.inf, problem="no shape"),),
-    parts=(Part(0.1, 0.2, 0.3, 1.0, name="neck", module="model.neck", passed=True),),
+    parts=(PartOutput(0.1, 0.2, 0.3, 1.0, name="neck", module="model.neck", passed=True),),
     rows=Rows(0.1, 0.2, passed=True),
     engine=EngineOutputs(passed=True, outputs={"y": Comparison(0.0, 0.0, 0.0, 1.0)}),
     perplexity=Perplexity("t.txt", 1, 2, 2.0, 2.0, 0.0, 0.1, passed=True),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.reports import output, report
-from trtkit.verification.report import Agreement, Corner, EngineOutputs, Part, Perplexity, Rows, WorstSlice
+from trtkit.verification.report import Agreement, Corner, EngineOutputs, PartOutput, Perplexity, Rows, WorstSlice
 from trtkit.verification.verdict import reason, verdict
 
 WRONG_ANSWERS = report(
@@ -29,7 +29,7 @@ def test_wrong_answers_of_a_close_network_are_named() -> None:
         {"outputs": {"logits": output(0.41, passed=False)}},
         {"outputs": {"logits": output(math.inf, passed=False)}},
         {"corners": (RIGHT, WRONG)},
-        {"parts": (Part(0.0, 0.0, 0.0, 1.0, name="neck", module="neck", passed=False),)},
+        {"parts": (PartOutput(0.0, 0.0, 0.0, 1.0, name="neck", module="neck", passed=False),)},
         {"rows": Rows(0.5, 0.1, passed=False)},
         {"engine": EngineOutputs(passed=False, outputs={})},
         {"perplexity": Perplexity("t.txt", 1, 2, 2.0, 1.0, 1.0, 0.1, passed=False)},

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
 from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, Port, Seam
-from trtkit.models.hybrids.transformer import LayerSpec, Sizes, halved, layer_weights, mlp_weights
+from trtkit.models.hybrids.transformer import Sizes, TransformerLayerSpec, halved, layer_weights, mlp_weights
 from trtkit.models.hybrids.vision_encoder import num_labels
 from trtkit.models.hybrids.weights import linear_weights, norm_weights
 from trtkit.models.spec import AttentionSpec, MlpSpec, NormSpec
@@ -48,9 +48,9 @@ class DetrSpec:
     channels: int
     num_queries: int
     num_classes: int
-    encoder: LayerSpec
+    encoder: TransformerLayerSpec
     encoder_layers: int
-    decoder: LayerSpec
+    decoder: TransformerLayerSpec
     decoder_layers: int
 
 
@@ -125,14 +125,14 @@ def _model(config: HfConfig, backbone: dict[str, Any], feature_size: Sizes) -> D
     )
 
 
-def _layer(config: HfConfig, kind: str) -> LayerSpec:
+def _layer(config: HfConfig, kind: str) -> TransformerLayerSpec:
     """Return the layers of encoder or decoder."""
     hidden_size, heads = int(config.get("d_model", 256)), int(config.get(f"{kind}_attention_heads", 8))
     head_dim = hidden_size // heads
     attention = AttentionSpec(heads, heads, head_dim, head_dim**-0.5, has_qkv_bias=True, has_output_bias=True)
     activation = str(config.get("activation_function", "relu"))
     mlp = MlpSpec(int(config.get(f"{kind}_ffn_dim", 2048)), activation, is_gated=False, has_bias=True)
-    return LayerSpec(hidden_size, attention, mlp, NormSpec("layer", 1e-5, has_bias=True))
+    return TransformerLayerSpec(hidden_size, attention, mlp, NormSpec("layer", 1e-5, has_bias=True))
 
 
 def _encoder_weights(model: DetrSpec) -> Iterator[Weight]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trtkit.errors import SourceError
 from trtkit.models.hybrids.detr import needed_size
 from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, Port, Seam
-from trtkit.models.hybrids.transformer import LayerSpec, Sizes, layer_weights, mlp_weights
+from trtkit.models.hybrids.transformer import Sizes, TransformerLayerSpec, layer_weights, mlp_weights
 from trtkit.models.hybrids.vision_encoder import num_labels
 from trtkit.models.hybrids.weights import linear_weights, norm_weights
 from trtkit.models.spec import AttentionSpec, MlpSpec, NormSpec
@@ -55,7 +55,7 @@ class RtDetrSpec:
     is_discrete: bool
     num_queries: int
     num_classes: int
-    layer: LayerSpec
+    layer: TransformerLayerSpec
     num_layers: int
 
 
@@ -118,14 +118,14 @@ def _model(config: HfConfig, levels: tuple[Sizes, ...]) -> RtDetrSpec:
     )
 
 
-def _layer(config: HfConfig) -> LayerSpec:
+def _layer(config: HfConfig) -> TransformerLayerSpec:
     hidden_size, heads = int(config.get("d_model", 256)), int(config.get("decoder_attention_heads", 8))
     head_dim = hidden_size // heads
     attention = AttentionSpec(heads, heads, head_dim, head_dim**-0.5, has_qkv_bias=True, has_output_bias=True)
     activation = str(config.get("decoder_activation_function", "relu"))
     mlp = MlpSpec(int(config.get("decoder_ffn_dim", 1024)), activation, is_gated=False, has_bias=True)
     norm = NormSpec("layer", float(config.get("layer_norm_eps", 1e-5)), has_bias=True)
-    return LayerSpec(hidden_size, attention, mlp, norm)
+    return TransformerLayerSpec(hidden_size, attention, mlp, norm)
 
 
 def _weights(model: RtDetrSpec) -> Iterator[Weight]:

@@ -19,7 +19,7 @@ Sizes = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class LayerSpec:
+class TransformerLayerSpec:
     """A layer: self-attention, in decoders cross-attention, MLP; a norm after each. Positions join queries and keys."""
 
     hidden_size: int
@@ -28,7 +28,7 @@ class LayerSpec:
     norm: NormSpec
 
 
-def layer_weights(path: str, name: str, spec: LayerSpec, names: Mapping[str, str]) -> Iterator[Weight]:
+def layer_weights(path: str, name: str, spec: TransformerLayerSpec, names: Mapping[str, str]) -> Iterator[Weight]:
     """Yield a layer's weights. names: in the checkpoint below `name`, by path below `path`."""
     D, F = spec.hidden_size, spec.mlp.intermediate_size
     for inner, own in names.items():

@@ -13,14 +13,14 @@ from trtkit.network.ops.linear import linear
 from trtkit.network.ops.shape import reshape, transpose
 
 if TYPE_CHECKING:
-    from trtkit.models.hybrids.transformer import LayerSpec
+    from trtkit.models.hybrids.transformer import TransformerLayerSpec
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
 
 Array = np.ndarray[Any, Any]
 
 
-def encoder_layer(weights: Weights, spec: LayerSpec, x: Tensor, positions: Tensor) -> Tensor:
+def encoder_layer(weights: Weights, spec: TransformerLayerSpec, x: Tensor, positions: Tensor) -> Tensor:
     """Apply self-attention and MLP to x [B, S, D]; positions [1 or B, S, D]."""
     placed = x + positions
     x = add_and_norm(
@@ -33,7 +33,7 @@ def encoder_layer(weights: Weights, spec: LayerSpec, x: Tensor, positions: Tenso
     return feed_forward(weights, spec, x)
 
 
-def feed_forward(weights: Weights, spec: LayerSpec, x: Tensor) -> Tensor:
+def feed_forward(weights: Weights, spec: TransformerLayerSpec, x: Tensor) -> Tensor:
     """Apply a layer's MLP to x [B, S, D]."""
     return add_and_norm(weights, "mlp_norm", x, mlp_block(weights, "mlp", x, spec.mlp), spec.norm)
 

@@ -31,7 +31,7 @@ _LEAST_SCALE = 2.0**-20
 
 
 @dataclass(frozen=True)
-class Weight:
+class ProductWeight:
     """A constant that a product multiplies with. output_axis, input_axis: of its matrix; the latter's blocks share."""
 
     node: onnx.NodeProto
@@ -128,7 +128,7 @@ def _products(model: onnx.ModelProto, exclude: Collection[str]) -> Iterator[onnx
     return (node for node in model.graph.node if node.op_type in PRODUCTS and node.name not in exclude)
 
 
-def _weights(model: onnx.ModelProto, exclude: Collection[str]) -> Iterator[Weight]:
+def _weights(model: onnx.ModelProto, exclude: Collection[str]) -> Iterator[ProductWeight]:
     """Yield the weights that one product alone reads; a shared one would be quantized twice."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     readers = Counter(name for node in all_nodes(model.graph) for name in node.input)
@@ -137,7 +137,7 @@ def _weights(model: onnx.ModelProto, exclude: Collection[str]) -> Iterator[Weigh
         if tensor is None or readers[tensor.name] > 1 or int(np.prod(tensor.dims)) < LEAST_WEIGHTS:
             continue
         if len(tensor.dims) >= 2:
-            yield Weight(node, tensor, *_axes(node, len(tensor.dims)))
+            yield ProductWeight(node, tensor, *_axes(node, len(tensor.dims)))
 
 
 def _axes(node: onnx.NodeProto, rank: int) -> tuple[int, int]:
@@ -148,7 +148,7 @@ def _axes(node: onnx.NodeProto, rank: int) -> tuple[int, int]:
     return (0, 1) if is_transposed else (rank - 1, rank - 2)
 
 
-def _by_channel(weight: Weight) -> tuple[onnx.TensorProto, Array, dict[str, int]]:
+def _by_channel(weight: ProductWeight) -> tuple[onnx.TensorProto, Array, dict[str, int]]:
     """Return codes, a scale for each output channel, and the DQ node's attributes."""
     from onnx import numpy_helper
 
@@ -160,7 +160,7 @@ def _by_channel(weight: Weight) -> tuple[onnx.TensorProto, Array, dict[str, int]
     return stored, scales.reshape(-1).astype(np.float32), {"axis": weight.output_axis}
 
 
-def _by_block(weight: Weight, size: int) -> tuple[onnx.TensorProto, Array, dict[str, int]]:
+def _by_block(weight: ProductWeight, size: int) -> tuple[onnx.TensorProto, Array, dict[str, int]]:
     """Return packed codes, a scale for each block, and the DQ node's attributes."""
     from onnx import TensorProto, helper, numpy_helper
 
@@ -175,7 +175,7 @@ def _by_block(weight: Weight, size: int) -> tuple[onnx.TensorProto, Array, dict[
     return stored, scales.squeeze(axis + 1).astype(np.float32), {"axis": axis, "block_size": size}
 
 
-def _block_size(weight: Weight, block: int | None) -> int:
+def _block_size(weight: ProductWeight, block: int | None) -> int:
     """Return how many numbers along the inputs share a scale; 0 where the weight stays."""
     if weight.node.op_type in _CONVOLUTIONS or len(weight.tensor.dims) != 2:
         return 0
@@ -184,7 +184,7 @@ def _block_size(weight: Weight, block: int | None) -> int:
 
 
 def _store(
-    model: onnx.ModelProto, weight: Weight, stored: onnx.TensorProto, scales: Array, attributes: dict[str, int]
+    model: onnx.ModelProto, weight: ProductWeight, stored: onnx.TensorProto, scales: Array, attributes: dict[str, int]
 ) -> None:
     """Put codes, scales and a DQ node in the place of a weight."""
     from onnx import helper, numpy_helper
