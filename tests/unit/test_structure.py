@@ -17,7 +17,7 @@ ROOT = Path(trtkit.__file__).parent
 BOUNDARY = {"backends", "network", "reference"}
 MOST_ANY, MOST_JSON = 841, 75
 # Words that do not say what a variable, a parameter, a field or a function is.
-VAGUE, MOST_VAGUE = {"found", "made", "asked", "given", "said"}, 216
+VAGUE, MOST_VAGUE = {"found", "made", "asked", "given", "said"}, 136
 
 
 def _names(name: str) -> int:
