@@ -76,6 +76,6 @@ def _render(result: BuildResult) -> None:
         "restored": "cache hit: restored, nothing was built",
         "unchanged": "cache hit: already up to date, nothing was done",
     }
-    said = Text.assemble((words[result.origin], "bold green"), f" {result.bundle.path}")
-    console().print(said, soft_wrap=True)
+    outcome = Text.assemble((words[result.origin], "bold green"), f" {result.bundle.path}")
+    console().print(outcome, soft_wrap=True)
     console().print(bundle_summary(result.bundle))

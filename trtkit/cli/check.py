@@ -75,10 +75,10 @@ def _print_model(model: ModelReport) -> None:
     if model.interface is None:
         echo(f"{model.name}  version {model.version}  {model.state.lower()}: {model.reason or 'not loaded'}")
         return
-    found = model.interface
-    streams = ", streams its answers" if found.is_decoupled else ""
-    echo(f"{model.name}  version {model.version}  ready, batches up to {found.max_batch_size}{streams}")
-    for kind, tensors in (("input", found.inputs), ("output", found.outputs)):
+    interface = model.interface
+    streams = ", streams its answers" if interface.is_decoupled else ""
+    echo(f"{model.name}  version {model.version}  ready, batches up to {interface.max_batch_size}{streams}")
+    for kind, tensors in (("input", interface.inputs), ("output", interface.outputs)):
         for tensor in tensors:
             echo(f"  {kind:6}  {tensor.name}  {tensor.dtype} {list(tensor.shape)}")
     if model.known:

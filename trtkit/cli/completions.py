@@ -111,8 +111,8 @@ def _named(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
 def _listed(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
     """Offer names for what stands behind the last comma."""
     before, comma, last = incomplete.rpartition(",")
-    given = before.split(",")
-    return [CompletionItem(before + comma + item.value) for item in _named(names, last) if item.value not in given]
+    named = before.split(",")
+    return [CompletionItem(before + comma + item.value) for item in _named(names, last) if item.value not in named]
 
 
 def _paths(incomplete: str, *, has_bundles: bool) -> Iterator[CompletionItem]:

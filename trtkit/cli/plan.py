@@ -62,15 +62,15 @@ def command(path: str | None, as_json: bool, **options: Any) -> None:
     """
     from trtkit.planning.gpus import find_gpus, planned_gpus
 
-    found = find_gpus(options["gpus"].split(",")) if options["gpus"] else planned_gpus()
+    gpus = find_gpus(options["gpus"].split(",")) if options["gpus"] else planned_gpus()
     if options["list_gpus"]:
-        _list_gpus(found, as_json=as_json)
+        _list_gpus(gpus, as_json=as_json)
         return
     if path is None:
         raise click.UsageError("Missing argument 'PATH'.")
     check_outputs(options["html"])
-    prices = parse_prices(options["prices"], [gpu.key for gpu in found])
-    plan = _plan(path, found, {**options, "prices": prices, "quiet": options["quiet"] or as_json})
+    prices = parse_prices(options["prices"], [gpu.key for gpu in gpus])
+    plan = _plan(path, gpus, {**options, "prices": prices, "quiet": options["quiet"] or as_json})
     if options["html"]:
         from trtkit.report.planning import plan_page
 

@@ -44,13 +44,13 @@ def list_ops(as_json: bool) -> None:
     from trtkit.network.custom_op import load_ops
     from trtkit.verification.custom_ops.record import describe_op
 
-    found = [describe_op(op) for op in load_ops().values()]
+    descriptions = [describe_op(op) for op in load_ops().values()]
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(descriptions))
         return
     from trtkit.cli.tables import show
 
-    show(map(_described, found))
+    show(map(_described, descriptions))
 
 
 @command.command("check")
@@ -65,15 +65,15 @@ def check_ops(op: str | None, as_json: bool, quiet: bool) -> None:
     from trtkit.network.custom_op import find, load_ops
 
     ops = [find(op)] if op else list(load_ops().values())
-    found = [outcome for each in ops for outcome in _outcomes(each, is_quiet=quiet or as_json)]
+    outcomes = [outcome for each in ops for outcome in _outcomes(each, is_quiet=quiet or as_json)]
     if as_json:
-        click.echo(json.dumps([asdict(outcome) | {"is_within": outcome.is_within} for outcome in found]))
+        click.echo(json.dumps([asdict(outcome) | {"is_within": outcome.is_within} for outcome in outcomes]))
     else:
         from trtkit.cli.tables import show
 
-        names = dict.fromkeys(outcome.op for outcome in found)
-        show(_errors(name, [outcome for outcome in found if outcome.op == name]) for name in names)
-    if not all(outcome.is_within for outcome in found):
+        names = dict.fromkeys(outcome.op for outcome in outcomes)
+        show(_errors(name, [outcome for outcome in outcomes if outcome.op == name]) for name in names)
+    if not all(outcome.is_within for outcome in outcomes):
         sys.exit(_OUT_OF_TOLERANCE)
 
 
@@ -104,17 +104,18 @@ def _described(op: dict[str, Any]) -> Table:
     return table
 
 
-def _errors(op: str, found: list[Outcome]) -> Table:
+def _errors(op: str, outcomes: list[Outcome]) -> Table:
     """Return the outcomes of an op as a table."""
     from trtkit.cli.tables import listing
 
     title = f"{op}: relative RMS error against the reference"
     table = listing(title, "case", "type", "implementation", "error", "layers")
-    for outcome in found:
+    for outcome in outcomes:
         way = f"{outcome.route}, {outcome.form}" if outcome.form else outcome.route
         error = f"{outcome.relative_rms_error:.1e}"
         style = None if outcome.is_within else "red"
-        said = f"{way}: {outcome.problem}" if outcome.problem else way
+        if outcome.problem:
+            way = f"{way}: {outcome.problem}"
         layers = str(outcome.layers or "")
-        table.add_row(outcome.case, outcome.dtype, said, error, layers, style=style)
+        table.add_row(outcome.case, outcome.dtype, way, error, layers, style=style)
     return table

@@ -101,9 +101,9 @@ def command(
     from trtkit.quantization.jobs import ScoringRequest
 
     check_outputs(write, html)
-    asked = {"method": method, "block": block, "kv_cache": kv_cache, "calibration.data": calib}
-    asked |= {"calibration.samples": None if samples is None else str(samples)}
-    model = _loaded(config, asked, (layers, exclude), overrides, target)
+    keys = {"method": method, "block": block, "kv_cache": kv_cache, "calibration.data": calib}
+    keys |= {"calibration.samples": None if samples is None else str(samples)}
+    model = _loaded(config, keys, (layers, exclude), overrides, target)
     with show_progress(quiet=quiet or as_json) as runner:
         scoring = ScoringRequest(sensitivity or html is not None, budget, fallback)
         result = quantize_model(model, out, runner, scoring)
@@ -122,7 +122,7 @@ def command(
 
 def _loaded(
     config: str,
-    asked: dict[str, str | None],
+    keys: dict[str, str | None],
     globs: tuple[tuple[str, ...], tuple[str, ...]],
     overrides: tuple[str, ...],
     target: str | None,
@@ -130,7 +130,7 @@ def _loaded(
     """Return the config with what the options ask for."""
     from trtkit.config import load_config
 
-    own = [f"quantize.{key}={value}" for key, value in asked.items() if value is not None]
+    own = [f"quantize.{key}={value}" for key, value in keys.items() if value is not None]
     layers, exclude = globs
     if layers:
         methods = dict(_parted(pair) for pair in layers)

@@ -87,7 +87,7 @@ def _interrupt(_signal: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _find_server(given: str | None, repository: Path) -> ServerFiles:
+def _find_server(path: str | None, repository: Path) -> ServerFiles:
     """Return the server to start; where there is none, the error says which container serves the repository."""
     from trtkit.deployment.triton.commands import container_facts, docker_command
     from trtkit.deployment.triton.repository_check import read_repository
@@ -95,7 +95,7 @@ def _find_server(given: str | None, repository: Path) -> ServerFiles:
     from trtkit.errors import DeployError
 
     try:
-        return find_server(given)
+        return find_server(path)
     except DeployError as error:
         if error.where:
             raise  # one was asked for by name

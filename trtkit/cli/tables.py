@@ -141,10 +141,10 @@ def _port(port: PortRecord, name: str) -> str:
     return f"{name} {port.dtype} {shape_text(port.shape)}"
 
 
-def inspect_tables(found: Inspected, *, every_layer: bool) -> Iterator[RenderableType]:
+def inspect_tables(inspected: Inspected, *, every_layer: bool) -> Iterator[RenderableType]:
     """Yield the tables of `trtkit inspect`."""
-    network, model = found.network, found.model
-    yield _overview(found)
+    network, model = inspected.network, inspected.model
+    yield _overview(inspected)
     if sum(len(stage.parts) for stage in model.stages) > 1:
         yield parts_table(model)
     yield _steps(model.steps)
@@ -157,17 +157,17 @@ def inspect_tables(found: Inspected, *, every_layer: bool) -> Iterator[Renderabl
         yield _tensors(network.layers)
 
 
-def _overview(found: Inspected) -> Table:
+def _overview(inspected: Inspected) -> Table:
     """Summarize config, inputs, outputs, profiles and totals."""
-    model, network, config = found.model, found.network, found.model.config
+    model, network, config = inspected.model, inspected.network, inspected.model.config
     totals = network.totals()
-    table = pairs(found.kind)
+    table = pairs(inspected.kind)
     table.add_row("name", config.name)
     kind, origin = next((kind, value) for kind, value in config.source if value is not None)
     table.add_row("source", f"{kind}: {origin if isinstance(origin, str) else origin.factory}")
     kept = f", fp32 kept in {', '.join(config.keep_fp32)}" if config.keep_fp32 else ""
     table.add_row("precision", f"{config.precision}{kept}; I/O types: {config.io_types}")
-    if quantized := found.quantized:
+    if quantized := inspected.quantized:
         table.add_row("quantized", ": ".join(part for part in (quantized["method"], quantized["said"]) if part))
     table.add_row("target", config.target)
     options = ", ".join(f"{name} {value}" for name, value in config.build if value is not None)

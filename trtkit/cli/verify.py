@@ -87,8 +87,8 @@ def command(
     from trtkit.verification.verify import Request
 
     _check_outputs(path, html, fix)
-    asked = True if fix is not None or (html is not None and layers is None) else layers
-    request = Request(inputs, against, asked, corners, text, trust_source)
+    has_layers = True if fix is not None or (html is not None and layers is None) else layers
+    request = Request(inputs, against, has_layers, corners, text, trust_source)
     with show_progress(quiet=quiet or as_json) as runner:
         report = _verify(path, request, overrides, target, runner)
         if fix is not None and not report.passed:

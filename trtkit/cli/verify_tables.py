@@ -60,8 +60,8 @@ def verify_tables(report: Report) -> Iterator[RenderableType]:
     if report.fixed:
         kept = ", ".join(report.fixed.keep_fp32)
         yield Text.assemble(("repaired: ", "green"), f"{report.fixed.config} keeps in fp32: {kept}")
-    said = (verdict(report), _verdict_style(report))
-    yield Text.assemble(said, f": {report.name} in {report.precision}, {reason(report)}")
+    styled_verdict = (verdict(report), _verdict_style(report))
+    yield Text.assemble(styled_verdict, f": {report.name} in {report.precision}, {reason(report)}")
 
 
 def first_out_of_tolerance(layers: Sequence[LayerError], tolerance: float) -> LayerError | None:
@@ -95,8 +95,8 @@ def _outputs(outputs: Mapping[str, Comparison], title: str) -> Table:
 
 def _rows(rows: Rows) -> Text:
     """Say how many rows the other side does not have, which no error of the outputs counts."""
-    said = f"rows paired; {rows.unpaired:.1%} had no partner, at most {rows.allowed:.1%} allowed"
-    return Text(said, "" if rows.passed else "red")
+    text = f"rows paired; {rows.unpaired:.1%} had no partner, at most {rows.allowed:.1%} allowed"
+    return Text(text, "" if rows.passed else "red")
 
 
 def _parts(parts: Sequence[PartOutput]) -> Table:
