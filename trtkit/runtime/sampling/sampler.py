@@ -9,18 +9,15 @@ import torch
 
 from trtkit.runtime.sampling.candidates import filtered
 from trtkit.runtime.sampling.columns import PROCESSORS, Columns, Use
-from trtkit.runtime.sampling.draw import draw, largest
+from trtkit.runtime.sampling.draw import Uniform, draw, largest
 from trtkit.runtime.sampling.failures import reason
 from trtkit.runtime.sampling.logprobs import token_logprobs
-from trtkit.runtime.sampling.processors.bars import bar
-from trtkit.runtime.sampling.processors.forced import force
+from trtkit.runtime.sampling.processors.bars import bar, follow_guides, force
 from trtkit.runtime.sampling.processors.functions import call_functions
-from trtkit.runtime.sampling.processors.guide import follow_guides
 from trtkit.runtime.sampling.processors.penalties import Counts, add_bias, penalise_counts, penalise_repetition
 from trtkit.runtime.sampling.processors.step import Step
 from trtkit.runtime.sampling.sampled import FAILED, Sampled, TokenLogprobs
 from trtkit.runtime.sampling.state import SlotState
-from trtkit.runtime.sampling.uniform import Uniform
 
 if TYPE_CHECKING:
     from torch import Tensor

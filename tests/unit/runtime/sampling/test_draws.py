@@ -8,10 +8,9 @@ import torch
 from scipy.stats import chisquare, kstest
 
 from tests.unit.runtime.sampling.rows import Rows, transformers_scores
-from trtkit.runtime.sampling.draw import draw
+from trtkit.runtime.sampling.draw import BLOCK, Uniform, draw, uniform_block
 from trtkit.runtime.sampling.params import SamplingParams
 from trtkit.runtime.sampling.settings import sequence_seed
-from trtkit.runtime.sampling.uniform import BLOCK, Uniform, uniform_block
 
 ROWS, STEPS = 100, 200
 

@@ -1,4 +1,4 @@
-"""Tokens that are barred: they would repeat an n-gram, complete a bad word, or end the answer too early."""
+"""Tokens that are barred: by n-grams, bad words and ends that come too early; by forced words; by guides."""
 
 from __future__ import annotations
 
@@ -60,3 +60,40 @@ def _ends(step: Step) -> Iterator[tuple[int, Array]]:
         state = step.states[step.slots[row]]
         if state is not None:
             yield int(row), state.stop_ids
+
+
+def force(step: Step) -> None:
+    """Bar every end until each forced word has occurred; force words when there is room for nothing else.
+
+    Our definition, for transformers 5 dropped constrained beam search: as long as a word is missing, no token that ends
+    the answer is allowed. Once the tokens left of `max_tokens` are no more than the missing words need, the words are
+    forced token by token, the one that is furthest along first.
+    """
+    for row, state in step.each(Use.FORCE_WORDS):
+        slot = step.slots[row]
+        generated = step.sequences.generated(slot)
+        missing = state.force_words.missing(generated)
+        token = missing.forced(generated, state.max_tokens - len(generated))
+        scores = step.scores[row]
+        if token is not None:
+            kept = scores[token].clone()
+            scores.fill_(-np.inf)
+            scores[token] = kept
+        elif missing.words:
+            scores[step.tensor(state.stop_ids)] = -np.inf
+
+
+def follow_guides(step: Step) -> None:
+    """Bar what a row's grammar does not allow next."""
+    rows, masks = [], []
+    for row, state in step.each(Use.GUIDE):
+        assert state.guide
+        if not state.guide.error:
+            rows.append(row)
+            masks.append(state.guide.allowed(step.scores.shape[1]))
+        if state.guide.error:  # which computing the mask may have met
+            step.errors[row] = f"the answer cannot follow `{state.settings.params.guided}`: {state.guide.error}"
+    if rows:
+        barred = ~np.stack(masks)
+        chosen = step.tensor(np.array(rows))
+        step.scores[chosen] = step.scores[chosen].masked_fill(step.tensor(barred), -np.inf)
