@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from trtkit.cli.colour import colour
 from trtkit.cli.options import is_logged, run_options
 from trtkit.cli.visible import visible
 from trtkit.errors import TrtkitError
@@ -137,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(words: list[str]) -> None:
     """Run the command that `words` ask for; exceptions become messages and exit codes."""
     try:
-        cli.main(args=words, prog_name="trtkit", standalone_mode=False, color=colour(), obj=words)
+        cli.main(args=words, prog_name="trtkit", standalone_mode=False, color=_colour(), obj=words)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:
@@ -173,4 +173,14 @@ def _show(error: TrtkitError, *, as_json: bool) -> None:
         import json
 
         click.echo(json.dumps(error.to_json()))
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {visible(str(error))}", err=True, color=colour())
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {visible(str(error))}", err=True, color=_colour())
+
+
+def _colour() -> bool | None:
+    """Return whether escape codes are wanted whatever the output is; None where a terminal gets them.
+
+    NO_COLOR and TERM=dumb, which win, and FORCE_COLOR as rich reads them.
+    """
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") in {"dumb", "unknown"}:
+        return False
+    return True if os.environ.get("FORCE_COLOR") else None

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from trtkit.runtime.sampling.candidates import filtered
-from trtkit.runtime.sampling.columns import PROCESSORS, Columns, Use
+from trtkit.runtime.sampling.columns import PROCESSORS, Columns, SlotState, Use
 from trtkit.runtime.sampling.draw import Uniform, draw, largest
 from trtkit.runtime.sampling.failures import reason
 from trtkit.runtime.sampling.logprobs import token_logprobs
@@ -17,7 +17,6 @@ from trtkit.runtime.sampling.processors.functions import call_functions
 from trtkit.runtime.sampling.processors.penalties import Counts, add_bias, penalise_counts, penalise_repetition
 from trtkit.runtime.sampling.processors.step import Step
 from trtkit.runtime.sampling.sampled import FAILED, Sampled, TokenLogprobs
-from trtkit.runtime.sampling.state import SlotState
 
 if TYPE_CHECKING:
     from torch import Tensor

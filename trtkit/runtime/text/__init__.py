@@ -1,7 +1,6 @@
 """Text in and out of generation: a bundle's tokenizer, streamed detokenization, stop strings."""
 
-from trtkit.runtime.text.detokenizer import IncrementalDetokenizer
-from trtkit.runtime.text.stops import StopStrings
+from trtkit.runtime.text.detokenizer import IncrementalDetokenizer, StopStrings
 from trtkit.runtime.text.tokenizer import Tokenizer, eos_token_ids, open_tokenizer
 
 __all__ = ["IncrementalDetokenizer", "StopStrings", "Tokenizer", "eos_token_ids", "open_tokenizer"]

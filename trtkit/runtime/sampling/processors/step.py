@@ -11,8 +11,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trtkit.runtime.sampling.columns import Columns, Use
-    from trtkit.runtime.sampling.state import SlotState
+    from trtkit.runtime.sampling.columns import Columns, SlotState, Use
     from trtkit.runtime.sequences import Sequences
 
 Array = np.ndarray[Any, Any]
