@@ -41,6 +41,10 @@ _API: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = (
             ("trtkit.bundle.bundle", ("Bundle", "open_bundle")),
             ("trtkit.verification.report", ("Report",)),
             ("trtkit.engine.quantize", ("QuantizeResult",)),
+            ("trtkit", ("Load",)),
+            ("trtkit.benchmarking.request", ("ServedModel",)),
+            ("trtkit.benchmarking.timing", ("Rules",)),
+            ("trtkit.benchmarking.report", ("VisionReport", "LlmReport", "Case", "Result")),
             (
                 "trtkit.verification.evaluation",
                 ("Evaluation", "Perplexity", "Distance", "Questions", "Compared"),

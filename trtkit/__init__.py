@@ -8,6 +8,7 @@ from trtkit.version import __version__
 
 if TYPE_CHECKING:
     from trtkit.api import bench, build, deploy, evaluate, load_config, plan, quantize, verify
+    from trtkit.benchmarking.request import Load
     from trtkit.runtime.llm import LLM, AsyncLLM
     from trtkit.runtime.model import open_model
     from trtkit.runtime.sampling.params import SamplingParams
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "Load",
     "SamplingParams",
     "__version__",
     "bench",
@@ -35,6 +37,7 @@ _MODULES = {
     "open_model": "trtkit.runtime.model",
     "LLM": "trtkit.runtime.llm",
     "AsyncLLM": "trtkit.runtime.llm",
+    "Load": "trtkit.benchmarking.request",
     "SamplingParams": "trtkit.runtime.sampling.params",
 }
 

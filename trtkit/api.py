@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from trtkit.benchmarking.report import Report as BenchReport
+    from trtkit.benchmarking.request import Load, ServedModel
+    from trtkit.benchmarking.timing import Rules
     from trtkit.deployment.triton.deploy import Deployment, Form
     from trtkit.engine.quantize import QuantizeResult
     from trtkit.jobs.events import Listener
     from trtkit.planning.report import Report as Plan
     from trtkit.runtime.decoder import Runtime
+    from trtkit.runtime.llm.frontend import RuntimeOptions
     from trtkit.verification.evaluation import Evaluation
     from trtkit.verification.report import Report
 
@@ -209,36 +212,47 @@ def bench(
     *,
     compare: Sequence[str | Path] = (),
     batches: Sequence[int] = (),
-    concurrency: Sequence[int] = (),
-    requests: int | None = None,
-    input_tokens: int | None = None,
-    output_tokens: int | None = None,
-    runtime: Runtime = "auto",
+    rules: Rules | None = None,
+    load: Load | None = None,
+    runtime: Runtime | RuntimeOptions = "auto",
+    cuda_graphs: bool | None = None,
+    server: str | ServedModel | None = None,
     is_unverified: bool = False,
+    trust_source: bool = False,
     on_event: Listener = ignore,
     **keys: object,
 ) -> BenchReport:
     """Measure a bundle; a config is built into `bundles/NAME` first. Without a GPU, that is the reference executor.
 
-    compare: `torch`, `onnxruntime`, `transformers` or bundles, measured in the same rounds.
-    batches: of a network of arrays; the shapes of its profiles if empty.
-    concurrency: a language model's requests at once, a case for each; 1 if empty. requests: of a round, 16 if None.
-    input_tokens, output_tokens: of each made-up prompt and its answer, 128 and 32 if None.
-    runtime: `tensorrt`, `reference` or `auto`. is_unverified: measure a bundle whose verification failed or is missing.
-    Latencies in ms are in `report.cases`; printing the report shows the medians. Traces, rates and servers are for the
-    command. Raises BenchError for what cannot be measured, and what `build` raises.
+    compare: `torch`, `torch.compile`, `onnxruntime`, `transformers` or bundles, measured in the same rounds.
+    batches: of a network of arrays; the shapes of its profiles if empty. rules: when its measuring stops.
+    load: on a language model, or on a network that a server has: `trtkit.Load(concurrency=[1, 4], input_tokens=64)`.
+    runtime: `tensorrt`, `reference` or `auto`; or RuntimeOptions, which have more settings of a language model.
+    cuda_graphs: whether an engine's launches are captured and replayed; if None, those of decode steps are.
+    server: URL of a Triton server that has the bundle; as a ServedModel, with its name there.
+    is_unverified: measure a bundle whose verification failed or is missing.
+    trust_source: whether the Python factory that a bundle names as its source may run; a config's own may.
+    Latencies in ms are in `report.cases`; printing the report shows the medians.
+    Raises BenchError for what cannot be measured, and what `build` raises.
     """
-    from trtkit.benchmarking.run import BenchRequest, bench_bundle
-    from trtkit.benchmarking.workload import Lengths
+    from trtkit.benchmarking.request import BenchRequest, Load, ServedModel
+    from trtkit.benchmarking.run import bench_bundle
+    from trtkit.benchmarking.timing import Rules
+    from trtkit.runtime.llm.frontend import RuntimeOptions
 
     network = _network(model, keys)
-    is_config = isinstance(network, ModelConfig)
+    request = BenchRequest(
+        rivals=tuple(map(str, compare)),
+        batches=tuple(batches),
+        rules=rules or Rules(),
+        load=load or Load(),
+        options=runtime if isinstance(runtime, RuntimeOptions) else RuntimeOptions(runtime=runtime),
+        has_cuda_graphs=cuda_graphs,
+        server=ServedModel(server) if isinstance(server, str) else server,
+        is_waived=is_unverified,
+        trusts_source=trust_source or isinstance(network, ModelConfig),
+    )
     bundle = build(network, on_event=on_event) if isinstance(network, ModelConfig) else network
-    sizes = {"input_tokens": input_tokens, "output_tokens": output_tokens}
-    chosen = {name: size for name, size in sizes.items() if size is not None}
-    load = (tuple(concurrency), requests, Lengths(**chosen) if chosen else None)
-    rivals = tuple(map(str, compare))
-    request = BenchRequest(rivals, tuple(batches), *load, runtime, is_unverified, is_config)
     return bench_bundle(bundle, request, new_runner(on_event))
 
 

@@ -12,6 +12,7 @@ from tests import models
 from trtkit.bundle.bundle import Bundle
 from trtkit.errors import BenchError, BundleError, ConfigError, RequestError
 from trtkit.jobs.events import Phase, Step
+from trtkit.runtime.llm.frontend import RuntimeOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,6 +23,16 @@ if TYPE_CHECKING:
 @pytest.fixture
 def onnx_path(workspace: Path) -> Path:
     return models.save(models.matmul(), workspace / "m.onnx")
+
+
+WRONG_LOADS = (
+    (trtkit.Load(concurrency=[0]), "`concurrency`: 0 is below 1"),
+    (trtkit.Load(request_rate=[0.0]), "`request_rate` and `speed` are above 0"),
+    (trtkit.Load(concurrency=[1], request_rate=[1.0]), "`concurrency` and `request_rate` are two loads"),
+    (trtkit.Load(trace="t.jsonl", prompts="p.jsonl"), "a trace says how long its prompts are"),
+    (trtkit.Load(trace="nowhere.jsonl"), "nowhere.jsonl: the trace cannot be read"),
+    (trtkit.Load(goodput={"fast": 1}), "`fast:1` is no objective"),
+)
 
 
 def test_a_network_goes_from_onnx_to_a_server(onnx_path: Path, workspace: Path) -> None:
@@ -43,7 +54,7 @@ def test_a_network_goes_from_onnx_to_a_server(onnx_path: Path, workspace: Path) 
     assert measured.provenance.command == "trtkit.bench"
     assert repr(measured).startswith("m: reference executor, CPU, fp16\nx 2x3, trtkit: ")
     with pytest.raises(BenchError, match="`concurrency` means nothing for a network of arrays"):
-        trtkit.bench(bundle, concurrency=[2], is_unverified=True)
+        trtkit.bench(bundle, load=trtkit.Load(concurrency=[2]), is_unverified=True)
     (row,) = trtkit.plan(bundle, ["l4"]).gpus
     assert row.gpu.key == "l4"
     with pytest.raises(BundleError, match="`precision` cannot be changed: a bundle stays as it was built"):
@@ -77,15 +88,18 @@ def test_a_language_model_is_quantized_built_and_answers(tiny_folder: Path, tiny
     assert found.distance is not None
     assert found.perplexity.tokens == 80
     assert 0 < found.distance.divergence_nats < 0.1
-    load = {"concurrency": [2], "requests": 2, "input_tokens": 8, "output_tokens": 4, "runtime": "reference"}
+    load = trtkit.Load(concurrency=[2], requests=2, input_tokens=8, output_tokens=4, goodput={"ttft": 1e6})
     with pytest.raises(BenchError, match="the bundle was never verified"):
-        trtkit.bench(bundle, **load)
-    (case,) = trtkit.bench(bundle, **load, is_unverified=True).cases
+        trtkit.bench(bundle, load=load)
+    one_slot = RuntimeOptions(runtime="reference", slots=1)
+    (case,) = trtkit.bench(bundle, load=load, runtime=one_slot, is_unverified=True).cases
+    assert case.results[0].metrics["good_request_count"].avg == 2
     assert [request.input_tokens for request in case.results[0].requests] == [8, 8]
     with pytest.raises(BenchError, match="`batches` means nothing for a language model"):
         trtkit.bench(bundle, batches=[2])
-    with pytest.raises(BenchError, match="0 is below 1"):
-        trtkit.bench(bundle, concurrency=[0])
+    for wrong, message in WRONG_LOADS:
+        with pytest.raises(BenchError, match=message):
+            trtkit.bench(bundle, load=wrong, is_unverified=True)
     with pytest.raises(RequestError, match="nothing to evaluate on"):
         trtkit.evaluate(bundle)
     with pytest.raises(RequestError, match="0 or more windows of at least 2 tokens"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+Pattern = Literal["poisson", "constant"]
 
 
 def poisson_arrivals(rate: float, count: int, seed: int = 0) -> list[float]:

@@ -46,8 +46,9 @@ def _gpu_ceiling() -> tuple[Ceiling, Roof | None]:
     gpu = gpu_of_device(name, memory_bytes)
     if gpu is None:
         return Ceiling(f"none: `{name}` is not in the table of GPUs (`trtkit plan --list-gpus`)"), None
-    said = f"published rates of {gpu.name}"
-    return PublishedRates(said, dict(gpu.rates), gpu.bandwidth_bytes_per_s, gpu.sources), gpu
+    return PublishedRates(
+        f"published rates of {gpu.name}", dict(gpu.rates), gpu.bandwidth_bytes_per_s, gpu.sources
+    ), gpu
 
 
 def of_time(least_s: float, measured_ms: float, bound: str) -> Reached:

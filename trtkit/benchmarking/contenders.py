@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from trtkit.benchmarking.request import BenchRequest
     from trtkit.bundle.bundle import Bundle
+    from trtkit.runtime.decoder import Runtime
 
     Arrays = dict[str, np.ndarray[Any, Any]]
     Run = Callable[[Mapping[str, np.ndarray[Any, Any]]], Arrays]
@@ -55,23 +57,15 @@ class Contender:
     cuda_graphs: str = ""
 
 
-@dataclass(frozen=True)
-class Trust:
-    """What the user vouches for. is_waived: a bundle that was not verified. runs_source: a factory a bundle names."""
-
-    is_waived: bool
-    runs_source: bool
-
-
 def own_contender(
-    bundle: Bundle, runtime: Any, name: str = "trtkit", *, has_cuda_graphs: bool | None = None
+    bundle: Bundle, runtime: Runtime, name: str = "trtkit", *, has_cuda_graphs: bool | None = None
 ) -> Contender:
     """Return the bundle: its engine on the GPU that is here, or the reference executor. runtime: as `open_model`'s.
 
-    Raises BenchError where CUDA graphs are asked of the reference executor.
+    Raises BenchError if CUDA graphs are wanted of the reference executor.
     """
     has_engine = runtime == "tensorrt" or (runtime == "auto" and _runs_engine(bundle))
-    graphs = graphs_said(has_cuda_graphs, has_engine=has_engine, are_usual=False)
+    graphs = graphs_text(has_cuda_graphs, has_engine=has_engine, are_usual=False)
     kind: Literal["tensorrt", "reference"] = "tensorrt" if has_engine else "reference"
     model = open_model(bundle.path, kind, has_cuda_graphs=bool(has_cuda_graphs))
     precision = bundle.manifest.config.precision
@@ -79,37 +73,37 @@ def own_contender(
     return Contender(name, computes, model.run, place, precision, model.layer_seconds, graphs)
 
 
-def graphs_said(asked: bool | None, *, has_engine: bool, are_usual: bool) -> str:
-    """Return in words whether CUDA graphs are used. asked: None for what is usual.
+def graphs_text(wanted: bool | None, *, has_engine: bool, are_usual: bool) -> str:
+    """Return in words whether CUDA graphs are used. wanted: None for what is usual.
 
-    Raises BenchError where they are asked of the reference executor.
+    Raises BenchError if they are wanted of the reference executor.
     """
     if has_engine:
-        return "on" if (are_usual if asked is None else asked) else "off"
-    if asked:
+        return "on" if (are_usual if wanted is None else wanted) else "off"
+    if wanted:
         what = "the reference executor has no CUDA graphs: they replay an engine's launches on a GPU"
         raise BenchError(what, "--cuda-graphs", "leave it out")
     return "none: the reference executor has none"
 
 
-def rival(asked: str, bundle: Bundle, runtime: Any, trust: Trust) -> Contender:
-    """Return what `--compare` asks for. Raises BenchError where it cannot compute this bundle's network."""
-    if asked in (TORCH, COMPILED):
-        return _torch(bundle, trust, is_compiled=asked == COMPILED)
-    if asked == ONNX_RUNTIME:
+def rival(name: str, bundle: Bundle, request: BenchRequest) -> Contender:
+    """Return one of a request's rivals. Raises BenchError if it cannot compute this bundle's network."""
+    if name in (TORCH, COMPILED):
+        return _torch(bundle, is_compiled=name == COMPILED, is_trusted=request.trusts_source)
+    if name == ONNX_RUNTIME:
         return _onnx_runtime(bundle)
-    if not is_bundle(Path(asked)):
+    if not is_bundle(Path(name)):
         fix = f"use {TORCH}, {COMPILED}, {ONNX_RUNTIME}, for a language model transformers, or a bundle's folder"
-        raise BenchError(f"`{asked}` is nothing to compare with", "--compare", fix)
-    other = open_bundle(asked)
-    verification(other, is_waived=trust.is_waived)
+        raise BenchError(f"`{name}` is nothing to compare with", "--compare", fix)
+    other = open_bundle(name)
+    verification(other, is_waived=request.is_waived)
     _check_inputs(bundle, other)
-    return replace(own_contender(other, runtime, asked), precision=None)  # another network has other counts
+    return replace(own_contender(other, request.options.runtime, name), precision=None)  # other networks, other counts
 
 
-def _torch(bundle: Bundle, trust: Trust, *, is_compiled: bool) -> Contender:
+def _torch(bundle: Bundle, *, is_compiled: bool, is_trusted: bool) -> Contender:
     source = bundle.manifest.config.source.torch
-    if source is not None and not trust.runs_source:
+    if source is not None and not is_trusted:
         raise BenchError(factory_withheld(source.factory), f"--compare {TORCH}", TRUST_FIX)
     try:
         reference: Any = _torch_reference(bundle)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trtkit.benchmarking.contenders import graphs_said
+from trtkit.benchmarking.contenders import graphs_text
 from trtkit.benchmarking.intervals import ratio_of_medians
 from trtkit.benchmarking.llm_ceiling import with_ceilings
 from trtkit.benchmarking.metrics import load_metrics
@@ -17,6 +16,7 @@ from trtkit.benchmarking.report import LlmReport, Ratio, TextCase, TextResult, T
 from trtkit.benchmarking.schedules import Schedule
 from trtkit.benchmarking.served import Endpoint, ServedText
 from trtkit.benchmarking.static_batches import TRANSFORMERS, TransformersServer
+from trtkit.benchmarking.text_load import text_load
 from trtkit.benchmarking.text_server import EngineServer
 from trtkit.benchmarking.timing import STEADY_DRIFT, drift_of
 from trtkit.benchmarking.workload import Work, check_fits
@@ -28,50 +28,30 @@ from trtkit.runtime.decoder import runs_on_gpu
 from trtkit.runtime.llm import LLM
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from trtkit.benchmarking.records import Record
     from trtkit.benchmarking.report import Provenance
+    from trtkit.benchmarking.request import BenchRequest
+    from trtkit.benchmarking.text_load import TextLoad
     from trtkit.benchmarking.text_server import Served, TextServer
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.runner import Runner
 
-MakeWork = Callable[[int], Sequence[Work]]
 COMPARED = ("request_latency", "time_to_first_token", "inter_token_latency")
 _WARMUP_TOKENS = 4
 
 
-@dataclass(frozen=True)
-class LlmRequest:
-    """What to measure.
-
-    schedules: a case each. work: a round's requests, by its number: every round has other prompts, since a cache may
-    hold those of the one before. description: of them. objectives: in ms by metric, for goodput. options: of
-    RuntimeOptions. endpoint: URL and model of a server that has the bundle, None to run it in this process.
-    has_cuda_graphs: None for what is usual.
-    """
-
-    schedules: Sequence[Schedule]
-    work: MakeWork
-    description: str
-    rounds: int = 1
-    objectives: dict[str, float] = field(default_factory=dict)
-    rivals: tuple[str, ...] = ()
-    is_waived: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
-    endpoint: tuple[str, str | None] | None = None
-    has_cuda_graphs: bool | None = None
-
-
-def bench_llm(bundle: Bundle, request: LlmRequest, about: Provenance, runner: Runner) -> LlmReport:
+def bench_llm(bundle: Bundle, request: BenchRequest, about: Provenance, runner: Runner) -> LlmReport:
     """Return the report of a run. about: when and how it was started. Raises BenchError, GenerationError."""
+    load = text_load(bundle, request)
     verified = verification(bundle, is_waived=request.is_waived)
-    check_fits(request.work(0), llm_options(bundle.manifest.config).max_sequence_length, str(bundle.path))
+    check_fits(load.work(0), llm_options(bundle.manifest.config).max_sequence_length, str(bundle.path))
     graphs = _graphs(request)
     runner.report(Phase("load"))
     servers: list[TextServer] = [_measured(bundle, request)]
-    servers += [_rival(name, bundle, request) for name in request.rivals]
-    cases = [measure_case(servers, index, request, runner) for index in range(len(request.schedules))]
+    servers += [_rival(name, bundle, request, load) for name in request.rivals]
+    cases = [measure_case(servers, index, load, runner) for index in range(len(load.schedules))]
     state = gpu_state()
     ceiling, complete = with_ceilings(bundle, servers, cases, runner)
     return LlmReport(
@@ -79,9 +59,9 @@ def bench_llm(bundle: Bundle, request: LlmRequest, about: Provenance, runner: Ru
         name=bundle.manifest.name,
         computes=servers[0].computes,
         bundle=bundle_record(bundle, verified),
-        inputs=request.description,
-        rules=TextRules(request.rounds, _WARMUP_TOKENS),
-        objectives=request.objectives,
+        inputs=load.description,
+        rules=TextRules(load.rounds, _WARMUP_TOKENS),
+        objectives=dict(load.objectives),
         cuda_graphs=graphs,
         ceiling=ceiling,
         gpu_state_after=state,
@@ -89,20 +69,20 @@ def bench_llm(bundle: Bundle, request: LlmRequest, about: Provenance, runner: Ru
     )
 
 
-def measure_case(servers: Sequence[TextServer], index: int, request: LlmRequest, runner: Runner) -> TextCase:
+def measure_case(servers: Sequence[TextServer], index: int, load: TextLoad, runner: Runner) -> TextCase:
     """Give every server the load of case `index`, round by round in turn; return figures, requests and ratios."""
-    schedule = request.schedules[index]
+    schedule = load.schedules[index]
     for server in servers:
         runner.report(Phase(f"warm up {server.name}"))
-        _warm_up(server, request.work(-1), schedule)
+        _warm_up(server, load.work(-1), schedule)
     served: dict[str, list[Served]] = {server.name: [] for server in servers}
-    for number in range(request.rounds):
-        work, first = request.work(index * request.rounds + number), number % len(servers)
+    for number in range(load.rounds):
+        work, first = load.work(index * load.rounds + number), number % len(servers)
         for server in [*servers[first:], *servers[:first]]:
-            runner.report(Phase(f"{schedule.name}, round {number + 1} of {request.rounds}, {server.name}"))
+            runner.report(Phase(f"{schedule.name}, round {number + 1} of {load.rounds}, {server.name}"))
             served[server.name].append(server.serve(work, schedule))
     ours = served[servers[0].name]
-    results = [_result(server, ours, served[server.name], request.objectives) for server in servers]
+    results = [_result(server, ours, served[server.name], load.objectives) for server in servers]
     ratios = [ratio for server in servers[1:] for ratio in _ratios(servers[0], ours, server, served[server.name])]
     return TextCase(name=schedule.name, concurrency=schedule.concurrency, results=tuple(results), ratios=tuple(ratios))
 
@@ -124,30 +104,30 @@ def load_result(server: TextServer, records: Sequence[Record], objectives: Mappi
     )
 
 
-def _measured(bundle: Bundle, request: LlmRequest) -> TextServer:
+def _measured(bundle: Bundle, request: BenchRequest) -> TextServer:
     """Return the bundle in this process, or as a server has it."""
-    if request.endpoint is None:
+    if request.server is None:
         return _own(bundle, request)
-    url, model = request.endpoint
-    return ServedText(Endpoint(url, model or bundle.manifest.name))
+    return ServedText(Endpoint(request.server.url, request.server.name or bundle.manifest.name))
 
 
-def _graphs(request: LlmRequest) -> str:
-    """Return in words whether CUDA graphs are used; see `graphs_said`."""
-    if request.endpoint is not None:
+def _graphs(request: BenchRequest) -> str:
+    """Return in words whether CUDA graphs are used; see `graphs_text`."""
+    if request.server is not None:
         return "as the server has it"
-    return graphs_said(
-        request.has_cuda_graphs, has_engine=runs_on_gpu(request.options.get("runtime", "auto")), are_usual=True
-    )
+    has_engine = runs_on_gpu(request.options.runtime)
+    return graphs_text(request.has_cuda_graphs, has_engine=has_engine, are_usual=True)
 
 
-def _own(bundle: Bundle, request: LlmRequest, name: str = "trtkit") -> EngineServer:
-    graphs = {} if request.has_cuda_graphs is None else {"has_cuda_graphs": request.has_cuda_graphs}
-    return EngineServer(LLM(bundle, **request.options, **graphs), bundle.manifest.config.precision, name)
+def _own(bundle: Bundle, request: BenchRequest, name: str = "trtkit") -> EngineServer:
+    options = request.options
+    if request.has_cuda_graphs is not None:
+        options = replace(options, has_cuda_graphs=request.has_cuda_graphs)
+    return EngineServer(LLM(bundle, **vars(options)), bundle.manifest.config.precision, name)
 
 
-def _rival(name: str, bundle: Bundle, request: LlmRequest) -> TextServer:
-    if name == TRANSFORMERS and any(schedule.concurrency is None for schedule in request.schedules):
+def _rival(name: str, bundle: Bundle, request: BenchRequest, load: TextLoad) -> TextServer:
+    if name == TRANSFORMERS and any(schedule.concurrency is None for schedule in load.schedules):
         what = "transformers runs batches, not requests that arrive"
         raise BenchError(what, f"--compare {TRANSFORMERS}", "compare at a --concurrency")
     if name == TRANSFORMERS:
@@ -159,7 +139,7 @@ def _rival(name: str, bundle: Bundle, request: LlmRequest) -> TextServer:
     verification(other, is_waived=request.is_waived)
     if other.manifest.interface != "tokens":
         raise BenchError("the bundle holds no language model", f"--compare {name}", "compare models of one kind")
-    check_fits(request.work(0), llm_options(other.manifest.config).max_sequence_length, name)
+    check_fits(load.work(0), llm_options(other.manifest.config).max_sequence_length, name)
     return _own(other, request, name)
 
 

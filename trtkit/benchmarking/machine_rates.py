@@ -30,8 +30,8 @@ def measure_machine(types: Iterable[str]) -> MeasuredMachine:
         copy_bytes_per_s, read_bytes_per_s = _memory_rates()
     products = ", ".join(f"{dtype} {rate / 1e9:.3g}" for dtype, rate in rates.items())
     memory = f"copy {copy_bytes_per_s / 1e9:.3g} and read {read_bytes_per_s / 1e9:.3g} GB/s"
-    said = f"measured here, torch matmul {products} GFLOP/s, {memory}"
-    return MeasuredMachine(said, rates, copy_bytes_per_s, read_bytes_per_s)
+    text = f"measured here, torch matmul {products} GFLOP/s, {memory}"
+    return MeasuredMachine(text, rates, copy_bytes_per_s, read_bytes_per_s)
 
 
 def _product_rate(dtype: torch.dtype) -> float:

@@ -6,6 +6,7 @@ loop AIPerf's own `request_latency` counts from the sending, and its CO-aware `e
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from trtkit.benchmarking.statistics import Total, distribution
@@ -49,18 +50,27 @@ _SHORT = {"e2e": "request_latency", "ttft": "time_to_first_token", "tpot": "inte
 
 def parse_objectives(texts: Sequence[str]) -> dict[str, float]:
     """Return objectives in ms from `time_to_first_token:200`, or `ttft:200`. Raises BenchError."""
-    objectives = {}
+    objectives: dict[str, float] = {}
     for text in texts:
         name, _, limit = text.partition(":")
-        name = _SHORT.get(name, name)
         try:
-            objectives[name] = float(limit)
+            objectives |= named_objectives({name: float(limit)}, text)
         except ValueError:
-            objectives[name] = 0.0
-        if name not in OBJECTIVES or not 0 < objectives[name] < float("inf"):
-            fix = f"write NAME:MILLISECONDS with one of {', '.join([*_SHORT, *OBJECTIVES])}"
-            raise BenchError(f"`{text}` is no objective", "--goodput", fix)
+            raise _no_objective(text) from None
     return objectives
+
+
+def named_objectives(limits: Mapping[str, float], text: str = "") -> dict[str, float]:
+    """Return limits in ms by the metrics' names. text: as they were written. Raises BenchError."""
+    for name, limit in limits.items():
+        if _SHORT.get(name, name) not in OBJECTIVES or not 0 < limit < math.inf:
+            raise _no_objective(text or f"{name}:{limit:g}")
+    return {_SHORT.get(name, name): float(limit) for name, limit in limits.items()}
+
+
+def _no_objective(text: str) -> BenchError:
+    fix = f"write NAME:MILLISECONDS with one of {', '.join([*_SHORT, *OBJECTIVES])}"
+    return BenchError(f"`{text}` is no objective", "--goodput", fix)
 
 
 def is_good(record: Record, objectives: Mapping[str, float]) -> bool:

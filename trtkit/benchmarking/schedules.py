@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from trtkit.benchmarking.arrivals import constant_arrivals, poisson_arrivals, replayed_arrivals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trtkit.benchmarking.request import Load
     from trtkit.benchmarking.traces import TraceRow
-
-Pattern = Literal["poisson", "constant"]
 
 
 @dataclass(frozen=True)
@@ -28,21 +27,18 @@ class Schedule:
     due_s: tuple[float, ...] = ()
 
 
-def concurrency_schedules(levels: Sequence[int]) -> list[Schedule]:
-    """Return a closed loop for each number of requests at once."""
-    return [Schedule(f"concurrency {level}", level) for level in dict.fromkeys(levels)]
+def schedules_of(load: Load, count: int, rows: Sequence[TraceRow] = ()) -> list[Schedule]:
+    """Return a case for each concurrency or rate of `count` requests, or that of a trace; by default one at a time."""
+    if rows:
+        name = "trace" if load.speed == 1 else f"trace, {load.speed:g} times as fast"
+        return [Schedule(name, due_s=tuple(replayed_arrivals([row.timestamp_ms for row in rows], load.speed)))]
+    if load.request_rate:
+        return [_rate_schedule(rate, count, load) for rate in dict.fromkeys(load.request_rate)]
+    return [Schedule(f"concurrency {level}", level) for level in dict.fromkeys(load.concurrency or (1,))]
 
 
-def rate_schedules(rates: Sequence[float], count: int, pattern: Pattern, seed: int) -> list[Schedule]:
-    """Return an open loop of `count` requests for each rate, in requests a second."""
-    made = []
-    for rate in dict.fromkeys(rates):
-        due = poisson_arrivals(rate, count, seed) if pattern == "poisson" else constant_arrivals(rate, count)
-        made.append(Schedule(f"{rate:g} requests/s, {pattern}", due_s=tuple(due)))
-    return made
-
-
-def trace_schedule(rows: Sequence[TraceRow], speed: float) -> Schedule:
-    """Return an open loop with a trace's own times, `speed` times as fast."""
-    name = "trace" if speed == 1 else f"trace, {speed:g} times as fast"
-    return Schedule(name, due_s=tuple(replayed_arrivals([row.timestamp_ms for row in rows], speed)))
+def _rate_schedule(rate: float, count: int, load: Load) -> Schedule:
+    """Return an open loop of `count` requests at a rate, in requests a second."""
+    is_random = load.arrivals == "poisson"
+    due = poisson_arrivals(rate, count, load.seed) if is_random else constant_arrivals(rate, count)
+    return Schedule(f"{rate:g} requests/s, {load.arrivals}", due_s=tuple(due))

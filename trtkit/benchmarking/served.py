@@ -25,7 +25,7 @@ MOST_UNDER_WAY = 256
 
 
 class Endpoint:
-    """A model on a server, with a connection for each thread that asks.
+    """A model on a server, with a connection for each thread that sends.
 
     Raises BenchError if the server does not serve the model, DeployError if no server answers.
     """
@@ -47,7 +47,7 @@ class Endpoint:
         return client
 
     def infer(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs of one request. Raises DeployError where the server refuses."""
+        """Return the outputs of one request. Raises DeployError if the server refuses."""
         return self.client.infer(self.model, inputs, self._outputs)
 
     def _version(self) -> str:
@@ -81,8 +81,8 @@ class ServedText:
         """Send one request and note when each of its tokens came."""
         ids: list[int] = []
         times: list[float] = []
-        for found in self._endpoint.client.responses(self._endpoint.model, _fields(work)):
-            new = found["output_ids"].reshape(-1).tolist() if "output_ids" in found else []
+        for response in self._endpoint.client.responses(self._endpoint.model, _fields(work)):
+            new = response["output_ids"].reshape(-1).tolist() if "output_ids" in response else []
             ids += new
             times += [self._clock.now()] * len(new)
         tokens[index] = tuple(ids)

@@ -1,4 +1,4 @@
-"""The shapes that a network is measured at: profiles' min, opt and max, or batch sizes asked for."""
+"""The shapes that a network is measured at: profiles' min, opt and max, or the requested batch sizes."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class ShapeCase:
 def profile_cases(inputs: Sequence[IoRecord], profiles: Sequence[ResolvedProfile]) -> list[ShapeCase]:
     """Return the min, opt and max shapes of every profile, each once; the only shapes of a static network."""
     static = {tensor.name: tensor.shape for tensor in inputs}
-    found: list[Shapes] = [] if profiles else [static]
+    distinct: list[Shapes] = [] if profiles else [static]
     for profile in profiles:
         for kind in ("min", "opt", "max"):
             shapes = {**static, **{name: tuple(getattr(shape, kind)) for name, shape in profile.items()}}
-            if shapes not in found:
-                found.append(shapes)
-    return [ShapeCase(shapes) for shapes in found]
+            if shapes not in distinct:
+                distinct.append(shapes)
+    return [ShapeCase(shapes) for shapes in distinct]
 
 
 def batch_cases(

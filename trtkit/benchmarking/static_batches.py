@@ -80,12 +80,12 @@ class TransformersServer:
         return {**state, "attention_mask": padded, "past_key_values": None}
 
     def _step(self, state: dict[str, Any]) -> Any:
-        """Return the next token of each row, and make `state` that of the step behind it."""
-        found = self._model(**state, use_cache=True, logits_to_keep=1)
-        tokens = found.logits[:, -1].argmax(-1)
+        """Return the next token of each row, and make `state` that of the step after it."""
+        output = self._model(**state, use_cache=True, logits_to_keep=1)
+        tokens = output.logits[:, -1].argmax(-1)
         if state["attention_mask"] is not None:
             ones = self._torch.ones_like(tokens[:, None])
             state["attention_mask"] = self._torch.cat([state["attention_mask"], ones], 1)
         state["position_ids"] = state["position_ids"][:, -1:] + 1
-        state["input_ids"], state["past_key_values"] = tokens[:, None], found.past_key_values
+        state["input_ids"], state["past_key_values"] = tokens[:, None], output.past_key_values
         return tokens.numpy()

@@ -22,7 +22,7 @@ class Rules:
     """When to stop.
 
     Warm-up ends after `warmup_runs` rounds and `warmup_s` seconds; measuring after `min_runs` rounds and `min_s`
-    seconds, or at `max_s` seconds where there are `few_runs` rounds by then.
+    seconds, or at `max_s` seconds if there are `few_runs` rounds by then.
     """
 
     warmup_runs: int = 3
@@ -70,7 +70,7 @@ def drift_of(samples: Sequence[float]) -> float:
 def measure(calls: Mapping[str, Callable[[], object]], rules: Rules, clock: Clock | None = None) -> dict[str, Timing]:
     """Time every call once a round, so that what slows the machine down slows all of them.
 
-    The order turns by one from round to round: none is always the one behind the same neighbour.
+    The order turns by one from round to round: none always comes after the same neighbour.
     """
     clock = clock or WallClock()
     begun, warmups = clock.now(), 0
@@ -89,12 +89,12 @@ def measure(calls: Mapping[str, Callable[[], object]], rules: Rules, clock: Cloc
 
 def _round(calls: Mapping[str, Callable[[], object]], turn: int, clock: Clock) -> dict[str, tuple[float, float]]:
     """Return each call's start and seconds."""
-    found = {}
+    timed = {}
     for name in _turned(list(calls), turn):
         started = clock.now()
         calls[name]()
-        found[name] = (started, clock.now() - started)
-    return found
+        timed[name] = (started, clock.now() - started)
+    return timed
 
 
 def _turned(names: Sequence[str], turn: int) -> list[str]:

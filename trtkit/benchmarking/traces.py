@@ -72,11 +72,11 @@ def _azure(text: str, path: str) -> list[TraceRow]:
 def _azure_row(row: dict[str, Any], where: str) -> TraceRow:
     try:
         milliseconds = datetime.fromisoformat(row[_AZURE[0]][:26].rstrip()).timestamp() * 1e3
-        found = TraceRow(milliseconds, int(row[_AZURE[1]]), int(row[_AZURE[2]]))
+        request = TraceRow(milliseconds, int(row[_AZURE[1]]), int(row[_AZURE[2]]))
     except (ValueError, TypeError) as error:
         fix = "write 2023-11-16 18:15:46.6805900,374,44"
         raise BenchError(f"not a request of a trace: {error}", where, fix) from None
-    return _checked(found, where)
+    return _checked(request, where)
 
 
 def _checked(row: TraceRow, where: str) -> TraceRow:

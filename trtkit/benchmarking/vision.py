@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from trtkit.benchmarking.contenders import Contender, Trust, own_contender, rival
+from trtkit.benchmarking.contenders import Contender, own_contender, rival
 from trtkit.benchmarking.intervals import ratio_of_medians
+from trtkit.benchmarking.metrics import named_objectives
 from trtkit.benchmarking.provenance import bundle_record, gpu_state, verification
 from trtkit.benchmarking.report import Ratio, TimedCase, TimedResult, VisionReport
+from trtkit.benchmarking.schedules import schedules_of
 from trtkit.benchmarking.served import Endpoint
 from trtkit.benchmarking.shapes import batch_cases, profile_cases
 from trtkit.benchmarking.statistics import Total, distribution, median
-from trtkit.benchmarking.timing import Rules, measure
+from trtkit.benchmarking.timing import measure
 from trtkit.benchmarking.vision_ceiling import with_ceilings
 from trtkit.benchmarking.vision_load import measure_load
-from trtkit.errors import BenchError, SourceError
+from trtkit.errors import SourceError
 from trtkit.inputs.samples import Sample, random_sample, read_samples, wrapped_sample
 from trtkit.jobs.events import Phase
 from trtkit.network.onnx.io import TensorSpec
@@ -27,37 +28,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from trtkit.benchmarking.report import Provenance, ServedCase
-    from trtkit.benchmarking.schedules import Schedule
+    from trtkit.benchmarking.request import BenchRequest
     from trtkit.benchmarking.shapes import ShapeCase
-    from trtkit.benchmarking.timing import Timing
+    from trtkit.benchmarking.timing import Rules, Timing
     from trtkit.bundle.bundle import Bundle
     from trtkit.inputs.samples import Array
     from trtkit.jobs.runner import Runner
 
 
-@dataclass(frozen=True)
-class VisionRequest:
-    """What to measure. batches: the profiles' min, opt and max shapes when empty. rivals: as `--compare` has them.
-
-    endpoint: URL and model of a server that has the bundle, None to run it in this process. has_cuda_graphs: None for
-    what is usual. schedules, requests, objectives: a load on the server, a case for each schedule; objectives in ms.
-    trusts_source: whether a factory that the bundle names may run.
-    """
-
-    batches: tuple[int, ...] = ()
-    rivals: tuple[str, ...] = ()
-    runtime: str = "auto"
-    is_waived: bool = False
-    rules: Rules = field(default_factory=Rules)
-    endpoint: tuple[str, str | None] | None = None
-    has_cuda_graphs: bool | None = None
-    schedules: tuple[Schedule, ...] = ()
-    requests: int = 16
-    objectives: Mapping[str, float] = field(default_factory=dict)
-    trusts_source: bool = False
-
-
-def bench_vision(bundle: Bundle, request: VisionRequest, about: Provenance, runner: Runner) -> VisionReport:
+def bench_vision(bundle: Bundle, request: BenchRequest, about: Provenance, runner: Runner) -> VisionReport:
     """Return the report of a run. about: when and how it was started.
 
     Raises BenchError if the bundle was not verified, cannot take a batch, or a rival cannot compute it.
@@ -66,8 +45,7 @@ def bench_vision(bundle: Bundle, request: VisionRequest, about: Provenance, runn
     cases = _cases(bundle, request.batches)
     runner.report(Phase("load"))
     contenders = [_measured(bundle, request)]
-    trust = Trust(request.is_waived, request.trusts_source)
-    contenders += [rival(name, bundle, request.runtime, trust) for name in request.rivals]
+    contenders += [rival(name, bundle, request) for name in request.rivals]
     make_sample, inputs = _data(bundle)
     measured = []
     for case in cases:
@@ -91,13 +69,16 @@ def bench_vision(bundle: Bundle, request: VisionRequest, about: Provenance, runn
 
 
 def _measured_cases(
-    case: ShapeCase, contenders: Sequence[Contender], sample: Sample, request: VisionRequest
+    case: ShapeCase, contenders: Sequence[Contender], sample: Sample, request: BenchRequest
 ) -> Iterator[TimedCase | ServedCase]:
     """Yield one case, or one for each load on the server."""
-    if not request.schedules:
+    load = request.load
+    if not load.arrival_fields:
         yield measure_case(case, contenders, sample, request.rules)
-    for schedule in request.schedules:
-        yield measure_load(case, schedule, contenders[0], sample, (request.requests, request.objectives))
+        return
+    objectives = named_objectives(load.goodput)
+    for schedule in schedules_of(load, load.count):
+        yield measure_load(case, schedule, contenders[0], sample, (load.count, objectives))
 
 
 def measure_case(case: ShapeCase, contenders: Sequence[Contender], sample: Sample, rules: Rules) -> TimedCase:
@@ -114,19 +95,16 @@ def measure_case(case: ShapeCase, contenders: Sequence[Contender], sample: Sampl
     return TimedCase(name=case.name, shapes=case.shapes, batch=case.batch, results=tuple(results), ratios=tuple(ratios))
 
 
-def _measured(bundle: Bundle, request: VisionRequest) -> Contender:
+def _measured(bundle: Bundle, request: BenchRequest) -> Contender:
     """Return the bundle in this process, or as a server has it."""
-    if request.endpoint is None:
-        return own_contender(bundle, request.runtime, has_cuda_graphs=request.has_cuda_graphs)
-    url, model = request.endpoint
-    endpoint = Endpoint(url, model or bundle.manifest.name)
+    if request.server is None:
+        return own_contender(bundle, request.options.runtime, has_cuda_graphs=request.has_cuda_graphs)
+    endpoint = Endpoint(request.server.url, request.server.name or bundle.manifest.name)
     return Contender("served", endpoint.computes, endpoint.infer)
 
 
 def _cases(bundle: Bundle, batches: Sequence[int]) -> list[ShapeCase]:
     manifest = bundle.manifest
-    if manifest.interface == "tokens":
-        raise BenchError("the bundle holds a language model", str(bundle.path))
     if batches:
         return batch_cases(batches, manifest.inputs, manifest.profiles)
     return profile_cases(manifest.inputs, manifest.profiles)

@@ -1,4 +1,4 @@
-"""What is asked of a language model: prompts of given lengths, shared beginnings, and how many tokens to answer."""
+"""The requests of a language model: prompts of given lengths, shared beginnings, and how many tokens to answer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from trtkit.benchmarking.traces import BLOCK_TOKENS
 from trtkit.errors import BenchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from trtkit.benchmarking.traces import TraceRow
     from trtkit.bundle.manifest import Manifest
-
-    MakeWork = Callable[[int], Sequence["Work"]]
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Lengths:
 def synthetic_work(lengths: Lengths, count: int, vocab_size: int, seed: int = 0) -> list[Work]:
     """Return `count` requests of random tokens below `vocab_size`; the same seed makes the same ones.
 
-    Raises BenchError where a prompt is shorter than what it shares.
+    Raises BenchError if a prompt is shorter than what it shares.
     """
     if lengths.shared_tokens > lengths.input_tokens:
         what = f"{lengths.shared_tokens} shared tokens do not fit in prompts of {lengths.input_tokens}"
@@ -54,20 +52,12 @@ def synthetic_work(lengths: Lengths, count: int, vocab_size: int, seed: int = 0)
     begins = generator.integers(0, vocab_size, (max(1, lengths.prefixes), lengths.shared_tokens)).tolist()
     inputs = _drawn(lengths.input_tokens, lengths.input_deviation, count, generator)
     outputs = _drawn(lengths.output_tokens, lengths.output_deviation, count, generator)
-    made = []
+    work = []
     for index, (size, answer) in enumerate(zip(inputs, outputs, strict=True)):
         begin = begins[index % len(begins)]
         own = generator.integers(0, vocab_size, max(0, size - len(begin))).tolist()
-        made.append(Work((*begin, *own), answer))
-    return made
-
-
-def synthetic_rounds(lengths: Lengths, count: int, vocab_size: int, seed: int) -> tuple[MakeWork, str]:
-    """Return what makes the requests of a round, other ones in each, and their description in words."""
-    said = f"{count} made-up prompts of {lengths.input_tokens} tokens, {lengths.output_tokens} to answer"
-    if lengths.shared_tokens:
-        said += f", {lengths.shared_tokens} shared of {lengths.prefixes} beginnings"
-    return (lambda number: synthetic_work(lengths, count, vocab_size, round_seed(seed, number))), said
+        work.append(Work((*begin, *own), answer))
+    return work
 
 
 def round_seed(seed: int, number: int) -> int:
@@ -85,7 +75,7 @@ def drawn_tokens(manifest: Manifest) -> int:
 def traced_work(rows: Sequence[TraceRow], vocab_size: int, seed: int = 0) -> list[Work]:
     """Return a trace's requests with made-up tokens: blocks of equal hash ids have equal tokens."""
     generator = np.random.default_rng(seed)
-    made = []
+    work = []
     for row in rows:
         ids: list[int] = []
         for each in row.hash_ids:
@@ -93,12 +83,12 @@ def traced_work(rows: Sequence[TraceRow], vocab_size: int, seed: int = 0) -> lis
             ids += own.integers(0, vocab_size, BLOCK_TOKENS).tolist()
         ids = ids[: row.input_tokens]
         rest = generator.integers(0, vocab_size, row.input_tokens - len(ids)).tolist()
-        made.append(Work((*ids, *rest), row.output_tokens))
-    return made
+        work.append(Work((*ids, *rest), row.output_tokens))
+    return work
 
 
 def check_fits(work: Sequence[Work], max_length: int, where: str) -> None:
-    """Raise BenchError where a prompt and its answer are longer than a slot."""
+    """Raise BenchError if a prompt and its answer are longer than a slot."""
     longest = max(work, key=lambda each: len(each.prompt_ids) + each.output_tokens)
     inputs, outputs = len(longest.prompt_ids), longest.output_tokens
     if inputs + outputs > max_length:

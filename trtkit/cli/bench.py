@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtkit.cli import completions
-from trtkit.cli.bench_options import FILE, LOAD_NAMES, SERVER_NAMES, VISION_NAMES, measure_options, refuse_given
+from trtkit.cli.bench_options import FILE, measure_options
 from trtkit.cli.options import check_outputs, json_option, quiet_option, set_option, target_option, trust_option
 from trtkit.cli.say import say
 
 if TYPE_CHECKING:
-    from trtkit.benchmarking.report import Provenance, Report
+    from trtkit.benchmarking.report import Report
     from trtkit.bundle.bundle import Bundle
     from trtkit.jobs.runner import Runner
 
-Json = dict[str, Any]
 EPILOG = """\b
 Examples:
   trtkit bench bundles/resnet50 --compare torch --compare onnxruntime
@@ -75,7 +74,7 @@ class BenchCommand(click.Command):
 @json_option
 @quiet_option
 def command(
-    bundle: str, unverified: bool, out: Path | None, csv: Path | None, as_json: bool, quiet: bool, **options: Any
+    bundle: str, out: Path | None, csv: Path | None, html: Path | None, as_json: bool, quiet: bool, **options: Any
 ) -> None:
     """Measure a bundle, beside others on the same work.
 
@@ -83,20 +82,21 @@ def command(
     Every figure says what computed it: without a GPU that is the reference executor, which shows that the
     network is right and what it costs here, never how fast an engine is.
     """
-    from trtkit.benchmarking.provenance import provenance
+    from trtkit.benchmarking.run import bench_bundle
+    from trtkit.cli.bench_load import bench_request
     from trtkit.cli.progress import show_progress
 
-    html, aiperf = options["html"], options["aiperf"]
+    aiperf = options["aiperf"]
     check_outputs(out, csv, html, aiperf)
-    about = provenance(shlex.join(["trtkit", "bench", *click.get_current_context().meta[WORDS]]))
+    words = shlex.join(["trtkit", "bench", *click.get_current_context().meta[WORDS]])
     with show_progress(quiet=quiet or as_json) as runner:
         opened = _opened(bundle, options, runner)
-        report = _measure(opened, unverified, options, about, runner)
+        report = bench_bundle(opened, bench_request(opened, options), runner, words)
     _write(report, {"out": out, "csv": csv, "html": html}, aiperf)
     _show(report, as_json=as_json)
 
 
-def _opened(path: str, options: Json, runner: Runner) -> Bundle:
+def _opened(path: str, options: dict[str, Any], runner: Runner) -> Bundle:
     """Return a bundle, or the one that a config is built into; the same build is not done twice."""
     from trtkit.bundle.bundle import is_bundle, open_bundle
     from trtkit.config import load_config
@@ -104,48 +104,20 @@ def _opened(path: str, options: Json, runner: Runner) -> Bundle:
     from trtkit.engine.build import build_bundle
     from trtkit.errors import ConfigError
 
-    given = [name for name in ("overrides", "target") if options[name]]
+    changes_config = options["overrides"] or options["target"]
     if is_bundle(Path(path)):
-        if given:
+        if changes_config:
             raise click.UsageError("a bundle is measured as it was built: --set and --target are for configs")
         return open_bundle(path)
     try:
         find_config(path)
     except ConfigError:
-        if not given:
+        if not changes_config:
             return open_bundle(path)  # which says what is missing
         raise
     config = load_config(path, options["overrides"], options["target"])
     options["trust_source"] = True  # a config is code already
     return build_bundle(config, Path("bundles") / config.name, runner).bundle
-
-
-def _measure(bundle: Bundle, is_waived: bool, options: Json, about: Provenance, runner: Runner) -> Report:
-    """Measure what the bundle holds."""
-    if bundle.manifest.interface == "tokens":
-        from trtkit.benchmarking.llm import bench_llm
-        from trtkit.cli.bench_load import llm_request
-
-        refuse_given(VISION_NAMES, "is not for language models")
-        return bench_llm(bundle, llm_request(bundle, options, is_waived), about, runner)
-    from trtkit.benchmarking.timing import Rules
-    from trtkit.benchmarking.vision import VisionRequest, bench_vision
-    from trtkit.cli.bench_load import server_load
-
-    refuse_given(LOAD_NAMES, "is for language models only")
-    if not options["url"]:
-        refuse_given(SERVER_NAMES, "is for language models, or for a server (--url)")
-    rules = Rules(
-        warmup_runs=options["warmup"],
-        min_runs=options["min_runs"],
-        min_s=options["min_seconds"],
-        max_s=options["max_seconds"],
-    )
-    endpoint = (options["url"], options["model"]) if options["url"] else None
-    graphs, load = options["has_cuda_graphs"], server_load(options)
-    asked = (options["batches"], options["rivals"], options["runtime"], is_waived, rules, endpoint, graphs)
-    request = VisionRequest(*asked, **load, trusts_source=options["trust_source"])
-    return bench_vision(bundle, request, about, runner)
 
 
 def _write(report: Report, paths: dict[str, Path | None], aiperf: Path | None) -> None:

@@ -24,33 +24,34 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic in newer re
         if isinstance(value, tuple):
             return value
         try:
-            found = tuple(self._kind(part) for part in str(value).split(","))
+            numbers = tuple(self._kind(part) for part in str(value).split(","))
         except ValueError:
-            found = ()
-        if not found or not all(0 < number < float("inf") for number in found):
+            numbers = ()
+        if not numbers or not all(0 < number < float("inf") for number in numbers):
             self.fail(f"{value!r} is not numbers above 0 with commas between them, such as 1,4,16")
-        return found
+        return numbers
 
 
 _Option = Callable[[Callable[..., None]], Callable[..., None]]
 
 
-def _count(name: str, said: str, default: int | None = None, least: int = 1) -> _Option:
+def _count(name: str, text: str, default: int | None = None, least: int = 1) -> _Option:
     """Return an option for a whole number."""
-    return click.option(name, type=click.IntRange(least), default=default, metavar="N", help=_said(said, default))
+    return click.option(name, type=click.IntRange(least), default=default, metavar="N", help=_help(text, default))
 
 
-def _amount(name: str, said: str, default: float, metavar: str = "N", *, is_open: bool = False) -> _Option:
+def _amount(name: str, text: str, default: float, metavar: str = "N", *, is_open: bool = False) -> _Option:
     """Return an option for a number from 0 on, or above it."""
     kind = click.FloatRange(0, min_open=is_open)
-    return click.option(name, type=kind, default=default, metavar=metavar, help=_said(said, default))
+    return click.option(name, type=kind, default=default, metavar=metavar, help=_help(text, default))
 
 
-def _said(said: str, default: float | None) -> str:
-    """Return help with the default where it says something."""
-    return f"{said}  [default: {default:g}]" if default else said
+def _help(text: str, default: float | None) -> str:
+    """Return help with the default if it is not nothing."""
+    return f"{text}  [default: {default:g}]" if default else text
 
 
+_CONCURRENCY_HELP = "Requests under way at once.  [default: 1]"
 _RATE_HELP, _PATTERNS = "Requests a second, sent when they are due.", click.Choice(["poisson", "constant"])
 _GRAPHS_HELP = "Capture an engine's launches and replay them.  [default: for decode steps only]"
 _TRACE_HELP = "Requests of a trace: Mooncake's JSON lines, or Azure's CSV."
@@ -65,8 +66,8 @@ _VISION = (
 )
 _LOAD = (
     click.option("--cuda-graphs/--no-cuda-graphs", "has_cuda_graphs", default=None, help=_GRAPHS_HELP),
-    click.option("--concurrency", type=Numbers(int), metavar="N,N", help="Requests under way at once.  [default: 1]"),
-    click.option("--request-rate", type=Numbers(float), metavar="R,R", help=_RATE_HELP),
+    click.option("--concurrency", type=Numbers(int), default=(), metavar="N,N", help=_CONCURRENCY_HELP),
+    click.option("--request-rate", type=Numbers(float), default=(), metavar="R,R", help=_RATE_HELP),
     click.option("--arrivals", type=_PATTERNS, default="poisson", help="How they come at a rate.  [default: poisson]"),
     click.option("--trace", metavar="FILE", help=_TRACE_HELP),
     _amount("--speed", "Times as fast as the trace.", 1.0, "X", is_open=True),
@@ -101,7 +102,7 @@ def measure_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def refuse_given(names: tuple[str, ...], why: str) -> None:
+def refuse_options(names: tuple[str, ...], why: str) -> None:
     """Raise UsageError where one of the options was given."""
     context = click.get_current_context()
     by_name = {parameter.name: parameter for parameter in context.command.params}

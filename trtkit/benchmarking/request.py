@@ -1,0 +1,133 @@
+"""What to measure, and how: one request for every bundle."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING
+
+from trtkit.benchmarking.timing import Rules
+from trtkit.benchmarking.workload import Lengths
+from trtkit.errors import BenchError
+from trtkit.runtime.llm.frontend import RuntimeOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trtkit.benchmarking.arrivals import Pattern
+    from trtkit.bundle.bundle import Bundle
+
+_REQUESTS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load(Lengths):
+    """Requests and when they come: at a concurrency, at a rate, or as in a trace; one at a time by default.
+
+    concurrency: requests under way at once, a case for each number. request_rate: requests a second, a case for each.
+    arrivals: how they come at a rate. trace: a file of requests; speed: times as fast as the trace.
+    prompts: a file of them, as `trtkit generate` takes it, instead of made-up ones. requests: of a round; 16, or all of
+    a file, if None. rounds: of a case; 1, or 3 with something to compare, if None.
+    goodput: limits in ms of `ttft`, `tpot` and `e2e` that a good request stays within. seed: of prompts and arrivals.
+    The lengths are those of made-up prompts.
+    """
+
+    concurrency: Sequence[int] = ()
+    request_rate: Sequence[float] = ()
+    arrivals: Pattern = "poisson"
+    trace: str | None = None
+    speed: float = 1.0
+    prompts: str | None = None
+    requests: int | None = None
+    rounds: int | None = None
+    goodput: Mapping[str, float] = field(default_factory=dict)
+    seed: int = 0
+
+    @property
+    def arrival_fields(self) -> list[str]:
+        """The fields that say when requests come; one may be given."""
+        ways = {"concurrency": self.concurrency, "request_rate": self.request_rate, "trace": self.trace is not None}
+        return [name for name, is_used in ways.items() if is_used]
+
+    @property
+    def count(self) -> int:
+        """Requests of a round, of those that no file has."""
+        return self.requests or _REQUESTS
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model on a Triton server. name: what the server calls it, the bundle's name if None."""
+
+    url: str
+    name: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchRequest:
+    """What to measure.
+
+    rivals: what to compare with: `torch`, `torch.compile`, `onnxruntime`, `transformers`, or a bundle's folder.
+    batches: of a network of arrays; its profiles' min, opt and max shapes if empty. rules: when its measuring stops.
+    load: on a language model, or on a network that a server has. options: how a language model is opened; their
+    `runtime` is for every bundle. has_cuda_graphs: None for the usual.
+    server: what has the bundle; None to run it in this process. is_waived: whether a bundle that was not verified is
+    measured all the same. trusts_source: whether a Python factory that the bundle names may run.
+    """
+
+    rivals: tuple[str, ...] = ()
+    batches: tuple[int, ...] = ()
+    rules: Rules = field(default_factory=Rules)
+    load: Load = field(default_factory=Load)
+    options: RuntimeOptions = field(default_factory=RuntimeOptions)
+    has_cuda_graphs: bool | None = None
+    server: ServedModel | None = None
+    is_waived: bool = False
+    trusts_source: bool = False
+
+
+_OF_A_SERVER = {"concurrency", "request_rate", "arrivals", "requests", "goodput", "seed"}
+"""Fields of a load that a network on a server takes."""
+
+
+def check_request(bundle: Bundle, request: BenchRequest) -> None:
+    """Refuse what means nothing for the bundle, contradictions, and numbers out of range. Raises BenchError."""
+    path, load = str(bundle.path), request.load
+    if meaningless := _meaningless(bundle, request):
+        kind = "a language model" if bundle.manifest.interface == "tokens" else "a network of arrays"
+        raise BenchError(f"`{meaningless[0]}` means nothing for {kind}", path, "leave it out")
+    if len(load.arrival_fields) > 1:
+        first, second = load.arrival_fields[:2]
+        raise BenchError(f"`{first}` and `{second}` are two loads", path, "give one")
+    if load.trace is not None and load.prompts is not None:
+        raise BenchError("a trace says how long its prompts are", path, "leave `prompts` out")
+    if bundle.manifest.interface == "arrays" and load.arrival_fields and request.rivals:
+        raise BenchError("a load on a server has nothing to compare with", path, "leave the rivals out")
+    for name, value, least in _numbers(request):
+        if not least <= value < math.inf:
+            raise BenchError(f"`{name}`: {value} is below {least}", path, f"give numbers of at least {least}")
+    if not all(0 < value < math.inf for value in (*load.request_rate, load.speed)):
+        raise BenchError("`request_rate` and `speed` are above 0", path, "give finite numbers above 0")
+
+
+def _meaningless(bundle: Bundle, request: BenchRequest) -> list[str]:
+    """Return the fields that differ from their defaults and mean nothing for the bundle."""
+    plain, no_load = BenchRequest(), Load()
+    if bundle.manifest.interface == "tokens":
+        return [name for name in ("batches", "rules") if getattr(request, name) != getattr(plain, name)]
+    allowed = _OF_A_SERVER if request.server else set()
+    names = [each.name for each in fields(Load) if each.name not in allowed]
+    meaningless = [name for name in names if (getattr(request.load, name) or None) != (getattr(no_load, name) or None)]
+    return [*meaningless, *(["options"] if replace(request.options, runtime="auto") != plain.options else [])]
+
+
+def _numbers(request: BenchRequest) -> list[tuple[str, float, int]]:
+    """Return names and values of numbers, and the least that each may be."""
+    load, rules = request.load, request.rules
+    counts = {name: getattr(load, name) for name in ("requests", "rounds", "input_tokens", "output_tokens", "prefixes")}
+    ones = [("batches", each) for each in request.batches] + [("concurrency", each) for each in load.concurrency]
+    ones += [(name, value) for name, value in counts.items() if value is not None]
+    ones += [("min_runs", rules.min_runs)]
+    zeros = {name: getattr(load, name) for name in ("input_deviation", "output_deviation", "shared_tokens")}
+    zeros |= {"warmup_runs": rules.warmup_runs, "min_s": rules.min_s, "max_s": rules.max_s}
+    return [(name, value, 1) for name, value in ones] + [(name, value, 0) for name, value in zeros.items()]
