@@ -57,6 +57,14 @@ def sample_features(
     return stacked.permute(0, 2, 3, 1, 4), is_seen.permute(0, 2, 1)
 
 
+@dataclass(frozen=True)
+class Views:
+    """What queries look at. levels: of the pyramid, [B, cameras, C, h, w] each. lidar2img: [B, cameras, 4, 4]."""
+
+    levels: Sequence[Tensor]
+    lidar2img: Tensor
+
+
 class SelfAttention(nn.Module):
     """Attention among queries; positions are added to queries and keys, not to values."""
 
@@ -82,10 +90,9 @@ class CrossAttention(nn.Module):
             nn.Linear(3, size), nn.LayerNorm(size), nn.ReLU(), nn.Linear(size, size), nn.LayerNorm(size), nn.ReLU()
         )
 
-    def forward(self, x: Tensor, position: Tensor, reference: Tensor, seen: tuple[Sequence[Tensor], Tensor]) -> Tensor:
-        """x, position: [B, Q, C]. reference: [B, Q, 3]. seen: the pyramid's levels and lidar2img."""
-        levels, lidar2img = seen
-        features, is_seen = sample_features(levels, reference, lidar2img, self._space)
+    def forward(self, x: Tensor, position: Tensor, reference: Tensor, views: Views) -> Tensor:
+        """x, position: [B, Q, C]. reference: [B, Q, 3]."""
+        features, is_seen = sample_features(views.levels, reference, views.lidar2img, self._space)
         weights = self.attention_weights(x + position).sigmoid()
         weights = weights.view(*weights.shape[:2], self._space.cameras, self._space.levels) * is_seen.unsqueeze(-1)
         gathered = (features * weights.unsqueeze(1)).sum((-2, -1)).transpose(1, 2)  # [B, Q, C]
@@ -114,9 +121,9 @@ class DecoderLayer(nn.Module):
         self.ffns = nn.ModuleList([_FeedForward(size, hidden)])
         self.norms = nn.ModuleList(nn.LayerNorm(size) for _ in range(3))
 
-    def forward(self, x: Tensor, position: Tensor, reference: Tensor, seen: tuple[Sequence[Tensor], Tensor]) -> Tensor:
+    def forward(self, x: Tensor, position: Tensor, reference: Tensor, views: Views) -> Tensor:
         """As CrossAttention's."""
         x = self.norms[0](self.attentions[0](x, position))
-        x = self.norms[1](self.attentions[1](x, position, reference, seen))
+        x = self.norms[1](self.attentions[1](x, position, reference, views))
         output: Tensor = self.norms[2](self.ffns[0](x))
         return output

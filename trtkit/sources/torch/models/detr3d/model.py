@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from trtkit.sources.torch.models.detr3d.decoder import DecoderLayer, Space, inverse_sigmoid
+from trtkit.sources.torch.models.detr3d.decoder import DecoderLayer, Space, Views, inverse_sigmoid
 from trtkit.sources.torch.models.detr3d.neck import FeaturePyramid
 from trtkit.sources.torch.models.detr3d.resnet import ResNet
 
@@ -89,7 +89,7 @@ class Head(nn.Module):
         reference = self.transformer.reference_points(position).sigmoid()
         codes = reference
         for layer, branch in zip(self.transformer.decoder.layers, self.reg_branches, strict=True):
-            x = layer(x, position, reference, (levels, lidar2img))
+            x = layer(x, position, reference, Views(levels, lidar2img))
             codes = branch(x)
             centre = torch.cat((codes[..., 0:2], codes[..., 4:5]), -1) + inverse_sigmoid(reference)
             reference = centre.sigmoid()
