@@ -45,14 +45,20 @@ def test_prompts_of_a_file_are_answered_by_their_own_settings(llm: LLM, llm_bund
     assert outputs[1].outputs[0].token_ids == alone.outputs[0].token_ids
 
 
-def test_a_problem_of_a_prepared_prompt_names_its_line(llm: LLM, llm_bundle: Path, tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "the"}\n{"prompt": "the", "num_beams": 5}')
-    prompts = prepare_prompts(read_prompts(file), read_text_bundle(llm_bundle), {})
-    for ask in (lambda: llm.generate(prompts), lambda: llm.stream(prompts[1])):
-        with pytest.raises(PromptsError) as raised:
-            ask()
-        assert [problem.where for problem in raised.value.problems] == [f"{file}:2: num_beams"]
+def test_a_problem_of_a_prepared_prompt_names_its_line(llm_bundle: Path, tmp_path: Path) -> None:
+    file, model = tmp_path / "prompts.jsonl", read_text_bundle(llm_bundle)
+    file.write_text('{"prompt": "the"}\n{"prompt": "the", "num_beams": 3}')
+    prompts = prepare_prompts(read_prompts(file), model, {})
+    with LLM(model, runtime="reference", slots=2) as llm:
+        for answer in (lambda: llm.generate(prompts), lambda: llm.stream(prompts[1])):
+            with pytest.raises(PromptsError) as raised:
+                answer()
+            assert [problem.where for problem in raised.value.problems] == [f"{file}:2: num_beams"]
+        assert not llm.frontend.engine.has_work
+    file.write_text('{"prompt": "the", "num_beams": 5}\n{"prompt": "the", "guided_regex": "("}')
+    with pytest.raises(PromptsError) as raised:
+        prepare_prompts(read_prompts(file), model, {})
+    assert [problem.where for problem in raised.value.problems] == [f"{file}:1: num_beams", f"{file}:2: guided_regex"]
 
 
 def test_a_stream_is_the_answer_in_pieces(llm: LLM) -> None:

@@ -28,8 +28,8 @@ from trtkit.runtime.sampling.params import SamplingParams
 
 TOKENIZER = byte_level()
 BUNDLE = Bundle(Path("bundles/m"), Manifest.model_construct())
-MODEL = TextBundle(BUNDLE, TOKENIZER, 500, 32)
-BARE = TextBundle(BUNDLE, None, 67, 32)
+MODEL = TextBundle(BUNDLE, TOKENIZER, 500, 32, 3, True)
+BARE = TextBundle(BUNDLE, None, 67, 32, 3, True)
 
 
 def given(*words: str) -> dict[str, Any]:

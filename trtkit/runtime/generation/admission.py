@@ -9,11 +9,9 @@ import numpy as np
 
 from trtkit.errors import GenerationError, RequestError
 from trtkit.runtime.generation.beams import BeamSearch
-from trtkit.runtime.generation.request import check_prompt
 from trtkit.runtime.generation.running import Group
 
 if TYPE_CHECKING:
-    from trtkit.runtime.decoder import DecoderExecution
     from trtkit.runtime.generation.request import Request
     from trtkit.runtime.generation.state import State
     from trtkit.runtime.sequences import Ints
@@ -68,18 +66,6 @@ class Waiting:
                 heapify(self._heap)
                 return request
         return None
-
-
-def check_request(request: Request, execution: DecoderExecution) -> None:
-    """Raise RequestError for a request that no run could serve."""
-    params = request.settings.params
-    check_prompt(request.prompt_ids, execution.vocab_size, execution.max_length, request.id)
-    if request.slots > execution.slots:
-        what = f"{request.slots} beams need as many slots, there are {execution.slots}"
-        raise RequestError(what, "num_beams", "ask for fewer, or open more slots")
-    if params.prompt_logprobs is not None and not execution.has_all_logits:
-        what = "the engine gives logits of the last token only"
-        raise RequestError(what, "prompt_logprobs", "build with `--set llm.logits=all`")
 
 
 def admit_waiting(state: State, waiting: Waiting, min_shared_tokens: int) -> None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import RequestError
-from trtkit.runtime.generation.admission import Waiting, admit_waiting, check_request
+from trtkit.runtime.generation.admission import Waiting, admit_waiting
 from trtkit.runtime.generation.decoding import decode
 from trtkit.runtime.generation.prefill import Chunk, group_chunks, plan_chunks, prefill_call
+from trtkit.runtime.generation.request import check_request
 from trtkit.runtime.generation.state import State
 from trtkit.runtime.generation.tokens import take
 from trtkit.runtime.sampling.logprobs import token_logprobs

@@ -93,16 +93,42 @@ class Finished:
     beams: tuple[Hypothesis, ...] = ()
 
 
-def check_prompt(prompt_ids: Sequence[int], vocab_size: int, max_length: int, where: str = "") -> None:
-    """Raise RequestError for a prompt of no tokens, of unknown ones, or of more than a slot holds."""
-    ids = np.asarray(prompt_ids, np.int64)
+class Limits(Protocol):
+    """What requests must fit."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V, as many as the network has logits."""
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that a slot holds."""
+
+    @property
+    def slots(self) -> int:
+        """Sequences at once."""
+
+    @property
+    def has_all_logits(self) -> bool:
+        """Whether there are logits of every token, not of the last only."""
+
+
+def check_request(request: Request, limits: Limits) -> None:
+    """Raise RequestError for a request that no run could serve."""
+    ids, params = np.asarray(request.prompt_ids, np.int64), request.settings.params
     if not ids.size:
-        raise RequestError("the prompt has no tokens", where, "give at least one")
-    if ids.min() < 0 or ids.max() >= vocab_size:
-        what = f"token {ids[(ids < 0) | (ids >= vocab_size)][0]} is not in the vocabulary"
-        raise RequestError(what, where, f"use 0 to {vocab_size - 1}")
-    if ids.size > max_length:
-        raise too_long(ids.size, max_length, where)
+        raise RequestError("the prompt has no tokens", request.id, "give at least one")
+    if ids.min() < 0 or ids.max() >= limits.vocab_size:
+        what = f"token {ids[(ids < 0) | (ids >= limits.vocab_size)][0]} is not in the vocabulary"
+        raise RequestError(what, request.id, f"use 0 to {limits.vocab_size - 1}")
+    if ids.size > limits.max_length:
+        raise too_long(ids.size, limits.max_length, request.id)
+    if request.slots > limits.slots:
+        what = f"{request.slots} beams need as many slots, there are {limits.slots}"
+        raise RequestError(what, "num_beams", "ask for fewer, or open more slots")
+    if params.prompt_logprobs is not None and not limits.has_all_logits:
+        what = "the engine gives logits of the last token only"
+        raise RequestError(what, "prompt_logprobs", "build with `--set llm.logits=all`")
 
 
 def too_long(tokens: int, max_length: int, where: str) -> RequestError:

@@ -149,7 +149,7 @@ class PromptReader:
         if characters > limit:
             what = f"the prompt has {characters} characters; at most {limit} are read"
             fix = f"shorten it: a slot holds {self._max_length} tokens"
-            raise RequestError(what, "prompt", fix)
+            raise RequestError(what, fix=fix)
 
 
 def characters(value: Any) -> int:

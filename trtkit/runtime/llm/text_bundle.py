@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trtkit.bundle.bundle import Bundle, open_bundle
 from trtkit.engine.decoders import llm_options
 from trtkit.errors import GenerationError, RequestError
-from trtkit.runtime.generation.request import check_prompt
+from trtkit.runtime.generation.request import Request, check_request
 from trtkit.runtime.llm.prompts import PreparedPrompt, PromptReader
 from trtkit.runtime.sampling.guides import GuideFactory
 from trtkit.runtime.sampling.settings import Settings, Vocabulary
@@ -28,13 +28,16 @@ if TYPE_CHECKING:
 class TextBundle:
     """A language model's bundle. max_length: tokens a slot holds. vocab_size: of the network's logits.
 
-    tokenizer: None if the bundle has none; then prompts are token ids. images: None if it takes text only.
+    tokenizer: None if the bundle has none; then prompts are token ids. slots: sequences that its engine takes at once.
+    has_all_logits: the engine gives those of every token, not of the last only. images: None if it takes text only.
     """
 
     bundle: Bundle
     tokenizer: Tokenizer | None
     vocab_size: int
     max_length: int
+    slots: int
+    has_all_logits: bool
     images: ImagePrompts | None = None
 
     @property
@@ -69,10 +72,10 @@ class TextBundle:
         return PreparedPrompt(self.reader.tokens(prompt), Settings.resolve(params, self.vocabulary))
 
     def check(self, prepared: PreparedPrompt) -> PreparedPrompt:
-        """Return the prompt with its images in their places. Raises RequestError if no slot could hold it."""
+        """Return the prompt with its images in their places. Raises RequestError if no run could serve it."""
         if prepared.read.merged is None:
             prepared = replace(prepared, read=self.reader.merge(prepared.read))
-        check_prompt(prepared.read.ids, self.vocab_size, self.max_length)
+        check_request(Request("", prepared.read.ids, prepared.settings), self)
         return prepared
 
 
@@ -85,6 +88,7 @@ def read_text_bundle(bundle: Bundle | Path | str) -> TextBundle:
         raise GenerationError("the bundle holds no language model", str(opened.path), fix)
     logits = next(output for output in manifest.outputs if output.name == "logits")
     tokenizer = open_tokenizer(folder)
-    length = llm_options(manifest.config).max_sequence_length
+    options = llm_options(manifest.config)
     images = None if manifest.images is None else ImagePrompts(manifest.images, folder, tokenizer)
-    return TextBundle(opened, tokenizer, logits.shape[-1], length, images)
+    limits = (options.max_sequence_length, options.max_batch_size, options.logits == "all")
+    return TextBundle(opened, tokenizer, logits.shape[-1], *limits, images)
