@@ -152,10 +152,11 @@ def methods(bundle: Bundle) -> dict[str, int]:
 
 def mixed(config: ModelConfig, asked: dict[str, str], folder: Path) -> ModelConfig:
     """Return the config with the fallback for the layers that the budget leaves."""
-    left = quantize_model(
-        config, folder, ChildRunner(), ScoringRequest(budget=asked["budget"], fallback=asked["fallback"])
-    ).record["sensitivity"]["kept"]
+    scoring = ScoringRequest(budget=asked["budget"], fallback=asked["fallback"])
+    scores = quantize_model(config, folder, ChildRunner(), scoring).sensitivity
+    assert scores is not None
     assert config.quantize is not None
+    left = scores.kept
     print(len(left), "layers left to", asked["fallback"], flush=True)
     options = config.quantize.model_copy(update={"layers": dict.fromkeys(left, asked["fallback"])})
     return config.model_copy(update={"quantize": options})

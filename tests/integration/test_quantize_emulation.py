@@ -28,13 +28,13 @@ def test_what_is_scored_is_what_the_network_computes(method: str, tmp_path: Path
     made = quantized(config)
     before = {name: weight.clone() for name, weight in made.model.state_dict().items()}
     scores = score(made, WINDOWS.tolist(), None, Bits(0), lambda *_: None)
-    assert all(row.loss > 0 for row in scores.losses)
+    assert all(row.loss > 0 for row in scores.layers)
     kept = [point.kept for point in scores.curve]
     assert kept == sorted(set(kept))
     assert len(kept) == 5
-    sizes = [len(group) for group in by_loss_saved(scores.losses)]  # eight: those that share inputs are left together
+    sizes = [len(group) for group in by_loss_saved(scores.layers)]  # eight: those that share inputs are left together
     assert kept == [sum(sizes[:count]) for count in (0, 1, 2, 4, 6)]
-    assert kept[0] == 0 < kept[-1] < len(scores.losses)
+    assert kept[0] == 0 < kept[-1] < len(scores.layers)
     assert scores.curve[0].loss == scores.loss
     assert [point.mib for point in scores.curve] == sorted(point.mib for point in scores.curve)
     assert all(torch.equal(weight, before[name]) for name, weight in made.model.state_dict().items())

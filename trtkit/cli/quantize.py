@@ -6,7 +6,7 @@ import json
 import shlex
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 
@@ -16,10 +16,13 @@ from trtkit.files import write_output
 from trtkit.quantization_methods import Block, CacheFormat, methods_for
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.table import Table
 
     from trtkit.config.schema import ModelConfig
     from trtkit.engine.quantize import QuantizeResult
+    from trtkit.quantization.scoring.report import Scores
 
 _METHODS = f"Language models: {', '.join(methods_for('llm'))}. Vision models: {', '.join(methods_for('vision'))}."
 EPILOG = f"""\b
@@ -107,15 +110,15 @@ def command(
     with show_progress(quiet=quiet or as_json) as runner:
         scoring = ScoringRequest(sensitivity or html is not None, budget, fallback)
         result = quantize_model(model, out, runner, scoring)
-    record = result.record
+    scores = result.sensitivity
     if write is not None:
-        write_output(write, _with_choice(model, record, fallback))
-    if html is not None:
+        write_output(write, _with_choice(model, () if scores is None else scores.kept, fallback))
+    if html is not None and scores is not None:
         from trtkit.report.sensitivity import sensitivity_page
 
-        write_output(html, sensitivity_page(model.name, record["sensitivity"]))
+        write_output(html, sensitivity_page(model.name, scores))
     if as_json:
-        click.echo(json.dumps({"path": str(result.path), **record}))
+        click.echo(json.dumps({"path": str(result.path), **result.to_json()}))
     else:
         _render(result, [config, *_target(model, target, fallback)])
 
@@ -157,9 +160,9 @@ def _render(result: QuantizeResult, config: list[str]) -> None:
 
     from trtkit.cli.tables import console
 
-    record, size = result.record, result.record["size_bytes"] / 2**20
-    if "sensitivity" in record:
-        console().print(_losses(record["sensitivity"]))
+    size = result.size_bytes / 2**20
+    if result.sensitivity is not None:
+        console().print(_losses(result.sensitivity))
     console().print(Text.assemble(("quantized", "bold green"), f" {result.path}, {size:.1f} MiB"), soft_wrap=True)
     ((key, source),) = result.source.items()
     words = ["trtkit", "build", "--config", *config, "--set", f"source.{key}={source}"]
@@ -179,7 +182,7 @@ def _target(config: ModelConfig, target: str | None, fallback: str | None) -> li
 _SHOWN = 10
 
 
-def _losses(scores: dict[str, Any]) -> Table:
+def _losses(scores: Scores) -> Table:
     """Return the layers that lose most, ranked."""
     from rich.table import Table
 
@@ -188,22 +191,21 @@ def _losses(scores: dict[str, Any]) -> Table:
     )
     for name, justify in (("layer", "left"), ("method", "left"), ("loss", "right"), ("", "left"), ("", "left")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    rows, kept, left = scores["layers"], set(scores["kept"]), scores["fallback"] or "kept"
-    largest = max((row["loss"] for row in rows), default=0.0) or 1.0
+    rows, kept, left = scores.layers, set(scores.kept), scores.fallback or "kept"
+    largest = max((row.loss for row in rows), default=0.0) or 1.0
     for row in rows[:_SHOWN]:
-        bar = "\u2588" * max(1, round(16 * row["loss"] / largest))
-        table.add_row(row["layer"], row["method"], f"{row['loss']:.2e}", bar, left if row["layer"] in kept else "")
-    together = len(rows) if scores["fallback"] else len(rows) - len(kept)
-    table.add_row(f"{together} of {len(rows)} together", "", f"{scores['loss']:.2e}", "", "", style="bold")
+        bar = "\u2588" * max(1, round(16 * row.loss / largest))
+        table.add_row(row.layer, row.method, f"{row.loss:.2e}", bar, left if row.layer in kept else "")
+    together = len(rows) if scores.fallback else len(rows) - len(kept)
+    table.add_row(f"{together} of {len(rows)} together", "", f"{scores.loss:.2e}", "", "", style="bold")
     return table
 
 
-def _with_choice(config: ModelConfig, record: dict[str, Any], fallback: str | None) -> str:
+def _with_choice(config: ModelConfig, kept: Sequence[str], fallback: str | None) -> str:
     """Return the config as YAML, with the layers that a budget left."""
     from trtkit.verification.fix import config_yaml
 
     assert config.quantize is not None
-    kept = record.get("sensitivity", {}).get("kept", [])
     options = config.quantize
     if fallback is None:
         options = options.model_copy(update={"exclude": (*options.exclude, *kept)})

@@ -1,4 +1,4 @@
-"""Quantize a model into a folder of its own, whole or not at all."""
+"""Quantize a model into a folder of its own, atomically."""
 
 from __future__ import annotations
 
@@ -10,31 +10,51 @@ from typing import TYPE_CHECKING, Any
 from trtkit.backends import choose_backend
 from trtkit.bundle.folder_lock import atomic_folder
 from trtkit.config.targets import load_target
-from trtkit.engine.jobs import QUANTIZE_VISION
+from trtkit.engine.jobs import QUANTIZE_VISION, QuantizedVision
 from trtkit.errors import ConfigError, Problem
 from trtkit.jobs.json_form import to_json
 from trtkit.quantization.by_part.choice import SUMMARY, check_names
-from trtkit.quantization.jobs import CHECK_TARGET, QUANTIZE_LLM, QuantizeRequest, ScoringRequest, TargetRequest
+from trtkit.quantization.jobs import (
+    CHECK_TARGET,
+    QUANTIZE_LLM,
+    QuantizedLlm,
+    QuantizeRequest,
+    ScoringRequest,
+    TargetRequest,
+)
 from trtkit.quantization_methods import METHODS
 from trtkit.resolve import resolve
 from trtkit.version import __version__
 
 if TYPE_CHECKING:
+    from trtkit.config.quantize import QuantizeOptions
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.runner import Runner
     from trtkit.models.model import Model
+    from trtkit.quantization.scoring.report import Scores
 
-Json = dict[str, Any]
 RECORD = "quantization.json"
 NOT_SCORED = ScoringRequest()
 
 
 @dataclass(frozen=True)
 class QuantizeResult:
-    """A quantized model. path: its folder. record: what was done, as quantization.json has it."""
+    """A quantized model. path: its folder. options: how it was quantized. quantized: what was done."""
 
     path: Path
-    record: Json
+    options: QuantizeOptions
+    quantized: QuantizedLlm | QuantizedVision
+    size_bytes: int
+
+    @property
+    def sensitivity(self) -> Scores | None:
+        """What each layer's quantization costs, if that was measured."""
+        return self.quantized.sensitivity if isinstance(self.quantized, QuantizedLlm) else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what was done, as quantization.json has it."""
+        done = {name: value for name, value in to_json(self.quantized).items() if name != "sensitivity" or value}
+        return {"trtkit": __version__, "quantize": to_json(self.options), **done, "size_bytes": self.size_bytes}
 
     @property
     def source(self) -> dict[str, str]:
@@ -44,8 +64,7 @@ class QuantizeResult:
 
     def __str__(self) -> str:
         """Return where it is, how it is quantized, and its size."""
-        size = self.record["size_bytes"] / 2**20
-        return f"{self.path}: {self.record['quantize']['method']}, {size:.1f} MiB"
+        return f"{self.path}: {self.options.method}, {self.size_bytes / 2**20:.1f} MiB"
 
 
 def quantize_model(
@@ -69,17 +88,12 @@ def quantize_model(
     with atomic_folder(out, replaces=RECORD) as folder:
         request = QuantizeRequest(config, folder, scoring)
         is_llm = model.interface == "tokens"
+        done: QuantizedLlm | QuantizedVision
         done = runner.run(QUANTIZE_LLM, request) if is_llm else runner.run(QUANTIZE_VISION, request)
-        counts = {key: value for key, value in to_json(done).items() if key != "sensitivity" or value is not None}
         size = sum(path.stat().st_size for path in folder.iterdir())
-        record: Json = {
-            "trtkit": __version__,
-            "quantize": config.quantize.model_dump(mode="json"),
-            **counts,
-            "size_bytes": size,
-        }
-        (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return QuantizeResult(out, record)
+        result = QuantizeResult(out, config.quantize, done, size)
+        (folder / RECORD).write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
+    return result
 
 
 def _check_scored(model: Model, fallback: str | None) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from trtkit.config.schema import ModelConfig
 from trtkit.config.targets import Target
 from trtkit.jobs.events import Step
 from trtkit.jobs.job import Job
+from trtkit.quantization.scoring.report import Scores
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class QuantizeRequest:
 
 @dataclass(frozen=True)
 class QuantizedLlm:
-    """A quantized checkpoint: how many layers are, the block of their weights, and the scores as data."""
+    """A quantized checkpoint: how many layers are, the block of their weights, and its layers' scores."""
 
     steps: tuple[Step, ...]
     layers: int
     block: int | None
-    sensitivity: dict[str, Any] | None = None
+    sensitivity: Scores | None = None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtkit.errors import QuantizeError
-from trtkit.quantization.scoring.budget import Budget, LayerLoss, keep_for, parse_budget
+from trtkit.quantization.scoring.budget import Budget, keep_for, parse_budget
+from trtkit.quantization.scoring.report import LayerLoss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trtkit.config.quantize import QuantizeOptions
     from trtkit.jobs.job import Context
     from trtkit.quantization.jobs import QuantizeRequest
-    from trtkit.quantization.scoring.sensitivity import Scores
+    from trtkit.quantization.scoring.report import Scores
     from trtkit.sources.decoder_source import DecoderSource
 
 
@@ -61,13 +61,12 @@ def quantize_llm(request: QuantizeRequest, context: Context) -> QuantizedLlm:
             quantized, scores = mixer.mixed(choice, scoring)
             steps.add("sensitivity", _scored(scores))
         quantized.write(config, folder, steps)
-    sensitivity = None if scores is None else scores.to_json()
-    return QuantizedLlm(tuple(steps.done), len(quantized.choice.methods), choice.block, sensitivity)
+    return QuantizedLlm(tuple(steps.done), len(quantized.choice.methods), choice.block, scores)
 
 
 def _scored(scores: Scores) -> str:
-    """Return what was found in a line."""
-    left = f"; {len(scores.kept)} of {len(scores.losses)} layers left" if scores.kept else ""
+    """Return the scores in a line."""
+    left = f"; {len(scores.kept)} of {len(scores.layers)} layers left" if scores.kept else ""
     return f"together {scores.loss:.4f} nats a token{left}"
 
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trtkit.errors import QuantizeError
 from trtkit.quantization.llm.choice import inputs_of
+from trtkit.quantization.scoring.report import ORIGINAL_BITS, Choosable, LayerLoss
 from trtkit.quantization_methods import METHODS, weight_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(bits|mib|nats)", re.IGNORECASE)
-ORIGINAL_BITS = 16.0
 
 
 @dataclass(frozen=True)
@@ -58,20 +58,6 @@ class Bits:
         return ORIGINAL_BITS if self.fallback is None else self(self.fallback)
 
 
-@dataclass(frozen=True)
-class LayerLoss:
-    """loss: in nats, with this layer alone quantized. weights: how many it has. bits: of one when quantized;
-    left_bits: when a budget leaves it.
-    """
-
-    layer: str
-    method: str
-    loss: float
-    weights: int
-    bits: float
-    left_bits: float = ORIGINAL_BITS
-
-
 def keep_for(
     budget: Budget, losses: Sequence[LayerLoss], loss_without: Callable[[Sequence[str]], float]
 ) -> tuple[list[str], float]:
@@ -96,15 +82,6 @@ def keep_for(
             break
         count += 1
     return _names(ranked[:count]), loss_without(_names(ranked[:count]))
-
-
-@dataclass(frozen=True)
-class Choosable:
-    """What leaving some layers as they are gives. mib: of all linear layers; loss: of quantizing the others."""
-
-    kept: int
-    mib: float
-    loss: float
 
 
 def loss_by_size(losses: Sequence[LayerLoss], loss_without: Callable[[Sequence[str]], float]) -> list[Choosable]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.errors import QuantizeError
 from trtkit.quantization.scoring.budget import Bits, Budget, parse_budget
-from trtkit.quantization.scoring.sensitivity import Scores, loss_of, score
+from trtkit.quantization.scoring.sensitivity import loss_of, score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trtkit.quantization.jobs import ScoringRequest
     from trtkit.quantization.llm.choice import Choice
     from trtkit.quantization.llm.torch_model import QuantizedTorchModel
+    from trtkit.quantization.scoring.report import Scores
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Mixer:
         bits = Bits(choice.block, self.has_zero_points, scoring.fallback)
         budget = self._remaining(choice, scoring)
         scores = score(model, self.texts, budget, bits, self.steps.counted("layers"))
-        self.steps.add("score", f"{len(scores.losses)} layers one by one")
+        self.steps.add("score", f"{len(scores.layers)} layers one by one")
         if scores.kept:
             model = self.make(choice.without(scores.kept, scoring.fallback))
         if scores.kept and scoring.fallback is not None:

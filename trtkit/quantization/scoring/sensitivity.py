@@ -6,14 +6,14 @@ The loss is the mean Kullback-Leibler divergence of next-token distributions fro
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trtkit.errors import QuantizeError
-from trtkit.quantization.scoring.budget import LayerLoss, keep_for, loss_by_size
+from trtkit.quantization.scoring.budget import keep_for, loss_by_size
 from trtkit.quantization.scoring.emulation import EmulatedLayer
+from trtkit.quantization.scoring.report import LayerLoss, Scores
 from trtkit.quantization_methods import FORMATS
 
 if TYPE_CHECKING:
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
     from trtkit.quantization.llm.choice import Layer
     from trtkit.quantization.llm.torch_model import QuantizedTorchModel
-    from trtkit.quantization.scoring.budget import Bits, Budget, Choosable
+    from trtkit.quantization.scoring.budget import Bits, Budget
 
-Json = dict[str, Any]
 WINDOWS, LENGTH = 2, 128
 
 
@@ -86,7 +85,7 @@ class Scorer:
         self._weights = self._base.exp()
 
     def loss(self) -> float:
-        """Return the loss as the model is now. Raises QuantizeError where it is not a number."""
+        """Return the loss as the model is now. Raises QuantizeError if it is not a number."""
         loss = float((self._weights * (self._base - self._log_probabilities())).sum(-1).mean())
         if not loss < float("inf"):
             raise QuantizeError("the quantized model computes NaN", fix="exclude layers, or use another method")
@@ -126,25 +125,6 @@ def layer_losses(
     return sorted(rows, key=lambda row: -row.loss)
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Each layer's loss, the largest first; the layers that a budget leaves, and the loss of the model then.
-
-    curve: what other budgets would give. fallback: the method of layers that are left; None where they stay.
-    """
-
-    losses: list[LayerLoss]
-    kept: list[str]
-    loss: float
-    curve: list[Choosable]
-    fallback: str | None = None
-
-    def to_json(self) -> Json:
-        """Return the scores as JSON data."""
-        lists = {"layers": [asdict(row) for row in self.losses], "curve": [asdict(point) for point in self.curve]}
-        return {**lists, "kept": self.kept, "loss": self.loss, "fallback": self.fallback}
-
-
 def score(
     quantized: QuantizedTorchModel,
     texts: Sequence[Sequence[int]],
@@ -165,4 +145,4 @@ def score(
             return scorer.loss()
 
         kept, loss = ([], loss_without([])) if budget is None else keep_for(budget, losses, loss_without)
-        return Scores(losses, kept, loss, loss_by_size(losses, loss_without))
+        return Scores(tuple(losses), tuple(loss_by_size(losses, loss_without)), tuple(kept), loss)
