@@ -16,9 +16,11 @@ class Resize(StrictModel):
     """How an image is scaled: exactly one key. Aspect is kept but for `exact`.
 
     exact: (height, width). shortest_edge, longest_edge, height: that length, in pixels.
+    letterbox: (height, width) that the image is fitted into, centered on grey bars of 114, as YOLO models are trained.
     """
 
     exact: tuple[Size, Size] | None = None
+    letterbox: tuple[Size, Size] | None = None
     shortest_edge: Size | None = None
     longest_edge: Size | None = None
     height: Size | None = None
@@ -27,7 +29,7 @@ class Resize(StrictModel):
     def _exactly_one(self) -> Self:
         names = [name for name, value in self.model_dump().items() if value is not None]
         if len(names) != 1:
-            raise ValueError("give exactly one of `exact`, `shortest_edge`, `longest_edge`, `height`")
+            raise ValueError("give exactly one of `exact`, `letterbox`, `shortest_edge`, `longest_edge`, `height`")
         return self
 
 
@@ -48,15 +50,46 @@ class Preprocess(StrictModel):
     mean: PerChannel = (0.0, 0.0, 0.0)
     std: PerChannel = (1.0, 1.0, 1.0)
 
+    @model_validator(mode="after")
+    def _letterbox_decides(self) -> Self:
+        if self.resize is not None and self.resize.letterbox is not None and (self.crop or self.multiple_of != 1):
+            raise ValueError("`resize.letterbox` decides the input's size: remove `crop` and `multiple_of`")
+        return self
+
+
+class Boxes(StrictModel):
+    """How a detector's outputs hold boxes, in pixels of the input unless said otherwise, and which of them count.
+
+    layout: `channels-first` [N, 4+C, A], center, size, scores (YOLOv8, YOLO11; poses have keypoints behind the scores);
+        `anchors` [N, A, 5+C], with an objectness (YOLOv5); `queries`, boxes [N, Q, 4] in shares of the input and
+        logits [N, Q, C] (DETR); `suppressed` [N, M, 6], corners, score, class (YOLOv10, exports with NMS).
+    scores: of `queries`, how logits become scores; a softmax has a last class for nothing.
+    """
+
+    layout: Literal["channels-first", "anchors", "queries", "suppressed"]
+    scores: Literal["sigmoid", "softmax"] | None = None
+    min_score: float = Field(0.25, ge=0, le=1, description="Boxes that score less are left out.")
+    max_iou: float = Field(0.45, ge=0, le=1, description="Of two boxes of a class that overlap more, one is left out.")
+    max_boxes: StrictInt = Field(300, ge=1, description="The most boxes of an image.")
+
+    @model_validator(mode="after")
+    def _scores_of_queries(self) -> Self:
+        if (self.layout == "queries") != (self.scores is not None):
+            raise ValueError("`scores`, `sigmoid` or `softmax`, goes with the layout `queries` and with no other")
+        return self
+
 
 class Task(StrictModel):
     """How outputs are read.
 
     classification: logits [N, classes]. ctc-text: probabilities [N, steps, characters], blank first, whose
-    characters stand in the ONNX file's metadata under `character`.
+    characters stand in the ONNX file's metadata under `character`. detection: boxes, as `boxes` says. pose: the same
+    with K keypoints [x, y, score] behind one class, `channels-first` [N, 5+3K, A] or `suppressed` [N, M, 6+3K].
+    segmentation: logits [N, classes, h, w]. depth: [N, h, w] or [N, 1, h, w]. embedding: [N, D].
     """
 
-    kind: Literal["classification", "ctc-text"]
+    kind: Literal["classification", "ctc-text", "detection", "pose", "segmentation", "depth", "embedding"]
+    boxes: Boxes | None = Field(None, description="Of detection and pose: how outputs hold boxes.")
     labels: str | None = Field(
         None, description="Names of the classes: a JSON list, or a text of lines; a path or `package://`."
     )
@@ -65,8 +98,21 @@ class Task(StrictModel):
         None,
         ge=0,
         le=1,
-        description="Share of answers that must equal the reference's; when unset 1.0, and 0.5 of a quantized model.",
+        description="Share of answers that must equal the reference's; when unset 1.0, 0.9 of detections, and 0.5 of a "
+        "quantized model.",
     )
+
+    @model_validator(mode="after")
+    def _keys_of_the_kind(self) -> Self:
+        if (self.kind in {"detection", "pose"}) != (self.boxes is not None):
+            raise ValueError("`boxes` goes with the kinds `detection` and `pose`, and with no other")
+        if self.kind == "pose" and self.boxes is not None and self.boxes.layout not in {"channels-first", "suppressed"}:
+            raise ValueError("the layout of a pose's boxes is `channels-first` or `suppressed`")
+        if self.labels is not None and self.kind not in {"classification", "detection", "segmentation"}:
+            raise ValueError("`labels` goes with the kinds `classification`, `detection` and `segmentation`")
+        if self.min_agreement is not None and self.kind not in {"classification", "ctc-text", "detection", "pose"}:
+            raise ValueError(f"`min_agreement` has no meaning for the kind `{self.kind}`: outputs are compared alone")
+        return self
 
 
 class VerifyOptions(StrictModel):

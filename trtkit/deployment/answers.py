@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.runtime.tasks import ctc_scores, ctc_text, top_classes
+from trtkit.runtime.tasks import ctc_scores, ctc_text, softmax, top_classes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,9 +22,7 @@ def read_answer(output: Array, settings: Mapping[str, Any]) -> dict[str, Array]:
 def _classes(logits: Array, settings: Mapping[str, Any]) -> dict[str, Array]:
     """Return class_id [N, k], score [N, k] by the softmax and, where classes have names, label [N, k]."""
     ids = np.array(top_classes(logits, settings["top_k"]), dtype=np.int32)
-    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
-    shares = shifted / shifted.sum(axis=-1, keepdims=True)
-    answer = {"class_id": ids, "score": np.take_along_axis(shares, ids, axis=-1).astype(np.float32)}
+    answer = {"class_id": ids, "score": np.take_along_axis(softmax(logits), ids, axis=-1).astype(np.float32)}
     if labels := settings["labels"]:
         answer["label"] = np.array([[labels[index].encode() for index in row] for row in ids], dtype=np.object_)
     return answer

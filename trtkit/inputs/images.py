@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
+_GREY = 114
 MAX_PIXELS = 89_478_485
 """Of a scaled image: Pillow's own limit for one that is read. A line of pixels may grow a thousandfold."""
 # Pillow's modes of single-channel images with more than 8 bits, and what one step of 8 bits is in them.
@@ -67,11 +69,13 @@ def image_input(image: Image.Image, preprocess: Preprocess) -> Array:
     """
     from PIL import Image
 
-    width, height = _scaled_size(image, preprocess)
+    width, height = _scaled_size(image.size, preprocess)
     if width * height > MAX_PIXELS:
         what = f"an image of {image.width}x{image.height} pixels would be scaled to {width}x{height}"
         raise SourceError(what, "image", f"give one whose sides are more alike; {MAX_PIXELS} pixels are the limit")
     scaled = image.resize((width, height), Image.Resampling[preprocess.filter.upper()])
+    if preprocess.resize is not None and preprocess.resize.letterbox is not None:
+        scaled = _letterboxed(scaled, *preprocess.resize.letterbox)
     if preprocess.crop is not None:
         scaled = _centre_crop(scaled, *preprocess.crop)
     pixels = np.asarray(scaled, dtype=np.float32)
@@ -82,9 +86,38 @@ def image_input(image: Image.Image, preprocess: Preprocess) -> Array:
     return np.ascontiguousarray((normal if preprocess.layout == "nhwc" else normal.transpose(2, 0, 1))[None])
 
 
-def _scaled_size(image: Image.Image, preprocess: Preprocess) -> tuple[int, int]:
+@dataclass(frozen=True)
+class Placement:
+    """Where a picture lies in its input: `input = picture * scale + offset`, per axis (x, y), in pixels.
+
+    size: (width, height) of the picture.
+    """
+
+    size: tuple[int, int]
+    scale: tuple[float, float]
+    offset: tuple[float, float]
+
+    def on_picture(self, points: Array) -> Array:
+        """Return points of the input [..., 2] on the picture, none beyond its edges."""
+        placed = (points - np.array(self.offset)) / np.array(self.scale)
+        return np.asarray(placed.clip(0, np.array(self.size)))
+
+
+def placement(size: tuple[int, int], preprocess: Preprocess) -> Placement:
+    """Return where a picture of `size` (width, height) lies in the input that `image_input` makes of it."""
+    scaled = _scaled_size(size, preprocess)
+    offset = (0, 0)
+    if preprocess.resize is not None and preprocess.resize.letterbox is not None:
+        offset = _bars(scaled, *preprocess.resize.letterbox)
+    elif preprocess.crop is not None:
+        left, top = _cut(scaled, *preprocess.crop)
+        offset = (-left, -top)
+    return Placement(size, (scaled[0] / size[0], scaled[1] / size[1]), offset)
+
+
+def _scaled_size(size: tuple[int, int], preprocess: Preprocess) -> tuple[int, int]:
     """Return (width, height) after resizing and rounding to multiples."""
-    width, height = _resized(image.size, preprocess.resize)
+    width, height = _resized(size, preprocess.resize)
     if preprocess.crop is None and preprocess.multiple_of > 1:
         unit = preprocess.multiple_of
         width, height = (max(unit, round(length / unit) * unit) for length in (width, height))
@@ -98,6 +131,9 @@ def _resized(size: tuple[int, int], resize: Resize | None) -> tuple[float, float
         return width, height
     if resize.exact is not None:
         return resize.exact[1], resize.exact[0]
+    if resize.letterbox is not None:
+        factor = min(resize.letterbox[0] / height, resize.letterbox[1] / width)
+        return width * factor, height * factor
     if resize.shortest_edge is not None:
         edge, short = resize.shortest_edge, min(size)
         return edge * width // short, edge * height // short  # cut off, as torchvision and transformers do
@@ -109,7 +145,26 @@ def _resized(size: tuple[int, int], resize: Resize | None) -> tuple[float, float
     return width * factor, height * factor
 
 
+def _letterboxed(image: Image.Image, height: int, width: int) -> Image.Image:
+    """Put an image in the middle of grey."""
+    from PIL import Image
+
+    canvas = Image.new("RGB", (width, height), (_GREY,) * 3)
+    canvas.paste(image, _bars(image.size, height, width))
+    return canvas
+
+
+def _bars(size: tuple[int, int], height: int, width: int) -> tuple[int, int]:
+    """Return the left and the top bar of a letterbox; of an odd pixel the right and the bottom one have more."""
+    return (width - size[0]) // 2, (height - size[1]) // 2
+
+
 def _centre_crop(image: Image.Image, height: int, width: int) -> Image.Image:
     """Cut (height, width) out of the middle; what lies outside the image is black."""
-    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+    left, top = _cut(image.size, height, width)
     return image.crop((left, top, left + width, top + height))
+
+
+def _cut(size: tuple[int, int], height: int, width: int) -> tuple[int, int]:
+    """Return left and top of a centre crop."""
+    return round((size[0] - width) / 2), round((size[1] - height) / 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from trtkit.bundle.bundle import check_file, open_bundle
 from trtkit.engine.hybrids import open_hybrid
 from trtkit.engine.stages import bundle_stages
 from trtkit.errors import ExecutionError
+from trtkit.inputs.images import read_image
 from trtkit.inputs.samples import Sample, check_profiles
 from trtkit.reference import to_array
 from trtkit.resolve import resolve
@@ -20,12 +22,14 @@ from trtkit.runtime.stages import reference_stages
 from trtkit.sources.digest import digest_source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from PIL import Image
 
     from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.engine_execution import EngineExecution
     from trtkit.runtime.stages import StagesExecution
+    from trtkit.runtime.tasks.answers import Answer
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
@@ -41,6 +45,17 @@ class Model:
     """Takes every input by name; returns every output by name. Raises SourceError for shapes that no profile covers."""
     layer_seconds: Callable[[Mapping[str, Array]], dict[str, float]]
     """Runs once; returns how long each layer took, in the order they ran."""
+
+    def predict(self, pictures: Iterable[Image.Image | Path | str], *, batch: int | None = None) -> Iterator[Answer]:
+        """Yield an answer to each picture, as the config's `task` reads the outputs: classes, boxes, text, maps.
+
+        batch: pictures of a call, what the engine was tuned for if None. Raises SourceError where a picture cannot be
+        read, or the config does not say how it becomes the only input.
+        """
+        from trtkit.runtime.predict import open_predictor
+
+        predictor = open_predictor(self, batch)
+        return predictor(read_image(Path(each)) if isinstance(each, str | Path) else each for each in pictures)
 
     def __call__(self, x: Array) -> Array:
         """Return the first output for the only input. Raises ExecutionError where the model has several inputs."""

@@ -112,7 +112,7 @@ def test_queries_are_read_whether_a_class_stands_for_nothing_or_not() -> None:
     ids=lambda outputs: next(iter(outputs)),
 )
 def test_what_is_not_plainly_a_detector_is_not_read_as_one(outputs: Arrays) -> None:
-    assert layout_of(outputs) == ""
+    assert layout_of(outputs) is None
     assert agreed(outputs, outputs) is None
 
 

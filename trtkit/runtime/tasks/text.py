@@ -1,8 +1,7 @@
-"""Read a model's outputs as answers: classes or text."""
+"""Read a recognizer's probabilities as text, by greedy CTC decoding."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,25 +13,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Array = np.ndarray[Any, Any]
-_LABELS = "give a JSON list of names, or a text file with a name a line, in the order of the classes"
-
-
-def top_classes(logits: Array, count: int = 5) -> list[list[int]]:
-    """Return the indices of the `count` largest logits [N, classes] of each item, largest first."""
-    order = np.argsort(-logits.astype(np.float64), axis=-1, kind="stable")
-    return [[int(index) for index in row[:count]] for row in order]
-
-
-def read_labels(path: Path) -> list[str]:
-    """Return the names of classes in a file: a JSON list, or a line each. Raises SourceError where it holds none."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        labels = json.loads(text) if path.suffix == ".json" else text.splitlines()
-    except (OSError, ValueError) as error:
-        raise SourceError(f"cannot be read: {error}", str(path), _LABELS) from None
-    if not isinstance(labels, list) or not labels or not all(isinstance(name, str) for name in labels):
-        raise SourceError("holds no list of names", str(path), _LABELS)
-    return labels
 
 
 def ctc_text(probabilities: Array, characters: Sequence[str]) -> list[str]:

@@ -1,0 +1,118 @@
+"""Answer pictures with a vision bundle: preprocess, run in batches, read the outputs as the config's task says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.errors import SourceError
+from trtkit.inputs.images import image_input, placement
+from trtkit.inputs.samples import as_dtype
+from trtkit.runtime.tasks.reader import open_reader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from PIL import Image
+
+    from trtkit.bundle.manifest import Manifest
+    from trtkit.config.task import Preprocess
+    from trtkit.inputs.images import Placement
+    from trtkit.runtime.model import Model
+    from trtkit.runtime.tasks.answers import Answer
+    from trtkit.runtime.tasks.reader import Reader
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A picture as an input [1, ...], and where it lies in it."""
+
+    array: Array
+    placed: Placement
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """How many rows a call takes. usual: what the engine was tuned for."""
+
+    least: int
+    usual: int
+    most: int
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """A model that answers pictures. batch: the most pictures of a call."""
+
+    model: Model
+    reader: Reader
+    preprocess: Preprocess
+    batch: int
+    least: int
+
+    def __call__(self, pictures: Iterable[Image.Image]) -> Iterator[Answer]:
+        """Yield the answer to each picture, in order; pictures that make inputs of one size run together."""
+        waiting: list[_Prepared] = []
+        for picture in pictures:
+            prepared = self._prepared(picture)
+            if waiting and (prepared.array.shape != waiting[0].array.shape or len(waiting) == self.batch):
+                yield from self._answers(waiting)
+                waiting = []
+            waiting.append(prepared)
+        if waiting:
+            yield from self._answers(waiting)
+
+    def _prepared(self, picture: Image.Image) -> _Prepared:
+        record = self.model.bundle.manifest.inputs[0]
+        array = as_dtype(image_input(picture, self.preprocess), record.dtype)
+        return _Prepared(array, placement(picture.size, self.preprocess))
+
+    def _answers(self, batch: Sequence[_Prepared]) -> list[Answer]:
+        """Run a batch; a network that takes no fewer rows is given the last picture again."""
+        rows = [each.array for each in batch]
+        x = np.concatenate([*rows, *[rows[-1]] * (self.least - len(rows))])
+        outputs = self.model.run({self.model.bundle.manifest.inputs[0].name: x})
+        height, width = x.shape[2:] if self.preprocess.layout == "nchw" else x.shape[1:3]
+        kept = {name: value[: len(batch)] for name, value in outputs.items()}
+        return self.reader.read(kept, [each.placed for each in batch], (width, height))
+
+
+def open_predictor(model: Model, batch: int | None = None, top_k: int = 5) -> Predictor:
+    """Return what answers pictures with `model`. batch: pictures of a call, what the engine was tuned for if None.
+
+    Raises SourceError where the config does not say how a picture becomes the only input, the outputs are not those of
+    its task, or no profile takes the batch.
+    """
+    manifest = model.bundle.manifest
+    preprocess = manifest.config.preprocess
+    if preprocess is None or len(manifest.inputs) != 1:
+        fix = (
+            "add `preprocess:` to the config and build again"
+            if preprocess is None
+            else "use `trtkit.open_model(...).run`"
+        )
+        raise SourceError("the config does not say how a picture becomes the only input", manifest.name, fix)
+    rows = _rows(manifest)
+    if batch is not None and not 1 <= batch <= rows.most:
+        raise SourceError(f"{batch} pictures at once; the engine takes 1 to {rows.most}", "batch", "choose fewer")
+    return Predictor(model, open_reader(model.bundle, top_k), preprocess, batch or rows.usual, rows.least)
+
+
+def _rows(manifest: Manifest) -> _Rows:
+    """Return how many rows the only input may have. Raises SourceError for rows that are no pictures of their own."""
+    record = manifest.inputs[0]
+    if record.shape[0] != -1:
+        rows = _Rows(record.shape[0], record.shape[0], record.shape[0])
+    else:
+        shapes = [profile[record.name] for profile in manifest.profiles]
+        rows = _Rows(min(each.min[0] for each in shapes), shapes[0].opt[0], max(each.max[0] for each in shapes))
+    if manifest.verify is None or manifest.verify.batch_rows != "mixed":
+        return rows
+    if rows.least > 1:
+        what = f"the network takes {rows.least} rows at least, and they depend on each other"
+        raise SourceError(what, manifest.name, "use `trtkit.open_model(...).run`")
+    return _Rows(1, 1, 1)

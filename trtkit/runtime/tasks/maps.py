@@ -1,0 +1,52 @@
+"""Read an output of pixels on the picture: the class of each, or its depth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.inputs.images import Placement
+
+Array = np.ndarray[Any, Any]
+# Pixels times channels that are held at once.
+_AT_ONCE = 1 << 25
+
+
+def class_map(logits: Array, placed: Placement, size: tuple[int, int]) -> Array:
+    """Return the likeliest class [H, W] of each pixel of the picture, by bilinear interpolation of logits [C, h, w].
+
+    size: (width, height) of the input.
+    """
+    return _sampled(logits, placed, size, lambda values: values.argmax(0).astype(np.int32))
+
+
+def depth_map(values: Array, placed: Placement, size: tuple[int, int]) -> Array:
+    """Return the value [H, W] of each pixel of the picture, by bilinear interpolation of values [h, w]."""
+    return _sampled(values[None], placed, size, lambda sampled: sampled[0])
+
+
+def _sampled(values: Array, placed: Placement, size: tuple[int, int], read: Callable[[Array], Array]) -> Array:
+    """Return what `read` makes of values [C, h, w] at every pixel of the picture, some rows at a time."""
+    import torch
+    from torch.nn.functional import grid_sample
+
+    maps = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))[None]
+    across, down = (_centers(placed, size, axis) for axis in range(2))
+    step = max(1, _AT_ONCE // (len(across) * len(values)))
+    parts = []
+    for first in range(0, len(down), step):
+        rows = down[first : first + step]
+        grid = torch.from_numpy(np.stack(np.meshgrid(across, rows), -1).astype(np.float32))[None]
+        sampled = grid_sample(maps, grid, mode="bilinear", padding_mode="border", align_corners=False)
+        parts.append(read(sampled[0].numpy()))
+    return np.concatenate(parts)
+
+
+def _centers(placed: Placement, size: tuple[int, int], axis: int) -> Array:
+    """Return where the centers of the picture's pixels lie in the input, in grid_sample's units of -1 to 1."""
+    centers = np.arange(placed.size[axis]) + 0.5
+    return np.asarray((centers * placed.scale[axis] + placed.offset[axis]) / size[axis] * 2 - 1)

@@ -1,0 +1,191 @@
+"""Read a network's outputs as answers about pictures, as the config's `task` says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.errors import SourceError
+from trtkit.runtime.tasks import boxes as box_layouts
+from trtkit.runtime.tasks.answers import Arrays, Box, Boxes, Classes, ClassMap, DepthMap, Embedding, Text
+from trtkit.runtime.tasks.classes import read_labels, softmax, top_classes
+from trtkit.runtime.tasks.maps import class_map, depth_map
+from trtkit.runtime.tasks.text import ctc_characters, ctc_scores, ctc_text
+from trtkit.sources import package_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.bundle.manifest import IoRecord
+    from trtkit.config.task import Task
+    from trtkit.inputs.images import Placement
+    from trtkit.runtime.tasks.answers import Answer
+
+Array = np.ndarray[Any, Any]
+_RANKS = {"classification": (2,), "ctc-text": (3,), "segmentation": (4,), "depth": (3, 4), "embedding": (2,)}
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How outputs become answers. task: None to return them as they are.
+
+    labels: names of classes, empty if they have none. characters: of the text, the blank first. top_k: classes shown.
+    """
+
+    task: Task | None
+    labels: tuple[str, ...] = ()
+    characters: tuple[str, ...] = ()
+    top_k: int = 5
+
+    def read(self, outputs: Mapping[str, Array], placed: Sequence[Placement], size: tuple[int, int]) -> list[Answer]:
+        """Return an answer for each row of a batch.
+
+        placed: where each picture lies in its input. size: (width, height) of the input.
+        """
+        if self.task is None:
+            return [
+                Arrays({name: value[row : row + 1] for name, value in outputs.items()}) for row in range(len(placed))
+            ]
+        arrays = {name: _in_floats(value) for name, value in outputs.items()}
+        if self.task.boxes is not None:
+            return [self._boxes(*pair) for pair in zip(self._detections(arrays, size), placed, strict=True)]
+        first = next(iter(arrays.values()))
+        return [self._answer(self.task.kind, value, place, size) for value, place in zip(first, placed, strict=True)]
+
+    def _answer(self, kind: str, value: Array, placed: Placement, size: tuple[int, int]) -> Answer:
+        """Return what one row of the first output says."""
+        match kind:
+            case "classification":
+                return self._classes(value)
+            case "ctc-text":
+                return Text(ctc_text(value[None], self.characters)[0], ctc_scores(value[None])[0])
+            case "segmentation":
+                return ClassMap(class_map(value, placed, size), self.labels)
+            case "depth":
+                return DepthMap(depth_map(value.reshape(value.shape[-2:]), placed, size))
+            case _:
+                return Embedding(value)
+
+    def _classes(self, logits: Array) -> Classes:
+        ids = tuple(top_classes(logits[None], self.top_k)[0])
+        scores = softmax(logits)
+        return Classes(ids, tuple(float(scores[index]) for index in ids), self._names(ids))
+
+    def _detections(self, arrays: Mapping[str, Array], size: tuple[int, int]) -> list[box_layouts.Detections]:
+        """Return each image's boxes in pixels of the input."""
+        options = None if self.task is None else self.task.boxes
+        assert options is not None
+        limits = box_layouts.Limits(options.min_score, options.max_iou, options.max_boxes)
+        if options.layout == "queries":
+            assert options.scores is not None
+            places, logits = sorted(arrays.values(), key=lambda array: array.shape[-1] != 4)
+            read = box_layouts.read_queries(places, logits, options.scores, size)
+            return [box_layouts.strongest(each, limits) for each in read]
+        classes = 1 if self.task is not None and self.task.kind == "pose" else None
+        read = box_layouts.read_rows(next(iter(arrays.values())), options.layout, classes)
+        finish = box_layouts.strongest if options.layout == "suppressed" else box_layouts.suppress
+        return [finish(each, limits) for each in read]
+
+    def _boxes(self, detections: box_layouts.Detections, placed: Placement) -> Boxes:
+        """Return boxes on the picture."""
+        corners = placed.on_picture(detections.boxes.reshape(-1, 2, 2)).reshape(-1, 4)
+        points = detections.rest.reshape(len(corners), -1, 3) if self._is_pose else np.zeros((len(corners), 0, 3))
+        on_picture = np.concatenate([placed.on_picture(points[..., :2]), points[..., 2:]], -1)
+        ids = [int(index) for index in detections.classes]
+        names = self._names(ids) or ("",) * len(ids)
+        return Boxes(
+            tuple(
+                Box(_floats(box), float(score), number, name, tuple(_floats(point) for point in keypoints))
+                for box, score, number, name, keypoints in zip(
+                    corners, detections.scores, ids, names, on_picture, strict=True
+                )
+            )
+        )
+
+    @property
+    def _is_pose(self) -> bool:
+        return self.task is not None and self.task.kind == "pose"
+
+    def _names(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """Return the names of classes. Raises SourceError for one that has none."""
+        if self.labels and (unknown := [index for index in ids if not 0 <= index < len(self.labels)]):
+            what = f"the model answers class {unknown[0]}; `task.labels` names {len(self.labels)}"
+            raise SourceError(what, "task.labels", "give the names of the model's own classes, and build again")
+        return tuple(self.labels[index] for index in ids) if self.labels else ()
+
+
+def open_reader(bundle: Bundle, top_k: int = 5) -> Reader:
+    """Return how the bundle's outputs are read. Raises SourceError where they do not fit the config's task."""
+    config, outputs = bundle.manifest.config, bundle.manifest.outputs
+    task = config.task
+    if task is None:
+        return Reader(None)
+    _check_outputs(task, outputs)
+    if task.kind in {"segmentation", "depth"} and config.preprocess is not None and config.preprocess.crop is not None:
+        what = "`preprocess.crop` cuts off what the map would have to cover"
+        raise SourceError(what, bundle.manifest.name, "use `resize: {exact: ...}` or `resize: {letterbox: ...}`")
+    if task.kind == "ctc-text":
+        return Reader(task, characters=tuple(ctc_characters(bundle.onnx_path())))
+    path = task.labels and package_file.resolve(task.labels, task.requires)
+    labels = tuple(read_labels(Path(path))) if path else ()
+    classes = _classes(task, outputs)
+    if labels and classes and len(labels) != classes:
+        what = f"`task.labels` names {len(labels)} classes; the outputs have {classes}"
+        raise SourceError(what, str(path), "give the names of the model's own classes, and build again")
+    return Reader(task, labels, top_k=top_k)
+
+
+def _check_outputs(task: Task, outputs: Sequence[IoRecord]) -> None:
+    """Refuse outputs that the task cannot be. Raises SourceError."""
+    shapes = ", ".join(f"`{each.name}` {list(each.shape)}" for each in outputs)
+    if not _fits(task, outputs):
+        layout = "" if task.boxes is None else f" in the layout `{task.boxes.layout}`"
+        what = f"outputs {shapes} are not those of a {task.kind} task{layout}"
+        raise SourceError(what, "task", "see `task` in docs/config.md for the shapes of each kind")
+
+
+def _fits(task: Task, outputs: Sequence[IoRecord]) -> bool:
+    shapes = [each.shape for each in outputs]
+    if task.boxes is None:
+        ranks = _RANKS[task.kind]
+        is_depth_map = task.kind != "depth" or len(shapes[0]) == 3 or shapes[0][1] in {1, -1}
+        return len(shapes[0]) in ranks and is_depth_map
+    if any(len(shape) != 3 for shape in shapes):
+        return False
+    if task.boxes.layout == "queries":
+        return len(shapes) == 2 and sum(shape[2] == 4 for shape in shapes) == 1
+    row = shapes[0][1] if task.boxes.layout == "channels-first" else shapes[0][2]
+    if row == -1:
+        return True
+    if task.kind == "pose":
+        first = 5 if task.boxes.layout == "channels-first" else 6
+        return row > first and (row - first) % 3 == 0
+    return row == 6 if task.boxes.layout == "suppressed" else row > (4 if task.boxes.layout == "channels-first" else 5)
+
+
+def _classes(task: Task, outputs: Sequence[IoRecord]) -> int:
+    """Return how many classes the outputs have, 0 if the shapes do not say."""
+    first = outputs[0].shape
+    if task.kind in {"classification", "segmentation"}:
+        count = first[1]
+    elif task.boxes is None or task.boxes.layout == "suppressed" or task.kind == "pose":
+        return 0
+    elif task.boxes.layout == "queries":
+        logits = next(each.shape for each in outputs if each.shape[2] != 4)
+        count = logits[2] - (task.boxes.scores == "softmax") if logits[2] > 0 else 0
+    else:
+        count = first[1] - 4 if task.boxes.layout == "channels-first" else first[2] - 5
+    return max(0, count)
+
+
+def _in_floats(value: Array) -> Array:
+    """Return 16-bit floats, of which NumPy knows no bf16, as fp32."""
+    return value.astype(np.float32) if value.dtype.kind not in "iub" else value
+
+
+def _floats(values: Array) -> Any:
+    return tuple(float(value) for value in values)
