@@ -30,6 +30,7 @@ EXTRAS = {
     "gguf": "llm",
     "jinja2": "llm",
     "llguidance": "llm",
+    "av": "video",
     "triton": "kernels",
     "tritonclient": "triton",
     "google": "triton",

@@ -21,7 +21,7 @@ from trtkit.benchmarking.vision_load import measure_load
 from trtkit.errors import SourceError
 from trtkit.inputs.samples import Sample, random_sample, read_samples, wrapped_sample
 from trtkit.jobs.events import Phase
-from trtkit.network.onnx.io import TensorSpec
+from trtkit.runtime.model import input_specs
 from trtkit.verification.compare import compare, worst
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _cases(bundle: Bundle, batches: Sequence[int]) -> list[ShapeCase]:
 
 def _data(bundle: Bundle) -> tuple[Callable[[ShapeCase], Sample], str]:
     """Return what makes inputs of a shape, and its description: the config's own data, else seeded random numbers."""
-    config, specs = bundle.manifest.config, _specs(bundle)
+    config, specs = bundle.manifest.config, input_specs(bundle)
     try:
         samples = read_samples(config.verify.inputs, config, specs)
         description = f"{samples[0].name}, cut or repeated to each shape" if samples else "random"
@@ -121,17 +121,6 @@ def _data(bundle: Bundle) -> tuple[Callable[[ShapeCase], Sample], str]:
     if samples:
         return lambda case: wrapped_sample(case.name, case.shapes, samples[0]), description
     return lambda case: random_sample(case.name, case.shapes, config, specs), description
-
-
-def _specs(bundle: Bundle) -> list[TensorSpec]:
-    return [
-        TensorSpec(
-            tensor.name,
-            tensor.dtype,
-            tuple(f"{tensor.name}.{axis}" if size == -1 else size for axis, size in enumerate(tensor.shape)),
-        )
-        for tensor in bundle.manifest.inputs
-    ]
 
 
 def _result(contender: Contender, timing: Timing, batch: int, difference: float | None) -> TimedResult:

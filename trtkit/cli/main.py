@@ -35,6 +35,7 @@ GROUPS = {
         "plugins": "List custom ops, or check them against their references.",
     },
     "Run and measure": {
+        "run": "Run a vision model on pictures, videos or arrays.",
         "generate": "Generate text with a language model.",
         "chat": "Chat with a language model.",
         "eval": "Evaluate a language model on a text.",

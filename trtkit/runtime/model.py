@@ -15,6 +15,7 @@ from trtkit.engine.stages import bundle_stages
 from trtkit.errors import ExecutionError
 from trtkit.inputs.images import read_image
 from trtkit.inputs.samples import Sample, check_profiles
+from trtkit.network.onnx.io import TensorSpec
 from trtkit.reference import to_array
 from trtkit.resolve import resolve
 from trtkit.runtime.onnx_runtime import onnx_runtime_session
@@ -45,6 +46,8 @@ class Model:
     """Takes every input by name; returns every output by name. Raises SourceError for shapes that no profile covers."""
     layer_seconds: Callable[[Mapping[str, Array]], dict[str, float]]
     """Runs once; returns how long each layer took, in the order they ran."""
+    description: str = ""
+    """What computes."""
 
     def predict(self, pictures: Iterable[Image.Image | Path | str], *, batch: int | None = None) -> Iterator[Answer]:
         """Yield an answer to each picture, as the config's `task` reads the outputs: classes, boxes, text, maps.
@@ -79,19 +82,20 @@ def open_model(
     bundle = open_bundle(bundle)
     bundle.check_network()
     if runtime == "onnxruntime":
-        return Model(bundle, _within_profiles(bundle, _onnx_runtime(bundle)), _no_layers)
+        return Model(bundle, _within_profiles(bundle, _onnx_runtime(bundle)), _no_layers, "ONNX Runtime, CPU")
+    library = f"{bundle.manifest.backend.name} {bundle.manifest.backend.version}"
     if runtime == "tensorrt" or (runtime == "auto" and _has_gpu(bundle)):
-        return _model(bundle, _engine(bundle, has_cuda_graphs))
-    return _model(bundle, _reference(bundle))
+        return _model(bundle, _engine(bundle, has_cuda_graphs), f"{library}, GPU")
+    return _model(bundle, _reference(bundle), f"reference executor on the {library} network, CPU")
 
 
-def _model(bundle: Bundle, running: StagesExecution | EngineExecution) -> Model:
+def _model(bundle: Bundle, running: StagesExecution | EngineExecution, description: str) -> Model:
     """Return a model whose outputs are arrays."""
 
     def run(inputs: Mapping[str, Array]) -> Arrays:
         return {name: to_array(value) for name, value in running.run(inputs).items()}
 
-    return Model(bundle, _within_profiles(bundle, run), running.layer_seconds)
+    return Model(bundle, _within_profiles(bundle, run), running.layer_seconds, description)
 
 
 def _within_profiles(
@@ -148,3 +152,15 @@ def _onnx_runtime(bundle: Bundle) -> Callable[[Mapping[str, Array]], Arrays]:
     session = onnx_runtime_session(bundle.onnx_path())
     names = [item.name for item in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+
+def input_specs(bundle: Bundle) -> list[TensorSpec]:
+    """Return a bundle's inputs, a symbol of its own for every dynamic dimension."""
+    return [
+        TensorSpec(
+            tensor.name,
+            tensor.dtype,
+            tuple(f"{tensor.name}.{axis}" if size == -1 else size for axis, size in enumerate(tensor.shape)),
+        )
+        for tensor in bundle.manifest.inputs
+    ]

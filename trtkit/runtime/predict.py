@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trtkit.errors import SourceError
-from trtkit.inputs.images import image_input, placement
-from trtkit.inputs.samples import as_dtype
+from trtkit.inputs.images import Placement, image_input, placement
+from trtkit.inputs.samples import Sample, as_dtype, check_samples, read_npz
+from trtkit.runtime.model import input_specs
+from trtkit.runtime.pictures import ARRAYS, read_pictures
+from trtkit.runtime.tasks.answers import Arrays
 from trtkit.runtime.tasks.reader import open_reader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from PIL import Image
 
     from trtkit.bundle.manifest import Manifest
     from trtkit.config.task import Preprocess
-    from trtkit.inputs.images import Placement
     from trtkit.runtime.model import Model
+    from trtkit.runtime.pictures import Picture
     from trtkit.runtime.tasks.answers import Answer
     from trtkit.runtime.tasks.reader import Reader
 
@@ -33,6 +38,15 @@ class _Prepared:
 
     array: Array
     placed: Placement
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """How files are answered. batch: pictures of a call. top_k: classes of an answer. every: each n-th frame."""
+
+    batch: int | None = None
+    top_k: int = 5
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -100,6 +114,50 @@ def open_predictor(model: Model, batch: int | None = None, top_k: int = 5) -> Pr
     if batch is not None and not 1 <= batch <= rows.most:
         raise SourceError(f"{batch} pictures at once; the engine takes 1 to {rows.most}", "batch", "choose fewer")
     return Predictor(model, open_reader(model.bundle, top_k), preprocess, batch or rows.usual, rows.least)
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """An input with its answer. picture: None for arrays."""
+
+    name: str
+    answer: Answer
+    picture: Image.Image | None = None
+
+
+def answer_files(model: Model, files: Sequence[Path], options: FileOptions) -> Iterator[Answered]:
+    """Yield the answer to each picture, each frame and each .npz file, in order. Raises SourceError."""
+    arrays = [file for file in files if file.suffix.lower() == ARRAYS]
+    if arrays != list(files):
+        predictor = open_predictor(model, options.batch, options.top_k)
+        running: deque[Picture] = deque()
+
+        def images() -> Iterator[Image.Image]:
+            for picture in read_pictures([file for file in files if file not in arrays], options.every):
+                running.append(picture)
+                yield picture.image
+
+        for answer in predictor(images()):
+            picture = running.popleft()
+            yield Answered(picture.name, answer, picture.image)
+    for file in arrays:
+        yield from _answer_arrays(model, file, open_reader(model.bundle, options.top_k))
+
+
+def _answer_arrays(model: Model, file: Path, reader: Reader) -> Iterator[Answered]:
+    """Yield the answer to each row of one file's arrays, or all outputs if the config has no task."""
+    sample = Sample(file.name, read_npz(file))
+    check_samples([sample], input_specs(model.bundle))
+    outputs = model.run(sample.inputs)
+    shape = next(iter(sample.inputs.values())).shape
+    if reader.task is None or len(shape) != 4:
+        yield Answered(file.name, Arrays(outputs))
+        return
+    preprocess = model.bundle.manifest.config.preprocess
+    height, width = shape[1:3] if preprocess is not None and preprocess.layout == "nhwc" else shape[2:]
+    whole = Placement((width, height), (1, 1), (0, 0))
+    for row, answer in enumerate(reader.read(outputs, [whole] * shape[0], (width, height))):
+        yield Answered(f"{file.name}[{row}]", answer)
 
 
 def _rows(manifest: Manifest) -> _Rows:
