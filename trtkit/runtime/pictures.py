@@ -32,7 +32,7 @@ def input_files(paths: Sequence[Path]) -> list[Path]:
     """Return the files to read, folders' in order of their names. Raises SourceError for what is no picture."""
     files = [file for path in paths for file in _files(path)]
     names = [file.name for file in files]
-    twice = next((file for file in files if names.count(file.name) > 1), None)
+    twice = next((file for index, file in enumerate(files) if file.name in names[:index]), None)
     if twice is not None:
         what = f"two inputs are called `{twice.name}`, and answers go by that name"
         raise SourceError(what, str(twice), "rename one, or run them apart")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.runtime.tasks import ctc_characters, ctc_text, top_classes
-from trtkit.verification.detections import layout_of, read_detections, shared
+from trtkit.runtime.tasks.reader import read_boxes
+from trtkit.verification.detections import MARGIN, SCORE, layout_of, read_detections, shared
 from trtkit.verification.report import Agreement
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.config.task import Task
+    from trtkit.runtime.tasks.boxes import Detections
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 # Detections near the threshold, or that suppression joins otherwise, may differ.
@@ -31,6 +33,11 @@ def agreement(
     """
     if task is None:
         return _detections(pairs, min(required, _DETECTIONS))
+    if task.boxes is not None:
+        required = min(required, _DETECTIONS) if task.min_agreement is None else task.min_agreement
+        return _detections(pairs, required, task)
+    if task.kind not in {"classification", "ctc-text"}:
+        return Agreement()
     outputs = [(next(iter(ours.values())), next(iter(theirs.values()))) for ours, theirs in pairs]
     required = required if task.min_agreement is None else task.min_agreement
     if task.kind == "classification":
@@ -45,17 +52,26 @@ def agreement(
     return Agreement("text", share, required, None, tuple(answers))
 
 
-def _detections(pairs: Sequence[tuple[Arrays, Arrays]], required: float) -> Agreement:
+def _detections(pairs: Sequence[tuple[Arrays, Arrays]], required: float, task: Task | None = None) -> Agreement:
     """Compare detections by IoU and class; nothing where outputs are not a detector's or detect nothing."""
     agreeing, total, counts = 0, 0, []
     for ours, theirs in pairs:
-        layout = layout_of(theirs)
-        sides = [read_detections(side, layout) for side in (ours, theirs)] if layout else [[], []]
+        sides = [_read(side, theirs, task) for side in (ours, theirs)]
         for own, others in zip(*sides, strict=True):
-            same, count = shared(own, others)
+            same, count = shared(own, others, SCORE if task is None or task.boxes is None else task.boxes.min_score)
             agreeing, total = agreeing + same, total + count
             counts.append((f"{len(own.scores)} boxes", f"{len(others.scores)} boxes"))
     return Agreement("detections", agreeing / total, required, None, tuple(counts)) if total else Agreement()
+
+
+def _read(outputs: Arrays, reference: Arrays, task: Task | None) -> list[Detections]:
+    """Return each image's detections: as the task says, some that score a little less too, or as outputs show."""
+    if task is None or task.boxes is None:
+        layout = layout_of(reference)
+        return read_detections(outputs, layout) if layout else []
+    lower = task.boxes.model_copy(update={"min_score": task.boxes.min_score - MARGIN})
+    arrays = {name: np.nan_to_num(np.asarray(value, np.float64)) for name, value in outputs.items()}
+    return read_boxes(task.model_copy(update={"boxes": lower}), arrays, (1, 1))
 
 
 def _classes(outputs: Sequence[tuple[Any, Any]], required: float) -> Agreement:

@@ -13,20 +13,18 @@ import numpy as np
 from trtkit.runtime.tasks.boxes import Detections, Limits, corners, iou, probabilities, read_rows, suppress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from trtkit.runtime.tasks.boxes import Layout, Scores
 
 Array = np.ndarray[Any, Any]
 
-_SCORE, _MARGIN = 0.25, 0.05
+SCORE, MARGIN = 0.25, 0.05
 """Detections that the other run must have, and how much lower it may score them."""
 _SAME, _SUPPRESS = 0.5, 0.5
 """IoU of boxes that are the same object, and of those of one class that non-maximum suppression joins."""
 _MOST, _FEWEST_ANCHORS = 300, 50
-
-
-_LIMITS = Limits(_SCORE - _MARGIN, _SUPPRESS, _MOST)
+_LIMITS = Limits(SCORE - MARGIN, _SUPPRESS, _MOST)
 
 
 def read_detections(outputs: Mapping[str, Array], layout: Layout) -> list[Detections]:
@@ -68,19 +66,22 @@ def layout_of(outputs: Mapping[str, Array]) -> Layout | None:
     return "anchors" if rows.shape[2] > 5 and _are_scores(rows[..., 4:]) else None
 
 
-def shared(ours: Detections, theirs: Detections) -> tuple[int, int]:
-    """Return how many detections of both sides the other side has too, and how many there are."""
-    matches = [_is_in(index, one, other) for one, other in ((ours, theirs), (theirs, ours)) for index in _clear(one)]
+def shared(ours: Detections, theirs: Detections, min_score: float = SCORE) -> tuple[int, int]:
+    """Return how many detections of both sides the other side has too, and how many there are.
+
+    min_score: of those that the other must have, where they may score `MARGIN` less.
+    """
+    matches = [
+        _is_in(int(index), one, other, min_score - MARGIN)
+        for one, other in ((ours, theirs), (theirs, ours))
+        for index in np.flatnonzero(one.scores >= min_score)
+    ]
     return sum(matches), len(matches)
 
 
-def _clear(detections: Detections) -> Iterator[int]:
-    return (int(index) for index in np.flatnonzero(detections.scores >= _SCORE))
-
-
-def _is_in(index: int, one: Detections, other: Detections) -> bool:
-    """Whether the other run has a detection, perhaps just below the threshold."""
-    alike = (other.classes == one.classes[index]) & (other.scores >= _SCORE - _MARGIN)
+def _is_in(index: int, one: Detections, other: Detections, least: float) -> bool:
+    """Whether the other run has a detection that scores `least` or more."""
+    alike = (other.classes == one.classes[index]) & (other.scores >= least)
     return bool((iou(one.boxes[index], other.boxes[alike]) >= _SAME).any())
 
 

@@ -17,7 +17,7 @@ from transformers.models.vit import ViTImageProcessorPil
 
 from trtkit.config.task import Preprocess, Resize
 from trtkit.errors import SourceError
-from trtkit.inputs.images import image_input, read_image
+from trtkit.inputs.images import image_input, placement, read_image
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -187,3 +187,34 @@ def test_a_line_of_pixels_is_not_scaled_to_an_image_that_no_memory_holds() -> No
 
 def test_no_side_is_scaled_to_nothing() -> None:
     assert image_input(Image.new("RGB", (1, 400)), Preprocess(resize=Resize(height=48))).shape == (1, 3, 48, 1)
+
+
+def test_a_letterbox_keeps_the_aspect_between_grey_bars() -> None:
+    picture = Image.new("RGB", (200, 100), (10, 20, 30))
+    x = image_input(picture, Preprocess(resize=Resize(letterbox=(64, 64)), scale=1))[0]
+    assert x.shape == (3, 64, 64)
+    assert (x[:, :16] == 114).all()
+    assert (x[:, 48:] == 114).all()
+    assert (x[:, 16:48] == np.array([10, 20, 30])[:, None, None]).all()
+
+
+@pytest.mark.parametrize(
+    "preprocess",
+    [
+        Preprocess(resize=Resize(exact=(48, 80))),
+        Preprocess(resize=Resize(letterbox=(64, 96))),
+        Preprocess(resize=Resize(shortest_edge=64), crop=(48, 48)),
+        Preprocess(resize=Resize(longest_edge=96), multiple_of=32),
+        Preprocess(),
+    ],
+)
+@pytest.mark.parametrize("size", [(200, 120), (90, 130)])
+def test_a_place_in_the_input_is_found_on_the_picture(preprocess: Preprocess, size: tuple[int, int]) -> None:
+    """A white square on black: where the input is brightest is the square's middle."""
+    picture = Image.new("RGB", size)
+    middle = (size[0] // 2 + 8, size[1] // 2 - 6)
+    picture.paste((255, 255, 255), (middle[0] - 10, middle[1] - 10, middle[0] + 10, middle[1] + 10))
+    bright = image_input(picture, preprocess.model_copy(update={"scale": 1.0}))[0, 0] > 127
+    rows, columns = np.nonzero(bright)
+    center = np.array([columns.mean() + 0.5, rows.mean() + 0.5])
+    assert np.allclose(placement(size, preprocess).on_picture(center), middle, atol=1.5)

@@ -61,13 +61,15 @@ def read_rows(rows: Array, layout: Layout, classes: int | None = None) -> list[D
 
 
 def read_queries(boxes: Array, logits: Array, scores: Scores, size: tuple[int, int]) -> list[Detections]:
-    """Return every query as a box in pixels. size: (width, height) of the input.
+    """Return queries as boxes in pixels. size: (width, height) of the input.
 
-    `softmax` has a last class that stands for nothing.
+    With `softmax`, whose last class stands for nothing, a query has one class; with `sigmoid` it is a box for each
+    class (as DetrImageProcessor and RTDetrImageProcessor of transformers read them).
     """
     pixels = corners(boxes) * np.array([*size, *size])
     by_class = probabilities(logits, scores)
-    return [_best(image, each, image[:, :0]) for image, each in zip(pixels, by_class, strict=True)]
+    read = _each_class if scores == "sigmoid" else _best
+    return [read(image, each, image[:, :0]) for image, each in zip(pixels, by_class, strict=True)]
 
 
 def probabilities(logits: Array, scores: Scores) -> Array:
@@ -122,6 +124,12 @@ def _best(boxes: Array, scores: Array, rest: Array) -> Detections:
     """Return the best class of each row [A, C]."""
     classes = scores.argmax(-1)
     return _all(boxes, scores[np.arange(len(scores)), classes], classes, rest)
+
+
+def _each_class(boxes: Array, scores: Array, rest: Array) -> Detections:
+    """Return each row [A, C] once for every class."""
+    rows, classes = np.divmod(np.arange(scores.size), scores.shape[1])
+    return _all(boxes[rows], scores.reshape(-1), classes, rest[rows])
 
 
 def _all(boxes: Array, scores: Array, classes: Array, rest: Array) -> Detections:

@@ -52,7 +52,8 @@ class Reader:
             ]
         arrays = {name: _in_floats(value) for name, value in outputs.items()}
         if self.task.boxes is not None:
-            return [self._boxes(*pair) for pair in zip(self._detections(arrays, size), placed, strict=True)]
+            detected = read_boxes(self.task, arrays, size)
+            return [self._boxes(*pair) for pair in zip(detected, placed, strict=True)]
         first = next(iter(arrays.values()))
         return [self._answer(self.task.kind, value, place, size) for value, place in zip(first, placed, strict=True)]
 
@@ -74,21 +75,6 @@ class Reader:
         ids = tuple(top_classes(logits[None], self.top_k)[0])
         scores = softmax(logits)
         return Classes(ids, tuple(float(scores[index]) for index in ids), self._names(ids))
-
-    def _detections(self, arrays: Mapping[str, Array], size: tuple[int, int]) -> list[box_layouts.Detections]:
-        """Return each image's boxes in pixels of the input."""
-        options = None if self.task is None else self.task.boxes
-        assert options is not None
-        limits = box_layouts.Limits(options.min_score, options.max_iou, options.max_boxes)
-        if options.layout == "queries":
-            assert options.scores is not None
-            places, logits = sorted(arrays.values(), key=lambda array: array.shape[-1] != 4)
-            read = box_layouts.read_queries(places, logits, options.scores, size)
-            return [box_layouts.strongest(each, limits) for each in read]
-        classes = 1 if self.task is not None and self.task.kind == "pose" else None
-        read = box_layouts.read_rows(next(iter(arrays.values())), options.layout, classes)
-        finish = box_layouts.strongest if options.layout == "suppressed" else box_layouts.suppress
-        return [finish(each, limits) for each in read]
 
     def _boxes(self, detections: box_layouts.Detections, placed: Placement) -> Boxes:
         """Return boxes on the picture."""
@@ -116,6 +102,22 @@ class Reader:
             what = f"the model answers class {unknown[0]}; `task.labels` names {len(self.labels)}"
             raise SourceError(what, "task.labels", "give the names of the model's own classes, and build again")
         return tuple(self.labels[index] for index in ids) if self.labels else ()
+
+
+def read_boxes(task: Task, arrays: Mapping[str, Array], size: tuple[int, int]) -> list[box_layouts.Detections]:
+    """Return each image's boxes in pixels of the input, of a task with `boxes`. size: (width, height) of the input."""
+    options = task.boxes
+    assert options is not None
+    limits = box_layouts.Limits(options.min_score, options.max_iou, options.max_boxes)
+    if options.layout == "queries":
+        assert options.scores is not None
+        places, logits = sorted(arrays.values(), key=lambda array: array.shape[-1] != 4)
+        read = box_layouts.read_queries(places, logits, options.scores, size)
+        return [box_layouts.strongest(each, limits) for each in read]
+    classes = 1 if task.kind == "pose" else None
+    read = box_layouts.read_rows(next(iter(arrays.values())), options.layout, classes)
+    finish = box_layouts.strongest if options.layout == "suppressed" else box_layouts.suppress
+    return [finish(each, limits) for each in read]
 
 
 def open_reader(bundle: Bundle, top_k: int = 5) -> Reader:

@@ -1,0 +1,129 @@
+"""`trtkit run` as a user meets it: answers on stdout, drawn pictures, what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests import models
+from trtkit import open_model
+from trtkit.runtime.tasks.answers import Classes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.conftest import Ran
+
+    Trtkit = Callable[..., Ran]
+
+CONFIG = """\
+source: {onnx: tiny.onnx}
+profiles: [{batch: [1, 2, 4]}]
+preprocess: {resize: {exact: [16, 16]}}
+task: {kind: classification, labels: names.txt}
+"""
+
+
+def picture(path: Path, seed: int) -> Path:
+    colours = np.random.default_rng(seed).integers(0, 256, (3, 4, 3), dtype=np.uint8)
+    pixels = np.kron(colours, np.ones((10, 10, 1), np.uint8))
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def build(workspace: Path, trtkit: Trtkit, config: str = CONFIG) -> Path:
+    models.save(models.classifier(), workspace / "tiny.onnx")
+    (workspace / "names.txt").write_text("ant\nbee\ncat\ndog\nelk\n")
+    (workspace / "tiny.yaml").write_text(config)
+    assert trtkit("build", "--config", "tiny.yaml", "--out", "bundle", "-q").code == 0
+    return workspace / "bundle"
+
+
+def test_pictures_are_answered_in_order_whatever_the_batch(workspace: Path, trtkit: Trtkit) -> None:
+    bundle = build(workspace, trtkit)
+    (workspace / "photos").mkdir()
+    for index in range(5):
+        picture(workspace / "photos" / f"{index}.png", index)
+    runs = [trtkit("run", bundle, "photos", "--json", "--batch", batch) for batch in (1, 2, 4)]
+    answers = [[json.loads(line) for line in ran.out.splitlines()] for ran in runs]
+    assert [each["input"] for each in answers[0]] == [f"{index}.png" for index in range(5)]
+    scores = [[each["classes"][0]["score"] for each in answer] for answer in answers]
+    assert len({round(score, 3) for score in scores[0]}) > 3
+    assert scores[1] == pytest.approx(scores[0], abs=1e-5)
+    assert scores[2] == pytest.approx(scores[0], abs=1e-5)
+    python = [answer for answer in open_model(bundle).predict(sorted((workspace / "photos").iterdir()))]
+    assert [answer.scores[0] for answer in python if isinstance(answer, Classes)] == pytest.approx(scores[0], abs=1e-5)
+
+
+def test_answers_are_drawn_and_the_rate_is_told(workspace: Path, trtkit: Trtkit) -> None:
+    bundle, photo = build(workspace, trtkit), picture(workspace / "photo.jpg", 0)
+    ran = trtkit("run", bundle, photo, "--output", "drawn", "--top-k", "2")
+    assert ran.out.startswith("photo.jpg: ")
+    assert ran.out.count(",") == 1
+    assert ran.err.startswith("1 input in ")
+    assert "reference executor on the tensorrt_rtx" in ran.err
+    with Image.open(workspace / "drawn" / "photo.jpg") as drawn, Image.open(photo) as before:
+        assert drawn.size == before.size
+        assert np.asarray(drawn).tobytes() != np.asarray(before).tobytes()
+
+
+def test_frames_of_a_video_are_pictures(workspace: Path, trtkit: Trtkit) -> None:
+    bundle = build(workspace, trtkit)
+    with av.open(str(workspace / "two.mp4"), "w") as video:
+        stream = video.add_stream("mpeg4", rate=5)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for index in range(6):
+            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), 40 * index, np.uint8), format="rgb24")
+            video.mux(stream.encode(frame))
+        video.mux(stream.encode())
+    ran = trtkit("run", bundle, "two.mp4", "--every", "2", "--json")
+    assert [json.loads(line)["input"] for line in ran.out.splitlines()] == ["two.mp4#0", "two.mp4#2", "two.mp4#4"]
+
+
+def test_arrays_are_answered_row_by_row(workspace: Path, trtkit: Trtkit) -> None:
+    bundle = build(workspace, trtkit)
+    np.savez(workspace / "x.npz", images=np.random.default_rng(0).normal(size=(2, 3, 16, 16)).astype(np.float32))
+    ran = trtkit("run", bundle, "x.npz", "--json")
+    assert [json.loads(line)["input"] for line in ran.out.splitlines()] == ["x.npz[0]", "x.npz[1]"]
+
+
+def test_without_a_task_the_outputs_are_saved(workspace: Path, trtkit: Trtkit) -> None:
+    bundle = build(workspace, trtkit, CONFIG.replace("task: {kind: classification, labels: names.txt}\n", ""))
+    ran = trtkit("run", bundle, picture(workspace / "photo.png", 0), "-o", "results")
+    assert ran.out == "photo.png: logits float32 [1, 5]\n"
+    assert np.load(workspace / "results" / "photo.png.npz")["logits"].shape == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "error"),
+    [
+        (CONFIG, ["tiny.yaml"], "tiny.yaml: unknown kind of file `.yaml`\nfix: give pictures"),
+        (CONFIG, ["photo.png", "copy/photo.png"], "copy/photo.png: two inputs are called `photo.png`"),
+        (CONFIG, ["empty"], "empty: the folder holds no pictures and no videos"),
+        (CONFIG, ["photo.png", "--batch", "9"], "batch: 9 pictures at once; the engine takes 1 to 4"),
+        (CONFIG.replace("preprocess", "# "), ["photo.png"], "tiny: the config does not say how a picture becomes"),
+        (
+            CONFIG.replace("classification, labels: names.txt", "segmentation"),
+            ["photo.png"],
+            "task: outputs `logits` [-1, 5] are not those of a segmentation task",
+        ),
+        (CONFIG.replace("names.txt", "tiny.yaml"), ["photo.png"], "tiny.yaml: `task.labels` names 4 classes; the"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(
+    config: str, arguments: list[str], error: str, workspace: Path, trtkit: Trtkit
+) -> None:
+    bundle = build(workspace, trtkit, config)
+    (workspace / "copy").mkdir()
+    (workspace / "empty").mkdir()
+    picture(workspace / "photo.png", 0)
+    picture(workspace / "copy" / "photo.png", 1)
+    ran = trtkit("run", bundle, *arguments)
+    assert (ran.code, ran.out) == (1, "")
+    assert error in ran.err.partition("error: ")[2]
