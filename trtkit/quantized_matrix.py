@@ -11,10 +11,10 @@ from trtkit.errors import SourceError
 from trtkit.quantization_methods import FORMATS
 
 if TYPE_CHECKING:
+    from trtkit.arrays import Array
     from trtkit.dtypes import DType
     from trtkit.quantization_methods import CacheFormat, Format
 
-Array = np.ndarray[Any, Any]
 FP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 

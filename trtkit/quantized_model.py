@@ -10,8 +10,9 @@ from trtkit.dtypes import DTYPES
 from trtkit.quantization_methods import FORMATS, CacheFormat, Format
 
 if TYPE_CHECKING:
+    from trtkit.arrays import Array
     from trtkit.dtypes import DType
-    from trtkit.quantized_matrix import Array, QuantizedInputs, QuantizedMatrix
+    from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
 
 Json = dict[str, Any]
 

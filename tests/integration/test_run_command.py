@@ -57,7 +57,7 @@ def test_pictures_are_answered_in_order_whatever_the_batch(workspace: Path, trtk
     assert len({round(score, 3) for score in scores[0]}) > 3
     assert scores[1] == pytest.approx(scores[0], abs=1e-5)
     assert scores[2] == pytest.approx(scores[0], abs=1e-5)
-    python = [answer for answer in open_model(bundle).predict(sorted((workspace / "photos").iterdir()))]
+    python = list(open_model(bundle).predict(sorted((workspace / "photos").iterdir())))
     assert [answer.scores[0] for answer in python if isinstance(answer, Classes)] == pytest.approx(scores[0], abs=1e-5)
 
 

@@ -21,18 +21,17 @@ from trtkit.benchmarking.vision_load import measure_load
 from trtkit.errors import SourceError
 from trtkit.inputs.samples import Sample, random_sample, read_samples, wrapped_sample
 from trtkit.jobs.events import Phase
-from trtkit.runtime.model import input_specs
 from trtkit.verification.compare import compare, worst
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from trtkit.arrays import Array
     from trtkit.benchmarking.report import Provenance, ServedCase
     from trtkit.benchmarking.request import BenchRequest
     from trtkit.benchmarking.shapes import ShapeCase
     from trtkit.benchmarking.timing import Rules, Timing
     from trtkit.bundle.bundle import Bundle
-    from trtkit.inputs.samples import Array
     from trtkit.jobs.runner import Runner
 
 
@@ -112,7 +111,7 @@ def _cases(bundle: Bundle, batches: Sequence[int]) -> list[ShapeCase]:
 
 def _data(bundle: Bundle) -> tuple[Callable[[ShapeCase], Sample], str]:
     """Return what makes inputs of a shape, and its description: the config's own data, else seeded random numbers."""
-    config, specs = bundle.manifest.config, input_specs(bundle)
+    config, specs = bundle.manifest.config, [each.tensor_spec() for each in bundle.manifest.inputs]
     try:
         samples = read_samples(config.verify.inputs, config, specs)
         description = f"{samples[0].name}, cut or repeated to each shape" if samples else "random"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -14,6 +14,9 @@ from trtkit.models.model import Interface, PartKind, Writer
 from trtkit.network.input_spec import Axis, Feeder, InputSpec, Role
 from trtkit.network.profile import ResolvedProfile
 from trtkit.network.record import Totals
+
+if TYPE_CHECKING:
+    from trtkit.network.onnx.io import TensorSpec
 
 SCHEMA_VERSION = 3
 
@@ -47,6 +50,13 @@ class IoRecord(StrictModel):
         assert self.feeder is not None
         axes = tuple(Axis(role, size) for role, size in zip(self.axes, self.shape, strict=True))
         return InputSpec(self.name, self.dtype, axes, self.feeder, self.updated)
+
+    def tensor_spec(self) -> TensorSpec:
+        """Return it with a symbol of its own for every dynamic dimension."""
+        from trtkit.network.onnx.io import TensorSpec
+
+        shape = (f"{self.name}.{axis}" if size == -1 else size for axis, size in enumerate(self.shape))
+        return TensorSpec(self.name, self.dtype, tuple(shape))
 
 
 class BackendRecord(StrictModel):

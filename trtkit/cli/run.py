@@ -31,7 +31,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 cancelled."""
 
 @click.command(epilog=EPILOG)
 @bundle_argument
-@click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="INPUT...")
+@click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="INPUT...")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder for drawn pictures and arrays."
 )
@@ -77,7 +77,7 @@ def command(
     started, count = time.monotonic(), 0
     with _progress(is_shown=not (quiet or as_json)) as progress:
         task = progress.add_task("run", total=total)
-        for answered in answer_files(model, files, FileOptions(batch, top_k, every)):
+        for answered in answer_files(model.bundle, model.run, files, FileOptions(batch, top_k, every)):
             echo(_line(answered, as_json=as_json))
             if output is not None:
                 write_answer(answered, output)

@@ -11,7 +11,7 @@ from trtkit.runtime.tasks import ctc_scores, ctc_text, softmax, top_classes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Array = np.ndarray[Any, Any]
+    from trtkit.arrays import Array
 
 
 def read_answer(output: Array, settings: Mapping[str, Any]) -> dict[str, Array]:

@@ -17,9 +17,9 @@ from trtkit.sources.digest import sha256_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from trtkit.arrays import Array
     from trtkit.bundle.bundle import Bundle
 
-Array = np.ndarray[Any, Any]
 FILE, _FIX = "known.json", "remove it and deploy the bundle again"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
+    from trtkit.arrays import Array
     from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.model import Model
 
-Array = np.ndarray[Any, Any]
 MAX_FLOPS = 2e11
 """A known answer is computed on a CPU where no GPU is: larger networks are left out."""
 MAX_BYTES = 32 * 1024**2

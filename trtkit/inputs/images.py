@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
+    from trtkit.arrays import Array
     from trtkit.config.task import Preprocess, Resize
 
-Array = np.ndarray[Any, Any]
 
 _GREY = 114
 MAX_PIXELS = 89_478_485

@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from trtkit.arrays import Array, Arrays
     from trtkit.config.schema import ModelConfig
     from trtkit.network.onnx.io import TensorSpec
     from trtkit.network.profile import ResolvedProfile
 
-Array = np.ndarray[Any, Any]
-Arrays = dict[str, Array]
 
 # Compressed arrays up to the first are always read; beyond, what expands more than the second is not data.
 _ALWAYS_EXPANDED, _MAX_EXPANSION = 256 << 20, 100

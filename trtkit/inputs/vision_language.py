@@ -15,7 +15,8 @@ from trtkit.inputs.images import read_image
 if TYPE_CHECKING:
     from PIL import Image
 
-Array = np.ndarray[Any, Any]
+    from trtkit.arrays import Array
+
 # Prefix keys are signed 64-bit numbers, and each of an image's tokens adds its place to one.
 _KEY_BITS = 62
 # What an image processor may enlarge an image to: pixels where it becomes patches, else the longest edge.

@@ -14,10 +14,10 @@ from trtkit.quantization_methods import FORMATS, METHODS, largest_block
 from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
 
 if TYPE_CHECKING:
+    from trtkit.arrays import Array
     from trtkit.config.quantize import PartOptions
     from trtkit.quantization_methods import Format
 
-Array = np.ndarray[Any, Any]
 _LEAST = 1e-8
 
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.runtime.pictures import PICTURES
-from trtkit.runtime.tasks.answers import Arrays, Boxes, Classes, ClassMap, DepthMap, Embedding, Text
+from trtkit.runtime.tasks.answers import Boxes, Classes, ClassMap, DepthMap, Embedding, Outputs, Text
 
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw
 
+    from trtkit.arrays import Array
     from trtkit.runtime.predict import Answered
     from trtkit.runtime.tasks.answers import Answer, Box
 
-Array = np.ndarray[Any, Any]
 Colour = tuple[int, int, int]
 # Okabe and Ito's colours, which people who see few colours tell apart (jfly.uni-koeln.de/color).
 _COLOURS: tuple[Colour, ...] = (
@@ -36,7 +36,7 @@ def write_answer(answered: Answered, folder: Path) -> None:
     match answered.answer:
         case ClassMap(ids=array) | DepthMap(values=array) | Embedding(vector=array):
             np.save(folder / f"{name}.npy", array)
-        case Arrays(outputs=outputs):
+        case Outputs(outputs=outputs):
             np.savez(folder / f"{name}.npz".replace(".npz.npz", ".npz"), **_portable(outputs))
         case _:
             pass

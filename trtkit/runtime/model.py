@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Literal
 
 from trtkit.backends import load_backend
 from trtkit.bundle.bundle import check_file, open_bundle
@@ -15,7 +13,6 @@ from trtkit.engine.stages import bundle_stages
 from trtkit.errors import ExecutionError
 from trtkit.inputs.images import read_image
 from trtkit.inputs.samples import Sample, check_profiles
-from trtkit.network.onnx.io import TensorSpec
 from trtkit.reference import to_array
 from trtkit.resolve import resolve
 from trtkit.runtime.onnx_runtime import onnx_runtime_session
@@ -27,13 +24,12 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
+    from trtkit.arrays import Array, Arrays
     from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.engine_execution import EngineExecution
     from trtkit.runtime.stages import StagesExecution
     from trtkit.runtime.tasks.answers import Answer
 
-Array = np.ndarray[Any, Any]
-Arrays = dict[str, Array]
 RuntimeName = Literal["reference", "onnxruntime", "tensorrt", "auto"]
 
 
@@ -57,7 +53,7 @@ class Model:
         """
         from trtkit.runtime.predict import open_predictor
 
-        predictor = open_predictor(self, batch)
+        predictor = open_predictor(self.bundle, self.run, batch)
         return predictor(read_image(Path(each)) if isinstance(each, str | Path) else each for each in pictures)
 
     def __call__(self, x: Array) -> Array:
@@ -152,15 +148,3 @@ def _onnx_runtime(bundle: Bundle) -> Callable[[Mapping[str, Array]], Arrays]:
     session = onnx_runtime_session(bundle.onnx_path())
     names = [item.name for item in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True))
-
-
-def input_specs(bundle: Bundle) -> list[TensorSpec]:
-    """Return a bundle's inputs, a symbol of its own for every dynamic dimension."""
-    return [
-        TensorSpec(
-            tensor.name,
-            tensor.dtype,
-            tuple(f"{tensor.name}.{axis}" if size == -1 else size for axis, size in enumerate(tensor.shape)),
-        )
-        for tensor in bundle.manifest.inputs
-    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
+    from trtkit.arrays import Array
     from trtkit.bundle.bundle import Bundle
 
-Array = np.ndarray[Any, Any]
 Box = tuple[int, int, int, int]
 """left, top, right, bottom in pixels."""
 

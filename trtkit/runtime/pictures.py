@@ -55,8 +55,10 @@ def read_pictures(files: Sequence[Path], every: int = 1) -> Iterator[Picture]:
 
 
 def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
+    if path.is_file():
         return [path]
+    if not path.is_dir():
+        raise SourceError("no such file", str(path), "check the path")
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in PICTURES | VIDEOS)
     if not files:
         raise SourceError("the folder holds no pictures and no videos", str(path), f"give {_KINDS}")

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trtkit.errors import SourceError
 from trtkit.inputs.images import Placement, image_input, placement
 from trtkit.inputs.samples import Sample, as_dtype, check_samples, read_npz
-from trtkit.runtime.model import input_specs
 from trtkit.runtime.pictures import ARRAYS, read_pictures
-from trtkit.runtime.tasks.answers import Arrays
+from trtkit.runtime.tasks.answers import Outputs
 from trtkit.runtime.tasks.reader import open_reader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from PIL import Image
 
+    from trtkit.arrays import Array, Arrays
+    from trtkit.bundle.bundle import Bundle
     from trtkit.bundle.manifest import Manifest
     from trtkit.config.task import Preprocess
-    from trtkit.runtime.model import Model
     from trtkit.runtime.pictures import Picture
     from trtkit.runtime.tasks.answers import Answer
     from trtkit.runtime.tasks.reader import Reader
 
-Array = np.ndarray[Any, Any]
+    Run = Callable[[Mapping[str, Array]], Arrays]
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,10 @@ class _Rows:
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """A model that answers pictures. batch: the most pictures of a call."""
+    """A bundle that answers pictures. batch: the most pictures of a call."""
 
-    model: Model
+    bundle: Bundle
+    run: Run
     reader: Reader
     preprocess: Preprocess
     batch: int
@@ -81,7 +82,7 @@ class Predictor:
             yield from self._answers(waiting)
 
     def _prepared(self, picture: Image.Image) -> _Prepared:
-        record = self.model.bundle.manifest.inputs[0]
+        record = self.bundle.manifest.inputs[0]
         array = as_dtype(image_input(picture, self.preprocess), record.dtype)
         return _Prepared(array, placement(picture.size, self.preprocess))
 
@@ -89,19 +90,21 @@ class Predictor:
         """Run a batch; a network that takes no fewer rows is given the last picture again."""
         rows = [each.array for each in batch]
         x = np.concatenate([*rows, *[rows[-1]] * (self.least - len(rows))])
-        outputs = self.model.run({self.model.bundle.manifest.inputs[0].name: x})
+        outputs = self.run({self.bundle.manifest.inputs[0].name: x})
         height, width = x.shape[2:] if self.preprocess.layout == "nchw" else x.shape[1:3]
         kept = {name: value[: len(batch)] for name, value in outputs.items()}
         return self.reader.read(kept, [each.placed for each in batch], (width, height))
 
 
-def open_predictor(model: Model, batch: int | None = None, top_k: int = 5) -> Predictor:
-    """Return what answers pictures with `model`. batch: pictures of a call, what the engine was tuned for if None.
+def open_predictor(bundle: Bundle, run: Run, batch: int | None = None, top_k: int = 5) -> Predictor:
+    """Return what answers pictures. run: computes the bundle's network.
+
+    batch: pictures of a call, what the engine was tuned for if None.
 
     Raises SourceError where the config does not say how a picture becomes the only input, the outputs are not those of
     its task, or no profile takes the batch.
     """
-    manifest = model.bundle.manifest
+    manifest = bundle.manifest
     preprocess = manifest.config.preprocess
     if preprocess is None or len(manifest.inputs) != 1:
         fix = (
@@ -113,7 +116,7 @@ def open_predictor(model: Model, batch: int | None = None, top_k: int = 5) -> Pr
     rows = _rows(manifest)
     if batch is not None and not 1 <= batch <= rows.most:
         raise SourceError(f"{batch} pictures at once; the engine takes 1 to {rows.most}", "batch", "choose fewer")
-    return Predictor(model, open_reader(model.bundle, top_k), preprocess, batch or rows.usual, rows.least)
+    return Predictor(bundle, run, open_reader(bundle, top_k), preprocess, batch or rows.usual, rows.least)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,11 +128,11 @@ class Answered:
     picture: Image.Image | None = None
 
 
-def answer_files(model: Model, files: Sequence[Path], options: FileOptions) -> Iterator[Answered]:
+def answer_files(bundle: Bundle, run: Run, files: Sequence[Path], options: FileOptions) -> Iterator[Answered]:
     """Yield the answer to each picture, each frame and each .npz file, in order. Raises SourceError."""
     arrays = [file for file in files if file.suffix.lower() == ARRAYS]
     if arrays != list(files):
-        predictor = open_predictor(model, options.batch, options.top_k)
+        predictor = open_predictor(bundle, run, options.batch, options.top_k)
         running: deque[Picture] = deque()
 
         def images() -> Iterator[Image.Image]:
@@ -141,19 +144,19 @@ def answer_files(model: Model, files: Sequence[Path], options: FileOptions) -> I
             picture = running.popleft()
             yield Answered(picture.name, answer, picture.image)
     for file in arrays:
-        yield from _answer_arrays(model, file, open_reader(model.bundle, options.top_k))
+        yield from _answer_arrays(bundle, run, file, open_reader(bundle, options.top_k))
 
 
-def _answer_arrays(model: Model, file: Path, reader: Reader) -> Iterator[Answered]:
+def _answer_arrays(bundle: Bundle, run: Run, file: Path, reader: Reader) -> Iterator[Answered]:
     """Yield the answer to each row of one file's arrays, or all outputs if the config has no task."""
     sample = Sample(file.name, read_npz(file))
-    check_samples([sample], input_specs(model.bundle))
-    outputs = model.run(sample.inputs)
+    check_samples([sample], [each.tensor_spec() for each in bundle.manifest.inputs])
+    outputs = run(sample.inputs)
     shape = next(iter(sample.inputs.values())).shape
     if reader.task is None or len(shape) != 4:
-        yield Answered(file.name, Arrays(outputs))
+        yield Answered(file.name, Outputs(outputs))
         return
-    preprocess = model.bundle.manifest.config.preprocess
+    preprocess = bundle.manifest.config.preprocess
     height, width = shape[1:3] if preprocess is not None and preprocess.layout == "nhwc" else shape[2:]
     whole = Placement((width, height), (1, 1), (0, 0))
     for row, answer in enumerate(reader.read(outputs, [whole] * shape[0], (width, height))):

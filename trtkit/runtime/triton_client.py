@@ -19,7 +19,8 @@ from trtkit.runtime.triton_events import generate_stream
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-Array = np.ndarray[Any, Any]
+    from trtkit.arrays import Array
+
 Protocol = Literal["http", "grpc"]
 _SCHEMES: dict[str, tuple[Protocol, bool]] = {
     "http": ("http", False), "https": ("http", True), "grpc": ("grpc", False), "grpcs": ("grpc", True),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from trtkit.arrays import Array
 from trtkit.errors import Problem, ProblemsError
 from trtkit.quantized_matrix import QuantizedMatrix
 
-Array = np.ndarray[Any, Any]
 """A NumPy array; bf16 and fp8 through ml_dtypes."""
 
 _CHUNK_ELEMENTS = 1 << 22

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from trtkit.arrays import Array
     from trtkit.config.schema import Source
     from trtkit.quantized_matrix import KvQuantization
-    from trtkit.sources.checkpoint import Array, StoredArray
+    from trtkit.sources.checkpoint import StoredArray
     from trtkit.sources.gguf.file import GgufFile
     from trtkit.sources.tokenizer import Tokenizer
 

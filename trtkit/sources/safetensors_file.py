@@ -20,7 +20,7 @@ from trtkit.sources.checkpoint import StoredArray
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trtkit.sources.checkpoint import Array
+    from trtkit.arrays import Array
 
 # NumPy's name, or ml_dtypes', by the format's own.
 _TYPES = {

@@ -6,10 +6,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
-from trtkit.sources.checkpoint import Array, StoredArray
+from trtkit.sources.checkpoint import StoredArray
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from trtkit.arrays import Array
 
 
 def read_state_dict(path: Path) -> dict[str, StoredArray]:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from trtkit.arrays import Arrays
     from trtkit.config.task import Task
     from trtkit.runtime.tasks.boxes import Detections
 
-Arrays = dict[str, np.ndarray[Any, Any]]
 # Detections near the threshold, or that suppression joins otherwise, may differ.
 _DETECTIONS = 0.9
 

@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from trtkit.inputs.samples import Arrays
+    from trtkit.arrays import Arrays
     from trtkit.network.onnx.io import TensorSpec
     from trtkit.network.profile import ResolvedProfile
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trtkit.verification.report import Comparison
 from trtkit.verification.slices import floor_of, worst_slice
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    from trtkit.arrays import Array
 
 
 def compare(result: Array, reference: Array, floor: float = floor_of(0.0)) -> Comparison:

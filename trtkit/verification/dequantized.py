@@ -20,10 +20,10 @@ from trtkit.sources.safetensors_folder import INDEX, read_folder
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from trtkit.arrays import Array
     from trtkit.engine.hybrids import OpenedHybrid
     from trtkit.sources.decoder_source import DecoderSource
 
-Array = np.ndarray[Any, Any]
 _SHARD_BYTES = 2**30
 
 

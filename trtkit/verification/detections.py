@@ -6,7 +6,7 @@ anchor (YOLO), and rows of corners, score and class (after suppression).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,9 +15,9 @@ from trtkit.runtime.tasks.boxes import Detections, Limits, corners, iou, probabi
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from trtkit.arrays import Array
     from trtkit.runtime.tasks.boxes import Layout, Scores
 
-Array = np.ndarray[Any, Any]
 
 SCORE, MARGIN = 0.25, 0.05
 """Detections that the other run must have, and how much lower it may score them."""

@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from trtkit.arrays import Array, Arrays
     from trtkit.engine.hybrids import OpenedHybrid
-
-Array = np.ndarray[Any, Any]
-Arrays = dict[str, Array]
 
 
 class HybridReference:

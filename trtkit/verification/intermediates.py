@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-Array = np.ndarray[Any, Any]
+    from trtkit.arrays import Array
+
 
 # A model with more weights than this is not held a second time only to see its inside.
 _LARGEST_BYTES = 1 << 30

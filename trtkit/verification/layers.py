@@ -14,8 +14,8 @@ from trtkit.verification.report import LayerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from trtkit.arrays import Array
     from trtkit.backends import Backend
-    from trtkit.verification.compare import Array
 
     TensorsByName = Callable[[set[str]], Mapping[str, Array]]
 

@@ -19,10 +19,9 @@ from trtkit.sources.torch import export
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from trtkit.arrays import Array, Arrays
     from trtkit.config.schema import ModelConfig, Source
 
-Array = np.ndarray[Any, Any]
-Arrays = dict[str, Array]
 TRUST_FIX = "add it if you trust whoever made the bundle"
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-Arrays = dict[str, np.ndarray[Any, Any]]
+if TYPE_CHECKING:
+    from trtkit.arrays import Arrays
 
 # Of the tolerance: rows that are farther from each other than this are not the same proposal.
 _FAR = 10.0

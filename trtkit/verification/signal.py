@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from trtkit.arrays import Array
     from trtkit.verification.report import Limits, Output
 
-Array = np.ndarray[Any, Any]
 
 # An error of this share of the movement is not plainly below it.
 _SHARE = 0.1

@@ -6,13 +6,14 @@ One error over a whole output hides those of small numbers beside large ones, as
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trtkit.verification.report import Limits, WorstSlice
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    from trtkit.arrays import Array
 
 # Slices may be this much farther off than the whole output, within these bounds: one whose answers are gone is off by
 # its own size or more.

@@ -25,7 +25,7 @@ from trtkit.verification.subject import open_subject
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.inputs.samples import Arrays
+    from trtkit.arrays import Arrays
     from trtkit.jobs.events import Listener
     from trtkit.runtime.stages import StagesExecution
     from trtkit.verification.jobs import VerifyRequest

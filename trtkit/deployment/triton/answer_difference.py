@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from trtkit.verification.compare import compare
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Array = np.ndarray[Any, Any]
+    from trtkit.arrays import Array
 
 
 def answer_difference(answer: Array | None, expected: Array, tolerance: float, *, is_stream: bool) -> str:

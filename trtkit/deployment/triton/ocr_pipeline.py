@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from trtkit.deployment.make_known import ImageAnswer
 from trtkit.deployment.triton import model_config
@@ -20,11 +18,11 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
+    from trtkit.arrays import Array
     from trtkit.bundle.bundle import Bundle
     from trtkit.deployment.triton.options import DeployOptions
     from trtkit.runtime.model import Model
 
-Array = np.ndarray[Any, Any]
 RUNNER = "trtkit.deployment.triton.backend.ocr:OcrModel"
 INPUTS = (Tensor("image", "text", (1,)),)
 OUTPUTS = (Tensor("text", "text", (-1,)), Tensor("score", "fp32", (-1,)), Tensor("box", "int32", (-1, 4)))

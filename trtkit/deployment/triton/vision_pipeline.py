@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from trtkit.deployment.answers import read_answer
 from trtkit.deployment.make_known import ImageAnswer
 from trtkit.deployment.triton import model_config
@@ -24,12 +22,12 @@ from trtkit.sources import package_file
 if TYPE_CHECKING:
     from PIL import Image
 
+    from trtkit.arrays import Array
     from trtkit.bundle.bundle import Bundle
     from trtkit.config.task import Task
     from trtkit.deployment.triton.options import DeployOptions
     from trtkit.runtime.model import Model
 
-Array = np.ndarray[Any, Any]
 
 IMAGE = "image"
 PREPROCESS = "trtkit.deployment.triton.backend.images:ImageModel"

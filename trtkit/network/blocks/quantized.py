@@ -20,9 +20,10 @@ from trtkit.quantization_methods import FORMATS
 from trtkit.quantized_model import form_of
 
 if TYPE_CHECKING:
+    from trtkit.arrays import Array
     from trtkit.dtypes import DType
     from trtkit.network.graph import Graph, Tensor
-    from trtkit.quantized_matrix import Array, QuantizedInputs, QuantizedMatrix
+    from trtkit.quantized_matrix import QuantizedInputs, QuantizedMatrix
 
 _Prepared = tuple["Tensor", "Tensor | None"]
 """Inputs as a product reads them, and what it is multiplied by."""

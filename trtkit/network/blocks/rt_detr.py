@@ -5,7 +5,7 @@ Boxes and sampling places are computed in fp32 whatever the network's type.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,11 +21,10 @@ from trtkit.network.ops.shape import concat, reshape, take, unsqueeze
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from trtkit.arrays import Array
     from trtkit.models.hybrids.rt_detr import RtDetrSpec
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
-
-Array = np.ndarray[Any, Any]
 
 
 def write_decoder(weights: Weights, spec: RtDetrSpec, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

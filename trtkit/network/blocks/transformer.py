@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,11 +13,10 @@ from trtkit.network.ops.linear import linear
 from trtkit.network.ops.shape import reshape, transpose
 
 if TYPE_CHECKING:
+    from trtkit.arrays import Array
     from trtkit.models.hybrids.transformer import TransformerLayerSpec
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
-
-Array = np.ndarray[Any, Any]
 
 
 def encoder_layer(weights: Weights, spec: TransformerLayerSpec, x: Tensor, positions: Tensor) -> Tensor:

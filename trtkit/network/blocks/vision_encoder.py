@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,11 +18,10 @@ from trtkit.network.ops.shape import concat, merge_heads, reshape, split_heads, 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from trtkit.arrays import Array
     from trtkit.models.hybrids.vision_encoder import VisionEncoderSpec
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
-
-Array = np.ndarray[Any, Any]
 
 
 def write_vision_encoder(weights: Weights, spec: VisionEncoderSpec, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

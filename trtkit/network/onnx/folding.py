@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     import onnx
 
-Arrays = dict[str, np.ndarray[Any, Any]]
+    from trtkit.arrays import Arrays
+
 
 # What onnxslim is given, one after another, until the result may be kept; and what each leaves out, in words.
 _ATTEMPTS: tuple[tuple[str, dict[str, Any]], ...] = (

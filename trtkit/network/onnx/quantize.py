@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     import onnx
 
+    from trtkit.arrays import Array
     from trtkit.dtypes import DType
 
-Array = np.ndarray[Any, Any]
 
 # ONNX's operators hold 8-bit scales in 16 bits from the first one on, and 4-bit blocks from the second one on.
 OPSETS = {8: 19, 4: 21}

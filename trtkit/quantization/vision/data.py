@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     import onnx
 
+    from trtkit.arrays import Array
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.steps import Steps
     from trtkit.network.onnx.io import TensorSpec
 
-Array = np.ndarray[Any, Any]
 PERCENTILE = 99.99
 """Of magnitudes, what the range covers by `percentile`."""
 DRAWN = 8192

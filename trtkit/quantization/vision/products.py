@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     import onnx
 
+    from trtkit.arrays import Array
     from trtkit.inputs.samples import Sample
 
-Array = np.ndarray[Any, Any]
 _OWN = "quantized/"
 _STEPS = ("QuantizeLinear", "DequantizeLinear")
 

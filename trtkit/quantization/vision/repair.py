@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     import onnx
 
+    from trtkit.arrays import Array
     from trtkit.inputs.samples import Sample
     from trtkit.quantization.vision.data import Place, Range
     from trtkit.quantization_methods import Format
 
-Array = np.ndarray[Any, Any]
 SMALL_LOSS = 0.05
 """Relative RMS error that products may lose together before any has to stay."""
 RANKED_SAMPLES = 4

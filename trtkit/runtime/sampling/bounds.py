@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,7 +12,9 @@ from torch import Tensor
 from trtkit.runtime.sampling import filters
 from trtkit.runtime.sampling.columns import Columns, Use
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    from trtkit.arrays import Array
+
 BLOCK = 64  # tokens whose largest score is taken together
 _TAIL_PASSES = 2
 _MARGIN = 0.98  # of the mass that may go, for rounding

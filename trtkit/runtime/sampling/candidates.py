@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,9 +17,9 @@ from trtkit.runtime.sampling.columns import FILTERS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from trtkit.arrays import Array
     from trtkit.runtime.sampling.columns import Columns
 
-Array = np.ndarray[Any, Any]
 # Rows this wide are filtered whole, so that candidates need not be found.
 WHOLE = 1024
 

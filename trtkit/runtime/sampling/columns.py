@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.runtime.sampling.words import Array, BadWords, ForceWords
+from trtkit.runtime.sampling.words import BadWords, ForceWords
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from trtkit.arrays import Array
     from trtkit.runtime.sampling.guides import Guide
     from trtkit.runtime.sampling.settings import Settings
 

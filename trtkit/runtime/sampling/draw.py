@@ -10,7 +10,8 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-Array = np.ndarray[Any, Any]
+    from trtkit.arrays import Array
+
 BLOCK = 64
 _WORDS = 4  # that Philox 4x64 makes at each count
 

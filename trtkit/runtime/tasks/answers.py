@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+if TYPE_CHECKING:
+    from trtkit.arrays import Array
+
 _SHOWN = 8
 
 
@@ -150,7 +152,7 @@ class Embedding:
 
 
 @dataclass(frozen=True, eq=False)
-class Arrays:
+class Outputs:
     """The outputs as they are, of a model whose config has no `task:`."""
 
     outputs: dict[str, Array]
@@ -169,7 +171,7 @@ class Arrays:
         return ", ".join(f"{name} {value.dtype.name} {list(value.shape)}" for name, value in self.outputs.items())
 
 
-Answer = Classes | Text | Boxes | ClassMap | DepthMap | Embedding | Arrays
+Answer = Classes | Text | Boxes | ClassMap | DepthMap | Embedding | Outputs
 
 
 def _named(class_id: int, score: float, label: str) -> dict[str, object]:

@@ -11,7 +11,7 @@ Layouts, of pixels of the input unless said otherwise:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -20,7 +20,8 @@ from trtkit.runtime.tasks.classes import softmax
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Array = np.ndarray[Any, Any]
+    from trtkit.arrays import Array
+
 Layout = Literal["channels-first", "anchors", "queries", "suppressed"]
 Scores = Literal["probabilities", "sigmoid", "softmax"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +12,8 @@ from trtkit.errors import SourceError
 if TYPE_CHECKING:
     from pathlib import Path
 
-Array = np.ndarray[Any, Any]
+    from trtkit.arrays import Array
+
 _LABELS = "give a JSON list of names, or a text file with a name a line, in the order of the classes"
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from trtkit.arrays import Array
     from trtkit.inputs.images import Placement
 
-Array = np.ndarray[Any, Any]
 # Pixels times channels that are held at once.
 _AT_ONCE = 1 << 25
 

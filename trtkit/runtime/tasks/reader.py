@@ -10,7 +10,7 @@ import numpy as np
 
 from trtkit.errors import SourceError
 from trtkit.runtime.tasks import boxes as box_layouts
-from trtkit.runtime.tasks.answers import Arrays, Box, Boxes, Classes, ClassMap, DepthMap, Embedding, Text
+from trtkit.runtime.tasks.answers import Box, Boxes, Classes, ClassMap, DepthMap, Embedding, Outputs, Text
 from trtkit.runtime.tasks.classes import read_labels, softmax, top_classes
 from trtkit.runtime.tasks.maps import class_map, depth_map
 from trtkit.runtime.tasks.text import ctc_characters, ctc_scores, ctc_text
@@ -19,13 +19,13 @@ from trtkit.sources import package_file
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from trtkit.arrays import Array
     from trtkit.bundle.bundle import Bundle
     from trtkit.bundle.manifest import IoRecord
     from trtkit.config.task import Task
     from trtkit.inputs.images import Placement
     from trtkit.runtime.tasks.answers import Answer
 
-Array = np.ndarray[Any, Any]
 _RANKS = {"classification": (2,), "ctc-text": (3,), "segmentation": (4,), "depth": (3, 4), "embedding": (2,)}
 
 
@@ -48,7 +48,7 @@ class Reader:
         """
         if self.task is None:
             return [
-                Arrays({name: value[row : row + 1] for name, value in outputs.items()}) for row in range(len(placed))
+                Outputs({name: value[row : row + 1] for name, value in outputs.items()}) for row in range(len(placed))
             ]
         arrays = {name: _in_floats(value) for name, value in outputs.items()}
         if self.task.boxes is not None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
 
@@ -12,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-Array = np.ndarray[Any, Any]
+    from trtkit.arrays import Array
 
 
 def ctc_text(probabilities: Array, characters: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 from trtkit.quantized_matrix import QuantizedMatrix, pack
 
 if TYPE_CHECKING:
-    from trtkit.quantized_matrix import Array
+    from trtkit.arrays import Array
 
 KEPT = ("Q8_0", "Q4_0", "Q4_1")
 """Types that have a form in TensorRT."""

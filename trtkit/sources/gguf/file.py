@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from trtkit.sources.checkpoint import Array
+    from trtkit.arrays import Array
 
 _AGAIN = "copy or download the file again"
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)

@@ -11,7 +11,7 @@ from trtkit.errors import SourceError
 from trtkit.sources.gguf.metadata import head_dim
 
 if TYPE_CHECKING:
-    from trtkit.sources.checkpoint import Array
+    from trtkit.arrays import Array
     from trtkit.sources.gguf.families import GgufFamily
     from trtkit.sources.gguf.file import GgufFile
     from trtkit.sources.gguf.metadata import Metadata

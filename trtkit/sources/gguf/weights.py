@@ -13,7 +13,7 @@ from trtkit.sources.checkpoint import StoredArray
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trtkit.sources.checkpoint import Array
+    from trtkit.arrays import Array
     from trtkit.sources.gguf.families import Change, GgufFamily
     from trtkit.sources.gguf.file import GgufFile
 

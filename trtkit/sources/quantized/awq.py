@@ -16,7 +16,8 @@ from trtkit.sources.quantized.layers import Parts, layers, part, replaced
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trtkit.quantized_matrix import Array, QuantizedMatrix
+    from trtkit.arrays import Array
+    from trtkit.quantized_matrix import QuantizedMatrix
     from trtkit.sources.quantized.layers import Stored
 
 _PARTS = ("qweight", "qzeros", "scales")

@@ -10,7 +10,7 @@ from trtkit.errors import SourceError
 from trtkit.quantized_matrix import QuantizedMatrix, pack, unpack
 
 if TYPE_CHECKING:
-    from trtkit.quantized_matrix import Array
+    from trtkit.arrays import Array
 
 
 def unsigned(words: Array, bits: int) -> Array:

@@ -12,7 +12,8 @@ from trtkit.errors import SourceError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.quantized_matrix import Array, QuantizedMatrix
+    from trtkit.arrays import Array
+    from trtkit.quantized_matrix import QuantizedMatrix
 
 
 def join_rows(parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix:

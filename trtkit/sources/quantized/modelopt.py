@@ -21,8 +21,8 @@ from trtkit.sources.quantized.scales import block_scales, finite, row_scales
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from trtkit.arrays import Array
     from trtkit.quantization_methods import Format
-    from trtkit.quantized_matrix import Array
     from trtkit.sources.quantized.layers import Stored
 
 _BLOCK = (128, 128)

@@ -9,7 +9,7 @@ import numpy as np
 from trtkit.errors import SourceError
 
 if TYPE_CHECKING:
-    from trtkit.quantized_matrix import Array
+    from trtkit.arrays import Array
 
 AGAIN = "quantize the model again"
 

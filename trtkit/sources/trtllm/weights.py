@@ -15,7 +15,7 @@ from trtkit.sources.quantized.joined import join_columns, join_rows
 from trtkit.sources.trtllm.config import ARCHITECTURES, head_size, key_value_heads
 
 if TYPE_CHECKING:
-    from trtkit.sources.checkpoint import Array
+    from trtkit.arrays import Array
 
 _LAYER = re.compile(r"transformer\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _Ranks = Sequence[Mapping[str, StoredArray]]

@@ -15,8 +15,9 @@ from trtkit.verification.report import Comparison
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from trtkit.arrays import Array
     from trtkit.backends import Backend
-    from trtkit.verification.custom_ops.trial import Array, Trial
+    from trtkit.verification.custom_ops.trial import Trial
 
 ONNX_RUNTIME, FUNCTION, PARSED, NETWORK, KERNEL = (
     "ONNX Runtime's own",

@@ -21,9 +21,10 @@ from trtkit.reference import Executor, Options, to_array
 if TYPE_CHECKING:
     import numpy as np
 
+    from trtkit.arrays import Array
     from trtkit.backends import Backend
     from trtkit.network.foreign import Fact
-    from trtkit.verification.custom_ops.trial import Array, Trial
+    from trtkit.verification.custom_ops.trial import Trial
 
 OPSET = 20
 """That of the models made here."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,10 +17,9 @@ from trtkit.verification.compare import compare, worst
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trtkit.arrays import Array
     from trtkit.network.custom_op import Case, CustomOp, Port
     from trtkit.verification.report import Comparison
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

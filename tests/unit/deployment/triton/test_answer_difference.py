@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 
-from trtkit.deployment.triton.answer_difference import Array, answer_difference
+from trtkit.deployment.triton.answer_difference import answer_difference
+
+if TYPE_CHECKING:
+    from trtkit.arrays import Array
 
 
 def text(*items: bytes) -> Array:

@@ -16,7 +16,8 @@ from tests import models
 from trtkit.runtime.tasks.boxes import Detections, Limits, read_queries, read_rows, strongest, suppress
 
 if TYPE_CHECKING:
-    from trtkit.runtime.tasks.boxes import Array, Layout
+    from trtkit.arrays import Array
+    from trtkit.runtime.tasks.boxes import Layout
 
 LIMITS = Limits(min_score=0.3, max_iou=0.4, max_boxes=1000)
 

@@ -16,7 +16,7 @@ from trtkit.inputs.samples import as_dtype
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-Array = np.ndarray[Any, Any]
+    from trtkit.arrays import Array
 
 
 class ImageModel:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from trtkit.arrays import Array
     from trtkit.deployment.triton.backend.llm_request import Ask
     from trtkit.runtime.llm.outputs import CompletionOutput, Delta
-
-Array = np.ndarray[Any, Any]
 
 
 def pieces(ask: Ask, news: Delta) -> Iterator[dict[str, Array]]:

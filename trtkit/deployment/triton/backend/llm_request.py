@@ -19,9 +19,9 @@ from trtkit.runtime.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from trtkit.arrays import Array
     from trtkit.runtime.llm.prompts import Prompt
 
-Array = np.ndarray[Any, Any]
 _SETTINGS = {field.name: field.setting for field in FIELDS if field.setting}
 _LISTS = {"stop", "bad_words"}
 _DRAWS = {"top_k", "top_p", "min_p", "typical_p", "seed"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtkit.deployment.triton.backend.requests import answer, arrays_of, refusal
@@ -18,7 +17,7 @@ from trtkit.runtime.page import PageReader, find_lines
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-Array = np.ndarray[Any, Any]
+    from trtkit.arrays import Array
 
 
 class OcrModel:

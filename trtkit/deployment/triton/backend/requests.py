@@ -13,7 +13,8 @@ from trtkit.errors import GenerationError, RequestError, SourceError, TrtkitErro
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Array = np.ndarray[Any, Any]
+    from trtkit.arrays import Array
+
 log = logging.getLogger(__name__)
 
 

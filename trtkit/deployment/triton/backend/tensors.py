@@ -15,8 +15,7 @@ from trtkit.runtime.model import open_model
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-Array = np.ndarray[Any, Any]
-Arrays = dict[str, Array]
+    from trtkit.arrays import Arrays
 
 
 class TensorModel:

@@ -6,7 +6,7 @@ Beyond that a sum is right to 24 bits.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,10 +14,10 @@ from trtkit.dtypes import INT32, UINT8
 from trtkit.network.onnx.rewrites.rule import MICROSOFT, Node, Rule, Written
 
 if TYPE_CHECKING:
+    from trtkit.arrays import Array
     from trtkit.network.lowering.onnx_value import OnnxValue
     from trtkit.network.onnx.rewrites.writer import Writer
 
-Array = np.ndarray[Any, Any]
 _CONV = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from onnx import TensorProto
@@ -12,9 +12,8 @@ from trtkit.network.foreign import Refusal
 from trtkit.network.onnx.rewrites.rule import MICROSOFT, Node, Rule, Written
 
 if TYPE_CHECKING:
+    from trtkit.arrays import Array
     from trtkit.network.onnx.rewrites.writer import Writer
-
-Array = np.ndarray[Any, Any]
 
 
 def matmul_nbits(o: Writer, node: Node) -> Written:

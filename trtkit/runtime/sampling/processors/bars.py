@@ -11,7 +11,8 @@ from trtkit.runtime.sampling.columns import Use
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trtkit.runtime.sampling.processors.step import Array, Step
+    from trtkit.arrays import Array
+    from trtkit.runtime.sampling.processors.step import Step
 
 NOTHING = np.zeros(0, np.int64)
 

@@ -10,7 +10,8 @@ import torch
 from trtkit.runtime.sampling.columns import Use
 
 if TYPE_CHECKING:
-    from trtkit.runtime.sampling.processors.step import Array, Step
+    from trtkit.arrays import Array
+    from trtkit.runtime.sampling.processors.step import Step
 
 
 def add_bias(step: Step) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,10 +11,9 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from trtkit.arrays import Array
     from trtkit.runtime.sampling.columns import Columns, SlotState, Use
     from trtkit.runtime.sequences import Sequences
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass
