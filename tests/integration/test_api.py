@@ -27,7 +27,9 @@ def onnx_path(workspace: Path) -> Path:
 
 WRONG_LOADS = (
     (trtkit.Load(concurrency=[0]), "`concurrency`: 0 is below 1"),
-    (trtkit.Load(request_rate=[0.0]), "`request_rate` and `speed` are above 0"),
+    (trtkit.Load(request_rate=[0.0]), "`speed` or a `request_rate` is not above 0"),
+    (trtkit.Load(request_rate=[1.0], arrivals="even"), "`arrivals` is 'even'"),  # type: ignore[arg-type]
+    (trtkit.Load(input_deviation=-1), "`input_deviation`: -1 is below 0"),
     (trtkit.Load(concurrency=[1], request_rate=[1.0]), "`concurrency` and `request_rate` are two loads"),
     (trtkit.Load(trace="t.jsonl", prompts="p.jsonl"), "a trace says how long its prompts are"),
     (trtkit.Load(trace="nowhere.jsonl"), "nowhere.jsonl: the trace cannot be read"),
@@ -53,6 +55,8 @@ def test_a_network_goes_from_onnx_to_a_server(onnx_path: Path, workspace: Path) 
     assert [case.name for case in measured.cases] == ["x 2x3"]
     assert measured.provenance.command == "trtkit.bench"
     assert repr(measured).startswith("m: reference executor, CPU, fp16\nx 2x3, trtkit: ")
+    with pytest.raises(BenchError, match="`runtime` is 'cuda'"):
+        trtkit.bench(bundle, runtime="cuda")  # type: ignore[arg-type]
     with pytest.raises(BenchError, match="`concurrency` means nothing for a network of arrays"):
         trtkit.bench(bundle, load=trtkit.Load(concurrency=[2]), is_unverified=True)
     (row,) = trtkit.plan(bundle, ["l4"]).gpus

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 ROOT = Path(trtkit.__file__).parent
 # TensorRT, torch and onnx have no types to speak of: what holds their objects says Any.
 BOUNDARY = {"backends", "network", "reference"}
-MOST_ANY, MOST_JSON = 742, 57
+MOST_ANY, MOST_JSON = 728, 57
 # Words that do not say what a variable, a parameter, a field or a function is.
 VAGUE, MOST_VAGUE = {"found", "made", "asked", "given", "said"}, 10
 

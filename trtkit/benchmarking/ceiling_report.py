@@ -11,29 +11,20 @@ class Ceiling:
 
     said: str
 
-    @property
-    def rates(self) -> dict[str, float]:
-        """Operations a second by type; none if they are not known."""
-        return {}
 
-    @property
-    def bandwidth_bytes_per_s(self) -> float:
-        """Bytes a second of the memory."""
-        return 0.0
+@dataclass(frozen=True)
+class _Rates(Ceiling):
+    """The best rates of what computes. operations_per_s: of products, by type."""
+
+    operations_per_s: dict[str, float]
 
 
 @dataclass(frozen=True)
-class PublishedRates(Ceiling):
+class PublishedRates(_Rates):
     """A GPU by its data sheet. sources: pages that state the figures."""
 
-    operations_per_s: dict[str, float]
     bytes_per_s: float
     sources: tuple[str, ...]
-
-    @property
-    def rates(self) -> dict[str, float]:
-        """Operations a second by type."""
-        return self.operations_per_s
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
@@ -42,20 +33,14 @@ class PublishedRates(Ceiling):
 
 
 @dataclass(frozen=True)
-class MeasuredMachine(Ceiling):
-    """A processor by rates that were measured, each the best of several: operations a second of products by type.
+class MeasuredRates(_Rates):
+    """A processor by rates that were measured, each the best of several.
 
     copy and read: bytes a second of a copy, which reads and writes, and of a matrix-vector product, which reads.
     """
 
-    operations_per_s: dict[str, float]
     copy_bytes_per_s: float
     read_bytes_per_s: float
-
-    @property
-    def rates(self) -> dict[str, float]:
-        """Operations a second by type."""
-        return self.operations_per_s
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
@@ -67,7 +52,7 @@ class MeasuredMachine(Ceiling):
 
         Every type can be widened to fp32, and quantized ones are.
         """
-        return max(self.rates["fp32"], self.rates.get(dtype, 0.0))
+        return max(self.operations_per_s["fp32"], self.operations_per_s.get(dtype, 0.0))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from trtkit.benchmarking.ceiling import CPU, GPU
 from trtkit.benchmarking.provenance import verification
@@ -20,6 +20,7 @@ from trtkit.verification.references import (
     TRUST_FIX,
     OnnxRuntimeReference,
     Origin,
+    TorchReference,
     choose_reference,
     factory_withheld,
     source_change,
@@ -28,14 +29,12 @@ from trtkit.verification.references import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import numpy as np
-
+    from trtkit.arrays import Array
     from trtkit.benchmarking.request import BenchRequest
     from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.decoder import Runtime
 
-    Arrays = dict[str, np.ndarray[Any, Any]]
-    Run = Callable[[Mapping[str, np.ndarray[Any, Any]]], Arrays]
+    Run = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 TORCH, COMPILED, ONNX_RUNTIME = "torch", "torch.compile", "onnxruntime"
 
@@ -53,7 +52,7 @@ class Contender:
     run: Run
     place: str | None = None
     precision: str | None = None
-    layer_seconds: Callable[[Mapping[str, np.ndarray[Any, Any]]], dict[str, float]] | None = None
+    layer_seconds: Callable[[Mapping[str, Array]], dict[str, float]] | None = None
     cuda_graphs: str = ""
 
 
@@ -106,7 +105,7 @@ def _torch(bundle: Bundle, *, is_compiled: bool, is_trusted: bool) -> Contender:
     if source is not None and not is_trusted:
         raise BenchError(factory_withheld(source.factory), f"--compare {TORCH}", TRUST_FIX)
     try:
-        reference: Any = _torch_reference(bundle)
+        reference = _torch_reference(bundle)
     except SourceError as error:
         fix = f"use --compare {ONNX_RUNTIME}" if bundle.is_one_file else "build the bundle again"
         raise BenchError(error.what, f"--compare {TORCH}", fix) from None
@@ -120,13 +119,15 @@ def _torch(bundle: Bundle, *, is_compiled: bool, is_trusted: bool) -> Contender:
     return Contender(COMPILED, "torch.compile, CPU, fp32", reference.run, CPU, "fp32")
 
 
-def _torch_reference(bundle: Bundle) -> Any:
+def _torch_reference(bundle: Bundle) -> TorchReference | HybridReference:
     """Return the source in eager PyTorch; a hybrid's whole model. Raises SourceError where it has none."""
     manifest = bundle.manifest
     digests = [file.sha256 for file in manifest.sources]
     if bundle.is_one_file:
         origin = Origin(bundle.onnx_path(), [tensor.name for tensor in manifest.outputs], digests)
-        return choose_reference(manifest.config, TORCH, origin)
+        reference = choose_reference(manifest.config, TORCH, origin)
+        assert isinstance(reference, TorchReference)
+        return reference
     if change := source_change(manifest.config.source, digests):
         raise SourceError(f"the source {change}")
     return HybridReference(open_hybrid(resolve(manifest.config)))

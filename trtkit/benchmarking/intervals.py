@@ -7,14 +7,15 @@ bootstrap, Politis and Romano 1992), of about the cube root of the sample count:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-Array = np.ndarray[Any, Any]
+    from trtkit.arrays import Array
+
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 

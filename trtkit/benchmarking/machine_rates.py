@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from trtkit.benchmarking.ceiling_report import MeasuredMachine
+from trtkit.benchmarking.ceiling_report import MeasuredRates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ _RUNS, _SECONDS, _MOST_SECONDS = 7, 0.1, 0.5
 _MEMORY_ELEMENTS = 2**24
 
 
-def measure_machine(types: Iterable[str]) -> MeasuredMachine:
+def measure_machine(types: Iterable[str]) -> MeasuredRates:
     """Measure fp32's rate, those of `types` that torch multiplies, and memory's; in a fraction of a second."""
     import torch
 
@@ -31,7 +31,7 @@ def measure_machine(types: Iterable[str]) -> MeasuredMachine:
     products = ", ".join(f"{dtype} {rate / 1e9:.3g}" for dtype, rate in rates.items())
     memory = f"copy {copy_bytes_per_s / 1e9:.3g} and read {read_bytes_per_s / 1e9:.3g} GB/s"
     text = f"measured here, torch matmul {products} GFLOP/s, {memory}"
-    return MeasuredMachine(text, rates, copy_bytes_per_s, read_bytes_per_s)
+    return MeasuredRates(text, rates, copy_bytes_per_s, read_bytes_per_s)
 
 
 def _product_rate(dtype: torch.dtype) -> float:

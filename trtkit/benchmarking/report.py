@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from trtkit.backends.gpu import Gpu
-from trtkit.benchmarking.ceiling_report import Ceiling, MeasuredMachine, PhaseLayers, PublishedRates, Reached
+from trtkit.benchmarking.ceiling_report import Ceiling, MeasuredRates, PhaseLayers, PublishedRates, Reached
 from trtkit.benchmarking.intervals import Interval
 from trtkit.benchmarking.records import RequestTimes
 from trtkit.benchmarking.statistics import Distribution, Metric
@@ -170,7 +170,7 @@ class _Report:
     bundle: BundleRecord
     inputs: str
     cuda_graphs: str
-    ceiling: MeasuredMachine | PublishedRates | Ceiling
+    ceiling: MeasuredRates | PublishedRates | Ceiling
     gpu_state_after: tuple[dict[str, str], ...]
     cases: tuple[Case, ...]
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
+from trtkit.benchmarking.arrivals import Pattern
 from trtkit.benchmarking.timing import Rules
 from trtkit.benchmarking.workload import Lengths
 from trtkit.errors import BenchError
+from trtkit.runtime.decoder import Runtime
 from trtkit.runtime.llm.frontend import RuntimeOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trtkit.benchmarking.arrivals import Pattern
     from trtkit.bundle.bundle import Bundle
 
 _REQUESTS = 16
@@ -91,7 +92,7 @@ _OF_A_SERVER = {"concurrency", "request_rate", "arrivals", "requests", "goodput"
 
 
 def check_request(bundle: Bundle, request: BenchRequest) -> None:
-    """Refuse what means nothing for the bundle, contradictions, and numbers out of range. Raises BenchError."""
+    """Refuse what means nothing for the bundle, contradictions, and unknown values. Raises BenchError."""
     path, load = str(bundle.path), request.load
     if meaningless := _meaningless(bundle, request):
         kind = "a language model" if bundle.manifest.interface == "tokens" else "a network of arrays"
@@ -103,11 +104,7 @@ def check_request(bundle: Bundle, request: BenchRequest) -> None:
         raise BenchError("a trace says how long its prompts are", path, "leave `prompts` out")
     if bundle.manifest.interface == "arrays" and load.arrival_fields and request.rivals:
         raise BenchError("a load on a server has nothing to compare with", path, "leave the rivals out")
-    for name, value, least in _numbers(request):
-        if not least <= value < math.inf:
-            raise BenchError(f"`{name}`: {value} is below {least}", path, f"give numbers of at least {least}")
-    if not all(0 < value < math.inf for value in (*load.request_rate, load.speed)):
-        raise BenchError("`request_rate` and `speed` are above 0", path, "give finite numbers above 0")
+    _check_values(request, path)
 
 
 def _meaningless(bundle: Bundle, request: BenchRequest) -> list[str]:
@@ -121,13 +118,24 @@ def _meaningless(bundle: Bundle, request: BenchRequest) -> list[str]:
     return [*meaningless, *(["options"] if replace(request.options, runtime="auto") != plain.options else [])]
 
 
-def _numbers(request: BenchRequest) -> list[tuple[str, float, int]]:
-    """Return names and values of numbers, and the least that each may be."""
+def _check_values(request: BenchRequest, path: str) -> None:
+    """Raise BenchError for numbers out of range and unknown names."""
     load, rules = request.load, request.rules
-    counts = {name: getattr(load, name) for name in ("requests", "rounds", "input_tokens", "output_tokens", "prefixes")}
-    ones = [("batches", each) for each in request.batches] + [("concurrency", each) for each in load.concurrency]
-    ones += [(name, value) for name, value in counts.items() if value is not None]
-    ones += [("min_runs", rules.min_runs)]
-    zeros = {name: getattr(load, name) for name in ("input_deviation", "output_deviation", "shared_tokens")}
-    zeros |= {"warmup_runs": rules.warmup_runs, "min_s": rules.min_s, "max_s": rules.max_s}
-    return [(name, value, 1) for name, value in ones] + [(name, value, 0) for name, value in zeros.items()]
+    for name, value, allowed in (
+        ("arrivals", load.arrivals, get_args(Pattern)),
+        ("runtime", request.options.runtime, get_args(Runtime)),
+    ):
+        if value not in allowed:
+            raise BenchError(f"`{name}` is {value!r}", path, f"use one of {', '.join(allowed)}")
+    counts = ("requests", "rounds", "input_tokens", "output_tokens", "prefixes")
+    ones = [*(("batches", each) for each in request.batches), *(("concurrency", each) for each in load.concurrency)]
+    ones += [(name, getattr(load, name)) for name in counts if getattr(load, name) is not None]
+    ones += [("min_runs", rules.min_runs), ("few_runs", rules.few_runs)]
+    zeros = [(name, getattr(load, name)) for name in ("input_deviation", "output_deviation", "shared_tokens")]
+    zeros += vars(rules).items()
+    for least, pairs in ((1, ones), (0, zeros)):
+        for name, number in pairs:
+            if not number >= least:
+                raise BenchError(f"`{name}`: {number} is below {least}", path, f"give numbers of at least {least}")
+    if not load.speed > 0 or not all(0 < rate < math.inf for rate in load.request_rate):
+        raise BenchError("`speed` or a `request_rate` is not above 0", path, "give finite numbers above 0")

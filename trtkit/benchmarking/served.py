@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,12 +14,12 @@ from trtkit.errors import BenchError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from trtkit.arrays import Array
     from trtkit.benchmarking.load import Clock
     from trtkit.benchmarking.schedules import Schedule
     from trtkit.benchmarking.workload import Work
     from trtkit.runtime.triton_client import Client
 
-Array = np.ndarray[Any, Any]
 MOST_UNDER_WAY = 256
 """Requests of an open loop that may be under way; those behind wait, and their latency counts the wait."""
 

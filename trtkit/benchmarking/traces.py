@@ -12,9 +12,12 @@ import json
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trtkit.errors import BenchError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 BLOCK_TOKENS = 512
 _MOONCAKE = 'write {"timestamp": 0, "input_length": 300, "output_length": 40} on each line'
@@ -69,7 +72,7 @@ def _azure(text: str, path: str) -> list[TraceRow]:
     return [_azure_row(row, f"{path}:{number}") for number, row in enumerate(reader, 2)]
 
 
-def _azure_row(row: dict[str, Any], where: str) -> TraceRow:
+def _azure_row(row: Mapping[str, str], where: str) -> TraceRow:
     try:
         milliseconds = datetime.fromisoformat(row[_AZURE[0]][:26].rstrip()).timestamp() * 1e3
         request = TraceRow(milliseconds, int(row[_AZURE[1]]), int(row[_AZURE[2]]))

@@ -90,34 +90,35 @@ def command(
     check_outputs(out, csv, html, aiperf)
     words = shlex.join(["trtkit", "bench", *click.get_current_context().meta[WORDS]])
     with show_progress(quiet=quiet or as_json) as runner:
-        opened = _opened(bundle, options, runner)
-        report = bench_bundle(opened, bench_request(opened, options), runner, words)
+        opened, is_built = _opened(bundle, options["overrides"], options["target"], runner)
+        trusts_source = is_built or options["trust_source"]  # a config is code already
+        request = bench_request(opened, options, trusts_source=trusts_source)
+        report = bench_bundle(opened, request, runner, words)
     _write(report, {"out": out, "csv": csv, "html": html}, aiperf)
     _show(report, as_json=as_json)
 
 
-def _opened(path: str, options: dict[str, Any], runner: Runner) -> Bundle:
-    """Return a bundle, or the one that a config is built into; the same build is not done twice."""
+def _opened(path: str, overrides: tuple[str, ...], target: str | None, runner: Runner) -> tuple[Bundle, bool]:
+    """Return a bundle, or the one that a config is built into, and whether it is that."""
     from trtkit.bundle.bundle import is_bundle, open_bundle
     from trtkit.config import load_config
     from trtkit.config.load import find_config
     from trtkit.engine.build import build_bundle
     from trtkit.errors import ConfigError
 
-    changes_config = options["overrides"] or options["target"]
+    changes_config = overrides or target
     if is_bundle(Path(path)):
         if changes_config:
             raise click.UsageError("a bundle is measured as it was built: --set and --target are for configs")
-        return open_bundle(path)
+        return open_bundle(path), False
     try:
         find_config(path)
     except ConfigError:
         if not changes_config:
-            return open_bundle(path)  # which says what is missing
+            return open_bundle(path), False  # which says what is missing
         raise
-    config = load_config(path, options["overrides"], options["target"])
-    options["trust_source"] = True  # a config is code already
-    return build_bundle(config, Path("bundles") / config.name, runner).bundle
+    config = load_config(path, overrides, target)
+    return build_bundle(config, Path("bundles") / config.name, runner).bundle, True
 
 
 def _write(report: Report, paths: dict[str, Path | None], aiperf: Path | None) -> None:

@@ -20,7 +20,7 @@ _LOAD_FIELDS = (
 )  # fmt: skip
 
 
-def bench_request(bundle: Bundle, options: Mapping[str, Any]) -> BenchRequest:
+def bench_request(bundle: Bundle, options: Mapping[str, Any], *, trusts_source: bool) -> BenchRequest:
     """Return what the options request. Raises BenchError or UsageError for what cannot be measured."""
     from trtkit.benchmarking.metrics import parse_objectives
     from trtkit.benchmarking.request import BenchRequest, Load, ServedModel
@@ -46,7 +46,7 @@ def bench_request(bundle: Bundle, options: Mapping[str, Any]) -> BenchRequest:
         has_cuda_graphs=options["has_cuda_graphs"],
         server=ServedModel(options["url"], options["model"]) if options["url"] else None,
         is_waived=options["unverified"],
-        trusts_source=options["trust_source"],
+        trusts_source=trusts_source,
     )
 
 

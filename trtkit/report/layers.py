@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from trtkit.benchmarking.ceiling_report import MeasuredRates, PublishedRates
 from trtkit.report.log_plot import LogPlot
 from trtkit.report.plots import COLOURS, Bar, timeline
 
@@ -22,7 +23,7 @@ def roofline_plots(ceiling: Ceiling, phases: Sequence[PhaseLayers]) -> Iterator[
     """Yield for each phase of a case the roofline with its measured layers, and the layers of a batch in time."""
     for phase in phases:
         total_ms = sum(layer.ms for layer in phase.layers)
-        if not ceiling.rates or total_ms <= 0:
+        if not isinstance(ceiling, PublishedRates | MeasuredRates) or total_ms <= 0:
             continue
         title = f"{phase.name}: {total_ms:.4g} ms in {len(phase.layers)} layers"
         yield f"<h3>Roofline of a {escape(title)}</h3>"
@@ -31,9 +32,9 @@ def roofline_plots(ceiling: Ceiling, phases: Sequence[PhaseLayers]) -> Iterator[
         yield f"<p>{_LEGEND}</p>{timeline([('layers', _bars(phase))], 'ms')}"
 
 
-def _roofline(phase: PhaseLayers, ceiling: Ceiling, total_ms: float) -> str:
+def _roofline(phase: PhaseLayers, ceiling: PublishedRates | MeasuredRates, total_ms: float) -> str:
     """Return the roofs, a point for each layer that computes, and a large one for the whole network."""
-    rates, bandwidth = ceiling.rates, ceiling.bandwidth_bytes_per_s
+    rates, bandwidth = ceiling.operations_per_s, ceiling.bandwidth_bytes_per_s
     layers = [layer for layer in phase.layers if layer.flops and layer.bytes]
     points = [_point(layer.layer, layer.flops, layer.bytes, layer.ms) for layer in layers]
     whole = _point("the whole network, fused", phase.flops, phase.bytes, total_ms)

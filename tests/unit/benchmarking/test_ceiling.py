@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trtkit.benchmarking.ceiling import largest_gaps, layer_times, median_seconds
-from trtkit.benchmarking.ceiling_report import MeasuredMachine, PhaseLayers, PublishedRates
+from trtkit.benchmarking.ceiling_report import MeasuredRates, PhaseLayers, PublishedRates
 from trtkit.benchmarking.machine_rates import measure_machine
 from trtkit.planning.counts import Counts, Group
 from trtkit.planning.gpus import find_gpus, gpu_of_device
@@ -28,7 +28,7 @@ def group(name: str, flops: int, moved: int) -> Group:
 
 
 COUNTS = Counts((group("conv", 4000, 100), group("relu", 0, 300), group("tiny", 1, 1)), constant(400), constant(0), ())
-MACHINE = MeasuredMachine("x", {"fp32": 1e6}, 1e5, 2e5)
+MACHINE = MeasuredRates("x", {"fp32": 1e6}, 1e5, 2e5)
 
 
 def test_a_layer_is_held_against_the_slower_of_compute_and_memory() -> None:
@@ -74,8 +74,8 @@ def test_this_machine_is_as_fast_as_numpy_finds_it() -> None:
     started = time.perf_counter()
     machine = measure_machine(["bf16", "int8"])
     assert time.perf_counter() - started < 10
-    assert set(machine.rates) == {"fp32", "bf16"}
-    assert machine.rate("int8") == machine.rate("fp32") == machine.rates["fp32"]
+    assert set(machine.operations_per_s) == {"fp32", "bf16"}
+    assert machine.rate("int8") == machine.rate("fp32") == machine.operations_per_s["fp32"]
     assert "torch matmul fp32" in machine.said
     a = np.ones((768, 768), np.float32)
     taken = []
@@ -83,7 +83,9 @@ def test_this_machine_is_as_fast_as_numpy_finds_it() -> None:
         begun = time.perf_counter()
         a @ a
         taken.append(time.perf_counter() - begun)
-    assert 0.1 < machine.rates["fp32"] / (2 * 768**3 / min(taken)) < 10  # another library, on a machine that is shared
+    assert (
+        0.1 < machine.operations_per_s["fp32"] / (2 * 768**3 / min(taken)) < 10
+    )  # another library, on a machine that is shared
 
 
 @pytest.mark.parametrize(
