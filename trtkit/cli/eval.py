@@ -26,7 +26,7 @@ Examples:
 @click.command(epilog=EPILOG)
 @bundle_argument
 @click.option("--perplexity", "text", metavar="FILE", help="A UTF-8 text to read.")
-@click.option("--questions", "asks", is_flag=True, help="Ask 16 questions whose answers can be checked.")
+@click.option("--questions", "has_questions", is_flag=True, help="Ask 16 questions whose answers can be checked.")
 @click.option("--compare", "base", metavar="BUNDLE", help="The model as it was: how far from it this one is.")
 @click.option(
     "--windows", type=click.IntRange(0), default=8, metavar="N", help="Windows to read; 0: all.  [default: 8]"
@@ -38,7 +38,7 @@ Examples:
 def command(
     bundle: str,
     text: str | None,
-    asks: bool,
+    has_questions: bool,
     base: str | None,
     windows: int,
     window_tokens: int,
@@ -51,15 +51,14 @@ def command(
     The text is read in windows, each on its own, as `trtkit verify --text` does. A bundle whose engine gives only the
     last token's logits (`llm.logits: last`, the default) is read by the reference executor on the same network.
     `--compare` reads the same windows by another bundle, such as the one that was quantized. `--questions` asks both
-    the
-    same short questions, since a model can keep its perplexity and lose its answers.
+    the same short questions, since a model can keep its perplexity and lose its answers.
     """
     from trtkit.cli.progress import show_progress
     from trtkit.verification.evaluation import EvaluationRequest, evaluate_bundle
 
-    if text is None and not asks:
+    if text is None and not has_questions:
         raise click.UsageError("name a text to read, `--perplexity FILE`, or ask `--questions`")
-    request = EvaluationRequest(text, asks, windows, window_tokens, runtime)
+    request = EvaluationRequest(text, has_questions, windows, window_tokens, runtime)
     with show_progress(quiet=quiet or as_json) as runner:
         evaluation = evaluate_bundle(bundle, request, runner, base)
     if as_json:

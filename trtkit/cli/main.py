@@ -26,12 +26,12 @@ GROUPS = {
     "Before anything is built": {
         "doctor": "Check what this machine can do and what is missing.",
         "inspect": "Show an ONNX file, a config's network or a bundle.",
-        "plan": "Say what fits on which GPU, and how fast it can be at best.",
+        "plan": "Estimate which GPUs fit a model and its best-case speed.",
     },
     "Build, and know that it is right": {
         "quantize": "Quantize a model: fewer bits for weights, activations, caches.",
         "build": "Build an engine bundle from a config.",
-        "verify": "Know that a network is right before any GPU is rented.",
+        "verify": "Check a network's numerics without a GPU.",
         "plugins": "List custom ops, or check them against their references.",
     },
     "Run and measure": {

@@ -54,7 +54,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, config, GPU or length."""
 @json_option
 @quiet_option
 def command(path: str | None, as_json: bool, **options: Any) -> None:
-    """Say what fits on which GPU, and how fast it can be at best.
+    """Estimate which GPUs fit a model and its best-case speed.
 
     PATH is a bundle, a config's name or file, an .onnx file, a folder with an LLM's config.json, or the name of a
     published model such as llama-2-7b. Counts are of the network that TensorRT would get; times are the rooflines of

@@ -78,7 +78,7 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Know that a network is right before any GPU is rented.
+    """Check a network's numerics without a GPU.
 
     PATH is a bundle, a config or an .onnx file. The reference executor computes the very network that TensorRT
     builds; the outputs are compared with ONNX Runtime or PyTorch on the source model.

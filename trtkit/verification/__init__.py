@@ -1,1 +1,1 @@
-"""Know that a network is right: outputs, layers and profile corners against references written by others."""
+"""Check the numerics of a network: outputs, layers and profile corners against references written by others."""
