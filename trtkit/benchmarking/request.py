@@ -96,6 +96,9 @@ def check_request(bundle: Bundle, request: BenchRequest) -> None:
     path, load = str(bundle.path), request.load
     if meaningless := _meaningless(bundle, request):
         kind = "a language model" if bundle.manifest.interface == "tokens" else "a network of arrays"
+        if request.server and meaningless[0] in _OF_A_SERVER:
+            fix = "give a concurrency or a request rate, or leave it out"
+            raise BenchError(f"`{meaningless[0]}` is of a load, and there is none", path, fix)
         raise BenchError(f"`{meaningless[0]}` means nothing for {kind}", path, "leave it out")
     if len(load.arrival_fields) > 1:
         first, second = load.arrival_fields[:2]
@@ -112,7 +115,7 @@ def _meaningless(bundle: Bundle, request: BenchRequest) -> list[str]:
     plain, no_load = BenchRequest(), Load()
     if bundle.manifest.interface == "tokens":
         return [name for name in ("batches", "rules") if getattr(request, name) != getattr(plain, name)]
-    allowed = _OF_A_SERVER if request.server else set()
+    allowed = _OF_A_SERVER if request.server and request.load.arrival_fields else set()
     names = [each.name for each in fields(Load) if each.name not in allowed]
     meaningless = [name for name in names if (getattr(request.load, name) or None) != (getattr(no_load, name) or None)]
     return [*meaningless, *(["options"] if replace(request.options, runtime="auto") != plain.options else [])]

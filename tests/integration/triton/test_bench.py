@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.integration.test_bench_vision import QUICK
-from trtkit import LLM
+from trtkit import LLM, Load, bench
+from trtkit.benchmarking.request import ServedModel
 from trtkit.benchmarking.schedules import Schedule
 from trtkit.benchmarking.served import Endpoint, ServedText
 from trtkit.benchmarking.text_server import EngineServer
@@ -87,14 +88,25 @@ def test_a_load_on_a_network_counts_requests_and_samples(
         assert sorted(due for due, *_ in spans)[-1] > 0
 
 
+def test_python_measures_a_served_model_by_its_name_there(tiny_folder: Path, served: Served) -> None:
+    server = ServedModel(url(served), "chat")
+    load = Load(request_rate=[20.0], requests=3, input_tokens=9, output_tokens=4, goodput={"e2e": 1e6})
+    report = bench(tiny_folder / "bundle", server=server, load=load, is_unverified=True)
+    (result,) = report.cases[0].results
+    assert (result.contender, report.cuda_graphs) == ("served", "as the server has it")
+    assert result.metrics["good_request_count"].avg == 3
+
+
 def test_a_load_needs_a_server_and_has_nobody_beside_it(vision_folder: Path, served: Served, trtkit: Run) -> None:
     words = ("bench", vision_folder / "tiny", "--unverified", "--concurrency", 2)
-    for more, said in (
+    for more, text in (
         ((), "--concurrency is for language models, or for a server (--url)"),
         (("--url", url(served), "--model", "plain", "--compare", "onnxruntime"), "leave out --compare"),
     ):
         ran = trtkit(*words, *more)
-        assert (ran.code, said in ran.err) == (2, True), ran.err
+        assert (ran.code, text in ran.err) == (2, True), ran.err
+    ran = trtkit(*words[:3], "--url", url(served), "--model", "plain", "--goodput", "e2e:5")
+    assert (ran.code, "`goodput` is of a load, and there is none" in ran.err) == (1, True), ran.err
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
