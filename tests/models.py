@@ -186,3 +186,24 @@ def set_external(path: Path, **entries: str) -> None:
         if value:
             data.add(key=key, value=value)
     onnx.save(changed, str(path))
+
+
+def detector(size: int = 64) -> onnx.ModelProto:
+    """images [batch, 3, size, size] -> rows [batch, 6, 50] as YOLOv8's, of two classes.
+
+    Row 0 is the upper left quarter of the input, a "dark" thing as far as the picture is dark; row 1 the lower right
+    one, a "light" thing as far as it is light. The others score nothing.
+    """
+    offset, slope = np.zeros((6, 50), np.float32), np.zeros((6, 50), np.float32)
+    offset[:4, 0], offset[:4, 1] = size / 4, (3 * size / 4, 3 * size / 4, size / 2, size / 2)
+    offset[2:4, 0] = size / 2
+    offset[4, 0], slope[4, 0], slope[5, 1] = 1, -1, 1
+    nodes = [
+        helper.make_node("ReduceMean", ["images"], ["light"], name="light", axes=[1, 2], keepdims=0),
+        helper.make_node("ReduceMean", ["light"], ["mean"], name="mean", axes=[1], keepdims=1),
+        helper.make_node("Unsqueeze", ["mean", "last"], ["means"], name="means"),
+        helper.make_node("Mul", ["means", "slope"], ["scaled"], name="scaled"),
+        helper.make_node("Add", ["scaled", "offset"], ["rows"], name="rows"),
+    ]
+    initializers = [constant("slope", slope), constant("offset", offset), constant("last", [2], "int64")]
+    return model(nodes, [tensor("images", "batch", 3, size, size)], [tensor("rows", "batch", 6, 50)], initializers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,7 +47,15 @@ def sample(name: str) -> bytes:
 
 
 def executions(client: Any, model: str) -> tuple[int, int]:
-    """Return how many requests a model has answered, and in how many runs."""
+    """Return how many requests a model has answered, and in how many runs; the server counts a moment later."""
+    last, counts = None, _counts(client, model)
+    while counts != last:
+        time.sleep(0.5)
+        last, counts = counts, _counts(client, model)
+    return counts
+
+
+def _counts(client: Any, model: str) -> tuple[int, int]:
     statistics = client.get_inference_statistics(model)["model_stats"][0]
     return int(statistics["inference_count"]), int(statistics["execution_count"])
 

@@ -1,4 +1,4 @@
-"""A vision network's outputs as the answers that clients get: classes or text."""
+"""A vision model's answers as the tensors that clients get."""
 
 from __future__ import annotations
 
@@ -6,32 +6,101 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.runtime.tasks import ctc_scores, ctc_text, softmax, top_classes
+from trtkit.config.task import Task
+from trtkit.inputs.images import Placement
+from trtkit.runtime.tasks.answers import Boxes, Classes, Text
+from trtkit.runtime.tasks.reader import Reader
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from trtkit.arrays import Array
+    from trtkit.arrays import Array, Arrays
+    from trtkit.runtime.tasks.answers import Answer, Box
 
-
-def read_answer(output: Array, settings: Mapping[str, Any]) -> dict[str, Array]:
-    """Return what an output [N, ...] says, an entry for each item. settings: as the deployment wrote them."""
-    return _text(output, settings) if settings["kind"] == "ctc-text" else _classes(output, settings)
-
-
-def _classes(logits: Array, settings: Mapping[str, Any]) -> dict[str, Array]:
-    """Return class_id [N, k], score [N, k] by the softmax and, where classes have names, label [N, k]."""
-    ids = np.array(top_classes(logits, settings["top_k"]), dtype=np.int32)
-    answer = {"class_id": ids, "score": np.take_along_axis(softmax(logits), ids, axis=-1).astype(np.float32)}
-    if labels := settings["labels"]:
-        answer["label"] = np.array([[labels[index].encode() for index in row] for row in ids], dtype=np.object_)
-    return answer
+SERVED_KINDS = {"classification", "ctc-text", "detection", "pose"}
+"""Tasks whose answers are small; of the others clients get the network's outputs."""
+PLACEMENT = "placement"
+"""What goes from the preprocessing to the reading of boxes: a row of eight numbers for each picture."""
 
 
-def _text(probabilities: Array, settings: Mapping[str, Any]) -> dict[str, Array]:
-    """Return text [N, 1] and score [N, 1]: the mean of the probabilities of the steps that are no blank."""
-    texts = ctc_text(probabilities, settings["characters"])
+def reader_settings(reader: Reader) -> dict[str, Any]:
+    """Return a reader as a version's settings.json holds it."""
+    assert reader.task is not None
+    task = reader.task.model_dump(mode="json")
     return {
-        "text": np.array([[text.encode()] for text in texts], dtype=np.object_),
-        "score": np.array(ctc_scores(probabilities), dtype=np.float32)[:, None],
+        "task": task,
+        "labels": reader.labels,
+        "characters": reader.characters,
+        "top_k": reader.top_k,
+        "keypoints": reader.keypoints,
     }
+
+
+def reader_from(settings: Mapping[str, Any]) -> Reader:
+    """Return the reader that `reader_settings` wrote down."""
+    task = Task.model_validate(settings["task"])
+    return Reader(
+        task, tuple(settings["labels"]), tuple(settings["characters"]), settings["top_k"], settings["keypoints"]
+    )
+
+
+def placement_row(placed: Placement, size: tuple[int, int]) -> list[float]:
+    """Return a placement as numbers: picture, scale, offset; and the (width, height) of the input."""
+    return [*placed.size, *placed.scale, *placed.offset, *size]
+
+
+def answer_tensors(reader: Reader, outputs: Arrays, placements: Array | None = None) -> Arrays:
+    """Return the tensors that outputs [N, ...] become. placements: [N, 8], as `placement_row` makes them, for boxes."""
+    count = len(next(iter(outputs.values())))
+    rows = np.tile([1, 1, 1, 1, 0, 0, 1, 1], (count, 1)) if placements is None else placements
+    placed = [Placement((int(row[0]), int(row[1])), (row[2], row[3]), (row[4], row[5])) for row in rows.tolist()]
+    size = (int(rows[0, 6]), int(rows[0, 7])) if len(rows) else (1, 1)
+    return _tensors(reader, reader.read(outputs, placed, size))
+
+
+def _tensors(reader: Reader, answers: Sequence[Answer]) -> Arrays:
+    assert reader.task is not None
+    if reader.task.boxes is not None:
+        return _boxes(reader, [answer.boxes for answer in answers if isinstance(answer, Boxes)])
+    texts = [answer for answer in answers if isinstance(answer, Text)]
+    if texts:
+        return {
+            "text": np.array([[answer.text.encode()] for answer in texts], dtype=np.object_),
+            "score": np.array([[answer.score] for answer in texts], dtype=np.float32),
+        }
+    classes = [answer for answer in answers if isinstance(answer, Classes)]
+    tensors: Arrays = {
+        "class_id": np.array([answer.ids for answer in classes], dtype=np.int32),
+        "score": np.array([answer.scores for answer in classes], dtype=np.float32),
+    }
+    if reader.labels:
+        labels = [[label.encode() for label in answer.labels] for answer in classes]
+        tensors["label"] = np.array(labels, dtype=np.object_)
+    return tensors
+
+
+def _boxes(reader: Reader, pictures: Sequence[tuple[Box, ...]]) -> Arrays:
+    """Return boxes [N, M, ...] with room for the most there may be; behind the last, class_id is -1 and score 0."""
+    assert reader.task is not None
+    assert reader.task.boxes is not None
+    count, most = len(pictures), reader.task.boxes.max_boxes
+    tensors: Arrays = {
+        "num_boxes": np.array([[len(boxes)] for boxes in pictures], dtype=np.int32),
+        "box": np.zeros((count, most, 4), np.float32),
+        "score": np.zeros((count, most), np.float32),
+        "class_id": np.full((count, most), -1, np.int32),
+    }
+    if reader.labels:
+        tensors["label"] = np.full((count, most), b"", np.object_)
+    for picture, boxes in enumerate(pictures):
+        for row, box in enumerate(boxes):
+            tensors["box"][picture, row], tensors["score"][picture, row] = box.corners, box.score
+            tensors["class_id"][picture, row] = box.class_id
+            if reader.labels:
+                tensors["label"][picture, row] = box.label.encode()
+    if reader.keypoints:
+        tensors["keypoints"] = np.zeros((count, most, reader.keypoints, 3), np.float32)
+        for picture, boxes in enumerate(pictures):
+            for row, box in enumerate(boxes):
+                tensors["keypoints"][picture, row] = box.keypoints
+    return tensors

@@ -86,6 +86,12 @@ def image_input(image: Image.Image, preprocess: Preprocess) -> Array:
     return np.ascontiguousarray((normal if preprocess.layout == "nhwc" else normal.transpose(2, 0, 1))[None])
 
 
+def input_size(array: Array, preprocess: Preprocess) -> tuple[int, int]:
+    """Return (width, height) of an input [1, ...]."""
+    height, width = array.shape[1:3] if preprocess.layout == "nhwc" else array.shape[2:]
+    return width, height
+
+
 @dataclass(frozen=True)
 class Placement:
     """Where a picture lies in its input: `input = picture * scale + offset`, per axis (x, y), in pixels.

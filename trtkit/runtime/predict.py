@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import SourceError
-from trtkit.inputs.images import Placement, image_input, placement
+from trtkit.inputs.images import Placement, image_input, input_size, placement
 from trtkit.inputs.samples import Sample, as_dtype, check_samples, read_npz
 from trtkit.runtime.pictures import ARRAYS, read_pictures
 from trtkit.runtime.tasks.answers import Outputs
@@ -91,9 +91,8 @@ class Predictor:
         rows = [each.array for each in batch]
         x = np.concatenate([*rows, *[rows[-1]] * (self.least - len(rows))])
         outputs = self.run({self.bundle.manifest.inputs[0].name: x})
-        height, width = x.shape[2:] if self.preprocess.layout == "nchw" else x.shape[1:3]
         kept = {name: value[: len(batch)] for name, value in outputs.items()}
-        return self.reader.read(kept, [each.placed for each in batch], (width, height))
+        return self.reader.read(kept, [each.placed for each in batch], input_size(x, self.preprocess))
 
 
 def open_predictor(bundle: Bundle, run: Run, batch: int | None = None, top_k: int = 5) -> Predictor:

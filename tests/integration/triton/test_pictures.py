@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from tritonclient.utils import InferenceServerException
 
+from tests import models
 from tests.integration.test_examples import ROOT, blocks
 from tests.served_vision import PROTOCOLS, ask, connect, executions, sample
 from tests.triton import serving
@@ -18,6 +19,7 @@ from trtkit.cli.main import main
 from trtkit.inputs.images import decode_image
 from trtkit.runtime.model import open_model
 from trtkit.runtime.page import page_reader, read_page
+from trtkit.runtime.tasks.answers import Boxes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,6 +31,15 @@ if TYPE_CHECKING:
     Trtkit = Callable[..., Ran]
 
 pytestmark = pytest.mark.slow
+DETECTOR = """\
+source: {{onnx: {folder}/detector.onnx}}
+profiles: [{{batch: [1, 2, 4]}}]
+preprocess: {{resize: {{letterbox: [64, 64]}}}}
+task:
+  kind: detection
+  labels: "{folder}/names.txt"
+  boxes: {{layout: channels-first, min_score: 0.5, max_boxes: 20}}
+"""
 CAT, PAGE = sample("chelsea.png"), sample("page.png")
 
 
@@ -47,8 +58,40 @@ def served(folder: Path) -> Iterator[Served]:
     main(["deploy", bundles["efficientnet-lite0"], "--repository", repository, "--name", "animals", "-q"])
     reads = ["--recognizer", bundles["ppocr-rec"], "--name", "ocr"]
     main(["deploy", bundles["ppocr-det"], *reads, "--repository", repository, "-q"])
+    _deploy_detector(folder, repository)
     with serving(folder / "models") as running:
         yield running
+
+
+def _deploy_detector(folder: Path, repository: str) -> None:
+    models.save(models.detector(), folder / "detector.onnx")
+    (folder / "names.txt").write_text("dark\nlight\n")
+    (folder / "detector.yaml").write_text(DETECTOR.format(folder=folder))
+    main(["build", "--config", str(folder / "detector.yaml"), "--out", str(folder / "detector"), "-q"])
+    main(["deploy", str(folder / "detector"), "--repository", repository, "-q"])
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_boxes_are_in_pixels_of_each_picture_of_a_batch(served: Served, folder: Path, protocol: str) -> None:
+    """64 x 64 is the input: a picture of 200 x 100 lies between bars of 16 rows, scaled by 0.32."""
+    pictures = [Image.new("RGB", (200, 100), "white"), Image.new("RGB", (50, 80), "black")]
+    found = ask(connect(served, protocol), "detector", image=[[png(picture)] for picture in pictures])
+    assert found["num_boxes"].tolist() == [[1], [1]]
+    assert found["label"][:, :2].tolist() == [[b"light", b""], [b"dark", b""]]
+    assert found["class_id"][:, :2].tolist() == [[1, -1], [0, -1]]
+    assert found["box"].shape == (2, 20, 4)
+    answers = list(open_model(folder / "detector").predict(pictures))
+    for row, answer in enumerate(answers):
+        assert isinstance(answer, Boxes)
+        assert found["box"][row, 0] == pytest.approx(answer.boxes[0].corners, abs=1e-3)
+        assert found["score"][row, 0] == pytest.approx(answer.boxes[0].score, abs=1e-5)
+    assert found["box"][0, 0] == pytest.approx((100, 50, 200, 100), abs=1e-3)
+
+
+def png(picture: Image.Image) -> bytes:
+    data = io.BytesIO()
+    picture.save(data, "PNG")
+    return data.getvalue()
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

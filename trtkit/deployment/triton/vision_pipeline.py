@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtkit.deployment.answers import read_answer
+import numpy as np
+
+from trtkit.deployment.answers import PLACEMENT, SERVED_KINDS, answer_tensors, placement_row, reader_settings
 from trtkit.deployment.make_known import ImageAnswer
 from trtkit.deployment.triton import model_config
 from trtkit.deployment.triton.ensemble import ensemble
 from trtkit.deployment.triton.model_config import Section, Tensor
 from trtkit.deployment.triton.network_models import network_models
 from trtkit.deployment.triton.served import Kind, ServedModel
-from trtkit.errors import DeployError
-from trtkit.inputs.images import image_input
+from trtkit.inputs.images import image_input, input_size, placement
 from trtkit.inputs.samples import as_dtype
-from trtkit.runtime.tasks import ctc_characters, read_labels
-from trtkit.sources import package_file
+from trtkit.runtime.tasks.reader import open_reader
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from PIL import Image
 
-    from trtkit.arrays import Array
+    from trtkit.arrays import Arrays
     from trtkit.bundle.bundle import Bundle
-    from trtkit.config.task import Task
     from trtkit.deployment.triton.options import DeployOptions
     from trtkit.runtime.model import Model
+    from trtkit.runtime.tasks.reader import Reader
 
 
 IMAGE = "image"
@@ -44,66 +45,91 @@ def vision_pipeline(bundle: Bundle, name: str, options: DeployOptions) -> list[S
     """Return the parts of the ensemble `name` and then itself. Raises SourceError where labels cannot be read."""
     networks = network_models(bundle, f"{name}_engine", options)
     steps = [_preprocess(bundle, name, networks[-1], options), networks[-1]]
-    task = bundle.manifest.config.task
-    if task is not None:
-        steps.append(_postprocess(bundle, task, name, networks[-1], options))
+    if (reader := _reader(bundle, options)) is not None:
+        steps.append(_postprocess(reader, name, steps, options))
     pipeline = ensemble(name, "pipeline", steps, steps[0].inputs, steps[-1].outputs)
     return [*networks[:-1], *steps, pipeline]
 
 
 def image_answer(bundle: Bundle, pipeline: ServedModel, options: DeployOptions) -> ImageAnswer:
     """Return what the pipeline answers to an image, computed in this process."""
-    preprocess, task, target = bundle.manifest.config.preprocess, bundle.manifest.config.task, bundle.manifest.inputs[0]
+    preprocess, target = bundle.manifest.config.preprocess, bundle.manifest.inputs[0]
     assert preprocess is not None
-    settings = None if task is None else answer_settings(bundle, task, options.top_k)
+    reader = _reader(bundle, options)
 
-    def compute(model: Model, image: Image.Image) -> dict[str, Array]:
-        outputs = model.run({target.name: as_dtype(image_input(image, preprocess), target.dtype)})
-        return outputs if settings is None else read_answer(outputs[settings["input"]], settings)
+    def compute(model: Model, image: Image.Image) -> Arrays:
+        x = as_dtype(image_input(image, preprocess), target.dtype)
+        outputs = model.run({target.name: x})
+        if reader is None:
+            return outputs
+        row = placement_row(placement(image.size, preprocess), input_size(x, preprocess))
+        return answer_tensors(reader, outputs, np.array([row], np.float32))
 
     return ImageAnswer((1, 1) if pipeline.max_batch_size else (1,), compute)
 
 
+def _reader(bundle: Bundle, options: DeployOptions) -> Reader | None:
+    """Return what reads the outputs; None if clients get the outputs. Raises SourceError, where they do not fit."""
+    task = bundle.manifest.config.task
+    return None if task is None or task.kind not in SERVED_KINDS else open_reader(bundle, options.top_k)
+
+
 def _preprocess(bundle: Bundle, name: str, network: ServedModel, options: DeployOptions) -> ServedModel:
-    preprocess, target = bundle.manifest.config.preprocess, bundle.manifest.inputs[0]
+    preprocess, target, task = bundle.manifest.config.preprocess, bundle.manifest.inputs[0], bundle.manifest.config.task
     assert preprocess is not None
-    settings = {"preprocess": preprocess.model_dump(mode="json"), "output": target.name, "dtype": target.dtype}
-    inputs = (Tensor(IMAGE, "text", (1,) if network.max_batch_size else network.inputs[0].dims[:1]),)
+    is_placed = task is not None and task.boxes is not None
+    settings = {
+        "preprocess": preprocess.model_dump(mode="json"),
+        "output": target.name,
+        "dtype": target.dtype,
+        "is_placed": is_placed,
+    }
+    items = (1,) if network.max_batch_size else network.inputs[0].dims[:1]
+    outputs = network.inputs
+    if is_placed:
+        outputs = (*outputs, Tensor(PLACEMENT, "fp32", (8,) if network.max_batch_size else (*items, 8)))
     what = "The bytes of an image file in, the network's input out: resized, cropped and scaled as the config says."
-    return _Step(f"{name}_preprocess", "preprocess", inputs, network.inputs, settings, what).served(network, options)
+    step = _Step(f"{name}_preprocess", "preprocess", (Tensor(IMAGE, "text", items),), outputs, settings, what)
+    return step.served(network, options)
 
 
-def _postprocess(bundle: Bundle, task: Task, name: str, network: ServedModel, options: DeployOptions) -> ServedModel:
-    settings = answer_settings(bundle, task, options.top_k)
+def _postprocess(reader: Reader, name: str, steps: Sequence[ServedModel], options: DeployOptions) -> ServedModel:
+    """Return the step that reads the network's outputs. steps: the preprocessing and the network."""
+    before, network = steps
+    assert reader.task is not None
     items = () if network.max_batch_size else network.outputs[0].dims[:1]
-    if task.kind == "classification":
+    inputs = network.outputs if reader.task.boxes is not None else network.outputs[:1]
+    if reader.task.boxes is not None:
+        most = reader.task.boxes.max_boxes
+        what = f"The surest {most} boxes (`task.boxes.max_boxes`) at most, in pixels of the picture."
+        inputs = (*inputs, before.outputs[-1])
+        outputs = _box_tensors(reader, items)
+    elif reader.task.kind == "classification":
         what = f"The {options.top_k} likeliest classes (`top_k`), their names and shares of the softmax."
         classes = network.outputs[0].dims[-1]
         dims = (*items, min(options.top_k, classes) if classes > 0 else options.top_k)
         outputs = [Tensor("class_id", "int32", dims), Tensor("score", "fp32", dims)]
-        outputs += [Tensor("label", "text", dims)] if settings["labels"] else []
+        outputs += [Tensor("label", "text", dims)] if reader.labels else []
     else:
         what = "The text by greedy CTC decoding, and the mean of its characters' probabilities."
         outputs = [Tensor("text", "text", (*items, 1)), Tensor("score", "fp32", (*items, 1))]
-    step = _Step(f"{name}_postprocess", "postprocess", network.outputs[:1], tuple(outputs), settings, what)
+    step = _Step(f"{name}_postprocess", "postprocess", inputs, tuple(outputs), reader_settings(reader), what)
     return step.served(network, options)
 
 
-def answer_settings(bundle: Bundle, task: Task, top_k: int) -> dict[str, Any]:
-    """Return what reading the outputs needs: labels of classes, or the characters of text.
-
-    Raises DeployError where classes and labels are not as many, SourceError where labels cannot be read.
-    """
-    output = bundle.manifest.outputs[0]
-    settings: dict[str, Any] = {"kind": task.kind, "input": output.name}
-    if task.kind == "ctc-text":
-        return settings | {"characters": ctc_characters(bundle.onnx_path())}
-    path = task.labels and package_file.resolve(task.labels, task.requires)
-    labels = read_labels(Path(path)) if path else []
-    if labels and len(labels) != output.shape[-1] > 0:
-        what = f"`task.labels` names {len(labels)} classes; `{output.name}` has {output.shape[-1]}"
-        raise DeployError(what, str(path), "give the names of the model's own classes, and build again")
-    return settings | {"top_k": top_k, "labels": labels}
+def _box_tensors(reader: Reader, items: tuple[int, ...]) -> list[Tensor]:
+    """Return what `answer_tensors` gives of boxes."""
+    assert reader.task is not None
+    assert reader.task.boxes is not None
+    rows = (*items, reader.task.boxes.max_boxes)
+    tensors = [
+        Tensor("num_boxes", "int32", (*items, 1)),
+        Tensor("box", "fp32", (*rows, 4)),
+        Tensor("score", "fp32", rows),
+        Tensor("class_id", "int32", rows),
+    ]
+    tensors += [Tensor("label", "text", rows)] if reader.labels else []
+    return tensors + ([Tensor("keypoints", "fp32", (*rows, reader.keypoints, 3))] if reader.keypoints else [])
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,14 @@ class Reader:
     """How outputs become answers. task: None to return them as they are.
 
     labels: names of classes, empty if they have none. characters: of the text, the blank first. top_k: classes shown.
+    keypoints: of each box of a pose.
     """
 
     task: Task | None
     labels: tuple[str, ...] = ()
     characters: tuple[str, ...] = ()
     top_k: int = 5
+    keypoints: int = 0
 
     def read(self, outputs: Mapping[str, Array], placed: Sequence[Placement], size: tuple[int, int]) -> list[Answer]:
         """Return an answer for each row of a batch.
@@ -138,7 +140,7 @@ def open_reader(bundle: Bundle, top_k: int = 5) -> Reader:
     if labels and classes and len(labels) != classes:
         what = f"`task.labels` names {len(labels)} classes; the outputs have {classes}"
         raise SourceError(what, str(path), "give the names of the model's own classes, and build again")
-    return Reader(task, labels, top_k=top_k)
+    return Reader(task, labels, top_k=top_k, keypoints=_keypoints(task, outputs))
 
 
 def _check_outputs(task: Task, outputs: Sequence[IoRecord]) -> None:
@@ -162,7 +164,7 @@ def _fits(task: Task, outputs: Sequence[IoRecord]) -> bool:
         return len(shapes) == 2 and sum(shape[2] == 4 for shape in shapes) == 1
     row = shapes[0][1] if task.boxes.layout == "channels-first" else shapes[0][2]
     if row == -1:
-        return True
+        return task.kind != "pose"  # how many keypoints there are must be known
     if task.kind == "pose":
         first = 5 if task.boxes.layout == "channels-first" else 6
         return row > first and (row - first) % 3 == 0
@@ -182,6 +184,14 @@ def _classes(task: Task, outputs: Sequence[IoRecord]) -> int:
     else:
         count = first[1] - 4 if task.boxes.layout == "channels-first" else first[2] - 5
     return max(0, count)
+
+
+def _keypoints(task: Task, outputs: Sequence[IoRecord]) -> int:
+    """Return how many keypoints a pose has, 0 if the shapes do not say."""
+    if task.kind != "pose" or task.boxes is None:
+        return 0
+    is_first, shape = task.boxes.layout == "channels-first", outputs[0].shape
+    return max(0, (shape[1] - 5 if is_first else shape[2] - 6) // 3)
 
 
 def _in_floats(value: Array) -> Array:

@@ -1,10 +1,10 @@
-"""A network's outputs as answers: classes or text."""
+"""A network's outputs as answers: classes, text or boxes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trtkit.deployment.answers import read_answer
+from trtkit.deployment.answers import PLACEMENT, answer_tensors, reader_from
 from trtkit.deployment.triton.backend.requests import answer, arrays_of, refusal
 from trtkit.deployment.triton.backend.settings import read_settings
 
@@ -17,7 +17,7 @@ class AnswerModel:
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Read what the outputs mean."""
-        self._settings = read_settings(args)
+        self._reader = reader_from(read_settings(args))
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer each request."""
@@ -25,6 +25,8 @@ class AnswerModel:
 
     def _answer(self, request: Any) -> Any:
         try:
-            return answer(read_answer(arrays_of(request)[self._settings["input"]], self._settings))
+            outputs = arrays_of(request)
+            placements = outputs.pop(PLACEMENT, None)
+            return answer(answer_tensors(self._reader, outputs, placements))
         except Exception as error:
             return refusal(error)

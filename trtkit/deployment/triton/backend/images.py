@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.config.task import Preprocess
+from trtkit.deployment.answers import PLACEMENT, placement_row
 from trtkit.deployment.triton.backend.requests import answer, arrays_of, refusal
 from trtkit.deployment.triton.backend.settings import read_settings
 from trtkit.errors import SourceError
-from trtkit.inputs.images import decode_image, image_input
+from trtkit.inputs.images import decode_image, image_input, input_size, placement
 from trtkit.inputs.samples import as_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trtkit.arrays import Array
+    from trtkit.arrays import Arrays
 
 
 class ImageModel:
@@ -26,7 +27,7 @@ class ImageModel:
         """Read how the config makes an input of an image."""
         settings = read_settings(args)
         self._preprocess = Preprocess.model_validate(settings["preprocess"])
-        self._output, self._dtype = settings["output"], settings["dtype"]
+        self._output, self._dtype, self._is_placed = settings["output"], settings["dtype"], settings["is_placed"]
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer each request."""
@@ -35,18 +36,25 @@ class ImageModel:
     def _answer(self, request: Any) -> Any:
         try:
             (images,) = arrays_of(request).values()
-            return answer({self._output: self._inputs(list(images.reshape(-1)))})
+            return answer(self._outputs(list(images.reshape(-1))))
         except Exception as error:
             return refusal(error)
 
-    def _inputs(self, images: Sequence[bytes]) -> Array:
-        """Return the images as one batch. Raises SourceError where they would not have one size."""
+    def _outputs(self, images: Sequence[bytes]) -> Arrays:
+        """Return the images as one batch, and where each lies in its input if boxes are read later.
+
+        Raises SourceError where they would not have one size.
+        """
         names = [f"image {index}" if len(images) > 1 else "image" for index in range(len(images))]
-        inputs = [
-            image_input(decode_image(data, name), self._preprocess) for data, name in zip(images, names, strict=True)
-        ]
-        sizes = {each.shape[2:] for each in inputs}
+        pictures = [decode_image(data, name) for data, name in zip(images, names, strict=True)]
+        inputs = [image_input(picture, self._preprocess) for picture in pictures]
+        sizes = {input_size(each, self._preprocess) for each in inputs}
         if len(sizes) > 1:
-            listed = ", ".join(f"{height}x{width}" for height, width in sorted(sizes))
+            listed = ", ".join(f"{height}x{width}" for width, height in sorted(sizes, key=lambda size: size[::-1]))
             raise SourceError(f"images of one request have different sizes: {listed}", "image", "send one a request")
-        return as_dtype(np.concatenate(inputs), self._dtype)
+        outputs = {self._output: as_dtype(np.concatenate(inputs), self._dtype)}
+        if self._is_placed:
+            size = next(iter(sizes))
+            rows = [placement_row(placement(picture.size, self._preprocess), size) for picture in pictures]
+            outputs[PLACEMENT] = np.array(rows, dtype=np.float32)
+        return outputs
