@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 GROUPS = {
     "Before anything is built": {
         "doctor": "Check what this machine can do and what is missing.",
+        "list": "List shipped configs, bundles and the build cache.",
+        "config": "Write, check and describe configs.",
+        "fetch": "Fetch what a config needs, or a model from Hugging Face's hub.",
         "inspect": "Show an ONNX file, a config's network or a bundle.",
         "plan": "Estimate which GPUs fit a model and its best-case speed.",
     },

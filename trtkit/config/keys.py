@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 def key_paths(model: type[BaseModel]) -> Iterator[str]:
     """Yield every key that takes a value, such as `llm.max_batch_size`; of mappings and lists, their own key."""
     for name, field in model.model_fields.items():
-        nested = _model_in(field.annotation)
+        nested = model_in(field.annotation)
         if nested is None:
             yield name
         else:
             yield from (f"{name}.{key}" for key in key_paths(nested))
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def model_in(annotation: Any) -> type[BaseModel] | None:
     """Return the model that a field holds, itself or None; no model of a list's or a mapping's."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     if typing.get_origin(annotation) in {list, tuple, dict}:
         return None
-    models = (_model_in(argument) for argument in typing.get_args(annotation))
+    models = (model_in(argument) for argument in typing.get_args(annotation))
     return next((model for model in models if model is not None), None)

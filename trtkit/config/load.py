@@ -92,13 +92,20 @@ def find_model_config(path: str, overrides: Sequence[str | Override] = (), targe
     .onnx or .gguf file, or a folder that transformers or TensorRT-LLM saved. Raises ConfigError, SourceError.
     """
     place = Path(path).expanduser()
-    if place.suffix in _FILE_KINDS:
-        if not place.exists():
-            raise SourceError("no such file", path, "check the path")
-        return config_for_source(_FILE_KINDS[place.suffix], place, overrides, target)
-    if place.is_dir() and path not in shipped_configs():
-        return config_for_source(_folder_kind(place), place, overrides, target)
+    if place.suffix in _FILE_KINDS or (place.is_dir() and path not in shipped_configs()):
+        return config_for_source(source_kind(place), place, overrides, target)
     return load_config(path, overrides, target)
+
+
+def source_kind(path: Path) -> str:
+    """Return which key of `source` names a model's file or folder. Raises SourceError if it is not a model."""
+    if not path.exists():
+        raise SourceError("no such file", str(path), "check the path")
+    if path.suffix in _FILE_KINDS:
+        return _FILE_KINDS[path.suffix]
+    if not path.is_dir():
+        raise SourceError("not a model", str(path), "give an .onnx or .gguf file, or a model's folder")
+    return _folder_kind(path)
 
 
 def config_for_source(

