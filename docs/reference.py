@@ -37,7 +37,20 @@ _API: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = (
     (
         "Functions",
         (
-            ("trtkit", ("load_config", "build", "verify", "quantize", "plan", "bench", "deploy", "evaluate")),
+            (
+                "trtkit",
+                (
+                    "load_config",
+                    "build",
+                    "verify",
+                    "quantize",
+                    "plan",
+                    "bench",
+                    "deploy",
+                    "evaluate",
+                    "evaluate_images",
+                ),
+            ),
             ("trtkit.bundle.bundle", ("Bundle", "open_bundle")),
             ("trtkit.verification.report", ("Report",)),
             ("trtkit.engine.quantize", ("QuantizeResult",)),

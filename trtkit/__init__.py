@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trtkit.version import __version__
 
 if TYPE_CHECKING:
-    from trtkit.api import bench, build, deploy, evaluate, load_config, plan, quantize, verify
+    from trtkit.api import bench, build, deploy, evaluate, evaluate_images, load_config, plan, quantize, verify
     from trtkit.benchmarking.request import Load
     from trtkit.runtime.llm import LLM, AsyncLLM
     from trtkit.runtime.model import open_model
@@ -23,6 +23,7 @@ __all__ = [
     "build",
     "deploy",
     "evaluate",
+    "evaluate_images",
     "load_config",
     "open_model",
     "plan",
@@ -32,7 +33,8 @@ __all__ = [
 
 _MODULES = {
     **dict.fromkeys(
-        ("load_config", "build", "verify", "quantize", "plan", "deploy", "bench", "evaluate"), "trtkit.api"
+        ("load_config", "build", "verify", "quantize", "plan", "deploy", "bench", "evaluate", "evaluate_images"),
+        "trtkit.api",
     ),
     "open_model": "trtkit.runtime.model",
     "LLM": "trtkit.runtime.llm",

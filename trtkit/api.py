@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from trtkit.planning.report import Report as Plan
     from trtkit.runtime.decoder import Runtime
     from trtkit.runtime.llm.frontend import RuntimeOptions
+    from trtkit.runtime.model import RuntimeName
     from trtkit.verification.evaluation import Evaluation
     from trtkit.verification.report import Report
+    from trtkit.verification.vision_evaluation import VisionEvaluation
 
 Source = str | Path | ModelConfig
 AnyBundle = str | Path | Bundle
@@ -279,6 +281,28 @@ def evaluate(
     file = None if text is None else str(text)
     request = EvaluationRequest(file, questions, windows, window_tokens, runtime)
     return evaluate_bundle(bundle, request, new_runner(on_event), compare)
+
+
+def evaluate_images(
+    bundle: AnyBundle,
+    images: str | Path,
+    truth: str | Path | None = None,
+    *,
+    batch: int | None = None,
+    runtime: RuntimeName = "auto",
+    on_event: Listener = ignore,
+) -> VisionEvaluation:
+    """Measure a vision model on labelled pictures: top-1 and top-5, COCO's mAP, or characters of text, by its `task`.
+
+    images: a folder; of one folder for each class if there is no `truth`. truth: a CSV file with the header
+    `file,class` or `file,text`, or COCO's annotations.
+    batch: pictures of a call, what the engine was tuned for if None. runtime: as for `open_model`.
+    Raises SourceError, BundleError.
+    """
+    from trtkit.verification.vision_evaluation import VisionRequest, evaluate_vision
+
+    request = VisionRequest(Path(images), None if truth is None else Path(truth), batch, runtime)
+    return evaluate_vision(bundle, request, new_runner(on_event))
 
 
 def _network(model: Source | Bundle, keys: Mapping[str, object]) -> Bundle | ModelConfig:

@@ -31,6 +31,8 @@ EXTRAS = {
     "jinja2": "llm",
     "llguidance": "llm",
     "av": "video",
+    "pycocotools": "eval",
+    "rapidfuzz": "eval",
     "triton": "kernels",
     "tritonclient": "triton",
     "google": "triton",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,13 +15,22 @@ if TYPE_CHECKING:
 
     from trtkit.runtime.decoder import Runtime
     from trtkit.verification.evaluation import Evaluation, Questions
+    from trtkit.verification.vision_evaluation import VisionRequest
 
+DIRECTORY = click.Path(path_type=Path, file_okay=False)
+FILE = click.Path(path_type=Path, dir_okay=False)
 EPILOG = """\b
 Examples:
   trtkit eval bundles/llama --perplexity book.txt
   trtkit eval bundles/llama --perplexity book.txt --windows 0 --json
   trtkit eval bundles/llama-int8 --compare bundles/llama --perplexity book.txt
-  trtkit eval bundles/llama-int8 --compare bundles/llama --questions"""
+  trtkit eval bundles/llama-int8 --compare bundles/llama --questions
+  trtkit eval bundles/efficientnet-lite0 --images val
+  trtkit eval bundles/yolo --images val2017 --truth instances_val2017.json
+
+\b
+Pictures of classes lie in a folder for each class, or a CSV file names them:
+`file,class`. Texts need a CSV file, `file,text`; boxes need COCO's JSON."""
 
 
 @click.command(epilog=EPILOG)
@@ -32,6 +42,9 @@ Examples:
     "--windows", type=click.IntRange(0), default=8, metavar="N", help="Windows to read; 0: all.  [default: 8]"
 )
 @click.option("--window-tokens", type=click.IntRange(2), default=512, metavar="N", help="[default: 512]")
+@click.option("--images", type=DIRECTORY, help="Labelled pictures for a vision model.")
+@click.option("--truth", type=FILE, help="What is on the pictures: a CSV file, or COCO's annotations.")
+@click.option("--batch", type=click.IntRange(1), metavar="N", help="Pictures per call.  [default: the profile's opt]")
 @click.option("--runtime", type=click.Choice(["auto", "tensorrt", "reference"]), default="auto", help="What runs it.")
 @json_option
 @quiet_option
@@ -42,11 +55,14 @@ def command(
     base: str | None,
     windows: int,
     window_tokens: int,
+    images: Path | None,
+    truth: Path | None,
+    batch: int | None,
     runtime: Runtime,
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Evaluate a language model: its perplexity per token on a text, and what quantization cost it.
+    """Measure a model's quality: perplexity and answers of a language model, accuracy of a vision model.
 
     The text is read in windows, each on its own, as `trtkit verify --text` does. A bundle whose engine gives only the
     last token's logits (`llm.logits: last`, the default) is read by the reference executor on the same network.
@@ -55,9 +71,19 @@ def command(
     """
     from trtkit.cli.progress import show_progress
     from trtkit.verification.evaluation import EvaluationRequest, evaluate_bundle
+    from trtkit.verification.vision_evaluation import VisionRequest
 
+    if images is not None:
+        if text is not None or has_questions or base is not None:
+            raise click.UsageError("--images is for vision models; --perplexity, --questions and --compare are not")
+        _evaluate_vision(bundle, VisionRequest(images, truth, batch, runtime), quiet=quiet, as_json=as_json)
+        return
+    if truth is not None or batch is not None:
+        raise click.UsageError("--truth and --batch go with --images")
     if text is None and not has_questions:
-        raise click.UsageError("name a text to read, `--perplexity FILE`, or ask `--questions`")
+        raise click.UsageError(
+            "give --perplexity FILE or --questions for a language model, --images for a vision model"
+        )
     request = EvaluationRequest(text, has_questions, windows, window_tokens, runtime)
     with show_progress(quiet=quiet or as_json) as runner:
         evaluation = evaluate_bundle(bundle, request, runner, base)
@@ -65,6 +91,24 @@ def command(
         click.echo(json.dumps(evaluation.to_json()))
     else:
         _render(evaluation)
+
+
+def _evaluate_vision(bundle: str, request: VisionRequest, *, quiet: bool, as_json: bool) -> None:
+    from trtkit.cli.progress import show_progress
+    from trtkit.cli.tables import console, pairs
+    from trtkit.verification.vision_evaluation import evaluate_vision
+
+    with show_progress(quiet=quiet or as_json) as runner:
+        evaluation = evaluate_vision(bundle, request, runner)
+    if as_json:
+        click.echo(json.dumps(evaluation.to_json()))
+        return
+    table = pairs()
+    for name, value in evaluation.measures.items():
+        table.add_row(name, f"{value:.2%}")
+    table.add_row("images", f"{evaluation.images}, {evaluation.images / evaluation.seconds:.1f} per second")
+    table.add_row("runtime", evaluation.runtime)
+    console().print(table)
 
 
 def _render(evaluation: Evaluation) -> None:

@@ -41,7 +41,7 @@ GROUPS = {
         "run": "Run a vision model on pictures, videos or arrays.",
         "generate": "Generate text with a language model.",
         "chat": "Chat with a language model.",
-        "eval": "Evaluate a language model on a text.",
+        "eval": "Measure a model's quality: perplexity, accuracy, mAP.",
         "bench": "Measure a bundle, beside others on the same work.",
     },
     "Deploy": {

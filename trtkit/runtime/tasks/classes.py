@@ -39,3 +39,19 @@ def read_labels(path: Path) -> list[str]:
     if not isinstance(labels, list) or not labels or not all(isinstance(name, str) for name in labels):
         raise SourceError("holds no list of names", str(path), _LABELS)
     return labels
+
+
+def metadata_labels(path: Path) -> tuple[str, ...]:
+    """Return the classes under `names` in an ONNX file's metadata, a Python dict by number; empty if it has none."""
+    import ast
+
+    import onnx
+
+    model = onnx.load(str(path), load_external_data=False)
+    text = next((entry.value for entry in model.metadata_props if entry.key == "names"), "")
+    try:
+        names = ast.literal_eval(text) if text else {}
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return ()
+    is_whole = isinstance(names, dict) and sorted(names, key=str) == sorted(range(len(names)), key=str)
+    return tuple(str(names[index]) for index in range(len(names))) if is_whole else ()

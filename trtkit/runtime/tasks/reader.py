@@ -11,7 +11,7 @@ import numpy as np
 from trtkit.errors import SourceError
 from trtkit.runtime.tasks import boxes as box_layouts
 from trtkit.runtime.tasks.answers import Box, Boxes, Classes, ClassMap, DepthMap, Embedding, Outputs, Text
-from trtkit.runtime.tasks.classes import read_labels, softmax, top_classes
+from trtkit.runtime.tasks.classes import metadata_labels, read_labels, softmax, top_classes
 from trtkit.runtime.tasks.maps import class_map, depth_map
 from trtkit.runtime.tasks.text import ctc_characters, ctc_scores, ctc_text
 from trtkit.sources import package_file
@@ -135,12 +135,19 @@ def open_reader(bundle: Bundle, top_k: int = 5) -> Reader:
     if task.kind == "ctc-text":
         return Reader(task, characters=tuple(ctc_characters(bundle.onnx_path())))
     path = task.labels and package_file.resolve(task.labels, task.requires)
-    labels = tuple(read_labels(Path(path))) if path else ()
+    labels = tuple(read_labels(Path(path))) if path else _own_labels(task, bundle)
     classes = _classes(task, outputs)
     if labels and classes and len(labels) != classes:
         what = f"`task.labels` names {len(labels)} classes; the outputs have {classes}"
-        raise SourceError(what, str(path), "give the names of the model's own classes, and build again")
+        raise SourceError(what, str(path or bundle.path), "give the names of the model's own classes, and build again")
     return Reader(task, labels, top_k=top_k, keypoints=_keypoints(task, outputs))
+
+
+def _own_labels(task: Task, bundle: Bundle) -> tuple[str, ...]:
+    """Return the classes that a detector's ONNX file names, as Ultralytics exports them; empty if it names none."""
+    if task.kind != "detection" or not bundle.is_one_file:
+        return ()
+    return metadata_labels(bundle.onnx_path())
 
 
 def _check_outputs(task: Task, outputs: Sequence[IoRecord]) -> None:

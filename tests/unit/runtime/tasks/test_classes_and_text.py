@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests import models
 from trtkit.errors import SourceError
 from trtkit.runtime.tasks import ctc_characters, ctc_text, top_classes
+from trtkit.runtime.tasks.classes import metadata_labels
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,3 +63,21 @@ def test_a_model_without_an_alphabet_is_refused(tmp_path: Path) -> None:
     assert str(error.value) == (
         f"{path}: the model's metadata has no `character` list\nfix: remove `task:` from the config"
     )
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        ("{0: 'person', 1: 'traffic light'}", ("person", "traffic light")),
+        ('{1: "b", 0: "a"}', ("a", "b")),
+        ("{0: 'a', 2: 'b'}", ()),
+        ("['a', 'b']", ()),
+        ("__import__('os').abort()", ()),
+        ("{", ()),
+    ],
+)
+def test_classes_that_a_file_names_as_ultralytics_does(names: str, labels: tuple[str, ...], tmp_path: Path) -> None:
+    model = models.detector()
+    model.metadata_props.add(key="names", value=names)
+    models.save(model, tmp_path / "m.onnx")
+    assert metadata_labels(tmp_path / "m.onnx") == labels

@@ -1,0 +1,234 @@
+"""Evaluate a vision model on labelled pictures: top-1 and top-5, COCO's mean average precision, characters of text."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.bundle.bundle import open_bundle
+from trtkit.errors import SourceError
+from trtkit.inputs.images import read_image
+from trtkit.jobs.events import Phase, Progress
+from trtkit.runtime.model import open_model
+from trtkit.runtime.pictures import PICTURES
+from trtkit.runtime.predict import Predictor, open_predictor
+from trtkit.runtime.tasks.answers import Boxes, Classes, Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.jobs.runner import Runner
+    from trtkit.runtime.model import RuntimeName
+    from trtkit.runtime.tasks.answers import Answer
+
+# COCO's measure wants boxes of every score: its precision is over all recalls. Ultralytics validates so too.
+_LEAST_SCORE = 0.001
+
+
+@dataclass(frozen=True)
+class VisionRequest:
+    """What to evaluate on. images: a folder. truth: what is on them; None for a folder of one folder a class.
+
+    truth is a CSV file with a header, `file,class` or `file,text`, or COCO's annotations in JSON.
+    batch: pictures of a call; what the engine was tuned for if None.
+    """
+
+    images: Path
+    truth: Path | None = None
+    batch: int | None = None
+    runtime: RuntimeName = "auto"
+
+
+@dataclass(frozen=True)
+class VisionEvaluation:
+    """What was measured. measures: by name, shares of 1. task: the config's kind. runtime: what computed."""
+
+    task: str
+    images: int
+    measures: Mapping[str, float]
+    seconds: float
+    runtime: str
+
+    def to_json(self) -> dict[str, object]:
+        """Return JSON data, as `trtkit eval --json` prints it."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Return the figures, one on each line."""
+        return "\n".join(
+            [f"runtime: {self.runtime}", *(f"{name}: {value:.2%}" for name, value in self.measures.items())]
+        )
+
+
+def evaluate_vision(bundle: Bundle | Path | str, request: VisionRequest, runner: Runner) -> VisionEvaluation:
+    """Measure a bundle whose config has a `task` of classes, boxes or text.
+
+    Raises SourceError for pictures and truth that do not fit the task.
+    """
+    opened = open_bundle(bundle)
+    task, name = opened.manifest.config.task, opened.manifest.name
+    if not request.images.is_dir():
+        raise SourceError("no such folder", str(request.images), "give a folder of pictures")
+    if opened.manifest.interface == "tokens":
+        raise SourceError("pictures evaluate vision models; this is a language model", name, "use --perplexity FILE")
+    if task is None or task.kind not in _MEASURES:
+        what = "the config has no `task:`" if task is None else f"a task of the kind `{task.kind}` has no measure here"
+        raise SourceError(what, name, f"kinds that have are {', '.join(_MEASURES)}")
+    runner.report(Phase("load"))
+    model = open_model(opened, request.runtime)
+    predictor = open_predictor(model.bundle, model.run, request.batch)
+    started = time.monotonic()
+    count, measures = _MEASURES[task.kind](predictor, request, runner)
+    return VisionEvaluation(task.kind, count, measures, round(time.monotonic() - started, 3), model.description)
+
+
+def _classes(predictor: Predictor, request: VisionRequest, runner: Runner) -> tuple[int, dict[str, float]]:
+    """Return top-1 and top-5 accuracy."""
+    named = _class_folders(request.images) if request.truth is None else _table(request, "class")
+    wanted = _numbers(named, predictor.reader.labels, str(request.truth or request.images))
+    ranks = []
+    for (_, number), answer in zip(wanted, _answers(predictor, [file for file, _ in wanted], runner), strict=True):
+        assert isinstance(answer, Classes)
+        ranks.append(answer.ids.index(number) if number in answer.ids else len(answer.ids))
+    shares = {f"top-{most}": sum(rank < most for rank in ranks) / len(ranks) for most in (1, 5)}
+    return len(ranks), shares
+
+
+def _texts(predictor: Predictor, request: VisionRequest, runner: Runner) -> tuple[int, dict[str, float]]:
+    """Return the share of texts that are right, and of characters: 1 less the edits that are missing to the truth."""
+    from rapidfuzz.distance import Levenshtein
+
+    if request.truth is None:
+        raise SourceError("texts need their truth", "--truth", "give a CSV file with the header `file,text`")
+    wanted = _table(request, "text")
+    right = edits = 0
+    for (_, text), answer in zip(wanted, _answers(predictor, [file for file, _ in wanted], runner), strict=True):
+        assert isinstance(answer, Text)
+        right += answer.text == text
+        edits += Levenshtein.distance(answer.text, text)
+    characters = max(1, sum(len(text) for _, text in wanted))
+    return len(wanted), {"texts": right / len(wanted), "characters": 1 - edits / characters}
+
+
+def _boxes(predictor: Predictor, request: VisionRequest, runner: Runner) -> tuple[int, dict[str, float]]:
+    """Return COCO's average precision: over IoUs of 0.5 to 0.95, at 0.5 and at 0.75, by pycocotools."""
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    if request.truth is None:
+        raise SourceError("boxes need their truth", "--truth", "give COCO's annotations, a JSON file")
+    annotations = _annotations(request.truth)
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco = COCO()
+        coco.dataset = annotations
+        coco.createIndex()
+    categories = _categories(coco.loadCats(coco.getCatIds()), predictor.reader.labels, str(request.truth))
+    images = [(int(key), request.images / str(coco.imgs[key]["file_name"])) for key in sorted(coco.getImgIds())]
+    detections = []
+    answers = _answers(_all_scores(predictor), [file for _, file in images], runner)
+    for (image, _), answer in zip(images, answers, strict=True):
+        assert isinstance(answer, Boxes)
+        for box in answer.boxes:
+            if box.class_id in categories:
+                x1, y1, x2, y2 = box.corners
+                place = {"image_id": image, "category_id": categories[box.class_id], "bbox": [x1, y1, x2 - x1, y2 - y1]}
+                detections.append({**place, "score": box.score})
+    names = ("mAP 50-95", "mAP 50", "mAP 75")
+    if not detections:
+        return len(images), dict.fromkeys(names, 0.0)
+    with contextlib.redirect_stdout(io.StringIO()):
+        measured = COCOeval(coco, coco.loadRes(detections), "bbox")
+        measured.evaluate()
+        measured.accumulate()
+        measured.summarize()
+    return len(images), {name: max(0.0, float(value)) for name, value in zip(names, measured.stats, strict=False)}
+
+
+_MEASURES = {"classification": _classes, "ctc-text": _texts, "detection": _boxes}
+
+
+def _answers(predictor: Predictor, files: Sequence[Path], runner: Runner) -> Iterator[Answer]:
+    """Yield the answers to pictures as they are read, and tell how far it is."""
+    runner.report(Phase("evaluate"))
+    for index, answer in enumerate(predictor(map(read_image, files)), 1):
+        runner.report(Progress("evaluate", index, len(files)))
+        yield answer
+
+
+def _class_folders(folder: Path) -> list[tuple[Path, str]]:
+    """Return pictures with the name of the folder that they are in."""
+    pairs = [
+        (file, sub.name)
+        for sub in sorted(path for path in folder.iterdir() if path.is_dir())
+        for file in sorted(sub.iterdir())
+        if file.suffix.lower() in PICTURES
+    ]
+    if not pairs:
+        fix = "make a folder of pictures for each class, or give --truth with a CSV file"
+        raise SourceError("the folder holds no folders of pictures", str(folder), fix)
+    return pairs
+
+
+def _table(request: VisionRequest, column: str) -> list[tuple[Path, str]]:
+    """Return the rows of a CSV file: a picture, and what it is."""
+    assert request.truth is not None
+    fix = f"give a UTF-8 CSV file with the header `file,{column}`"
+    try:
+        rows = list(csv.DictReader(request.truth.read_text(encoding="utf-8-sig").splitlines()))
+    except (OSError, ValueError, csv.Error) as error:
+        raise SourceError(f"cannot be read: {error}", str(request.truth), fix) from None
+    if not rows or any(not row.get("file") or row.get(column) is None for row in rows):
+        raise SourceError(f"every row needs `file` and `{column}`", str(request.truth), fix)
+    return [(request.images / row["file"], row[column]) for row in rows]
+
+
+def _numbers(named: Sequence[tuple[Path, str]], labels: Sequence[str], where: str) -> list[tuple[Path, int]]:
+    """Return each picture with the number of its class: a name that the labels have, or the number itself."""
+    by_name = {label: index for index, label in enumerate(labels)}
+    unknown = sorted({name for _, name in named if name not in by_name and not name.isdecimal()})
+    if unknown:
+        known = f"the model's {len(labels)} labels" if labels else "numbers, since the config's task has no labels"
+        more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        raise SourceError(f"no class is called `{unknown[0]}`{more}", where, f"name classes by {known}, or by number")
+    return [(file, by_name[name] if name in by_name else int(name)) for file, name in named]
+
+
+def _annotations(path: Path) -> dict[str, object]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SourceError(f"cannot be read: {error}", str(path), "give COCO's annotations, a JSON file") from None
+    if not isinstance(data, dict) or not {"images", "annotations", "categories"} <= data.keys():
+        what = "these are not COCO's annotations: `images`, `annotations` or `categories` is missing"
+        raise SourceError(what, str(path))
+    return data
+
+
+def _categories(listed: Sequence[Mapping[str, object]], labels: Sequence[str], where: str) -> dict[int, object]:
+    """Return the category of each class: by name where the classes have names, else in the order of their ids."""
+    if not labels:
+        return {index: each["id"] for index, each in enumerate(listed)}
+    by_name = {str(each["name"]): each["id"] for each in listed}
+    missing = [name for name in by_name if name not in labels]
+    if missing:
+        what = f"the model has no class called `{missing[0]}`, which the annotations have"
+        raise SourceError(what, where, "give annotations of the model's own classes, or labels by the same names")
+    return {index: by_name[label] for index, label in enumerate(labels) if label in by_name}
+
+
+def _all_scores(predictor: Predictor) -> Predictor:
+    """Return a predictor that keeps boxes of nearly every score."""
+    from dataclasses import replace
+
+    task = predictor.reader.task
+    assert task is not None
+    assert task.boxes is not None
+    boxes = task.boxes.model_copy(update={"min_score": _LEAST_SCORE})
+    return replace(predictor, reader=replace(predictor.reader, task=task.model_copy(update={"boxes": boxes})))
