@@ -1,7 +1,7 @@
 """SmolLM2 quantized in every way: perplexity on two texts, engine size, times.
 
 Perplexity is that of the network that TensorRT builds, computed by the reference executor. The table goes into
-docs/quantization.md, some of it into the README. `python -m benchmarks.quantize_llm [VARIANT...]` measures some again
+docs/quantization.md. `python -m benchmarks.quantize_llm [VARIANT...]` measures some again
 and keeps the others.
 """
 
@@ -180,23 +180,6 @@ def _change(row: Json, base: Json, text: str) -> str:
     return f"{100 * (row['perplexity'][text] / base['perplexity'][text] - 1):+.1f} %"
 
 
-SUMMARY = ["int8_wo", "int8_sq", "fp8", "fp8, else int8_wo", "int4_gptq, block 64, zero points", "fp16, KV int8"]
-"""The variants that the README shows."""
-
-
-def summary(figures: dict[str, Json]) -> str:
-    """Return the README's figures as Markdown."""
-    base = figures["fp16"]
-    names = list(base["perplexity"])
-    lines = [f"| perplexity beside fp16 | {' | '.join(names)} | weights | KV of a token |", "| --- |" + " --: |" * 4]
-    for name in SUMMARY:
-        row = figures[name]
-        losses = [_change(row, base, text) for text in names]
-        shares = [f"{row[key] / base[key]:.2f}x" for key in ("weights_mib", "kv_kib_per_token")]
-        lines.append(f"| {name} | {' | '.join([*losses, *shares])} |")
-    return "\n".join(lines) + "\n"
-
-
 def main(names: list[str] | None = None) -> None:
     torch.set_num_threads(2)
     path = RESULTS / "quantize_llm.json"
@@ -209,7 +192,6 @@ def main(names: list[str] | None = None) -> None:
             figures = {known: figures[known] for known in VARIANTS if known in figures}
             write("quantize_llm", {"variants": figures})
     write_between(ROOT / "docs/quantization.md", "llm", table(figures))
-    write_between(ROOT / "README.md", "quantized", summary(figures))
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ROUTES = {"onnx": {"route": "onnx"}, "fused": {"compose": "fused"}, "chained": {"compose": "chained"}}
 ROOT = Path(__file__).parents[1]
-DOCS, README = ROOT / "docs" / "hybrids.md", ROOT / "README.md"
+DOCS = ROOT / "docs" / "hybrids.md"
 PATH = RESULTS / "routes.json"
 REPEATS = 3
 
@@ -132,17 +132,6 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def short_table(results: dict[str, Any]) -> str:
-    """Return the rows that the README shows: models of published sizes in fp32."""
-    head = "| model | route | layers | prepare | write and build | error |"
-    rows = [head, "| --- | --- | --: | --: | --: | --- |"]
-    for name, precisions in results.items():
-        for route, found in precisions["fp32"].items() if not name.endswith("tiny") else ():
-            times = [f"{found[f'{key}_beside_onnx']:.2f}x" for key in ("prepare", "build")]
-            rows.append(f"| {' | '.join([name, route, str(found['layers']), *times, _errors_text(found)])} |")
-    return "\n".join(rows) + "\n"
-
-
 def _time(found: dict[str, Any], key: str) -> str:
     return f"{found[f'{key}_s']['median']:.1f} s, {found[f'{key}_beside_onnx']:.2f}x"
 
@@ -157,9 +146,8 @@ def _errors_text(found: dict[str, Any]) -> str:
 
 
 def write_docs(results: dict[str, Any]) -> None:
-    """Put the tables between their marks in docs/hybrids.md and README.md."""
-    for path, text in ((DOCS, table(results)), (README, short_table(results))):
-        write_between(path, "routes", text)
+    """Put the table between its marks in docs/hybrids.md."""
+    write_between(DOCS, "routes", table(results))
 
 
 if __name__ == "__main__":
