@@ -36,9 +36,16 @@ EXTRAS = {
     "triton": "kernels",
     "tritonclient": "triton",
     "google": "triton",
+    "altair": "report",
+    "vl_convert": "report",
 }
 # Names of distributions that differ from the module's.
-_DISTRIBUTIONS = {"PIL": "pillow", "modelopt": "nvidia-modelopt", "google": "protobuf"}
+_DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "modelopt": "nvidia-modelopt",
+    "google": "protobuf",
+    "vl_convert": "vl-convert-python",
+}
 
 
 def missing_package(error: ImportError) -> MissingPackageError | None:

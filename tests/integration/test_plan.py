@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests import hybrids, models, tiny_llm, tiny_vlm
 from tests.docs import DOCS, blocks, run_script
+from tests.pages import Page, rows, svg
 from trtkit.planning.source import find_model
 
 if TYPE_CHECKING:
@@ -147,13 +148,15 @@ def test_page_shows_every_kind_of_layer_and_loads_nothing(
     tiny: Path, trtkit: Callable[..., Ran], workspace: Path
 ) -> None:
     plan = trtkit("plan", tiny, "--gpu", "h200,gb10", "--html", "plan.html", "--json").json()
-    page = (workspace / "plan.html").read_text()
-    for row in plan["layers"]:
-        assert row["group"] in page
+    page = Page((workspace / "plan.html").read_text())
+    assert {row["group"] for row in plan["layers"]} <= set(page.cells)
+    curves, *roofs = page.specs
     computing = [row for row in plan["layers"] for phase in ("prefill", "decode") if row[phase]["flops_per_byte"] > 0]
-    curves = sum(len(gpu["curve"]) for gpu in plan["gpus"])
-    assert page.count("<circle") == len(plan["gpus"]) * (len(computing) + 2) + curves
-    assert not re.search(r"<(script|link|img)|@import|url\(", page)
+    assert [svg(spec).count('aria-roledescription="circle"') for spec in roofs] == [len(computing) + 2] * len(
+        plan["gpus"]
+    )
+    assert len(rows(curves)) == sum(len(gpu["curve"]) for gpu in plan["gpus"])
+    assert {"fp8 cache", "tensor", "pipeline"} <= set(page.cells)
     assert "there is no roof to draw" in trtkit_page(trtkit, tiny, workspace, "orin")
     assert list(workspace.glob(".*partial")) == []
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import tiny_llm
+from tests.pages import Page, rows, svg
 from trtkit.config.load import load_config
 from trtkit.quantized_matrix import QuantizedMatrix
+from trtkit.report.cells import number
 from trtkit.sources.decoder_source import open_hf_folder
 
 if TYPE_CHECKING:
@@ -36,11 +38,13 @@ def test_sensitivity_ranks_layers_and_a_budget_writes_its_choice(
     assert len(losses) == 14
     assert losses == sorted(losses, reverse=True)
     assert 0 < len(scores["kept"]) < 14
-    page = (workspace / "losses.html").read_text(encoding="utf-8")
-    assert page.count("<circle") == 14 + len(scores["curve"])
-    assert page.count("<td>left as it is</td>") == len(scores["kept"])
+    page = Page((workspace / "losses.html").read_text(encoding="utf-8"))
+    assert [svg(spec).count('aria-roledescription="circle"') for spec in page.specs] == [14, 0]
+    assert len(rows(page.specs[1])) == len(scores["curve"])
+    assert page.cells.count("left as it is") == len(scores["kept"])
     for row in scores["layers"]:
-        assert f"<td>{row['layer']}</td><td>int4_wo</td><td>{row['loss']:.3g}</td>" in page
+        place = page.cells.index(row["layer"])
+        assert page.cells[place + 1 : place + 3] == ["int4_wo", number(row["loss"]).text]
     assert next(point["loss"] for point in scores["curve"]) >= scores["loss"]
     chosen = load_config("chosen.yaml")
     assert chosen.quantize is not None
@@ -61,8 +65,8 @@ def test_layers_that_a_budget_leaves_may_have_another_method(
     ran = trtkit(*asked, *mix, "--out", "q", "--json")
     assert ran.code == 0, ran.err
     scores = ran.json()["sensitivity"]
-    page = (workspace / "mix.html").read_text(encoding="utf-8")
-    assert page.count("<td>left to int8_wo</td>") == len(scores["kept"])
+    page = Page((workspace / "mix.html").read_text(encoding="utf-8"))
+    assert page.cells.count("left to int8_wo") == len(scores["kept"])
     assert 0 < scores["loss"] < whole["loss"]
     chosen = load_config("mix.yaml")
     assert chosen.quantize is not None

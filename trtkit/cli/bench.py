@@ -12,6 +12,7 @@ import click
 from trtkit.cli import completions
 from trtkit.cli.bench_options import FILE, measure_options
 from trtkit.cli.options import check_outputs, json_option, quiet_option, set_option, target_option, trust_option
+from trtkit.cli.pages import check_page
 from trtkit.cli.say import say
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ def command(
     from trtkit.cli.progress import show_progress
 
     aiperf = options["aiperf"]
-    check_outputs(out, csv, html, aiperf)
+    check_outputs(out, csv, aiperf)
+    check_page(html)
     words = shlex.join(["trtkit", "bench", *click.get_current_context().meta[WORDS]])
     with show_progress(quiet=quiet or as_json) as runner:
         opened, is_built = _opened(bundle, options["overrides"], options["target"], runner)
@@ -126,9 +128,13 @@ def _write(report: Report, paths: dict[str, Path | None], aiperf: Path | None) -
     from trtkit.benchmarking.figures_csv import csv_text
     from trtkit.benchmarking.report import LlmReport, report_text
     from trtkit.files import write_output
-    from trtkit.report.benchmark import html_report
 
-    makers = {"out": report_text, "csv": csv_text, "html": html_report}
+    def page_text(report: Report) -> str:
+        from trtkit.report.benchmark import html_report
+
+        return html_report(report)
+
+    makers = {"out": report_text, "csv": csv_text, "html": page_text}
     for name, path in paths.items():
         if path is not None:
             write_output(path, makers[name](report))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtkit.cli import completions
-from trtkit.cli.options import check_outputs, json_option, quiet_option, set_option, target_option
+from trtkit.cli.options import json_option, quiet_option, set_option, target_option
+from trtkit.cli.pages import check_page, page_origin
 from trtkit.cli.visible import echo
 from trtkit.files import write_output
 
@@ -68,13 +69,13 @@ def command(path: str | None, as_json: bool, **options: Any) -> None:
         return
     if path is None:
         raise click.UsageError("Missing argument 'PATH'.")
-    check_outputs(options["html"])
+    check_page(options["html"])
     prices = parse_prices(options["prices"], [gpu.key for gpu in gpus])
     plan = _plan(path, gpus, {**options, "prices": prices, "quiet": options["quiet"] or as_json})
     if options["html"]:
         from trtkit.report.planning import plan_page
 
-        write_output(options["html"], plan_page(plan))
+        write_output(options["html"], plan_page(plan, page_origin()))
     if as_json:
         click.echo(json.dumps(plan.to_json()))
         return

@@ -12,6 +12,7 @@ import click
 
 from trtkit.cli import completions
 from trtkit.cli.options import check_outputs, json_option, quiet_option, set_option, target_option
+from trtkit.cli.pages import check_page, page_origin
 from trtkit.files import write_output
 from trtkit.quantization_methods import Block, CacheFormat, methods_for
 
@@ -103,7 +104,8 @@ def command(
     from trtkit.engine.quantize import quantize_model
     from trtkit.quantization.jobs import ScoringRequest
 
-    check_outputs(write, html)
+    check_outputs(write)
+    check_page(html)
     keys = {"method": method, "block": block, "kv_cache": kv_cache, "calibration.data": calib}
     keys |= {"calibration.samples": None if samples is None else str(samples)}
     model = _loaded(config, keys, (layers, exclude), overrides, target)
@@ -116,7 +118,7 @@ def command(
     if html is not None and scores is not None:
         from trtkit.report.sensitivity import sensitivity_page
 
-        write_output(html, sensitivity_page(model.name, scores))
+        write_output(html, sensitivity_page(model.name, scores, page_origin()))
     if as_json:
         click.echo(json.dumps({"path": str(result.path), **result.to_json()}))
     else:

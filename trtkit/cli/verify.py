@@ -12,6 +12,7 @@ import click
 
 from trtkit.cli import completions
 from trtkit.cli.options import check_outputs, json_option, quiet_option, set_option, target_option, trust_option
+from trtkit.cli.pages import check_page, page_origin
 from trtkit.cli.say import say
 from trtkit.files import write_output
 
@@ -93,6 +94,8 @@ def command(
         report = _verify(path, request, overrides, target, runner)
         if fix is not None and not report.passed:
             report = _fix(path, fix, report, request, overrides, target, runner)
+    if html is not None:
+        _write_page(html, path, report)
     _show(report, html, as_json=as_json)
     sys.exit(0 if report.passed else OUT_OF_TOLERANCE)
 
@@ -101,7 +104,8 @@ def _check_outputs(path: str, html: Path | None, fix: Path | None) -> None:
     """Refuse what could not be written after the work is done."""
     from trtkit.bundle.bundle import is_bundle_folder
 
-    check_outputs(html, fix)
+    check_page(html)
+    check_outputs(fix)
     if fix is not None and is_bundle_folder(path):
         raise click.UsageError("a bundle cannot be repaired: verify its config with --fix, then build again")
 
@@ -144,12 +148,17 @@ def _fix(
     return replace(report, fixed=Repair(str(out), config.keep_fp32))
 
 
-def _show(report: Report, html: Path | None, *, as_json: bool) -> None:
-    """Write the HTML report and print the result."""
-    if html is not None:
-        from trtkit.report.verification import html_report
+def _write_page(html: Path, path: str, report: Report) -> None:
+    """Write the HTML report of what stands at `path`."""
+    from trtkit.bundle.bundle import is_bundle_folder, open_bundle
+    from trtkit.report.verification import html_report
 
-        write_output(html, html_report(report))
+    bundle = open_bundle(path) if is_bundle_folder(path) else None
+    write_output(html, html_report(report, page_origin(bundle)))
+
+
+def _show(report: Report, html: Path | None, *, as_json: bool) -> None:
+    """Print the result."""
     if as_json:
         click.echo(json.dumps(report.to_json()))
         return

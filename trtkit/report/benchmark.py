@@ -1,4 +1,4 @@
-"""A report of `trtkit bench` as one HTML file: tables, distributions, throughput over latency, a timeline."""
+"""A report of `trtkit bench` as one HTML page: loads, distributions, ratios with their intervals, timelines."""
 
 from __future__ import annotations
 
@@ -6,66 +6,81 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from trtkit.benchmarking.report import ServedResult, TextResult, TimedResult
+from trtkit.report import charts
+from trtkit.report.cells import Number, milliseconds, number, percent
 from trtkit.report.layers import roofline_plots
-from trtkit.report.page import page, table
-from trtkit.report.plots import SCRIPT, STYLE, Bar, Point, Series, axis_of, plot, timeline
+from trtkit.report.page import Origin, facts, page, section, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trtkit.benchmarking.records import RequestTimes
-    from trtkit.benchmarking.report import Case, Ratio, Report, Result
+    from trtkit.benchmarking.report import Case, Report, Result
+    from trtkit.benchmarking.statistics import Metric
+    from trtkit.report.cells import Value
+    from trtkit.report.charts import Row
 
 _MOST_POINTS, _MOST_ROWS = 200, 64
 _STATISTICS = ("min", "avg", "p50", "p90", "p95", "p99", "max")
-_STYLE = """
-.warning { color: #c00; font-weight: 600 } .grid { stroke: #e2e2e2 } rect:hover { opacity: .6 }
-.wait { fill: #d0d7de } .first { fill: #bf8700 } .tokens, .call { fill: #0969da } .failed { fill: #cf222e }
-"""
+_STAGES = {
+    "waiting to be sent": charts.GREY,
+    "until the first token": charts.ORANGE,
+    "until the answer": charts.ORANGE,
+    "tokens": charts.BLUE,
+    "call": charts.BLUE,
+    "failed": charts.RED,
+}
 
 
 def html_report(report: Report) -> str:
     """Return a report as a self-contained page."""
     title = f"bench {report.name}"
-    body = [f"<h1>{escape(title)}</h1>", *_about(report), *_curve(report)]
+    parts = [f"<h1>{escape(title)}</h1>", *_about(report), *_loads(report)]
     for case in report.cases:
-        body += [f"<h2>{escape(case.name)}</h2>", _figures(case), _ratios(case), _ceilings(case), _gaps(case)]
-        body += [*_distributions(case), *roofline_plots(report.ceiling, case.phases)]
-        body += [part for result in case.results for part in _timeline(result)]
-    return page(title, body, style=STYLE + _STYLE, script=SCRIPT)
+        parts += [f"<h2>{escape(case.name)}</h2>", _figures(case)]
+        parts += [*_ratios(case), *_ceilings(case), *_distributions(case), *roofline_plots(report.ceiling, case.phases)]
+        parts += [part for result in case.results for part in _timeline(result)]
+    provenance, bundle = report.provenance, report.bundle
+    versions = ", ".join(f"{name} {version}" for name, version in provenance.versions.items())
+    origin = Origin(
+        provenance.command, f"{bundle.path}, build key {bundle.build_key}", provenance.measured_at, versions
+    )
+    return page(title, parts, origin)
 
 
 def _about(report: Report) -> Iterator[str]:
     """Yield what computes, on what, and whether the bundle was verified."""
-    provenance, bundle = report.provenance, report.bundle
-    if bundle.is_unverified:
-        yield f"<p class='warning'>{escape(bundle.verification)}</p>"
-    machine = provenance.machine
-    versions = ", ".join(f"{name} {version}" for name, version in provenance.versions.items())
+    if report.bundle.is_unverified:
+        yield f"<p class='warning'>{escape(report.bundle.verification)}</p>"
+    machine = report.provenance.machine
     where = f"{machine.processor}, {machine.usable_cores} cores, load {machine.load_average[0]}"
-    rows = [("computes", report.computes), ("bundle", bundle.path), ("verification", bundle.verification)]
-    rows += [("ceiling", report.ceiling.said), ("CUDA graphs", report.cuda_graphs)]
-    rows += [("inputs", report.inputs), ("machine", where), ("command", provenance.command)]
-    yield table((), [*rows, ("measured", provenance.measured_at), ("versions", versions)])
+    rows: dict[str, Value] = {"computes": report.computes, "verification": report.bundle.verification}
+    rows |= {"ceiling": report.ceiling.said, "CUDA graphs": report.cuda_graphs, "inputs": report.inputs}
+    yield facts({**rows, "machine": where})
 
 
-def _curve(report: Report) -> Iterator[str]:
-    """Yield throughput over latency: a mark for each case."""
+def _loads(report: Report) -> Iterator[str]:
+    """Yield throughput over latency of every case and contender, as a chart and as a table."""
     name, rate = report.axes
-    by_contender: dict[str, list[Point]] = {}
+    points: list[Row] = []
+    rows: list[tuple[Value, ...]] = []
     for case in report.cases:
         for result in case.results:
             latency, throughput = result.distribution(name), result.metrics.get(rate)
             if latency is None or throughput is None:
                 continue
-            x, y = latency.p50, throughput.avg
-            label = f"{case.name}, {result.computes}: {x:.4g} ms, {y:.4g} {throughput.unit}"
-            by_contender.setdefault(_title(result), []).append(Point(x, y, label))
-    points = [point for each in by_contender.values() for point in each]
+            cells = milliseconds(latency.p50), milliseconds(latency.p99), _with_unit(throughput.avg, throughput)
+            rows.append((case.name, _title(result), *cells))
+            texts = {"Load": case.name, "Contender": _title(result), "Latency, p50": cells[0].text}
+            place: Row = {"x": latency.p50, "y": throughput.avg, "order": latency.p50, "contender": _title(result)}
+            points.append({**place, **texts, "Throughput": cells[2].text})
     if points:
-        series = [Series(key, sorted(each, key=lambda point: point.x)) for key, each in by_contender.items()]
-        x_axis = axis_of([point.x for point in points], f"{name} p50, ms", is_log=True)
-        yield f"<h2>Throughput and latency</h2>{plot(series, x_axis, axis_of([p.y for p in points], rate))}"
+        unit = next(_unit(result.metrics[rate]) for case in report.cases for result in case.results
+                    if rate in result.metrics)  # fmt: skip
+        axes = charts.Axis("x", f"{_words(name)} p50, ms", is_log=True), charts.Axis("y", f"{_words(rate)}, {unit}")
+        drawn = charts.with_legend(charts.lines(points, axes, charts.colour("contender", "contender")), "contender")
+        headers = ("load", "contender", f"{_words(name)} p50", "p99", _words(rate))
+        yield from section("Throughput and latency", charts.figure(drawn), table(headers, rows))
 
 
 def _figures(case: Case) -> str:
@@ -73,89 +88,128 @@ def _figures(case: Case) -> str:
     for result in case.results:
         steady = "" if result.is_steady else "not steady"
         for name, metric in result.metrics.items():
-            statistics = vars(metric)
-            values = [f"{statistics[each]:.4g}" if each in statistics else "" for each in _STATISTICS]
-            rows.append((result.contender, result.computes, name, metric.unit, *values, steady))
-    return table(("contender", "computes", "metric", "unit", *_STATISTICS, ""), rows)
+            values = [_with_unit(getattr(metric, each), metric) if hasattr(metric, each) else None
+                      for each in _STATISTICS]  # fmt: skip
+            rows.append((_title(result), _words(name), *values, steady))
+    return table(("contender", "metric", *_STATISTICS, ""), rows)
 
 
-def _ratios(case: Case) -> str:
-    rows = [
-        (
-            each.metric,
-            f"{each.numerator} / {each.denominator}",
-            f"{each.ratio:.3f}",
-            f"{each.low:.3f} to {each.high:.3f}",
-        )
+def _with_unit(value: float, metric: Metric) -> Number:
+    if metric.unit == "ms":
+        return milliseconds(value)
+    return Number(value, f"{number(value).text} {_unit(metric)}")
+
+
+def _unit(metric: Metric) -> str:
+    return metric.unit.replace("sec", "s")
+
+
+def _ratios(case: Case) -> Iterator[str]:
+    """Yield how much longer the first contender takes than each other one, with 95 % confidence intervals."""
+    rows: list[Row] = [
+        {
+            "row": f"{_words(each.metric)}: {each.numerator} / {each.denominator}",
+            "value": each.ratio,
+            "low": each.low,
+            "high": each.high,
+            "Ratio": f"{each.ratio:.3f}",
+            "95 % interval": f"{each.low:.3f} to {each.high:.3f}",
+        }
         for each in case.ratios
     ]
-    return table(("metric", "times of", "ratio", "95 %"), rows) if rows else ""
+    if rows:
+        drawn = charts.intervals(rows, "ratio of times, with its 95 % interval; above 1 is slower")
+        cells = [(str(row["row"]), str(row["Ratio"]), str(row["95 % interval"])) for row in rows]
+        shown = table(("times of", "ratio", "95 % interval"), cells)
+        yield from section("Ratios", charts.figure(drawn, height=34 * len(rows) + 10), shown, level=3)
 
 
-def _interval(ratio: Ratio) -> str:
-    return f"{ratio.low:.3f} to {ratio.high:.3f}"
-
-
-def _ceilings(case: Case) -> str:
-    """Return the figures that have a ceiling, with it."""
-    rows = [
-        (result.contender, metric, f"{each.ceiling:.4g}", f"{each.reached:.1%}", each.bound)
+def _ceilings(case: Case) -> Iterator[str]:
+    """Yield the figures that have a ceiling, with it, and the layers that lose the most time to theirs."""
+    figures = [
+        (result.contender, _words(metric), _with_unit(each.ceiling, result.metrics[metric]), percent(each.reached),
+         each.bound)
         for result in case.results
         for metric, each in result.ceilings.items()
-    ]
-    return table(("contender", "metric", "at best", "reached", "bound by"), rows) if rows else ""
-
-
-def _gaps(case: Case) -> str:
-    """Return the layers that lose the most time to their ceilings."""
-    rows = [
-        (phase.name, gap.layer, f"{gap.ms:.4g}", f"{gap.floor_ms:.4g}", f"{gap.reached:.1%}", gap.bound)
+    ]  # fmt: skip
+    gaps = [
+        (phase.name, gap.layer, milliseconds(gap.ms), milliseconds(gap.floor_ms), percent(gap.reached), gap.bound)
         for phase in case.phases
         for gap in phase.gaps
     ]
-    return table(("largest gaps", "layer", "ms", "at best", "reached", "bound by"), rows) if rows else ""
+    yield from section("Ceilings", table(("contender", "metric", "at best", "reached", "bound by"), figures), level=3)
+    headers = ("call", "layer", "time", "at best", "reached", "bound by")
+    yield from section("Layers furthest from their ceilings", table(headers, gaps), level=3)
 
 
 def _distributions(case: Case) -> Iterator[str]:
     """Yield the share of samples below each value, metric by metric."""
     for metric in case.results[0].samples:
-        series = [_cumulated(result, metric) for result in case.results if result.samples.get(metric)]
-        values = [point.x for each in series for point in each.points]
-        if values:
-            axis = axis_of(values, f"{metric}, ms", is_log=True)
-            yield f"<h3>Distribution of {escape(metric)}</h3>{plot(series, axis, axis_of([1.0], 'share'))}"
+        rows = [row for result in case.results for row in _cumulated(result, metric)]
+        if rows:
+            axes = charts.Axis("ms", f"{_words(metric)}, ms", is_log=True), charts.Axis("share", "share of samples",
+                                                                                      ticks=".0%")  # fmt: skip
+            drawn = charts.lines(rows, axes, charts.colour("contender", "contender"), has_points=False)
+            shown = charts.figure(charts.with_legend(drawn, "contender"))
+            yield from section(f"Distribution of {_words(metric)}", shown, level=3)
 
 
-def _cumulated(result: Result, metric: str) -> Series:
-    ordered = sorted(result.samples[metric])
+def _cumulated(result: Result, metric: str) -> list[Row]:
+    ordered = sorted(result.samples.get(metric, ()))
+    if not ordered:
+        return []
     step = max(1, len(ordered) // _MOST_POINTS)
     shown = [*range(0, len(ordered) - 1, step), len(ordered) - 1]
-    points = [(ordered[index], (index + 1) / len(ordered)) for index in shown]
-    labelled = [Point(x, y, f"{result.computes}: {y:.1%} within {x:.4g} ms") for x, y in points]
-    return Series(_title(result), labelled)
+    return [
+        {
+            "ms": ordered[index],
+            "share": (index + 1) / len(ordered),
+            "order": float(index),
+            "contender": _title(result),
+            "Contender": _title(result),
+            "Samples": f"{percent((index + 1) / len(ordered)).text} within {milliseconds(ordered[index]).text}",
+        }
+        for index in shown
+    ]
 
 
 def _timeline(result: Result) -> Iterator[str]:
     """Yield when each request waited, was computed and gave tokens; or when each call ran."""
+    rows: list[Row] = []
     if isinstance(result, TextResult | ServedResult):
-        rows = [(f"#{index}", _request_bars(each)) for index, each in enumerate(result.requests[:_MOST_ROWS])]
+        rows = [bar for index, each in enumerate(result.requests[:_MOST_ROWS]) for bar in _request(f"#{index}", each)]
     elif isinstance(result, TimedResult):
         calls = list(zip(result.starts_ms, result.samples["latency"], strict=True))[:_MOST_ROWS]
-        rows = [("calls", [Bar(start, start + ms, "call", f"{ms:.4g} ms") for start, ms in calls])]
-    yield f"<h3>{escape(f'Timeline of {_title(result)}')}</h3>{timeline(rows, 'ms')}"
+        rows = [_bar("calls", "call", (start, start + ms), milliseconds(ms).text) for start, ms in calls]
+    if rows:
+        count = len({row["row"] for row in rows})
+        stages = {name: hue for name, hue in _STAGES.items() if name in {row["stage"] for row in rows}}
+        drawn = charts.bars(rows, "time, ms", charts.colour("stage", "stage", stages))
+        shown = charts.figure(drawn, height=max(40, 16 * count))
+        yield from section(f"Timeline of {_title(result)}", shown, level=3)
 
 
-def _request_bars(request: RequestTimes) -> list[Bar]:
+def _request(name: str, request: RequestTimes) -> list[Row]:
     """Return the wait until it was sent, the time to the first token, and each token after it."""
     due, sent, ended, tokens = request.due_ms, request.sent_ms, request.ended_ms, request.token_ms
     if request.error:
-        return [Bar(due, ended, "failed", request.error)]
+        return [_bar(name, "failed", (due, ended), request.error)]
     first = tokens[0] if tokens else ended
-    bars = [Bar(due, sent, "wait", f"not sent for {sent - due:.4g} ms")] if sent > due else []
-    bars.append(Bar(sent, first, "first", f"first token after {first - due:.4g} ms"))
+    shown = [_bar(name, "waiting to be sent", (due, sent), milliseconds(sent - due).text)] if sent > due else []
+    stage = "until the first token" if tokens else "until the answer"
+    shown.append(_bar(name, stage, (sent, first), f"{milliseconds(first - due).text} since due"))
     if len(tokens) > 1:
-        bars.append(Bar(first, tokens[-1], "tokens", f"{len(tokens)} tokens, {ended - due:.4g} ms in all"))
-    return bars
+        text = f"{len(tokens)} tokens, {milliseconds(ended - due).text} in all"
+        shown.append(_bar(name, "tokens", (first, tokens[-1]), text))
+    return shown
+
+
+def _bar(row: str, stage: str, span: tuple[float, float], text: str) -> Row:
+    return {"row": row, "stage": stage, "start": span[0], "end": span[1], "Request": row, "Stage": stage, "Time": text}
+
+
+def _words(metric: str) -> str:
+    return metric.replace("_", " ")
 
 
 def _title(result: Result) -> str:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING
 
 from trtkit.benchmarking.ceiling_report import MeasuredRates, PublishedRates
-from trtkit.report.log_plot import LogPlot
-from trtkit.report.plots import COLOURS, Bar, timeline
+from trtkit.report import charts
+from trtkit.report.cells import milliseconds, percent, quantity, size
+from trtkit.report.page import section, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from trtkit.benchmarking.ceiling_report import Ceiling, PhaseLayers
+    from trtkit.report.charts import Row
 
 _MOST_BARS = 400
-_LEGEND = "Blue: bound by compute; brown: by memory; grey: overhead, next to none of the time is work."
-_CLASSES = {"compute": "tokens", "memory": "first"}
+_BOUNDS = {"compute": charts.BLUE, "memory": charts.ORANGE, "overhead": charts.GREY}
+_NETWORK = "whole network, fused"
 
 
 def roofline_plots(ceiling: Ceiling, phases: Sequence[PhaseLayers]) -> Iterator[str]:
@@ -25,42 +26,62 @@ def roofline_plots(ceiling: Ceiling, phases: Sequence[PhaseLayers]) -> Iterator[
         total_ms = sum(layer.ms for layer in phase.layers)
         if not isinstance(ceiling, PublishedRates | MeasuredRates) or total_ms <= 0:
             continue
-        title = f"{phase.name}: {total_ms:.4g} ms in {len(phase.layers)} layers"
-        yield f"<h3>Roofline of a {escape(title)}</h3>"
-        yield _roofline(phase, ceiling, total_ms)
-        yield f"<h3>Timeline of a batch, layer by layer, {escape(title)}</h3>"
-        yield f"<p>{_LEGEND}</p>{timeline([('layers', _bars(phase))], 'ms')}"
+        title = f"{phase.name}: {milliseconds(total_ms).text} in {len(phase.layers)} layers"
+        yield from section(f"Roofline of a {title}", _roofline(phase, ceiling, total_ms), level=3)
+        yield from section(f"Timeline of a batch, layer by layer, {title}", _timeline(phase), _table(phase), level=3)
 
 
 def _roofline(phase: PhaseLayers, ceiling: PublishedRates | MeasuredRates, total_ms: float) -> str:
     """Return the roofs, a point for each layer that computes, and a large one for the whole network."""
-    rates, bandwidth = ceiling.operations_per_s, ceiling.bandwidth_bytes_per_s
-    layers = [layer for layer in phase.layers if layer.flops and layer.bytes]
-    points = [_point(layer.layer, layer.flops, layer.bytes, layer.ms) for layer in layers]
-    whole = _point("the whole network, fused", phase.flops, phase.bytes, total_ms)
-    xs, ys = [x for x, _, _ in (*points, whole)], [y for _, y, _ in (*points, whole)]
-    x_range = (min(0.1, *xs) / 2, 2 * max(10 * max(rates.values()) / bandwidth, *xs))
-    plot = LogPlot(x_range, (min(bandwidth * x_range[0], *ys) / 2, 2 * max(*rates.values(), *ys)))
-    for index, (dtype, rate) in enumerate(rates.items()):
-        roof = [(x_range[0], bandwidth * x_range[0]), (rate / bandwidth, rate), (x_range[1], rate)]
-        label = f"{dtype}: {rate / 1e9:.4g} x 10^9 operations/s, {bandwidth / 1e9:.4g} GB/s"
-        plot.line(roof, COLOURS[index % len(COLOURS)], label)
-    for x, y, label in points:
-        plot.point((x, y), COLOURS[3], label)
-    plot.point(whole[:2], COLOURS[4], whole[2], is_large=True)
-    return plot.svg("operations per byte", "operations per second, measured")
+    points = [
+        _point(layer.layer, layer.bound, (layer.flops, layer.bytes, layer.ms))
+        for layer in phase.layers
+        if layer.flops and layer.bytes
+    ]
+    points.append({**_point(_NETWORK, _NETWORK, (phase.flops, phase.bytes, total_ms)), "size": 220.0})
+    by = charts.colour("bound", "measured layers, bound by", {**_BOUNDS, _NETWORK: charts.GREEN})
+    return charts.roofline(ceiling.operations_per_s, ceiling.bandwidth_bytes_per_s, points, by)
 
 
-def _point(name: str, flops: int, moved: int, ms: float) -> tuple[float, float, str]:
+def _point(name: str, bound: str, work: tuple[int, int, float]) -> Row:
+    flops, moved, ms = work
     rate = flops / ms * 1e3
-    return flops / moved, rate, f"{name}: {ms:.4g} ms, {rate / 1e9:.4g} x 10^9 operations/s"
+    return {
+        "intensity": flops / moved,
+        "rate": rate,
+        "bound": bound,
+        "size": 45.0,
+        "Layer": name,
+        "Time": milliseconds(ms).text,
+        "Rate": quantity(rate, "OP/s").text,
+        "Operations per byte": f"{flops / moved:.3g}",
+    }
 
 
-def _bars(phase: PhaseLayers) -> list[Bar]:
+def _timeline(phase: PhaseLayers) -> str:
     """Return a bar for each layer, one after the other."""
-    bars, start = [], 0.0
+    rows: list[Row] = []
+    start = 0.0
     for layer in phase.layers[:_MOST_BARS]:
-        label = f"{layer.layer}: {layer.ms:.4g} ms, at best {layer.floor_ms:.4g} ms, bound by {layer.bound}"
-        bars.append(Bar(start, start + layer.ms, _CLASSES.get(layer.bound, "wait"), label))
+        times = {"Time": milliseconds(layer.ms).text, "At best": milliseconds(layer.floor_ms).text}
+        place: Row = {"row": "layers", "start": start, "end": start + layer.ms, "bound": layer.bound}
+        rows.append({**place, "Layer": layer.layer, **times, "Bound by": layer.bound})
         start += layer.ms
-    return bars
+    return charts.figure(charts.bars(rows, "time, ms", charts.colour("bound", "bound by", _BOUNDS)), height=40)
+
+
+def _table(phase: PhaseLayers) -> str:
+    headers = ("layer", "time", "at best", "reached", "bound by", "operations", "bytes moved")
+    rows = [
+        (
+            each.layer,
+            milliseconds(each.ms),
+            milliseconds(each.floor_ms),
+            percent(each.floor_ms / each.ms) if each.ms else None,
+            each.bound,
+            quantity(each.flops, "OP"),
+            size(each.bytes),
+        )
+        for each in phase.layers
+    ]
+    return table(headers, rows)

@@ -1,109 +1,226 @@
-"""A plan as one HTML page: the rooflines with the model's layers on them, and throughput against latency."""
+"""A plan as one HTML page: what fits, speed and price at best, rooflines with the model's layers, formats, splits."""
 
 from __future__ import annotations
 
 from html import escape
 from typing import TYPE_CHECKING
 
-from trtkit.planning.report import LlmReport, LlmSpeed
-from trtkit.report.log_plot import LogPlot
-from trtkit.report.page import page, table
+from trtkit.planning.report import LlmGpu, LlmReport, LlmSpeed
+from trtkit.report import charts
+from trtkit.report.cells import Link, Number, Verdict, milliseconds, number, quantity, size
+from trtkit.report.page import facts, page, section, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from trtkit.planning.gpus import PlannedGpu
-    from trtkit.planning.report import Report, VisionSpeed
+    from trtkit.planning.report import Report, VisionGpu, VisionSpeed
+    from trtkit.planning.roofline import Floor
+    from trtkit.report.cells import Value
+    from trtkit.report.charts import Row
+    from trtkit.report.page import Origin
 
-_STYLE = """
-.grid { stroke: #e4e4e4 } polyline { stroke-width: 1.6 } circle { stroke: #fff } circle:hover { r: 8 }
-td, th { text-align: right; padding: .1rem 1rem } td:first-child { text-align: left }
-"""
-_COLOURS = ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#bf3989", "#9a6700", "#57606a")
-# Layers on their own, by phase; a square stands for the whole network, fused.
-_PHASES = {"prefill": "#bc4c00", "decode": "#0969da", "run": "#0969da"}
+_PHASES = {"prefill": charts.ORANGE, "decode": charts.BLUE, "run": charts.BLUE}
 
 
-def plan_page(plan: Report) -> str:
+def plan_page(plan: Report, origin: Origin) -> str:
     """Return a plan as a self-contained page."""
-    name = plan.name
-    parts = [f"<h1>{escape(name)}: what GPUs can do at best</h1>"]
+    parts = [f"<h1>plan {escape(plan.name)}</h1>", f"<p>{_NOTE}</p>", facts(_model(plan))]
+    parts += section("GPUs at best", _gpus(plan), f"<p class='note'>{_UNKNOWN}</p>")
+    parts += section("Throughput against latency", *_curves(plan))
+    parts += section("Work of each kind of layer", _layers(plan))
     for gpu in plan.gpus:
-        parts += [f"<h2>{escape(gpu.gpu.name)}</h2>", *_rooflines(plan, gpu.gpu)]
-    parts += ["<h2>Operations per byte</h2>", _layers(plan)]
-    parts += ["<h2>Throughput against latency</h2>", *_curves(plan)]
-    parts += ["<h2>Assumed</h2><ul>", *(f"<li>{escape(line)}</li>" for line in plan.assumptions), "</ul>"]
-    parts += ["<h2>Figures of GPUs</h2><ul>", *(f"<li>{_sources(gpu.gpu)}</li>" for gpu in plan.gpus), "</ul>"]
-    return page(f"plan {name}", parts, style=_STYLE)
+        parts += section(gpu.gpu.name, *_gpu(plan, gpu))
+    parts += ["<h2>Assumptions</h2><ul>", *(f"<li>{escape(line)}</li>" for line in plan.assumptions), "</ul>"]
+    parts += section("Sources of the GPUs' figures", _sources([gpu.gpu for gpu in plan.gpus]))
+    return page(f"plan {plan.name}", parts, origin)
 
 
-def _rooflines(plan: Report, gpu: PlannedGpu) -> Iterator[str]:
-    """Yield the roofs of one GPU with a point for each kind of layer, at the height that its intensity allows."""
+_NOTE = "Best case: published rates and bandwidth reached in full, nothing between layers. No engine is faster."
+
+_UNKNOWN = "? no rate of compute is published for a type of the network: the time is memory's alone."
+
+
+def _model(plan: Report) -> dict[str, Value]:
+    """Return what is planned for."""
+    rows: dict[str, Value] = {"model": plan.source}
+    if not isinstance(plan, LlmReport):
+        shapes = "; ".join(f"{name} {list(shape)}" for name, shape in plan.shapes.items())
+        return {**rows, "weights": size(plan.weight_bytes), "inputs": shapes, "batch": plan.batch}
+    model, work = plan.model, plan.work
+    types = f"{model.dtype.name}, caches {model.kv_dtype.name}" + (f", {model.quantized}" if model.quantized else "")
+    rows |= {
+        "parameters": Number(model.parameters, _millions(model.parameters)),
+        "weights": size(model.weight_bytes),
+        "types": types,
+    }
+    rows |= {"KV cache of a token": size(model.kv_bytes_per_token), "KV cache of a request": size(plan.slot_bytes)}
+    return {**rows, "load": f"{work.concurrency} at once, {work.input_len} prompt and {work.output_len} answer tokens"}
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
+
+
+def _gpus(plan: Report) -> str:
+    """Return all GPUs: what fits, how fast, at what price."""
+    is_llm = isinstance(plan, LlmReport)
+    times = ("largest context", "TTFT", "TPOT") if is_llm else ("latency", "unfused")
+    unit = "output tokens" if is_llm else "images"
+    headers = ("GPU", "fits", "needs", "of", "largest batch", *times, "bound by", f"{unit}/s", f"price of 1 M {unit}")
+    return table(headers, [(gpu.gpu.name, _fits(gpu), *_figures(gpu)) for gpu in plan.gpus])
+
+
+def _figures(plan: LlmGpu | VisionGpu) -> tuple[Value, ...]:
+    needs = size(plan.memory.total), size(plan.gpu.memory_bytes), plan.largest_batch
+    times: tuple[Value, ...]
+    if isinstance(plan, LlmGpu):
+        times = plan.largest_context, _ms(plan.speed.ttft), _ms(plan.speed.tpot), _bound(plan.speed.tpot)
+        rate, price = plan.speed.output_tokens_per_second, plan.speed.cost_per_million_output_tokens
+    else:
+        times = _ms(plan.speed.latency), milliseconds(plan.speed.unfused_ms), _bound(plan.speed.latency)
+        rate, price = plan.speed.images_per_second, plan.speed.cost_per_million_images
+    if not plan.fits:
+        return (*needs, *times, None, None)
+    return (*needs, *times, number(rate), None if price is None else number(price))
+
+
+def _fits(plan: LlmGpu | VisionGpu) -> Verdict:
+    if not plan.takes_precision:
+        return Verdict(False, "no: type")
+    return Verdict(plan.fits, "yes" if plan.fits else "no")
+
+
+def _ms(time: Floor) -> Number:
+    """Return a floor, with a question mark if it is memory's alone."""
+    ms = milliseconds(1e3 * time.seconds)
+    return ms if time.compute_s is not None else Number(ms.value, f"{ms.text} ?")
+
+
+def _bound(time: Floor) -> str:
+    return time.bound.partition(",")[0]
+
+
+def _gpu(plan: Report, gpu: LlmGpu | VisionGpu) -> Iterator[str]:
+    """Yield one GPU's roofline, batches, formats and splits."""
+    yield _roofline(plan, gpu.gpu)
+    yield from section("By batch", _batches(gpu), level=3)
+    if isinstance(gpu, LlmGpu):
+        headers = ("format", "weights", "KV cache of a token", "fits", "largest batch", "TTFT", "TPOT")
+        rows = [
+            (each.name, size(each.weight_bytes), size(each.kv_bytes_per_token), _yes(each.fits), each.largest_batch,
+             _ms(each.ttft), _ms(each.tpot))
+            for each in gpu.formats
+        ]  # fmt: skip
+        yield from section("Formats of weights and caches", table(headers, rows), level=3)
+        yield from section("Several GPUs, links not timed", _splits(gpu), level=3)
+
+
+def _yes(fits: bool) -> Verdict:
+    return Verdict(fits, "yes" if fits else "no")
+
+
+def _batches(gpu: LlmGpu | VisionGpu) -> str:
+    headers = ["batch", *(["TTFT of all"] if isinstance(gpu, LlmGpu) else []), *_SPEED[isinstance(gpu, LlmGpu)]]
+    rows: list[tuple[Value, ...]] = []
+    for each in gpu.curve:
+        if isinstance(each, LlmSpeed):
+            rate, price = each.output_tokens_per_second, each.cost_per_million_output_tokens
+            rows.append((each.batch, _ms(each.ttft_of_all), _ms(each.tpot), _bound(each.tpot), number(rate), price))
+        else:
+            rate, price = each.images_per_second, each.cost_per_million_images
+            rows.append((each.batch, _ms(each.latency), _bound(each.latency), number(rate), price))
+    return table(headers, rows)
+
+
+_SPEED = {
+    True: ("TPOT", "bound by", "output tokens/s", "price of 1 M output tokens"),
+    False: ("latency", "bound by", "images/s", "price of 1 M images"),
+}
+
+
+def _splits(gpu: LlmGpu) -> str:
+    headers = ("parallel", "GPUs", "requests at once", "memory of each", "fits", "largest batch", "TTFT", "TPOT",
+               "output tokens/s while decoding", "sent per step")  # fmt: skip
+    rows = [
+        (each.kind, each.gpus, each.at_once, size(each.memory_per_gpu.total), _yes(each.fits), each.largest_batch,
+         _ms(each.ttft), _ms(each.tpot), number(each.decode_tokens_per_second), size(each.sent_bytes_per_step))
+        for each in gpu.splits
+    ]  # fmt: skip
+    return table(headers, rows)
+
+
+def _roofline(plan: Report, gpu: PlannedGpu) -> str:
+    """Return the roofs of one GPU with a point for each kind of layer, at the height that its intensity allows."""
     types = sorted({dtype for step in plan.step.values() for dtype in step.products})
     rates = {dtype: rate for dtype in types if (rate := gpu.rate(dtype)) is not None}
     if not rates:
-        yield f"<p>No rate of {escape(', '.join(types))} is known: there is no roof to draw.</p>"
-        return
-    bandwidth, highest = gpu.bandwidth_bytes_per_s, max(rates.values())
-    points = list(_points(plan, rates, highest))
-    lowest = min([x for x, *_ in points] or [1.0])
-    widest = max([10 * highest / bandwidth, *(2 * x for x, *_ in points)])
-    plot = LogPlot((min(0.1, lowest), widest), (bandwidth * min(0.1, lowest), 2 * highest))
-    for index, (dtype, rate) in enumerate(rates.items()):
-        ridge = rate / bandwidth
-        roof = [(plot.x_range[0], bandwidth * plot.x_range[0]), (ridge, rate), (plot.x_range[1], rate)]
-        label = f"{dtype}: {rate / 1e12:.0f} x 10^12 operations a second, ridge {ridge:.0f} a byte"
-        plot.line(roof, _COLOURS[index % len(_COLOURS)], label)
-    for x, rate, colour, label, is_whole in points:
-        plot.point((x, min(rate, bandwidth * x)), colour, label, is_large=is_whole)
-    yield plot.svg("operations per byte", "operations per second")
-    keys = ", ".join(f"<b style='color:{_PHASES[phase]}'>{phase}</b>" for phase in plan.step)
-    yield f"<p>{keys}: each kind of layer on its own; the large points are the whole network, fused.</p>"
+        return f"<p>No rate of {escape(', '.join(types))} is known: there is no roof to draw.</p>"
+    by = charts.colour("phase", "layers of", {phase: _PHASES[phase] for phase in plan.step})
+    return charts.roofline(rates, gpu.bandwidth_bytes_per_s, list(_points(plan, gpu, rates)), by)
 
 
-def _points(plan: Report, rates: dict[str, float], highest: float) -> Iterator[tuple[float, float, str, str, bool]]:
-    """Yield intensity, roof, colour and text of each kind of layer that computes, then of the whole network."""
+def _points(plan: Report, gpu: PlannedGpu, rates: dict[str, float]) -> Iterator[Row]:
+    """Yield a row for each kind of layer that computes, then one for the whole network, whose point is large."""
     for phase, step in plan.step.items():
         for row in plan.layers:
-            x = row.phases[phase].flops_per_byte
-            if x > 0:
-                rate = min((rates[d] for d in row.phases[phase].products if d in rates), default=highest)
-                yield x, rate, _PHASES[phase], f"{phase}: {row.group}, {x:.1f} operations a byte", False
+            work = row.phases[phase]
+            if work.flops_per_byte > 0:
+                rate = min((rates[dtype] for dtype in work.products if dtype in rates), default=max(rates.values()))
+                yield _point(
+                    phase, row.group, work.flops_per_byte, min(rate, gpu.bandwidth_bytes_per_s * work.flops_per_byte)
+                )
         x = step.flops / step.fused_bytes
-        yield x, highest, _PHASES[phase], f"{phase}: the whole network, fused, {x:.1f} operations a byte", True
+        whole = _point(phase, "whole network, fused", x, min(max(rates.values()), gpu.bandwidth_bytes_per_s * x))
+        yield {**whole, "size": 220.0}
+
+
+def _point(phase: str, name: str, intensity: float, rate: float) -> Row:
+    place: Row = {"phase": phase, "intensity": intensity, "rate": rate, "size": 45.0, "Layer": name, "Phase": phase}
+    return {**place, "Operations per byte": f"{intensity:.1f}", "Rate at best": quantity(rate, "OP/s").text}
 
 
 def _layers(plan: Report) -> str:
-    """Return the intensity of each kind of layer as a table."""
-    rows = [(row.group, *(f"{row.phases[phase].flops_per_byte:.1f}" for phase in plan.step)) for row in plan.layers]
-    return table(("layers", *plan.step), rows)
+    """Return work and intensity of each kind of layer, by phase."""
+    headers = ["layers", "count", "weights"]
+    headers += [
+        f"{phase}: {text}" for phase in plan.step for text in ("operations", "bytes moved", "operations per byte")
+    ]
+    rows = []
+    for row in plan.layers:
+        cells: list[Value] = [row.group, row.layers, size(row.weight_bytes)]
+        for work in (row.phases[phase] for phase in plan.step):
+            cells += [quantity(work.flops, "OP"), size(work.bytes), number(work.flops_per_byte)]
+        rows.append(cells)
+    return table(headers, rows)
 
 
 def _curves(plan: Report) -> Iterator[str]:
     """Yield throughput over the time of a step, a line for each GPU with a point for each batch."""
-    lines = {gpu.gpu.key: [_on_curve(row) for row in gpu.curve] for gpu in plan.gpus}
-    lines = {name: line for name, line in lines.items() if line}
-    if not lines:
+    rows = [_on_curve(gpu.gpu, each) for gpu in plan.gpus for each in gpu.curve]
+    if not rows:
         yield "<p>No batch fits, or counts are known at one batch only.</p>"
         return
-    xs = [x for line in lines.values() for x, *_ in line]
-    ys = [y for line in lines.values() for _, y, _ in line]
-    plot = LogPlot((0.7 * min(xs), 1.4 * max(xs)), (0.7 * min(ys), 1.4 * max(ys)))
-    for index, (name, line) in enumerate(lines.items()):
-        colour = _COLOURS[index % len(_COLOURS)]
-        plot.line([(x, y) for x, y, _ in line], colour, name)
-        for x, y, batch in line:
-            plot.point((x, y), colour, f"{name}, batch {batch}: {x:.3g} ms, {y:.0f} a second")
-    yield plot.svg("time per output token, ms" if isinstance(plan, LlmReport) else "latency, ms", "a second")
+    is_llm = isinstance(plan, LlmReport)
+    x = "time per output token, ms" if is_llm else "latency, ms"
+    axes = charts.Axis("ms", x, is_log=True, ticks="~g"), charts.Axis("rate", _RATES[is_llm], is_log=True, ticks="~s")
+    drawn = charts.with_legend(charts.lines(rows, axes, charts.colour("gpu", "GPU")), "gpu")
+    yield charts.figure(drawn, "A point for each batch, at best. Click the legend to dim the others.", height=360)
 
 
-def _on_curve(row: LlmSpeed | VisionSpeed) -> tuple[float, float, int]:
+_RATES = {True: "output tokens per second", False: "images per second"}
+
+
+def _on_curve(gpu: PlannedGpu, row: LlmSpeed | VisionSpeed) -> Row:
     if isinstance(row, LlmSpeed):
-        return 1e3 * row.tpot.seconds, row.output_tokens_per_second, row.batch
-    return 1e3 * row.latency.seconds, row.images_per_second, row.batch
+        time, rate = row.tpot, row.output_tokens_per_second
+    else:
+        time, rate = row.latency, row.images_per_second
+    place: Row = {"gpu": gpu.name, "ms": 1e3 * time.seconds, "rate": rate, "order": float(row.batch)}
+    shown: Row = {"GPU": gpu.name, "Batch": f"{row.batch:,}", "Time": _ms(time).text, "Rate": f"{rate:,.0f} per second"}
+    return {**place, **shown, "Bound by": time.bound}
 
 
-def _sources(gpu: PlannedGpu) -> str:
-    links = ", ".join(f"<a href='{escape(url)}'>{escape(url.split('/')[2])}</a>" for url in gpu.sources)
-    note = f" ({escape(gpu.note)})" if gpu.note else ""
-    return f"{escape(gpu.name)}{note}: {links}, read {escape(gpu.read)}"
+def _sources(gpus: Sequence[PlannedGpu]) -> str:
+    rows = [(gpu.name, Link(url), gpu.read, gpu.note) for gpu in gpus for url in gpu.sources]
+    return table(("GPU", "source", "read", "note"), rows)

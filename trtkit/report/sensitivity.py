@@ -5,73 +5,84 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from trtkit.report.page import page, table
-from trtkit.report.plots import SCRIPT, STYLE, Point, Series, axis_of, plot
+import altair as alt
+
+from trtkit.report import charts
+from trtkit.report.cells import Number, number, size
+from trtkit.report.page import page, section, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from trtkit.quantization.scoring.report import LayerLoss, Scores
+    from trtkit.report.charts import Row
+    from trtkit.report.page import Origin
 
 _LEAST = 1e-9
+_LOSS = charts.Axis("loss", "loss, nats per token", is_log=True)
 
 
-def sensitivity_page(name: str, scores: Scores) -> str:
+def sensitivity_page(name: str, scores: Scores, origin: Origin) -> str:
     """Return a page of scores. name: of the model."""
-    title = f"quantize {name}"
     kept, count = len(scores.kept), len(scores.layers)
     rest = f", {kept} {_left(scores)}" if kept else ""
-    summary = f"{count - kept} of {count} layers quantized{rest}: {scores.loss:.3g} nats a token"
-    body = [f"<h1>{escape(title)}</h1><p>{summary}</p>", *_ranked(scores), *_by_size(scores), *_table(scores)]
-    return page(title, body, style=STYLE, script=SCRIPT)
+    summary = f"{count - kept} of {count} layers quantized{rest}: {scores.loss:.3g} nats per token"
+    parts = [f"<h1>{escape(f'quantize {name}')}</h1><p>{summary}</p>"]
+    parts += section("Loss with one layer quantized alone", _ranked(scores), _layers(scores))
+    parts += section("Loss against size", _by_size(scores), _budgets(scores))
+    return page(f"quantize {name}", parts, origin)
 
 
-def _ranked(scores: Scores) -> Iterator[str]:
-    """Yield the losses of single layers, the largest first: a series for each method, one for layers left alone."""
-    series: dict[str, list[Point]] = {}
-    for rank, row in enumerate(scores.layers, 1):
-        key = _left(scores) if row.layer in scores.kept else row.method
-        label = f"{row.layer}, {row.method}: {row.loss:.3g} nats"
-        series.setdefault(key, []).append(Point(rank, max(row.loss, _LEAST), label))
-    y = axis_of([point.y for points in series.values() for point in points], "loss, nats a token", is_log=True)
-    x = axis_of([float(len(scores.layers))], "rank")
-    drawn = plot([Series(key, points, is_line=False) for key, points in series.items()], x, y)
-    yield f"<h2>One layer quantized alone</h2>{drawn}"
-
-
-def _by_size(scores: Scores) -> Iterator[str]:
-    """Yield loss over the size of all linear layers, as budgets would leave the costliest alone."""
-    points = [
-        Point(each.mib, max(each.loss, _LEAST), f"{each.kept} layers left as they are: {each.loss:.3g} nats")
-        for each in scores.curve
-    ]
-    y = axis_of([point.y for point in points], "loss, nats a token", is_log=True)
-    drawn = plot([Series("budgets", points)], axis_of([point.x for point in points], "linear layers, MiB"), y)
-    yield f"<h2>Loss against size</h2>{drawn}"
-    rows = [(each.kept, f"{each.mib:.1f}", f"{each.loss:.3g}") for each in scores.curve]
-    yield table(("layers left as they are", "MiB", "loss, nats a token"), rows)
-
-
-def _table(scores: Scores) -> Iterator[str]:
-    rows = [
-        (
-            rank,
-            row.layer,
-            row.method,
-            f"{row.loss:.3g}",
-            f"{row.bits:g}",
-            row.weights,
-            _kept(scores, row),
-        )
+def _ranked(scores: Scores) -> str:
+    """Return the losses of single layers, the largest first, by method and by whether a budget leaves them."""
+    rows: list[Row] = [
+        {
+            "rank": float(rank),
+            "loss": max(row.loss, _LEAST),
+            "method": _left(scores) if row.layer in scores.kept else row.method,
+            "Layer": row.layer,
+            "Method": row.method,
+            "Loss": f"{row.loss:.3g} nats per token",
+            "Size": f"{row.bits:g} bits x {row.weights:,} weights",
+        }
         for rank, row in enumerate(scores.layers, 1)
     ]
-    yield f"<h2>Layers</h2>{table(('', 'layer', 'method', 'loss', 'bits of a weight', 'weights', ''), rows)}"
+    axes = charts.Axis("rank", "layers, the costliest first"), _LOSS
+    drawn = charts.points(rows, axes, charts.colour("method", "method"), size=60)
+    return charts.figure(charts.with_legend(drawn, "method"), "Hover to name a layer; click the legend to dim others.")
 
 
-def _kept(scores: Scores, row: LayerLoss) -> str:
-    return _left(scores) if row.layer in scores.kept else ""
+def _by_size(scores: Scores) -> str:
+    """Return loss over the size of all linear layers, as budgets would leave the costliest alone."""
+    rows: list[Row] = [
+        {
+            "mib": each.mib,
+            "loss": max(each.loss, _LEAST),
+            "order": float(index),
+            "series": "budgets",
+            "Layers left": f"{each.kept:,}",
+            "Size": f"{each.mib:.1f} MiB",
+            "Loss": f"{each.loss:.3g} nats per token",
+        }
+        for index, each in enumerate(scores.curve)
+    ]
+    axes = charts.Axis("mib", "size of all linear layers, MiB"), _LOSS
+    return charts.figure(charts.lines(rows, axes, alt.Color("series:N", legend=None)))
+
+
+def _budgets(scores: Scores) -> str:
+    rows = [(each.kept, size(each.mib * 2**20), each.loss) for each in scores.curve]
+    return table((f"layers {_left(scores)}", "linear layers", "loss, nats per token"), rows)
+
+
+def _layers(scores: Scores) -> str:
+    headers = ("rank", "layer", "method", "loss, nats per token", "bits per weight", "weights", "")
+    return table(headers, [_row(scores, rank, row) for rank, row in enumerate(scores.layers, 1)])
+
+
+def _row(scores: Scores, rank: int, row: LayerLoss) -> tuple[int, str, str, Number, Number, Number, str]:
+    kept = _left(scores) if row.layer in scores.kept else ""
+    return rank, row.layer, row.method, number(row.loss), number(row.bits), number(row.weights), kept
 
 
 def _left(scores: Scores) -> str:
-    """Say what becomes of layers that the budget leaves."""
+    """Return what becomes of layers that the budget leaves."""
     return "left as it is" if scores.fallback is None else f"left to {scores.fallback}"

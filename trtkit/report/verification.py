@@ -1,124 +1,191 @@
-"""The verification report as one HTML file: tables, and error and range of every layer as plots."""
+"""The verification report as one HTML page: verdict, outputs, answers, corners, and error and range of every layer."""
 
 from __future__ import annotations
 
 import math
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trtkit.report.page import page, table
+from trtkit.report import charts
+from trtkit.report.cells import Verdict, percent
+from trtkit.report.page import facts, page, section, table, verdict_title
 from trtkit.verification.verdict import reason, slice_text, verdict
 
 if TYPE_CHECKING:
-    from trtkit.verification.report import Agreement, LayerError, Report
+    from collections.abc import Iterator
 
-_WIDTH, _HEIGHT, _LEFT, _TOP = 960, 220, 60, 12
-_STYLE = """
-.right { color: #1a7f37 } .wrong { color: #c00 } .axis { stroke: #bbb; stroke-width: 1 }
-.limit { stroke: #c00; stroke-dasharray: 5 4 }
-circle { fill: #0969da } circle.wrong { fill: #c00 } circle.low { fill: #8250df }
-"""
+    from trtkit.report.cells import Value
+    from trtkit.report.charts import Row
+    from trtkit.report.page import Origin
+    from trtkit.verification.report import Agreement, Answer, Comparison, LayerError, Report
+
+_LARGEST_FP16, _SMALLEST_FP16 = 65504.0, 2.0**-24
+_ERRORS = {"equal": charts.GREY, "within tolerance": charts.BLUE, "above tolerance": charts.ORANGE,
+           "not finite": charts.RED}  # fmt: skip
+_RANGES = {"fits fp16": charts.BLUE, "overflows fp16": charts.RED}
 
 
-def html_report(report: Report) -> str:
+def html_report(report: Report, origin: Origin) -> str:
     """Return the report of `trtkit verify` as a self-contained page."""
-    colour = "right" if report.passed else "wrong"
     parts = [
-        f"<h1>verify {escape(report.name)}: <span class='{colour}'>{verdict(report)}</span></h1>",
-        f"<p>{escape('; '.join(text for text in (reason(report), report.unreal) if text))}</p>",
-        table(["", ""], [(key, getattr(report, key)) for key in ("precision", "tolerance", "executor", "reference")]),
-        "<h2>Outputs</h2>",
-        table(["output", "relative RMS error", "max abs error", "cosine", "worst slice", ""], _output_rows(report)),
+        verdict_title(f"verify {report.name}", verdict(report), passed=report.passed),
+        *(f"<p>{escape(text)}</p>" for text in (reason(report), report.unreal, report.layers_problem) if text),
+        facts(_summary(report)),
+        *section("Outputs", _outputs(report)),
+        *_answers(report),
+        *_perplexity(report),
+        *section("Profile corners", _corners(report)),
+        *section("Parts", _parts(report)),
     ]
-    if report.task.measure:
-        parts += [f"<h2>Answers: {report.task.agreement:.1%} equal</h2>", _answer_table(report.task)]
-    if report.corners:
-        parts += ["<h2>Profile corners</h2>", table(["corner", "shapes", "error", ""], _corner_rows(report))]
-    if report.layers:
-        parts += _layer_parts(report)
-    return page(f"verify {report.name}", parts, style=_STYLE)
+    if report.engine is not None:
+        parts += section("Engine on the GPU against the reference executor", _compared(report.engine.outputs))
+    return page(f"verify {report.name}", [*parts, *_layers(report)], origin)
 
 
-def _layer_parts(report: Report) -> list[str]:
-    """Return both plots and the table of all layers."""
-    layers = report.layers
-    errors = [(layer, layer.relative_rms_error) for layer in layers]
-    ranges = [(layer, layer.largest) for layer in layers]
-    headers = ["layer", "type", "precision", "relative RMS error", "largest", "headroom fp16", "flushed in fp16"]
-    rows = [
-        (
-            layer.layer,
-            layer.kind,
-            layer.dtype,
-            _number(layer.relative_rms_error),
-            _number(layer.largest),
-            f"{layer.headroom_bits['fp16']:.1f} bits",
-            f"{layer.flushed['fp16']:.1%}",
-        )
-        for layer in layers
-    ]
-    return [
-        "<h2>Error of every layer against the widened network</h2>",
-        _plot(errors, report.tolerance, "tolerance"),
-        "<h2>Largest value of every layer</h2>",
-        _plot(ranges, 65504.0, "largest fp16"),
-        "<h2>Layers</h2>",
-        table(headers, rows),
-    ]
-
-
-def _plot(points: list[tuple[LayerError, float]], limit: float, limit_name: str) -> str:
-    """Return a logarithmic scatter plot over the layers in order; hovering names the layer."""
-    shown = [value for _, value in points if 0 < value < math.inf]
-    low = math.floor(math.log10(min([*shown, limit]))) if shown else -8
-    high = math.ceil(math.log10(max([*shown, limit]))) if shown else 0
-    high = max(high, low + 1)
-
-    def y_of(value: float) -> float:
-        if value == math.inf:
-            return _TOP
-        share = (math.log10(max(value, 10.0**low)) - low) / (high - low)
-        return _TOP + (1 - share) * _HEIGHT
-
-    step = (_WIDTH - _LEFT - 10) / max(1, len(points))
-    marks = [_grid_line(power, y_of(10.0**power)) for power in range(low, high + 1, max(1, (high - low) // 6))]
-    marks.append(f"<line class='limit' x1='{_LEFT}' x2='{_WIDTH}' y1='{y_of(limit):.1f}' y2='{y_of(limit):.1f}'/>")
-    marks.append(f"<text x='{_WIDTH - 90}' y='{y_of(limit) - 4:.1f}'>{limit_name}</text>")
-    for index, (layer, value) in enumerate(points):
-        style = "wrong" if value > limit else "low" if layer.dtype != "fp32" else ""
-        label = f"{layer.layer} ({layer.kind} {layer.dtype}): {_number(value)}"
-        x = _LEFT + 5 + index * step
-        marks.append(
-            f"<circle class='{style}' cx='{x:.1f}' cy='{y_of(value):.1f}' r='3'><title>{escape(label)}</title></circle>"
-        )
-    return f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT + 2 * _TOP}' width='100%'>{''.join(marks)}</svg>"
-
-
-def _grid_line(power: int, y: float) -> str:
-    line = f"<line class='axis' x1='{_LEFT}' x2='{_WIDTH}' y1='{y:.1f}' y2='{y:.1f}'/>"
-    return f"{line}<text x='8' y='{y + 4:.1f}'>1e{power}</text>"
-
-
-def _output_rows(report: Report) -> list[tuple[Any, ...]]:
-    return [
-        (name, *map(_number, (o.relative_rms_error, o.max_abs_error)), f"{o.cosine:.8f}", slice_text(o), note)
-        for name, o in report.outputs.items()
-        for note in [o.problem or (f"{o.equal_nans} NaNs on both sides" if o.equal_nans else "")]
-    ]
-
-
-def _corner_rows(report: Report) -> list[tuple[Any, ...]]:
-    rows = []
-    for corner in report.corners:
-        shapes = "; ".join(f"{name} {list(shape)}" for name, shape in corner.shapes.items())
-        verdict = "right" if corner.passed else corner.problem or slice_text(corner) or "out of tolerance"
-        rows.append((corner.name, shapes, _number(corner.relative_rms_error), verdict))
+def _summary(report: Report) -> dict[str, Value]:
+    """Return what was compared with what."""
+    rows: dict[str, Value] = {name: str(getattr(report, name)) for name in ("precision", "executor", "reference")}
+    rows["inputs"] = ", ".join(report.samples)
+    if report.batch_rows is not None:
+        rows["rows of a batch"] = report.batch_rows
+    if report.top_1_agreement is not None:
+        rows["top-1 agreement of logits"] = percent(report.top_1_agreement)
     return rows
 
 
-def _answer_table(task: Agreement) -> str:
-    return table(["ours", "reference"], [(str(ours), str(theirs)) for ours, theirs in task.answers])
+def _outputs(report: Report) -> str:
+    rows = []
+    for name, each in report.outputs.items():
+        note = each.problem or (f"{each.equal_nans} NaNs on both sides" if each.equal_nans else "")
+        rows.append((name, *_figures(each), Verdict(each.passed, ": ".join(filter(None, (_word(each.passed), note))))))
+    return table(("output", *_HEADERS, "verdict"), rows)
 
 
-def _number(value: float) -> str:
-    return f"{value:.3g}"
+_HEADERS = ("relative RMS error", "max abs error", "cosine similarity", "worst slice")
+
+
+def _figures(each: Comparison) -> tuple[Value, ...]:
+    return each.relative_rms_error, each.max_abs_error, f"{each.cosine:.8f}", slice_text(each)
+
+
+def _compared(outputs: dict[str, Comparison]) -> str:
+    return table(("output", *_HEADERS), [(name, *_figures(each)) for name, each in outputs.items()])
+
+
+def _word(passed: bool) -> str:
+    return "PASS" if passed else "FAIL"
+
+
+def _answers(report: Report) -> Iterator[str]:
+    """Yield how many answers equal the reference's, and each pair, with the names of classes."""
+    task, samples = report.task, report.samples
+    items = samples if len(samples) == len(task.answers) else [f"#{index}" for index in range(len(task.answers))]
+    if task.measure:
+        rows = [
+            (item, _answer(task, ours), _answer(task, theirs), Verdict(ours == theirs, _word(ours == theirs)))
+            for item, (ours, theirs) in zip(items, task.answers, strict=True)
+        ]
+        title = (
+            f"Answers: {percent(task.agreement).text} equal ({task.measure}), {percent(task.required).text} required"
+        )
+        yield from section(title, table(("item", "trtkit", "reference", "equal"), rows))
+
+
+def _answer(task: Agreement, answer: Answer) -> str:
+    name = task.names.get(str(answer))
+    return str(answer) if name is None else f"{name} ({answer})"
+
+
+def _perplexity(report: Report) -> Iterator[str]:
+    if (each := report.perplexity) is not None:
+        rows: dict[str, Value] = {"text": each.text, "tokens": each.tokens, "perplexity": f"{each.perplexity:.4f}"}
+        rows |= {"reference": f"{each.reference:.4f}", "relative change": percent(each.relative_change)}
+        yield from section("Perplexity", facts({**rows, "allowed change": percent(each.allowed)}))
+
+
+def _corners(report: Report) -> str:
+    rows = []
+    for each in report.corners:
+        shapes = "; ".join(f"{name} {list(shape)}" for name, shape in each.shapes.items())
+        text = _word(True) if each.passed else each.problem or slice_text(each) or "out of tolerance"
+        rows.append((each.name, shapes, each.relative_rms_error, Verdict(each.passed, text)))
+    return table(("corner", "shapes", "relative RMS error", "verdict"), rows)
+
+
+def _parts(report: Report) -> str:
+    rows = [(each.name, each.module, *_figures(each), Verdict(each.passed, _word(each.passed)))
+            for each in report.parts]  # fmt: skip
+    return table(("part", "module of the reference", *_HEADERS, "verdict"), rows)
+
+
+def _layers(report: Report) -> Iterator[str]:
+    """Yield error and range of every layer as charts, and both as a table."""
+    if not report.layers:
+        return
+    yield from section("Error of each layer", _error_chart(report), level=2)
+    yield from section("Range of each layer", _range_chart(report), level=2)
+    headers = ("#", "layer", "type", "precision", "relative RMS error", "smallest", "largest", "fp16 headroom, bits",
+               "flushed to 0 in fp16")  # fmt: skip
+    rows = [
+        (index, each.layer, each.kind, each.dtype, each.relative_rms_error, each.smallest, each.largest,
+         f"{each.headroom_bits['fp16']:.1f}", percent(each.flushed["fp16"]))
+        for index, each in enumerate(report.layers)
+    ]  # fmt: skip
+    yield from section("Layers", table(headers, rows))
+
+
+def _error_chart(report: Report) -> str:
+    """Return the errors in the network's order; a layer without an error stands on the floor."""
+    positive = [each.relative_rms_error for each in report.layers if 0 < each.relative_rms_error < math.inf]
+    low, high = min([*positive, report.tolerance]) / 10, 10 * max([*positive, report.tolerance])
+    rows: list[Row] = [
+        {
+            **_named(index, each),
+            "error": min(max(each.relative_rms_error, low), high),
+            "kind": _error_kind(each, report.tolerance),
+            "Relative RMS error": f"{each.relative_rms_error:.3g}",
+        }
+        for index, each in enumerate(report.layers)
+    ]
+    axes = _ORDER, charts.Axis("error", "relative RMS error", is_log=True, ticks=".0e")
+    drawn = charts.points(rows, axes, charts.colour("kind", "error", _ERRORS))
+    caption = "Against the same network in fp32. Hover to name a layer; click the legend to dim the others."
+    line = charts.limit(report.tolerance, f"tolerance {report.tolerance:g}")
+    return charts.figure(charts.with_legend(drawn, "kind") + line, caption)
+
+
+def _range_chart(report: Report) -> str:
+    """Return each layer's range from the smallest to the largest magnitude that is not zero."""
+    rows: list[Row] = [
+        {
+            **_named(index, each),
+            "largest": min(each.largest, 1e38),
+            "smallest": each.smallest if 0 < each.smallest <= each.largest else min(each.largest, 1e38),
+            "kind": "fits fp16" if each.largest <= _LARGEST_FP16 else "overflows fp16",
+            "Largest": f"{each.largest:.3g}",
+            "Smallest": f"{each.smallest:.3g}",
+        }
+        for index, each in enumerate(report.layers)
+        if each.largest > 0
+    ]
+    axes = _ORDER, charts.Axis("largest", "magnitude", is_log=True, ticks=".0e")
+    drawn = charts.points(rows, axes, charts.colour("kind", "largest value", _RANGES), size=30)
+    spans = drawn.mark_rule(opacity=0.35).encode(y2="smallest:Q")
+    limits = charts.limit(_LARGEST_FP16, "largest fp16") + charts.limit(_SMALLEST_FP16, "smallest fp16")
+    caption = "From the smallest to the largest magnitude in the fp32 network, zeros aside; points are the largest."
+    return charts.figure(spans + drawn + limits, caption)
+
+
+_ORDER = charts.Axis("index", "layer, in the network's order")
+
+
+def _named(index: int, each: LayerError) -> Row:
+    return {"index": float(index), "Layer": each.layer, "Type": each.kind, "Precision": each.dtype}
+
+
+def _error_kind(each: LayerError, tolerance: float) -> str:
+    if not math.isfinite(each.relative_rms_error):
+        return "not finite"
+    if each.relative_rms_error == 0:
+        return "equal"
+    return "within tolerance" if each.relative_rms_error <= tolerance else "above tolerance"

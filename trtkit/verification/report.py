@@ -104,7 +104,8 @@ class Corner:
 class Agreement:
     """How answers agree. measure: `top-1`, `text`, `greedy text`, `detections`, or empty if there is none.
 
-    agreement: share of equal answers. answers: ours and the reference's, one pair an item.
+    agreement: share of equal answers. answers: ours and the reference's, one pair an item. names: of the classes in
+    the answers, by their numbers; empty if the task has no labels that can be read.
     """
 
     measure: str = ""
@@ -112,6 +113,7 @@ class Agreement:
     required: float = 0.0
     top_5: float | None = None
     answers: tuple[tuple[Answer, Answer], ...] = ()
+    names: dict[str, str] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:

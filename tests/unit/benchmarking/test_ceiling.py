@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 
 import numpy as np
 import pytest
 
+from tests.pages import Page, rows_with, svg
 from trtkit.benchmarking.ceiling import largest_gaps, layer_times, median_seconds
 from trtkit.benchmarking.ceiling_report import MeasuredRates, PhaseLayers, PublishedRates
 from trtkit.benchmarking.machine_rates import measure_machine
@@ -17,6 +17,7 @@ from trtkit.planning.multilinear import Multilinear
 from trtkit.report.layers import roofline_plots
 
 POINT = (1, 0, 0)
+_HEAD = "<meta name='viewport'><meta name='color-scheme'>"
 
 
 def constant(value: int) -> Multilinear:
@@ -56,13 +57,16 @@ def test_a_report_draws_every_roof_of_a_gpu_and_its_layers_below(key: str) -> No
     rows = layer_times(COUNTS, POINT, gpu, {"conv": 1e-4, "relu": 1e-5})
     phase = PhaseLayers("run", 4001, 400, rows, largest_gaps(rows))
     ceiling = PublishedRates("x", dict(gpu.rates), gpu.bandwidth_bytes_per_s, gpu.sources)
-    page = "".join(roofline_plots(ceiling, [phase]))
-    assert page.count("<polyline") == len(gpu.rates)
-    assert page.count("<circle") == 2  # the layer that computes, and the whole
-    assert page.count("<rect") == 2  # every layer in time
-    heights = [float(y) for y in re.findall(r"cy='([\d.]+)'", page)]
-    roofs = [float(y) for line in re.findall(r"points='([^']+)'", page) for y in re.findall(r",([\d.]+)", line)]
-    assert min(heights) > min(roofs)
+    page = Page(f"{_HEAD}{''.join(roofline_plots(ceiling, [phase]))}")
+    roofline, timeline = page.specs
+    roofs = rows_with(roofline, "roof")
+    assert len(roofs) == 3 * len(gpu.rates)
+    layers = rows_with(roofline, "Layer")
+    assert [row["Layer"] for row in layers] == ["conv", "whole network, fused"]  # those that compute
+    assert max(row["rate"] for row in layers) < max(row["rate"] for row in roofs)
+    assert [row["Layer"] for row in rows_with(timeline, "start")] == ["conv", "relu"]
+    assert {"conv", "relu", "0.1 ms", "10 \u00b5s", "4 kOP"} <= set(page.cells)
+    assert svg(roofline).count('aria-roledescription="circle"') == 2
 
 
 def test_layers_are_timed_by_their_medians_behind_a_first_run() -> None:

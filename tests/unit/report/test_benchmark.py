@@ -1,7 +1,8 @@
-"""The HTML report: well formed, complete, safe; in a browser, where there is one, the legend hides a series."""
+"""The page of a benchmark: complete without JavaScript, charts that draw; a browser, where there is one, runs it."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from typing import TYPE_CHECKING
@@ -9,11 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.bench_reports import llm_report, timed, vision_report
-from tests.unit.report.test_verification import Checker
+from tests.pages import Page, rows_with, svg
 from trtkit.benchmarking.records import RequestTimes
 from trtkit.benchmarking.report import Ratio
 from trtkit.report.benchmark import html_report
-from trtkit.report.plots import Axis, axis_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,66 +27,70 @@ REQUESTS = (
 RATIO = Ratio(metric="latency", numerator="a", denominator="b", ratio=1.5, low=1.25, high=1.75)
 
 
-def checked(report: Report) -> Checker:
-    page = Checker()
-    page.feed(html_report(report))
-    assert page.open == []
-    return page
+def two() -> Report:
+    return vision_report(timed("a", [20.0, 21, 22]), timed("b", [10.0, 11, 12]), ratios=(RATIO,))
 
 
 def test_a_page_says_what_computes_and_that_nothing_was_verified() -> None:
-    page = checked(vision_report(timed("a", [20.0, 21, 22]), timed("b", [10.0, 11, 12]), ratios=(RATIO,)))
-    text = " ".join(page.text)
-    for part in ("bench tiny", "UNVERIFIED: never", "a on CPU", "b on CPU", "not steady", "1.25", "trtkit bench x"):
+    text = Page(html_report(two())).text
+    for part in (
+        "bench tiny",
+        "UNVERIFIED: never",
+        "a on CPU",
+        "b on CPU",
+        "not steady",
+        "trtkit bench x",
+        "build key",
+    ):
         assert part in text
     assert "2 cores" in text
 
 
-def test_plots_have_every_sample_case_and_call() -> None:
-    page = checked(vision_report(timed("a", [20.0, 21, 22]), timed("b", [10.0, 11, 12])))
-    tags = [tag for tag, _ in page.seen]
-    assert tags.count("svg") == 1 + 1 + 2  # the curve, a distribution, a timeline each
-    assert tags.count("circle") == 2 + 6
-    assert tags.count("rect") == 6
-    assert "a on CPU: 33.3% within 20 ms" in page.text
+def test_figures_stand_in_tables_with_their_units() -> None:
+    page = Page(html_report(two()))
+    assert {"20 ms", "21 ms", "22 ms", "11 ms", "1.500", "1.250 to 1.750"} <= set(page.cells)
+
+
+def test_charts_have_every_sample_case_call_and_interval_and_draw() -> None:
+    loads, ratios, latency, *timelines = Page(html_report(two())).specs
+    assert len(rows_with(loads, "contender")) == 2
+    assert [(row["low"], row["value"], row["high"]) for row in rows_with(ratios, "value")] == [(1.25, 1.5, 1.75)]
+    assert [row["Samples"] for row in rows_with(latency, "share")][:1] == ["33.3 % within 20 ms"]
+    assert [len(rows_with(spec, "start")) for spec in timelines] == [3, 3]
+    for spec in (loads, ratios, latency, *timelines):
+        drawn = svg(spec)
+        assert any(f'aria-roledescription="{mark}"' in drawn for mark in ("line mark", "circle", "bar"))
+        assert "NaN" not in drawn
 
 
 def test_a_timeline_shows_waiting_first_token_and_failure() -> None:
-    page = checked(llm_report(*REQUESTS))
-    bars = [attributes["class"] for tag, attributes in page.seen if tag == "rect"]
-    assert bars == ["wait", "first", "tokens", "failed"]
-    assert {"not sent for 5 ms", "first token after 20 ms", "3 tokens, 40 ms in all", "out of memory"} <= set(page.text)
-
-
-def test_marks_stay_inside_and_slower_ones_stand_further_right() -> None:
-    page = checked(vision_report(timed("a", [10.0, 100, 1000])))
-    circles = [(float(str(c["cx"])), float(str(c["cy"]))) for tag, c in page.seen if tag == "circle"][1:]
-    assert [x for x, _ in circles] == sorted(x for x, _ in circles)
-    assert circles[1][0] - circles[0][0] == pytest.approx(circles[2][0] - circles[1][0], abs=0.2)  # logarithmic
-    assert all(64 <= x <= 960 and 12 <= y <= 260 for x, y in circles)
+    timeline = Page(html_report(llm_report(*REQUESTS))).specs[-1]
+    bars = [(row["stage"], row["Time"]) for row in rows_with(timeline, "start")]
+    assert bars == [
+        ("waiting to be sent", "5 ms"),
+        ("until the first token", "20 ms since due"),
+        ("tokens", "3 tokens, 40 ms in all"),
+        ("failed", "out of memory"),
+    ]
+    assert svg(timeline).count('aria-roledescription="bar"') == 4
 
 
 def test_names_cannot_inject_markup() -> None:
     evil = "<script>alert('x')</script>"
-    page = checked(vision_report(timed(evil, [1.0, 2]), name=evil, inputs=evil))
-    assert [tag for tag, _ in page.seen].count("script") == 1  # the page's own
-    assert evil in page.text
-
-
-@pytest.mark.parametrize("is_log", [True, False])
-def test_ticks_are_round_and_inside(is_log: bool) -> None:
-    axis = axis_of([3.0, 47.0], "ms", is_log=is_log)
-    assert axis.ticks() == ([5, 10, 20] if is_log else [0, 10, 20, 30, 40])
-    assert Axis(1, 1, "x").share(1) == 0.5
+    page = Page(html_report(vision_report(timed(evil, [1.0, 2]), name=evil, inputs=evil)))
+    assert [tag for tag, _ in page.tags].count("script") == len(page.specs) + 2
+    assert evil in page.cells
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no browser here")
-def test_a_browser_runs_the_page_and_the_legend_hides_a_series(tmp_path: Path) -> None:
-    page = html_report(vision_report(timed("a", [20.0, 21]), timed("b", [10.0, 11])))
-    click = "<script>document.querySelectorAll('[data-toggle]')[1].click()</script></body>"
-    (tmp_path / "r.html").write_text(page.replace("</body>", click))
+def test_a_browser_draws_the_charts_and_sorts_a_table(tmp_path: Path) -> None:
+    html = html_report(two())
+    click = "<script>document.querySelectorAll('.sortable thead th')[2].click()</script>"
+    (tmp_path / "r.html").write_text(html + click)
     words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
+    words += ["--virtual-time-budget=10000", "--host-resolver-rules=MAP * ~NOTFOUND"]
     done = subprocess.run([*words, str(tmp_path / "r.html")], capture_output=True, text=True, check=True, timeout=100)
-    assert 'data-series="1" class="hidden"' in done.stdout
-    assert done.stdout.count('class="hidden"') == 1
+    assert done.stdout.count('<svg xmlns="http') == len(Page(html).specs)
+    assert done.stdout.count('aria-sort="ascending"') == 1
+    assert re.findall(r">([\d.]+ ms)</td>", done.stdout)[0] == "11 ms"  # the faster contender comes first
     assert "Uncaught" not in done.stderr

@@ -1,110 +1,96 @@
-"""The HTML report: well formed, complete, and safe with names that look like markup."""
+"""The page of a verification: complete without JavaScript, safe with names that look like markup, charts that draw."""
 
 from __future__ import annotations
 
 import math
-from html.parser import HTMLParser
 from typing import Any
 
-import pytest
-
 from tests import reports
+from tests.pages import Page, rows_with, svg
 from tests.reports import layer
+from trtkit.report.page import Origin
 from trtkit.report.verification import html_report
 from trtkit.verification.report import Agreement, Corner, Report, WorstSlice
+from trtkit.verification.verdict import verdict
 
-VOID = {"meta"}
-
-
-class Checker(HTMLParser):
-    """Collects text and attributes; fails where tags do not match."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
+ORIGIN = Origin("trtkit verify tiny --html r.html", "bundles/tiny, build key 1234")
+LAYERS = (
+    layer("stem", 1e-4, 3.0, smallest=1e-3),
+    layer("wrong one", math.inf, 1e6),
+    layer("far", 0.5),
+    layer("head", 0.0, 0.0, dtype="fp32"),
+)
 
 
 def report(**changes: Any) -> Report:
     fields: dict[str, Any] = {
         "outputs": {"logits": reports.output(0.001, worst_slice=WorstSlice(1, 17, 0.98))},
         "corners": (Corner("profile 0 min", {"x": (1, 3)}, False, math.inf),),
-        "layers": (layer("stem", 1e-4, 3.0), layer("wrong one", math.inf, 1e6), layer("head", 0.0, 0.0, dtype="fp32")),
+        "layers": LAYERS,
     }
     return reports.report(**{**fields, **changes})
 
 
-def checked(report: Report) -> Checker:
-    page = Checker()
-    page.feed(html_report(report))
-    assert page.open == []
-    return page
+def page_of(report: Report) -> Page:
+    return Page(html_report(report, ORIGIN))
 
 
-def test_the_page_is_well_formed_and_names_every_layer() -> None:
-    page = checked(report())
-    text = " ".join(page.text)
-    for name in (
-        "verify tiny",
-        "right",
-        "stem",
-        "wrong one",
-        "head",
-        "logits",
-        "profile 0 min",
-        "x [1, 3]",
-        "axis 1, index 17: 9.8e-01",
-    ):
-        assert name in text
+def test_every_value_stands_in_a_table() -> None:
+    page = page_of(report())
+    for cell in ("stem", "wrong one", "head", "logits", "profile 0 min", "x [1, 3]", "axis 1, index 17: 9.8e-01"):
+        assert cell in page.cells
+    assert {"0.001", "0.5", "0.99900000", "inf", "1e+06", "25.0 %"} <= set(page.cells)
 
 
-def test_both_plots_have_a_mark_for_every_layer() -> None:
-    page = checked(report())
-    assert sum(tag == "svg" for tag, _ in page.seen) == 2
-    circles = [attributes for tag, attributes in page.seen if tag == "circle"]
-    assert [circle["class"] for circle in circles] == ["low", "wrong", ""] * 2
-    assert page.text.count("wrong one (convolution fp16): inf") == 1
-    assert page.text.count("wrong one (convolution fp16): 1e+06") == 1
+def test_the_title_has_the_verdict_and_the_end_says_where_figures_come_from() -> None:
+    for passed in (True, False):
+        one = report(passed=passed)
+        page = page_of(one)
+        assert f"verify tiny: {verdict(one)}" in page.text.replace(" : ", ": ")
+    assert {ORIGIN.command, ORIGIN.bundle, ORIGIN.date, ORIGIN.versions} <= set(page.cells)
 
 
-def test_marks_stay_inside_the_plot() -> None:
-    page = checked(report())
-    heights = [float(str(attributes["cy"])) for tag, attributes in page.seen if tag == "circle"]
-    assert all(12 <= y <= 232 for y in heights)
-    assert heights[1] == 12  # infinite: at the top
+def test_charts_have_each_layer_with_its_name_and_draw() -> None:
+    errors, ranges = page_of(report()).specs
+    kinds = {row["Layer"]: row["kind"] for row in rows_with(errors, "error")}
+    assert kinds == {"stem": "within tolerance", "wrong one": "not finite", "far": "above tolerance", "head": "equal"}
+    assert {row["Layer"]: row["kind"] for row in rows_with(ranges, "largest")} == {
+        "stem": "fits fp16",
+        "wrong one": "overflows fp16",
+        "far": "fits fp16",
+    }
+    for spec, marks in ((errors, 4), (ranges, 3)):
+        drawn = svg(spec)
+        assert drawn.count('aria-roledescription="circle"') == marks
+        assert "layer, in the network's order" in drawn
+        assert "Infinity" not in drawn
+        assert "NaN" not in drawn
 
 
-def test_larger_errors_stand_higher() -> None:
-    layers = (layer("a", 1e-6), layer("b", 1e-4), layer("c", 1e-2))
-    page = checked(report(layers=layers))
-    low, middle, high = [float(str(item["cy"])) for tag, item in page.seen if tag == "circle"][:3]
-    assert low > middle > high
-    assert low - middle == pytest.approx(middle - high, abs=0.2)
+def test_what_is_zero_or_infinite_stands_at_the_ends() -> None:
+    (errors, _) = page_of(report()).specs
+    heights = {row["Layer"]: row["error"] for row in rows_with(errors, "error")}
+    assert 0 < heights["head"] < heights["stem"] < heights["far"] < heights["wrong one"] < math.inf
+
+
+def test_answers_have_the_names_of_their_classes() -> None:
+    task = Agreement("top-1", 0.5, 1.0, None, ((1, 1), (2, 3)), {"1": "cat", "2": "dog"})
+    page = page_of(report(task=task))
+    assert {"cat (1)", "dog (2)", "3"} <= set(page.cells)
+    assert "50.0 % equal (top-1), 100.0 % required" in page.text
 
 
 def test_names_cannot_inject_markup() -> None:
     evil = "<script>alert('x')</script> & \"quoted\""
-    page = checked(report(name=evil, layers=(layer(evil, 0.1),)))
-    assert "script" not in {tag for tag, _ in page.seen}
-    assert evil in page.text
+    page = page_of(report(name=evil, layers=(layer(evil, 0.1),)))
+    assert [tag for tag, _ in page.tags].count("script") == len(page.specs) + 2  # the library, and the page's own
+    assert evil in page.cells
+    assert [row["Layer"] for row in rows_with(page.specs[0], "error")] == [evil]
 
 
 def test_a_report_without_layers_corners_and_task_has_outputs_only() -> None:
-    page = checked(report(layers=(), corners=(), task=Agreement(), passed=False))
-    assert "svg" not in {tag for tag, _ in page.seen}
-    assert "out of tolerance" in page.text
+    html = html_report(report(layers=(), corners=(), task=Agreement()), ORIGIN)
+    page = Page(html)
+    assert page.specs == []
+    assert len(html) < 20_000  # without the library
+    assert "Profile corners" not in page.text

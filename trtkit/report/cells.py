@@ -1,0 +1,92 @@
+"""Cells of tables: numbers that a person reads, with the value that they are sorted by."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from html import escape
+
+_LONG = 40
+"""Texts of more characters than this break into lines."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number as text, and the value to sort by."""
+
+    value: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a check passed, in words."""
+
+    passed: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link by its host's name."""
+
+    url: str
+
+
+Value = str | int | float | Number | Verdict | Link | None
+
+
+def cell(value: Value) -> str:
+    """Return a cell of a table; None is a dash."""
+    if isinstance(value, int | float):
+        value = number(value)
+    match value:
+        case None:
+            return "<td class='number'>-</td>"
+        case Number(value=amount, text=text):
+            sort = f" data-value='{amount!r}'" if math.isfinite(amount) else " data-value='1e999'"
+            return f"<td class='number'{sort}>{escape(text)}</td>"
+        case Verdict(passed=passed, text=text):
+            return f"<td class='{'pass' if passed else 'fail'}'>{escape(text)}</td>"
+        case Link(url=url):
+            return f"<td><a href='{escape(url)}'>{escape(url.split('/')[2])}</a></td>"
+        case str():
+            return f"<td class='{'text long' if len(value) > _LONG else 'text'}'>{escape(value)}</td>"
+
+
+def number(value: float) -> Number:
+    """Return a number: a count with commas, others with three digits."""
+    return Number(value, f"{value:,}" if isinstance(value, int) else _three(value))
+
+
+def percent(share: float) -> Number:
+    """Return a share as a percentage."""
+    return Number(share, f"{100 * share:.1f} %")
+
+
+def milliseconds(ms: float) -> Number:
+    """Return a time in s, ms or µs."""
+    factor, unit = (1e-3, "s") if ms >= 1000 else (1.0, "ms") if ms >= 0.1 or ms == 0 else (1e3, "µs")
+    return Number(ms, f"{_three(factor * ms)} {unit}")
+
+
+def size(count: float) -> Number:
+    """Return bytes with a binary prefix."""
+    return Number(count, _prefixed(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB")))
+
+
+def quantity(value: float, unit: str) -> Number:
+    """Return a value with an SI prefix before its unit."""
+    return Number(value, _prefixed(value, 1000, (unit, *(f"{prefix}{unit}" for prefix in "kMGTP"))))
+
+
+def _prefixed(value: float, step: int, units: tuple[str, ...]) -> str:
+    power = 0
+    while abs(value) >= step and power + 1 < len(units):
+        value, power = value / step, power + 1
+    return f"{_three(value)} {units[power]}".strip()
+
+
+def _three(value: float) -> str:
+    """Return three digits, more of thousands."""
+    return f"{value:,.0f}" if 100 <= abs(value) < 1e6 else f"{value:.3g}"

@@ -1,0 +1,185 @@
+"""Charts as Vega-Lite by Altair, drawn in the page by the library that it carries: no network is needed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from typing import TYPE_CHECKING
+
+import altair as alt
+import vl_convert
+
+from trtkit.report.cells import quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    Drawn = alt.Chart | alt.LayerChart | alt.FacetChart
+
+CHART = "<figure class='chart'>"
+"""How a chart starts in a page."""
+BLUE, ORANGE, GREEN, PURPLE, RED, GREY = "#3b82f6", "#e07b00", "#2da44e", "#a371f7", "#e5534b", "#8b949e"
+"""Colours that are read on white and on black."""
+_PALETTE = [BLUE, ORANGE, GREEN, PURPLE, RED, "#14b8a6", "#d946ef", "#a16207", GREY]
+_HEIGHT = 300
+
+Row = dict[str, str | float | None]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A field of the rows and what it is, with its unit. ticks: a format of d3."""
+
+    field: str
+    title: str
+    is_log: bool = False
+    ticks: str | None = None
+
+    @property
+    def shorthand(self) -> str:
+        """The field as Vega-Lite takes it, a number."""
+        return f"{self.field}:Q"
+
+    @property
+    def scale(self) -> alt.Scale:
+        """A linear scale starts at zero."""
+        return alt.Scale(type="log", nice=False, padding=12) if self.is_log else alt.Scale(zero=True)
+
+    @property
+    def axis(self) -> alt.Axis:
+        """Few ticks, which narrow screens have room for."""
+        return alt.Axis(tickCount=6, format=self.ticks) if self.ticks else alt.Axis(tickCount=6)
+
+
+def figure(chart: Drawn, caption: str = "", height: int = _HEIGHT) -> str:
+    """Return a chart as wide as the page."""
+    spec = chart.properties(width="container", height=height).to_dict()
+    del spec["$schema"]
+    text = json.dumps({**spec, "autosize": {"type": "fit-x", "contains": "padding"}}).replace("<", "\\u003c")
+    note = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return f"{CHART}<div class='plot'></div><script type='application/json'>{text}</script>{note}</figure>"
+
+
+@cache
+def library() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script."""
+    text = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    assert "</script" not in text.lower()
+    return text
+
+
+def data(rows: Sequence[Mapping[str, str | float | None]]) -> alt.Chart:
+    """Return a chart of rows without marks."""
+    return alt.Chart(alt.InlineData(values=list(map(dict, rows))))
+
+
+def colour(field: str, title: str, colours: Mapping[str, str] | None = None) -> alt.Color:
+    """Return colours by a field: those that are named, or the palette's."""
+    scale = (
+        alt.Scale(range=_PALETTE) if colours is None else alt.Scale(domain=list(colours), range=list(colours.values()))
+    )
+    return alt.Color(f"{field}:N", title=title, scale=scale, sort=None)
+
+
+def points(rows: Sequence[Row], axes: tuple[Axis, Axis], by: alt.Color, *, size: int = 45) -> alt.Chart:
+    """Return a point for each row, with a tooltip of all its texts; a click on the legend dims the others."""
+    x, y = axes
+    drawn: alt.Chart = (
+        data(rows)
+        .mark_circle(size=size, opacity=0.85)
+        .encode(
+            x=alt.X(x.shorthand, title=x.title, scale=x.scale, axis=x.axis),
+            y=alt.Y(y.shorthand, title=y.title, scale=y.scale, axis=y.axis),
+            color=by,
+            tooltip=tooltip(rows),
+        )
+    )
+    return drawn
+
+
+def lines(rows: Sequence[Row], axes: tuple[Axis, Axis], by: alt.Color, *, has_points: bool = True) -> alt.Chart:
+    """Return a line for each colour through its rows in their order, and steps where there are no points."""
+    x, y = axes
+    drawn: alt.Chart = (
+        data(rows)
+        .mark_line(point=has_points, interpolate="linear" if has_points else "step-after")
+        .encode(
+            x=alt.X(x.shorthand, title=x.title, scale=x.scale, axis=x.axis),
+            y=alt.Y(y.shorthand, title=y.title, scale=y.scale, axis=y.axis),
+            color=by,
+            order="order:Q",
+            tooltip=tooltip(rows),
+        )
+    )
+    return drawn
+
+
+def with_legend(chart: alt.Chart, field: str) -> alt.Chart:
+    """Let a click on the legend dim the other series."""
+    chosen = alt.selection_point(fields=[field], bind="legend")
+    dimmed: alt.Chart = chart.add_params(chosen).encode(opacity=alt.condition(chosen, alt.value(0.9), alt.value(0.1)))
+    return dimmed
+
+
+def limit(value: float, text: str) -> Drawn:
+    """Return a dashed line across the chart with its name."""
+    rule = data([{"limit": value, "text": text}])
+    line = rule.mark_rule(color=RED, strokeDash=[5, 4]).encode(y="limit:Q")
+    name = rule.mark_text(color=RED, align="left", dx=6, dy=-7)
+    drawn: alt.LayerChart = line + name.encode(y="limit:Q", x=alt.value(0), text="text:N")
+    return drawn
+
+
+def bars(rows: Sequence[Row], x_title: str, by: alt.Color) -> alt.Chart:
+    """Return bars from `start` to `end`, in a line for each `row`."""
+    drawn: alt.Chart = (
+        data(rows)
+        .mark_bar(height=alt.RelativeBandSize(0.8))
+        .encode(
+            x=alt.X("start:Q", title=x_title, axis=alt.Axis(tickCount=6)),
+            x2="end:Q",
+            y=alt.Y("row:N", title=None, sort=None),
+            color=by,
+            tooltip=tooltip(rows),
+        )
+    )
+    return drawn
+
+
+def intervals(rows: Sequence[Row], title: str) -> Drawn:
+    """Return each row's `value` with its interval from `low` to `high`, on a logarithmic scale with a line at 1."""
+    base = data(rows).encode(y=alt.Y("row:N", title=None, sort=None, axis=alt.Axis(labelLimit=240)))
+    span = base.mark_rule(color=BLUE, strokeWidth=2).encode(
+        x=alt.X("low:Q", title=title, scale=alt.Scale(type="log", nice=False, padding=20)),
+        x2="high:Q",
+        tooltip=tooltip(rows),
+    )
+    point = base.mark_circle(color=BLUE, size=90).encode(x="value:Q", tooltip=tooltip(rows))
+    one = data([{"one": 1.0}]).mark_rule(color=GREY, strokeDash=[5, 4])
+    return alt.layer(one.encode(x="one:Q"), span, point)
+
+
+def tooltip(rows: Sequence[Row]) -> list[alt.Tooltip]:
+    """Return the texts of the rows as a tooltip: fields whose names are words for people start with a capital."""
+    names = dict.fromkeys(name for row in rows for name in row if name[:1].isupper())
+    return [alt.Tooltip(field=name, type="nominal") for name in names]
+
+
+def roofline(rates: Mapping[str, float], bandwidth: float, layers: Sequence[Row], by: alt.Color) -> str:
+    """Return the roofs of a processor, and a point for each layer.
+
+    rates: operations a second, by type. layers: rows with `intensity`, `rate` and `size`, the point's area.
+    """
+    reach = [float(row["intensity"] or 0) for row in layers]
+    low, high = min([0.1, *reach]) / 2, 2 * max([10 * max(rates.values()) / bandwidth, *reach])
+    roofs: list[Row] = [
+        {"intensity": x, "rate": y, "roof": f"{dtype} {quantity(rate, 'OP/s').text}", "order": float(index)}
+        for dtype, rate in rates.items()
+        for index, (x, y) in enumerate(((low, bandwidth * low), (rate / bandwidth, rate), (high, rate)))
+    ]
+    axes = Axis("intensity", "operations per byte", True, "~g"), Axis("rate", "operations per second", True, "~s")
+    drawn = lines(roofs, axes, alt.Color("roof:N", title=f"roof, {bandwidth / 1e9:,.0f} GB/s and", sort=None))
+    marks = points(layers, axes, by).encode(size=alt.Size("size:Q", scale=None, legend=None))
+    return figure(alt.layer(drawn.mark_line(), marks).resolve_scale(color="independent"), height=340)
