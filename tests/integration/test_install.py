@@ -32,6 +32,7 @@ GENERATE = "generate bundles/llm --prompt hello --max-new-tokens 4"
 PROMISES = {
     "rtx,torch": ["build --config torch.yaml", *ONNX],
     "rtx,verify": [*ONNX, "verify bundles/onnx", "bench bundles/onnx --compare onnxruntime --unverified"],
+    "rtx,verify,report": ["build --config onnx.yaml", "verify bundles/onnx --html report.html"],
     "rtx,quantize": ["build --config fp16.yaml", "quantize onnx.yaml --method int8 --calib data.npz --out q8.onnx"],
     "rtx,llm": [*LLM, GENERATE, "eval bundles/llm --perplexity text.txt --windows 1"],
     "rtx,llm,quantize": ["quantize llm.yaml --method int8_wo --out llm-int8"],

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
+from trtkit.cli.pages import check_page
 from trtkit.extras import install, missing_package
 
 
@@ -56,3 +59,14 @@ def test_a_module_that_no_extra_brings_is_left_alone() -> None:
     missing = missing_package(ModuleNotFoundError("No module named 'PIL.Image'", name="PIL.Image"))
     assert missing is not None
     assert (missing.what, missing.fix) == ("this needs `pillow`, which is not installed", install("verify"))
+
+
+def test_a_page_that_cannot_be_drawn_is_refused_before_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "altair", None)
+    for name in ("page", "charts"):
+        monkeypatch.delitem(sys.modules, f"trtkit.report.{name}", raising=False)
+    with pytest.raises(ImportError) as refused:
+        check_page(Path("report.html"))
+    missing = missing_package(refused.value)
+    assert missing is not None
+    assert (missing.what, missing.fix) == ("this needs `altair`, which is not installed", install("report"))

@@ -90,8 +90,8 @@ def _figures(case: Case) -> str:
         for name, metric in result.metrics.items():
             values = [_with_unit(getattr(metric, each), metric) if hasattr(metric, each) else None
                       for each in _STATISTICS]  # fmt: skip
-            rows.append((_title(result), _words(name), *values, steady))
-    return table(("contender", "metric", *_STATISTICS, ""), rows)
+            rows.append((_words(name), _title(result), *values, steady))
+    return table(("metric", "contender", *_STATISTICS, ""), rows)
 
 
 def _with_unit(value: float, metric: Metric) -> Number:

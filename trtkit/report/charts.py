@@ -23,6 +23,7 @@ CHART = "<figure class='chart'>"
 BLUE, ORANGE, GREEN, PURPLE, RED, GREY = "#3b82f6", "#e07b00", "#2da44e", "#a371f7", "#e5534b", "#8b949e"
 """Colours that are read on white and on black."""
 _PALETTE = [BLUE, ORANGE, GREEN, PURPLE, RED, "#14b8a6", "#d946ef", "#a16207", GREY]
+_ROOFS = [PURPLE, RED, GREY, GREEN, "#14b8a6", "#d946ef", "#a16207", ORANGE]
 _HEIGHT = 300
 
 Row = dict[str, str | float | None]
@@ -35,7 +36,7 @@ class Axis:
     field: str
     title: str
     is_log: bool = False
-    ticks: str | None = None
+    ticks: str = ".4~g"
 
     @property
     def shorthand(self) -> str:
@@ -50,7 +51,7 @@ class Axis:
     @property
     def axis(self) -> alt.Axis:
         """Few ticks, which narrow screens have room for."""
-        return alt.Axis(tickCount=6, format=self.ticks) if self.ticks else alt.Axis(tickCount=6)
+        return alt.Axis(tickCount=6, format=self.ticks)
 
 
 def figure(chart: Drawn, caption: str = "", height: int = _HEIGHT) -> str:
@@ -180,6 +181,9 @@ def roofline(rates: Mapping[str, float], bandwidth: float, layers: Sequence[Row]
         for index, (x, y) in enumerate(((low, bandwidth * low), (rate / bandwidth, rate), (high, rate)))
     ]
     axes = Axis("intensity", "operations per byte", True, "~g"), Axis("rate", "operations per second", True, "~s")
-    drawn = lines(roofs, axes, alt.Color("roof:N", title=f"roof, {bandwidth / 1e9:,.0f} GB/s and", sort=None))
+    roof = alt.Color(
+        "roof:N", title=f"roofs, {bandwidth / 1e9:,.0f} GB/s and", sort=None, scale=alt.Scale(range=_ROOFS)
+    )
+    drawn = lines(roofs, axes, roof)
     marks = points(layers, axes, by).encode(size=alt.Size("size:Q", scale=None, legend=None))
     return figure(alt.layer(drawn.mark_line(), marks).resolve_scale(color="independent"), height=340)

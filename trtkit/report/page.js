@@ -24,7 +24,8 @@ const drawAll = () => {
     axis: { labelColor: soft, titleColor: text, gridColor: line, domainColor: line, tickColor: line,
       titleFontWeight: "normal", labelOverlap: "greedy", gridOpacity: .4 },
     legend: { labelColor: text, titleColor: soft, titleFontWeight: "normal", orient: "top", direction: "horizontal",
-      columns: isNarrow.matches ? 2 : 4, labelLimit: isNarrow.matches ? 150 : 320, symbolOpacity: 1 },
+      columns: isNarrow.matches ? 2 : 4, labelLimit: isNarrow.matches ? 150 : 320, symbolOpacity: 1,
+      layout: { top: { direction: "vertical", anchor: "start", margin: 4 } } },
   };
   for (const figure of document.querySelectorAll("figure.chart")) {
     const spec = JSON.parse(figure.querySelector("script").textContent);
