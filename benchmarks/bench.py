@@ -33,7 +33,7 @@ profiles:
   - batch: [1, 1, 4]
 """
 _VISION = ("--batch", "1", "--compare", "torch", "--compare", "onnxruntime", "--min-runs", "40", "--max-seconds", "25")
-_LOAD = ("--input-tokens", "64", "--output-tokens", "16", "--requests", "4", "--rounds", "3")
+_LOAD = ("--input-len", "64", "--output-len", "16", "--requests", "4", "--rounds", "3")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def main() -> None:
     if "--prepare" in sys.argv:
         return
     for case in CASES:
-        _trtkit(folder, "bench", case.name, *case.words, "--out", f"{case.name}.json")
+        _trtkit(folder, "bench", case.name, *case.words, "--save", f"{case.name}.json")
         shutil.copyfile(folder / f"{case.name}.json", RESULTS / "bench" / f"{case.name}.json")
     write_table()
 
@@ -78,7 +78,7 @@ def main() -> None:
 def _prepare(case: Case, folder: Path) -> None:
     """Build and verify a bundle that was not."""
     sets = [word for override in case.overrides for word in ("--set", override)]
-    _trtkit(folder, "build", "--config", case.config, "--out", case.name, *sets)
+    _trtkit(folder, "build", case.config, "-o", case.name, *sets)
     bundle = folder / case.name
     assert is_bundle(bundle)
     if open_bundle(bundle).manifest.verify is None:

@@ -3,14 +3,14 @@ set -e
 say() { printf '\n\033[1m$ %s\033[0m\n' "$*"; "$@"; }
 
 say trtkit doctor
-say trtkit build --config efficientnet-lite0 --set precision=fp16
-say trtkit build --config efficientnet-lite0 --set precision=fp16
+say trtkit build efficientnet-lite0 --precision fp16
+say trtkit build efficientnet-lite0 --precision fp16
 say trtkit inspect bundles/efficientnet-lite0
 say trtkit verify bundles/efficientnet-lite0 --trust-source --no-corners --html bundles/report.html
-say trtkit build --config llama
+say trtkit build llama
 say trtkit verify bundles/llama --no-corners
-say trtkit generate bundles/llama --prompt "What is the capital of France?" --stats
-say trtkit build --config llama --set quantize.method=int8_wo --out bundles/llama-int8
+say trtkit generate bundles/llama "What is the capital of France?" --stats
+say trtkit build llama --set quantize.method=int8_wo -o bundles/llama-int8
 say trtkit eval bundles/llama-int8 --compare bundles/llama --perplexity README.md --windows 1
 say trtkit deploy bundles/llama --to triton --repository bundles/models
 

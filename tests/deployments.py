@@ -40,7 +40,7 @@ def classifier(folder: Path, name: str = "tiny", seed: int = 0) -> Path:
 
 def build(config: Path, bundle: Path, *words: str) -> Path:
     """Build a config; return the bundle."""
-    main(["build", "--config", str(config), "--out", str(bundle), "--quiet", *words])
+    main(["build", str(config), "-o", str(bundle), "--quiet", *words])
     return bundle
 
 

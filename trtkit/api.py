@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtkit.bundle.bundle import Bundle, is_bundle, is_bundle_folder, open_bundle
+from trtkit.bundle.bundle import Bundle, is_bundle_folder, open_bundle
 from trtkit.config.load import changed_config, find_model_config
 from trtkit.config.overrides import keyword_overrides
 from trtkit.config.schema import ModelConfig
@@ -45,13 +45,10 @@ AnyBundle = str | Path | Bundle
 def load_config(model: Source, **keys: object) -> ModelConfig:
     """Return the config that `model` stands for, with `keys` changed. It is complete, checked and frozen.
 
-    Raises ConfigError that lists every fault, SourceError if the model is not there.
+    Raises ConfigError that lists every fault, SourceError if the model is not there, BundleError for a bundle.
     """
     if isinstance(model, ModelConfig):
         return changed_config(model, keys)
-    if is_bundle(Path(model)):
-        fix = "give its config; a bundle is for `open_model`, `verify`, `plan`, `deploy`, `bench`, `evaluate` and `LLM`"
-        raise BundleError("a bundle is built already", str(model), fix)
     return find_model_config(str(model), keyword_overrides(keys))
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from trtkit.errors import TrtkitError
+
+Precision = Literal["fp32", "fp16", "bf16"]
+"""Types that a network may compute in."""
 
 
 @dataclass(frozen=True)

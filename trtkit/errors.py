@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -135,6 +136,15 @@ class PlanError(TrtkitError):
     """A question about capacity that has no answer: an unknown GPU, lengths the model does not have."""
 
     exit_code = 2
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return "did you mean `a` or `b`? " for the names in `known` that are close, compared by what follows their last
+    slash; of those that are equal there, the last counts. Empty if none is close.
+    """
+    by_name = {each.rpartition("/")[2].lower(): each for each in known}
+    close = difflib.get_close_matches(name.rstrip("/").rpartition("/")[2].lower(), by_name, n=3)
+    return f"did you mean {' or '.join(f'`{by_name[each]}`' for each in close)}? " if close else ""
 
 
 DATA_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, struct.error)

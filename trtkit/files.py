@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from io import BufferedReader
     from pathlib import Path
 
+MANIFEST = "manifest.json"
+"""What makes a folder a bundle."""
 _RENAME_EXCHANGE = 2  # linux/fs.h
 _AT_FDCWD = -100
 _NO_EXCHANGE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM}

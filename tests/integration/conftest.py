@@ -23,7 +23,7 @@ def bundle(workspace: Path, trtkit: Callable[..., Ran]) -> Path:
 
     models.save(models.matmul(), workspace / "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
-    assert trtkit("build", "--config", "m.yaml", "--out", "b").code == 0
+    assert trtkit("build", "m.yaml", "-o", "b").code == 0
     return workspace / "b"
 
 

@@ -27,7 +27,7 @@ def config(workspace: Path) -> Path:
 
 def test_unknown_key_is_shown_with_file_and_line(config: Path, refuses: Callable[..., str]) -> None:
     config.write_text("source:\n  onnx: m.onnx\nprecison: fp16\n")
-    message = refuses("build", "--config", config, code=2)
+    message = refuses("build", config, code=2)
     assert message.startswith(
         f"invalid config `{config}`\n  {config}:3: unknown key `precison`\n    fix: did you mean `prec"
     )
@@ -35,7 +35,7 @@ def test_unknown_key_is_shown_with_file_and_line(config: Path, refuses: Callable
 
 def test_profile_that_does_not_fit_shows_every_fault(config: Path, refuses: Callable[..., str]) -> None:
     profiles = "profiles=[{bach: [1, 2, 3], images.2: 16, image: [[1], [1], [1]], images.1: [3, 3, 3]}]"
-    assert refuses("build", "--config", config, "--set", profiles, code=2) == (
+    assert refuses("build", config, "--set", profiles, code=2) == (
         "the profiles do not fit the model\n"
         "  profiles.0.bach: unknown input or dimension `bach`\n"
         "    fix: did you mean `batch`? known: batch, images\n"
@@ -50,7 +50,7 @@ def test_profile_that_does_not_fit_shows_every_fault(config: Path, refuses: Call
 
 
 def test_profile_with_min_above_opt_is_refused(config: Path, refuses: Callable[..., str]) -> None:
-    message = refuses("build", "--config", config, "--set", "profiles.0.batch=[8, 4, 32]", code=2)
+    message = refuses("build", config, "--set", "profiles.0.batch=[8, 4, 32]", code=2)
     where = "--set profiles.0.batch=[8, 4, 32]"
     assert (
         message == f"invalid config `{config}`\n  {where}: profiles.0.batch: min <= opt <= max does not hold: 8, 4, 32"
@@ -59,7 +59,7 @@ def test_profile_with_min_above_opt_is_refused(config: Path, refuses: Callable[.
 
 def test_dimension_without_a_range_is_named(workspace: Path, config: Path, refuses: Callable[..., str]) -> None:
     models.save(models.question_marks(), workspace / "m.onnx")
-    assert refuses("build", "--config", config, code=2) == (
+    assert refuses("build", config, code=2) == (
         "the profiles do not fit the model\n"
         "  profiles.0: dimension `x.2` (axis 2 of `x`) has no range\n"
         "    fix: add `x.2: [min, opt, max]`\n"
@@ -71,7 +71,7 @@ def test_dimension_without_a_range_is_named(workspace: Path, config: Path, refus
 
 def test_unknown_keep_fp32_patterns_are_named_with_nodes_near_them(config: Path, refuses: Callable[..., str]) -> None:
     words = ["--set", "precision=fp16", "--set", "keep_fp32=[head/gem, 'op:Softmax', pool]"]
-    message = refuses("build", "--config", config, *words, code=2)
+    message = refuses("build", config, *words, code=2)
     assert message.startswith("invalid config\n  keep_fp32: `head/gem` matches no node\n    fix: near: head/gemm")
     assert "keep_fp32: `op:Softmax` matches no node" in message
     assert "`pool` matches" not in message
@@ -79,7 +79,7 @@ def test_unknown_keep_fp32_patterns_are_named_with_nodes_near_them(config: Path,
 
 
 def test_unknown_target_lists_the_known_ones(config: Path, refuses: Callable[..., str]) -> None:
-    message = refuses("build", "--config", config, "--target", "h100", code=2)
+    message = refuses("build", config, "--target", "h100", code=2)
     assert message.startswith("unknown target `h100`\n  known targets: any, local-gpu, sm120, sm75, sm80")
 
 
@@ -95,19 +95,19 @@ def test_fp8_model_is_refused_where_the_target_lacks_it(
 ) -> None:
     models.save(models.fp8(), workspace / "m.onnx")
     fix = "build with a target of SM89 or newer, such as `--target sm89`"
-    assert refuses("build", "--config", config, "--target", target, "--quiet", code=2) == (
+    assert refuses("build", config, "--target", target, "--quiet", code=2) == (
         f"the target cannot run the network\n  {expected}\n    fix: {fix}"
     )
 
 
 def test_missing_tensorrt_names_the_extra_to_install(config: Path, refuses: Callable[..., str]) -> None:
-    message = refuses("build", "--config", config, "--target", "local-gpu")
+    message = refuses("build", config, "--target", "local-gpu")
     assert message.startswith("the `tensorrt` backend does not load: No module named 'tensorrt'")
     assert message.endswith(f"fix: {install('tensorrt')}")
 
 
 def test_unknown_option_is_a_usage_error(trtkit: Callable[..., Ran], workspace: Path) -> None:
-    ran = trtkit("build", "--confg", "m.yaml")
+    ran = trtkit("build", "m.yaml", "--ouput", "b")
     assert ran.code == 2
     assert "No such option" in ran.err
-    assert "--config" in ran.err
+    assert "--output" in ran.err

@@ -25,13 +25,13 @@ def test_missing_file_names_the_path_and_the_files_there(
     workspace: Path, config: Path, refuses: Callable[..., str]
 ) -> None:
     models.save(models.matmul(), workspace / "other.onnx")
-    message = refuses("build", "--config", config)
+    message = refuses("build", config)
     assert message.endswith(f"{workspace}/m.onnx: no such file\nfix: files there: other.onnx")
 
 
 def test_folder_is_not_an_onnx_file(workspace: Path, config: Path, refuses: Callable[..., str]) -> None:
     (workspace / "m.onnx").mkdir()
-    message = refuses("build", "--config", config)
+    message = refuses("build", config)
     assert message == f"{workspace}/m.onnx: this is a folder, not an ONNX file\nfix: give the .onnx file in it"
 
 
@@ -40,14 +40,14 @@ def test_other_file_is_not_an_onnx_model(
     content: bytes, workspace: Path, config: Path, refuses: Callable[..., str]
 ) -> None:
     (workspace / "m.onnx").write_bytes(content)
-    message = refuses("build", "--config", config)
+    message = refuses("build", config)
     assert message.startswith(f"{workspace}/m.onnx: not an ONNX model, or a truncated one: ")
     assert message.endswith("\nfix: export or copy it again")
 
 
 def test_empty_file_holds_no_graph(workspace: Path, config: Path, refuses: Callable[..., str]) -> None:
     (workspace / "m.onnx").touch()
-    message = refuses("build", "--config", config)
+    message = refuses("build", config)
     assert message == (f"{workspace}/m.onnx: not an ONNX model: it holds no graph\nfix: export or copy it again")
 
 
@@ -55,7 +55,7 @@ def test_empty_file_holds_no_graph(workspace: Path, config: Path, refuses: Calla
 def test_truncated_model_is_refused(part: float, workspace: Path, config: Path, refuses: Callable[..., str]) -> None:
     whole = models.classifier().SerializeToString()
     (workspace / "m.onnx").write_bytes(whole[: int(part * len(whole))])
-    message = refuses("build", "--config", config)
+    message = refuses("build", config)
     assert message.startswith(f"{workspace}/m.onnx: not an ONNX model, or a truncated one: ")
 
 
@@ -65,7 +65,7 @@ def test_model_with_unknown_tensor_is_refused_in_the_checkers_words(
     broken = models.matmul()
     broken.graph.node[0].input[0] = "nowhere"
     models.save(broken, workspace / "m.onnx")
-    message = refuses("build", "--config", config)
+    message = refuses("build", config)
     assert message.startswith(f"{workspace}/m.onnx: ONNX's checker refuses the model: Nodes in a graph must be topol")
     assert message.endswith("\nfix: export it again")
 
@@ -74,7 +74,7 @@ def test_input_type_without_counterpart_is_named(workspace: Path, config: Path, 
     text = models.matmul()
     text.graph.input.append(models.tensor("words", 1, dtype="STRING"))
     models.save(text, workspace / "m.onnx")
-    assert refuses("build", "--config", config) == (
+    assert refuses("build", config) == (
         "type string of `words` has no counterpart in TensorRT\nfix: cast it inside the model before export"
     )
 
@@ -84,7 +84,7 @@ def test_missing_external_data_names_tensor_and_file(
 ) -> None:
     models.save_external(models.matmul(), workspace / "m.onnx")
     (workspace / "m.onnx.data").unlink()
-    assert refuses("build", "--config", config) == (
+    assert refuses("build", config) == (
         f"{workspace}/m.onnx: tensor `w`: external data `m.onnx.data` is missing\nfix: put it into {workspace}"
     )
 
@@ -96,7 +96,7 @@ def test_truncated_external_data_names_both_sizes(
     models.save_external(models.matmul(), workspace / "m.onnx")
     models.set_external(workspace / "m.onnx", length=length)
     (workspace / "m.onnx.data").write_bytes(bytes(40))
-    assert refuses("build", "--config", config) == (
+    assert refuses("build", config) == (
         f"{workspace}/m.onnx: tensor `w`: external data `m.onnx.data` is truncated: 40 bytes, 48 needed"
     )
 
@@ -104,7 +104,7 @@ def test_truncated_external_data_names_both_sizes(
 def test_negative_offset_is_refused(workspace: Path, config: Path, refuses: Callable[..., str]) -> None:
     models.save_external(models.matmul(), workspace / "m.onnx")
     models.set_external(workspace / "m.onnx", offset="-8")
-    message = refuses("build", "--config", config)
+    message = refuses("build", config)
     assert message.startswith(f"{workspace}/m.onnx: tensor `w`: the place of the external data is invalid: ")
     assert "must be non-negative, got -8" in message
 
@@ -116,7 +116,7 @@ def test_external_data_outside_the_folder_is_refused(
     (workspace.parent / "secret").write_bytes(bytes(48))
     models.save_external(models.matmul(), workspace / "m.onnx")
     models.set_external(workspace / "m.onnx", location=location)
-    assert refuses("build", "--config", config) == (
+    assert refuses("build", config) == (
         f"{workspace}/m.onnx: tensor `w`: external data `{location}` points outside the model's folder\n"
         "fix: move the data beside the model"
     )
@@ -126,12 +126,12 @@ def test_symlink_out_of_the_folder_is_refused(workspace: Path, config: Path, ref
     models.save_external(models.matmul(), workspace / "m.onnx")
     (workspace / "m.onnx.data").rename(workspace.parent / "secret")
     (workspace / "m.onnx.data").symlink_to("../secret")
-    message = refuses("build", "--config", config)
+    message = refuses("build", config)
     assert "external data `m.onnx.data` points outside the model's folder" in message
 
 
 def test_json_puts_the_same_error_on_stdout(workspace: Path, config: Path, trtkit: Callable[..., object]) -> None:
-    ran = trtkit("build", "--config", config, "--json")
+    ran = trtkit("build", config, "--json")
     assert ran.code == 1
     assert ran.json() == {
         "error": "SourceError", "what": "no such file", "where": f"{workspace}/m.onnx", "fix": "check the path",

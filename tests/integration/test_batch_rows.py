@@ -53,7 +53,7 @@ def test_only_independent_rows_are_batched_by_a_server(
 ) -> None:
     models.save(make(), workspace / "rows.onnx")
     (workspace / "rows.yaml").write_text(CONFIG)
-    assert trtkit("build", "--config", "rows.yaml", "--out", "bundle", "-q").code == 0
+    assert trtkit("build", "rows.yaml", "-o", "bundle", "-q").code == 0
     report: dict[str, Any] = json.loads(trtkit("verify", "bundle", "--json").out)
     assert (report["passed"], report["batch_rows"]) == (True, rows)
     deployed = json.loads(trtkit("deploy", "bundle", "--repository", "models", "--json").out)

@@ -115,7 +115,7 @@ def test_the_reference_executor_has_no_cuda_graphs(tmp_path: Path, refuses: Call
     )
     words = ("--unverified", "--cuda-graphs", "--runtime", "reference", "-q")
     assert refuses("bench", build(tmp_path), *words) == said
-    assert refuses("bench", tiny_chat.build(tmp_path), *words, "--input-tokens", 4, "--output-tokens", 2) == said
+    assert refuses("bench", tiny_chat.build(tmp_path), *words, "--input-len", 4, "--output-len", 2) == said
     words = ("--unverified", "--no-cuda-graphs", "--runtime", "reference", "--batch", 1, *QUICK)
     ran = trtkit("bench", tmp_path / "tiny", *words, "--json")
     assert ran.json()["cuda_graphs"] == "none: the reference executor has none"
@@ -150,7 +150,7 @@ def test_a_hybrid_beside_its_model_in_torch(workspace: Path, trtkit: Run, refuse
 
 def test_a_language_model_has_ceilings_of_prefill_and_decode(tmp_path: Path, workspace: Path, trtkit: Run) -> None:
     bundle = tiny_chat.build(tmp_path)
-    words = ("--input-tokens", 12, "--output-tokens", 5, "--requests", 4, "--concurrency", 2, "--rounds", 1)
+    words = ("--input-len", 12, "--output-len", 5, "--requests", 4, "--concurrency", 2, "--rounds", 1)
     words = (*words, "--compare", "transformers", "--unverified", "-q", "--html", "r.html", "--json")
     found = trtkit("bench", bundle, *words).json()
     names = ("time_to_first_token", "inter_token_latency", "request_latency")
@@ -190,7 +190,7 @@ def test_torch_compile_computes_the_same(config: Path, trtkit: Run) -> None:
 def test_torch_compile_says_which_compiler_is_missing(
     config: Path, trtkit: Run, refuses: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trtkit("build", "--config", "m.yaml", "-q")
+    trtkit("build", "m.yaml", "-q")
     monkeypatch.setenv("CXX", "no-such-compiler")
     words = ("--unverified", "--trust-source", "--compare", "torch.compile", "-q")
     assert refuses("bench", "bundles/m", *words) == (

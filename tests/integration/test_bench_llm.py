@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Run = Callable[..., Ran]
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/aiperf_export.json").read_text())
-SHORT = ("--unverified", "--input-tokens", 12, "--output-tokens", 5, "--requests", 6, "-q")
+SHORT = ("--unverified", "--input-len", 12, "--output-len", 5, "--requests", 6, "-q")
 VOCAB = 256
 
 
@@ -130,7 +130,7 @@ def test_rounds_have_other_prompts_and_shared_beginnings_are_found_in_the_cache(
     words = ["--rounds", 3, "--json"]
     alone = trtkit("bench", bundle, *SHORT, *words).json()["cases"][0]["results"][0]
     assert (len(alone["requests"]), alone["reused_tokens"]) == (18, 0)
-    begins = ["--input-tokens", 40, "--shared-tokens", 32]
+    begins = ["--input-len", 40, "--shared-tokens", 32]
     shared = trtkit("bench", bundle, *SHORT, *begins, *words).json()["cases"][0]["results"][0]
     assert shared["reused_tokens"] >= 15 * 32
 
@@ -172,14 +172,14 @@ def test_a_trace_and_a_rate_send_when_requests_are_due(bundle: Path, workspace: 
 def test_prompts_of_a_file(bundle: Path, workspace: Path, trtkit: Run) -> None:
     lines: list[dict[str, Any]] = [{"prompt": "the sky"}, {"prompt_token_ids": [5, 6, 7], "max_tokens": 3}]
     Path("p.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    words = ["--unverified", "-q", "--prompts", "p.jsonl", "--requests", 3, "--output-tokens", 6, "--json"]
+    words = ["--unverified", "-q", "--prompts", "p.jsonl", "--requests", 3, "--output-len", 6, "--json"]
     requests = trtkit("bench", bundle, *words).json()["cases"][0]["results"][0]["requests"]
     assert [len(request["token_ms"]) for request in requests] == [6, 3, 6]
     assert requests[1]["input_tokens"] == 3
 
 
 def test_aiperf_files_have_its_names_units_and_statistics(bundle: Path, workspace: Path, trtkit: Run) -> None:
-    assert trtkit("bench", bundle, *SHORT, "--request-rate", 100, "--aiperf", "out", "--out", "r.json").code == 0
+    assert trtkit("bench", bundle, *SHORT, "--request-rate", 100, "--aiperf", "out", "--save", "r.json").code == 0
     own = json.loads(Path("r.json").read_text())["cases"][0]["results"][0]
     found = json.loads(Path("out/profile_export_aiperf.json").read_text())
     assert found["schema_version"] == GOLDEN["schema_version"]
@@ -230,21 +230,21 @@ def test_the_table_and_csv_say_what_computes(bundle: Path, workspace: Path, trtk
     ("words", "code", "message"),
     [
         (
-            ["--input-tokens", 90, "--output-tokens", 20],
+            ["--input-len", 90, "--output-len", 20],
             1,
             "90 input and 20 output tokens are more than the 96 that a slot",
         ),
         (["--shared-tokens", 200], 1, "--shared-tokens: 200 shared tokens do not fit in prompts of 128"),
         (
-            ["--compare", "onnxruntime", "--input-tokens", 4],
+            ["--compare", "onnxruntime", "--input-len", 4],
             1,
             "`onnxruntime` is nothing to compare a language model with",
         ),
-        (["--goodput", "fast", "--input-tokens", 4], 1, "--goodput: `fast` is no objective"),
+        (["--goodput", "fast", "--input-len", 4], 1, "--goodput: `fast` is no objective"),
         (["--trace", "none.jsonl"], 1, "none.jsonl: the trace cannot be read"),
         (["--concurrency", 1, "--request-rate", 2], 2, "--concurrency and --request-rate are two loads: give one"),
         (["--batch", 2], 2, "--batch is not for language models"),
-        (["--request-rate", 1, "--compare", "transformers", "--input-tokens", 4], 1, "transformers runs batches"),
+        (["--request-rate", 1, "--compare", "transformers", "--input-len", 4], 1, "transformers runs batches"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(
@@ -273,7 +273,7 @@ def test_failed_requests_are_in_no_latency() -> None:
 @pytest.mark.slow
 def test_smollm2_beside_transformers(tmp_path: Path, trtkit: Run) -> None:
     path = build_bundle(load_config("llama", ("precision=fp32",)), tmp_path / "llama", new_runner()).bundle.path
-    words = ["--input-tokens", 16, "--output-tokens", 4, "--requests", 2, "--rounds", 2, "--concurrency", 2]
+    words = ["--input-len", 16, "--output-len", 4, "--requests", 2, "--rounds", 2, "--concurrency", 2]
     case = trtkit("bench", path, "--unverified", *words, "--compare", "transformers", "--json", "-q").json()["cases"][0]
     assert case["results"][1]["same_tokens"] == 1.0
     assert len(case["results"][0]["samples"]["time_to_first_token"]) == 4

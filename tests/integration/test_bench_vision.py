@@ -72,12 +72,12 @@ def test_rounds_are_interleaved(bundle: Path, trtkit: Run) -> None:
 
 def test_files_have_provenance_and_what_computes_in_every_line(bundle: Path, tmp_path: Path, trtkit: Run) -> None:
     out, table = tmp_path / "r.json", tmp_path / "r.csv"
-    ran = trtkit("bench", bundle, "--batch", "2,1", "--out", out, "--csv", table, *QUICK)
+    ran = trtkit("bench", bundle, "--batch", "2,1", "--save", out, "--csv", table, *QUICK)
     assert ran.code == 0
     found = json.loads(out.read_text())
     assert [case["batch"] for case in found["cases"]] == [2, 1]
     about = found["provenance"]
-    assert about["command"].startswith(f"trtkit bench {bundle} --batch 2,1 --out")
+    assert about["command"].startswith(f"trtkit bench {bundle} --batch 2,1 --save")
     assert {"measured_at", "machine", "versions"} <= about.keys()
     assert {"cores", "processor", "load_average", "torch_threads", "gpus"} <= about["machine"].keys()
     assert {"torch", "trtkit", "onnxruntime"} <= about["versions"].keys()
@@ -160,7 +160,7 @@ def test_wrong_options_are_usage_errors(bundle: Path, trtkit: Run, workspace: Pa
     for words, message in (
         (("--batch", "0"), "'0' is not numbers above 0 with commas between them, such as 1,4,16"),
         (("--batch", "1,x"), "'1,x' is not numbers above 0"),
-        (("--out", "no/where.json"), "cannot write `no/where.json`: there is no such folder"),
+        (("--save", "no/where.json"), "cannot write `no/where.json`: there is no such folder"),
     ):
         ran = trtkit("bench", bundle, *words)
         assert (ran.code, ran.out, message in ran.err) == (2, "", True)
@@ -169,7 +169,7 @@ def test_wrong_options_are_usage_errors(bundle: Path, trtkit: Run, workspace: Pa
 
 def test_a_report_that_cannot_be_written_leaves_nothing(bundle: Path, workspace: Path, trtkit: Run) -> None:
     (workspace / "r.json").mkdir()
-    ran = trtkit("bench", bundle, "--batch", 1, "--out", "r.json", *QUICK)
+    ran = trtkit("bench", bundle, "--batch", 1, "--save", "r.json", *QUICK)
     assert ran.code == 2
     assert [path.name for path in workspace.iterdir()] == ["r.json"]
 
@@ -191,7 +191,7 @@ main()
 
 
 def test_ctrl_c_leaves_nothing(bundle: Path, workspace: Path) -> None:
-    words = ["bench", str(bundle), "--batch", "1", "--min-seconds", "120", "--max-seconds", "120", "--out", "r.json"]
+    words = ["bench", str(bundle), "--batch", "1", "--min-seconds", "120", "--max-seconds", "120", "--save", "r.json"]
     done = subprocess.run([sys.executable, "-c", INTERRUPTED, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 130
     assert "Traceback" not in done.stderr

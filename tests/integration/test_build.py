@@ -36,7 +36,7 @@ def build(config: Path, trtkit: Callable[..., Ran]) -> Callable[..., Any]:
     """Build the classifier with `--json` and return the answer."""
 
     def run(*words: object) -> Any:
-        ran = trtkit("build", "--config", config, "--json", *words)
+        ran = trtkit("build", config, "--json", *words)
         assert ran.code == 0, ran.err
         return ran.json()
 
@@ -93,7 +93,7 @@ def test_plan_is_one_that_tensorrt_made(workspace: Path, build: Callable[..., An
 
 
 def test_progress_goes_to_stderr_and_the_result_to_stdout(config: Path, trtkit: Callable[..., Ran]) -> None:
-    ran = trtkit("build", "--config", config)
+    ran = trtkit("build", config)
     assert [line.split("] ")[1] for line in ran.err.splitlines() if line.startswith("[")] == [
         "read source",
         "prepare",
@@ -104,11 +104,11 @@ def test_progress_goes_to_stderr_and_the_result_to_stdout(config: Path, trtkit: 
     assert "batch not given: [1, 1, 8] assumed" in ran.err
     assert ran.out.startswith("built bundles/m\n")
     assert "images fp32 [?, 3, 16, 16]" in ran.out
-    assert trtkit("build", "--config", config, "--no-cache", "--quiet").err == ""
+    assert trtkit("build", config, "--no-cache", "--quiet").err == ""
 
 
 def test_json_is_one_object_and_nothing_else(config: Path, trtkit: Callable[..., Ran]) -> None:
-    ran = trtkit("build", "--config", config, "--json")
+    ran = trtkit("build", config, "--json")
     assert (ran.err, ran.out.count("\n")) == ("", 1)
     assert set(ran.json()) == {"origin", "path", "manifest"}
 
@@ -120,7 +120,7 @@ def test_same_build_again_does_nothing_and_says_so(
     stamp = (workspace / "bundles/m/engines/m.plan").stat().st_mtime_ns
     assert build() == {**built, "origin": "unchanged"}
     assert (workspace / "bundles/m/engines/m.plan").stat().st_mtime_ns == stamp
-    ran = trtkit("build", "--config", config)
+    ran = trtkit("build", config)
     assert ran.out.startswith("cache hit: already up to date, nothing was done bundles/m\n")
 
 
@@ -132,7 +132,7 @@ def test_deleted_bundle_comes_back_from_the_cache(
     shutil.rmtree(workspace / "bundles")
     assert build() == {**built, "origin": "restored"}
     assert (workspace / "bundles/m/engines/m.plan").read_bytes() == plan
-    ran = trtkit("build", "--config", config, "--out", "elsewhere")
+    ran = trtkit("build", config, "-o", "elsewhere")
     assert ran.out.startswith("cache hit: restored, nothing was built elsewhere\n")
 
 
@@ -154,12 +154,12 @@ def test_changed_plan_is_noticed_and_built_again(workspace: Path, own_cache: Pat
 
 
 def test_path_with_brackets_is_shown_as_it_is(config: Path, trtkit: Callable[..., Ran]) -> None:
-    ran = trtkit("build", "--config", config, "--out", "run[bold]1")
+    ran = trtkit("build", config, "-o", "run[bold]1")
     assert ran.out.startswith("built run[bold]1\n")
 
 
 def test_one_bundle_replaces_another(workspace: Path, build: Callable[..., Any]) -> None:
-    build("--out", "out", "--set", "name=first")
-    build("--out", "out", "--set", "name=second")
+    build("-o", "out", "--set", "name=first")
+    build("-o", "out", "--set", "name=second")
     assert [path for path in tree(workspace / "out") if "plan" in path] == ["engines/second.plan"]
     assert [path for path in tree(workspace) if path.startswith(".")] == []

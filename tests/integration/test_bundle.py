@@ -91,12 +91,12 @@ def test_cached_bundle_of_another_model_is_not_restored(
 ) -> None:
     models.save(models.classifier(), workspace / "other.onnx")
     (workspace / "other.yaml").write_text("source: {onnx: other.onnx}\n")
-    assert trtkit("build", "--config", "other.yaml", "--out", "o").code == 0
+    assert trtkit("build", "other.yaml", "-o", "o").code == 0
     key = json.loads((workspace / "o/manifest.json").read_text())["build_key"]
     shutil.rmtree(workspace / "o")
     shutil.rmtree(own_cache / "bundles" / key)
     shutil.copytree(bundle, own_cache / "bundles" / key)
-    ran = trtkit("build", "--config", "other.yaml", "--out", "o", "--json")
+    ran = trtkit("build", "other.yaml", "-o", "o", "--json")
     assert (ran.code, ran.json()["origin"]) == (0, "built")
     assert [tensor["name"] for tensor in ran.json()["manifest"]["inputs"]] == ["images"]
 
@@ -114,7 +114,7 @@ def test_manifest_of_another_version_is_refused(text: str, bundle: Path, refuses
     version = "99" if "99" in text else "None"
     assert refuses("inspect", "b") == (
         f"b/manifest.json: manifest schema version {version} is not 3\n"
-        "fix: build it again with this trtkit: `trtkit build --config CONFIG --out b`"
+        "fix: build it again with this trtkit: `trtkit build CONFIG --output b`"
     )
 
 
@@ -138,6 +138,6 @@ def test_any_folder_can_be_asked_for(folder: str, bundle: Path, refuses: Callabl
 
 def test_damaged_bundle_is_built_anew(bundle: Path, trtkit: Callable[..., Ran]) -> None:
     (bundle / "manifest.json").write_text("{")
-    ran = trtkit("build", "--config", "m.yaml", "--out", "b", "--json")
+    ran = trtkit("build", "m.yaml", "-o", "b", "--json")
     assert (ran.code, ran.json()["origin"]) == (0, "restored")
     assert trtkit("inspect", "b").code == 0

@@ -34,9 +34,7 @@ def test_a_conversation_remembers_what_was_said(
         answer = tiny_tokenizer.decode(greedy(tiny_tokenizer.chat(messages), 4))
         messages.append({"role": "assistant", "content": answer})
         expected.append(answer)
-    ran = chat(
-        trtkit, monkeypatch, "a\n\nb\n/reset\na\n/exit\nb\n", tiny_bundle, "--max-new-tokens", 4, "-q", "--stats"
-    )
+    ran = chat(trtkit, monkeypatch, "a\n\nb\n/reset\na\n/exit\nb\n", tiny_bundle, "--max-tokens", 4, "-q", "--stats")
     assert ran.code == 0
     assert ran.out == f"{expected[0]}\n{expected[1]}\n{expected[0]}\n"
     reused = [int(line.rpartition("tokens, ")[2].split(" ")[0]) for line in ran.err.splitlines() if "reused" in line]
@@ -58,5 +56,5 @@ def test_a_conversation_that_fills_the_cache_says_how_to_go_on(
         "the system message is set; the conversation is forgotten\n"
         "/reset        forget the conversation\n"
     )
-    long = chat(trtkit, monkeypatch, "a\n", tiny_bundle, "-q", "--max-new-tokens", 200, "--ignore-eos")
+    long = chat(trtkit, monkeypatch, "a\n", tiny_bundle, "-q", "--max-tokens", 200, "--ignore-eos")
     assert long.err == f"(the cache is full, {LENGTH} tokens; /reset begins a new conversation)\n"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def built(trtkit: Callable[..., Ran], form: str) -> dict[str, int]:
     """Build with a form into a folder of its name; return how many layers there are of each type."""
-    ran = trtkit("build", "--config", "m.yaml", "--set", f"custom_ops.form={form}", "--out", form, "--json")
+    ran = trtkit("build", "m.yaml", "--set", f"custom_ops.form={form}", "-o", form, "--json")
     assert ran.code == 0, ran.err
     manifest = ran.json()["manifest"]
     steps = {step["name"]: step["detail"] for step in manifest["steps"]}
@@ -91,7 +91,7 @@ def test_both_forms_of_a_written_decoder_are_those_of_transformers(
 def test_plugins_that_are_not_there_are_refused_before_the_build(refuses: Callable[..., str], workspace: Path) -> None:
     onnx.save(custom_op_models.deform_conv(), "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\ncustom_ops: {plugins: always}\n")
-    assert refuses("build", "--config", "m.yaml", code=2) == (
+    assert refuses("build", "m.yaml", code=2) == (
         "the config does not fit the backend\n"
         "  custom_ops.plugins: the backend `tensorrt_rtx` has no plugins\n"
         "    fix: leave it at `never`, which builds each op's function, or use a target of the backend `tensorrt`"

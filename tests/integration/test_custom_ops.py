@@ -25,7 +25,7 @@ def test_deformable_convolution_builds_and_verifies(
 ) -> None:
     onnx.save(getattr(custom_op_models, kind)(), "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
-    built = trtkit("build", "--config", "m.yaml", "--out", "out", "--quiet", "--set", f"precision={precision}")
+    built = trtkit("build", "m.yaml", "-o", "out", "--quiet", "--set", f"precision={precision}")
     assert built.code == 0, built.err
     found = trtkit("inspect", "out", "--json").json()
     steps = {step["name"]: step["detail"] for step in found["manifest"]["steps"]}
@@ -45,7 +45,7 @@ def test_deformable_convolution_builds_and_verifies(
 def test_a_node_that_cannot_be_taken_ends_in_a_clear_error(refuses: Callable[..., str], workspace: Path) -> None:
     onnx.save(custom_op_models.mmcv_deform_conv(layers=1, deform_groups=4), "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
-    said = refuses("build", "--config", "m.yaml")
+    said = refuses("build", "m.yaml")
     assert "trtkit cannot take 1 node" in said
     assert "18 channels of `offset`, 72 wanted: 2 * offset_groups * kernel" in said
 
@@ -53,7 +53,7 @@ def test_a_node_that_cannot_be_taken_ends_in_a_clear_error(refuses: Callable[...
 def test_an_attribute_that_nobody_knows_ends_in_a_clear_error(refuses: Callable[..., str], workspace: Path) -> None:
     onnx.save(custom_op_models.mmcv_deform_conv(layers=1, padding=[1, 1, 1]), "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
-    assert refuses("build", "--config", "m.yaml", "--quiet") == (
+    assert refuses("build", "m.yaml", "--quiet") == (
         "trtkit cannot take 1 node\n"
         "  mmcv::MMCVModulatedDeformConv2d `layer0/dcn`: attribute `padding` is [1, 1, 1]: 2 numbers are allowed"
     )

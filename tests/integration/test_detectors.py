@@ -41,7 +41,7 @@ def test_rt_detr_v2_exported_whole_builds_and_verifies(trtkit: Callable[..., Ran
         dynamic_axes={name: {0: "batch"} for name in ("pixel_values", "logits", "pred_boxes")},
     )  # fmt: skip
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
-    built = trtkit("build", "--config", "m.yaml", "--out", "out", "--quiet")
+    built = trtkit("build", "m.yaml", "-o", "out", "--quiet")
     assert built.code == 0, built.err
     verified = trtkit("verify", "out")
     assert verified.code == 0, verified.out + verified.err
@@ -79,7 +79,7 @@ def _with_suppression() -> onnx.ModelProto:
 def test_a_detector_that_ends_in_suppression(trtkit: Callable[..., Ran], workspace: Path, precision: str) -> None:
     onnx.save(_with_suppression(), "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
-    built = trtkit("build", "--config", "m.yaml", "--out", "out", "--quiet", "--set", f"precision={precision}")
+    built = trtkit("build", "m.yaml", "-o", "out", "--quiet", "--set", f"precision={precision}")
     assert built.code == 0, built.err
     found = trtkit("inspect", "out", "--json").json()
     steps = {step["name"]: step["detail"] for step in found["manifest"]["steps"]}
@@ -104,7 +104,7 @@ def test_a_model_in_integer_operators(trtkit: Callable[..., Ran], workspace: Pat
     inputs, outputs = [models.tensor("x", "n", 3, 8, 8)], [models.tensor("y", "n", 4, 6, 6)]
     onnx.save(models.model(nodes, inputs, outputs, initializers), "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
-    built = trtkit("build", "--config", "m.yaml", "--out", "out", "--quiet")
+    built = trtkit("build", "m.yaml", "-o", "out", "--quiet")
     assert built.code == 0, built.err
     steps = {step["name"]: step["detail"] for step in trtkit("inspect", "out", "--json").json()["manifest"]["steps"]}
     assert steps["rewrites"] == "1 QLinearConv, 2 uint8 tensor, 1 QuantizeLinear, 1 DequantizeLinear"

@@ -65,7 +65,7 @@ def test_detr3d_equals_the_torch_model(
 ) -> None:
     quantize = quantize.replace("scene.npz", str(model.parent / "scene.npz"))
     asked = ("--set", f"compose={compose}", "--set", f"quantize={quantize}")
-    ran = trtkit("build", "--config", "d.yaml", *asked, "--json")
+    ran = trtkit("build", "d.yaml", *asked, "--json")
     assert ran.code == 0, ran.err
     engines = ran.json()["manifest"]["engines"]
     assert len(engines) == (1 if compose == "fused" else 2)
@@ -75,7 +75,7 @@ def test_detr3d_equals_the_torch_model(
 
 
 def test_points_are_seen_under_real_camera_matrices(model: Path, trtkit: Callable[..., Ran]) -> None:
-    assert trtkit("build", "--config", "d.yaml").code == 0
+    assert trtkit("build", "d.yaml").code == 0
     run, given = open_model("bundles/d").run, dict(np.load("scene.npz"))
     found = run(given)
     blind = run({**given, "images": given["images"] * 0})
@@ -116,7 +116,7 @@ class Trap:
 def test_a_checkpoint_with_code_is_refused(model: Path, refuses: Callable[..., str]) -> None:
     (model / "model.safetensors").unlink()
     torch.save({"state_dict": {}, "extra": Trap()}, model / "bad.pth")
-    assert "the checkpoint holds more than plain tensors" in refuses("build", "--config", "d.yaml")
+    assert "the checkpoint holds more than plain tensors" in refuses("build", "d.yaml")
     assert not Path("ran.txt").exists()
 
 
@@ -139,21 +139,21 @@ def test_a_config_that_does_not_fit_is_refused(
     fields: dict[str, Any], message: str, model: Path, refuses: Callable[..., str]
 ) -> None:
     edit(model, **fields)
-    assert message in refuses("build", "--config", "d.yaml")
+    assert message in refuses("build", "d.yaml")
 
 
 def test_missing_weights_are_named(model: Path, refuses: Callable[..., str]) -> None:
     state = load_file(model / "model.safetensors")
     del state["pts_bbox_head.transformer.reference_points.bias"]
     save_file(state, model / "model.safetensors")
-    message = refuses("build", "--config", "d.yaml")
+    message = refuses("build", "d.yaml")
     assert "`pts_bbox_head.transformer.reference_points.bias` is missing" in message
 
 
 def test_a_wrong_number_of_cameras_is_refused_at_run_time(model: Path, trtkit: Callable[..., Ran]) -> None:
     from trtkit.errors import SourceError
 
-    assert trtkit("build", "--config", "d.yaml").code == 0
+    assert trtkit("build", "d.yaml").code == 0
     given = dict(np.load("scene.npz"))
     with pytest.raises(SourceError, match="dimension 1 of `lidar2img` is 5; the profile allows 6 to 6"):
         open_model("bundles/d").run({**given, "lidar2img": given["lidar2img"][:, :5]})
@@ -162,7 +162,7 @@ def test_a_wrong_number_of_cameras_is_refused_at_run_time(model: Path, trtkit: C
 @pytest.mark.slow
 def test_full_size_detr3d_builds(workspace: Path, trtkit: Callable[..., Ran]) -> None:
     scene.write_model(workspace / "full", {"image": [928, 1600]})
-    ran = trtkit("build", "--config", "detr3d", "--set", f"source.hf={workspace}/full", "--json")
+    ran = trtkit("build", "detr3d", "--set", f"source.hf={workspace}/full", "--json")
     assert ran.code == 0, ran.err
     shapes = {item["name"]: item["shape"] for item in ran.json()["manifest"]["inputs"]}
     assert shapes == {"images": [-1, 6, 3, 928, 1600], "lidar2img": [-1, 6, 4, 4]}

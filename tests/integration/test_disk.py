@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.children
 
-FIX = "\nfix: choose a writable `--out` with enough space"
+FIX = "\nfix: choose a writable `--output` with enough space"
 
 
 @pytest.fixture
@@ -62,10 +62,10 @@ def test_full_disk_names_the_file_and_is_left_as_it_was(
 ) -> None:
     folder = mount(f"size={size}")
     (folder / "filler").write_bytes(bytes(4096))
-    message = refuses("build", "--config", config, "--out", folder / "out", "--no-cache")
+    message = refuses("build", config, "-o", folder / "out", "--no-cache")
     assert message == (
         f"{folder}/{file}: cannot write or read: no space left on device\n"
-        "fix: free some space, or choose another `--out`"
+        "fix: free some space, or choose another `--output`"
     )
     assert tree(folder) == ["filler"]
 
@@ -73,9 +73,9 @@ def test_full_disk_names_the_file_and_is_left_as_it_was(
 def test_full_disk_is_told_when_the_cache_would_be_restored(
     config: Path, own_cache: Path, mount: Callable[[str], Path], trtkit: Callable[..., Ran]
 ) -> None:
-    assert trtkit("build", "--config", config).code == 0
+    assert trtkit("build", config).code == 0
     folder = mount("size=64k")
-    ran = trtkit("build", "--config", config, "--out", folder / "out")
+    ran = trtkit("build", config, "-o", folder / "out")
     assert ran.code == 1
     assert "no space left on device" in ran.err.lower()
     assert tree(folder) == []
@@ -86,7 +86,7 @@ def test_full_cache_does_not_hinder_a_build(
 ) -> None:
     cache = mount("size=32k")
     monkeypatch.setenv("TRTKIT_CACHE_DIR", str(cache))
-    ran = trtkit("build", "--config", config, "--json")
+    ran = trtkit("build", config, "--json")
     assert (ran.code, ran.json()["origin"]) == (0, "built")
     assert tree(cache) == ["bundles"]
 
@@ -97,15 +97,15 @@ def test_read_only_cache_is_still_read(
 ) -> None:  # fmt: skip
     cache = mount("size=10m")
     monkeypatch.setenv("TRTKIT_CACHE_DIR", str(cache))
-    assert trtkit("build", "--config", config).code == 0
+    assert trtkit("build", config).code == 0
     subprocess.run(["mount", "-o", "remount,ro", str(cache)], check=True)
-    ran = trtkit("build", "--config", config, "--out", "again", "--json")
+    ran = trtkit("build", config, "-o", "again", "--json")
     assert (ran.code, ran.json()["origin"]) == (0, "restored")
 
 
 def test_read_only_folder_is_told(config: Path, mount: Callable[[str], Path], refuses: Callable[..., str]) -> None:
     folder = mount("ro")
-    message = refuses("build", "--config", config, "--out", folder / "out")
+    message = refuses("build", config, "-o", folder / "out")
     assert message == f"{folder}/out: cannot write the bundle: read-only file system{FIX}"
 
 
@@ -124,12 +124,12 @@ def test_full_disk_leaves_no_report(
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_folder_without_permission_is_told(workspace: Path, config: Path, refuses: Callable[..., str]) -> None:
     (workspace / "closed").mkdir(mode=0o555)
-    message = refuses("build", "--config", config, "--out", "closed/out")
+    message = refuses("build", config, "-o", "closed/out")
     assert message == f"closed/out: cannot write the bundle: permission denied{FIX}"
 
 
 def test_parent_that_is_a_file_is_told(workspace: Path, config: Path, refuses: Callable[..., str]) -> None:
-    message = refuses("build", "--config", config, "--out", "m.onnx/deep/out")
+    message = refuses("build", config, "-o", "m.onnx/deep/out")
     assert message == f"m.onnx/deep/out: cannot write the bundle: not a directory{FIX}"
 
 
@@ -145,17 +145,17 @@ def test_out_that_is_no_bundle_is_not_touched(
         (out / "thesis.tex").write_text("precious")
     else:
         out.symlink_to("nowhere/at/all")
-    message = refuses("build", "--config", config, "--out", out)
-    assert message == f"{out}: is there already and is no bundle\nfix: choose another `--out`, or remove it"
+    message = refuses("build", config, "-o", out)
+    assert message == f"{out}: is there already and is no bundle\nfix: choose another `--output`, or remove it"
 
 
 def test_current_folder_is_not_replaced(workspace: Path, config: Path, refuses: Callable[..., str]) -> None:
-    message = refuses("build", "--config", config, "--out", ".")
-    assert message == f"{workspace}: is there already and is no bundle\nfix: choose another `--out`, or remove it"
+    message = refuses("build", config, "-o", ".")
+    assert message == f"{workspace}: is there already and is no bundle\nfix: choose another `--output`, or remove it"
 
 
 def test_empty_folder_is_filled(workspace: Path, config: Path, trtkit: Callable[..., Ran]) -> None:
     (workspace / "out").mkdir()
-    assert trtkit("build", "--config", config, "--out", "out").code == 0
+    assert trtkit("build", config, "-o", "out").code == 0
     assert (workspace / "out/manifest.json").is_file()
     assert [path for path in tree(workspace) if path.startswith(".")] == []

@@ -53,5 +53,5 @@ def test_commands_on_language_models_run(tmp_path: Path) -> None:
     tiny_chat.save_model(tmp_path / "llama")
     (tmp_path / "book.txt").write_text("The quick brown fox jumps over the lazy dog. " * 20, encoding="utf-8")
     small = "--set llm.max_sequence_length=96 --set llm.max_prefill_length=32"
-    changes = {"--config llama ": f"--config llama --set source.hf=llama {small} ", "FOLDER": f"qwen3 {small}"}
+    changes = {"build llama ": f"build llama --set source.hf=llama {small} ", "FOLDER": f"qwen3 {small}"}
     run_page(DOCS / "llm.md", tmp_path, changes)

@@ -46,7 +46,7 @@ def build(trtkit: Trtkit, workspace: Path, config: str) -> Path:
     models.save(model, workspace / "tiny.onnx")
     (workspace / "names.txt").write_text("\n".join(["dark", "light"] if "detection" in config else NAMES))
     (workspace / "tiny.yaml").write_text(config)
-    assert trtkit("build", "--config", "tiny.yaml", "--out", "bundle", "-q").code == 0
+    assert trtkit("build", "tiny.yaml", "-o", "bundle", "-q").code == 0
     return workspace / "bundle"
 
 
@@ -141,7 +141,7 @@ def test_texts_and_their_characters_are_counted(workspace: Path, trtkit: Trtkit)
     (workspace / "tiny.yaml").write_text(
         CLASSIFIER.replace("kind: classification, labels: names.txt", "kind: ctc-text")
     )
-    assert trtkit("build", "--config", "tiny.yaml", "--out", "bundle", "-q").code == 0
+    assert trtkit("build", "tiny.yaml", "-o", "bundle", "-q").code == 0
     for name in ("one", "two"):
         noise(workspace / "lines" / f"{name}.png", 0)
     (workspace / "truth.csv").write_text("file,text\none.png,ab\ntwo.png,abb\n")

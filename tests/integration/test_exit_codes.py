@@ -60,7 +60,7 @@ def test_help_and_docs_name_the_codes_that_are_tested(trtkit: Run) -> None:
         (1, ["inspect", "."]),
         (1, ["check", "localhost:9"]),
         (2, ["build"]),
-        (2, ["build", "--config", "m.yaml", "--set", "precission=fp16"]),
+        (2, ["build", "m.yaml", "--set", "precission=fp16"]),
         (2, ["plan", "m.yaml", "--gpu", "h3000"]),
         (2, ["plugins", "check", "--nothing"]),
         (2, ["nothing"]),

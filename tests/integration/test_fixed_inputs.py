@@ -44,7 +44,7 @@ def workspace_with_model(workspace: Path) -> Path:
 def test_a_fixed_input_is_a_constant_of_engine_and_reference(
     workspace_with_model: Path, trtkit: Callable[..., Ran]
 ) -> None:
-    trtkit("build", "--config", "m.yaml", "--set", "fixed_inputs.rate=16000", "--quiet")
+    trtkit("build", "m.yaml", "--set", "fixed_inputs.rate=16000", "--quiet")
     manifest = trtkit("inspect", "bundles/m", "--json").json()["manifest"]
     assert [tensor["name"] for tensor in manifest["inputs"]] == ["x"]
     assert "rate = 16000" in str(manifest["steps"])
@@ -54,7 +54,7 @@ def test_a_fixed_input_is_a_constant_of_engine_and_reference(
 def test_without_it_the_error_says_which_input_may_choose(
     workspace_with_model: Path, refuses: Callable[..., str]
 ) -> None:
-    message = refuses("build", "--config", "m.yaml", "--quiet")
+    message = refuses("build", "m.yaml", "--quiet")
     assert message.endswith(
         "so both must fit the profile's shapes; if an input chooses, here one of `rate`, give it the value you use: "
         "`fixed_inputs: {NAME: VALUE}`"
@@ -72,11 +72,11 @@ def test_without_it_the_error_says_which_input_may_choose(
 def test_a_value_that_an_input_cannot_hold_is_refused(
     workspace_with_model: Path, refuses: Callable[..., str], name: str, value: str, problem: str
 ) -> None:
-    message = refuses("build", "--config", "m.yaml", "--set", f"fixed_inputs.{name}={value}", "--quiet", code=2)
+    message = refuses("build", "m.yaml", "--set", f"fixed_inputs.{name}={value}", "--quiet", code=2)
     assert message == f"invalid config\n  fixed_inputs.{name}: {problem}"
 
 
 def test_only_files_have_inputs_to_fix(workspace: Path, refuses: Callable[..., str]) -> None:
     (workspace / "m.yaml").write_text("source: {hf: model}\nfixed_inputs: {rate: 1}\n")
-    message = refuses("build", "--config", "m.yaml", "--quiet", code=2)
+    message = refuses("build", "m.yaml", "--quiet", code=2)
     assert "`fixed_inputs` is for ONNX files: a PyTorch factory or a family chooses its own inputs" in message

@@ -37,7 +37,7 @@ def write(path: Path, *objects: Any) -> Path:
 def test_one_prompt_prints_its_text_and_nothing_else(
     tiny_bundle: Path, tiny_tokenizer: Tokenizer, greedy: Any, trtkit: Run
 ) -> None:
-    ran = trtkit("generate", tiny_bundle, "--no-chat", "--prompt", "Gravity is", "--max-new-tokens", 12)
+    ran = trtkit("generate", tiny_bundle, "--no-chat", "--prompt", "Gravity is", "--max-tokens", 12)
     assert ran.code == 0, ran.err
     assert ran.out == tiny_tokenizer.decode(greedy(tiny_tokenizer.encode("Gravity is"), 12)) + "\n"
     assert ran.err.startswith(f"opening {tiny_bundle}\nruntime: reference executor on the tensorrt_rtx ")
@@ -55,7 +55,7 @@ def test_json_lines_are_answered_as_transformers_does(
     ]
     ids = [tiny_tokenizer.chat([{**user, "content": "Paris?"}]), tiny_tokenizer.chat([user]), [5, 6, 7]]
     file = write(tmp_path / "p.jsonl", *asked)
-    ran = trtkit("generate", tiny_bundle, "--prompts", file, "--json", "--max-new-tokens", 8, "--slots", 2, "-q")
+    ran = trtkit("generate", tiny_bundle, "--prompts", file, "--json", "--max-tokens", 8, "--slots", 2, "-q")
     assert (ran.code, ran.err) == (0, "")
     found = {line["id"]: line for line in lines(ran)}
     assert found.keys() == {"p", 1, 2, "s"}
@@ -85,14 +85,14 @@ def test_several_answers_are_numbered(tiny_bundle: Path, trtkit: Run) -> None:
     ran = trtkit(*words, "--regex", "[ab]{3}")
     assert ran.code == 0
     assert [line[:4] for line in ran.out.splitlines()] == ["> Ro", "[1] ", "[2] "]
-    (found,) = lines(trtkit(*words, "--max-new-tokens", 4, "--json"))
+    (found,) = lines(trtkit(*words, "--max-tokens", 4, "--json"))
     assert len(found["outputs"]) == 2
     assert found["outputs"][0]["token_ids"] == found["token_ids"]
     assert found["outputs"][0]["cumulative_logprob"] >= found["outputs"][1]["cumulative_logprob"]
 
 
 def test_logprobs_name_their_tokens(tiny_bundle: Path, tiny_tokenizer: Tokenizer, trtkit: Run) -> None:
-    words = ["--no-chat", "--prompt", "Gravity is", "--max-new-tokens", 3, "--json", "-q"]
+    words = ["--no-chat", "--prompt", "Gravity is", "--max-tokens", 3, "--json", "-q"]
     (found,) = lines(trtkit("generate", tiny_bundle, *words, "--logprobs", 2, "--prompt-logprobs", 1))
     assert [place["token"] for place in found["logprobs"]] == found["token_ids"]
     for place in found["logprobs"]:
@@ -117,7 +117,7 @@ def test_a_stop_string_ends_the_text(tiny_bundle: Path, trtkit: Run) -> None:
 
 
 def test_stats_tell_times_reuse_and_acceptance(tiny_bundle: Path, trtkit: Run) -> None:
-    words = ["generate", tiny_bundle, "--prompt", "Rome?", "--stats", "-q", "--max-new-tokens", 20, "--ignore-eos"]
+    words = ["generate", tiny_bundle, "--prompt", "Rome?", "--stats", "-q", "--max-tokens", 20, "--ignore-eos"]
     one = trtkit(*words, "--draft", tiny_bundle)
     parts = [part.split(" ")[0] for part in one.err.strip().split("; ")]
     assert parts[:3] == ["20", "TTFT", "TPOT"]
@@ -130,7 +130,7 @@ def test_stats_tell_times_reuse_and_acceptance(tiny_bundle: Path, trtkit: Run) -
 
 @pytest.mark.parametrize("speculation", [["--lookup", 3], ["--prefill-budget", 5], ["--slots", 1]])
 def test_how_it_is_run_changes_no_token(tiny_bundle: Path, speculation: list[Any], trtkit: Run) -> None:
-    words = ["generate", tiny_bundle, "--prompt", "a a a a a", "--max-new-tokens", 40, "-q"]
+    words = ["generate", tiny_bundle, "--prompt", "a a a a a", "--max-tokens", 40, "-q"]
     assert trtkit(*words).out == trtkit(*words, *speculation).out
 
 
@@ -231,7 +231,7 @@ def test_only_language_models_are_taken(command: list[str], workspace: Path, trt
     )
     save(classifier(batch=1), workspace / "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
-    assert trtkit("build", "--config", "m.yaml").code == 0
+    assert trtkit("build", "m.yaml").code == 0
     assert refuses(command[0], "bundles/m", *command[1:]) == (
         "bundles/m: the bundle holds no language model\nfix: give a bundle that was built from an `llm` config"
     )
@@ -256,7 +256,7 @@ def test_a_reader_that_leaves_early_is_no_fault(tiny_bundle: Path, tmp_path: Pat
 
 
 def test_ctrl_c_ends_a_stream_and_keeps_its_text(tiny_bundle: Path, start_trtkit: Any) -> None:
-    words = ["generate", tiny_bundle, "--prompt", "a", "--max-new-tokens", 75, "--regex", "[ab]{70,}"]
+    words = ["generate", tiny_bundle, "--prompt", "a", "--max-tokens", 75, "--regex", "[ab]{70,}"]
     process = start_trtkit(*words, "-q")
     first = process.stdout.read(3)
     process.send_signal(signal.SIGINT)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # The block that makes the real bundle, and asks it.
 MADE = """\
-trtkit build --config llama --set llm.logits=all
+trtkit build llama --set llm.logits=all
 trtkit generate bundles/llama --prompt "What is the capital of France?"
 """
 

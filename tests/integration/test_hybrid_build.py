@@ -39,7 +39,7 @@ def test_bundle_computes_what_transformers_does(compose: str, workspace: Path, t
     case = case_of("DetrForObjectDetection")
     model = saved(case, workspace / "model")
     (workspace / "m.yaml").write_text(f"source: {{hf: model}}\nimage_size: {list(case.size)}\n")
-    ran = trtkit("build", "--config", "m.yaml", "--set", f"compose={compose}", "--json")
+    ran = trtkit("build", "m.yaml", "--set", f"compose={compose}", "--json")
     assert ran.code == 0, ran.err
     manifest = ran.json()["manifest"]
     engines = ["m"] if compose == "fused" else ["backbone", "encoder", "decoder"]
@@ -67,7 +67,7 @@ def test_precision_below_fp32_is_within_its_tolerance(
 
 
 def test_verify_notes_parts_in_the_manifest(vit: Path, workspace: Path, trtkit: Callable[..., Ran]) -> None:
-    assert trtkit("build", "--config", "m.yaml").code == 0
+    assert trtkit("build", "m.yaml").code == 0
     ran = trtkit("verify", "bundles/m", "--layers", "--json")
     assert ran.code == 0, ran.err
     found = ran.json()
@@ -103,9 +103,7 @@ def test_shipped_config_builds_a_folder_of_its_family(
 ) -> None:
     case = case_of(architecture)
     saved(case, workspace / "model")
-    ran = trtkit(
-        "build", "--config", name, "--set", "source.hf=model", "--set", f"image_size={list(case.size)}", "--json"
-    )
+    ran = trtkit("build", name, "--set", "source.hf=model", "--set", f"image_size={list(case.size)}", "--json")
     assert ran.code == 0, ran.err
     assert ran.json()["manifest"]["model_type"] == case.model_type
 
@@ -130,13 +128,13 @@ def test_detector_goes_through_onnx_as_a_whole(architecture: str, workspace: Pat
 
 
 def test_second_build_is_not_done_again(vit: Path, own_cache: Path, trtkit: Callable[..., Ran]) -> None:
-    assert trtkit("build", "--config", "m.yaml", "--json").json()["origin"] == "built"
-    assert trtkit("build", "--config", "m.yaml", "--json").json()["origin"] == "unchanged"
-    assert trtkit("build", "--config", "m.yaml", "--set", "compose=chained", "--json").json()["origin"] == "built"
+    assert trtkit("build", "m.yaml", "--json").json()["origin"] == "built"
+    assert trtkit("build", "m.yaml", "--json").json()["origin"] == "unchanged"
+    assert trtkit("build", "m.yaml", "--set", "compose=chained", "--json").json()["origin"] == "built"
 
 
 def test_changed_plan_or_onnx_is_found(vit: Path, workspace: Path, trtkit: Callable[..., Ran]) -> None:
-    assert trtkit("build", "--config", "m.yaml").code == 0
+    assert trtkit("build", "m.yaml").code == 0
     network = workspace / "bundles/m/network/m.onnx"
     replace_file(network, network.read_bytes() + b"x")
     ran = trtkit("verify", "bundles/m")
@@ -145,7 +143,7 @@ def test_changed_plan_or_onnx_is_found(vit: Path, workspace: Path, trtkit: Calla
 
 
 def test_bundle_whose_weights_changed_is_not_verified(vit: Path, trtkit: Callable[..., Ran]) -> None:
-    assert trtkit("build", "--config", "m.yaml").code == 0
+    assert trtkit("build", "m.yaml").code == 0
     weights = load_file(vit / "model.safetensors")
     save_file({name: weight + 1 for name, weight in weights.items()}, vit / "model.safetensors", {"format": "pt"})
     ran = trtkit("verify", "bundles/m")
@@ -160,7 +158,7 @@ def test_missing_and_misshapen_weights_are_named_all_at_once(vit: Path, refuses:
     weights["surplus"] = torch.zeros(3)
     save_file(weights, vit / "model.safetensors", {"format": "pt"})
     where = vit / "config.json"
-    assert refuses("build", "--config", "m.yaml") == (
+    assert refuses("build", "m.yaml") == (
         "the weights do not fit a `vit` of this config\n"
         f"  {where}: `layernorm.weight` is missing, of shape [32]\n"
         f"  {where}: `pooler.dense.bias` has shape [19], wanted is [20]\n"
@@ -172,7 +170,7 @@ def test_missing_weight_of_an_exported_part_is_named(vit: Path, refuses: Callabl
     weights = load_file(vit / "model.safetensors")
     weights.pop("embeddings.patch_embeddings.projection.bias")
     save_file(weights, vit / "model.safetensors", {"format": "pt"})
-    said = refuses("build", "--config", "m.yaml")
+    said = refuses("build", "m.yaml")
     assert "1 weights are missing, such as `embeddings.patch_embeddings.projection.bias`" in said
 
 
@@ -183,17 +181,17 @@ def test_weight_that_is_not_a_number_is_refused_in_every_part(workspace: Path, r
     weights = load_file(workspace / "model/model.safetensors")
     weights["model.encoder_input_proj.0.0.weight"][3] = float("nan")
     save_file(weights, workspace / "model/model.safetensors", {"format": "pt"})
-    assert "NaN or infinite" in refuses("build", "--config", "m.yaml")
+    assert "NaN or infinite" in refuses("build", "m.yaml")
 
 
 def test_misshapen_weight_of_an_exported_part_is_named(vit: Path, refuses: Callable[..., str]) -> None:
     edit(vit, num_channels=4)
-    said = refuses("build", "--config", "m.yaml")
+    said = refuses("build", "m.yaml")
     assert "weights below `embeddings.patch_embeddings.projection.` do not fit: size mismatch for weight" in said
 
 
 def test_wrong_image_size_is_refused(vit: Path, refuses: Callable[..., str]) -> None:
-    assert refuses("build", "--config", "m.yaml", "--set", "image_size=[36, 18]") == (
+    assert refuses("build", "m.yaml", "--set", "image_size=[36, 18]") == (
         "image_size: image size 36 x 18 is not the model's, 30 x 18\n"
         "fix: leave it out, or use a model whose positions are resized (dinov2)"
     )
@@ -201,11 +199,11 @@ def test_wrong_image_size_is_refused(vit: Path, refuses: Callable[..., str]) -> 
 
 def test_field_that_changes_the_mathematics_is_refused_by_name(vit: Path, refuses: Callable[..., str]) -> None:
     edit(vit, use_registers=True)
-    assert "`use_registers` is `True`" in refuses("build", "--config", "m.yaml")
+    assert "`use_registers` is `True`" in refuses("build", "m.yaml")
 
 
 def test_io_types_have_no_meaning_for_a_hybrid(vit: Path, refuses: Callable[..., str]) -> None:
-    said = refuses("build", "--config", "m.yaml", "--set", "io_types=fp16", code=2)
+    said = refuses("build", "m.yaml", "--set", "io_types=fp16", code=2)
     assert said == (
         "the config does not fit a hybrid\n"
         "  io_types: has no meaning for a hybrid\n"
@@ -215,7 +213,7 @@ def test_io_types_have_no_meaning_for_a_hybrid(vit: Path, refuses: Callable[...,
 
 def test_unknown_family_that_is_asked_to_be_a_hybrid_is_refused(vit: Path, refuses: Callable[..., str]) -> None:
     edit(vit, model_type="resnet")
-    said = refuses("build", "--config", "m.yaml", "--set", "route=hybrid")
+    said = refuses("build", "m.yaml", "--set", "route=hybrid")
     assert "`resnet` is no hybrid family" in said
     assert "or use `route: onnx`" in said
 
@@ -227,7 +225,7 @@ def test_onnx_runtime_is_no_reference_of_a_hybrid(vit: Path, refuses: Callable[.
 
 
 def test_same_folder_goes_through_onnx_as_a_whole(vit: Path, trtkit: Callable[..., Ran]) -> None:
-    ran = trtkit("build", "--config", "m.yaml", "--set", "route=onnx", "--json")
+    ran = trtkit("build", "m.yaml", "--set", "route=onnx", "--json")
     assert ran.code == 0, ran.err
     assert [stage["writer"] for stage in ran.json()["manifest"]["stages"]] == ["parser"]
 
@@ -236,6 +234,6 @@ def test_a_hybrid_that_memory_cannot_hold_is_refused_before_it_is_exported(
     vit: Path, refuses: Callable[..., str]
 ) -> None:
     edit(vit, intermediate_size=2**28)
-    said = refuses("build", "--config", "m.yaml")
+    said = refuses("build", "m.yaml")
     assert "GiB of memory are needed" in said
     assert "fix: free memory, or build on a machine with more" in said

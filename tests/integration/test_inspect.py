@@ -26,7 +26,7 @@ def classifier(workspace: Path) -> Path:
 
 
 def test_onnx_file_config_and_bundle_tell_the_same_network(classifier: Path, trtkit: Callable[..., Ran]) -> None:
-    assert trtkit("build", "--config", "m.yaml", "--out", "b").code == 0
+    assert trtkit("build", "m.yaml", "-o", "b").code == 0
     file, config, bundle = (trtkit("inspect", path, "--json").json() for path in ("m.onnx", "m.yaml", "b"))
     assert (file["kind"], config["kind"], bundle["kind"]) == ("network", "network", "bundle")
     assert file["network"] == config["network"] == bundle["network"]
@@ -97,7 +97,7 @@ def test_resnet50_costs_what_is_published(workspace: Path, trtkit: Callable[...,
 
 
 def test_described_nodes_are_those_of_the_prepared_model(classifier: Path, trtkit: Callable[..., Ran]) -> None:
-    assert trtkit("build", "--config", "m.yaml", "--out", "b").code == 0
+    assert trtkit("build", "m.yaml", "-o", "b").code == 0
     nodes = {node.name for node in onnx.load("b/network/model.onnx").graph.node}
     names = {layer["name"] for layer in trtkit("inspect", "b", "--json").json()["network"]["layers"]}
     assert {"stem/conv", "stem/relu", "pool"} <= nodes & names

@@ -25,18 +25,18 @@ CONFIGS = {
     "torch.yaml": "source: {torch: {factory: 'factory:make', inputs: {x: {shape: [1, 3, 8, 8]}}}}\n",
     "llm.yaml": "source: {hf: llm}\nllm: {max_sequence_length: 128, max_prefill_length: 32, max_batch_size: 2}\n",
 }
-ONNX = ["inspect m.onnx", "build --config onnx.yaml", "inspect bundles/onnx", "plan bundles/onnx --gpu h200"]
-LLM = ["build --config llm.yaml", "inspect bundles/llm", "verify bundles/llm", "plan bundles/llm --gpu h200"]
-GENERATE = "generate bundles/llm --prompt hello --max-new-tokens 4"
+ONNX = ["inspect m.onnx", "build onnx.yaml", "inspect bundles/onnx", "plan bundles/onnx --gpu h200"]
+LLM = ["build llm.yaml", "inspect bundles/llm", "verify bundles/llm", "plan bundles/llm --gpu h200"]
+GENERATE = "generate bundles/llm --prompt hello --max-tokens 4"
 # Extras, and what they promise.
 PROMISES = {
-    "rtx,torch": ["build --config torch.yaml", *ONNX],
+    "rtx,torch": ["build torch.yaml", *ONNX],
     "rtx,verify": [*ONNX, "verify bundles/onnx", "bench bundles/onnx --compare onnxruntime --unverified"],
-    "rtx,verify,report": ["build --config onnx.yaml", "verify bundles/onnx --html report.html"],
-    "rtx,quantize": ["build --config fp16.yaml", "quantize onnx.yaml --method int8 --calib data.npz --out q8.onnx"],
+    "rtx,verify,report": ["build onnx.yaml", "verify bundles/onnx --html report.html"],
+    "rtx,quantize": ["build fp16.yaml", "quantize onnx.yaml --method int8 --calib data.npz -o q8.onnx"],
     "rtx,llm": [*LLM, GENERATE, "eval bundles/llm --perplexity text.txt --windows 1"],
-    "rtx,llm,quantize": ["quantize llm.yaml --method int8_wo --out llm-int8"],
-    "rtx,onnx,triton": ["build --config onnx.yaml", "deploy bundles/onnx --as tensors --repository repository"],
+    "rtx,llm,quantize": ["quantize llm.yaml --method int8_wo -o llm-int8"],
+    "rtx,onnx,triton": ["build onnx.yaml", "deploy bundles/onnx --as tensors --repository repository"],
     "rtx,onnx,kernels": ["plugins check pillar_scatter"],
     "all": [*ONNX, *LLM, "verify bundles/onnx", "doctor"],
 }
@@ -109,7 +109,7 @@ def test_extras_for_onnx_build_and_say_what_verifying_needs(wheel: Path, workspa
         assert "this needs `torch`, which is not installed\nfix: pip install 'trtkit[torch,verify]'" in environment.run(
             line, code=1
         )
-    said = environment.run("build --config fp16.yaml", code=1)
+    said = environment.run("build fp16.yaml", code=1)
     assert "this needs `nvidia-modelopt`, which is not installed\nfix: pip install 'trtkit[quantize]'" in said
 
 

@@ -72,7 +72,7 @@ def test_ctrl_c_or_terminate_while_preparing_ends_the_child_and_leaves_nothing(
     workspace: Path, sleeper: Path, start_trtkit: Start, sent: signal.Signals, code: int, words: str
 ) -> None:
     before = tree(workspace)
-    build = start_trtkit("build", "--config", sleeper, "--out", "deep/out")
+    build = start_trtkit("build", sleeper, "-o", "deep/out")
     wait_for((workspace / "waiting").exists)
     assert len(workers_in(workspace)) == 1
     assert (workspace / "deep/.out.partial").is_dir()
@@ -90,7 +90,7 @@ def test_ctrl_c_while_tensorrt_builds_ends_the_child_and_leaves_nothing(workspac
     models.save(models.chain(2000), workspace / "m.onnx")  # seconds in the builder
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\nfold_constants: false\n")
     before = tree(workspace)
-    build = start_trtkit("build", "--config", "m.yaml", "--no-cache")
+    build = start_trtkit("build", "m.yaml", "--no-cache")
     assert build.stderr is not None
     phases = iter(build.stderr.readline, "")
     assert any("] build" in line for line in phases)
@@ -105,12 +105,12 @@ def test_ctrl_c_while_tensorrt_builds_ends_the_child_and_leaves_nothing(workspac
 def test_second_build_into_the_same_folder_is_refused_while_the_first_goes_on(
     workspace: Path, sleeper: Path, start_trtkit: Start, trtkit: Callable[..., Ran]
 ) -> None:
-    first = start_trtkit("build", "--config", sleeper, "--out", "out", "--set", "name=first")
+    first = start_trtkit("build", sleeper, "-o", "out", "--set", "name=first")
     wait_for((workspace / "waiting").exists)
-    second = trtkit("build", "--config", sleeper, "--out", "out", "--set", "name=second")
+    second = trtkit("build", sleeper, "-o", "out", "--set", "name=second")
     assert second.code == 1
     assert second.err.endswith(
-        "error: out: another build is writing this folder\nfix: wait for it, or choose another `--out`\n"
+        "error: out: another build is writing this folder\nfix: wait for it, or choose another `--output`\n"
     )
     assert first.poll() is None
     assert (workspace / ".out.partial").is_dir()
@@ -119,7 +119,7 @@ def test_second_build_into_the_same_folder_is_refused_while_the_first_goes_on(
 def test_killed_build_leaves_no_process_and_the_next_one_cleans_up(
     workspace: Path, sleeper: Path, start_trtkit: Start, trtkit: Callable[..., Ran]
 ) -> None:
-    build = start_trtkit("build", "--config", sleeper, "--out", "out")
+    build = start_trtkit("build", sleeper, "-o", "out")
     wait_for((workspace / "waiting").exists)
     build.kill()
     build.wait()
@@ -128,7 +128,7 @@ def test_killed_build_leaves_no_process_and_the_next_one_cleans_up(
     assert not (workspace / "out").exists()
     (workspace / ".out.partial/stale").touch()
     models.save(models.matmul(), workspace / "m.onnx")
-    ran = trtkit("build", "--config", sleeper, "--set", "source.onnx=m.onnx", "--out", "out", "--no-cache", "--json")
+    ran = trtkit("build", sleeper, "--set", "source.onnx=m.onnx", "-o", "out", "--no-cache", "--json")
     assert (ran.code, ran.json()["origin"]) == (0, "built")
     assert [path for path in tree(workspace) if path.startswith(".") or "stale" in path] == []
 
@@ -138,10 +138,10 @@ def test_failed_build_keeps_the_bundle_that_stood_there(
 ) -> None:
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
     models.save(models.matmul(), workspace / "m.onnx")
-    assert trtkit("build", "--config", "m.yaml", "--out", "out").code == 0
+    assert trtkit("build", "m.yaml", "-o", "out").code == 0
     manifest = (workspace / "out/manifest.json").read_bytes()
     models.save(models.unsupported(), workspace / "m.onnx")
-    refuses("build", "--config", "m.yaml", "--out", "out")
+    refuses("build", "m.yaml", "-o", "out")
     assert (workspace / "out/manifest.json").read_bytes() == manifest
     assert trtkit("inspect", "out").code == 0
 

@@ -122,7 +122,7 @@ def test_a_bundle_of_layers_that_differ_computes_what_torch_does(
         "source: {hf: model}\nprecision: fp32\n"
         "llm: {max_batch_size: 2, max_sequence_length: 32, max_prefill_length: 16, logits: all}\n"
     )
-    ran = trtkit("build", "--config", "m.yaml", "--out", "out", "--json")
+    ran = trtkit("build", "m.yaml", "-o", "out", "--json")
     assert ran.code == 0, ran.err
     manifest: dict[str, Any] = ran.json()["manifest"]
     shapes = {each["name"]: each["shape"] for each in manifest["inputs"]}

@@ -58,7 +58,7 @@ def test_shipped_llm_config_builds_a_folder_of_its_family(
     name: str, model_type: str, workspace: Path, trtkit: Callable[..., Ran]
 ) -> None:
     folder = saved(model_type, workspace / "model")
-    ran = trtkit("build", "--config", name, "--set", f"source.hf={folder}", *SMALL, "--json")
+    ran = trtkit("build", name, "--set", f"source.hf={folder}", *SMALL, "--json")
     assert ran.code == 0, ran.err
     manifest = ran.json()["manifest"]
     assert manifest["model_type"] == model_type
@@ -70,7 +70,7 @@ def test_shipped_llm_config_builds_a_folder_of_its_family(
 
 
 def test_llm_bundle_is_verified_against_transformers(llama: Path, workspace: Path, trtkit: Callable[..., Ran]) -> None:
-    assert trtkit("build", "--config", "m.yaml").code == 0
+    assert trtkit("build", "m.yaml").code == 0
     ran = trtkit("verify", "bundles/m", "--json")
     assert ran.code == 0, ran.err
     found = ran.json()
@@ -92,7 +92,7 @@ def test_a_stored_head_that_differs_from_a_tied_embedding_is_built_and_verified(
     head = torch.randn(67, 42, generator=torch.Generator().manual_seed(7))
     save_file({**load_file(llama / "model.safetensors"), "lm_head.weight": head}, llama / "model.safetensors")
     edit(llama, tie_word_embeddings=True)
-    built = trtkit("build", "--config", "m.yaml")
+    built = trtkit("build", "m.yaml")
     assert "the stored `lm_head.weight` is used, since it differs from the tied embedding" in built.out + built.err
     ran = trtkit("verify", "bundles/m", "--json", "--no-corners")
     report = ran.json()
@@ -110,7 +110,7 @@ def test_kv_bytes_are_those_of_the_cache_inputs(llama: Path, trtkit: Callable[..
 
 
 def test_inputs_say_what_their_axes_are_and_who_feeds_them(llama: Path, trtkit: Callable[..., Ran]) -> None:
-    manifest = trtkit("build", "--config", "m.yaml", "--json").json()["manifest"]
+    manifest = trtkit("build", "m.yaml", "--json").json()["manifest"]
     inputs = {each["name"]: each for each in manifest["stages"][0]["inputs"]}
     assert manifest["inputs"] == list(inputs.values())
     tokens, batch = ["batch", "new_tokens"], ["batch"]
@@ -129,7 +129,7 @@ def test_inputs_say_what_their_axes_are_and_who_feeds_them(llama: Path, trtkit: 
 
 
 def test_bundle_whose_weights_changed_is_not_verified(llama: Path, trtkit: Callable[..., Ran]) -> None:
-    assert trtkit("build", "--config", "m.yaml").code == 0
+    assert trtkit("build", "m.yaml").code == 0
     weights = load_file(llama / "model.safetensors")
     save_file({name: weight + 1 for name, weight in weights.items()}, llama / "model.safetensors", {"format": "pt"})
     ran = trtkit("verify", "bundles/m")
@@ -148,7 +148,7 @@ def test_error_above_the_tolerance_exits_3_and_is_explained_layer_by_layer(
 
 
 def test_length_above_the_models_own_is_refused(llama: Path, refuses: Callable[..., str]) -> None:
-    assert refuses("build", "--config", "m.yaml", "--set", "llm.max_sequence_length=65", code=2) == (
+    assert refuses("build", "m.yaml", "--set", "llm.max_sequence_length=65", code=2) == (
         f"the config does not fit {llama / 'config.json'}\n"
         "  llm.max_sequence_length: 65 is above the model's `max_position_embeddings`, 64\n"
         "    fix: lower it to 64 or less"
@@ -157,7 +157,7 @@ def test_length_above_the_models_own_is_refused(llama: Path, refuses: Callable[.
 
 def test_unknown_model_type_names_its_neighbours(llama: Path, refuses: Callable[..., str]) -> None:
     edit(llama, model_type="lama")
-    said = refuses("build", "--config", "m.yaml")
+    said = refuses("build", "m.yaml")
     assert "unknown `model_type` `lama`" in said
     assert "did you mean `llama`" in said
 
@@ -168,7 +168,7 @@ def test_a_language_model_of_another_family_is_refused_as_one(workspace: Path, r
     fields = {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 129280}
     (workspace / "deepseek/config.json").write_text(json.dumps(fields))
     (workspace / "m.yaml").write_text("source: {hf: deepseek}\n")
-    refused = refuses("build", "--config", "m.yaml")
+    refused = refuses("build", "m.yaml")
     expected = (
         "config.json: `deepseek_v3` is a language model of a family that is not supported\nfix: supported are bloom"
     )
@@ -195,7 +195,7 @@ def test_long_rope_factors_are_taken_at_every_length_as_the_reference_then_does(
 
 def test_field_that_changes_the_mathematics_is_refused_by_name(llama: Path, refuses: Callable[..., str]) -> None:
     edit(llama, attention_multiplier=0.3)
-    assert "`attention_multiplier` is `0.3`" in refuses("build", "--config", "m.yaml")
+    assert "`attention_multiplier` is `0.3`" in refuses("build", "m.yaml")
 
 
 def test_missing_and_misshapen_weights_are_named_all_at_once(llama: Path, refuses: Callable[..., str]) -> None:
@@ -204,7 +204,7 @@ def test_missing_and_misshapen_weights_are_named_all_at_once(llama: Path, refuse
     weights["model.norm.weight"] = weights["model.norm.weight"][:-1].clone()
     weights["surplus"] = weights["model.norm.weight"].clone()
     save_file(weights, llama / "model.safetensors", {"format": "pt"})
-    said = refuses("build", "--config", "m.yaml")
+    said = refuses("build", "m.yaml")
     assert "`model.layers.0.self_attn.q_proj.weight` is missing" in said
     assert "`model.norm.weight` has shape [41], wanted is [42]" in said
     assert "`surplus`" in said
@@ -214,17 +214,17 @@ def test_weight_that_is_not_a_number_is_refused(llama: Path, refuses: Callable[.
     weights = load_file(llama / "model.safetensors")
     weights["model.norm.weight"][3] = float("nan")
     save_file(weights, llama / "model.safetensors", {"format": "pt"})
-    assert "NaN" in refuses("build", "--config", "m.yaml")
+    assert "NaN" in refuses("build", "m.yaml")
 
 
 def test_truncated_weights_are_refused(llama: Path, refuses: Callable[..., str]) -> None:
     path = llama / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    assert "truncated" in refuses("build", "--config", "m.yaml")
+    assert "truncated" in refuses("build", "m.yaml")
 
 
 def test_missing_folder_says_how_to_name_it(workspace: Path, refuses: Callable[..., str]) -> None:
-    said = refuses("build", "--config", "qwen3", "--set", "source.hf=nowhere")
+    said = refuses("build", "qwen3", "--set", "source.hf=nowhere")
     assert said == f"{workspace / 'nowhere'}: no such folder\nfix: name the model's folder: `--set source.hf=FOLDER`"
 
 
@@ -234,7 +234,7 @@ def test_model_that_memory_cannot_hold_is_refused_before_it_is_read(
     shutil.rmtree(workspace / "llama")
     folder = saved("llama", workspace / "llama")
     edit(folder, vocab_size=2**28, hidden_size=2**13)
-    said = refuses("build", "--config", "m.yaml")
+    said = refuses("build", "m.yaml")
     assert "GiB of memory are needed" in said
     assert "fix: free memory, or build on a machine with more" in said
 
@@ -249,6 +249,6 @@ def test_a_slot_shorter_than_the_prompts_of_verify_is_verified(workspace: Path, 
     (workspace / "m.yaml").write_text(
         "source: {hf: model}\nllm: {max_batch_size: 2, max_sequence_length: 16, max_prefill_length: 8}\n"
     )
-    assert trtkit("build", "--config", "m.yaml", "--quiet").code == 0
+    assert trtkit("build", "m.yaml", "--quiet").code == 0
     ran = trtkit("verify", "bundles/m", "--quiet")
     assert (ran.code, ran.err) == (0, "")

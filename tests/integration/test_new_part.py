@@ -93,8 +93,8 @@ def config(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_part_of_a_new_kind_is_built_verified_and_run(
     compose: str, precision: str, config: Path, workspace: Path, trtkit: Callable[..., Ran]
 ) -> None:
-    words = ("--set", f"compose={compose}", "--set", f"precision={precision}", "--out", "b", "--no-cache")
-    built = trtkit("build", "--config", config.name, *words, "--json")
+    words = ("--set", f"compose={compose}", "--set", f"precision={precision}", "-o", "b", "--no-cache")
+    built = trtkit("build", config.name, *words, "--json")
     assert built.code == 0, built.err
     manifest = built.json()["manifest"]
     assert (manifest["model_type"], len(manifest["stages"])) == ("toy_lookup", 1 if compose == "fused" else 2)

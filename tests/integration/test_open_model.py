@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def bundle(workspace: Path, trtkit: Callable[..., object]) -> Path:
     models.save(models.classifier(), workspace / "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\nprofiles: [{batch: [1, 2, 4]}]\n")
-    trtkit("build", "--config", "m.yaml", "--quiet")
+    trtkit("build", "m.yaml", "--quiet")
     return workspace / "bundles" / "m"
 
 

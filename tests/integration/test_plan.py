@@ -73,7 +73,7 @@ def test_bundle_is_planned_for_up_to_its_own_slots(
     config = {"source": {"hf": "tiny"}, "precision": "fp16"}
     config["llm"] = {"max_batch_size": 4, "max_sequence_length": 64, "max_prefill_length": 16}
     (workspace / "tiny.yaml").write_text(json.dumps(config))
-    assert trtkit("build", "--config", "tiny.yaml", "--out", "bundle", "-q").code == 0
+    assert trtkit("build", "tiny.yaml", "-o", "bundle", "-q").code == 0
     plan = trtkit("plan", "bundle", "--gpu", "rtx4090", "--json").json()
     decoder = json.loads((workspace / "bundle" / "manifest.json").read_text())["decoder"]
     for key in ("parameters", "weight_bytes", "kv_bytes_per_token"):
@@ -112,7 +112,7 @@ def test_quantized_bundle_is_planned_for_as_it_is_and_as_its_config_says(
     config["quantize"] = {"method": "int8_wo", "kv_cache": "int8", "layers": {"*.mlp.*": "int4_wo"}, "block": 128}
     config["quantize"]["calibration"] = {"data": "text.txt", "samples": 2, "length": 32}
     (workspace / "tiny.yaml").write_text(json.dumps(config))
-    assert trtkit("build", "--config", "tiny.yaml", "--out", "bundle", "-q").code == 0
+    assert trtkit("build", "tiny.yaml", "-o", "bundle", "-q").code == 0
     asked = ("--gpu", "l4,t4", "--input-len", 40, "--output-len", 20, "--json")
     built, meant = (trtkit("plan", path, *asked).json() for path in ("bundle", "tiny.yaml"))
     assert built["layers"] == meant["layers"]

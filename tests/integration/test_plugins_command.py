@@ -73,11 +73,11 @@ def test_a_model_with_the_foreign_node_builds(trtkit: Callable[..., Ran], my_ops
     graph = helper.make_graph([node], "g", values[:1], values[1:])
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
-    built = trtkit("build", "--config", "m.yaml", "--out", "out", "--quiet")
+    built = trtkit("build", "m.yaml", "-o", "out", "--quiet")
     assert built.code == 0, built.err
     assert "1 ScaleShift from acme::ScaleShift" in trtkit("inspect", "out").out
     assert trtkit("verify", "out").code == 0
-    again = ("build", "--config", "m.yaml", "--out", "out", "--quiet", "--json")
+    again = ("build", "m.yaml", "-o", "out", "--quiet", "--json")
     assert trtkit(*again).json()["origin"] == "unchanged"
     lowering = my_ops / "lowering.py"
     lowering.write_text(lowering.read_text() + "\n# changed\n")

@@ -27,7 +27,7 @@ def build(workspace: Path, trtkit: Callable[..., Ran]) -> Callable[..., Any]:
 
     def run(*overrides: str) -> tuple[Any, onnx.ModelProto]:
         words = [word for override in overrides for word in ("--set", override)]
-        ran = trtkit("build", "--config", "m.yaml", "--out", "out", "--quiet", *words)
+        ran = trtkit("build", "m.yaml", "-o", "out", "--quiet", *words)
         assert ran.code == 0, ran.err
         return trtkit("inspect", "out", "--json").json(), onnx.load("out/network/model.onnx")
 
@@ -95,7 +95,7 @@ def test_io_types_leave_integers_alone(workspace: Path, build: Callable[..., Any
 def test_fp8_model_builds_for_a_target_that_has_fp8(target: str, workspace: Path, trtkit: Callable[..., Ran]) -> None:
     models.save(models.fp8(), workspace / "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
-    ran = trtkit("build", "--config", "m.yaml", "--target", target, "--json")
+    ran = trtkit("build", "m.yaml", "--target", target, "--json")
     assert ran.code == 0, ran.err
     assert ran.json()["manifest"]["target"]["compute_capabilities"] == [int(target.removeprefix("sm"))]
 
@@ -105,14 +105,14 @@ def test_fp8_model_builds_for_a_target_that_has_fp8(target: str, workspace: Path
 def test_target_is_in_the_plan(target: str, mask: int, workspace: Path, trtkit: Callable[..., Ran]) -> None:
     models.save(models.chain(2), workspace / "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
-    assert trtkit("build", "--config", "m.yaml", "--target", target).code == 0
+    assert trtkit("build", "m.yaml", "--target", target).code == 0
     assert (workspace / "bundles/m/engines/m.plan").read_bytes()[32] == mask
 
 
 def test_what_tensorrt_cannot_build_is_told_in_its_words(workspace: Path, refuses: Callable[..., str]) -> None:
     models.save(models.matmul(), workspace / "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
-    message = refuses("build", "--config", "m.yaml", "--target", "sm75")
+    message = refuses("build", "m.yaml", "--target", "sm75")
     assert message.startswith("TensorRT cannot build the network: ")
     assert "for Turing (SM75): FP32 GEMM is not supported" in message
     assert "cudaError" not in message

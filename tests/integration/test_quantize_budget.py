@@ -30,7 +30,7 @@ def test_sensitivity_ranks_layers_and_a_budget_writes_its_choice(
     models: Path, workspace: Path, trtkit: Callable[..., Ran]
 ) -> None:
     files = ["--write", "chosen.yaml", "--html", "losses.html"]
-    asked = ["--method", "int4_wo", "--budget", "8bits", *files, "--out", "q", "--json"]
+    asked = ["--method", "int4_wo", "--budget", "8bits", *files, "-o", "q", "--json"]
     ran = trtkit("quantize", models / "m.yaml", *asked)
     assert ran.code == 0, ran.err
     scores = ran.json()["sensitivity"]
@@ -59,10 +59,10 @@ def test_layers_that_a_budget_leaves_may_have_another_method(
 ) -> None:
     """The layers that lose most in fp8 are kept in int8 with 16-bit inputs, and the loss of the mix is measured."""
     asked = ["quantize", models / "m.yaml", "--method", "fp8"]
-    whole = trtkit(*asked, "--sensitivity", "--out", "whole", "--json").json()["sensitivity"]
+    whole = trtkit(*asked, "--sensitivity", "-o", "whole", "--json").json()["sensitivity"]
     budget = f"{whole['loss'] / 2:.9f}nats"
     mix = ["--budget", budget, "--fallback", "int8_wo", "--write", "mix.yaml", "--html", "mix.html"]
-    ran = trtkit(*asked, *mix, "--out", "q", "--json")
+    ran = trtkit(*asked, *mix, "-o", "q", "--json")
     assert ran.code == 0, ran.err
     scores = ran.json()["sensitivity"]
     page = Page((workspace / "mix.html").read_text(encoding="utf-8"))

@@ -116,7 +116,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_each_part_has_a_method_of_its_own(wide: Path, workspace: Path, trtkit: Run) -> None:
     parts = "quantize.parts={patch: int8_wo, encoder: {method: int4_wo, exclude: [encoder.classifier]}}"
-    ran = trtkit("build", "--config", wide / "m.yaml", "--set", parts, "--target", "sm89", "--json", "-q")
+    ran = trtkit("build", wide / "m.yaml", "--set", parts, "--target", "sm89", "--json", "-q")
     assert ran.code == 0, ran.err
     manifest = ran.json()["manifest"]
     bytes_by_type = manifest["totals"]["weight_bytes"]
@@ -136,7 +136,7 @@ def test_each_part_has_a_method_of_its_own(wide: Path, workspace: Path, trtkit: 
 def test_activations_of_both_kinds_of_parts(wide: Path, workspace: Path, trtkit: Run) -> None:
     asked = ("quantize.method=int8", f"quantize.calibration.data={wide}/data.npz")
     words = [word for text in asked for word in ("--set", text)]
-    assert trtkit("build", "--config", wide / "m.yaml", *words, "-q").code == 0
+    assert trtkit("build", wide / "m.yaml", *words, "-q").code == 0
     ran = trtkit("verify", "bundles/m", "--json")
     assert ran.code == 0, ran.out + ran.err
     assert 1e-4 < ran.json()["outputs"]["logits"]["relative_rms_error"] < 0.1
@@ -147,7 +147,7 @@ def test_activations_of_both_kinds_of_parts(wide: Path, workspace: Path, trtkit:
 
 
 def refusal(wide: Path, refuses: Refuses, quantize: str, *words: str, code: int = 2) -> str:
-    asked = ("--config", wide / "m.yaml", "--set", f"quantize={quantize}", *words, "--quiet")
+    asked = (wide / "m.yaml", "--set", f"quantize={quantize}", *words, "--quiet")
     return refuses("build", *asked, code=code)
 
 
@@ -212,7 +212,7 @@ def test_quantize_writes_no_hybrid(wide: Path, refuses: Refuses) -> None:
 def test_vit_b_16_is_half_as_large(workspace: Path, trtkit: Run) -> None:
     saved(Case("ViTForImageClassification", "vit", ("logits",), {"num_labels": 1000}, (224, 224)), workspace / "model")
     asked = ("--set", "source.hf=model", "--set", "quantize.method=int8_wo", "--target", "sm89", "--json", "-q")
-    ran = trtkit("build", "--config", "vit-hybrid", *asked)
+    ran = trtkit("build", "vit-hybrid", *asked)
     assert ran.code == 0, ran.err
     manifest = ran.json()["manifest"]
     assert manifest["totals"]["weight_bytes"]["int8"] == 12 * 12 * 768**2 + 1000 * 768 + 3 * 16 * 16 * 768

@@ -122,7 +122,7 @@ def test_build_quantizes_and_the_bundle_keeps_the_checkpoint(
     models: Path, workspace: Path, trtkit: Callable[..., Ran]
 ) -> None:
     asked = ["--set", "quantize.kv_cache=int8", "--set", "precision=fp16"]
-    ran = trtkit("build", "--config", models / "m.yaml", "--out", "b", *asked, "--json")
+    ran = trtkit("build", models / "m.yaml", "-o", "b", *asked, "--json")
     assert ran.code == 0, ran.err
     manifest = ran.json()["manifest"]
     linear = 2 * (128 * 128 * 2 + 64 * 128 * 2 + 3 * 128 * 256)
@@ -133,7 +133,7 @@ def test_build_quantizes_and_the_bundle_keeps_the_checkpoint(
     assert verified.code == 0, verified.err
     prompts = workspace / "p.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("the quick", "the lazy dog, and")))
-    words = ["--max-new-tokens", 6, "--json"]
+    words = ["--max-tokens", 6, "--json"]
     together = trtkit("generate", "b", "--prompts", prompts, *words)
     assert together.code == 0, together.err
     alone = trtkit("generate", "b", "--prompt", "the quick", *words)
@@ -182,7 +182,7 @@ BAD = [
 def test_what_cannot_be_quantized_says_why(
     words: list[str], code: int, said: str, models: Path, refuses: Callable[..., str]
 ) -> None:
-    assert said in refuses("quantize", models / "m.yaml", *words, "--out", "q", "-q", code=code)
+    assert said in refuses("quantize", models / "m.yaml", *words, "-o", "q", "-q", code=code)
 
 
 @pytest.mark.parametrize("option", ["--html", "--write"])
@@ -229,7 +229,7 @@ def test_targets_that_cannot_compute_in_a_type_are_refused(
 ) -> None:
     words = ("--set", "quantize.method=fp8", "--target", "sm86", "-q")
     for said in (
-        refuses("build", "--config", models / "m.yaml", *words, code=2),
+        refuses("build", models / "m.yaml", *words, code=2),
         refuses("quantize", models / "m.yaml", *words, code=2),
     ):
         assert "type fp8 needs SM89: not on sm86" in said

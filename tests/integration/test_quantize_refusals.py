@@ -29,13 +29,13 @@ def test_a_vision_model_is_refused_before_any_work(
 ) -> None:
     models.save(small(), workspace / "m.onnx")
     (workspace / "m.yaml").write_text(CONFIG, encoding="utf-8")
-    assert said in refuses("quantize", "m.yaml", *words, "--out", "q", "-q", code=2)
+    assert said in refuses("quantize", "m.yaml", *words, "-o", "q", "-q", code=2)
 
 
 def test_a_language_model_is_refused_before_it_is_quantized(workspace: Path, trtkit: Callable[..., Ran]) -> None:
     """Quantizing takes minutes; that the target names no GPU with int4 is known at once."""
     config = tiny_llm.save_to_quantize(workspace)
-    ran = trtkit("build", "--config", config, "--set", "quantize.method=int4_wo")
+    ran = trtkit("build", config, "--set", "quantize.method=int4_wo")
     assert ran.code == 2
     assert "target: type int4 needs SM80, and target `any` names no GPU" in ran.err
     assert "linear layers to quantize" not in ran.err

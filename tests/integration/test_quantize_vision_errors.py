@@ -212,7 +212,7 @@ def test_fp8_for_a_target_without_it_is_refused_before_any_work(
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\nprofiles: [{batch: [1, 4, 8]}]\n")
     said = "not on sm86" if target == "sm86" else "and target `any` names no GPU"
     asked = ("--set", "quantize.method=fp8", "--set", "quantize.calibration.data=a.npz", "--target", target)
-    message = refuses("build", "--config", "m.yaml", "--quiet", *asked, code=2)
+    message = refuses("build", "m.yaml", "--quiet", *asked, code=2)
     assert message.startswith("the target cannot run the network\n  target: type fp8 needs SM89")
     assert said in message
     assert message.endswith("fix: build with a target of SM89 or newer, such as `--target sm89`")
@@ -221,5 +221,5 @@ def test_fp8_for_a_target_without_it_is_refused_before_any_work(
 def test_the_command_line_says_how_to_give_data(workspace: Path, refuses: Callable[..., str]) -> None:
     models.save(small(), workspace / "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\nprofiles: [{batch: [1, 4, 8]}]\n")
-    message = refuses("build", "--config", "m.yaml", "--quiet", "--set", "quantize.method=int8")
+    message = refuses("build", "m.yaml", "--quiet", "--set", "quantize.method=int8")
     assert message.startswith("quantize.calibration: this method measures the model on data, and none is given")

@@ -130,7 +130,7 @@ def refusal(vlm: Vlm, refuses: Refuses, quantize: str, code: int) -> str:
     Path("m.yaml").write_text(
         f"source: {{hf: {folder_of(vlm)}}}\nllm: {{max_sequence_length: 128, max_prefill_length: 32}}\n"
     )
-    return refuses("build", "--config", "m.yaml", "--set", f"quantize={quantize}", "--quiet", code=code)
+    return refuses("build", "m.yaml", "--set", f"quantize={quantize}", "--quiet", code=code)
 
 
 @pytest.mark.usefixtures("workspace")

@@ -25,7 +25,7 @@ def test_the_engine_shrinks_as_its_weights_do(workspace: Path, trtkit: Callable[
     sizes = {}
     for method in ("int8_wo", "none"):
         words = () if method == "none" else ("--set", f"quantize.method={method}")
-        ran = trtkit("build", "--config", "m.yaml", "--out", method, "--json", *words)
+        ran = trtkit("build", "m.yaml", "-o", method, "--json", *words)
         assert ran.code == 0, ran.err
         sizes[method] = Path(method, "engines/m.plan").stat().st_size
     assert sizes["none"] - sizes["int8_wo"] == pytest.approx(3 * 2048 * 2048, rel=0.03)
@@ -50,7 +50,7 @@ def test_a_bundle_says_what_was_quantized_and_follows_its_data(
     )
     for name, seed in (("a", 0), ("same", 0), ("other", 1)):
         np.savez(workspace / f"{name}.npz", images=pictures(8, seed))
-    first = trtkit("build", "--config", "m.yaml", "--out", "out", "--json")
+    first = trtkit("build", "m.yaml", "-o", "out", "--json")
     assert first.code == 0, first.err
     manifest = first.json()["manifest"]
     (step,) = (step for step in manifest["steps"] if step["name"] == "quantize")
@@ -59,7 +59,7 @@ def test_a_bundle_says_what_was_quantized_and_follows_its_data(
     origins = []
     for name in ("same", "other"):
         asked = ("--set", f"quantize.calibration.data={name}.npz")
-        origins.append(trtkit("build", "--config", "m.yaml", "--out", "out", "--json", *asked).json()["origin"])
+        origins.append(trtkit("build", "m.yaml", "-o", "out", "--json", *asked).json()["origin"])
     assert origins == ["unchanged", "built"]
     ran = trtkit("verify", "out", "--json")
     assert ran.code == 0, ran.out

@@ -41,7 +41,7 @@ def build(workspace: Path, trtkit: Trtkit, config: str = CONFIG) -> Path:
     models.save(models.classifier(), workspace / "tiny.onnx")
     (workspace / "names.txt").write_text("ant\nbee\ncat\ndog\nelk\n")
     (workspace / "tiny.yaml").write_text(config)
-    assert trtkit("build", "--config", "tiny.yaml", "--out", "bundle", "-q").code == 0
+    assert trtkit("build", "tiny.yaml", "-o", "bundle", "-q").code == 0
     return workspace / "bundle"
 
 

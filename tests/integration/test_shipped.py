@@ -28,7 +28,7 @@ def has_own_source(name: str) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in shipped_configs() if has_own_source(name)])
 def test_shipped_config_builds(name: str, workspace: Path, trtkit: Callable[..., Ran]) -> None:
-    ran = trtkit("build", "--config", name, "--json")
+    ran = trtkit("build", name, "--json")
     if "is not installed" in ran.err or "does not import" in ran.err:
         pytest.skip(ran.err.strip())
     assert ran.code == 0, ran.err
@@ -41,7 +41,7 @@ def test_shipped_config_builds(name: str, workspace: Path, trtkit: Callable[...,
 
 @pytest.mark.slow
 def test_vit_costs_what_is_published(workspace: Path, trtkit: Callable[..., Ran]) -> None:
-    assert trtkit("build", "--config", "vit", "-q").code == 0  # the one of the test above
+    assert trtkit("build", "vit", "-q").code == 0  # the one of the test above
     found: Any = trtkit("inspect", "bundles/vit", "--json").json()["network"]
     kinds = {"CONVOLUTION", "MATRIX_MULTIPLY", "ATTENTION_OUTPUT", "EINSUM"}
     flops = sum(layer["flops"] for layer in found["layers"] if layer["type"] in kinds)

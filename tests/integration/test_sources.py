@@ -46,7 +46,7 @@ CONFIG = """\
 @pytest.fixture
 def build(workspace: Path, trtkit: Callable[..., Ran]) -> Callable[..., Any]:
     def run(*words: object) -> Any:
-        ran = trtkit("build", "--config", "m.yaml", "--json", *words)
+        ran = trtkit("build", "m.yaml", "--json", *words)
         assert ran.code == 0, ran.err
         return ran.json()["manifest"]
 
@@ -91,7 +91,7 @@ def test_checkpoint_that_does_not_fit_names_the_tensors(
     workspace: Path, torch_config: object, refuses: Callable[..., str]
 ) -> None:
     save_file({"0.weight": torch.ones(6, 3), "2.bias": torch.ones(6)}, workspace / "weights.safetensors")
-    assert refuses("build", "--config", "m.yaml") == (
+    assert refuses("build", "m.yaml") == (
         f"{workspace}/weights.safetensors: the checkpoint does not fit the module: "
         'Missing key(s) in state_dict: "0.bias".; Unexpected key(s) in state_dict: "2.bias".'
     )
@@ -99,7 +99,7 @@ def test_checkpoint_that_does_not_fit_names_the_tensors(
 
 def test_pickled_code_is_not_run(workspace: Path, torch_config: object, refuses: Callable[..., str]) -> None:
     torch.save(torch.nn.Linear(3, 6), workspace / "evil.pt")
-    message = refuses("build", "--config", "m.yaml", "--set", "source.torch.checkpoint=evil.pt")
+    message = refuses("build", "m.yaml", "--set", "source.torch.checkpoint=evil.pt")
     assert message == (
         f"{workspace}/evil.pt: the checkpoint is not a plain state dict of tensors\nfix: save it as safetensors"
     )
@@ -122,7 +122,7 @@ def test_pickled_code_is_not_run(workspace: Path, torch_config: object, refuses:
 def test_factory_that_does_not_work_is_named(
     override: str, expected: str, torch_config: object, refuses: Callable[..., str]
 ) -> None:
-    assert refuses("build", "--config", "m.yaml", "--set", f"source.torch.{override}").startswith(expected)
+    assert refuses("build", "m.yaml", "--set", f"source.torch.{override}").startswith(expected)
 
 
 def test_hugging_face_folder_becomes_a_classifier(workspace: Path, build: Callable[..., Any]) -> None:
@@ -160,7 +160,7 @@ def test_folder_that_transformers_did_not_save_is_refused(
     if config_json is not None:
         (workspace / "vit/config.json").write_text(config_json)
     (workspace / "m.yaml").write_text("{source: {hf: vit}, route: onnx}\n")
-    assert f": {expected}" in refuses("build", "--config", "m.yaml")
+    assert f": {expected}" in refuses("build", "m.yaml")
 
 
 def test_external_data_is_taken_in(workspace: Path, build: Callable[..., Any]) -> None:

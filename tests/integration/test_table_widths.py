@@ -79,7 +79,7 @@ def test_a_network_with_long_names(printed: Callable[..., str]) -> None:
         text = printed(f"{line} -q")
         column = "".join(row[:36].strip() for row in text.splitlines())
         assert f"{LONG}/0" in column or LONG[:20] in text
-    printed("build --config wide.yaml -q")
+    printed("build wide.yaml -q")
 
 
 def test_a_language_model(printed: Callable[..., str]) -> None:
@@ -90,15 +90,15 @@ def test_a_language_model(printed: Callable[..., str]) -> None:
 
 def test_figures_of_a_network(printed: Callable[..., str]) -> None:
     words = "--unverified --batch 4 --compare onnxruntime --min-runs 5 --min-seconds 0.01 -q"
-    text = printed(f"bench wide.yaml {words} --out before.json")
+    text = printed(f"bench wide.yaml {words} --save before.json")
     assert LONG[:20] in text
     assert "trtkit" in printed("bench diff before.json before.json")
 
 
 def test_figures_of_a_language_model(printed: Callable[..., str]) -> None:
     """Those of a slow machine too, by a report whose times are a thousand times as long."""
-    load = "--requests 2 --concurrency 2 --input-tokens 8 --output-tokens 4 --goodput ttft:500"
-    printed(f"bench bundle --unverified {load} --compare transformers --rounds 1 --out llm.json -q")
+    load = "--requests 2 --concurrency 2 --input-len 8 --output-len 4 --goodput ttft:500"
+    printed(f"bench bundle --unverified {load} --compare transformers --rounds 1 --save llm.json -q")
     printed("bench diff llm.json llm.json")
     data = json.loads(Path("llm.json").read_text())
     for result in data["cases"][0]["results"]:

@@ -88,7 +88,7 @@ def test_modules_in_the_current_folder_are_not_imported_for_installed_ones(
     planted = ("onnx", "PIL", "numpy", "tensorrt_rtx", "onnxslim")
     for name in planted:
         (workspace / f"{name}.py").write_text(f'import pathlib\npathlib.Path("ran-{name}").touch()\nraise SystemExit\n')
-    assert trtkit("build", "--config", "m.yaml", "--out", "b2", "--no-cache").code == 0
+    assert trtkit("build", "m.yaml", "-o", "b2", "--no-cache").code == 0
     assert trtkit("inspect", "m.onnx").code == 0
     assert trtkit("verify", "b", "--no-corners").code == 0
     assert not list(workspace.glob("ran-*"))

@@ -40,7 +40,7 @@ def config(workspace: Path) -> Path:
 
 @pytest.fixture
 def bundle(config: Path, trtkit: Trtkit) -> Path:
-    assert trtkit("build", "--config", config, "--out", "bundle", "-q").code == 0
+    assert trtkit("build", config, "-o", "bundle", "-q").code == 0
     return config.parent / "bundle"
 
 
@@ -113,7 +113,7 @@ def test_a_change_that_needs_no_build_reaches_the_bundle(
     config.write_text(CONFIG.replace("kind: classification", "kind: classification, min_agreement: 0.5"))
     (workspace / "tiny.onnx").rename(workspace / "moved.onnx")
     change = ("--set", "source.onnx=moved.onnx")
-    ran = trtkit("build", "--config", config, *change, "--out", "bundle")
+    ran = trtkit("build", config, *change, "-o", "bundle")
     assert ran.code == 0
     manifest = json.loads((bundle / "manifest.json").read_text())
     assert manifest["config"]["task"]["min_agreement"] == 0.5

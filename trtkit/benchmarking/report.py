@@ -18,7 +18,7 @@ from trtkit.jobs.json_form import from_json, to_json
 
 VERSION = 1
 """Of the reports' JSON form."""
-_FIX = "give a file that `trtkit bench --out` of this version of trtkit wrote"
+_FIX = "give a file that `trtkit bench --save` of this version of trtkit wrote"
 
 
 @dataclass(frozen=True)

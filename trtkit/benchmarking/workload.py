@@ -47,7 +47,7 @@ def synthetic_work(lengths: Lengths, count: int, vocab_size: int, seed: int = 0)
     """
     if lengths.shared_tokens > lengths.input_tokens:
         what = f"{lengths.shared_tokens} shared tokens do not fit in prompts of {lengths.input_tokens}"
-        raise BenchError(what, "--shared-tokens", "make prompts longer (--input-tokens)")
+        raise BenchError(what, "--shared-tokens", "make prompts longer (--input-len)")
     generator = np.random.default_rng(seed)
     begins = generator.integers(0, vocab_size, (max(1, lengths.prefixes), lengths.shared_tokens)).tolist()
     inputs = _drawn(lengths.input_tokens, lengths.input_deviation, count, generator)

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from trtkit.bundle.manifest import SCHEMA_VERSION, Manifest
 from trtkit.config.load import shipped_configs
-from trtkit.errors import BundleError
-from trtkit.files import read_text, replace_file
+from trtkit.errors import BundleError, did_you_mean
+from trtkit.files import MANIFEST, read_text, replace_file
 from trtkit.network.record import NetworkRecord, record_from_json
 from trtkit.sources.digest import sha256_of
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from trtkit.bundle.manifest import FileRecord
 
-MANIFEST, NETWORK, QUANTIZED = "manifest.json", "network.json", "quantized"
+NETWORK, QUANTIZED = "network.json", "quantized"
 _REBUILD = "build the bundle again"
 
 
@@ -141,16 +141,14 @@ def open_bundle(path: Bundle | Path | str) -> Bundle:
     file = path / MANIFEST
     try:
         data = json.loads(read_text(file))
-    except FileNotFoundError:
-        raise BundleError(
-            f"no bundle here: `{MANIFEST}` is missing", str(path), "give a folder that `trtkit build` made"
-        ) from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise _no_bundle(path) from None
     except (OSError, ValueError, RecursionError) as error:
         raise BundleError(f"the manifest cannot be read: {error}", str(file), _REBUILD) from None
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
         what = f"manifest schema version {version!r} is not {SCHEMA_VERSION}"
-        fix = f"build it again with this trtkit: `trtkit build --config CONFIG --out {shlex.quote(str(path))}`"
+        fix = f"build it again with this trtkit: `trtkit build CONFIG --output {shlex.quote(str(path))}`"
         raise BundleError(what, str(file), fix)
     try:
         bundle = Bundle(path, Manifest.model_validate(data))
@@ -158,6 +156,23 @@ def open_bundle(path: Bundle | Path | str) -> Bundle:
         raise BundleError(f"the manifest is damaged: {_first_line(error)}", str(file), _REBUILD) from None
     bundle.check_contents()
     return bundle
+
+
+def _no_bundle(path: Path) -> BundleError:
+    """Return the error for a path without a manifest, which may be a config or a model that is not built yet."""
+    name, built = str(path), Path("bundles")
+    kind = "config" if name in shipped_configs() or path.suffix in (".yaml", ".yml") else "model"
+    if kind == "config" or (path.suffix in (".onnx", ".gguf") and path.is_file()) or (path / "config.json").is_file():
+        bundle = built / (path.stem if path.is_file() else path.name)
+        fix = f"build it: `trtkit build {shlex.quote(name)}`"
+        if is_bundle(bundle):
+            fix = f"give `{bundle}`, which was built before, or {fix}"
+        return BundleError(f"this is a {kind}, not a bundle", name, fix)
+    siblings = (str(each) for folder in (built, path.parent) for each in folder.glob("*") if is_bundle(each))
+    hint = did_you_mean(name, [*shipped_configs(), *siblings])
+    return BundleError(
+        f"no bundle here: `{MANIFEST}` is missing", name, f"{hint}give a folder that `trtkit build` made"
+    )
 
 
 def check_file(folder: Path, record: FileRecord) -> None:

@@ -69,11 +69,11 @@ def _check_replaceable(path: Path, marker: str) -> None:
     if path.is_dir() and (not any(path.iterdir()) or (path / marker).is_file()):
         return
     if path.exists() or path.is_symlink():
-        raise BundleError("is there already and is no bundle", str(path), "choose another `--out`, or remove it")
+        raise BundleError("is there already and is no bundle", str(path), "choose another `--output`, or remove it")
 
 
 @contextlib.contextmanager
-def locked(path: Path, busy: str = "another build is writing this folder", option: str = "--out") -> Iterator[None]:
+def locked(path: Path, busy: str = "another build is writing this folder", option: str = "--output") -> Iterator[None]:
     """Hold `path`'s lock file; the system frees it when the process dies.
 
     Raises BundleError that says `busy` while another has it. option: that chooses the folder.
@@ -118,7 +118,7 @@ def _remove_empty(folders: list[Path]) -> None:
             folder.rmdir()
 
 
-def _cannot_write(path: Path, error: OSError, option: str = "--out") -> BundleError:
+def _cannot_write(path: Path, error: OSError, option: str = "--output") -> BundleError:
     return BundleError(
         f"cannot write the bundle: {(error.strerror or str(error)).lower()}",
         str(path),

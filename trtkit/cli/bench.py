@@ -9,25 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtkit.cli import completions
 from trtkit.cli.bench_options import FILE, measure_options
-from trtkit.cli.options import check_outputs, json_option, quiet_option, set_option, target_option, trust_option
+from trtkit.cli.model_options import model_argument, model_options, read_model
+from trtkit.cli.options import RenamedOption, check_outputs, json_option, quiet_option, trust_option
 from trtkit.cli.pages import check_page
 from trtkit.cli.say import say
 
 if TYPE_CHECKING:
     from trtkit.benchmarking.report import Report
     from trtkit.bundle.bundle import Bundle
+    from trtkit.cli.model_options import Overrides
     from trtkit.jobs.runner import Runner
 
 EPILOG = """\b
 Examples:
   trtkit bench bundles/resnet50 --compare torch --compare onnxruntime
-  trtkit bench bundles/resnet50 --batch 1,8,32 --out before.json
+  trtkit bench bundles/resnet50 --batch 1,8,32 --save before.json
   trtkit bench bundles/llama --concurrency 1,4,8 --compare transformers
   trtkit bench bundles/llama --request-rate 1,2 --goodput ttft:500
   trtkit bench bundles/llama --trace trace.jsonl --speed 2 --aiperf results
-  trtkit bench efficientnet-lite0 --set precision=fp16 --unverified
+  trtkit bench efficientnet-lite0 --precision fp16 --unverified
   trtkit bench bundles/llama --url grpc://localhost:8001 --concurrency 4
   trtkit bench bundles/resnet50 --url localhost:8000 --concurrency 1,8
   trtkit bench diff before.json after.json
@@ -57,29 +58,38 @@ class BenchCommand(click.Command):
 
 
 @click.command(cls=BenchCommand, epilog=EPILOG)
-@click.argument("bundle", metavar="BUNDLE|CONFIG", shell_complete=completions.configs_and_bundles)
-@target_option
-@set_option
+@model_argument()
+@model_options
 @click.option("--compare", "rivals", multiple=True, metavar="WHAT", help=_KINDS)
 @trust_option
 @measure_options
 @click.option("--url", metavar="URL", help="Measure the bundle as a Triton server has it: grpc:// or http://HOST:PORT.")
 @click.option("--model", metavar="NAME", help="What the server calls it.  [default: the bundle's name]")
 @click.option("--unverified", is_flag=True, help="Measure a bundle whose verification failed or is missing.")
-@click.option("--out", type=FILE, help="Write the report as JSON, with all samples.")
-@click.option("--csv", type=FILE, help="Write the figures as CSV.")
-@click.option("--html", type=FILE, help="Write a report with plots.")
 @click.option(
-    "--aiperf", type=click.Path(path_type=Path, file_okay=False), help="Write what AIPerf would, into a folder."
+    "--save",
+    cls=RenamedOption,
+    old=["--out"],
+    type=FILE,
+    metavar="FILE",
+    help="Write the report as JSON, with all samples; `bench diff` compares two.",
+)
+@click.option("--csv", type=FILE, metavar="FILE", help="Write the figures as CSV.")
+@click.option("--html", type=FILE, metavar="FILE", help="Write a report with plots.")
+@click.option(
+    "--aiperf",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write what AIPerf would, into a folder.",
 )
 @json_option
 @quiet_option
 def command(
-    bundle: str, out: Path | None, csv: Path | None, html: Path | None, as_json: bool, quiet: bool, **options: Any
+    path: str, save: Path | None, csv: Path | None, html: Path | None, as_json: bool, quiet: bool, **options: Any
 ) -> None:
-    """Measure a bundle, beside others on the same work.
+    """Measure a bundle, and others on the same work.
 
-    A config, by name or as a YAML file, is built into bundles/NAME first, where it was not yet.
+    MODEL is a bundle, or what `trtkit build` takes: that is built into bundles/NAME first, if it is not there yet.
     Every figure says what computed it: without a GPU that is the reference executor, which shows that the
     network is right and what it costs here, never how fast an engine is.
     """
@@ -88,39 +98,27 @@ def command(
     from trtkit.cli.progress import show_progress
 
     aiperf = options["aiperf"]
-    check_outputs(out, csv, aiperf)
+    check_outputs(save, csv, aiperf)
     check_page(html)
     words = shlex.join(["trtkit", "bench", *click.get_current_context().meta[WORDS]])
     with show_progress(quiet=quiet or as_json) as runner:
-        opened, is_built = _opened(bundle, options["overrides"], options["target"], runner)
+        opened, is_built = _opened(path, options["overrides"], options["target"], runner)
         trusts_source = is_built or options["trust_source"]  # a config is code already
         request = bench_request(opened, options, trusts_source=trusts_source)
         report = bench_bundle(opened, request, runner, words)
-    _write(report, {"out": out, "csv": csv, "html": html}, aiperf)
+    _write(report, {"save": save, "csv": csv, "html": html}, aiperf)
     _show(report, as_json=as_json)
 
 
-def _opened(path: str, overrides: tuple[str, ...], target: str | None, runner: Runner) -> tuple[Bundle, bool]:
+def _opened(path: str, overrides: Overrides, target: str | None, runner: Runner) -> tuple[Bundle, bool]:
     """Return a bundle, or the one that a config is built into, and whether it is that."""
-    from trtkit.bundle.bundle import is_bundle, open_bundle
-    from trtkit.config import load_config
-    from trtkit.config.load import find_config
+    from trtkit.bundle.bundle import Bundle
     from trtkit.engine.build import build_bundle
-    from trtkit.errors import ConfigError
 
-    changes_config = overrides or target
-    if is_bundle(Path(path)):
-        if changes_config:
-            raise click.UsageError("a bundle is measured as it was built: --set and --target are for configs")
-        return open_bundle(path), False
-    try:
-        find_config(path)
-    except ConfigError:
-        if not changes_config:
-            return open_bundle(path), False  # which says what is missing
-        raise
-    config = load_config(path, overrides, target)
-    return build_bundle(config, Path("bundles") / config.name, runner).bundle, True
+    model = read_model(path, overrides, target)
+    if isinstance(model, Bundle):
+        return model, False
+    return build_bundle(model, Path("bundles") / model.name, runner).bundle, True
 
 
 def _write(report: Report, paths: dict[str, Path | None], aiperf: Path | None) -> None:
@@ -134,7 +132,7 @@ def _write(report: Report, paths: dict[str, Path | None], aiperf: Path | None) -
 
         return html_report(report)
 
-    makers = {"out": report_text, "csv": csv_text, "html": page_text}
+    makers = {"save": report_text, "csv": csv_text, "html": page_text}
     for name, path in paths.items():
         if path is not None:
             write_output(path, makers[name](report))

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from trtkit.cli.options import RenamedOption
 from trtkit.cli.runtime_options import runtime_options
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -35,9 +36,18 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic in newer re
 _Option = Callable[[Callable[..., None]], Callable[..., None]]
 
 
-def _count(name: str, text: str, default: int | None = None, least: int = 1) -> _Option:
-    """Return an option for a whole number."""
-    return click.option(name, type=click.IntRange(least), default=default, metavar="N", help=_help(text, default))
+def _count(name: str, text: str, default: int | None = None, least: int = 1, old: str = "") -> _Option:
+    """Return an option for a whole number. old: what it was called, which is still the argument's name."""
+    names = (name, old.replace("-", "_")) if old else (name,)
+    return click.option(
+        *names,
+        cls=RenamedOption,
+        old=[f"--{old}"] if old else [],
+        type=click.IntRange(least),
+        default=default,
+        metavar="N",
+        help=_help(text, default),
+    )
 
 
 def _amount(name: str, text: str, default: float, metavar: str = "N", *, is_open: bool = False) -> _Option:
@@ -74,8 +84,8 @@ _LOAD = (
     _count("--requests", "Requests of a round.  [default: 16, or all of a file]"),
     _count("--rounds", "Rounds of a case.  [default: 1; 3 with --compare]"),
     click.option("--prompts", metavar="FILE", help="Prompts of a file, as `trtkit generate` takes them."),
-    _count("--input-tokens", "Length of a made-up prompt.", 128),
-    _count("--output-tokens", "Length of an answer.", 32),
+    _count("--input-len", "Tokens of a made-up prompt.", 128, old="input-tokens"),
+    _count("--output-len", "Tokens of an answer.", 32, old="output-tokens"),
     _amount("--input-deviation", "Standard deviation of prompts' lengths.", 0.0),
     _amount("--output-deviation", "Standard deviation of answers' lengths.", 0.0),
     _count("--shared-tokens", "Tokens that prompts begin alike with.", 0, least=0),

@@ -9,56 +9,64 @@ from typing import TYPE_CHECKING
 import click
 
 from trtkit.cli import completions
-from trtkit.cli.options import json_option, quiet_option, set_option, target_option
+from trtkit.cli.model_options import model_argument, model_options, output_option
+from trtkit.cli.options import json_option, quiet_option
 
 if TYPE_CHECKING:
+    from trtkit.cli.model_options import Overrides
     from trtkit.engine.build import BuildResult
 
 EPILOG = """\b
 Examples:
-  trtkit build --config efficientnet-lite0
-  trtkit build --config my.yaml --out engines/my --target sm89
-  trtkit build --config resnet50 --set precision=fp16 --json"""
+  trtkit build efficientnet-lite0
+  trtkit build model.onnx --shapes images:1x3x64x64,8x3x64x64,32x3x64x64
+  trtkit build ~/models/Qwen3-0.6B --precision bf16 -o bundles/qwen3
+  trtkit build model.gguf --set llm.max_batch_size=4
+  trtkit build my.yaml --target sm89 --json"""
 
 
 @click.command(epilog=EPILOG)
-@click.option(
-    "--config",
-    required=True,
-    metavar="FILE",
-    help="A YAML file, or the name of a shipped config.",
-    shell_complete=completions.configs,
-)
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for the bundle.  [default: bundles/NAME]")
-@target_option
-@set_option
+@model_argument(required=False, bundles=False)
+@click.option("-c", "--config", metavar="MODEL", help="The same as MODEL.", shell_complete=completions.configs)
+@output_option("Folder for the bundle.  [default: bundles/NAME]")
+@model_options
 @click.option("--no-cache", is_flag=True, help="Build even if the same build was done before.")
 @json_option
 @quiet_option
 def command(
-    config: str,
+    path: str | None,
+    config: str | None,
     out: Path | None,
     target: str | None,
-    overrides: tuple[str, ...],
+    overrides: Overrides,
     no_cache: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Build an engine bundle from a config.
+    """Build an engine bundle from a model or a config.
 
+    MODEL is a config's name or YAML file, an .onnx or .gguf file, or a folder that transformers or TensorRT-LLM saved.
     The bundle holds the engine, the network it came from and a manifest. The same build is not done twice.
     """
     from trtkit.cli.progress import show_progress
-    from trtkit.config import load_config
+    from trtkit.config.load import find_model_config
     from trtkit.engine.build import build_bundle
 
-    model = load_config(config, overrides, target)
+    model = find_model_config(_one_model(path, config), overrides, target)
     with show_progress(quiet=quiet or as_json) as runner:
         result = build_bundle(model, out or Path("bundles") / model.name, runner, use_cache=not no_cache)
     if as_json:
         click.echo(json.dumps({"origin": result.origin, "path": str(result.bundle.path), **_manifest(result)}))
     else:
         _render(result)
+
+
+def _one_model(path: str | None, config: str | None) -> str:
+    """Return the model that was given in one of two ways. Raises UsageError."""
+    models = [each for each in (path, config) if each is not None]
+    if len(models) == 1:
+        return models[0]
+    raise click.UsageError("MODEL and --config are the same: give one" if models else "Missing argument 'MODEL'.")
 
 
 def _manifest(result: BuildResult) -> dict[str, object]:

@@ -168,7 +168,7 @@ class Conversation:
         elif done.finish_reason == "length":
             is_full = prompt_tokens + len(done.token_ids) > self._model.max_length
             limit = f"the cache is full, {self._model.max_length} tokens; /reset begins a new conversation"
-            click.echo(f"({limit if is_full else 'cut at --max-new-tokens'})", err=True)
+            click.echo(f"({limit if is_full else 'cut at --max-tokens'})", err=True)
         if self._has_stats:
             self._show_stats()
 

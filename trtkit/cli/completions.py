@@ -15,24 +15,19 @@ if TYPE_CHECKING:
 
     import click
 
-_FILE = re.compile(r"\.(yaml|yml|onnx)$")
+_FILE = re.compile(r"\.(yaml|yml|onnx|gguf)$")
 # Rows of the table of GPUs: names two blanks in, below `gpus:`.
 _GPU = re.compile(r"^  ([\w.-]+):$", re.MULTILINE)
 
 
 def configs(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer shipped configs and YAML files."""
+    """Offer shipped configs, YAML files and models."""
     return [*_named(_shipped(), incomplete), *_paths(incomplete, has_bundles=False)]
 
 
 def networks(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer shipped configs, YAML and ONNX files, and bundles."""
+    """Offer shipped configs, YAML files, models and bundles."""
     return [*_named(_shipped(), incomplete), *_paths(incomplete, has_bundles=True)]
-
-
-def configs_and_bundles(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer shipped configs, YAML files and bundles."""
-    return [item for item in networks(_ctx, _param, incomplete) if not item.value.endswith(".onnx")]
 
 
 def bundles(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:

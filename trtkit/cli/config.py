@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from trtkit.cli import completions
-from trtkit.cli.options import json_option, run_options, set_option, target_option
+from trtkit.cli.model_options import model_options
+from trtkit.cli.options import json_option, run_options
 from trtkit.cli.visible import echo
+
+if TYPE_CHECKING:
+    from trtkit.cli.model_options import Overrides
 
 EPILOG = """\b
 Examples:
@@ -54,11 +59,10 @@ def init(source: str, output: Path | None, force: bool, as_json: bool) -> None:
 
 @command.command()
 @click.argument("config", metavar="FILE", shell_complete=completions.configs)
-@target_option
-@set_option
+@model_options
 @json_option
 @run_options
-def validate(config: str, target: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
+def validate(config: str, target: str | None, overrides: Overrides, as_json: bool) -> None:
     """Check a config and list everything that is wrong with it.
 
     FILE is a YAML file, or the name of a shipped config. If the model is there, keys that do not apply to it are errors

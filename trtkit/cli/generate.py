@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  trtkit generate bundles/llama --prompt "What is the capital of France?"
-  trtkit generate bundles/llama --no-chat --prompt "Gravity is" --stats
-  trtkit generate bundles/llama --prompt "A haiku." --temperature 0.8 --seed 1
+  trtkit generate bundles/llama "What is the capital of France?"
+  trtkit generate bundles/llama "Gravity is" --no-chat --stats
+  trtkit generate bundles/llama "A haiku." --temperature 0.8 --seed 1
   trtkit generate bundles/llama --prompts asked.jsonl --json > answers.jsonl
-  trtkit generate bundles/llama --prompt "A person." --json-schema schema.json
-  trtkit generate bundles/llava --prompt "What is this?" --image photo.jpg
+  trtkit generate bundles/llama "A person." --json-schema schema.json
+  trtkit generate bundles/llava "What is this?" --image photo.jpg
 
 \b
 A line of a JSONL file: {"prompt": "Hi", "id": 7, "temperature": 0.8};
@@ -42,9 +42,10 @@ or settings, 130 cancelled."""
 
 @click.command(epilog=EPILOG)
 @bundle_argument
-@click.option("--prompt", "texts", multiple=True, metavar="TEXT", help="What to answer; may be given again.")
+@click.argument("texts", metavar="[TEXT]...", nargs=-1)
+@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="The same as TEXT; may be given again.")
 @click.option("--prompts", "file", metavar="FILE", help="JSON lines, or plain lines of a .txt file; - is stdin.")
-@click.option("--image", "images", multiple=True, metavar="FILE", help="An image for --prompt; may be given again.")
+@click.option("--image", "images", multiple=True, metavar="FILE", help="An image for TEXT; may be given again.")
 @click.option("--chat/--no-chat", default=True, help="Use the chat template, where there is one.  [default: chat]")
 @click.option("--system", metavar="TEXT", help="The system message.")
 @sampling_options
@@ -55,6 +56,7 @@ or settings, 130 cancelled."""
 def command(
     bundle: str,
     texts: tuple[str, ...],
+    prompts: tuple[str, ...],
     file: str | None,
     images: tuple[str, ...],
     chat: bool,
@@ -63,33 +65,38 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Generate text with the language model in BUNDLE.
+    """Generate text with the language model in BUNDLE, which answers TEXT.
 
     One prompt is answered as it is produced; of several, each answer follows its prompt. Answers are greedy
     unless a setting of draws is given. With --json each request is one line, as it is complete.
     """
+    from trtkit.bundle.bundle import open_bundle
     from trtkit.cli.llm_stats import request_stats, total_stats
     from trtkit.cli.runtime_options import cancellable, open_llm, split_options
     from trtkit.cli.sampling_options import faults_by_option, read_settings
     from trtkit.runtime.llm import prepare_prompts, read_prompts, read_text_bundle
 
+    texts += prompts
     if images and not texts:
-        raise click.UsageError("--image is for --prompt: a JSONL file names images in its lines")
-    _check(texts, file, options, is_plain=not chat and system is not None, as_json=as_json)
+        raise click.UsageError("--image is for TEXT: a JSONL file names images in its lines")
+    if not texts and file is None:
+        open_bundle(bundle)  # what is wrong with that comes first
+        raise click.UsageError("nothing to answer: give TEXT or --prompts FILE")
+    _check(options, is_plain=not chat and system is not None, as_json=as_json)
     with cancellable():
         runtime, settings = split_options(options)
         lines, shared = read_prompts(file, texts, images), read_settings(settings)
         model = read_text_bundle(bundle)
         with faults_by_option():
-            prompts = prepare_prompts(lines, model, shared, is_chat=chat, system=system)
+            prepared = prepare_prompts(lines, model, shared, is_chat=chat, system=system)
         with open_llm(model, runtime) as llm:
-            answers, started_s = Answers(lines.prompts, prompts, model.tokenizer), time.monotonic()
+            answers, started_s = Answers(lines.prompts, prepared, model.tokenizer), time.monotonic()
             if as_json:
-                outputs = llm.generate(prompts, on_output=answers.print_json)
-            elif len(prompts) == 1 and prompts[0].settings.params.n == 1:
-                outputs = [answers.print_stream(llm.stream(prompts[0]))]
+                outputs = llm.generate(prepared, on_output=answers.print_json)
+            elif len(prepared) == 1 and prepared[0].settings.params.n == 1:
+                outputs = [answers.print_stream(llm.stream(prepared[0]))]
             else:
-                outputs = llm.generate(prompts, on_output=answers.print_text)
+                outputs = llm.generate(prepared, on_output=answers.print_text)
             if stats and len(outputs) == 1:
                 click.echo(request_stats(outputs[0].metrics), err=True)
             elif stats:
@@ -97,12 +104,8 @@ def command(
     sys.exit(1 if answers.failures else 0)
 
 
-def _check(
-    texts: tuple[str, ...], file: str | None, options: Mapping[str, Any], *, is_plain: bool, as_json: bool
-) -> None:
+def _check(options: Mapping[str, Any], *, is_plain: bool, as_json: bool) -> None:
     """Refuse options that do not go together."""
-    if not texts and file is None:
-        raise click.UsageError("nothing to answer: give --prompt TEXT or --prompts FILE")
     if is_plain:
         raise click.UsageError("--system needs the chat template: leave out --no-chat")
     for name in ("logprobs", "prompt_logprobs"):

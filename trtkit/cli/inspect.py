@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtkit.cli import completions
-from trtkit.cli.options import json_option, quiet_option, set_option, target_option
+from trtkit.cli.model_options import model_argument, model_options, read_model
+from trtkit.cli.options import json_option, quiet_option
 
 if TYPE_CHECKING:
+    from trtkit.bundle.bundle import Bundle
     from trtkit.bundle.manifest import ModelRecord
+    from trtkit.cli.model_options import Overrides
     from trtkit.config.quantize import QuantizeOptions
     from trtkit.config.schema import ModelConfig
     from trtkit.network.record import NetworkRecord
@@ -20,32 +22,26 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   trtkit inspect model.onnx
-  trtkit inspect ppocr-rec --set precision=fp16
+  trtkit inspect ppocr-rec --precision fp16
   trtkit inspect bundles/efficientnet-lite0 --layers"""
 
 
 @click.command(epilog=EPILOG)
-@click.argument("path", shell_complete=completions.networks)
-@target_option
-@set_option
+@model_argument()
+@model_options
 @click.option("--layers", is_flag=True, help="List every layer.")
 @json_option
 @quiet_option
-def command(
-    path: str, target: str | None, overrides: tuple[str, ...], layers: bool, as_json: bool, quiet: bool
-) -> None:
+def command(path: str, target: str | None, overrides: Overrides, layers: bool, as_json: bool, quiet: bool) -> None:
     """Show an ONNX file, a config's network before building, or a bundle.
 
-    PATH is an .onnx file, a YAML file, the name of a shipped config, or a bundle's folder. FLOPs, bytes and sizes are
+    MODEL is a bundle, a config's name or YAML file, an .onnx or .gguf file, or a folder that transformers or
+    TensorRT-LLM saved. FLOPs, bytes and sizes are
     counted at the `opt` shapes.
     """
     from trtkit.cli.tables import Inspected, inspect_tables, show
-    from trtkit.config.load import find_model_config
 
-    is_quiet = quiet or as_json
-    kind, backend, model, network = _bundle(path) or _network(
-        find_model_config(path, overrides, target), quiet=is_quiet
-    )
+    kind, backend, model, network = _record(read_model(path, overrides, target), quiet=quiet or as_json)
     quantized = _quantized(model.config.quantize, network)
     if as_json:
         described = model.model_dump(mode="json")
@@ -55,15 +51,14 @@ def command(
     show(inspect_tables(Inspected(kind, model, network, quantized), every_layer=layers))
 
 
-def _bundle(path: str) -> tuple[str, str, ModelRecord, NetworkRecord] | None:
-    """Return what a bundle says of itself, None if `path` is not one."""
-    from trtkit.bundle.bundle import is_bundle_folder, open_bundle
+def _record(model: Bundle | ModelConfig, *, quiet: bool) -> tuple[str, str, ModelRecord, NetworkRecord]:
+    """Return what a bundle says of itself, or what a config's network is before building."""
+    from trtkit.bundle.bundle import Bundle
 
-    if not is_bundle_folder(path):
-        return None
-    bundle = open_bundle(path)
-    bundle.check_files()
-    return "bundle", bundle.manifest.backend.name, bundle.manifest, bundle.network_record()
+    if not isinstance(model, Bundle):
+        return _network(model, quiet=quiet)
+    model.check_files()
+    return "bundle", model.manifest.backend.name, model.manifest, model.network_record()
 
 
 def _quantized(options: QuantizeOptions | None, network: NetworkRecord) -> dict[str, Any] | None:

@@ -33,7 +33,7 @@ GROUPS = {
     },
     "Build, and know that it is right": {
         "quantize": "Quantize a model: fewer bits for weights, activations, caches.",
-        "build": "Build an engine bundle from a config.",
+        "build": "Build an engine bundle from a model or a config.",
         "verify": "Check a network's numerics without a GPU.",
         "plugins": "List custom ops, or check them against their references.",
     },
@@ -42,7 +42,7 @@ GROUPS = {
         "generate": "Generate text with a language model.",
         "chat": "Chat with a language model.",
         "eval": "Measure a model's quality: perplexity, accuracy, mAP.",
-        "bench": "Measure a bundle, beside others on the same work.",
+        "bench": "Measure a bundle, and others on the same work.",
     },
     "Deploy": {
         "deploy": "Put a bundle into a model repository of Triton.",
@@ -96,11 +96,11 @@ class LazyGroup(click.Group):
 
 EPILOG = """\b
 Examples:
-  trtkit build --config efficientnet-lite0
-  trtkit build --config my.yaml --set precision=fp16 --target sm89
+  trtkit build efficientnet-lite0
+  trtkit build model.onnx --precision fp16 --target sm89
   trtkit inspect bundles/efficientnet-lite0
   trtkit verify bundles/efficientnet-lite0 --html report.html
-  trtkit generate bundles/llama --prompt "Hello"
+  trtkit generate bundles/llama "Hello"
   trtkit bench bundles/efficientnet-lite0 --compare onnxruntime
   trtkit deploy bundles/efficientnet-lite0 --repository models
 
@@ -145,6 +145,8 @@ def _run(words: list[str]) -> None:
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as error:
+        if "--json" in words:
+            click.echo(_usage_json(error))
         error.show()
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
@@ -156,6 +158,15 @@ def _run(words: list[str]) -> None:
             raise
         _show(problem, as_json="--json" in words)
         sys.exit(problem.exit_code)
+
+
+def _usage_json(error: click.ClickException) -> str:
+    """Return a usage error as other errors are in JSON."""
+    import json
+
+    path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "trtkit"
+    fields = {"error": type(error).__name__, "what": error.format_message(), "where": path}
+    return json.dumps({**fields, "fix": f"see `{path} --help`"})
 
 
 def _terminate(_signal: int, _frame: object) -> None:

@@ -9,15 +9,15 @@ import click
 from trtkit.cli import completions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    Command = Callable[..., Any]
+    from click.parser import _OptionParser
+
+    Command = Callable[..., None]
 
 # What the options of a run leave in the context, for the group and its commands alike.
 _QUIET, _VERBOSE, _LOGGED = "trtkit.quiet", "trtkit.verbose", "trtkit.logged"
-_SET_HELP = "Change a key of the config, such as `precision=fp16`."
-_TARGET_HELP = "Hardware to build for: any, sm80, sm86, sm89, sm120."
 
 
 def is_quiet() -> bool:
@@ -102,6 +102,30 @@ def _with_quiet(command: Command, *, is_exposed: bool) -> Command:
     return with_all
 
 
+class RenamedOption(click.Option):
+    """An option with a value that still takes its old names, with a note on stderr; help does not show them."""
+
+    def __init__(self, names: Sequence[str], *, old: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(names, **kwargs)
+        self._old = tuple(old)
+
+    def add_to_parser(self, parser: _OptionParser, ctx: click.Context) -> None:
+        """Let the parser take the old names too."""
+        super().add_to_parser(parser, ctx)
+        parser.add_option(self, self._old, self.name, action="append" if self.multiple else "store", nargs=self.nargs)
+
+    def handle_parse_result(
+        self, ctx: click.Context, opts: Mapping[str, object], args: list[str]
+    ) -> tuple[object, list[str]]:
+        """Read the value, and say what the option is called now."""
+        words = [word.partition("=")[0] for word in ctx.find_root().obj or ()]
+        for old in self._old:
+            if self.name in opts and old in words:
+                new = max(self.opts, key=len)
+                click.echo(f"note: `{old}` is now `{new}`; the old name will be removed", err=True)
+        return super().handle_parse_result(ctx, opts, args)
+
+
 def check_outputs(*paths: Path | None) -> None:
     """Refuse files that could not be written after the work is done. Raises UsageError."""
     for path in paths:
@@ -120,16 +144,7 @@ def run_options(command: Command) -> Command:
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-set_option = click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help=_SET_HELP,
-    shell_complete=completions.config_keys,
-)
 trust_option = click.option(
     "--trust-source", is_flag=True, help="Run the Python factory that a bundle names as its source: it is code."
 )
-target_option = click.option("--target", metavar="NAME", help=_TARGET_HELP, shell_complete=completions.targets)
 bundle_argument = click.argument("bundle", shell_complete=completions.bundles)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtkit.cli import completions
-from trtkit.cli.options import json_option, quiet_option, set_option, target_option
+from trtkit.cli.model_options import model_argument, model_options
+from trtkit.cli.options import json_option, quiet_option
 from trtkit.cli.pages import check_page, page_origin
 from trtkit.cli.visible import echo
 from trtkit.files import write_output
@@ -36,7 +37,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, config, GPU or length."""
 
 
 @click.command(epilog=EPILOG)
-@click.argument("path", required=False, shell_complete=completions.networks)
+@model_argument(required=False)
 @click.option(
     "--gpu",
     "gpus",
@@ -50,16 +51,15 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, config, GPU or length."""
 @click.option("--price", "prices", multiple=True, metavar="[NAME=]X", help="Price of a GPU for an hour.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write rooflines here.")
 @click.option("--list-gpus", is_flag=True, help="Show the table of GPUs with its sources, and end.")
-@target_option
-@set_option
+@model_options
 @json_option
 @quiet_option
 def command(path: str | None, as_json: bool, **options: Any) -> None:
     """Estimate which GPUs fit a model and its best-case speed.
 
-    PATH is a bundle, a config's name or file, an .onnx file, a folder with an LLM's config.json, or the name of a
-    published model such as llama-2-7b. Counts are of the network that TensorRT would get; times are the rooflines of
-    published figures, so nothing can be faster.
+    MODEL is a bundle, a config's name or YAML file, an .onnx or .gguf file, a folder with an LLM's config.json, or the
+    name of a published model such as llama-2-7b. Counts are of the network that TensorRT would get; times are the
+    rooflines of published figures, so nothing can be faster.
     """
     from trtkit.planning.gpus import find_gpus, planned_gpus
 
@@ -68,7 +68,7 @@ def command(path: str | None, as_json: bool, **options: Any) -> None:
         _list_gpus(gpus, as_json=as_json)
         return
     if path is None:
-        raise click.UsageError("Missing argument 'PATH'.")
+        raise click.UsageError("Missing argument 'MODEL'.")
     check_page(options["html"])
     prices = parse_prices(options["prices"], [gpu.key for gpu in gpus])
     plan = _plan(path, gpus, {**options, "prices": prices, "quiet": options["quiet"] or as_json})

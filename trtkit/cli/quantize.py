@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from trtkit.cli import completions
-from trtkit.cli.options import check_outputs, json_option, quiet_option, set_option, target_option
+from trtkit.cli.model_options import model_argument, model_options, output_option
+from trtkit.cli.options import check_outputs, json_option, quiet_option
 from trtkit.cli.pages import check_page, page_origin
 from trtkit.files import write_output
 from trtkit.quantization_methods import Block, CacheFormat, methods_for
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from trtkit.cli.model_options import Overrides
     from trtkit.config.schema import ModelConfig
     from trtkit.engine.quantize import QuantizeResult
     from trtkit.quantization.scoring.report import Scores
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 _METHODS = f"Language models: {', '.join(methods_for('llm'))}. Vision models: {', '.join(methods_for('vision'))}."
 EPILOG = f"""\b
 Examples:
-  trtkit quantize llama --method int8_wo --out smollm2-int8
+  trtkit quantize llama --method int8_wo -o smollm2-int8
   trtkit quantize llama --method int4_awq --block 32 --calib book.txt
   trtkit quantize llama --method fp8 --kv-cache int8 --calib book.txt
   trtkit quantize llama --method int4_awq --calib book.txt --sensitivity \\
@@ -36,7 +38,7 @@ Examples:
   trtkit quantize llama --method fp8 --calib book.txt --budget 0.01nats \\
       --fallback int8_wo --write llama-fp8.yaml
   trtkit quantize efficientnet-lite0 --method int8 --calib photographs/
-  trtkit build --config llama --set source.hf=quantized/llama-int8_wo
+  trtkit build llama --set source.hf=quantized/llama-int8_wo
 
 \b
 {textwrap.fill(_METHODS, 78)}
@@ -44,7 +46,7 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.argument("config", shell_complete=completions.configs)
+@model_argument(bundles=False)
 @click.option(
     "--method", metavar="NAME", shell_complete=completions.methods, help="How layers are quantized; see below."
 )
@@ -70,13 +72,12 @@ Examples:
 )
 @click.option("--write", type=click.Path(path_type=Path, dir_okay=False), help="Write the config with the choice made.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page of what layers lose.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder.  [default: quantized/NAME-METHOD]")
-@target_option
-@set_option
+@output_option("Folder.  [default: quantized/NAME-METHOD]")
+@model_options
 @json_option
 @quiet_option
 def command(
-    config: str,
+    path: str,
     method: str | None,
     calib: str | None,
     samples: int | None,
@@ -91,12 +92,13 @@ def command(
     html: Path | None,
     out: Path | None,
     target: str | None,
-    overrides: tuple[str, ...],
+    overrides: Overrides,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Quantize a model: fewer bits for its weights, activations and KV caches.
 
+    MODEL is a config's name or YAML file, an .onnx or .gguf file, or a folder that transformers or TensorRT-LLM saved.
     A language model becomes a checkpoint in ModelOpt's form, a vision model an ONNX file with Q/DQ. Both build as any
     other source; their loss is measured on the network itself by `trtkit verify` and `trtkit eval`, without a GPU.
     """
@@ -108,7 +110,7 @@ def command(
     check_page(html)
     keys = {"method": method, "block": block, "kv_cache": kv_cache, "calibration.data": calib}
     keys |= {"calibration.samples": None if samples is None else str(samples)}
-    model = _loaded(config, keys, (layers, exclude), overrides, target)
+    model = _loaded(path, keys, (layers, exclude), overrides, target)
     with show_progress(quiet=quiet or as_json) as runner:
         scoring = ScoringRequest(sensitivity or html is not None, budget, fallback)
         result = quantize_model(model, out, runner, scoring)
@@ -122,18 +124,18 @@ def command(
     if as_json:
         click.echo(json.dumps({"path": str(result.path), **result.to_json()}))
     else:
-        _render(result, [config, *_target(model, target, fallback)])
+        _render(result, [path, *_target(model, target, fallback)])
 
 
 def _loaded(
-    config: str,
+    path: str,
     keys: dict[str, str | None],
     globs: tuple[tuple[str, ...], tuple[str, ...]],
-    overrides: tuple[str, ...],
+    overrides: Overrides,
     target: str | None,
 ) -> ModelConfig:
     """Return the config with what the options ask for."""
-    from trtkit.config import load_config
+    from trtkit.config.load import find_model_config
 
     own = [f"quantize.{key}={value}" for key, value in keys.items() if value is not None]
     layers, exclude = globs
@@ -142,7 +144,7 @@ def _loaded(
         own.append(f"quantize.layers={json.dumps(methods)}")
     if exclude:
         own.append(f"quantize.exclude={json.dumps(list(exclude))}")
-    return load_config(config, (*own, *overrides), target)
+    return find_model_config(path, (*own, *overrides), target)
 
 
 def _parted(pair: str) -> tuple[str, str]:
@@ -167,7 +169,7 @@ def _render(result: QuantizeResult, config: list[str]) -> None:
         console().print(_losses(result.sensitivity))
     console().print(Text.assemble(("quantized", "bold green"), f" {result.path}, {size:.1f} MiB"), soft_wrap=True)
     ((key, source),) = result.source.items()
-    words = ["trtkit", "build", "--config", *config, "--set", f"source.{key}={source}"]
+    words = ["trtkit", "build", *config, "--set", f"source.{key}={source}"]
     console().print(f"next: {shlex.join(words)}", soft_wrap=True)
 
 

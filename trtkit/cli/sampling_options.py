@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Flag:
-    """An option. name: the field of SamplingParams. kind: a type of click; None for a pair of on and off."""
+    """An option. name: the field of SamplingParams. kind: a type of click; None for a pair of on and off.
+
+    alias: what transformers calls it.
+    """
 
     flag: str
     name: str
@@ -23,12 +26,13 @@ class Flag:
     help: str
     metavar: str | None = None
     many: bool = False
+    alias: str = ""
 
 
 _TEXT = "TEXT"
 FLAGS = (
-    Flag("--max-new-tokens", "max_tokens", int, "Most tokens of an answer.", "N"),
-    Flag("--min-new-tokens", "min_tokens", int, "Fewest tokens of an answer.", "N"),
+    Flag("--max-tokens", "max_tokens", int, "Most tokens of an answer.", "N", alias="--max-new-tokens"),
+    Flag("--min-tokens", "min_tokens", int, "Fewest tokens of an answer.", "N", alias="--min-new-tokens"),
     Flag("--do-sample/--no-do-sample", "do_sample", None, "Draw tokens.  [default: if a setting of draws is given]"),
     Flag("--temperature", "temperature", float, "Divide the scores; 0 takes the most likely token.", "X"),
     Flag("--top-k", "top_k", int, "Draw from the K most likely tokens.", "K"),
@@ -64,7 +68,7 @@ FLAGS = (
 def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command every option; they arrive as keyword arguments named as in SamplingParams."""
     for flag in reversed(FLAGS):
-        words = (flag.flag, flag.name)
+        words = tuple(filter(None, (flag.flag, flag.alias, flag.name)))
         if flag.kind is None:
             command = click.option(*words, default=None, help=flag.help)(command)
         else:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trtkit.cli import completions
-from trtkit.cli.options import check_outputs, json_option, quiet_option, set_option, target_option, trust_option
+from trtkit.cli.model_options import model_argument, model_options, read_model
+from trtkit.cli.options import check_outputs, json_option, quiet_option, trust_option
 from trtkit.cli.pages import check_page, page_origin
 from trtkit.cli.say import say
 from trtkit.files import write_output
 
 if TYPE_CHECKING:
+    from trtkit.cli.model_options import Overrides
     from trtkit.jobs.runner import Runner
     from trtkit.verification.report import Report
     from trtkit.verification.verify import Request
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   trtkit verify bundles/efficientnet-lite0
-  trtkit verify my.yaml --set precision=fp16 --layers --html report.html
-  trtkit verify my.yaml --set precision=fp16 --fix my-fixed.yaml
+  trtkit verify model.onnx --precision fp16 --layers --html report.html
+  trtkit verify my.yaml --precision fp16 --fix my-fixed.yaml
   trtkit verify ppocr-det --inputs photos/ --no-corners --json
   trtkit verify bundles/llama --text book.txt
 
@@ -36,7 +37,7 @@ OUT_OF_TOLERANCE = 3
 
 
 @click.command(epilog=EPILOG)
-@click.argument("path", shell_complete=completions.networks)
+@model_argument()
 @click.option(
     "--inputs",
     multiple=True,
@@ -60,8 +61,7 @@ OUT_OF_TOLERANCE = 3
     help="Where fp16 or bf16 fails, find the nodes to keep in fp32 and write a repaired copy of the config.",
 )
 @trust_option
-@target_option
-@set_option
+@model_options
 @json_option
 @quiet_option
 def command(
@@ -75,13 +75,14 @@ def command(
     fix: Path | None,
     trust_source: bool,
     target: str | None,
-    overrides: tuple[str, ...],
+    overrides: Overrides,
     as_json: bool,
     quiet: bool,
 ) -> None:
     """Check a network's numerics without a GPU.
 
-    PATH is a bundle, a config or an .onnx file. The reference executor computes the very network that TensorRT
+    MODEL is a bundle, a config's name or YAML file, an .onnx or .gguf file, or a folder that transformers or
+    TensorRT-LLM saved. The reference executor computes the very network that TensorRT
     builds; the outputs are compared with ONNX Runtime or PyTorch on the source model.
     """
     from trtkit.cli.progress import show_progress
@@ -113,20 +114,16 @@ def _check_outputs(path: str, html: Path | None, fix: Path | None) -> None:
 def _verify(
     path: str,
     request: Request,
-    overrides: tuple[str, ...],
+    overrides: Overrides,
     target: str | None,
     runner: Runner,
 ) -> Report:
     """Verify a bundle as it stands, or the network of a config."""
-    from trtkit.bundle.bundle import is_bundle_folder, open_bundle
-    from trtkit.config.load import find_model_config
+    from trtkit.bundle.bundle import Bundle
     from trtkit.verification.verify import verify_bundle, verify_config
 
-    if not is_bundle_folder(path):
-        return verify_config(find_model_config(path, overrides, target), request, runner)
-    if overrides or target:
-        raise click.UsageError("a bundle is verified as it was built: --set and --target need a config")
-    return verify_bundle(open_bundle(path), request, runner)
+    model = read_model(path, overrides, target)
+    return verify_bundle(model, request, runner) if isinstance(model, Bundle) else verify_config(model, request, runner)
 
 
 def _fix(
@@ -134,7 +131,7 @@ def _fix(
     out: Path,
     report: Report,
     request: Request,
-    overrides: tuple[str, ...],
+    overrides: Overrides,
     target: str | None,
     runner: Runner,
 ) -> Report:

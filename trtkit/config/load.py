@@ -14,8 +14,8 @@ from trtkit.config.explain import explain
 from trtkit.config.overrides import Override, keyword_overrides, read_overrides
 from trtkit.config.schema import ModelConfig
 from trtkit.config.yaml_file import KeyPath, YamlFile, read_yaml
-from trtkit.errors import ConfigError, Problem, SourceError
-from trtkit.files import read_text
+from trtkit.errors import BundleError, ConfigError, Problem, SourceError, did_you_mean
+from trtkit.files import MANIFEST, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -59,8 +59,16 @@ def find_config(name: str) -> Path:
     raise ConfigError(
         f"config `{name}` not found",
         [Problem(f"neither a file nor a shipped config ({', '.join(shipped_configs())})")],
-        fix="give the path of a YAML file or one of the names above",
+        fix=f"{_near(name)}give the path of a YAML file or one of the names above",
     )
+
+
+def _near(name: str) -> str:
+    """Return a question with names that are close to one that is not there: configs, and in a folder what it holds."""
+    siblings = Path(name).expanduser().parent.glob("*")
+    kinds = (".yaml", ".yml", *_FILE_KINDS)
+    models = [str(path) for path in siblings if path.suffix in kinds or (path / MANIFEST).is_file()]
+    return did_you_mean(name, [*shipped_configs(), *models])
 
 
 def load_config(name: str, overrides: Sequence[str | Override] = (), target: str | None = None) -> ModelConfig:
@@ -89,7 +97,9 @@ def find_model_config(path: str, overrides: Sequence[str | Override] = (), targe
     """Return the config that `path` stands for.
 
     path: a YAML file or the name of a shipped config; or a model itself, with all defaults but the `overrides`: an
-    .onnx or .gguf file, or a folder that transformers or TensorRT-LLM saved. Raises ConfigError, SourceError.
+    .onnx or .gguf file, or a folder that transformers or TensorRT-LLM saved.
+
+    Raises ConfigError, SourceError, BundleError for a bundle, which is built already.
     """
     place = Path(path).expanduser()
     if place.suffix in _FILE_KINDS or (place.is_dir() and path not in shipped_configs()):
@@ -100,7 +110,7 @@ def find_model_config(path: str, overrides: Sequence[str | Override] = (), targe
 def source_kind(path: Path) -> str:
     """Return which key of `source` names a model's file or folder. Raises SourceError if it is not a model."""
     if not path.exists():
-        raise SourceError("no such file", str(path), "check the path")
+        raise SourceError("no such file", str(path), f"{_near(str(path))}check the path")
     if path.suffix in _FILE_KINDS:
         return _FILE_KINDS[path.suffix]
     if not path.is_dir():
@@ -125,7 +135,10 @@ def changed_config(config: ModelConfig, keys: Mapping[str, object]) -> ModelConf
 
 
 def _folder_kind(folder: Path) -> str:
-    """Return which kind of source a folder is. Raises SourceError if it is none."""
+    """Return which kind of source a folder is. Raises SourceError if it is none, BundleError for a bundle."""
+    if (folder / MANIFEST).is_file():
+        fix = "give its config; a bundle is for verify, inspect, plan, run, generate, chat, eval, bench and deploy"
+        raise BundleError("a bundle is built already", str(folder), fix)
     file = folder / "config.json"
     try:
         fields = json.loads(read_text(file))

@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, Field, StrictBool, StrictInt, model_valida
 from trtkit.config.quantize import QuantizeOptions
 from trtkit.config.strict import StrictModel
 from trtkit.config.task import Preprocess, Task, VerifyOptions
+from trtkit.dtypes import Precision
 
-Precision = Literal["fp32", "fp16", "bf16"]
 IoType = Literal["model", "fp32", "fp16", "bf16"]
 SymbolicShape = tuple[StrictInt | str, ...]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
-from trtkit.bundle.bundle import MANIFEST, NETWORK, QUANTIZED, Bundle, is_bundle, open_bundle, write_json
+from trtkit.bundle.bundle import NETWORK, QUANTIZED, Bundle, is_bundle, open_bundle, write_json
 from trtkit.bundle.folder_lock import atomic_folder
 from trtkit.bundle.manifest import BackendRecord, BuildMetrics, FileRecord, Manifest
 from trtkit.engine import cache
@@ -14,6 +14,7 @@ from trtkit.engine.build_inputs import BuildInputs, gather_inputs
 from trtkit.engine.model_record import file_record, joint_network, model_record
 from trtkit.engine.write_stages import WrittenModel, plan_name, write_stages
 from trtkit.errors import BundleError
+from trtkit.files import MANIFEST
 
 if TYPE_CHECKING:
     from pathlib import Path

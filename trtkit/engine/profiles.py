@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 from trtkit.config.schema import DimRange, ShapeRange
-from trtkit.errors import ConfigError, Problem
+from trtkit.errors import ConfigError, Problem, did_you_mean
 from trtkit.network.profile import ProfileShapes
 
 if TYPE_CHECKING:
@@ -175,9 +174,7 @@ def _by_dims(
 
 
 def _near(key: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean `{near[0]}`? " if near else ""
-    return f"{hint}known: {', '.join(known)}"
+    return f"{did_you_mean(key, known)}known: {', '.join(known)}"
 
 
 def _describe(inputs: Sequence[TensorSpec]) -> str:

@@ -57,7 +57,7 @@ def check_room(load: Load, folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if load.disk_bytes > free:
         what = f"about {_gib(load.disk_bytes)} GiB of disk are needed, {_gib(free)} GiB are free"
-        raise BuildError(what, str(folder), "free space, or choose another `--out`")
+        raise BuildError(what, str(folder), "free space, or choose another `--output`")
 
 
 def _gib(size_bytes: int) -> str:

@@ -25,7 +25,7 @@ def user_error(error: Exception, folder: str = "") -> TrtkitError | None:
         return missing_package(error)
     if isinstance(error, OSError):
         what = f"cannot write or read: {(error.strerror or str(error)).lower()}"
-        fix = "free some space, or choose another `--out`" if error.errno in _NO_SPACE else ""
+        fix = "free some space, or choose another `--output`" if error.errno in _NO_SPACE else ""
         return BundleError(what, str(error.filename or folder), fix)
     return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +18,7 @@ from trtkit.config.overrides import Override, read_overrides
 from trtkit.config.schema import ModelConfig
 from trtkit.config.targets import load_target
 from trtkit.engine.decoders import llm_options
-from trtkit.errors import ConfigError, PlanError, SourceError
+from trtkit.errors import ConfigError, PlanError, SourceError, did_you_mean
 from trtkit.resolve import resolve
 from trtkit.sources.decoder_source import open_decoder_source
 from trtkit.sources.huggingface.wrapped_config import text_fields
@@ -62,7 +61,11 @@ def find_model(path: str, overrides: Sequence[str | Override] = (), target: str 
     place = Path(path).expanduser()
     if is_bundle(place):
         if overrides or target:
-            raise PlanError("a bundle is planned for as it was built", "--set, --target", "give its config instead")
+            raise PlanError(
+                "a bundle is planned for as it was built",
+                "--set, --precision, --shapes, --target",
+                "give its config instead",
+            )
         return model_of_bundle(open_bundle(place))
     if place.is_dir() and path not in shipped_configs():
         return _of_config_json(place / CONFIG, overrides)
@@ -122,10 +125,8 @@ def _check_name(path: str) -> None:
         find_config(path)
     except ConfigError:
         known = [*shipped_configs(), *architectures()]
-        near = difflib.get_close_matches(path.lower(), known, n=3)
-        hint = "did you mean " + " or ".join(f"`{name}`" for name in near) + "? " if near else ""
         fix = (
-            f"{hint}give a bundle, a YAML file, a folder with {CONFIG}, a shipped config "
+            f"{did_you_mean(path, known)}give a bundle, a YAML file, a folder with {CONFIG}, a shipped config "
             f"({', '.join(shipped_configs())}) or a published model ({', '.join(architectures())})"
         )
         raise PlanError(f"nothing to plan for is called `{path}`", "", fix) from None

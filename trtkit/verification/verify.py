@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtkit.bundle.bundle import MANIFEST, QUANTIZED, write_json
+from trtkit.bundle.bundle import QUANTIZED, write_json
 from trtkit.bundle.manifest import VerificationRecord
 from trtkit.engine.build_inputs import gather_inputs
 from trtkit.engine.jobs import DIGEST
@@ -16,6 +16,7 @@ from trtkit.engine.stages import bundle_stages
 from trtkit.engine.vision_language import images_record, open_vision
 from trtkit.engine.write_stages import prepare_stages
 from trtkit.errors import SourceError, TrtkitError
+from trtkit.files import MANIFEST
 from trtkit.jobs.events import Verdict
 from trtkit.resolve import resolve
 from trtkit.verification.jobs import VERIFY_ARRAYS, VERIFY_IMAGES, VERIFY_TEXT, Request, VerifyRequest

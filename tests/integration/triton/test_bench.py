@@ -42,7 +42,7 @@ def test_a_served_model_gives_the_same_tokens_and_their_times(tiny_folder: Path,
 
 def test_a_language_model_has_the_same_metrics_at_a_rate(tiny_folder: Path, served: Served, trtkit: Run) -> None:
     words = ["--url", url(served), "--model", "chat", "--unverified", "--json", "-q"]
-    load = ["--input-tokens", 9, "--output-tokens", 4, "--requests", 5, "--request-rate", 20]
+    load = ["--input-len", 9, "--output-len", 4, "--requests", 5, "--request-rate", 20]
     found = trtkit("bench", tiny_folder / "bundle", *words, *load).json()
     result = found["cases"][0]["results"][0]
     assert (result["contender"], result["computes"]) == ("served", f"Triton 2.51.0 at {url(served)}, model chat")

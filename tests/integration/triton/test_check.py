@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     models.save(models.classifier(), folder / "tiny.onnx")
     (folder / "tiny.yaml").write_text(CONFIG)
     for words in (
-        ["build", "--config", "tiny.yaml", "--out", "tiny", "-q"],
+        ["build", "tiny.yaml", "-o", "tiny", "-q"],
         ["deploy", "tiny", "--repository", "models"],
     ):
         subprocess.run([*TRTKIT, *words], cwd=folder, check=True, capture_output=True)

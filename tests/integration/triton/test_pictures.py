@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the bundles of three shipped configs."""
     folder = tmp_path_factory.mktemp("pictures")
     for name in ("efficientnet-lite0", "ppocr-det", "ppocr-rec"):
-        main(["build", "--config", name, "--out", str(folder / name), "-q"])
+        main(["build", name, "-o", str(folder / name), "-q"])
     return folder
 
 
@@ -67,7 +67,7 @@ def _deploy_detector(folder: Path, repository: str) -> None:
     models.save(models.detector(), folder / "detector.onnx")
     (folder / "names.txt").write_text("dark\nlight\n")
     (folder / "detector.yaml").write_text(DETECTOR.format(folder=folder))
-    main(["build", "--config", str(folder / "detector.yaml"), "--out", str(folder / "detector"), "-q"])
+    main(["build", str(folder / "detector.yaml"), "-o", str(folder / "detector"), "-q"])
     main(["deploy", str(folder / "detector"), "--repository", repository, "-q"])
 
 

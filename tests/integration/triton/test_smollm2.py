@@ -53,7 +53,7 @@ def generated(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     def run(prompts: list[str]) -> list[str]:
         file, out = folder / "prompts.txt", folder / "out.jsonl"
         file.write_text("\n".join(prompts))
-        words = ["--prompts", str(file), "--no-chat", "--max-new-tokens", "16", "--json", "-q"]
+        words = ["--prompts", str(file), "--no-chat", "--max-tokens", "16", "--json", "-q"]
         with out.open("w") as lines, contextlib.redirect_stdout(lines), contextlib.suppress(SystemExit):
             main(["generate", str(bundle), *words])
         found = {each["prompt"]: each["text"] for each in map(json.loads, out.read_text().splitlines())}

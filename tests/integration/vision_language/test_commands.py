@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Run = Callable[..., Ran]
     Refuses = Callable[..., str]
 
-FLAGS = ("--runtime", "reference", "--quiet", "--max-new-tokens", "6", "--ignore-eos")
+FLAGS = ("--runtime", "reference", "--quiet", "--max-tokens", "6", "--ignore-eos")
 LLAVA, SMOLVLM, QWEN = VLMS["llava"], VLMS["smolvlm"], VLMS["qwen2-vl"]
 some = pytest.mark.parametrize("vlm", [LLAVA, SMOLVLM, QWEN], ids=str)
 
@@ -221,7 +221,7 @@ def test_something_that_cannot_be_an_image() -> None:
 def test_a_folder_without_an_image_processor(refuses: Refuses, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(folder_of(LLAVA), tmp_path / "model"))
     (folder / "preprocessor_config.json").unlink()
-    said = refuses("build", "--config", config_of(folder))
+    said = refuses("build", config_of(folder))
     assert "no `preprocessor_config.json`: it says how an image becomes the model's input" in said
     assert "`vision.enabled=false` for text only" in said
 
@@ -230,7 +230,7 @@ def test_a_folder_without_the_towers_weights(refuses: Refuses, tmp_path: Path) -
     folder = Path(shutil.copytree(folder_of(LLAVA), tmp_path / "model"))
     arrays = load_file(folder / "model.safetensors")
     save_file({name: array for name, array in arrays.items() if "projector" not in name}, folder / "model.safetensors")
-    said = refuses("build", "--config", config_of(folder))
+    said = refuses("build", config_of(folder))
     assert "4 weights of the vision tower are missing, such as `multi_modal_projector.linear_1.weight`" in said
 
 
@@ -238,7 +238,7 @@ def test_a_tower_that_is_not_known(refuses: Refuses, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(folder_of(LLAVA), tmp_path / "model"))
     path = folder / "config.json"
     path.write_text(path.read_text().replace("clip_vision_model", "ijepa"))
-    said = refuses("build", "--config", config_of(folder))
+    said = refuses("build", config_of(folder))
     assert "`vision_config.model_type` is `ijepa`" in said
     assert "fix: known are clip_vision_model, siglip_vision_model" in said
 
@@ -250,12 +250,12 @@ def test_a_model_that_memory_cannot_hold_is_refused_before_its_tower_is_exported
     fields = json.loads((folder / "config.json").read_text())
     fields["text_config"]["intermediate_size"] = 2**28
     (folder / "config.json").write_text(json.dumps(fields))
-    assert "GiB of memory are needed" in refuses("build", "--config", config_of(folder))
+    assert "GiB of memory are needed" in refuses("build", config_of(folder))
 
 
 def test_a_vision_language_model_for_text_only(trtkit: Run, tmp_path: Path, photos: list[Path]) -> None:
     config, bundle = config_of(folder_of(QWEN)), tmp_path / "text"
-    built = trtkit("build", "--config", config, "--set", "vision.enabled=false", "--out", bundle)
+    built = trtkit("build", config, "--set", "vision.enabled=false", "-o", bundle)
     assert built.code == 0, built.err
     assert not (bundle / "engines/vision.plan").exists()
     ran = trtkit("generate", bundle, "--prompt", "Gravity is", "--no-chat", "--json", *FLAGS)

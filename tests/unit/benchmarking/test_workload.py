@@ -44,7 +44,7 @@ def test_more_shared_than_there_is_is_refused() -> None:
     with pytest.raises(BenchError) as caught:
         synthetic_work(Lengths(8, 1, shared_tokens=9), 1, 10)
     assert str(caught.value) == (
-        "--shared-tokens: 9 shared tokens do not fit in prompts of 8\nfix: make prompts longer (--input-tokens)"
+        "--shared-tokens: 9 shared tokens do not fit in prompts of 8\nfix: make prompts longer (--input-len)"
     )
 
 

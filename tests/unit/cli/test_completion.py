@@ -57,13 +57,13 @@ def offered(script: str, workspace: Path) -> Callable[[str], list[str]]:
     [
         ("trtkit ver", ["verify"]),
         ("trtkit build --conf", ["--config"]),
-        ("trtkit build --config effic", ["efficientnet-lite0"]),
-        ("trtkit build --config my", ["my.onnx", "my.yaml"]),
+        ("trtkit build effic", ["efficientnet-lite0"]),
+        ("trtkit build my", ["my.onnx", "my.yaml"]),
         ("trtkit verify my", ["my.onnx", "my.yaml"]),
         ("trtkit verify bundles/", ["bundles/one", "bundles/two"]),
         ("trtkit generate b", ["bundles/"]),
         ("trtkit bench bundles/t", ["bundles/two"]),
-        ("trtkit bench my", ["my.yaml"]),
+        ("trtkit bench my", ["my.onnx", "my.yaml"]),
         ("trtkit bench effic", ["efficientnet-lite0"]),
         ("trtkit build --set llm.max_b", ["llm.max_batch_size="]),
         ("trtkit build --target sm8", ["sm80", "sm86", "sm89"]),
@@ -85,7 +85,7 @@ def test_bash_offers_all_commands_and_configs(offered: Callable[[str], list[str]
     assert set(shipped_configs()) <= set(offered("trtkit inspect "))
 
 
-@pytest.mark.parametrize("words", ["trtkit ", "trtkit build --config ", "trtkit plan --gpu ", "trtkit verify bundles/"])
+@pytest.mark.parametrize("words", ["trtkit ", "trtkit build ", "trtkit plan --gpu ", "trtkit verify bundles/"])
 def test_a_key_press_imports_nothing_heavy(words: str) -> None:
     code = "import sys, atexit; atexit.register(lambda: print(*sys.modules, file=sys.stderr))\n"
     code += "from trtkit.cli import main; main()"

@@ -20,7 +20,7 @@ def build(trtkit: Callable[..., Ran], workspace: Path, name: str) -> None:
 
     onnx.save(classifier(), str(workspace / "tiny.onnx"))
     (workspace / "tiny.yaml").write_text("source: {onnx: tiny.onnx}\n")
-    assert trtkit("build", "--config", "tiny.yaml", "--out", f"bundles/{name}", "--quiet").code == 0
+    assert trtkit("build", "tiny.yaml", "-o", f"bundles/{name}", "--quiet").code == 0
 
 
 def test_everything_here_is_listed(trtkit: Callable[..., Ran], workspace: Path, own_cache: Path) -> None:

@@ -25,7 +25,7 @@ def build(workspace: Path, own_cache: Path) -> list[str]:
     """The words that build a small network."""
     save(classifier(), workspace / "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\nprofiles: [{batch: [1, 2, 4]}]\n")
-    return ["build", "--config", "m.yaml", "--no-cache"]
+    return ["build", "m.yaml", "--no-cache"]
 
 
 def test_progress_is_shown_unless_quiet_before_or_behind(build: list[str], trtkit: Run) -> None:
@@ -45,14 +45,14 @@ def test_log_file_has_every_step_and_what_tensorrt_says(
     assert ran.err == ""
     text = (workspace / "run.log").read_text()
     assert [line for line in text.splitlines() if not LINE.match(line)] == []
-    assert "trtkit build --config m.yaml" in text.replace("--log-file run.log ", "")
+    assert "trtkit build m.yaml" in text.replace("--log-file run.log ", "")
     for part in ("trtkit.progress: fold", "job build_stage", "[TRT] [I] ", "Engine generation completed"):
         assert part in text
 
 
 def test_log_file_is_appended_to_and_has_errors_and_codes(trtkit: Run, workspace: Path) -> None:
     (workspace / "run.log").write_text("kept\n")
-    assert trtkit("build", "--config", "nope", "--log-file", "run.log").code == 2
+    assert trtkit("build", "nope", "--log-file", "run.log").code == 2
     assert trtkit("verify", "nope.onnx", "--log-file", "run.log").code == 1
     assert trtkit("plan", "nope", "--gpu", "x", "--log-file", "run.log").code == 2
     kept, *lines = (workspace / "run.log").read_text().splitlines()

@@ -75,7 +75,7 @@ def test_without_options_an_answer_is_greedy_and_short() -> None:
         (["--num-beams", "3", "--num-return-sequences", "2"], {"temperature": 0, "num_beams": 3, "n": 2}),
         (["--early-stopping", "true", "--num-beams", "2"], {"temperature": 0, "num_beams": 2, "early_stopping": True}),
         (["--early-stopping", "never"], {"temperature": 0, "early_stopping": "never"}),
-        (["--max-new-tokens", "7", "--min-new-tokens", "2"], {"temperature": 0, "max_tokens": 7, "min_tokens": 2}),
+        (["--max-tokens", "7", "--min-tokens", "2"], {"temperature": 0, "max_tokens": 7, "min_tokens": 2}),
         (["--stop-strings", "a", "--stop-strings", "b"], {"temperature": 0, "stop": ("a", "b")}),
         (["--bad-words", "a", "--force-words", "b"], {"temperature": 0, "bad_words": ("a",), "force_words": ("b",)}),
         (["--eos-token-id", "5"], {"temperature": 0, "stop_token_ids": (5,)}),
@@ -113,7 +113,7 @@ def test_schema_and_grammar_are_read_from_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "line", "expected"),
     [
-        (["--max-new-tokens", "5"], {"max_tokens": 9}, {"temperature": 0, "max_tokens": 9}),
+        (["--max-tokens", "5"], {"max_tokens": 9}, {"temperature": 0, "max_tokens": 9}),
         (["--temperature", "0.5", "--top-k", "3"], {"temperature": 0.7}, {"temperature": 0.7, "top_k": 3}),
         (["--temperature", "0.5"], {"do_sample": False}, {"temperature": 0}),
         (["--no-do-sample"], {"temperature": 0.7}, {"temperature": 0.7}),

@@ -28,7 +28,7 @@ PLAIN = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM")
 def build(workspace: Path, own_cache: Path) -> list[str]:
     save(classifier(), workspace / "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\nprofiles: [{batch: [1, 2, 4]}]\n")
-    return ["build", "--config", "m.yaml", "--no-cache"]
+    return ["build", "m.yaml", "--no-cache"]
 
 
 def environment(**given: str) -> dict[str, str]:
@@ -68,7 +68,7 @@ def in_terminal(*words: str, **given: str) -> str:
     return b"".join(parts).decode()
 
 
-@pytest.mark.parametrize("words", [["build"], ["build", "--config", "nope"], ["plugins", "list"]])
+@pytest.mark.parametrize("words", [["build"], ["build", "nope"], ["plugins", "list"]])
 def test_a_terminal_gets_colours_and_a_pipe_gets_text(build: list[str], words: list[str]) -> None:
     words = build if words == ["build"] else words
     assert COLOUR.search(in_terminal(*words))
@@ -85,7 +85,7 @@ def test_a_bar_moves_in_a_terminal_only(build: list[str]) -> None:
 
 @pytest.mark.parametrize("given", [{"NO_COLOR": "1"}, {"NO_COLOR": "1", "FORCE_COLOR": "1"}, {"TERM": "dumb"}])
 def test_colours_can_be_refused(build: list[str], given: dict[str, str]) -> None:
-    for words in (build, ["build", "--config", "nope"]):
+    for words in (build, ["build", "nope"]):
         text = in_terminal(*words, **given)
         assert len(text) > 100
         assert not COLOUR.search(text)
@@ -93,7 +93,7 @@ def test_colours_can_be_refused(build: list[str], given: dict[str, str]) -> None
 
 
 def test_colours_can_be_forced_into_a_pipe() -> None:
-    for words in (["plugins", "list"], ["build", "--config", "nope"]):
+    for words in (["plugins", "list"], ["build", "nope"]):
         assert COLOUR.search(in_pipe(*words, FORCE_COLOR="1"))
         assert ESCAPE not in in_pipe(*words, FORCE_COLOR="")
 

@@ -90,7 +90,7 @@ def test_a_file_here_wins_over_a_shipped_config(workspace: Path) -> None:
     assert load_config("resnet50.yaml").source.onnx == str(workspace / "model.onnx")
 
 
-@pytest.mark.parametrize("name", ["nowhere", "no/where.yaml", "", ".", "/", "resnet50.yml"])
+@pytest.mark.parametrize("name", ["nowhere", "no/where.yaml", "", ".", "/"])
 def test_unknown_config_lists_the_shipped_ones(name: str, workspace: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(name)
@@ -99,6 +99,21 @@ def test_unknown_config_lists_the_shipped_ones(name: str, workspace: Path) -> No
         f"  neither a file nor a shipped config ({', '.join(shipped_configs())})\n"
         "fix: give the path of a YAML file or one of the names above"
     )
+
+
+@pytest.mark.parametrize("name", ["resnet50.yml", "resnet", "resmet50", "mine/resnet50.yaml"])
+def test_unknown_config_suggests_a_name(name: str, workspace: Path) -> None:
+    with pytest.raises(ConfigError, match=r"fix: did you mean `resnet50`\? give the path of a YAML file"):
+        load_config(name)
+
+
+def test_unknown_path_suggests_what_its_folder_holds(workspace: Path) -> None:
+    (workspace / "bundles" / "mine").mkdir(parents=True)
+    (workspace / "bundles" / "mine" / "manifest.json").touch()
+    write(workspace, TWO_LINES, "models.yaml")
+    for name, near in (("bundles/mime", "bundles/mine"), ("modles.yaml", "models.yaml")):
+        with pytest.raises(ConfigError, match=f"did you mean `{near}`"):
+            load_config(name)
 
 
 @pytest.mark.parametrize("name", shipped_targets())

@@ -35,4 +35,4 @@ def test_what_the_disk_cannot_hold_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"about 10752\.0 GiB of disk are needed, \d+\.\d+ GiB are free") as caught:
         check_room(Load(0, 0, 10 * 2**40), tmp_path)
     assert caught.value.where == str(tmp_path)
-    assert caught.value.fix == "free space, or choose another `--out`"
+    assert caught.value.fix == "free space, or choose another `--output`"

@@ -7,8 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from trtkit.backends.gpu import list_gpus
-from trtkit.bundle.bundle import MANIFEST
-from trtkit.files import read_text
+from trtkit.files import MANIFEST, read_text
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle

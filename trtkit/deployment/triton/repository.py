@@ -16,12 +16,12 @@ from datetime import UTC, datetime
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from trtkit.bundle.bundle import MANIFEST, open_bundle
+from trtkit.bundle.bundle import open_bundle
 from trtkit.bundle.folder_lock import locked
 from trtkit.deployment.triton.model_config import config_text, read_config, versions
 from trtkit.deployment.triton.portable_manifest import portable_manifest
 from trtkit.errors import BundleError, DeployError
-from trtkit.files import remove_tree
+from trtkit.files import MANIFEST, remove_tree
 from trtkit.sources.digest import sha256_of
 from trtkit.version import __version__
 

@@ -1,0 +1,119 @@
+"""The model that a command takes: MODEL by position, and the options that change its config."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import click
+
+from trtkit.cli import completions
+from trtkit.cli.options import RenamedOption
+from trtkit.dtypes import Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.config.overrides import Override
+    from trtkit.config.schema import ModelConfig
+
+    Command = Callable[..., None]
+    Overrides = tuple[str | Override, ...]
+
+_OPTIONS = (
+    click.option("--precision", type=click.Choice(get_args(Precision)), help="Type that the network computes in."),
+    click.option(
+        "--shapes",
+        multiple=True,
+        metavar="INPUT:SHAPE",
+        help="One shape, or min, opt and max: `images:1x3x64x64,8x3x64x64,32x3x64x64`.",
+    ),
+    click.option(
+        "--target",
+        metavar="NAME",
+        help="Hardware to build for: any, sm80, sm86, sm89, sm120.",
+        shell_complete=completions.targets,
+    ),
+    click.option(
+        "--set",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Change a key of the config, such as `llm.max_batch_size=4`.",
+        shell_complete=completions.config_keys,
+    ),
+)
+
+
+def model_argument(*, required: bool = True, bundles: bool = True) -> Callable[[Command], Command]:
+    """Return what gives a command MODEL as the argument `path`. bundles: whether shells offer bundles too."""
+    offers = completions.networks if bundles else completions.configs
+    return click.argument("path", metavar="MODEL", required=required, shell_complete=offers)
+
+
+def model_options(command: Command) -> Command:
+    """Give a command --precision, --shapes, --target and --set, as the arguments `target` and `overrides`.
+
+    --precision and --shapes are keys of the config as --set changes them, which comes after them.
+    """
+
+    @functools.wraps(command)
+    def with_overrides(
+        precision: str | None, shapes: Sequence[str], overrides: tuple[str, ...], **options: object
+    ) -> None:
+        from trtkit.errors import ConfigError
+
+        try:
+            command(overrides=(*_shorthands(precision, shapes), *overrides), **options)
+        except ConfigError as error:
+            if not shapes:
+                raise
+            raise ConfigError(
+                error.what, [replace(each, where=_option(each.where)) for each in error.problems], error.fix
+            ) from None
+
+    for option in reversed(_OPTIONS):
+        with_overrides = option(with_overrides)
+    return with_overrides
+
+
+def output_option(text: str) -> Callable[[Command], Command]:
+    """Return what gives a command --output, the folder of its main result, as the argument `out`."""
+    kind = click.Path(path_type=Path)
+    return click.option("-o", "--output", "out", cls=RenamedOption, old=["--out"], type=kind, metavar="DIR", help=text)
+
+
+def _shorthands(precision: str | None, shapes: Sequence[str]) -> list[Override]:
+    """Return the changes of the config that the short options stand for. Raises ConfigError."""
+    if precision is None and not shapes:
+        return []
+    from trtkit.config.overrides import Override
+    from trtkit.config.shapes import shapes_override
+
+    changes = [] if precision is None else [Override(("precision",), precision, f"--precision {precision}")]
+    return [*changes, *([shapes_override(shapes)] if shapes else [])]
+
+
+def _option(where: str) -> str:
+    """Return the option in the place of the key that it sets: `profiles.0.images` is `--shapes images`."""
+    return where.replace("profiles.0.", "--shapes ").replace("profiles.0", "--shapes").replace("profiles", "--shapes")
+
+
+def read_model(path: str, overrides: Overrides, target: str | None) -> Bundle | ModelConfig:
+    """Return the bundle, or the config with its changes, that MODEL stands for.
+
+    Raises UsageError if options would change a bundle, and what reading one or the other raises.
+    """
+    from trtkit.bundle.bundle import is_bundle_folder, open_bundle
+    from trtkit.config.load import find_model_config
+
+    if not is_bundle_folder(path):
+        return find_model_config(path, overrides, target)
+    if overrides or target:
+        raise click.UsageError(
+            "a bundle stays as it was built: --set, --precision, --shapes and --target need a config"
+        )
+    return open_bundle(path)
