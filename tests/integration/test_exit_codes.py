@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -12,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.bench_reports import timed, vision_report
 from tests.models import classifier, save
+from trtkit.benchmarking.report import report_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,10 +75,8 @@ def test_codes(code: int, words: list[str], config: str, trtkit: Run) -> None:
 
 def test_a_regression(workspace: Path, trtkit: Run) -> None:
     for name, latency_ms in (("before", 10.0), ("after", 12.0)):
-        samples = [latency_ms + index / 100 for index in range(50)]
-        result = {"contender": "ours", "samples": {"latency": samples}}
-        found = {"schema_version": 1, "computes": "x", "cases": [{"name": "x 1", "results": [result]}]}
-        Path(f"{name}.json").write_text(json.dumps(found))
+        result = timed("ours", [latency_ms + index / 100 for index in range(50)])
+        Path(f"{name}.json").write_text(report_text(vision_report(result)))
     assert trtkit("bench", "diff", "before.json", "after.json").code == 4
     assert trtkit("bench", "diff", "before.json", "before.json").code == 0
 

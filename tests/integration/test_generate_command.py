@@ -209,7 +209,6 @@ def test_what_cannot_be_is_refused(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([], "Error: nothing to answer: give --prompt TEXT or --prompts FILE\n"),
         (
             ["--prompt", "a", "--no-chat", "--system", "b"],
             "Error: --system needs the chat template: leave out --no-chat\n",
@@ -222,6 +221,18 @@ def test_options_that_do_not_go_together_are_wrong_usage(words: list[str], expec
     ran = trtkit("generate", "bundles/m", *words)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.endswith(expected)
+
+
+def test_nothing_to_answer_is_wrong_usage(tiny_bundle: Path, trtkit: Run) -> None:
+    ran = trtkit("generate", tiny_bundle)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.endswith("Error: nothing to answer: give TEXT or --prompts FILE\n")
+
+
+def test_texts_stand_after_the_bundle(tiny_bundle: Path, trtkit: Run) -> None:
+    by_option = trtkit("generate", tiny_bundle, "--prompt", "a", "--prompt", "b", "--max-new-tokens", 3, "-q")
+    assert by_option.code == 0
+    assert trtkit("generate", tiny_bundle, "a", "b", "--max-tokens", 3, "-q").out == by_option.out
 
 
 @pytest.mark.parametrize("command", [["generate", "--prompt", "a"], ["chat"], ["eval", "--perplexity", "t.txt"]])

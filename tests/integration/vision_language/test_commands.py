@@ -148,7 +148,7 @@ def test_an_image_for_a_model_of_text(refuses: Refuses, tmp_path: Path, photos: 
 def test_an_image_without_a_prompt(trtkit: Run, photos: list[Path]) -> None:
     ran = trtkit("generate", bundle_of(LLAVA), "--prompts", "p.jsonl", "--image", photos[0])
     assert ran.code == 2
-    assert "--image is for --prompt: a JSONL file names images in its lines" in ran.err
+    assert "--image is for TEXT: a JSONL file names images in its lines" in ran.err
 
 
 def test_images_that_are_no_list(refuses: Refuses, workspace: Path) -> None:
