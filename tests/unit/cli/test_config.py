@@ -27,7 +27,7 @@ def test_config_of_an_onnx_file_builds(trtkit: Callable[..., Ran], workspace: Pa
     assert data["source"] == {"onnx": "tiny.onnx"}  # relative to the config
     assert set(data["profiles"][0]) == {"batch", "side"}
     assert "# Where the model comes from." in text
-    assert trtkit("build", "--config", "tiny.yaml", "--quiet").code == 0
+    assert trtkit("build", "tiny.yaml", "--quiet").code == 0
 
 
 def test_config_of_a_language_model_builds(trtkit: Callable[..., Ran], workspace: Path) -> None:
@@ -36,7 +36,7 @@ def test_config_of_a_language_model_builds(trtkit: Callable[..., Ran], workspace
     config = load_config("model.yaml")
     assert config.llm is not None
     assert config.llm.max_prefill_length <= config.llm.max_sequence_length <= 4096
-    assert trtkit("build", "--config", "model.yaml", "--quiet").code == 0
+    assert trtkit("build", "model.yaml", "--quiet").code == 0
 
 
 @pytest.mark.parametrize("name", shipped_configs())
