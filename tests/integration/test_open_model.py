@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests import models
-from trtkit.errors import SourceError
+from trtkit.errors import ExecutionError, SourceError
 from trtkit.runtime.model import open_model
 
 if TYPE_CHECKING:
@@ -37,3 +37,8 @@ def test_a_batch_that_no_profile_covers_is_refused_by_every_runtime(bundle: Path
             "inputs: dimension 0 of `images` is 5; the profile allows 1 to 4\n"
             "fix: give other inputs, or widen the profile and build again"
         )
+
+
+def test_a_language_model_is_no_function_of_arrays(tiny_bundle: Path) -> None:
+    with pytest.raises(ExecutionError, match="language model, which takes prompts"):
+        open_model(tiny_bundle)

@@ -73,9 +73,12 @@ def open_model(
     file that TensorRT parsed; `tensorrt` runs the engine on the GPU that is here; `auto` does where there is one.
     has_cuda_graphs: an engine's launches are captured once for each shape, and replayed.
     Raises BundleError where the file is not the one that was built, BackendError where the TensorRT library is missing
-    or does not load the engine.
+    or does not load the engine, ExecutionError for a language model.
     """
     bundle = open_bundle(bundle)
+    if bundle.manifest.interface == "tokens":
+        fix = "use `trtkit.LLM`, or `trtkit generate`"
+        raise ExecutionError("the bundle holds a language model, which takes prompts", str(bundle.path), fix)
     bundle.check_network()
     if runtime == "onnxruntime":
         return Model(bundle, _within_profiles(bundle, _onnx_runtime(bundle)), _no_layers, "ONNX Runtime, CPU")
