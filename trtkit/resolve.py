@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtkit.errors import ConfigError, Problem
+from trtkit.errors import ConfigError, Problem, SourceError
 from trtkit.models.hybrids.registry import HYBRIDS, HybridOptions, hybrid_spec
 from trtkit.models.model import LLM, VISION, Model, Part, Stage
 from trtkit.models.registry import FAMILIES, is_language_model, unsupported_family
 from trtkit.models.vision_language.registry import VISION_LANGUAGE
+from trtkit.sources.huggingface.preprocessing import folder_preprocess, folder_task
+from trtkit.sources.huggingface.vision import folder_image_size
 from trtkit.sources.hybrid_source import hybrid_config
 from trtkit.sources.safetensors_folder import json_object
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trtkit.config.schema import ModelConfig
+    from trtkit.sources.huggingface.preprocessing import Fields
 
 # What models are called in errors.
 _FILE, _MODULE, _VISION, _HYBRID = "an ONNX file", "a PyTorch module", "a vision model built through ONNX", "a hybrid"
@@ -44,8 +47,34 @@ def resolve(config: ModelConfig) -> Model:
     if is_language_model(fields):
         raise unsupported_family(model_type, str(Path(source.hf) / "config.json"))
     if config.route == "hybrid" or (config.route is None and model_type in HYBRIDS):
-        return _checked(_HYBRID, _hybrid(config))
-    return _checked(_VISION, _one_part(config))
+        return _completed(_checked(_HYBRID, _hybrid(config)), fields)
+    return _completed(_checked(_VISION, _one_part(config)), fields)
+
+
+def _completed(model: Model, fields: Fields) -> Model:
+    """Return a vision model whose config says, where it did not, what the folder says of pictures and outputs."""
+    config = model.config
+    assert config.source.hf is not None
+    changes: dict[str, object] = {}
+    size = _picture_size(model, fields)
+    if config.preprocess is None and size is not None:
+        changes["preprocess"] = folder_preprocess(Path(config.source.hf), size)
+    if config.task is None:
+        changes["task"] = folder_task(fields)
+    changes = {key: value for key, value in changes.items() if value is not None}
+    return replace(model, config=config.model_copy(update=changes)) if changes else model
+
+
+def _picture_size(model: Model, fields: Fields) -> tuple[int, int] | None:
+    """Return (height, width) of the engine's only input, if it is a picture."""
+    if model.spec is None:
+        try:
+            return model.config.image_size or folder_image_size(Path(str(model.config.source.hf)), fields)
+        except SourceError:  # said where the model is exported
+            return None
+    shape = model.spec.inputs[0].shape if len(model.spec.inputs) == 1 else ()
+    height, width = shape[-2:] if len(shape) == 4 else ("", "")
+    return (height, width) if isinstance(height, int) and isinstance(width, int) else None
 
 
 def _one_part(config: ModelConfig) -> Model:

@@ -35,7 +35,7 @@ class BuildInputs:
 
     @property
     def config(self) -> ModelConfig:
-        """The config as it was given."""
+        """The config, with what the source's folder says of pictures and outputs."""
         return self.model.config
 
 
@@ -50,5 +50,5 @@ def gather_inputs(config: ModelConfig, runner: Runner) -> BuildInputs:
     digests = runner.run(DIGEST, config)
     sources, data = (tuple(FileRecord(**asdict(file)) for file in each) for each in (digests.files, digests.data))
     tools = cache.tool_versions()
-    key = cache.build_key(config, target, backend, (*sources, *data), tools)
+    key = cache.build_key(model.config, target, backend, (*sources, *data), tools)
     return BuildInputs(model, target, backend, sources, tools, key, has_plugins)

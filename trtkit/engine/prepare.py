@@ -18,9 +18,13 @@ from trtkit.quantization.vision.onnx_model import quantized
 from trtkit.resolve import resolve
 from trtkit.sources import onnx_file, package_file
 from trtkit.sources.huggingface import vision
+from trtkit.sources.huggingface.preprocessing import folder_labels
+from trtkit.sources.safetensors_folder import json_object
 from trtkit.sources.torch import attempts, export
 
 if TYPE_CHECKING:
+    import onnx
+
     from trtkit.config.schema import ModelConfig
     from trtkit.engine.jobs import PrepareRequest
     from trtkit.jobs.job import Context
@@ -56,9 +60,17 @@ def _prepare_whole(request: PrepareRequest, stage: Stage, steps: Steps) -> Prepa
     steps.add("I/O types", autocast.cast_io(onnx_model, config.io_types))
     for intermediate in folder.iterdir():
         intermediate.unlink()
+    _name_classes(onnx_model, config)
     file = write_onnx(onnx_model, folder / "model.onnx", steps, uses_plugins=request.has_plugins)
     prepared = PreparedStage(stage.name, stage.writer, stage.part_names, file, tuple(profiles), shapes)
     return Prepared(tuple(steps.done), prepared.profiles, (prepared,))
+
+
+def _name_classes(model: onnx.ModelProto, config: ModelConfig) -> None:
+    """Note a Hugging Face folder's names of classes in the file's metadata, as Ultralytics does: a bundle may move."""
+    labels = () if config.source.hf is None else folder_labels(json_object(Path(config.source.hf) / "config.json"))
+    if labels:
+        model.metadata_props.add(key="names", value=repr(dict(enumerate(labels))))
 
 
 def _source_onnx(config: ModelConfig, folder: Path, steps: Steps) -> Path:

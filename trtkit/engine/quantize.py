@@ -76,10 +76,11 @@ def quantize_model(
     An LLM becomes a Hugging Face checkpoint in ModelOpt's form, a vision model an ONNX file with Q/DQ.
     Raises TrtkitError; `out` is then as it was.
     """
+    model = resolve(config)
+    config = model.config
     if config.quantize is None or config.quantize.keeps_stored:
         problem = Problem("no method is given", "quantize.method", "name one: `--method int8_wo`")
         raise ConfigError("nothing to quantize", [problem])
-    model = resolve(config)
     _check_whole(model)
     if not scoring.is_empty:
         _check_scored(model, scoring.fallback)

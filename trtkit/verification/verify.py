@@ -42,7 +42,7 @@ def verify_config(config: ModelConfig, request: Request, runner: Runner) -> Repo
     with tempfile.TemporaryDirectory(prefix="trtkit-") as folder:
         prepared = prepare_stages(inputs, Path(folder), runner)
         job_request = VerifyRequest(
-            config=config,
+            config=inputs.config,
             backend=inputs.backend,
             request=replace(request.resolved(), trust_source=True),
             stages=prepared.stages,

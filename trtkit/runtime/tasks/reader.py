@@ -15,6 +15,8 @@ from trtkit.runtime.tasks.classes import metadata_labels, read_labels, softmax, 
 from trtkit.runtime.tasks.maps import class_map, depth_map
 from trtkit.runtime.tasks.text import ctc_characters, ctc_scores, ctc_text
 from trtkit.sources import package_file
+from trtkit.sources.huggingface.preprocessing import folder_labels
+from trtkit.sources.safetensors_folder import json_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -144,10 +146,13 @@ def open_reader(bundle: Bundle, top_k: int = 5) -> Reader:
 
 
 def _own_labels(task: Task, bundle: Bundle) -> tuple[str, ...]:
-    """Return the classes that a detector's ONNX file names, as Ultralytics exports them; empty if it names none."""
-    if task.kind != "detection" or not bundle.is_one_file:
+    """Return the classes that the model itself names: in its ONNX file, or in the folder that it was built from."""
+    if task.kind not in {"classification", "detection", "segmentation"}:
         return ()
-    return metadata_labels(bundle.onnx_path())
+    if bundle.is_one_file and (labels := metadata_labels(bundle.onnx_path())):
+        return labels
+    folder = bundle.manifest.config.source.hf
+    return () if folder is None else folder_labels(json_object(Path(folder) / "config.json"))
 
 
 def _check_outputs(task: Task, outputs: Sequence[IoRecord]) -> None:

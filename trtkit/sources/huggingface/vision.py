@@ -53,7 +53,7 @@ def folder_source(folder: Path, image_size: tuple[int, int] | None = None) -> To
         raise SourceError("`config.json` is missing", str(folder), "give a folder that transformers saved")
     config = read_json(path)
     with reading(str(path)):
-        height, width = image_size or _image_size(folder, config)
+        height, width = image_size or folder_image_size(folder, config)
         outputs = _head(config, str(folder)).outputs
         return TorchSource(
             factory="trtkit.sources.huggingface.vision:from_folder",
@@ -151,7 +151,7 @@ def _head(config: dict[str, Any], where: str) -> _Head:
     return _BODY
 
 
-def _image_size(folder: Path, config: dict[str, Any]) -> tuple[int, int]:
+def folder_image_size(folder: Path, config: dict[str, Any]) -> tuple[int, int]:
     """Return (height, width) from the model's config, else from its image processor."""
     size: Any = config.get("image_size")
     if size is None and (folder / "preprocessor_config.json").is_file():

@@ -1,0 +1,121 @@
+"""How a vision folder of transformers wants its pictures, and what its outputs say: what a config need not repeat."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trtkit.config.task import Boxes, Preprocess, Resize, Task
+from trtkit.sources.safetensors_folder import json_object
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Fields = dict[str, Any]
+"""Of a JSON file."""
+FILE = "preprocessor_config.json"
+# Processors that do no more than Preprocess: resize, crop, scale, normalize. Of others a config says it itself.
+_PLAIN = {
+    "Beit", "Bit", "CLIP", "ConvNext", "DPT", "DeiT", "MobileNetV1", "MobileNetV2", "MobileViT", "Pvt", "RTDetr",
+    "Segformer", "Siglip", "ViT",
+}  # fmt: skip
+_FILTERS = {2: "bilinear", 3: "bicubic"}
+_SUFFIXES = ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor")
+# How logits of queries become scores, as each family's image processor does it.
+_SCORES = {
+    "detr": "softmax", "yolos": "softmax", "table-transformer": "softmax", "conditional_detr": "sigmoid",
+    "dab-detr": "sigmoid", "deformable_detr": "sigmoid", "rt_detr": "sigmoid", "rt_detr_v2": "sigmoid",
+    "d_fine": "sigmoid",
+}  # fmt: skip
+
+
+def folder_preprocess(folder: Path, image_size: tuple[int, int]) -> Preprocess | None:
+    """Return what the folder's image processor does; None if there is none, or it does more than Preprocess can say.
+
+    image_size: (height, width) of the engine, which the processor's pictures must have.
+    """
+    data = json_object(folder / FILE)
+    name = str(data.get("image_processor_type") or data.get("feature_extractor_type") or "")
+    family = next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), "")
+    resize, crop = _sizes(data, family)
+    filter_name = _FILTERS.get(data.get("resample", 2))
+    if family not in _PLAIN or resize is None or filter_name is None or data.get("do_pad") or _keeps_aspect(data):
+        return None
+    if (crop or resize.exact) != image_size:
+        return None
+    is_normal = data.get("do_normalize", family != "MobileViT")
+    return Preprocess.model_validate(
+        {
+            "channels": "bgr" if data.get("do_flip_channel_order", family == "MobileViT") else "rgb",
+            "resize": resize,
+            "crop": crop,
+            "filter": filter_name,
+            "scale": data.get("rescale_factor", 1 / 255) if data.get("do_rescale", True) else 1.0,
+            **({"mean": data.get("image_mean"), "std": data.get("image_std")} if is_normal else {}),
+        }
+    )
+
+
+def folder_task(fields: Fields) -> Task | None:
+    """Return what the outputs of a folder with these fields of config.json say; None if its head is none of them."""
+    names = fields.get("architectures") or [""]
+    head = str(names[0]).partition("For")[2].removesuffix("WithTeacher")
+    if head == "ObjectDetection":
+        scores = _SCORES.get(str(fields.get("model_type")))
+        return (
+            None if scores is None else Task(kind="detection", boxes=Boxes(layout="queries", scores=scores, max_iou=1))
+        )
+    kinds = {
+        "ImageClassification": "classification",
+        "SemanticSegmentation": "segmentation",
+        "DepthEstimation": "depth",
+    }
+    if head not in kinds:
+        return None
+    # Whoever wants equal answers to decide a verification says so in a config: random weights have near ties.
+    lenient = {"min_agreement": 0.0} if head == "ImageClassification" else {}
+    return Task.model_validate({"kind": kinds[head], **lenient})
+
+
+def folder_labels(fields: Fields) -> tuple[str, ...]:
+    """Return the classes' names by `id2label`; empty if they are transformers' own, LABEL_0 and so on."""
+    labels = fields.get("id2label")
+    if not isinstance(labels, dict) or sorted(labels, key=str) != sorted(map(str, range(len(labels))), key=str):
+        return ()
+    names = tuple(str(labels[str(index)]) for index in range(len(labels)))
+    return () if names == tuple(f"LABEL_{index}" for index in range(len(names))) else names
+
+
+def _sizes(data: Fields, family: str) -> tuple[Resize | None, tuple[int, int] | None]:
+    """Return resize and center crop; no resize if it cannot be said."""
+    size = data.get("size")
+    crop = _pair(data.get("crop_size")) if data.get("do_center_crop", family in _CROPPED) else None
+    if not data.get("do_resize", True) or not isinstance(size, dict):
+        return None, crop
+    if size.keys() == {"height", "width"}:
+        return Resize(exact=(size["height"], size["width"])), crop
+    if size.keys() != {"shortest_edge"}:
+        return None, crop
+    edge = size["shortest_edge"]
+    if family != "ConvNext":
+        return Resize(shortest_edge=edge), crop
+    if edge >= _CONVNEXT_WARPED:
+        return Resize(exact=(edge, edge)), None
+    return Resize(shortest_edge=int(edge / data.get("crop_pct", 0.875))), (edge, edge)
+
+
+_CROPPED = {"Bit", "CLIP", "DeiT", "MobileNetV1", "MobileNetV2", "MobileViT"}
+_CONVNEXT_WARPED = 384
+"""From this edge on, ConvNextImageProcessor scales both sides and cuts nothing off."""
+
+
+def _pair(size: object) -> tuple[int, int] | None:
+    if isinstance(size, dict) and size.keys() == {"height", "width"}:
+        return size["height"], size["width"]
+    return (size, size) if isinstance(size, int) else None
+
+
+def _keeps_aspect(data: Fields) -> bool:
+    """Whether a depth model's processor decides the size by the picture, or rounds it."""
+    size, unit = data.get("size"), data.get("ensure_multiple_of", 1)
+    is_rounded = isinstance(size, dict) and any(isinstance(edge, int) and edge % unit for edge in size.values())
+    return bool(data.get("keep_aspect_ratio")) or is_rounded
