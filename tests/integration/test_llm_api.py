@@ -33,6 +33,12 @@ def test_answers_are_those_of_transformers(llm: LLM, hf: Any) -> None:
         assert answer.text == tiny_llm.tokenizer().decode(answer.token_ids, skip_special_tokens=True)
 
 
+def test_answers_without_settings_are_greedy_as_those_of_the_command(llm: LLM) -> None:
+    plain = llm.generate(PROMPTS[0])[0].outputs[0]
+    greedy = llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=128))[0].outputs[0]
+    assert plain.token_ids == greedy.token_ids
+
+
 def test_prompts_of_a_file_are_answered_by_their_own_settings(llm: LLM, llm_bundle: Path, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     lines = [{"prompt": PROMPTS[0], "id": "a", "max_tokens": 3}, {"prompt": PROMPTS[1]}, {"prompt_token_ids": [5, 6]}]

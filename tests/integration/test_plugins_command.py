@@ -23,8 +23,13 @@ README = Path(__file__).parents[2] / "plugins" / "README.md"
 def test_list_shows_ops_and_what_they_stand_for(trtkit: Callable[..., Ran]) -> None:
     ran = trtkit("plugins", "list")
     assert ran.code == 0
-    assert re.search(r"^stands for +DeformConv, mmcv::MMCVModulatedDeformConv2d", ran.out, re.M)
+    table, _, note = ran.out.partition("\n\n")
+    assert re.search(r"^DeformConv2d +DeformConv, 3 more +yes +yes *$", table, re.M)
+    assert note.startswith("No kernel and no plugin has run on a GPU yet.")
+    details = trtkit("plugins", "list", "deform_conv").out
+    assert re.search(r"^stands for +DeformConv, mmcv::MMCVModulatedDeformConv2d", details, re.M)
     found = {op["name"]: op for op in trtkit("plugins", "list", "--json").json()}
+    assert len(table.strip().splitlines()) == 1 + len(found)
     assert {"DeformConv2d", "MsDeformAttn", "Detr3dSample", "GridSample3d"} <= set(found)
     assert found["GridSample3d"]["forms"] == ["native", "planes", "gather"]
     assert "compiles for sm_80, sm_90, sm_120; never run on a GPU" in found["MsDeformAttn"]["kernel"]

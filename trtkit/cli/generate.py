@@ -67,8 +67,9 @@ def command(
 ) -> None:
     """Generate text with the language model in BUNDLE, which answers TEXT.
 
-    One prompt is answered as it is produced; of several, each answer follows its prompt. Answers are greedy
-    unless a setting of draws is given. With --json each request is one line, as it is complete.
+    One prompt is answered as it is produced; of several, each answer follows its prompt. Answers are greedy and have up
+    to 128 tokens unless options say otherwise, as those of `LLM.generate` without settings are. With --json
+    each request is one line, as it is complete.
     """
     from trtkit.bundle.bundle import open_bundle
     from trtkit.cli.llm_stats import request_stats, total_stats

@@ -15,6 +15,7 @@ from trtkit.cli.say import say
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from rich.console import RenderableType
     from rich.table import Table
 
     from trtkit.network.custom_op import CustomOp
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   trtkit plugins list
+  trtkit plugins list deform_conv
   trtkit plugins check deform_conv
   TRTKIT_PLUGINS=my_ops trtkit plugins check
 
@@ -37,20 +39,21 @@ def command() -> None:
 
 
 @command.command("list")
+@click.argument("op", required=False)
 @json_option
 @run_options
-def list_ops(as_json: bool) -> None:
-    """List the ops, the nodes they stand for, and their implementations."""
-    from trtkit.network.custom_op import load_ops
+def list_ops(op: str | None, as_json: bool) -> None:
+    """List custom ops, one line each, or show all about OP."""
+    from trtkit.network.custom_op import find, load_ops
     from trtkit.verification.custom_ops.record import describe_op
 
-    descriptions = [describe_op(op) for op in load_ops().values()]
+    descriptions = [describe_op(each) for each in ([find(op)] if op else load_ops().values())]
     if as_json:
         click.echo(json.dumps(descriptions))
         return
     from trtkit.cli.tables import show
 
-    show(map(_described, descriptions))
+    show(map(_described, descriptions) if op else _overview(descriptions))
 
 
 @command.command("check")
@@ -88,6 +91,22 @@ def _outcomes(op: CustomOp, *, is_quiet: bool) -> Iterator[Outcome]:
         if not is_quiet:
             say(f"{op.name}: {trial}")
         yield from outcomes(backend, trial)
+
+
+def _overview(ops: list[dict[str, Any]]) -> Iterator[RenderableType]:
+    """Yield the table of ops, one line each, and what it leaves out."""
+    from rich.text import Text
+
+    from trtkit.cli.tables import listing
+
+    table = listing("", "op", "replaces", "kernel", "plugin")
+    for op in ops:
+        first, *others = op["foreign"] or ["(called by name)"]
+        nodes = f"{first}, {len(others)} more" if others else first
+        has = ("yes" if op[part] != "none" else "no" for part in ("kernel", "plugin"))
+        table.add_row(op["name"], nodes, *has)
+    yield table
+    yield Text("No kernel and no plugin has run on a GPU yet. `trtkit plugins list OP` shows all about one.")
 
 
 def _described(op: dict[str, Any]) -> Table:

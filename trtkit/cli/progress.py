@@ -8,7 +8,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from trtkit.cli import visible
 from trtkit.cli.options import is_verbose
@@ -46,9 +47,9 @@ def _shown_on(console: Console) -> Iterator[Listener]:
     if console.quiet or not sys.stderr.isatty() or console.is_dumb_terminal:
         yield _Lines(console)
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(30), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(30), TimeElapsedColumn(), _Left())
     with Progress(*columns, console=console, transient=True) as progress:
-        yield _Bar(progress, progress.add_task("start", total=None))
+        yield _Bar(progress)
 
 
 def _log(event: Event) -> None:
@@ -59,35 +60,74 @@ def _log(event: Event) -> None:
         _LOG.info("%s", _step(event).strip())
 
 
+class _Left(ProgressColumn):
+    """How much of a phase is done, and the time that the rest may take, if its total is known."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        """Return `12/40, 1:05 left`."""
+        return Text(_share(task.completed, task.total, task.time_remaining) if task.total else "")
+
+
+_EVERY_S = 30.0
+"""Lines of a phase with a total come so often where there is no bar."""
+
+
 class _Lines:
-    """Print each step as a line."""
+    """Print each phase and step as a line, and now and then how far a long phase is."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._started = time.monotonic()
+        self._started = self._phase_started = self._printed = time.monotonic()
+        self._phase = ""
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Phase):
-            self._console.print(
-                f"[{time.monotonic() - self._started:6.1f} s] {event.name}", markup=False, highlight=False
-            )
+            self._begin(event.name)
+            self._print(event.name)
+        elif isinstance(event, Advance):
+            if event.name != self._phase:
+                self._begin(event.name)
+            now = time.monotonic()
+            if event.total and now - max(self._printed, self._phase_started) >= _EVERY_S:
+                seconds = (now - self._phase_started) * (event.total / event.done - 1) if event.done else None
+                self._print(f"{event.name} {_share(event.done, event.total, seconds)}")
         elif isinstance(event, Step):
             self._console.print(_step(event), markup=False, highlight=False, soft_wrap=True)
 
+    def _begin(self, phase: str) -> None:
+        self._phase, self._phase_started = phase, time.monotonic()
+
+    def _print(self, text: str) -> None:
+        self._printed = time.monotonic()
+        self._console.print(f"[{self._printed - self._started:6.1f} s] {text}", markup=False, highlight=False)
+
 
 class _Bar:
-    """Keep one bar at the bottom and print steps above it."""
+    """Keep one bar at the bottom, of the phase under way, and print steps above it."""
 
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self._progress, self._task = progress, task
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._name = progress, "start"
+        self._task = progress.add_task(self._name, total=None)
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Phase):
-            self._progress.update(self._task, description=event.name, completed=0, total=None)
-        elif isinstance(event, Advance):
-            self._progress.update(self._task, description=event.name, completed=event.done, total=event.total)
+        if isinstance(event, Phase | Advance) and event.name != self._name:
+            self._progress.remove_task(self._task)  # a bar that is begun anew has its own clock and estimate
+            self._name = event.name
+            self._task = self._progress.add_task(event.name, total=None)
+        if isinstance(event, Advance):
+            self._progress.update(self._task, completed=event.done, total=event.total or None)
         elif isinstance(event, Step):
             self._progress.console.print(_step(event), markup=False, highlight=False)
+
+
+def _share(done: float, total: float, seconds_left: float | None) -> str:
+    """Return how much is done, and the time that is left if that can be said."""
+    if seconds_left is None:
+        return f"{done:.0f}/{total:.0f}"
+    minutes, seconds = divmod(round(seconds_left), 60)
+    return f"{done:.0f}/{total:.0f}, {minutes}:{seconds:02} left"
 
 
 def _step(event: Step) -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import GenerationError
 from trtkit.runtime.llm.frontend import Frontend, RuntimeOptions
+from trtkit.runtime.llm.named_settings import default_params
 from trtkit.runtime.llm.preparation import Order, Preparation
-from trtkit.runtime.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.llm.outputs import Delta
     from trtkit.runtime.llm.prompts import PreparedPrompt, Prompt
     from trtkit.runtime.llm.text_bundle import TextBundle
+    from trtkit.runtime.sampling.params import SamplingParams
 
 
 class EngineThread:
@@ -152,7 +153,10 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
     ) -> AsyncIterator[Delta]:
-        """Stream one prompt's answer. Leaving the loop early, or cancelling the task, ends the request."""
+        """Stream one prompt's answer. Leaving the loop early, or cancelling the task, ends the request.
+
+        Without settings it is greedy and has up to 128 tokens, as that of `LLM.generate`.
+        """
         loop, news = asyncio.get_running_loop(), asyncio.Queue[Any]()
         self._count += 1
         name = request_id or f"async-{self._count}"
@@ -160,7 +164,7 @@ class AsyncLLM:
         def put(item: Delta | Exception) -> None:
             loop.call_soon_threadsafe(news.put_nowait, item)
 
-        self._engine.submit(prompt, sampling_params or SamplingParams(), name, put, priority)
+        self._engine.submit(prompt, sampling_params or default_params(), name, put, priority)
         is_done = False
         try:
             while not is_done:

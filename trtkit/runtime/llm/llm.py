@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import RequestError
 from trtkit.runtime.llm.frontend import Frontend, RuntimeOptions
+from trtkit.runtime.llm.named_settings import default_params
 from trtkit.runtime.llm.prompts import PreparedPrompt, problems_of, raise_prompt_problems
 from trtkit.runtime.sampling.params import SamplingParams
 
@@ -64,9 +65,12 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer prompts, many at once; return their outputs in order.
 
-        sampling_params: one for all, or one each; prompts that are prepared have their own. on_output: told each output
-        as it is complete. All prompts are checked before anything runs: raises PromptsError that lists every problem
-        with the number of its prompt, for a single prompt its own RequestError.
+        sampling_params: one for all, or one each; prompts that are prepared have their own. Without any, answers are
+        greedy and have up to 128 tokens, as those of `trtkit generate`; SamplingParams() draws 16 tokens, as vLLM's.
+        on_output: told each output as it is complete.
+
+        All prompts are checked before anything runs: raises PromptsError that lists every problem with the number of
+        its prompt, for a single prompt its own RequestError.
         """
         many, is_single = _listed(prompts)
         checked = self._check(many, sampling_params, is_single=is_single)
@@ -167,7 +171,7 @@ def _listed(prompts: AnyPrompt | Sequence[AnyPrompt]) -> tuple[list[AnyPrompt], 
 def _params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     """Return settings for each prompt."""
     if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
+        return [params or default_params()] * count
     if len(params) != count:
         what = f"{len(params)} settings are given for {count} prompts"
         raise RequestError(what, "sampling_params", "give one for all, or one for each prompt")

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 # What only matters to draws: with none of them, the most likely token is taken.
 DRAWS = {"do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "seed"}
 _OF_TOKENS = ("stop_token_ids", "eos_token_id", "logit_bias")
-DEFAULTS = {"max_tokens": 128}
+MOST_TOKENS = 128
+"""Of an answer, unless a prompt says otherwise."""
+
+
+def default_params() -> SamplingParams:
+    """Return the settings of prompts without any: greedy, as those of `trtkit generate` without options."""
+    return SamplingParams(temperature=0.0, max_tokens=MOST_TOKENS)
 
 
 def sampling_params(
@@ -42,7 +48,7 @@ def _merged(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
     names = _own_names(own)
     if names & {"do_sample", "temperature"}:
         names |= {"do_sample", "temperature"}  # one of them would contradict the other's inherited value
-    inherited = {name: value for name, value in {**DEFAULTS, **shared}.items() if name not in names}
+    inherited = {name: value for name, value in {"max_tokens": MOST_TOKENS, **shared}.items() if name not in names}
     merged = inherited | dict(own)
     is_drawn = _own_names(name for name, value in merged.items() if value is not None) & DRAWS
     return merged if is_drawn else {**merged, "temperature": 0.0}
