@@ -7,6 +7,8 @@ say trtkit build efficientnet-lite0 --precision fp16
 say trtkit build efficientnet-lite0 --precision fp16
 say trtkit inspect bundles/efficientnet-lite0
 say trtkit verify bundles/efficientnet-lite0 --trust-source --no-corners --html bundles/report.html
+cat=$(python -c 'from trtkit.sources.package_file import resolve; print(resolve("package://skimage/data/chelsea.png"))')
+say trtkit run bundles/efficientnet-lite0 "$cat" --output bundles/drawn
 say trtkit build llama
 say trtkit verify bundles/llama --no-corners
 say trtkit generate bundles/llama "What is the capital of France?" --stats

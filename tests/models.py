@@ -188,12 +188,15 @@ def set_external(path: Path, **entries: str) -> None:
     onnx.save(changed, str(path))
 
 
-def detector(size: int = 64) -> onnx.ModelProto:
+def detector(size: int = 64, *, is_dynamic: bool = False) -> onnx.ModelProto:
     """images [batch, 3, size, size] -> rows [batch, 6, 50] as YOLOv8's, of two classes.
+
+    is_dynamic: height and width are symbols, as in Ultralytics' exports.
 
     Row 0 is the upper left quarter of the input, a "dark" thing as far as the picture is dark; row 1 the lower right
     one, a "light" thing as far as it is light. The others score nothing.
     """
+    edges: tuple[Dim, Dim] = ("height", "width") if is_dynamic else (size, size)
     offset, slope = np.zeros((6, 50), np.float32), np.zeros((6, 50), np.float32)
     offset[:4, 0], offset[:4, 1] = size / 4, (3 * size / 4, 3 * size / 4, size / 2, size / 2)
     offset[2:4, 0] = size / 2
@@ -206,4 +209,4 @@ def detector(size: int = 64) -> onnx.ModelProto:
         helper.make_node("Add", ["scaled", "offset"], ["rows"], name="rows"),
     ]
     initializers = [constant("slope", slope), constant("offset", offset), constant("last", [2], "int64")]
-    return model(nodes, [tensor("images", "batch", 3, size, size)], [tensor("rows", "batch", 6, 50)], initializers)
+    return model(nodes, [tensor("images", "batch", 3, *edges)], [tensor("rows", "batch", 6, 50)], initializers)

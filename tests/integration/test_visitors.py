@@ -1,0 +1,59 @@
+"""Four people's first ten minutes, in the README's own words: a detector, a Llama, DETR3D, the price of serving."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from PIL import Image
+
+from tests import models
+from tests.docs import ROOT, blocks, run_script
+from tests.tiny_chat import save_smollm2_words
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMANDS = [block.text for block in blocks(ROOT / "README.md", "bash")]
+
+
+def block_with(words: str) -> str:
+    """Return the README's block with these words."""
+    (block,) = [block for block in COMMANDS if words in block]
+    return block
+
+
+@pytest.mark.children
+def test_an_onnx_file_of_a_detector_to_boxes_on_a_picture(tmp_path: Path) -> None:
+    models.save(models.detector(640, is_dynamic=True), tmp_path / "yolo11n.onnx")
+    Image.new("RGB", (320, 320), "white").save(tmp_path / "street.jpg")
+    printed = run_script(block_with("yolo11n.onnx"), tmp_path)
+    assert re.search(r"^street\.jpg: 1 box: class 1 1\.00$", printed, re.MULTILINE)
+    with Image.open(tmp_path / "drawn" / "street.jpg") as drawn:
+        assert drawn.size == (320, 320)
+
+
+@pytest.mark.children
+def test_a_folder_of_a_llama_to_answers(tmp_path: Path) -> None:
+    save_smollm2_words(tmp_path / "llama-1b")
+    printed = run_script(block_with("bundles/llama-1b") + "echo; trtkit list bundles --json", tmp_path)
+    answer, _, listed = printed.rpartition("\n{")
+    assert answer.strip()
+    assert "llama-1b" in json.loads("{" + listed)["bundles"][0]["path"]
+
+
+@pytest.mark.slow
+def test_detr3d_with_its_picture(tmp_path: Path) -> None:
+    printed = run_script(block_with("birds_eye.py"), tmp_path)
+    assert re.search(r"^(PASS|right): detr3d", printed, re.MULTILINE)
+    with Image.open(tmp_path / "birds_eye.png") as drawn:
+        assert min(drawn.size) > 300
+
+
+@pytest.mark.children
+def test_what_serving_would_cost(tmp_path: Path) -> None:
+    printed = run_script(block_with("--price l4="), tmp_path)
+    assert re.search(r"^\s*h100", printed, re.MULTILINE)
+    assert "$/M" in printed
