@@ -146,6 +146,7 @@ def plan(
     output_len: int | None = None,
     concurrency: int | None = None,
     prices: Mapping[str, float] | None = None,
+    requests_per_second: float | None = None,
     on_event: Listener = ignore,
     **keys: object,
 ) -> Plan:
@@ -153,7 +154,7 @@ def plan(
 
     model: also a bundle, a folder with a `config.json`, or the name of a published model such as `llama-2-7b`.
     gpus: names of the table, such as `l4`; all if empty. input_len, output_len: tokens of a prompt and of its answer.
-    concurrency: requests at once, or images. prices: of an hour, by GPU.
+    concurrency: requests at once, or images. prices: of an hour, by GPU. requests_per_second: a load, or images.
     Raises PlanError, ConfigError, SourceError.
     """
     from trtkit.planning.gpus import find_gpus, planned_gpus
@@ -166,7 +167,8 @@ def plan(
     else:
         network = _network(model, keys)
         planned = model_of_bundle(network) if isinstance(network, Bundle) else model_of_config(network)
-    return make_plan(planned, PlanRequest(table, input_len, output_len, concurrency, prices), new_runner(on_event))
+    request = PlanRequest(table, input_len, output_len, concurrency, prices, requests_per_second)
+    return make_plan(planned, request, new_runner(on_event))
 
 
 def deploy(

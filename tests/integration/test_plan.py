@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,6 +143,37 @@ def test_vision_network_is_planned_for_over_the_batch(workspace: Path, trtkit: C
     assert four["latency_ms"] == gpu["latency_ms"]
     assert gpu["images_per_second"] == pytest.approx(4e3 / gpu["latency_ms"])
     assert gpu["cost_per_million_images"] == pytest.approx(0.36 / 3600 / gpu["images_per_second"] * 1e6)
+
+
+def test_a_load_says_how_many_gpus_carry_it_and_what_they_cost_a_month(trtkit: Callable[..., Ran]) -> None:
+    words = (
+        "llama-3.1-8b",
+        "--gpu",
+        "t4,l4,h100",
+        "--price",
+        "l4=0.7",
+        "--requests-per-second",
+        20,
+        "--concurrency",
+        16,
+    )
+    plan = trtkit("plan", *words, "--json").json()
+    turing, l4, h100 = plan["gpus"]
+    assert turing["load"] is None  # bf16 is not for Turing
+    each = l4["output_tokens_per_second"] / 128
+    assert l4["load"] == {
+        "requests_per_second": 20,
+        "per_gpu": pytest.approx(each),
+        "gpus": math.ceil(20 / each),
+        "cost_per_month": pytest.approx(math.ceil(20 / each) * 0.7 * 730),
+    }
+    assert (h100["load"]["gpus"], h100["load"]["cost_per_month"]) == (1, None)
+    assert h100["matmul_efficiency"] == {"bf16": 0.803, "fp8": 0.709}
+    ran = trtkit("plan", *words, "--html", "load.html")
+    assert "20 requests/s at best; a month has 730 hours" in " ".join(ran.out.split())
+    page = Page(Path("load.html").read_text())
+    assert f"{math.ceil(20 / each) * 0.7 * 730:,.0f}" in page.cells
+    assert "bf16 80.3 %, fp8 70.9 % of the rate" in page.text
 
 
 def test_page_shows_every_kind_of_layer_and_loads_nothing(

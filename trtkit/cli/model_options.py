@@ -34,7 +34,7 @@ _OPTIONS = (
     click.option(
         "--target",
         metavar="NAME",
-        help="Hardware to build for: any, sm80, sm86, sm89, sm120.",
+        help="Hardware to build for: any, local-gpu, sm75, sm80, sm86, sm89, sm120, sm121.",
         shell_complete=completions.targets,
     ),
     click.option(

@@ -28,6 +28,7 @@ Examples:
   trtkit plan ~/models/Qwen3-8B --gpu h200 --input-len 2048 --output-len 256
   trtkit plan llama-2-7b --gpu a100-80 --price 1.8 --html plan.html
   trtkit plan llama-3.1-8b --gpu l4,h100 --price l4=0.7 --price h100=2.5
+  trtkit plan llama-3.1-8b --gpu l4 --price 0.7 --requests-per-second 20
   trtkit plan efficientnet-lite0 --gpu orin,t4 --concurrency 8
   trtkit plan --list-gpus
 
@@ -49,7 +50,13 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, config, GPU or length."""
 @click.option("--output-len", type=click.IntRange(1), metavar="N", help="Answer tokens.  [default: 128]")
 @click.option("--concurrency", type=click.IntRange(1), metavar="N", help="Requests at once, or images.")
 @click.option("--price", "prices", multiple=True, metavar="[NAME=]X", help="Price of a GPU for an hour.")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write rooflines here.")
+@click.option(
+    "--requests-per-second",
+    type=click.FloatRange(0, min_open=True),
+    metavar="X",
+    help="A load: how many GPUs carry it at best, and their cost a month.",
+)
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write an HTML report.")
 @click.option("--list-gpus", is_flag=True, help="Show the table of GPUs with its sources, and end.")
 @model_options
 @json_option
@@ -113,7 +120,7 @@ def _plan(path: str, gpus: Sequence[PlannedGpu], options: dict[str, Any]) -> Rep
     lengths = (options["input_len"], options["output_len"], options["concurrency"])
     with show_progress(quiet=options["quiet"]) as runner:
         model = find_model(path, options["overrides"], options["target"])
-        return make_plan(model, PlanRequest(gpus, *lengths, options["prices"]), runner)
+        return make_plan(model, PlanRequest(gpus, *lengths, options["prices"], options["requests_per_second"]), runner)
 
 
 def _list_gpus(gpus: Sequence[PlannedGpu], *, as_json: bool) -> None:
@@ -127,4 +134,5 @@ def _list_gpus(gpus: Sequence[PlannedGpu], *, as_json: bool) -> None:
     console().print(gpu_table(gpus), "")
     for gpu in gpus:
         note = f" ({gpu.note})" if gpu.note else ""
-        echo(f"{gpu.key}, read {gpu.read}{note}\n  " + "\n  ".join(gpu.sources))
+        links = [*gpu.sources, *([f"data sheet: {gpu.data_sheet}"] if gpu.data_sheet else [])]
+        echo(f"{gpu.key}, read {gpu.read}{note}\n  " + "\n  ".join(links))

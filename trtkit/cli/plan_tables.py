@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
 from trtkit.cli.tables import count_text, pairs, shape_text, size_text
+from trtkit.planning.gpus import efficiency_text
+from trtkit.planning.load import HOURS_PER_MONTH
 from trtkit.planning.report import FormatPlan, LlmGpu, LlmReport, LlmSpeed, SplitPlan, VisionGpu
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ def plan_tables(plan: Report, *, is_chosen: bool) -> Iterator[RenderableType]:
         yield _layers(plan, phase)
     yield _llm_gpus(plan) if isinstance(plan, LlmReport) else _vision_gpus(plan)
     yield Text(_LEGEND if is_llm else "? no compute rate is known: memory's time alone")
+    yield from _loads(plan)
     if is_chosen and len(plan.gpus) <= _DETAILED:
         for gpu in plan.gpus:
             yield from _details(gpu)
@@ -160,6 +164,20 @@ def _vision_gpus(plan: VisionReport) -> Table:
     return table
 
 
+def _loads(plan: Report) -> Iterator[Table]:
+    """Yield how many GPUs carry the load at best, and what they cost; nothing without a load."""
+    rows = [(gpu.gpu.key, gpu.load) for gpu in plan.gpus if gpu.load is not None]
+    if not rows:
+        return
+    load = rows[0][1].requests_per_second
+    title = f"{load:g} requests/s at best; a month has {HOURS_PER_MONTH} hours"
+    table = _numbers(title, ("gpu",), "requests/s each", "GPUs", "cost a month")
+    for key, each in sorted(rows, key=lambda row: row[1].cost_per_month or math.inf):
+        cost = "-" if each.cost_per_month is None else f"{each.cost_per_month:,.0f}"
+        table.add_row(key, _number(each.per_gpu), f"{each.gpus:,}", cost)
+    yield table
+
+
 def _details(plan: LlmGpu | VisionGpu) -> Iterator[Table]:
     """Yield what one GPU does at other batches, formats and numbers of GPUs."""
     gpu = plan.gpu
@@ -167,6 +185,8 @@ def _details(plan: LlmGpu | VisionGpu) -> Iterator[Table]:
     table.add_row("memory", f"{size_text(gpu.memory_bytes)}, {gpu.bandwidth_bytes_per_s / 1e9:.0f} GB/s")
     table.add_row("built by", ", ".join(gpu.backends))
     table.add_row("takes", ", ".join(gpu.precisions))
+    if gpu.matmul_efficiency:
+        table.add_row("measured", f"{efficiency_text(gpu)} ({gpu.sources[-1]})")
     yield table
     if plan.curve:
         yield _curve(plan)

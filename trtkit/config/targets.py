@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import Field, ValidationError
@@ -34,10 +35,20 @@ def load_target(name: str) -> Target:
     """Return the shipped target called `name`. Raises ConfigError where there is none."""
     path = configs_folder() / "targets" / f"{name}.yaml"
     if name not in shipped_targets():
-        known = ", ".join(shipped_targets())
-        raise ConfigError(f"unknown target `{name}`", [Problem(f"known targets: {known}")], fix="use one of them")
+        raise _unknown(name)
     file = read_yaml(path)
     try:
         return Target.model_validate({"name": name, **file.data})
     except ValidationError as error:
         raise ConfigError(f"invalid target `{path}`", explain(error, Target, file.where)) from None
+
+
+def _unknown(name: str) -> ConfigError:
+    """Return the error for a target that is not shipped; compute capabilities have a way of their own."""
+    known = Problem(f"known targets: {', '.join(shipped_targets())}")
+    match = re.fullmatch(r"sm_?(\d{2,3})", name.lower())
+    if match is None:
+        return ConfigError(f"unknown target `{name}`", [known], fix="use one of them")
+    what = f"no backend builds for compute capability {int(match[1]) / 10} from another machine"
+    fix = "build on that GPU itself, with full TensorRT and `--target local-gpu`"
+    return ConfigError(f"unknown target `{name}`: {what}", [known], fix=fix)

@@ -35,7 +35,8 @@ class PlannedGpu:
     """One GPU model. Rates are dense, in operations per second, by type; a type that is missing is not known.
 
     memory_bytes: the data sheet's GB as 10^9. compute_capability: 10 * major + minor. sources: pages that state the
-    figures, read on `read`.
+    figures, read on `read`. data_sheet: NVIDIA's own page, empty if no source links to one. matmul_efficiency: the
+    share of the rate that matrix products of the best shape reached, by type, as the last source states.
     """
 
     key: str
@@ -47,6 +48,8 @@ class PlannedGpu:
     sources: tuple[str, ...]
     note: str
     read: str
+    data_sheet: str
+    matmul_efficiency: Mapping[str, float]
 
     def rate(self, dtype: str) -> float | None:
         """Return the dense rate of matrix products of `dtype`, None where no page that was read states one.
@@ -88,7 +91,8 @@ class PlannedGpu:
 def planned_gpus() -> tuple[PlannedGpu, ...]:
     """Return the whole table, in its order."""
     data = yaml.safe_load(Path(__file__).with_name("gpus.yaml").read_text(encoding="utf-8"))
-    return tuple(_gpu(key, row, str(data["read"])) for key, row in data["gpus"].items())
+    source = data["matmul_efficiency_source"]
+    return tuple(_gpu(key, row, str(data["read"]), source) for key, row in data["gpus"].items())
 
 
 def find_gpus(names: Sequence[str]) -> tuple[PlannedGpu, ...]:
@@ -101,6 +105,12 @@ def find_gpus(names: Sequence[str]) -> tuple[PlannedGpu, ...]:
             hint = "did you mean " + " or ".join(f"`{each}`" for each in near) + "? " if near else ""
             raise PlanError(f"unknown GPU `{name}`", "--gpu", f"{hint}known are {', '.join(known)}")
     return tuple(known[name] for name in dict.fromkeys(wanted))
+
+
+def efficiency_text(gpu: PlannedGpu) -> str:
+    """Return what share of the rate the best matrix products reached, by type; empty if it is not known."""
+    shares = ", ".join(f"{dtype} {share:.1%}".replace("%", " %") for dtype, share in gpu.matmul_efficiency.items())
+    return f"the best large matrix products reached {shares} of the rate" if shares else ""
 
 
 def gpu_of_device(name: str, memory_bytes: int) -> PlannedGpu | None:
@@ -116,9 +126,11 @@ def gpu_of_device(name: str, memory_bytes: int) -> PlannedGpu | None:
     return None
 
 
-def _gpu(key: str, row: dict[str, Any], read: str) -> PlannedGpu:
+def _gpu(key: str, row: dict[str, Any], read: str, efficiency_source: str) -> PlannedGpu:
     rates = {dtype: 1e12 * tera for dtype, tera in row["dense_tera_per_s"].items()}
+    efficiency = row.get("matmul_efficiency", {})
     assert set(rates) <= set(RATES), f"{key}: unknown type"
+    assert set(efficiency) <= set(rates), f"{key}: efficiency without a rate"
     return PlannedGpu(
         key,
         row["name"],
@@ -126,7 +138,9 @@ def _gpu(key: str, row: dict[str, Any], read: str) -> PlannedGpu:
         row["bandwidth_gb_per_s"] * 1e9,
         row["compute_capability"],
         rates,
-        tuple(row["sources"]),
+        (*row["sources"], *([efficiency_source] if efficiency else [])),
         row.get("note", ""),
         read,
+        row.get("data_sheet", ""),
+        efficiency,
     )

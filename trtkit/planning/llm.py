@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.planning.formats import FORMATS, in_format, quantized_bytes
+from trtkit.planning.load import NO_DEMAND
 from trtkit.planning.memory import Footprint
 from trtkit.planning.report import FormatPlan, LlmGpu, LlmSpeed, SplitPlan
 from trtkit.planning.roofline import compute_bound_batch, floor, unfused_s
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from trtkit.planning.decoder_model import DecoderModel, Workload
     from trtkit.planning.formats import Format
     from trtkit.planning.gpus import PlannedGpu
+    from trtkit.planning.load import Demand
 
 _NO_LIMIT = 2**24
 """Where the search for a context ends, for models without a limit of their own."""
@@ -30,7 +32,7 @@ class Question:
     work: Workload
 
 
-def plan_llm(question: Question, gpu: PlannedGpu, price_per_hour: float | None = None) -> LlmGpu:
+def plan_llm(question: Question, gpu: PlannedGpu, demand: Demand = NO_DEMAND) -> LlmGpu:
     """Return everything about one GPU. Times are floors: nothing that runs this network there can be faster."""
     model, counts, work = question.model, question.counts, question.work
     footprint = Footprint(counts, model.weight_bytes, model.kv_bytes_per_token, work.chunk, model.keeps_new)
@@ -39,18 +41,22 @@ def plan_llm(question: Question, gpu: PlannedGpu, price_per_hour: float | None =
     limit = model.max_length or _NO_LIMIT
     formats = FORMATS[:1] if model.quantized else FORMATS  # others are shares of the network's own type
     context = footprint.largest_context(work.concurrency, gpu.memory_bytes, limit)
+    takes = all(gpu.takes(name) for name in (model.dtype.name, *model.types))
+    fits, price = need.total <= gpu.memory_bytes, demand.price_per_hour
+    speed = speeds(question, gpu, work.concurrency, price)
     return LlmGpu(
         gpu=gpu,
-        takes_precision=all(gpu.takes(name) for name in (model.dtype.name, *model.types)),
+        takes_precision=takes,
         memory=need,
-        fits=need.total <= gpu.memory_bytes,
+        fits=fits,
         largest_batch=batch,
         largest_context=context,
         largest_context_is_the_models=context == model.max_length > 0,
         compute_bound_batch=compute_bound_batch(counts, work.mean_length, gpu),
         compute_bound_batch_without_caches=compute_bound_batch(counts, 0, gpu),
-        speed=speeds(question, gpu, work.concurrency, price_per_hour),
-        curve=tuple(speeds(question, gpu, size, price_per_hour) for size in _batches(batch)),
+        speed=speed,
+        load=demand.plan(speed.output_tokens_per_second / work.output_len, fits=fits and takes),
+        curve=tuple(speeds(question, gpu, size, price) for size in _batches(batch)),
         formats=tuple(_in_format(question, gpu, form) for form in formats if form.fits(gpu)),
         splits=tuple(_split(question, gpu, kind, size) for kind in ("tensor", "pipeline") for size in SIZES),
     )

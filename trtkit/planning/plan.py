@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from trtkit.planning.count_network import count_bundle, count_config
 from trtkit.planning.decoder_model import decoder_model, formulas, workload
 from trtkit.planning.jobs import COUNT_DECODER, CountRequest
 from trtkit.planning.llm import Question, plan_llm
+from trtkit.planning.load import Demand
 from trtkit.planning.quantized_by import quantized_of
 from trtkit.planning.report import LayerGroup, LayerWork, LlmReport, StepWork, VisionReport
 from trtkit.planning.roofline import intensity
@@ -35,21 +37,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What a plan is asked for. Lengths in tokens; None for the defaults. prices: per hour, by GPU key."""
+    """What a plan is asked for. Lengths in tokens; None for the defaults. prices: per hour, by GPU key.
+
+    requests_per_second: a load to carry, of images for networks that take no prompts.
+    """
 
     gpus: Sequence[PlannedGpu]
     input_len: int | None = None
     output_len: int | None = None
     concurrency: int | None = None
     prices: Mapping[str, float] | None = None
+    requests_per_second: float | None = None
 
-    def price(self, gpu: PlannedGpu) -> float | None:
-        """Return the price of an hour on a GPU, None where none was given."""
-        return (self.prices or {}).get(gpu.key)
+    def demand(self, gpu: PlannedGpu) -> Demand:
+        """Return the load, and the price of an hour on a GPU."""
+        return Demand(self.requests_per_second, (self.prices or {}).get(gpu.key))
 
 
 def make_plan(model: PlannedModel, request: PlanRequest, runner: Runner) -> Report:
     """Count the model's network and return the plan. Raises TrtkitError."""
+    rate = request.requests_per_second
+    if rate is not None and not 0 < rate < math.inf:
+        raise PlanError(
+            f"{rate:g} requests per second is not a load", "--requests-per-second", "give a positive number"
+        )
     return _plan_vision(model, request, runner) if model.fields is None else _plan_llm(model, request, runner)
 
 
@@ -76,7 +87,7 @@ def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> Ll
         layers=_layers(counts, points),
         step={name: _step(counts, point) for name, point in points.items()},
         formulas=formulas(model, counts, work),
-        gpus=tuple(plan_llm(question, gpu, request.price(gpu)) for gpu in request.gpus),
+        gpus=tuple(plan_llm(question, gpu, request.demand(gpu)) for gpu in request.gpus),
         assumptions=(*planned.notes, *llm_assumptions(model, work)),
     )
 
@@ -106,7 +117,7 @@ def _plan_vision(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
         shapes=network.shapes,
         layers=_layers(network.counts, {"run": (batch, 0, 0)}),
         step={"run": _step(network.counts, (batch, 0, 0))},
-        gpus=tuple(plan_vision(question, gpu, request.price(gpu)) for gpu in request.gpus),
+        gpus=tuple(plan_vision(question, gpu, request.demand(gpu)) for gpu in request.gpus),
         assumptions=(*planned.notes, *vision_assumptions(network)),
     )
 

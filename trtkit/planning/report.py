@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from trtkit.planning.decoder_model import DecoderModel, Formulas, Workload
     from trtkit.planning.gpus import PlannedGpu
+    from trtkit.planning.load import LoadPlan
 
 VERSION = 1
 """Of the reports' JSON form."""
@@ -111,7 +112,10 @@ class SplitPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class LlmGpu:
-    """A language model on one GPU model. Times are floors: nothing that runs this network there can be faster."""
+    """A language model on one GPU model. Times are floors: nothing that runs this network there can be faster.
+
+    load: None without a load, or if the model does not fit.
+    """
 
     gpu: PlannedGpu
     takes_precision: bool
@@ -123,6 +127,7 @@ class LlmGpu:
     compute_bound_batch: int | None
     compute_bound_batch_without_caches: int | None
     speed: LlmSpeed
+    load: LoadPlan | None
     curve: tuple[LlmSpeed, ...]
     formats: tuple[FormatPlan, ...]
     splits: tuple[SplitPlan, ...]
@@ -130,7 +135,7 @@ class LlmGpu:
 
 @dataclass(frozen=True, kw_only=True)
 class VisionGpu:
-    """A network of images or arrays on one GPU model. Times are floors."""
+    """A network of images or arrays on one GPU model. Times are floors. load: as of a language model."""
 
     gpu: PlannedGpu
     memory: Need
@@ -138,6 +143,7 @@ class VisionGpu:
     takes_precision: bool
     largest_batch: int
     speed: VisionSpeed
+    load: LoadPlan | None
     curve: tuple[VisionSpeed, ...]
 
 
@@ -241,6 +247,8 @@ def gpu_facts(gpu: PlannedGpu) -> Json:
         "sources": list(gpu.sources),
         "read": gpu.read,
         "note": gpu.note,
+        "data_sheet": gpu.data_sheet,
+        "matmul_efficiency": dict(gpu.matmul_efficiency),
     }
 
 

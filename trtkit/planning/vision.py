@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.planning.llm import cost_per_million
+from trtkit.planning.load import NO_DEMAND
 from trtkit.planning.memory import LARGEST_BATCH, RESERVE_BYTES, Need, largest
 from trtkit.planning.report import VisionGpu, VisionSpeed
 from trtkit.planning.roofline import floor, unfused_s
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from trtkit.planning.count_network import CountedNetwork
     from trtkit.planning.counts import Counts
     from trtkit.planning.gpus import PlannedGpu
+    from trtkit.planning.load import Demand
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class VisionQuestion:
         return low == high
 
 
-def plan_vision(question: VisionQuestion, gpu: PlannedGpu, price_per_hour: float | None = None) -> VisionGpu:
+def plan_vision(question: VisionQuestion, gpu: PlannedGpu, demand: Demand = NO_DEMAND) -> VisionGpu:
     """Return everything about one GPU. Times are floors: nothing that runs this network there can be faster."""
     counts, batch = question.network.counts, question.batch
     need = memory_need(counts, batch)
@@ -39,14 +41,18 @@ def plan_vision(question: VisionQuestion, gpu: PlannedGpu, price_per_hour: float
     else:
         most = largest(lambda size: memory_need(counts, size).total <= gpu.memory_bytes, LARGEST_BATCH)
     sizes = [] if question.is_one_batch else [2**power for power in range(most.bit_length()) if 2**power <= 256]
+    takes = all(gpu.takes(dtype) for dtype in counts.products)
+    fits, price = need.total <= gpu.memory_bytes, demand.price_per_hour
+    own_speed = speed(counts, batch, gpu, price)
     return VisionGpu(
         gpu=gpu,
         memory=need,
-        fits=need.total <= gpu.memory_bytes,
-        takes_precision=all(gpu.takes(dtype) for dtype in counts.products),
+        fits=fits,
+        takes_precision=takes,
         largest_batch=most,
-        speed=speed(counts, batch, gpu, price_per_hour),
-        curve=tuple(speed(counts, size, gpu, price_per_hour) for size in sizes),
+        speed=own_speed,
+        load=demand.plan(own_speed.images_per_second, fits=fits and takes),
+        curve=tuple(speed(counts, size, gpu, price) for size in sizes),
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from trtkit.planning.gpus import efficiency_text
+from trtkit.planning.load import HOURS_PER_MONTH
 from trtkit.planning.report import LlmGpu, LlmReport, LlmSpeed
 from trtkit.report import charts
 from trtkit.report.cells import Link, Number, Verdict, milliseconds, number, quantity, size
@@ -27,6 +29,7 @@ def plan_page(plan: Report, origin: Origin) -> str:
     """Return a plan as a self-contained page."""
     parts = [f"<h1>plan {escape(plan.name)}</h1>", f"<p>{_NOTE}</p>", facts(_model(plan))]
     parts += section("GPUs at best", _gpus(plan), f"<p class='note'>{_UNKNOWN}</p>")
+    parts += section("Load", *_loads(plan))
     parts += section("Throughput against latency", *_curves(plan))
     parts += section("Work of each kind of layer", _layers(plan))
     for gpu in plan.gpus:
@@ -71,6 +74,16 @@ def _gpus(plan: Report) -> str:
     return table(headers, [(gpu.gpu.name, _fits(gpu), *_figures(gpu)) for gpu in plan.gpus])
 
 
+def _loads(plan: Report) -> Iterator[str]:
+    """Yield how many GPUs carry the load at best, and what they cost a month."""
+    rows = [(gpu.gpu.name, number(gpu.load.per_gpu), gpu.load.gpus, gpu.load.cost_per_month)
+            for gpu in plan.gpus if gpu.load is not None]  # fmt: skip
+    if rows:
+        loads = {gpu.load.requests_per_second for gpu in plan.gpus if gpu.load is not None}
+        yield f"<p>{loads.pop():g} requests per second, every GPU at its ceiling: real engines need more.</p>"
+        yield table(("GPU", "requests/s of one", "GPUs", f"price of a month ({HOURS_PER_MONTH} hours)"), rows)
+
+
 def _figures(plan: LlmGpu | VisionGpu) -> tuple[Value, ...]:
     needs = size(plan.memory.total), size(plan.gpu.memory_bytes), plan.largest_batch
     times: tuple[Value, ...]
@@ -104,6 +117,8 @@ def _bound(time: Floor) -> str:
 def _gpu(plan: Report, gpu: LlmGpu | VisionGpu) -> Iterator[str]:
     """Yield one GPU's roofline, batches, formats and splits."""
     yield _roofline(plan, gpu.gpu)
+    if gpu.gpu.matmul_efficiency:
+        yield f"<p class='note'>{escape(_measured(gpu.gpu))}</p>"
     yield from section("By batch", _batches(gpu), level=3)
     if isinstance(gpu, LlmGpu):
         headers = ("format", "weights", "KV cache of a token", "fits", "largest batch", "TTFT", "TPOT")
@@ -114,6 +129,10 @@ def _gpu(plan: Report, gpu: LlmGpu | VisionGpu) -> Iterator[str]:
         ]  # fmt: skip
         yield from section("Formats of weights and caches", table(headers, rows), level=3)
         yield from section("Several GPUs, links not timed", _splits(gpu), level=3)
+
+
+def _measured(gpu: PlannedGpu) -> str:
+    return f"Measured in PyTorch: {efficiency_text(gpu)}; see the last of this GPU's sources."
 
 
 def _yes(fits: bool) -> Verdict:
@@ -222,5 +241,8 @@ def _on_curve(gpu: PlannedGpu, row: LlmSpeed | VisionSpeed) -> Row:
 
 
 def _sources(gpus: Sequence[PlannedGpu]) -> str:
-    rows = [(gpu.name, Link(url), gpu.read, gpu.note) for gpu in gpus for url in gpu.sources]
-    return table(("GPU", "source", "read", "note"), rows)
+    rows: list[tuple[Value, ...]] = []
+    for gpu in gpus:
+        rows += [(gpu.name, Link(url), f"read {gpu.read}", gpu.note) for url in gpu.sources]
+        rows += [(gpu.name, Link(gpu.data_sheet), "data sheet, not read", "")] if gpu.data_sheet else []
+    return table(("GPU", "source", "", "note"), rows)

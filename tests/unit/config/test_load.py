@@ -116,6 +116,19 @@ def test_unknown_path_suggests_what_its_folder_holds(workspace: Path) -> None:
             load_config(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "capability"), [("sm87", "8.7"), ("sm90", "9.0"), ("sm_100", "10.0"), ("sm110", "11.0")]
+)
+def test_a_capability_that_no_backend_builds_for_by_name_says_where_to_build(name: str, capability: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_target(name)
+    assert str(refused.value) == (
+        f"unknown target `{name}`: no backend builds for compute capability {capability} from another machine\n"
+        f"  known targets: {', '.join(shipped_targets())}\n"
+        "fix: build on that GPU itself, with full TensorRT and `--target local-gpu`"
+    )
+
+
 @pytest.mark.parametrize("name", shipped_targets())
 def test_shipped_target_names_its_compute_capability(name: str) -> None:
     target = load_target(name)
