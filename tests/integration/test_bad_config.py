@@ -80,7 +80,7 @@ def test_unknown_keep_fp32_patterns_are_named_with_nodes_near_them(config: Path,
 
 def test_unknown_target_lists_the_known_ones(config: Path, refuses: Callable[..., str]) -> None:
     message = refuses("build", config, "--target", "h100", code=2)
-    assert message.startswith("unknown target `h100`\n  known targets: any, local-gpu, sm120, sm75, sm80")
+    assert message.startswith("unknown target `h100`\n  known targets: any, local-gpu, sm120, sm121, sm75, sm80")
 
 
 @pytest.mark.parametrize(
