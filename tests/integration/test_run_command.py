@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import av
 import numpy as np
 import pytest
+from onnx import helper
 from PIL import Image
 
 from tests import models
@@ -127,3 +128,22 @@ def test_what_cannot_be_answered_is_refused(
     ran = trtkit("run", bundle, *arguments)
     assert (ran.code, ran.out) == (1, "")
     assert error in ran.err.partition("error: ")[2]
+
+
+@pytest.mark.parametrize("scale", ["", "scale: 1.0, "])
+def test_pixels_are_not_cut_off_to_zeros(scale: str, workspace: Path, trtkit: Trtkit) -> None:
+    """An input of bytes: the shares of red, green and blue, if the config does not scale them to fractions."""
+    cast, mean = (helper.make_node(*words) for words in (("Cast", ["images"], ["f"]), ("ReduceMean", ["f"], ["y"])))
+    cast.attribute.append(helper.make_attribute("to", 1))
+    mean.attribute.extend([helper.make_attribute("axes", [2, 3]), helper.make_attribute("keepdims", 0)])
+    inputs = [models.tensor("images", "batch", 3, 8, 8, dtype="UINT8")]
+    models.save(models.model([cast, mean], inputs, [models.tensor("y", "batch", 3)]), workspace / "tiny.onnx")
+    keys = f"preprocess: {{{scale}resize: {{exact: [8, 8]}}}}\ntask: {{kind: classification}}\n"
+    (workspace / "tiny.yaml").write_text(f"source: {{onnx: tiny.onnx}}\n{keys}")
+    assert trtkit("build", "tiny.yaml", "-o", "bundle", "-q").code == 0
+    Image.new("RGB", (20, 20), (3, 9, 6)).save(workspace / "green.png")
+    ran = trtkit("run", "bundle", "green.png")
+    if scale:
+        assert ran.out.startswith("green.png: class 1 0.95, class 2 0.05")
+    else:
+        assert "preprocess: `preprocess` scales pixels to fractions, and the input is uint8" in ran.err

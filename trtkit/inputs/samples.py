@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from PIL import Image
+
     from trtkit.arrays import Array, Arrays
     from trtkit.config.schema import ModelConfig
+    from trtkit.config.task import Preprocess
     from trtkit.network.onnx.io import TensorSpec
     from trtkit.network.profile import ResolvedProfile
 
@@ -154,6 +157,20 @@ def check_profiles(sample: Sample, profiles: Sequence[ResolvedProfile]) -> None:
     raise SourceError("no single profile covers the shapes of all inputs", sample.name, "add a profile that does")
 
 
+def picture_input(picture: Image.Image, preprocess: Preprocess, dtype: str) -> Array:
+    """Return a picture as an input [1, ...] of trtkit's type `dtype`.
+
+    Raises SourceError for an input of integers if `preprocess` makes fractions, which would all be cut off to 0.
+    """
+    is_plain = (preprocess.scale, preprocess.mean, preprocess.std) == (1.0, (0.0,) * 3, (1.0,) * 3)
+    if not dtype_of(dtype).is_float and not is_plain:
+        what = f"`preprocess` scales pixels to fractions, and the input is {dtype}"
+        raise SourceError(
+            what, "preprocess", "set `scale: 1.0` and leave out `mean` and `std`: the model scales itself"
+        )
+    return as_dtype(image_input(picture, preprocess), dtype)
+
+
 def as_dtype(values: Array, dtype: str) -> Array:
     """Return `values` in trtkit's type `dtype`; bf16 through ml_dtypes."""
     name = dtype_of(dtype).numpy
@@ -187,8 +204,7 @@ def _image_sample(path: Path, config: ModelConfig, inputs: Sequence[TensorSpec])
     shape = inputs[0].shape
     if config.preprocess.layout == "nchw" and len(shape) == 4 and shape[3] == 3 != shape[1]:
         raise SourceError(f"`{inputs[0].name}` takes channels last", str(path), "set `preprocess.layout: nhwc`")
-    array = image_input(read_image(path), config.preprocess)
-    return Sample(path.name, {inputs[0].name: as_dtype(array, inputs[0].dtype)})
+    return Sample(path.name, {inputs[0].name: picture_input(read_image(path), config.preprocess, inputs[0].dtype)})
 
 
 def _polygraphy_samples(path: Path) -> list[Sample]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import SourceError
-from trtkit.inputs.images import Placement, image_input, input_size, placement
-from trtkit.inputs.samples import Sample, as_dtype, check_samples, read_npz
+from trtkit.inputs.images import Placement, input_size, placement
+from trtkit.inputs.samples import Sample, check_samples, picture_input, read_npz
 from trtkit.runtime.pictures import ARRAYS, read_pictures
 from trtkit.runtime.tasks.answers import Outputs
 from trtkit.runtime.tasks.reader import open_reader
@@ -83,7 +83,7 @@ class Predictor:
 
     def _prepared(self, picture: Image.Image) -> _Prepared:
         record = self.bundle.manifest.inputs[0]
-        array = as_dtype(image_input(picture, self.preprocess), record.dtype)
+        array = picture_input(picture, self.preprocess, record.dtype)
         return _Prepared(array, placement(picture.size, self.preprocess))
 
     def _answers(self, batch: Sequence[_Prepared]) -> list[Answer]:

@@ -14,8 +14,8 @@ from trtkit.deployment.triton.ensemble import ensemble
 from trtkit.deployment.triton.model_config import Section, Tensor
 from trtkit.deployment.triton.network_models import network_models
 from trtkit.deployment.triton.served import Kind, ServedModel
-from trtkit.inputs.images import image_input, input_size, placement
-from trtkit.inputs.samples import as_dtype
+from trtkit.inputs.images import input_size, placement
+from trtkit.inputs.samples import picture_input
 from trtkit.runtime.tasks.reader import open_reader
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def image_answer(bundle: Bundle, pipeline: ServedModel, options: DeployOptions) 
     reader = _reader(bundle, options)
 
     def compute(model: Model, image: Image.Image) -> Arrays:
-        x = as_dtype(image_input(image, preprocess), target.dtype)
+        x = picture_input(image, preprocess, target.dtype)
         outputs = model.run({target.name: x})
         if reader is None:
             return outputs

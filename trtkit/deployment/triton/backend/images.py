@@ -11,8 +11,8 @@ from trtkit.deployment.answers import PLACEMENT, placement_row
 from trtkit.deployment.triton.backend.requests import answer, arrays_of, refusal
 from trtkit.deployment.triton.backend.settings import read_settings
 from trtkit.errors import SourceError
-from trtkit.inputs.images import decode_image, image_input, input_size, placement
-from trtkit.inputs.samples import as_dtype
+from trtkit.inputs.images import decode_image, input_size, placement
+from trtkit.inputs.samples import picture_input
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,12 +47,12 @@ class ImageModel:
         """
         names = [f"image {index}" if len(images) > 1 else "image" for index in range(len(images))]
         pictures = [decode_image(data, name) for data, name in zip(images, names, strict=True)]
-        inputs = [image_input(picture, self._preprocess) for picture in pictures]
+        inputs = [picture_input(picture, self._preprocess, self._dtype) for picture in pictures]
         sizes = {input_size(each, self._preprocess) for each in inputs}
         if len(sizes) > 1:
             listed = ", ".join(f"{height}x{width}" for width, height in sorted(sizes, key=lambda size: size[::-1]))
             raise SourceError(f"images of one request have different sizes: {listed}", "image", "send one a request")
-        outputs = {self._output: as_dtype(np.concatenate(inputs), self._dtype)}
+        outputs = {self._output: np.concatenate(inputs)}
         if self._is_placed:
             size = next(iter(sizes))
             rows = [placement_row(placement(picture.size, self._preprocess), size) for picture in pictures]
