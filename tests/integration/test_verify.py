@@ -126,7 +126,7 @@ def test_a_change_that_needs_no_build_reaches_the_bundle(
 def test_a_bundle_is_verified_as_it_was_built(bundle: Path, trtkit: Trtkit) -> None:
     ran = trtkit("verify", bundle, "--set", "precision=fp16")
     assert ran.code == 2
-    assert "Error: a bundle is verified as it was built: --set and --target need a config" in ran.err
+    assert "Error: a bundle stays as it was built: --set, --precision, --shapes and --target need a config" in ran.err
 
 
 def test_a_bundle_is_not_repaired(bundle: Path, trtkit: Trtkit) -> None:
