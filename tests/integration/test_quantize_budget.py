@@ -41,7 +41,7 @@ def test_sensitivity_ranks_layers_and_a_budget_writes_its_choice(
     page = Page((workspace / "losses.html").read_text(encoding="utf-8"))
     assert [svg(spec).count('aria-roledescription="circle"') for spec in page.specs] == [14, 0]
     assert len(rows(page.specs[1])) == len(scores["curve"])
-    assert page.cells.count("left as it is") == len(scores["kept"])
+    assert page.cells.count("not quantized") == len(scores["kept"])
     for row in scores["layers"]:
         place = page.cells.index(row["layer"])
         assert page.cells[place + 1 : place + 3] == ["int4_wo", number(row["loss"]).text]

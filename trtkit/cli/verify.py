@@ -17,7 +17,9 @@ from trtkit.cli.say import say
 from trtkit.files import write_output
 
 if TYPE_CHECKING:
+    from trtkit.bundle.bundle import Bundle
     from trtkit.cli.model_options import Overrides
+    from trtkit.config.schema import ModelConfig
     from trtkit.jobs.runner import Runner
     from trtkit.verification.report import Report
     from trtkit.verification.verify import Request
@@ -96,7 +98,7 @@ def command(
         if fix is not None and not report.passed:
             report = _fix(path, fix, report, request, overrides, target, runner)
     if html is not None:
-        _write_page(html, path, report)
+        _write_page(html, report, read_model(path, overrides, target), inputs)
     _show(report, html, as_json=as_json)
     sys.exit(0 if report.passed else OUT_OF_TOLERANCE)
 
@@ -145,13 +147,16 @@ def _fix(
     return replace(report, fixed=Repair(str(out), config.keep_fp32))
 
 
-def _write_page(html: Path, path: str, report: Report) -> None:
-    """Write the HTML report of what stands at `path`."""
-    from trtkit.bundle.bundle import is_bundle_folder, open_bundle
+def _write_page(html: Path, report: Report, model: Bundle | ModelConfig, inputs: tuple[str, ...]) -> None:
+    """Write the HTML report with the pictures among the inputs."""
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.inputs.samples import sample_pictures
     from trtkit.report.verification import html_report
 
-    bundle = open_bundle(path) if is_bundle_folder(path) else None
-    write_output(html, html_report(report, page_origin(bundle)))
+    bundle, config = (model, model.manifest.config) if isinstance(model, Bundle) else (None, model)
+    takes_pictures = config.preprocess is not None
+    pictures = sample_pictures(inputs or config.verify.inputs, config) if takes_pictures else {}
+    write_output(html, html_report(report, page_origin(bundle), pictures))
 
 
 def _show(report: Report, html: Path | None, *, as_json: bool) -> None:

@@ -65,6 +65,13 @@ def sample_files(path: Path) -> list[Path]:
     return files
 
 
+def sample_pictures(paths: Sequence[str], config: ModelConfig) -> dict[str, Path]:
+    """Return the images among files and folders of inputs, by the names that their samples have."""
+    places = [package_file.resolve(path, config.verify.requires) for path in paths]
+    files = [file for place in places for file in sample_files(place)]
+    return {file.name: file for file in files if file.suffix.lower() in _IMAGES}
+
+
 def check_samples(samples: Sequence[Sample], inputs: Sequence[TensorSpec]) -> None:
     """Refuse names, types, shapes and values that the network does not take. Raises SourceError."""
     for sample in samples:

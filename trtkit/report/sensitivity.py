@@ -65,7 +65,9 @@ def _by_size(scores: Scores) -> str:
         for index, each in enumerate(scores.curve)
     ]
     axes = charts.Axis("mib", "size of all linear layers, MiB"), _LOSS
-    return charts.figure(charts.lines(rows, axes, alt.Color("series:N", legend=None)))
+    return charts.figure(
+        charts.lines(rows, axes, alt.Color("series:N", legend=None, scale=alt.Scale(range=[charts.BLUE])))
+    )
 
 
 def _budgets(scores: Scores) -> str:
@@ -85,4 +87,4 @@ def _row(scores: Scores, rank: int, row: LayerLoss) -> tuple[int, str, str, Numb
 
 def _left(scores: Scores) -> str:
     """Return what becomes of layers that the budget leaves."""
-    return "left as it is" if scores.fallback is None else f"left to {scores.fallback}"
+    return "not quantized" if scores.fallback is None else f"left to {scores.fallback}"

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 from html import escape
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from trtkit.inputs.images import read_image
 from trtkit.report import charts
 from trtkit.report.cells import Verdict, percent
 from trtkit.report.page import facts, page, section, table, verdict_title
 from trtkit.verification.verdict import reason, slice_text, verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from trtkit.report.cells import Value
     from trtkit.report.charts import Row
     from trtkit.report.page import Origin
     from trtkit.verification.report import Agreement, Answer, Comparison, LayerError, Report
 
+_MOST_PICTURES = 24
 _LARGEST_FP16, _SMALLEST_FP16 = 65504.0, 2.0**-24
 _ERRORS = {"equal": charts.GREY, "within tolerance": charts.BLUE, "above tolerance": charts.ORANGE,
            "not finite": charts.RED}  # fmt: skip
-_RANGES = {"fits fp16": charts.BLUE, "overflows fp16": charts.RED}
+_RANGES = {"fits fp16": charts.BLUE, "beyond fp16, in a wider type": charts.ORANGE, "overflows fp16": charts.RED}
 
 
-def html_report(report: Report, origin: Origin) -> str:
-    """Return the report of `trtkit verify` as a self-contained page."""
+def html_report(report: Report, origin: Origin, pictures: Mapping[str, Path] = MappingProxyType({})) -> str:
+    """Return the report of `trtkit verify` as a self-contained page. pictures: by the names of samples."""
     parts = [
         verdict_title(f"verify {report.name}", verdict(report), passed=report.passed),
         *(f"<p>{escape(text)}</p>" for text in (reason(report), report.unreal, report.layers_problem) if text),
         facts(_summary(report)),
         *section("Outputs", _outputs(report)),
+        *section("Pictures", _pictures([pictures[name] for name in report.samples if name in pictures])),
         *_answers(report),
         *_perplexity(report),
         *section("Profile corners", _corners(report)),
@@ -74,6 +81,21 @@ def _compared(outputs: dict[str, Comparison]) -> str:
 
 def _word(passed: bool) -> str:
     return "PASS" if passed else "FAIL"
+
+
+def _pictures(paths: Sequence[Path]) -> str:
+    """Return small copies of pictures, inlined; empty without any."""
+    figures = "".join(f"<figure>{_picture(path)}</figure>" for path in paths[:_MOST_PICTURES])
+    return f"<div class='pictures'>{figures}</div>" if figures else ""
+
+
+def _picture(path: Path) -> str:
+    """Return a picture of at most 320 pixels with its name."""
+    data, small = io.BytesIO(), read_image(path)
+    small.thumbnail((320, 320))
+    small.save(data, "JPEG", quality=80)
+    text, name = base64.b64encode(data.getvalue()).decode(), escape(path.name)
+    return f"<img alt='{name}' src='data:image/jpeg;base64,{text}'><figcaption>{name}</figcaption>"
 
 
 def _answers(report: Report) -> Iterator[str]:
@@ -161,7 +183,7 @@ def _range_chart(report: Report) -> str:
             **_named(index, each),
             "largest": min(each.largest, 1e38),
             "smallest": each.smallest if 0 < each.smallest <= each.largest else min(each.largest, 1e38),
-            "kind": "fits fp16" if each.largest <= _LARGEST_FP16 else "overflows fp16",
+            "kind": _range_kind(each),
             "Largest": f"{each.largest:.3g}",
             "Smallest": f"{each.smallest:.3g}",
         }
@@ -181,6 +203,12 @@ _ORDER = charts.Axis("index", "layer, in the network's order")
 
 def _named(index: int, each: LayerError) -> Row:
     return {"index": float(index), "Layer": each.layer, "Type": each.kind, "Precision": each.dtype}
+
+
+def _range_kind(each: LayerError) -> str:
+    if each.largest <= _LARGEST_FP16:
+        return "fits fp16"
+    return "overflows fp16" if each.dtype == "fp16" else "beyond fp16, in a wider type"
 
 
 def _error_kind(each: LayerError, tolerance: float) -> str:

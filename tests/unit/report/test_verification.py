@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
 
 from tests import reports
 from tests.pages import Page, rows_with, svg
@@ -13,12 +17,16 @@ from trtkit.report.verification import html_report
 from trtkit.verification.report import Agreement, Corner, Report, WorstSlice
 from trtkit.verification.verdict import verdict
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 ORIGIN = Origin("trtkit verify tiny --html r.html", "bundles/tiny, build key 1234")
 LAYERS = (
     layer("stem", 1e-4, 3.0, smallest=1e-3),
     layer("wrong one", math.inf, 1e6),
     layer("far", 0.5),
     layer("head", 0.0, 0.0, dtype="fp32"),
+    layer("sum", 1e-3, 1e6, dtype="fp32"),
 )
 
 
@@ -53,13 +61,15 @@ def test_the_title_has_the_verdict_and_the_end_says_where_figures_come_from() ->
 def test_charts_have_each_layer_with_its_name_and_draw() -> None:
     errors, ranges = page_of(report()).specs
     kinds = {row["Layer"]: row["kind"] for row in rows_with(errors, "error")}
-    assert kinds == {"stem": "within tolerance", "wrong one": "not finite", "far": "above tolerance", "head": "equal"}
+    assert kinds == {"stem": "within tolerance", "wrong one": "not finite", "far": "above tolerance", "head": "equal",
+                     "sum": "within tolerance"}  # fmt: skip
     assert {row["Layer"]: row["kind"] for row in rows_with(ranges, "largest")} == {
         "stem": "fits fp16",
         "wrong one": "overflows fp16",
         "far": "fits fp16",
+        "sum": "beyond fp16, in a wider type",
     }
-    for spec, marks in ((errors, 4), (ranges, 3)):
+    for spec, marks in ((errors, 5), (ranges, 4)):
         drawn = svg(spec)
         assert drawn.count('aria-roledescription="circle"') == marks
         assert "layer, in the network's order" in drawn
@@ -78,6 +88,17 @@ def test_answers_have_the_names_of_their_classes() -> None:
     page = page_of(report(task=task))
     assert {"cat (1)", "dog (2)", "3"} <= set(page.cells)
     assert "50.0 % equal (top-1), 100.0 % required" in page.text
+
+
+def test_pictures_of_the_samples_are_inlined(tmp_path: Path) -> None:
+    for name in ("cat.png", "other.png"):
+        Image.new("RGB", (900, 600), "red").save(tmp_path / name)
+    pictures = {path.name: path for path in tmp_path.iterdir()}
+    page = Page(html_report(report(samples=("cat.png", "array.npz")), ORIGIN, pictures))
+    (picture,) = [attributes for tag, attributes in page.tags if tag == "img"]
+    assert picture["alt"] == "cat.png"
+    data = base64.b64decode(str(picture["src"]).removeprefix("data:image/jpeg;base64,"))
+    assert Image.open(io.BytesIO(data)).size == (320, 213)
 
 
 def test_names_cannot_inject_markup() -> None:
