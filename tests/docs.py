@@ -24,7 +24,7 @@ _FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _MARK = "--- end of block {} ---"
 _FIGURE = re.compile(r"\d[\d,.]*(e[-+]\d+)?")
 _STOP_ALL = "trap 'kill $(jobs -p) 2> /dev/null || true; wait' EXIT"
-_RESTORED = "cache hit: restored, nothing was built"
+_RESTORED = "restored (cache hit):"
 _RUN = ("bash", "python")
 _SHOWN = ("text", "output")
 

@@ -309,6 +309,6 @@ def _network(model: Source | Bundle, keys: Mapping[str, object]) -> Bundle | Mod
     if isinstance(model, ModelConfig) or (not isinstance(model, Bundle) and not is_bundle_folder(str(model))):
         return load_config(model, **keys)
     if keys:
-        what = f"`{next(iter(keys))}` cannot be changed: a bundle stays as it was built"
+        what = f"`{next(iter(keys))}` cannot be changed: the bundle is already built"
         raise BundleError(what, str(model.path if isinstance(model, Bundle) else model), "give its config instead")
     return open_bundle(model)

@@ -129,7 +129,7 @@ _KEYS = (
     _Key("image_size", lambda c: c.image_size is not None, {_VISION, _HYBRID}),
     _Key("keep_fp32", lambda c: bool(c.keep_fp32), _ARRAYS),
     _Key("io_types", lambda c: c.io_types != "model", _ARRAYS - {_HYBRID},
-         "remove it: a network that trtkit writes has types of its own"),
+         "remove it: trtkit sets these types itself"),
     _Key("fold_constants", lambda c: not c.fold_constants, {*_ARRAYS, _VISION_LANGUAGE}),
     _Key("profiles", lambda c: bool(c.profiles), _ARRAYS, "set `llm.max_batch_size`, `llm.max_sequence_length` and "
          "`llm.max_prefill_length`, which an LLM's profiles follow from"),
@@ -143,7 +143,7 @@ _KEYS = (
 def _checked(kind: str, model: Model, meant: frozenset[str] | set[str] = frozenset()) -> Model:
     """Return `model`; refuse keys that mean nothing for its kind. meant: keys that do all the same."""
     problems = [
-        Problem(f"has no meaning for {kind}", key.name, key.fix)
+        Problem(f"does not apply to {kind}", key.name, key.fix)
         for key in _KEYS
         if kind not in key.models and key.name not in meant and key.is_set(model.config)
     ]

@@ -1,4 +1,4 @@
-"""Requests share a batch only where `verify` saw that each row computes as it does alone."""
+"""Requests share a batch only where `verify` saw that rows are independent."""
 
 from __future__ import annotations
 

@@ -242,8 +242,8 @@ def test_the_table_and_csv_say_what_computes(bundle: Path, workspace: Path, trtk
         ),
         (["--goodput", "fast", "--input-len", 4], 1, "--goodput: `fast` is no objective"),
         (["--trace", "none.jsonl"], 1, "none.jsonl: the trace cannot be read"),
-        (["--concurrency", 1, "--request-rate", 2], 2, "--concurrency and --request-rate are two loads: give one"),
-        (["--batch", 2], 2, "--batch is not for language models"),
+        (["--concurrency", 1, "--request-rate", 2], 2, "--concurrency and --request-rate cannot be combined"),
+        (["--batch", 2], 2, "--batch does not apply to language models"),
         (["--request-rate", 1, "--compare", "transformers", "--input-len", 4], 1, "transformers runs batches"),
     ],
 )

@@ -135,9 +135,9 @@ def test_a_bundle_that_was_not_verified_is_refused(tmp_path: Path, refuses: Call
     assert ran.code == 0
     assert "UNVERIFIED: the bundle was never verified" in ran.out
     manifest = json.loads((path / "manifest.json").read_text())
-    verify = {"passed": False, "verdict": "out of tolerance", "reference": "x", "verified_at": "", "trtkit": ""}
+    verify = {"passed": False, "verdict": "FAIL (out of tolerance)", "reference": "x", "verified_at": "", "trtkit": ""}
     (path / "manifest.json").write_text(json.dumps(manifest | {"verify": verify}))
-    said = "the bundle's verification failed: out of tolerance"
+    said = "the bundle did not pass verification: FAIL (out of tolerance)"
     assert refuses("bench", path, "-q") == f"{path}: {said}\n{fix}"
     assert refuses("bench", path, "--compare", path, "-q") == f"{path}: {said}\n{fix}"
 
@@ -158,9 +158,9 @@ def test_what_cannot_be_compared_or_written_is_refused(bundle: Path, refuses: Ca
 
 def test_wrong_options_are_usage_errors(bundle: Path, trtkit: Run, workspace: Path) -> None:
     for words, message in (
-        (("--batch", "0"), "'0' is not numbers above 0 with commas between them, such as 1,4,16"),
+        (("--batch", "0"), "'0' is not a comma-separated list of positive numbers, such as 1,4,16"),
         (("--batch", "1,x"), "'1,x' is not numbers above 0"),
-        (("--save", "no/where.json"), "cannot write `no/where.json`: there is no such folder"),
+        (("--save", "no/where.json"), "cannot write `no/where.json`: no such folder"),
     ):
         ran = trtkit("bench", bundle, *words)
         assert (ran.code, ran.out, message in ran.err) == (2, "", True)

@@ -29,7 +29,7 @@ def test_changed_plan_is_refused_by_its_hash(bundle: Path, refuses: Callable[...
     plan = bundle / "engines/m.plan"
     replace_file(plan, plan.read_bytes()[:-1] + b"!")  # the cache's hard link stays as it was
     assert refuses("inspect", "b") == (
-        "b/engines/m.plan: the file is not the one that was built: its SHA-256 differs\nfix: build the bundle again"
+        "b/engines/m.plan: the file has changed since the build: SHA-256 mismatch\nfix: build the bundle again"
     )
 
 
@@ -45,7 +45,7 @@ def test_plan_outside_the_bundle_is_refused(bundle: Path, refuses: Callable[...,
         data["engines"][0]["path"] = data["stages"][0]["engine"] = "../../evil.plan"
 
     edit_manifest(bundle, move)
-    assert refuses("inspect", "b") == "b/../../evil.plan: the manifest names a file outside the bundle"
+    assert refuses("inspect", "b") == "b/../../evil.plan: the manifest lists a file outside the bundle"
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "bench", "deploy", "plan"])
@@ -53,7 +53,7 @@ def test_changed_layers_are_refused_by_their_hash(command: str, bundle: Path, re
     (bundle / "network.json").write_text((bundle / "network.json").read_text() + " ")
     words = {"bench": ["--unverified", "-q"], "deploy": ["--to", "triton", "--repository", "r", "-q"], "plan": ["-q"]}
     assert refuses(command, "b", *words.get(command, [])) == (
-        "b/network.json: the file is not the one that was built: its SHA-256 differs\nfix: build the bundle again"
+        "b/network.json: the file has changed since the build: SHA-256 mismatch\nfix: build the bundle again"
     )
 
 
@@ -63,7 +63,7 @@ def test_file_that_the_manifest_does_not_list_is_refused(kind: str, bundle: Path
     {"file": planted.touch, "link": lambda: planted.symlink_to("x"), "pipe": lambda: os.mkfifo(planted)}[kind]()
     said = refuses("inspect", "b")
     if kind == "link":
-        assert said == "b/network/more: is a symbolic link\nfix: put the file or folder itself there"
+        assert said == "b/network/more: is a symbolic link\nfix: replace it with the file or folder itself"
     else:
         assert said == "b/network/more: the manifest does not list this file\nfix: remove it"
 
@@ -127,13 +127,13 @@ def test_manifest_without_a_key_is_refused(bundle: Path, refuses: Callable[..., 
 
 def test_folder_without_manifest_is_no_bundle(bundle: Path, refuses: Callable[..., str]) -> None:
     assert refuses("inspect", "b/engines") == (
-        "b/engines: no bundle here: `manifest.json` is missing\nfix: give a folder that `trtkit build` made"
+        "b/engines: not a bundle: `manifest.json` is missing\nfix: give a folder that `trtkit build` wrote"
     )
 
 
 @pytest.mark.parametrize("folder", [".", "/"])
 def test_any_folder_can_be_asked_for(folder: str, bundle: Path, refuses: Callable[..., str]) -> None:
-    assert refuses("inspect", folder).startswith(f"{folder}: no bundle here: ")
+    assert refuses("inspect", folder).startswith(f"{folder}: not a bundle: ")
 
 
 def test_damaged_bundle_is_built_anew(bundle: Path, trtkit: Callable[..., Ran]) -> None:

@@ -37,9 +37,11 @@ def test_a_conversation_remembers_what_was_said(
     ran = chat(trtkit, monkeypatch, "a\n\nb\n/reset\na\n/exit\nb\n", tiny_bundle, "--max-tokens", 4, "-q", "--stats")
     assert ran.code == 0
     assert ran.out == f"{expected[0]}\n{expected[1]}\n{expected[0]}\n"
-    reused = [int(line.rpartition("tokens, ")[2].split(" ")[0]) for line in ran.err.splitlines() if "reused" in line]
+    reused = [
+        int(line.rpartition("tokens, ")[2].split(" ")[0]) for line in ran.err.splitlines() if "from cache" in line
+    ]
     assert reused[1] > 16
-    assert "the conversation is forgotten" in ran.err
+    assert "conversation reset" in ran.err
 
 
 def test_a_conversation_that_fills_the_cache_says_how_to_go_on(
@@ -50,11 +52,11 @@ def test_a_conversation_that_fills_the_cache_says_how_to_go_on(
     assert (ran.code, ran.out) == (0, "yes\n")
     assert ran.err.startswith(
         f"error: the conversation has 114 tokens with this line; a slot holds {LENGTH}\n"
-        "fix: /reset begins a new one; or say it shorter\n"
-        "nothing was answered yet\n"
+        "fix: /reset starts a new one; or shorten the line\n"
+        "no answer yet\n"
         "error: unknown command `/what\ufffd[2J`\nfix: /help shows the commands\n"
-        "the system message is set; the conversation is forgotten\n"
+        "the system message is set; conversation reset\n"
         "/reset        forget the conversation\n"
     )
     long = chat(trtkit, monkeypatch, "a\n", tiny_bundle, "-q", "--max-tokens", 200, "--ignore-eos")
-    assert long.err == f"(the cache is full, {LENGTH} tokens; /reset begins a new conversation)\n"
+    assert long.err == f"(the cache is full, {LENGTH} tokens; /reset starts a new conversation)\n"

@@ -94,5 +94,6 @@ def test_plugins_that_are_not_there_are_refused_before_the_build(refuses: Callab
     assert refuses("build", "m.yaml", code=2) == (
         "the config does not fit the backend\n"
         "  custom_ops.plugins: the backend `tensorrt_rtx` has no plugins\n"
-        "    fix: leave it at `never`, which builds each op's function, or use a target of the backend `tensorrt`"
+        "    fix: set `never`, which builds each op from standard operators, or use a "
+        "target with the backend `tensorrt`"
     )

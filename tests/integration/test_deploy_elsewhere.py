@@ -46,11 +46,11 @@ def test_a_release_that_cannot_load_the_plan_is_refused(bundle: Path, tmp_path: 
     copied = as_tensorrt(Path(shutil.copytree(bundle, tmp_path / "native")))
     ran = trtkit("deploy", copied, "--repository", tmp_path / "models", "--as", "tensors", "--release", "24.08")
     assert ran.code == 1
-    assert "the plan is for TensorRT" in ran.err
+    assert "the plan needs TensorRT" in ran.err
     assert not (tmp_path / "models").exists()
 
 
 def test_a_release_that_there_is_not_is_refused(bundle: Path, tmp_path: Path, trtkit: Run) -> None:
     ran = trtkit("deploy", bundle, "--repository", tmp_path / "models", "--release", "20.01")
     assert ran.code == 1
-    assert "--release: no known Triton release is called `20.01`" in ran.err
+    assert "--release: unknown Triton release `20.01`" in ran.err

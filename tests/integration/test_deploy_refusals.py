@@ -43,7 +43,7 @@ def test_a_folder_of_somebody_else_is_left_alone(bundle: Path, workspace: Path, 
     (workspace / "models/tiny_engine/1").mkdir(parents=True)
     (workspace / "models/tiny_engine/config.pbtxt").write_text('backend: "onnxruntime"\n')
     message = refuses("deploy", bundle, "--repository", "models")
-    assert message.startswith("models/tiny_engine: is there already and no model that trtkit wrote\nfix: ")
+    assert message.startswith("models/tiny_engine: already exists and was not written by trtkit\nfix: ")
 
 
 @pytest.mark.parametrize("name", ["../tiny", "a/b", "..", ".hidden", "tiny ", "x" * 129, "-x"])
@@ -57,7 +57,7 @@ def test_a_changed_plan_is_refused_before_anything_is_written(bundle: Path, refu
     plan.unlink()
     plan.write_bytes(b"another plan")
     message = refuses("deploy", bundle, "--repository", "models")
-    assert message.startswith(f"{plan}: the file is not the one that was built: its SHA-256 differs")
+    assert message.startswith(f"{plan}: the file has changed since the build: SHA-256 mismatch")
 
 
 @pytest.mark.parametrize("place_of_link", ["notes.txt", "engines/other.plan"])
@@ -72,7 +72,7 @@ def test_a_path_out_of_the_bundle_is_refused(bundle: Path, refuses: Callable[...
     manifest["engines"][0]["path"] = manifest["stages"][0]["engine"] = "../outside.plan"
     (bundle / "manifest.json").write_text(json.dumps(manifest))
     message = refuses("deploy", bundle, "--repository", "models")
-    assert "the manifest names a file outside the bundle" in message
+    assert "the manifest lists a file outside the bundle" in message
 
 
 def test_links_in_a_repository_are_refused(
@@ -99,16 +99,16 @@ def test_a_repository_that_cannot_be_written_is_told(
 ) -> None:
     (workspace / "models").write_text("")
     message = refuses("deploy", bundle, "--repository", "models")
-    assert message == "models: is no folder\nfix: choose another `--repository`"
+    assert message == "models: is not a folder\nfix: choose another `--repository`"
 
 
 def test_a_bundle_that_was_found_wrong_is_refused(bundle: Path, refuses: Callable[..., str]) -> None:
     manifest = json.loads((bundle / "manifest.json").read_text())
     about = {"verified_at": "", "trtkit": "", "reference": ""}
-    manifest["verify"] = {"passed": False, "verdict": "wrong answers", **about}
+    manifest["verify"] = {"passed": False, "verdict": "FAIL (wrong answers)", **about}
     (bundle / "manifest.json").write_text(json.dumps(manifest))
     message = refuses("deploy", bundle, "--repository", "models")
-    assert message.startswith(f"{bundle}: the bundle's verification failed: wrong answers\nfix: ")
+    assert message.startswith(f"{bundle}: the bundle did not pass verification: FAIL (wrong answers)\nfix: ")
 
 
 @pytest.mark.parametrize(
@@ -116,11 +116,11 @@ def test_a_bundle_that_was_found_wrong_is_refused(bundle: Path, refuses: Callabl
     [
         (["--set", "queue.delay=3"], 2, "--set queue.delay=3"),
         (["--set", "instances=0"], 2, "--set instances=0"),
-        (["--set", "gpus=[0,0]"], 2, "`gpus` is a list of different numbers from 0 up"),
+        (["--set", "gpus=[0,0]"], 2, "`gpus` must be a list of distinct numbers, 0 or greater"),
         (["--set", "max_batch_size=9"], 1, "`max_batch_size` is 9; the largest batch of the engine's profiles is 4"),
         (["--recognizer", "tiny"], 1, "`tiny` is no text detector: it makes no map [N, 1, H, W] of an image"),
         (["--recognizer", "tiny", "--as", "tensors"], 1, "`--recognizer` makes a reader of pages"),
-        (["--recognizer", "lost"], 1, "lost: no bundle here"),
+        (["--recognizer", "lost"], 1, "lost: not a bundle"),
     ],
 )
 def test_wrong_options_are_told(
@@ -144,9 +144,9 @@ def test_options_that_a_language_model_lacks_are_refused(
     option: str, fix: str, tiny_bundle: Path, refuses: Callable[..., str]
 ) -> None:
     said = refuses("deploy", tiny_bundle, "--repository", "models", "--set", option)
-    assert said == f"--set {option.partition('=')[0]}: a language model has no such option\nfix: {fix}"
+    assert said == f"--set {option.partition('=')[0]}: does not apply to language models\nfix: {fix}"
 
 
 def test_options_of_a_language_model_are_for_one(bundle: Path, refuses: Callable[..., str]) -> None:
     said = refuses("deploy", bundle, "--repository", "models", "--set", "llm.max_queue=64")
-    assert said == "--set llm: the bundle holds no language model\nfix: leave it out"
+    assert said == "--set llm: the bundle does not hold a language model\nfix: leave it out"

@@ -146,12 +146,12 @@ def test_out_that_is_no_bundle_is_not_touched(
     else:
         out.symlink_to("nowhere/at/all")
     message = refuses("build", config, "-o", out)
-    assert message == f"{out}: is there already and is no bundle\nfix: choose another `--output`, or remove it"
+    assert message == f"{out}: already exists and is not a bundle\nfix: choose another `--output`, or remove it"
 
 
 def test_current_folder_is_not_replaced(workspace: Path, config: Path, refuses: Callable[..., str]) -> None:
     message = refuses("build", config, "-o", ".")
-    assert message == f"{workspace}: is there already and is no bundle\nfix: choose another `--output`, or remove it"
+    assert message == f"{workspace}: already exists and is not a bundle\nfix: choose another `--output`, or remove it"
 
 
 def test_empty_folder_is_filled(workspace: Path, config: Path, trtkit: Callable[..., Ran]) -> None:

@@ -39,8 +39,8 @@ def test_perplexity_is_that_of_transformers(
     shown = trtkit("eval", tiny_bundle, "--perplexity", "t.txt", "--windows", 3, "--window-tokens", 40, "-q")
     assert f"perplexity  {found['perplexity']:.4f}" in shown.out
     same = trtkit("eval", tiny_bundle, "--compare", tiny_bundle, "--perplexity", "t.txt", "--window-tokens", 40, "-q")
-    assert "+0.00%, 0.0000 nats a token" in same.out
-    assert "same next token  100.0%" in same.out
+    assert "+0.00%, 0.0000 nats per token" in same.out
+    assert "same top token  100.0%" in same.out
     everything = trtkit("eval", tiny_bundle, "--perplexity", "t.txt", "--windows", 0, "--window-tokens", 40, "--json")
     assert everything.json()["windows"] == len(ids) // 40
 
@@ -70,4 +70,4 @@ def test_questions_are_answered_as_transformers_answers_them(
 def test_nothing_to_evaluate_on_is_refused(tiny_bundle: Path, trtkit: Run) -> None:
     ran = trtkit("eval", tiny_bundle)
     assert ran.code == 2
-    assert "name a text to read, `--perplexity FILE`, or ask `--questions`" in ran.err
+    assert "give --perplexity FILE, --questions, or both" in ran.err

@@ -79,4 +79,4 @@ def test_a_value_that_an_input_cannot_hold_is_refused(
 def test_only_files_have_inputs_to_fix(workspace: Path, refuses: Callable[..., str]) -> None:
     (workspace / "m.yaml").write_text("source: {hf: model}\nfixed_inputs: {rate: 1}\n")
     message = refuses("build", "m.yaml", "--quiet", code=2)
-    assert "`fixed_inputs` is for ONNX files: a PyTorch factory or a family chooses its own inputs" in message
+    assert "`fixed_inputs` applies to ONNX files only" in message

@@ -139,7 +139,7 @@ def test_changed_plan_or_onnx_is_found(vit: Path, workspace: Path, trtkit: Calla
     replace_file(network, network.read_bytes() + b"x")
     ran = trtkit("verify", "bundles/m")
     assert ran.code == 1
-    assert "the file is not the one that was built: its SHA-256 differs" in ran.err
+    assert "the file has changed since the build: SHA-256 mismatch" in ran.err
 
 
 def test_bundle_whose_weights_changed_is_not_verified(vit: Path, trtkit: Callable[..., Ran]) -> None:
@@ -206,8 +206,8 @@ def test_io_types_have_no_meaning_for_a_hybrid(vit: Path, refuses: Callable[...,
     said = refuses("build", "m.yaml", "--set", "io_types=fp16", code=2)
     assert said == (
         "the config does not fit a hybrid\n"
-        "  io_types: has no meaning for a hybrid\n"
-        "    fix: remove it: a network that trtkit writes has types of its own"
+        "  io_types: does not apply to a hybrid\n"
+        "    fix: remove it: trtkit sets these types itself"
     )
 
 
@@ -236,4 +236,4 @@ def test_a_hybrid_that_memory_cannot_hold_is_refused_before_it_is_exported(
     edit(vit, intermediate_size=2**28)
     said = refuses("build", "m.yaml")
     assert "GiB of memory are needed" in said
-    assert "fix: free memory, or build on a machine with more" in said
+    assert "fix: free some memory, or build on a machine with more" in said

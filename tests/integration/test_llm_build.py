@@ -236,7 +236,7 @@ def test_model_that_memory_cannot_hold_is_refused_before_it_is_read(
     edit(folder, vocab_size=2**28, hidden_size=2**13)
     said = refuses("build", "m.yaml")
     assert "GiB of memory are needed" in said
-    assert "fix: free memory, or build on a machine with more" in said
+    assert "fix: free some memory, or build on a machine with more" in said
 
 
 def test_perplexity_of_a_source_without_tokenizer_is_refused(llama: Path, refuses: Callable[..., str]) -> None:

@@ -51,7 +51,7 @@ def test_faults_name_the_option(model: Path, refuses: Callable[..., str]) -> Non
     message = refuses("build", model, "--shapes", "images:4x3x16x16,2x3x16x16,8x3x16x16", "-q", code=2)
     assert "--shapes images:4x3x16x16,2x3x16x16,8x3x16x16: " in message
     message = refuses("build", "llama", "--shapes", "x:1", "-q", code=2)
-    assert "--shapes: has no meaning for a decoder-only LLM" in message
+    assert "--shapes: does not apply to a decoder-only LLM" in message
 
 
 def test_config_is_the_same_as_the_position(model: Path, trtkit: Callable[..., Ran]) -> None:
@@ -83,7 +83,7 @@ def test_a_bundle_is_not_changed(model: Path, trtkit: Callable[..., Ran], refuse
         ran = trtkit(command, "bundles/m", "--precision", "fp16")
         assert (ran.code, "a bundle stays as it was built" in ran.err) == (2, True)
     assert "planned for as it was built" in refuses("plan", "bundles/m", "--shapes", "images:1x3x16x16", code=2)
-    assert refuses("build", "bundles/m").startswith("bundles/m: a bundle is built already\nfix: give its config")
+    assert refuses("build", "bundles/m").startswith("bundles/m: a bundle is already built\nfix: give its config")
 
 
 def test_a_config_is_no_bundle(model: Path, trtkit: Callable[..., Ran], refuses: Callable[..., str]) -> None:

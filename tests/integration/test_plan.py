@@ -55,10 +55,10 @@ def test_plan_for_people_fits_80_columns_and_says_what_it_assumes(workspace: Pat
     assert [line for line in columns if len(line.rstrip()) > 80 and not line.startswith("*")] == []
     for part in (
         "llama, 32 layers",
-        "512.0 KiB a token",
+        "512.0 KiB per token",
         "KV cache",
         "decode: each kind of layer",
-        "t4: by batch",
+        "t4: by batch size",
         "gb10: other formats",
     ):
         assert part in tables
@@ -209,9 +209,12 @@ def trtkit_page(trtkit: Callable[..., Ran], tiny: Path, workspace: Path, gpu: st
             "--input-len, --output-len: 4000 + 200 = 4200 tokens are above the model's 4096\nfix: lower them to 4096",
         ),
         (("llama2-7b",), "nothing to plan for is called `llama2-7b`\nfix: did you mean `llama-2-7b`"),
-        (("llama-2-7b", "--price", "cheap"), "--price: `cheap` is no price\nfix: write it as 2.5, or for one GPU as"),
-        (("llama-2-7b", "--price", "-1"), "--price: `-1` is no price"),
-        (("llama-2-7b", "--gpu", "l4", "--price", "h200=3"), "--price: `h200` is not planned for"),
+        (
+            ("llama-2-7b", "--price", "cheap"),
+            "--price: `cheap` is not a price\nfix: write it as 2.5, or for one GPU as",
+        ),
+        (("llama-2-7b", "--price", "-1"), "--price: `-1` is not a price"),
+        (("llama-2-7b", "--gpu", "l4", "--price", "h200=3"), "--price: `h200` is not a GPU of this plan"),
         (("llama-2-7b", "--set", "precision=fp2"), "--set precision: precision: 'fp2' is not allowed"),
     ],
 )
@@ -238,7 +241,7 @@ def test_folder_without_config_and_page_that_cannot_be_written(
     (workspace / "empty").mkdir()
     assert "has neither `manifest.json` nor `config.json`" in refuses("plan", "empty", code=2)
     page = ("--html", "missing/plan.html", "--gpu", "l4", "-q")
-    assert "cannot write `missing/plan.html`: there is no such folder" in trtkit("plan", "llama-2-7b", *page).err
+    assert "cannot write `missing/plan.html`: no such folder" in trtkit("plan", "llama-2-7b", *page).err
 
 
 def test_unknown_family_and_missing_weights_folder_say_so(workspace: Path, refuses: Callable[..., str]) -> None:
@@ -267,7 +270,7 @@ def test_commands_of_the_page_run(tmp_path: Path) -> None:
     (script,) = blocks(DOCS / "planning.md", "bash")
     printed = run_script(script.text, tmp_path)
     assert "325.2 GiB" in printed
-    assert "512.0 KiB a token" in printed
+    assert "512.0 KiB per token" in printed
     assert (tmp_path / "plan.html").is_file()
 
 

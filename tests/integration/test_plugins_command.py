@@ -27,7 +27,7 @@ def test_list_shows_ops_and_what_they_stand_for(trtkit: Callable[..., Ran]) -> N
     assert re.search(r"^DeformConv2d +DeformConv, 3 more +yes +yes *$", table, re.M)
     assert note.startswith("No kernel and no plugin has run on a GPU yet.")
     details = trtkit("plugins", "list", "deform_conv").out
-    assert re.search(r"^stands for +DeformConv, mmcv::MMCVModulatedDeformConv2d", details, re.M)
+    assert re.search(r"^implements +DeformConv, mmcv::MMCVModulatedDeformConv2d", details, re.M)
     found = {op["name"]: op for op in trtkit("plugins", "list", "--json").json()}
     assert len(table.strip().splitlines()) == 1 + len(found)
     assert {"DeformConv2d", "MsDeformAttn", "Detr3dSample", "GridSample3d"} <= set(found)

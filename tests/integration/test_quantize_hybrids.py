@@ -169,8 +169,8 @@ def test_a_method_that_a_part_cannot_have(wide: Path, refuses: Refuses) -> None:
 
 def test_options_of_language_models(wide: Path, refuses: Refuses) -> None:
     said = refusal(wide, refuses, "{method: int8_wo, kv_cache: int8, parts: {patch: {method: int8_wo, head: true}}}")
-    assert "quantize.kv_cache: a type of caches is for language models only" in said
-    assert "quantize.parts.patch.head: an output projection is for language models only" in said
+    assert "quantize.kv_cache: a type of caches applies to language models only" in said
+    assert "quantize.parts.patch.head: an output projection applies to language models only" in said
 
 
 def test_globs_that_match_nothing(wide: Path, tmp_path: Path) -> None:
@@ -199,12 +199,12 @@ def test_parts_of_models_that_have_none(wide: Path, refuses: Refuses) -> None:
 
 def test_a_section_that_asks_for_nothing(wide: Path, refuses: Refuses) -> None:
     said = refusal(wide, refuses, "{parts: {patch: none}}")
-    assert "nothing would be quantized: name a `method`, or give `layers`, `kv_cache` or `parts`" in said
+    assert "nothing would be quantized: set `method`, `layers`, `kv_cache` or `parts`" in said
 
 
 def test_quantize_writes_no_hybrid(wide: Path, refuses: Refuses) -> None:
     said = refuses("quantize", wide / "m.yaml", "--method", "int8_wo", "--quiet", code=2)
-    assert "quantize: the model is made of parts, and this writes one model" in said
+    assert "quantize: models of several parts cannot be written as one quantized model" in said
     assert "fix: run `trtkit build`, which quantizes each part as it is built; `--set route=onnx` quantizes" in said
 
 

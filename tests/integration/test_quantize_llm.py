@@ -191,7 +191,7 @@ def test_pages_that_could_not_be_written_are_refused_before_the_work(
 ) -> None:
     ran = trtkit("quantize", models / "m.yaml", option, "no/page.html")
     assert ran.code == 2
-    assert "cannot write `no/page.html`: there is no such folder" in ran.err
+    assert "cannot write `no/page.html`: no such folder" in ran.err
 
 
 def changed(models: Path, workspace: Path, **sizes: int) -> Path:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 CONFIG = "source: {onnx: m.onnx}\nprofiles: [{batch: [1, 4, 8]}]\nquantize: {method: int8_wo}\n"
 REFUSED = [
     (["--method", "fp8", "--target", "sm86"], "type fp8 needs SM89: not on sm86"),
-    (["--sensitivity"], "only layers of language models are scored one by one"),
+    (["--sensitivity"], "only language models can be scored layer by layer"),
     (["--budget", "5bits"], "leave out --sensitivity, --budget and --html"),
 ]
 

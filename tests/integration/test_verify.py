@@ -53,13 +53,13 @@ def test_a_right_network_is_exit_0_with_a_table_that_says_so(config: Path, trtki
     assert ran.code == 0
     lines = [" ".join(line.split()) for line in ran.out.splitlines()]
     assert "reference ONNX Runtime on tiny.onnx" in lines
-    assert "top-1 100.0% equal the reference's, top-5 100.0%" in lines
+    assert "top-1 100.0% match the reference, top-5 100.0%" in lines
     assert [line.split(" images ")[0] for line in lines if " images " in line] == [
         "profile 0 min",
         "profile 0 opt",
         "profile 0 max",
     ]
-    assert lines[-1] == "right: tiny in fp32, tolerance 0.0001"
+    assert lines[-1] == "PASS: tiny in fp32, tolerance 0.0001"
 
 
 def test_json_is_one_object_with_every_measure(config: Path, trtkit: Trtkit) -> None:
@@ -75,7 +75,7 @@ def test_a_network_out_of_tolerance_is_exit_3_and_shows_its_layers(config: Path,
     ran = trtkit("verify", config, "--no-corners", "--set", "verify.max_relative_rms_error=1.0e-12")
     assert ran.code == 3
     lines = ran.out.splitlines()
-    assert lines[-1] == "out of tolerance: tiny in fp32, tolerance 1e-12"
+    assert lines[-1] == "FAIL (out of tolerance): tiny in fp32, tolerance 1e-12"
     assert any(line.startswith("first layer out of tolerance: stem/conv (convolution fp32)") for line in lines)
 
 
@@ -198,7 +198,7 @@ def test_an_onnx_source_has_no_torch_module(config: Path, refuses: Callable[...,
 def test_a_place_that_cannot_be_written_is_known_before_the_work(config: Path, trtkit: Trtkit, option: str) -> None:
     ran = trtkit("verify", config, option, "missing/out")
     assert ran.code == 2
-    assert "Error: cannot write `missing/out`: there is no such folder" in ran.err
+    assert "Error: cannot write `missing/out`: no such folder" in ran.err
 
 
 def test_an_unknown_config_is_exit_2(workspace: Path, trtkit: Trtkit) -> None:

@@ -138,7 +138,7 @@ def _rival(name: str, bundle: Bundle, request: BenchRequest, load: TextLoad) -> 
     other = open_bundle(name)
     verification(other, is_waived=request.is_waived)
     if other.manifest.interface != "tokens":
-        raise BenchError("the bundle holds no language model", f"--compare {name}", "compare models of one kind")
+        raise BenchError("the bundle does not hold a language model", f"--compare {name}", "compare models of one kind")
     check_fits(load.work(0), llm_options(other.manifest.config).max_sequence_length, name)
     return _own(other, request, name)
 

@@ -28,7 +28,8 @@ def verification(bundle: Bundle, *, is_waived: bool) -> str:
     record = bundle.manifest.verify
     if record is not None and record.passed:
         return f"verified at {record.verified_at} against {record.reference}"
-    what = "the bundle was never verified" if record is None else f"the bundle's verification failed: {record.verdict}"
+    failed = "" if record is None else f"the bundle did not pass verification: {record.verdict}"
+    what = failed or "the bundle was never verified"
     if is_waived:
         return f"UNVERIFIED: {what}"
     fix = f"run `trtkit verify {shlex.quote(str(bundle.path))}`, or measure all the same with `--unverified`"

@@ -102,13 +102,13 @@ class Bundle:
         listed = {Path(name) for name in self.file_names()}
         for name in listed:
             if name.is_absolute() or ".." in name.parts:
-                raise BundleError("the manifest names a file outside the bundle", str(self.path / name))
+                raise BundleError("the manifest lists a file outside the bundle", str(self.path / name))
         for record in self.manifest.files:
             check_file(self.path, record)
         for folder in sorted({path.parts[0] for path in listed if len(path.parts) > 1}):
             for path in sorted((self.path / folder).rglob("*")):
                 if path.is_symlink():
-                    raise BundleError("is a symbolic link", str(path), "put the file or folder itself there")
+                    raise BundleError("is a symbolic link", str(path), "replace it with the file or folder itself")
                 if not path.is_dir() and path.relative_to(self.path) not in listed:
                     raise BundleError("the manifest does not list this file", str(path), "remove it")
 
@@ -147,7 +147,7 @@ def open_bundle(path: Bundle | Path | str) -> Bundle:
         raise BundleError(f"the manifest cannot be read: {error}", str(file), _REBUILD) from None
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
-        what = f"manifest schema version {version!r} is not {SCHEMA_VERSION}"
+        what = f"unsupported manifest schema version {version!r}; expected {SCHEMA_VERSION}"
         fix = f"build it again with this trtkit: `trtkit build CONFIG --output {shlex.quote(str(path))}`"
         raise BundleError(what, str(file), fix)
     try:
@@ -170,9 +170,7 @@ def _no_bundle(path: Path) -> BundleError:
         return BundleError(f"this is a {kind}, not a bundle", name, fix)
     siblings = (str(each) for folder in (built, path.parent) for each in folder.glob("*") if is_bundle(each))
     hint = did_you_mean(name, [*shipped_configs(), *siblings])
-    return BundleError(
-        f"no bundle here: `{MANIFEST}` is missing", name, f"{hint}give a folder that `trtkit build` made"
-    )
+    return BundleError(f"not a bundle: `{MANIFEST}` is missing", name, f"{hint}give a folder that `trtkit build` wrote")
 
 
 def check_file(folder: Path, record: FileRecord) -> None:
@@ -180,16 +178,14 @@ def check_file(folder: Path, record: FileRecord) -> None:
     path = folder / record.path
     try:
         if not path.resolve().is_relative_to(folder.resolve()):
-            raise BundleError("the manifest names a file outside the bundle", str(path))
+            raise BundleError("the manifest lists a file outside the bundle", str(path))
         sha256 = sha256_of(path)
     except OSError as error:
         raise BundleError(f"cannot be read: {error.strerror}", str(path), _REBUILD) from None
     except ValueError:  # a NUL in the name
-        raise BundleError("the manifest names no file", repr(record.path), _REBUILD) from None
+        raise BundleError("the manifest has an invalid file name", repr(record.path), _REBUILD) from None
     if sha256 != record.sha256:
-        raise BundleError(
-            "the file is not the one that was built: its SHA-256 differs", str(path), "build the bundle again"
-        )
+        raise BundleError("the file has changed since the build: SHA-256 mismatch", str(path), "build the bundle again")
 
 
 def write_json(path: Path, data: Any) -> None:

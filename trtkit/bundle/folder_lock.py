@@ -69,7 +69,7 @@ def _check_replaceable(path: Path, marker: str) -> None:
     if path.is_dir() and (not any(path.iterdir()) or (path / marker).is_file()):
         return
     if path.exists() or path.is_symlink():
-        raise BundleError("is there already and is no bundle", str(path), "choose another `--output`, or remove it")
+        raise BundleError("already exists and is not a bundle", str(path), "choose another `--output`, or remove it")
 
 
 @contextlib.contextmanager
@@ -87,7 +87,7 @@ def locked(path: Path, busy: str = "another build is writing this folder", optio
         raise BundleError(busy, str(path), f"wait for it, or choose another `{option}`") from None
     except OSError as error:
         if lock.is_symlink():
-            raise BundleError("the lock is a link, which is not followed", str(lock), "remove it") from None
+            raise BundleError("the lock file is a symbolic link", str(lock), "remove it") from None
         raise _cannot_write(path, error, option) from None
     try:
         yield

@@ -175,7 +175,7 @@ class VerificationRecord(BaseModel):
     verified_at: str = Field(description="UTC, ISO 8601.")
     trtkit: str = Field(description="Version.")
     passed: bool
-    verdict: str = Field(description="In two words.")
+    verdict: str = Field(description="PASS or FAIL, with the reason in parentheses.")
     reference: str
     batch_rows: Literal["independent", "mixed"] | None = Field(
         None, description="Whether each row of axis 0 has the outputs that it has alone; None where that is not known."

@@ -34,10 +34,10 @@ Examples:
   trtkit bench diff before.json after.json
 
 \b
-Exit codes: 0 done, 1 failed, 2 wrong usage, 4 (of diff) a regression."""
+Exit codes: 0 done, 1 failed, 2 wrong usage, 4 regression (bench diff)."""
 FOLDER = click.Path(path_type=Path, file_okay=False)
 WORDS = "trtkit.benchmarking.words"
-_KINDS = "torch, torch.compile, onnxruntime, transformers, or a bundle; may be given again."
+_KINDS = "torch, torch.compile, onnxruntime, transformers, or a bundle; repeatable."
 
 
 class BenchCommand(click.Command):
@@ -63,35 +63,35 @@ class BenchCommand(click.Command):
 @click.option("--compare", "rivals", multiple=True, metavar="WHAT", help=_KINDS)
 @trust_option
 @measure_options
-@click.option("--url", metavar="URL", help="Measure the bundle as a Triton server has it: grpc:// or http://HOST:PORT.")
-@click.option("--model", metavar="NAME", help="What the server calls it.  [default: the bundle's name]")
-@click.option("--unverified", is_flag=True, help="Measure a bundle whose verification failed or is missing.")
+@click.option("--url", metavar="URL", help="Benchmark the model on a Triton server: grpc:// or http://HOST:PORT.")
+@click.option("--model", metavar="NAME", help="Its name on the server.  [default: the bundle's name]")
+@click.option("--unverified", is_flag=True, help="Benchmark even if verification failed or is missing.")
 @click.option(
     "--save",
     cls=RenamedOption,
     old=["--out"],
     type=FILE,
     metavar="FILE",
-    help="Write the report as JSON, with all samples; `bench diff` compares two.",
+    help="Write a JSON report with all samples, for `bench diff`.",
 )
-@click.option("--csv", type=FILE, metavar="FILE", help="Write the figures as CSV.")
-@click.option("--html", type=FILE, metavar="FILE", help="Write a report with plots.")
+@click.option("--csv", type=FILE, metavar="FILE", help="Write the results as CSV.")
+@click.option("--html", type=FILE, metavar="FILE", help="Write an HTML report with plots.")
 @click.option(
     "--aiperf",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Write what AIPerf would, into a folder.",
+    help="Write AIPerf's output files to a folder.",
 )
 @json_option
 @quiet_option
 def command(
     path: str, save: Path | None, csv: Path | None, html: Path | None, as_json: bool, quiet: bool, **options: Any
 ) -> None:
-    """Measure a bundle, and others on the same work.
+    """Benchmark a bundle, alone or against other runtimes.
 
-    MODEL is a bundle, or what `trtkit build` takes: that is built into bundles/NAME first, if it is not there yet.
-    Every figure says what computed it: without a GPU that is the reference executor, which shows that the
-    network is right and what it costs here, never how fast an engine is.
+    MODEL is a bundle, or anything that `trtkit build` takes, which is first built into bundles/NAME if necessary. Every
+    figure names the runtime that produced it. Without a GPU that is the reference executor: its times say nothing about
+    an engine's speed.
     """
     from trtkit.benchmarking.run import bench_bundle
     from trtkit.cli.bench_load import bench_request
@@ -136,12 +136,12 @@ def _write(report: Report, paths: dict[str, Path | None], aiperf: Path | None) -
     for name, path in paths.items():
         if path is not None:
             write_output(path, makers[name](report))
-            say(f"written: {path}")
+            say(f"wrote {path}")
     if aiperf is not None and isinstance(report, LlmReport):
         from trtkit.benchmarking.aiperf import write_aiperf
 
         for path in write_aiperf(aiperf, report):
-            say(f"written: {path}")
+            say(f"wrote {path}")
 
 
 def _show(report: Report, *, as_json: bool) -> None:

@@ -33,16 +33,16 @@ _STYLES = {"regression": "bold red", "improvement": "green"}
 @click.argument("before", shell_complete=completions.files)
 @click.argument("after", shell_complete=completions.files)
 @click.option(
-    "--threshold", type=click.FloatRange(0, 1000), default=5.0, help="A change up to this is none, in %.  [default: 5]"
+    "--threshold", type=click.FloatRange(0, 1000), default=5.0, help="Ignore changes up to this, in %.  [default: 5]"
 )
-@click.option("--relative-to", metavar="NAME", help="Count in multiples of a contender of the same rounds.")
+@click.option("--relative-to", metavar="NAME", help="Normalize to another runtime in the same reports.")
 @json_option
 @run_options
 def diff(before: str, after: str, threshold: float, relative_to: str | None, as_json: bool) -> None:
-    """Tell a regression from noise between two reports of the same command.
+    """Compare two reports of the same command and tell regressions from noise.
 
-    A regression is a ratio of medians beyond the threshold whose bootstrap interval leaves out 1. On a machine
-    that others use too, measure both with a --compare of your choice and give it as --relative-to.
+    A regression is a ratio of medians above the threshold whose bootstrap interval excludes 1. On a shared machine,
+    run both with the same --compare runtime and pass it as --relative-to.
     """
     from trtkit.benchmarking.diff import diff_reports
     from trtkit.benchmarking.report import read_report
@@ -71,6 +71,6 @@ def _tables(changes: Diff) -> Iterator[RenderableType]:
         rows.add_row(row.case, row.contender, row.metric, f"{row.ratio:.3f}", interval, verdict)
     yield rows
     for difference in changes.differences:
-        yield Text(f"not the same: {difference}", "yellow")
+        yield Text(f"differs: {difference}", "yellow")
     limit = f"beyond {changes.threshold:.0%}"
     yield Text(f"a regression {limit}" if changes.has_regression else f"no regression {limit}", "bold")

@@ -53,19 +53,19 @@ def bench_request(bundle: Bundle, options: Mapping[str, Any], *, trusts_source: 
 def _refuse_meaningless(bundle: Bundle, options: Mapping[str, Any]) -> None:
     """Raise UsageError for options that mean nothing for the bundle."""
     if bundle.manifest.interface == "tokens":
-        refuse_options(VISION_NAMES, "is not for language models")
+        refuse_options(VISION_NAMES, "does not apply to language models")
         return
-    refuse_options(LOAD_NAMES, "is for language models only")
+    refuse_options(LOAD_NAMES, "applies to language models only")
     if not options["url"]:
-        refuse_options(SERVER_NAMES, "is for language models, or for a server (--url)")
+        refuse_options(SERVER_NAMES, "applies to language models, or to a server (--url)")
 
 
 def _refuse_contradictions(bundle: Bundle, load: Load, *, has_rivals: bool) -> None:
     """Raise UsageError for options that exclude each other."""
     if len(load.arrival_fields) > 1:
         first, second = (f"--{name.replace('_', '-')}" for name in load.arrival_fields[:2])
-        raise click.UsageError(f"{first} and {second} are two loads: give one")
+        raise click.UsageError(f"{first} and {second} cannot be combined")
     if load.trace is not None and load.prompts is not None:
-        raise click.UsageError("a trace says how long its prompts are: leave out --prompts")
+        raise click.UsageError("--prompts cannot be combined with --trace, which sets the prompt lengths")
     if bundle.manifest.interface == "arrays" and load.arrival_fields and has_rivals:
-        raise click.UsageError("a load on a server has nobody beside it: leave out --compare")
+        raise click.UsageError("--compare cannot be combined with --url")

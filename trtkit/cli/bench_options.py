@@ -29,7 +29,7 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic in newer re
         except ValueError:
             numbers = ()
         if not numbers or not all(0 < number < float("inf") for number in numbers):
-            self.fail(f"{value!r} is not numbers above 0 with commas between them, such as 1,4,16")
+            self.fail(f"{value!r} is not a comma-separated list of positive numbers, such as 1,4,16")
         return numbers
 
 
@@ -61,37 +61,39 @@ def _help(text: str, default: float | None) -> str:
     return f"{text}  [default: {default:g}]" if default else text
 
 
-_CONCURRENCY_HELP = "Requests under way at once.  [default: 1]"
-_RATE_HELP, _PATTERNS = "Requests a second, sent when they are due.", click.Choice(["poisson", "constant"])
-_GRAPHS_HELP = "Capture an engine's launches and replay them.  [default: for decode steps only]"
-_TRACE_HELP = "Requests of a trace: Mooncake's JSON lines, or Azure's CSV."
-_GOODPUT_HELP = "An objective: ttft, tpot or e2e in ms; may be given again."
-_BATCH_HELP = "Batch sizes.  [default: the profiles' shapes]"
+_CONCURRENCY_HELP = "Concurrent requests.  [default: 1]"
+_RATE_HELP, _PATTERNS = "Requests per second (open loop).", click.Choice(["poisson", "constant"])
+_GRAPHS_HELP = "Use CUDA graphs.  [default: for decode steps only]"
+_TRACE_HELP = "Replay a trace: Mooncake JSON lines or Azure CSV."
+_GOODPUT_HELP = "Latency objective: ttft, tpot or e2e in ms; repeatable."
+_BATCH_HELP = "Batch sizes.  [default: those of the profiles]"
 _VISION = (
     click.option("--batch", "batches", type=Numbers(int), default=(), metavar="N,N", help=_BATCH_HELP),
-    _count("--min-runs", "Measured rounds at least.", 20),
-    _amount("--min-seconds", "Measured seconds of a case at least.", 2.0, "S"),
-    _amount("--max-seconds", "Stop after these, with 5 rounds at least.", 60.0, "S"),
-    _count("--warmup", "Rounds that are not counted.", 3, least=0),
+    _count("--min-runs", "Minimum number of measured rounds.", 20),
+    _amount("--min-seconds", "Minimum measured time per case, in seconds.", 2.0, "S"),
+    _amount("--max-seconds", "Maximum time per case, in seconds (at least 5 rounds run).", 60.0, "S"),
+    _count("--warmup", "Warmup rounds.", 3, least=0),
 )
 _LOAD = (
     click.option("--cuda-graphs/--no-cuda-graphs", "has_cuda_graphs", default=None, help=_GRAPHS_HELP),
     click.option("--concurrency", type=Numbers(int), default=(), metavar="N,N", help=_CONCURRENCY_HELP),
     click.option("--request-rate", type=Numbers(float), default=(), metavar="R,R", help=_RATE_HELP),
-    click.option("--arrivals", type=_PATTERNS, default="poisson", help="How they come at a rate.  [default: poisson]"),
+    click.option(
+        "--arrivals", type=_PATTERNS, default="poisson", help="Arrivals at --request-rate.  [default: poisson]"
+    ),
     click.option("--trace", metavar="FILE", help=_TRACE_HELP),
-    _amount("--speed", "Times as fast as the trace.", 1.0, "X", is_open=True),
-    _count("--requests", "Requests of a round.  [default: 16, or all of a file]"),
-    _count("--rounds", "Rounds of a case.  [default: 1; 3 with --compare]"),
-    click.option("--prompts", metavar="FILE", help="Prompts of a file, as `trtkit generate` takes them."),
-    _count("--input-len", "Tokens of a made-up prompt.", 128, old="input-tokens"),
-    _count("--output-len", "Tokens of an answer.", 32, old="output-tokens"),
-    _amount("--input-deviation", "Standard deviation of prompts' lengths.", 0.0),
-    _amount("--output-deviation", "Standard deviation of answers' lengths.", 0.0),
-    _count("--shared-tokens", "Tokens that prompts begin alike with.", 0, least=0),
-    _count("--prefixes", "How many such beginnings.", 1),
+    _amount("--speed", "Speed-up of the trace.", 1.0, "X", is_open=True),
+    _count("--requests", "Requests per round.  [default: 16, or all in the file]"),
+    _count("--rounds", "Rounds per case.  [default: 1; 3 with --compare]"),
+    click.option("--prompts", metavar="FILE", help="Read prompts from a file, as `trtkit generate` does."),
+    _count("--input-len", "Input tokens per synthetic prompt.", 128, old="input-tokens"),
+    _count("--output-len", "Output tokens per request.", 32, old="output-tokens"),
+    _amount("--input-deviation", "Standard deviation of the prompt lengths.", 0.0),
+    _amount("--output-deviation", "Standard deviation of the output lengths.", 0.0),
+    _count("--shared-tokens", "Length of the prefix that prompts share.", 0, least=0),
+    _count("--prefixes", "Number of different shared prefixes.", 1),
     click.option("--goodput", "objectives", multiple=True, metavar="NAME:MS", help=_GOODPUT_HELP),
-    click.option("--seed", type=int, default=0, metavar="N", help="Of prompts and arrivals.  [default: 0]"),
+    click.option("--seed", type=int, default=0, metavar="N", help="Seed of prompts and arrivals.  [default: 0]"),
 )
 SERVER_NAMES = ("concurrency", "request_rate", "arrivals", "requests", "objectives", "seed")
 """Options of a load that a served network takes too."""

@@ -27,10 +27,10 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @model_argument(required=False, bundles=False)
-@click.option("-c", "--config", metavar="MODEL", help="The same as MODEL.", shell_complete=completions.configs)
+@click.option("-c", "--config", metavar="MODEL", help="Same as MODEL.", shell_complete=completions.configs)
 @output_option("Folder for the bundle.  [default: bundles/NAME]")
 @model_options
-@click.option("--no-cache", is_flag=True, help="Build even if the same build was done before.")
+@click.option("--no-cache", is_flag=True, help="Build even if the result is cached.")
 @json_option
 @quiet_option
 def command(
@@ -46,7 +46,7 @@ def command(
     """Build an engine bundle from a model or a config.
 
     MODEL is a config's name or YAML file, an .onnx or .gguf file, or a folder that transformers or TensorRT-LLM saved.
-    The bundle holds the engine, the network it came from and a manifest. The same build is not done twice.
+    The bundle holds the engine, its network and a manifest. Repeating a build restores it from the cache.
     """
     from trtkit.cli.progress import show_progress
     from trtkit.config.load import find_model_config
@@ -81,8 +81,8 @@ def _render(result: BuildResult) -> None:
 
     words = {
         "built": "built",
-        "restored": "cache hit: restored, nothing was built",
-        "unchanged": "cache hit: already up to date, nothing was done",
+        "restored": "restored (cache hit):",
+        "unchanged": "up to date (cache hit):",
     }
     outcome = Text.assemble((words[result.origin], "bold green"), f" {result.bundle.path}")
     console().print(outcome, soft_wrap=True)

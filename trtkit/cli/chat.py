@@ -26,14 +26,13 @@ Examples:
   echo "What is the capital of France?" | trtkit chat bundles/llama --quiet
 
 \b
-In the conversation: /reset forgets it, /system TEXT forgets it and sets the
-system message, /stats shows times, /help, /exit. Ctrl-C stops an answer,
-Ctrl-D leaves."""
+Commands: /reset starts over, /system TEXT starts over with a system message,
+/stats shows timings, /help, /exit. Ctrl-C stops an answer, Ctrl-D exits."""
 
-HELP = """/reset        forget the conversation
-/system TEXT  forget it and set the system message; without TEXT, take it away
-/stats        show the last answer's times and the tokens of the conversation
-/exit         leave, as Ctrl-D does
+HELP = """/reset        start a new conversation
+/system TEXT  start over with a system message; without TEXT, with none
+/stats        show the last answer's timings and the conversation's tokens
+/exit         exit, as Ctrl-D does
 Ctrl-C stops an answer."""
 
 
@@ -42,12 +41,12 @@ Ctrl-C stops an answer."""
 @click.option("--system", metavar="TEXT", help="The system message.")
 @sampling_options
 @runtime_options
-@click.option("--stats", is_flag=True, help="Show times and counts behind each answer, on stderr.")
+@click.option("--stats", is_flag=True, help="Show timings and token counts after each answer.")
 @run_options
 def command(bundle: str, system: str | None, stats: bool, **options: Any) -> None:
     """Chat with the language model in BUNDLE.
 
-    What was said before stays in the cache and is not computed again. Lines come from the terminal or a pipe.
+    The conversation stays in the KV cache and is not recomputed. Input comes from the terminal or a pipe.
     """
     from trtkit.cli.runtime_options import cancellable, open_llm, split_options
     from trtkit.cli.sampling_options import faults_by_option, read_settings
@@ -56,14 +55,14 @@ def command(bundle: str, system: str | None, stats: bool, **options: Any) -> Non
     runtime, settings = split_options(options)
     for name in ("logprobs", "prompt_logprobs"):
         if settings[name] is not None:
-            raise click.UsageError(f"--{name.replace('_', '-')} has no place in a conversation: use `trtkit generate`")
+            raise click.UsageError(f"--{name.replace('_', '-')} is not available in chat: use `trtkit generate`")
     with cancellable():
         model = read_text_bundle(bundle)
         _check_template(model)
         with faults_by_option():
             params = sampling_params(model, read_settings(settings))
         if params.n > 1:
-            raise click.UsageError("--num-return-sequences has no place in a conversation: use `trtkit generate`")
+            raise click.UsageError("--num-return-sequences is not available in chat: use `trtkit generate`")
         with open_llm(model, runtime) as llm:
             Conversation(llm, model, params, system, has_stats=stats).run()
 
@@ -107,10 +106,10 @@ class Conversation:
             return False
         if name == "/reset":
             self._begin(self._system())
-            click.echo("the conversation is forgotten", err=True)
+            click.echo("conversation reset", err=True)
         elif name == "/system":
             self._begin(rest.strip() or None)
-            click.echo("the system message is set; the conversation is forgotten", err=True)
+            click.echo("the system message is set; conversation reset", err=True)
         elif name == "/stats":
             self._show_stats()
         elif name == "/help":
@@ -133,7 +132,7 @@ class Conversation:
             tokens, limit = len(prompt.read.ids), self._model.max_length
             if tokens > limit:
                 what = f"the conversation has {tokens} tokens with this line; a slot holds {limit}"
-                raise RequestError(what, fix="/reset begins a new one; or say it shorter")
+                raise RequestError(what, fix="/reset starts a new one; or shorten the line")
             text = self._print(prompt)
         except RequestError as error:
             echo(f"error: {error}", err=True)
@@ -167,7 +166,7 @@ class Conversation:
             echo(f"error: {done.stop_reason}", err=True)
         elif done.finish_reason == "length":
             is_full = prompt_tokens + len(done.token_ids) > self._model.max_length
-            limit = f"the cache is full, {self._model.max_length} tokens; /reset begins a new conversation"
+            limit = f"the cache is full, {self._model.max_length} tokens; /reset starts a new conversation"
             click.echo(f"({limit if is_full else 'cut at --max-tokens'})", err=True)
         if self._has_stats:
             self._show_stats()
@@ -176,7 +175,7 @@ class Conversation:
         from trtkit.cli.llm_stats import request_stats
 
         if self._last is None:
-            click.echo("nothing was answered yet", err=True)
+            click.echo("no answer yet", err=True)
             return
         metrics = self._last.metrics
         click.echo(request_stats(metrics), err=True)
@@ -200,4 +199,4 @@ def _lines() -> Iterator[str]:
         except KeyboardInterrupt:
             if not is_terminal:
                 raise
-            click.echo("\n/exit or Ctrl-D leaves", err=True)
+            click.echo("\n/exit or Ctrl-D to exit", err=True)

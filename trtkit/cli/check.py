@@ -22,27 +22,27 @@ Examples:
   trtkit check grpc://gpu-7:8001 --model chat --bundle bundles/llama
 
 \b
-Without --bundle: what the server has, and whether it is ready.
-Models that stream their answers are asked over gRPC.
-Exit codes: 0 right, 1 unreachable, not ready or failed, 2 wrong usage,
-3 differs."""
+Without --bundle, lists the server's models and whether they are ready.
+Streaming models are queried over gRPC.
+Exit codes: 0 pass, 1 unreachable, not ready or failed, 2 wrong usage,
+3 answers or interfaces differ."""
 
 _EXIT_CODES = {"right": 0, "failed": 1, "differs": 3}
 
 
 @click.command(epilog=EPILOG)
 @click.argument("url")
-@click.option("--model", metavar="NAME", help="The model.  [default: the bundle's name, or all]")
-@click.option("--bundle", metavar="BUNDLE", help="What the model should be.", shell_complete=completions.bundles)
-@click.option("--protocol", type=click.Choice(["http", "grpc"]), help="For URLs that do not say.  [default: http]")
-@click.option("--timeout", type=click.FloatRange(0.1), default=60.0, show_default=True, help="Seconds for an answer.")
+@click.option("--model", metavar="NAME", help="Model to check.  [default: the bundle's name, or all]")
+@click.option("--bundle", metavar="BUNDLE", help="Bundle to compare with.", shell_complete=completions.bundles)
+@click.option("--protocol", type=click.Choice(["http", "grpc"]), help="Protocol if the URL has none.  [default: http]")
+@click.option("--timeout", type=click.FloatRange(0.1), default=60.0, show_default=True, help="Timeout in seconds.")
 @json_option
 @run_options
 def command(url: str, model: str | None, bundle: str | None, protocol: Any, timeout: float, as_json: bool) -> None:
-    """Check that a server serves a bundle as it was built.
+    """Check that a server serves a bundle correctly.
 
-    Asks the Triton server at URL whether it is ready, compares names, types and shapes with BUNDLE, sends the one
-    request whose answer the bundle carries, and says all that differs. It sends nothing else.
+    Checks that the Triton server at URL is ready, compares names, types and shapes with BUNDLE, sends one request
+    whose answer is stored in the bundle, and lists every difference.
     """
     from trtkit.deployment.triton.extra import require_extra
 
@@ -67,7 +67,7 @@ def _print(report: ServerReport) -> None:
     for model in report.models:
         _print_model(model)
     if not report.models:
-        echo("it has no models")
+        echo("no models")
 
 
 def _print_model(model: ModelReport) -> None:

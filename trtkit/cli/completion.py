@@ -14,8 +14,8 @@ Examples:
   trtkit completion fish > ~/.config/fish/completions/trtkit.fish
 
 \b
-Completed are commands, options, configs, bundles, targets, the keys of --set
-and the GPUs of `plan --gpu`."""
+Completes commands, options, configs, bundles, targets, the keys of --set and
+the GPUs of `plan --gpu`."""
 _VARIABLE = "_TRTKIT_COMPLETE"
 _PUT = "COMPREPLY+=($value)"
 
@@ -36,5 +36,5 @@ _SHELLS = {"bash": Bash, "zsh": ZshComplete, "fish": FishComplete}
 @run_options
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:
-    """Print what completes trtkit's words in SHELL."""
+    """Print the completion script for SHELL."""
     click.echo(_SHELLS[shell](ctx.find_root().command, {}, "trtkit", _VARIABLE).source())

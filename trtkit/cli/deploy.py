@@ -34,47 +34,47 @@ Then:
   trtkit check localhost:8000 --bundle bundles/efficientnet-lite0
 
 \b
-Deploying again adds a version, live when the new config.pbtxt is in place.
+Deploying again adds a version; it goes live once config.pbtxt is replaced.
 Exit codes: 0 done, 1 failed, 2 wrong usage or options."""
 
 
 @click.command(epilog=EPILOG)
 @bundle_argument
-@click.option("--to", type=click.Choice(["triton"]), default="triton", show_default=True, help="The server.")
+@click.option("--to", type=click.Choice(["triton"]), default="triton", show_default=True, help="Server to deploy to.")
 @click.option(
     "--repository",
     required=True,
     metavar="DIR",
-    help="The model repository; made where it is missing.",
+    help="Model repository; created if missing.",
     shell_complete=completions.folders,
 )
-@click.option("--name", default="", metavar="NAME", help="The model's name; the bundle's when not given.")
+@click.option("--name", default="", metavar="NAME", help="Model name.  [default: the bundle's]")
 @click.option(
     "--as",
     "form",
     type=click.Choice(["auto", "tensors", "pipeline"]),
     default="auto",
     show_default=True,
-    help="Vision: the network's tensors, or images in and answers out; auto: what the config knows.",
+    help="Vision models: raw tensors, or images in and answers out.",
 )
 @click.option(
     "--recognizer",
     metavar="BUNDLE",
-    help="Reads the lines of text that BUNDLE, a text detector, finds.",
+    help="Text recognizer for the lines that BUNDLE, a text detector, finds.",
     shell_complete=completions.bundles,
 )
-@click.option("--release", default="", metavar="YY.MM", help="Refuse what this release of Triton cannot load.")
-@click.option("--kubernetes", metavar="DIR", help="Write Kubernetes manifests for the repository, and the image.")
-@click.option("--instances", type=click.IntRange(1), metavar="N", help="Copies of the model on each device.")
+@click.option("--release", default="", metavar="YY.MM", help="Fail on anything this Triton release cannot load.")
+@click.option("--kubernetes", metavar="DIR", help="Write Kubernetes manifests and a Dockerfile.")
+@click.option("--instances", type=click.IntRange(1), metavar="N", help="Model instances per device.")
 @click.option(
     "--set",
     "overrides",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Change an option of serving.",
+    help="Override a serving option.",
     shell_complete=completions.serving_keys,
 )
-@click.option("--dry-run", is_flag=True, help="Show what would change and write nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would change without writing anything.")
 @json_option
 @quiet_option
 def command(
@@ -92,10 +92,11 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Put a bundle into a model repository of Triton Inference Server.
+    """Deploy a bundle to a model repository of Triton Inference Server.
 
-    Writes config.pbtxt, the engine of BUNDLE or a model on trtkit's runtime, and says which and why. Images in and
-    answers out where the config knows how; a language model streams, by the names that TensorRT-LLM's clients use.
+    Writes config.pbtxt with the engine of BUNDLE or a model that runs on trtkit's runtime, and says which and why. If
+    the config defines pre- and postprocessing, the model takes images and returns answers. Language models stream, with
+    the input and output names of TensorRT-LLM's Triton backend.
     """
     from trtkit.deployment.triton.extra import require_extra
 

@@ -45,11 +45,11 @@ class Task:
 _TASKS = (
     ("build ONNX models", ("onnx", "onnxruntime", "onnxslim"), ("onnx",)),
     ("build PyTorch models", ("torch", "onnxscript", "transformers"), ("torch",)),
-    ("build ONNX models in fp16, bf16, int8", ("onnxruntime", "modelopt.onnx.autocast"), ("quantize",)),
-    ("verify and measure", ("torch", "onnxruntime", "PIL", "scipy", "polygraphy"), ("verify",)),
+    ("build ONNX models in fp16, bf16 or int8", ("onnxruntime", "modelopt.onnx.autocast"), ("quantize",)),
+    ("verify and benchmark", ("torch", "onnxruntime", "PIL", "scipy", "polygraphy"), ("verify",)),
     ("language models", ("torch", "transformers", "tokenizers", "gguf", "jinja2", "llguidance"), ("llm",)),
     ("quantize language models", ("transformers", "modelopt.torch.quantization"), ("llm", "quantize")),
-    ("compile kernels of custom ops", ("torch", "triton"), ("kernels",)),
+    ("compile custom op kernels", ("torch", "triton"), ("kernels",)),
     ("deploy to Triton", ("tritonclient.grpc", "google.protobuf", "PIL", "scipy"), ("triton",)),
 )
 _BUILDS = {"build ONNX models", "language models"}
@@ -61,17 +61,17 @@ _BUILDS = {"build ONNX models", "language models"}
 def command(as_json: bool) -> None:
     """Check what this machine can do and what is missing.
 
-    Imports everything that each task needs. Exits 0 if ONNX models or language models can be built.
+    Imports everything each task needs. Exits with 0 if ONNX models or language models can be built.
     """
     from trtkit.cli.progress import show_progress
 
     with show_progress(quiet=not sys.stderr.isatty()) as runner, contextlib.redirect_stderr(io.StringIO()):
-        runner.report(Phase("import what each task needs"))
+        runner.report(Phase("checking what each task needs"))
         backends = _backends()
         checks = [Check("Python", f"{platform.python_version()} ({sys.executable})"), *backends, *_gpus(), _server()]
         tasks = [_task(*row) for row in _TASKS]
     if not any(check.found for check in backends):
-        no_backend = "no TensorRT library loads"
+        no_backend = "no TensorRT library could be loaded"
         tasks = [Task(task.task, no_backend, backends[0].fix) if task.task in _BUILDS else task for task in tasks]
     is_ready = any(not task.problem for task in tasks if task.task in _BUILDS)
     if as_json:
@@ -97,7 +97,7 @@ def _backends() -> list[Check]:
     from trtkit.backends import choose_backend, load_backend
     from trtkit.errors import BackendError
 
-    costs = {"tensorrt_rtx": "no engines without a GPU", "tensorrt": "no engines for data-centre GPUs"}
+    costs = {"tensorrt_rtx": "cannot build without a GPU", "tensorrt": "cannot build for data-center GPUs"}
     default, checks = choose_backend(), []
     for name in sorted(costs, key=lambda name: name != default):
         try:
@@ -112,7 +112,7 @@ def _gpus() -> list[Check]:
     from trtkit.backends import driver_version, list_gpus
 
     gpus = ", ".join(f"{gpu.name} (sm{gpu.compute_capability}, {gpu.memory_mib} MiB)" for gpu in list_gpus())
-    cost = "engines are built and verified, not run"
+    cost = "engines can be built and verified, but not run"
     return [
         Check("CUDA driver", driver_version() or "", cost, "install NVIDIA's driver"),
         Check("GPU", gpus, cost, "run on a machine with an NVIDIA GPU"),
@@ -128,7 +128,7 @@ def _server() -> Check:
         return Check("tritonserver", str(find_server().binary))
     except DeployError as error:
         fix = f"use NVIDIA's Triton container, or {error.fix}"
-        return Check("tritonserver", "", "models are not served from here", fix)
+        return Check("tritonserver", "", "models cannot be served from this machine", fix)
 
 
 def _render(checks: list[Check], tasks: list[Task], *, is_ready: bool) -> None:
@@ -136,7 +136,7 @@ def _render(checks: list[Check], tasks: list[Task], *, is_ready: bool) -> None:
     from trtkit.cli.tables import console, pairs
 
     out = console()
-    here, missing, works = pairs(), pairs("missing"), pairs("what works here")
+    here, missing, works = pairs(), pairs("missing"), pairs("available tasks")
     for check in checks:
         if check.found:
             here.add_row(check.name, check.found)
@@ -148,5 +148,5 @@ def _render(checks: list[Check], tasks: list[Task], *, is_ready: bool) -> None:
         if table.row_count:
             out.print(table)
             out.print()
-    text = "engines can be built here" if is_ready else "no engine can be built here yet"
+    text = "engines can be built on this machine" if is_ready else "no engine can be built on this machine yet"
     out.print(text, style="green" if is_ready else "red")

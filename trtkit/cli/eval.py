@@ -29,23 +29,24 @@ Examples:
   trtkit eval bundles/yolo --images val2017 --truth instances_val2017.json
 
 \b
-Pictures of classes lie in a folder for each class, or a CSV file names them:
-`file,class`. Texts need a CSV file, `file,text`; boxes need COCO's JSON."""
+Classification needs one folder of pictures per class, or a CSV file of
+`file,class` lines. OCR needs a CSV file of `file,text` lines, and detection
+COCO's JSON."""
 
 
 @click.command(epilog=EPILOG)
 @bundle_argument
-@click.option("--perplexity", "text", metavar="FILE", help="A UTF-8 text to read.")
-@click.option("--questions", "has_questions", is_flag=True, help="Ask 16 questions whose answers can be checked.")
-@click.option("--compare", "base", metavar="BUNDLE", help="The model as it was: how far from it this one is.")
+@click.option("--perplexity", "text", metavar="FILE", help="UTF-8 text to measure perplexity on.")
+@click.option("--questions", "has_questions", is_flag=True, help="Ask 16 questions with known answers.")
+@click.option("--compare", "base", metavar="BUNDLE", help="Baseline to compare with, e.g. before quantization.")
 @click.option(
-    "--windows", type=click.IntRange(0), default=8, metavar="N", help="Windows to read; 0: all.  [default: 8]"
+    "--windows", type=click.IntRange(0), default=8, metavar="N", help="Number of windows; 0 for all.  [default: 8]"
 )
 @click.option("--window-tokens", type=click.IntRange(2), default=512, metavar="N", help="[default: 512]")
 @click.option("--images", type=DIRECTORY, help="Labelled pictures for a vision model.")
-@click.option("--truth", type=FILE, help="What is on the pictures: a CSV file, or COCO's annotations.")
+@click.option("--truth", type=FILE, help="Expected answers: a CSV file, or COCO annotations.")
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Pictures per call.  [default: the profile's opt]")
-@click.option("--runtime", type=click.Choice(["auto", "tensorrt", "reference"]), default="auto", help="What runs it.")
+@click.option("--runtime", type=click.Choice(["auto", "tensorrt", "reference"]), default="auto", help="Runtime.")
 @json_option
 @quiet_option
 def command(
@@ -64,10 +65,10 @@ def command(
 ) -> None:
     """Measure a model's quality: perplexity and answers of a language model, accuracy of a vision model.
 
-    The text is read in windows, each on its own, as `trtkit verify --text` does. A bundle whose engine gives only the
-    last token's logits (`llm.logits: last`, the default) is read by the reference executor on the same network.
-    `--compare` reads the same windows by another bundle, such as the one that was quantized. `--questions` asks both
-    the same short questions, since a model can keep its perplexity and lose its answers.
+    The text is split into independent windows, as in `trtkit verify --text`. If the engine returns only the last
+    token's logits (`llm.logits: last`, the default), the reference executor runs the same network. `--compare` runs the
+    same windows on another bundle, such as the unquantized one. `--questions` asks both the same short questions,
+    because a model can keep its perplexity and still get answers wrong.
     """
     from trtkit.cli.progress import show_progress
     from trtkit.verification.evaluation import EvaluationRequest, evaluate_bundle
@@ -120,13 +121,13 @@ def _render(evaluation: Evaluation) -> None:
         table.add_row("perplexity", f"{read.perplexity:.4f}")
     if other is not None and distance is not None:
         table.add_row("compared with", f"{other.bundle}: perplexity {distance.perplexity:.4f}")
-        table.add_row("change", f"{distance.change:+.2%}, {distance.divergence_nats:.4f} nats a token")
-        table.add_row("same next token", f"{distance.same_tokens:.1%}")
+        table.add_row("change", f"{distance.change:+.2%}, {distance.divergence_nats:.4f} nats per token")
+        table.add_row("same top token", f"{distance.same_tokens:.1%}")
     if evaluation.questions is not None:
         _add_questions(table, evaluation.questions)
     if other is not None:
         sizes = other.own_engine_bytes / 2**20, other.engine_bytes / 2**20
-        table.add_row("engine", f"{sizes[0]:.1f} MiB for {sizes[1]:.1f} MiB")
+        table.add_row("engine", f"{sizes[0]:.1f} MiB (was {sizes[1]:.1f})")
     if read is not None:
         table.add_row("text", f"{evaluation.text}: {read.windows} windows of {read.window_tokens} tokens")
     table.add_row("runtime", evaluation.runtime)

@@ -32,25 +32,27 @@ Examples:
 
 \b
 A line of a JSONL file: {"prompt": "Hi", "id": 7, "temperature": 0.8};
-`messages` or `prompt_token_ids` may stand for `prompt`; `images` lists paths;
-settings of a line win over options.
+`messages` or `prompt_token_ids` can replace `prompt`; `images` lists paths;
+settings in a line override options.
 
 \b
-Exit codes: 0 done, 1 failed, also one request of many, 2 wrong usage, prompts
-or settings, 130 cancelled."""
+Exit codes: 0 done, 1 failed (all or some requests), 2 wrong usage, prompts or
+settings, 130 cancelled."""
 
 
 @click.command(epilog=EPILOG)
 @bundle_argument
 @click.argument("texts", metavar="[TEXT]...", nargs=-1)
-@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="The same as TEXT; may be given again.")
-@click.option("--prompts", "file", metavar="FILE", help="JSON lines, or plain lines of a .txt file; - is stdin.")
-@click.option("--image", "images", multiple=True, metavar="FILE", help="An image for TEXT; may be given again.")
-@click.option("--chat/--no-chat", default=True, help="Use the chat template, where there is one.  [default: chat]")
+@click.option("--prompt", "prompts", multiple=True, metavar="TEXT", help="Same as TEXT; repeatable.")
+@click.option(
+    "--prompts", "file", metavar="FILE", help="JSONL file, or .txt file with one prompt per line; - for stdin."
+)
+@click.option("--image", "images", multiple=True, metavar="FILE", help="Image for TEXT; repeatable.")
+@click.option("--chat/--no-chat", default=True, help="Use the chat template if there is one.  [default: chat]")
 @click.option("--system", metavar="TEXT", help="The system message.")
 @sampling_options
 @runtime_options
-@click.option("--stats", is_flag=True, help="Show times and counts on stderr.")
+@click.option("--stats", is_flag=True, help="Show timings and token counts on stderr.")
 @json_option
 @run_options
 def command(
@@ -65,7 +67,7 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Generate text with the language model in BUNDLE, which answers TEXT.
+    """Generate text with the language model in BUNDLE from the prompt TEXT.
 
     One prompt is answered as it is produced; of several, each answer follows its prompt. Answers are greedy and have up
     to 128 tokens unless options say otherwise, as those of `LLM.generate` without settings are. With --json
@@ -79,7 +81,7 @@ def command(
 
     texts += prompts
     if images and not texts:
-        raise click.UsageError("--image is for TEXT: a JSONL file names images in its lines")
+        raise click.UsageError("--image goes with TEXT; in a JSONL file, list images in `images`")
     if not texts and file is None:
         open_bundle(bundle)  # what is wrong with that comes first
         raise click.UsageError("nothing to answer: give TEXT or --prompts FILE")
@@ -111,7 +113,7 @@ def _check(options: Mapping[str, Any], *, is_plain: bool, as_json: bool) -> None
         raise click.UsageError("--system needs the chat template: leave out --no-chat")
     for name in ("logprobs", "prompt_logprobs"):
         if options[name] is not None and not as_json:
-            raise click.UsageError(f"--{name.replace('_', '-')} is shown in JSON only: add --json")
+            raise click.UsageError(f"--{name.replace('_', '-')} is only included in JSON: add --json")
 
 
 class Answers:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trtkit.cli.tables import plural
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -12,13 +14,13 @@ if TYPE_CHECKING:
 
 def request_stats(metrics: RequestMetrics) -> str:
     """Return a request's figures as one line."""
-    parts = [f"{metrics.output_tokens} tokens in {metrics.e2e_s:.2f} s"]
+    parts = [f"{plural(metrics.output_tokens, 'token')} in {metrics.e2e_s:.2f} s"]
     parts += [f"TTFT {1000 * metrics.ttft_s:.1f} ms"] if metrics.ttft_s is not None else []
     parts += [f"TPOT {1000 * metrics.tpot_s:.1f} ms"] if metrics.tpot_s is not None else []
     parts += (
         [f"{metrics.output_tokens / metrics.e2e_s:.1f} tokens/s"] if metrics.output_tokens and metrics.e2e_s else []
     )
-    parts.append(f"prompt {metrics.prompt_tokens} tokens, {metrics.reused_tokens} reused")
+    parts.append(f"prompt {plural(metrics.prompt_tokens, 'token')}, {metrics.reused_tokens} from cache")
     return "; ".join(parts + _speculation(metrics.accepted_tokens, metrics.drafted_tokens))
 
 
@@ -26,16 +28,16 @@ def total_stats(llm: LLM, outputs: Sequence[RequestOutput], seconds: float) -> s
     """Return what a run did as one line."""
     done = llm.statistics
     tokens = sum(output.metrics.output_tokens for output in outputs)
-    parts = [f"{len(outputs)} requests on {llm.slots} slots in {seconds:.2f} s"]
-    parts += [f"{tokens} tokens", f"{tokens / seconds:.1f} tokens/s"]
+    parts = [f"{plural(len(outputs), 'request')} on {plural(llm.slots, 'slot')} in {seconds:.2f} s"]
+    parts += [plural(tokens, "token"), f"{tokens / seconds:.1f} tokens/s"]
     first = sorted(output.metrics.ttft_s for output in outputs if output.metrics.ttft_s is not None)
     each = sorted(output.metrics.tpot_s for output in outputs if output.metrics.tpot_s is not None)
     parts += [f"TTFT {1000 * first[len(first) // 2]:.1f} ms (median)"] if first else []
     parts += [f"TPOT {1000 * each[len(each) // 2]:.1f} ms (median)"] if each else []
-    parts.append(f"prompts {done.prompt_tokens + done.reused_tokens} tokens, {done.reused_tokens} reused")
-    parts += [f"{done.preemptions} preemptions"] if done.preemptions else []
+    parts.append(f"prompts {plural(done.prompt_tokens + done.reused_tokens, 'token')}, {done.reused_tokens} from cache")
+    parts += [plural(done.preemptions, "preemption")] if done.preemptions else []
     return "; ".join(parts + _speculation(done.accepted_tokens, done.drafted_tokens))
 
 
 def _speculation(accepted: int, drafted: int) -> list[str]:
-    return [f"{accepted} of {drafted} drafted tokens accepted ({accepted / drafted:.0%})"] if drafted else []
+    return [f"{accepted} of {plural(drafted, 'draft token')} accepted ({accepted / drafted:.0%})"] if drafted else []

@@ -56,7 +56,7 @@ def log_to_file(ctx: click.Context, path: str) -> None:
         handler = _LogFile(path, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise TrtkitError(f"cannot be written: {reason}", f"--log-file {path}", "name a file that can") from None
+        raise TrtkitError(f"cannot be written: {reason}", f"--log-file {path}", "choose a writable file") from None
     _attach(ctx, handler)
 
 

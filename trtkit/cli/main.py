@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Command name to its one-line help, in the order of work. Each lives in trtkit/cli/<name>.py as `command`.
 GROUPS = {
-    "Before anything is built": {
+    "Get started": {
         "doctor": "Check what this machine can do and what is missing.",
         "list": "List shipped configs, bundles and the build cache.",
         "config": "Write, check and describe configs.",
@@ -31,8 +31,8 @@ GROUPS = {
         "inspect": "Show an ONNX file, a config's network or a bundle.",
         "plan": "Estimate which GPUs fit a model and its best-case speed.",
     },
-    "Build, and know that it is right": {
-        "quantize": "Quantize a model: fewer bits for weights, activations, caches.",
+    "Build and verify": {
+        "quantize": "Quantize a model's weights, activations and KV caches.",
         "build": "Build an engine bundle from a model or a config.",
         "verify": "Check a network's numerics without a GPU.",
         "plugins": "List custom ops, or check them against their references.",
@@ -42,15 +42,15 @@ GROUPS = {
         "generate": "Generate text with a language model.",
         "chat": "Chat with a language model.",
         "eval": "Measure a model's quality: perplexity, accuracy, mAP.",
-        "bench": "Measure a bundle, and others on the same work.",
+        "bench": "Benchmark a bundle, alone or against other runtimes.",
     },
     "Deploy": {
-        "deploy": "Put a bundle into a model repository of Triton.",
-        "serve": "Serve a model repository with the tritonserver of this machine.",
-        "check": "Check that a server serves a bundle as it was built.",
+        "deploy": "Deploy a bundle to a Triton model repository.",
+        "serve": "Serve a model repository with a local Triton server.",
+        "check": "Check that a server serves a bundle correctly.",
     },
-    "Your shell": {
-        "completion": "Print what completes trtkit's words in bash, zsh or fish.",
+    "Shell": {
+        "completion": "Print the completion script for bash, zsh or fish.",
     },
 }
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
@@ -105,8 +105,8 @@ Examples:
   trtkit deploy bundles/efficientnet-lite0 --repository models
 
 \b
-`trtkit COMMAND --help` has examples of each. The options above stand before
-or behind the command's name. Results go to stdout, all else to stderr.
+`trtkit COMMAND --help` shows the examples of a command. The options above go
+before or after the command. Results go to stdout, everything else to stderr.
 
 \b
 Exit codes: 0 done, 1 failed, 2 wrong usage or config, 3 out of tolerance
@@ -118,9 +118,9 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or config, 3 out of tolerance
 @run_options
 @click.version_option(__version__, prog_name="trtkit")
 def cli() -> None:
-    """Turn models into TensorRT engines, prove them right without a GPU, measure and deploy them.
+    """Build TensorRT engines, verify them without a GPU, benchmark and deploy them.
 
-    A config becomes a bundle (build); the bundle is proved (verify), run, measured (bench) and served (deploy).
+    `build` turns a config into a bundle; `verify`, `run`, `bench` and `deploy` work on bundles.
     """
 
 

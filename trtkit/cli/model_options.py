@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Overrides = tuple[str | Override, ...]
 
 _OPTIONS = (
-    click.option("--precision", type=click.Choice(get_args(Precision)), help="Type that the network computes in."),
+    click.option("--precision", type=click.Choice(get_args(Precision)), help="Precision of the network."),
     click.option(
         "--shapes",
         multiple=True,
@@ -34,7 +34,7 @@ _OPTIONS = (
     click.option(
         "--target",
         metavar="NAME",
-        help="Hardware to build for: any, local-gpu, sm75, sm80, sm86, sm89, sm120, sm121.",
+        help="GPU to build for: any, local-gpu, sm75, sm80, sm86, sm89, sm120, sm121.",
         shell_complete=completions.targets,
     ),
     click.option(
@@ -42,7 +42,7 @@ _OPTIONS = (
         "overrides",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Change a key of the config, such as `llm.max_batch_size=4`.",
+        help="Override a config key, e.g. `llm.max_batch_size=4`.",
         shell_complete=completions.config_keys,
     ),
 )

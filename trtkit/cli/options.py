@@ -44,7 +44,7 @@ def _keep_quiet(ctx: click.Context, _param: click.Parameter, value: bool) -> boo
     """Return whether the option stands before or behind the command's name."""
     ctx.meta[_QUIET] = value or ctx.meta.get(_QUIET, False)
     if ctx.meta[_QUIET] and ctx.meta.get(_VERBOSE):
-        raise click.UsageError("--quiet and --verbose exclude each other")
+        raise click.UsageError("--quiet and --verbose cannot be used together")
     return bool(ctx.meta[_QUIET])
 
 
@@ -75,7 +75,7 @@ _VERBOSE_OPTION = click.option(
     is_eager=True,
     expose_value=False,
     callback=_be_verbose,
-    help="Show every step and message with its time.",
+    help="Show the log on stderr, with timestamps.",
 )
 _LOG_OPTION = click.option(
     "--log-file",
@@ -84,7 +84,7 @@ _LOG_OPTION = click.option(
     is_eager=True,
     expose_value=False,
     callback=_open_log,
-    help="Append what --verbose shows to FILE, TensorRT's log too.",
+    help="Append the log to FILE, including TensorRT's.",
 )
 
 
@@ -96,7 +96,7 @@ def _with_quiet(command: Command, *, is_exposed: bool) -> Command:
         is_flag=True,
         expose_value=is_exposed,
         callback=_keep_quiet,
-        help="Show results, warnings and errors only.",
+        help="Show only results, warnings and errors.",
     )
     with_all: Command = quiet(_VERBOSE_OPTION(_LOG_OPTION(command)))
     return with_all
@@ -130,7 +130,7 @@ def check_outputs(*paths: Path | None) -> None:
     """Refuse files that could not be written after the work is done. Raises UsageError."""
     for path in paths:
         if path is not None and not path.absolute().parent.is_dir():
-            raise click.UsageError(f"cannot write `{path}`: there is no such folder")
+            raise click.UsageError(f"cannot write `{path}`: no such folder")
 
 
 def quiet_option(command: Command) -> Command:
@@ -145,6 +145,6 @@ def run_options(command: Command) -> Command:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 trust_option = click.option(
-    "--trust-source", is_flag=True, help="Run the Python factory that a bundle names as its source: it is code."
+    "--trust-source", is_flag=True, help="Allow running the Python factory that a bundle names as its source."
 )
 bundle_argument = click.argument("bundle", shell_complete=completions.bundles)

@@ -33,7 +33,7 @@ Examples:
   trtkit plan --list-gpus
 
 \b
-No GPU and, for language models, no weights are needed.
+Needs no GPU, and no weights for language models.
 Exit codes: 0 done, 1 failed, 2 wrong usage, config, GPU or length."""
 
 
@@ -43,13 +43,13 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, config, GPU or length."""
     "--gpu",
     "gpus",
     metavar="NAME,...",
-    help="GPUs to plan for.  [default: all that are known]",
+    help="GPUs to plan for.  [default: all known GPUs]",
     shell_complete=completions.gpus,
 )
 @click.option("--input-len", type=click.IntRange(1), metavar="N", help="Prompt tokens.  [default: 512]")
-@click.option("--output-len", type=click.IntRange(1), metavar="N", help="Answer tokens.  [default: 128]")
-@click.option("--concurrency", type=click.IntRange(1), metavar="N", help="Requests at once, or images.")
-@click.option("--price", "prices", multiple=True, metavar="[NAME=]X", help="Price of a GPU for an hour.")
+@click.option("--output-len", type=click.IntRange(1), metavar="N", help="Output tokens.  [default: 128]")
+@click.option("--concurrency", type=click.IntRange(1), metavar="N", help="Concurrent requests, or images per batch.")
+@click.option("--price", "prices", multiple=True, metavar="[NAME=]X", help="Price per GPU hour.")
 @click.option(
     "--requests-per-second",
     type=click.FloatRange(0, min_open=True),
@@ -57,7 +57,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, config, GPU or length."""
     help="A load: how many GPUs carry it at best, and their cost a month.",
 )
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write an HTML report.")
-@click.option("--list-gpus", is_flag=True, help="Show the table of GPUs with its sources, and end.")
+@click.option("--list-gpus", is_flag=True, help="Show the table of GPUs with its sources, and exit.")
 @model_options
 @json_option
 @quiet_option
@@ -65,8 +65,8 @@ def command(path: str | None, as_json: bool, **options: Any) -> None:
     """Estimate which GPUs fit a model and its best-case speed.
 
     MODEL is a bundle, a config's name or YAML file, an .onnx or .gguf file, a folder with an LLM's config.json, or the
-    name of a published model such as llama-2-7b. Counts are of the network that TensorRT would get; times are the
-    rooflines of published figures, so nothing can be faster.
+    name of a published model such as llama-2-7b. Counts come from the network that TensorRT would build; times are
+    lower bounds, from the roofline of published GPU figures.
     """
     from trtkit.planning.gpus import find_gpus, planned_gpus
 
@@ -104,9 +104,9 @@ def parse_prices(texts: Sequence[str], known: Sequence[str]) -> dict[str, float]
         except ValueError:
             price = -1.0
         if not 0 < price < float("inf"):
-            raise PlanError(f"`{text}` is no price", "--price", "write it as 2.5, or for one GPU as h200=3.5")
+            raise PlanError(f"`{text}` is not a price", "--price", "write it as 2.5, or for one GPU as h200=3.5")
         if equals and name not in known:
-            raise PlanError(f"`{name}` is not planned for", "--price", f"planned for are {', '.join(known)}")
+            raise PlanError(f"`{name}` is not a GPU of this plan", "--price", f"choose from {', '.join(known)}")
         prices |= {name: price} if equals else dict.fromkeys(known, price)
     return prices
 

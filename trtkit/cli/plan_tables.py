@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from trtkit.cli.tables import count_text, pairs, shape_text, size_text
+from trtkit.cli.tables import count_text, pairs, plural, shape_text, size_text
 from trtkit.planning.gpus import efficiency_text
 from trtkit.planning.load import HOURS_PER_MONTH
 from trtkit.planning.report import FormatPlan, LlmGpu, LlmReport, LlmSpeed, SplitPlan, VisionGpu
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 # More GPUs than this are compared in one table only, unless they were named.
 _DETAILED = 3
-_LEGEND = "* the layers alone; with caches, memory bounds every batch.  ? no compute rate is known: memory's time alone"
+_UNKNOWN = "? compute rate unknown: memory time only"
+_LEGEND = f"* layers without caches; with them, memory is the limit at every batch size.  {_UNKNOWN}"
 
 
 def plan_tables(plan: Report, *, is_chosen: bool) -> Iterator[RenderableType]:
@@ -34,7 +35,7 @@ def plan_tables(plan: Report, *, is_chosen: bool) -> Iterator[RenderableType]:
     for phase in plan.step:
         yield _layers(plan, phase)
     yield _llm_gpus(plan) if isinstance(plan, LlmReport) else _vision_gpus(plan)
-    yield Text(_LEGEND if is_llm else "? no compute rate is known: memory's time alone")
+    yield Text(_LEGEND if is_llm else _UNKNOWN)
     yield from _loads(plan)
     if is_chosen and len(plan.gpus) <= _DETAILED:
         for gpu in plan.gpus:
@@ -45,7 +46,7 @@ def plan_tables(plan: Report, *, is_chosen: bool) -> Iterator[RenderableType]:
 def _assumed(lines: Sequence[str]) -> Table:
     """Return the assumptions as a list whose long lines hang."""
     table = Table(
-        "", "", title="assumed:", title_justify="left", title_style="", show_header=False, box=None, padding=0
+        "", "", title="assumptions:", title_justify="left", title_style="", show_header=False, box=None, padding=0
     )
     for line in lines:
         table.add_row("- ", line)
@@ -55,7 +56,7 @@ def _assumed(lines: Sequence[str]) -> Table:
 def gpu_table(gpus: Sequence[PlannedGpu]) -> Table:
     """Return the table of GPUs: memory, bandwidth, dense rates; a dash where no page that was read states one."""
     types = ("tf32", "fp16", "bf16", "fp8", "int8", "fp4")
-    table = _numbers("dense 10^12 operations a second", ("gpu", "SM", "GB", "GB/s"), *types, "backends")
+    table = _numbers("dense rates, 10^12 operations per second", ("gpu", "SM", "GB", "GB/s"), *types, "backends")
     for gpu in gpus:
         rates = [gpu.rates.get(dtype) for dtype in types]
         shown = ["-" if rate is None else f"{rate / 1e12:.0f}" for rate in rates]
@@ -73,21 +74,22 @@ def _model(plan: LlmReport) -> Table:
     table.add_row("model", f"{model.model_type}, {model.layers} layers, {parameters}")
     if model.quantized:
         table.add_row("quantized", model.quantized)
-    slot = f"{size_text(plan.slot_bytes)} a slot of {work.length} tokens"
-    table.add_row("KV cache", f"{size_text(model.kv_bytes_per_token)} a token, {slot}")
+    slot = f"{size_text(plan.slot_bytes)} per slot of {work.length} tokens"
+    table.add_row("KV cache", f"{size_text(model.kv_bytes_per_token)} per token, {slot}")
     if plan.windowed_slot_bytes is not None:
-        table.add_row("", f"{size_text(plan.windowed_slot_bytes)} a slot if sliding layers kept their window only")
-    lengths = f"{work.input_len} + {work.output_len} tokens, {work.concurrency} at once"
-    limit = f"; the longest is {model.max_length}" if model.max_length else ""
+        table.add_row("", f"{size_text(plan.windowed_slot_bytes)} per slot if sliding layers kept only their window")
+    lengths = f"{work.input_len} + {work.output_len} tokens, {plural(work.concurrency, 'concurrent request')}"
+    limit = f" (maximum length {model.max_length})" if model.max_length else ""
     table.add_row("workload", lengths + limit)
-    for phase, text in (("prefill", "one prompt"), ("decode", f"one step of {work.concurrency}")):
+    for phase, text in (("prefill", "one prompt"), ("decode", f"one step with batch {work.concurrency}")):
         table.add_row(phase, f"{text}: {_step_text(plan.step[phase])}")
     check = plan.formulas.decode_flops
-    table.add_row("formula", f"2 P + 4 N H T L: {count_text(check.formula)}FLOP a token, {check.ratio:.4f} of it")
+    share = f"{check.ratio:.4f} of the counted work"
+    table.add_row("formula", f"2 P + 4 N H T L: {count_text(check.formula)}FLOP per token, {share}")
     need = plan.gpus[0].memory
     sizes = {"weights": need.weights, "kv cache": need.kv_cache, "activations": need.activations}
     parts = ", ".join(f"{name} {size_text(size)}" for name, size in sizes.items())
-    table.add_row("memory", f"{size_text(need.total)}: {parts}, and a reserve")
+    table.add_row("memory", f"{size_text(need.total)}: {parts}, reserve")
     return table
 
 
@@ -98,19 +100,19 @@ def _network(plan: VisionReport) -> Table:
     shapes = "; ".join(f"{name} {shape_text(shape)}" for name, shape in plan.shapes.items())
     table.add_row("input", shapes)
     low, high = plan.profile
-    table.add_row("batch", f"{plan.batch}; the profile has {low} to {high}")
-    table.add_row("a run", _step_text(plan.step["run"]))
+    table.add_row("batch", f"{plan.batch} (profile: {low} to {high})")
+    table.add_row("one run", _step_text(plan.step["run"]))
     return table
 
 
 def _step_text(step: StepWork) -> str:
     flops, moved = count_text(step.flops), size_text(step.fused_bytes)
-    return f"{flops}FLOP, {moved} at least, activations {size_text(step.activation_bytes)}"
+    return f"{flops}FLOP, at least {moved} moved, activations {size_text(step.activation_bytes)}"
 
 
 def _layers(plan: Report, phase: str) -> Table:
     """Return work and arithmetic intensity of each kind of layer in a phase."""
-    table = _numbers(f"{phase}: each kind of layer on its own", ("layers", "#"), "weights", "FLOP", "moved", "FLOP/B")
+    table = _numbers(f"{phase}: work by kind of layer", ("layers", "#"), "weights", "FLOP", "moved", "FLOP/B")
     for row in plan.layers:
         work = row.phases[phase]
         sizes = (size_text(row.weight_bytes), count_text(work.flops), size_text(work.bytes))
@@ -121,7 +123,7 @@ def _layers(plan: Report, phase: str) -> Table:
 def _llm_gpus(plan: LlmReport) -> Table:
     headers = ["fits", "batch", "context", "TTFT\nms", "TPOT\nms", "bound", "tokens\n/s", "compute"]
     has_prices = any(gpu.speed.cost_per_million_output_tokens is not None for gpu in plan.gpus)
-    table = _numbers("at best", ("gpu",), *headers, *(["$/M\nout"] if has_prices else []))
+    table = _numbers("best case", ("gpu",), *headers, *(["$/M\nout"] if has_prices else []))
     for gpu in plan.gpus:
         row = [
             _fits(gpu),
@@ -149,7 +151,7 @@ def _turn(gpu: LlmGpu) -> str:
 def _vision_gpus(plan: VisionReport) -> Table:
     has_prices = any(gpu.speed.cost_per_million_images is not None for gpu in plan.gpus)
     headers = ["fits", "batch", "latency\nms", "bound", "unfused\nms", "images\n/s"]
-    table = _numbers("at best", ("gpu",), *headers, *(["$/M\nimages"] if has_prices else []))
+    table = _numbers("best case", ("gpu",), *headers, *(["$/M\nimages"] if has_prices else []))
     for gpu in plan.gpus:
         row = [
             _fits(gpu),
@@ -183,8 +185,8 @@ def _details(plan: LlmGpu | VisionGpu) -> Iterator[Table]:
     gpu = plan.gpu
     table = pairs(f"{gpu.key}: {gpu.name}")
     table.add_row("memory", f"{size_text(gpu.memory_bytes)}, {gpu.bandwidth_bytes_per_s / 1e9:.0f} GB/s")
-    table.add_row("built by", ", ".join(gpu.backends))
-    table.add_row("takes", ", ".join(gpu.precisions))
+    table.add_row("backends", ", ".join(gpu.backends))
+    table.add_row("precisions", ", ".join(gpu.precisions))
     if gpu.matmul_efficiency:
         table.add_row("measured", f"{efficiency_text(gpu)} ({gpu.sources[-1]})")
     yield table
@@ -196,7 +198,7 @@ def _details(plan: LlmGpu | VisionGpu) -> Iterator[Table]:
 
 
 def _formats(gpu: LlmGpu) -> Table:
-    """Return what other weights and caches would change."""
+    """Return the plan for other weights and caches."""
     formats = _numbers(f"{gpu.gpu.key}: other formats", ("format",), "weights", "KV/token", "fits", "batch", "TPOT ms")
     for row in gpu.formats:
         sizes = (size_text(row.weight_bytes), size_text(row.kv_bytes_per_token))
@@ -206,8 +208,8 @@ def _formats(gpu: LlmGpu) -> Table:
 
 def _splits(gpu: LlmGpu) -> Table:
     """Return what several GPUs would change."""
-    headers = ("at\nonce", "GiB", "fits", "batch", "TTFT\nms", "TPOT\nms", "tokens\n/s", "sent")
-    splits = _numbers(f"{gpu.gpu.key}: several, GiB of each, links not timed", ("parallel",), *headers)
+    headers = ("con-\ncurrent", "GiB", "fits", "batch", "TTFT\nms", "TPOT\nms", "tokens\n/s", "sent")
+    splits = _numbers(f"{gpu.gpu.key}: several GPUs, GiB per GPU, transfers not timed", ("parallel",), *headers)
     for row in gpu.splits:
         numbers = (_ms(row.ttft), _ms(row.tpot), _rate(row.decode_tokens_per_second))
         need = f"{row.memory_per_gpu.total / 2**30:.1f}"
@@ -219,8 +221,8 @@ def _splits(gpu: LlmGpu) -> Table:
 def _curve(gpu: LlmGpu | VisionGpu) -> Table:
     """Return throughput and latency over the batch."""
     is_llm = isinstance(gpu, LlmGpu)
-    headers = ("TTFT of all ms", "TPOT ms", "tokens/s") if is_llm else ("latency ms", "bound", "images/s")
-    table = _numbers(f"{gpu.gpu.key}: by batch", ("batch",), *headers)
+    headers = ("TTFT of all, ms", "TPOT ms", "tokens/s") if is_llm else ("latency ms", "bound", "images/s")
+    table = _numbers(f"{gpu.gpu.key}: by batch size", ("batch",), *headers)
     for row in gpu.curve:
         if isinstance(row, LlmSpeed):
             cells = (_ms(row.ttft_of_all), _ms(row.tpot), _rate(row.output_tokens_per_second))
@@ -240,7 +242,7 @@ def _numbers(title: str, first: Sequence[str], *columns: str) -> Table:
 
 def _fits(row: LlmGpu | VisionGpu | FormatPlan | SplitPlan) -> str:
     if isinstance(row, LlmGpu | VisionGpu) and not row.takes_precision:
-        return "no type"
+        return "no dtype"
     return "yes" if row.fits else "no"
 
 

@@ -28,8 +28,8 @@ Examples:
   trtkit plugins check deform_conv
   TRTKIT_PLUGINS=my_ops trtkit plugins check
 
-Ops are folders: those of trtkit and those in the folders that
-TRTKIT_PLUGINS names, with colons between them."""
+Ops are folders: trtkit's own, and those in the folders that TRTKIT_PLUGINS
+lists, separated by colons."""
 _OUT_OF_TOLERANCE = 3
 
 
@@ -61,9 +61,9 @@ def list_ops(op: str | None, as_json: bool) -> None:
 @json_option
 @quiet_option
 def check_ops(op: str | None, as_json: bool, quiet: bool) -> None:
-    """Run every implementation of OP, or of all ops, beside its reference.
+    """Compare every implementation of OP, or of all ops, with its reference.
 
-    Ends with 3 where one is out of tolerance. Kernels run under Triton's interpreter on the CPU.
+    Exits with 3 if one is out of tolerance. Kernels run in Triton's interpreter on the CPU.
     """
     from trtkit.network.custom_op import find, load_ops
 
@@ -115,7 +115,7 @@ def _described(op: dict[str, Any]) -> Table:
 
     table = pairs(op["name"])
     table.add_row("folder", op["folder"])
-    table.add_row("stands for", ", ".join(op["foreign"]) or "nothing: it is called by name")
+    table.add_row("implements", ", ".join(op["foreign"]) or "no ONNX node; called by name")
     table.add_row("takes", ", ".join(op["inputs"]))
     table.add_row("lowerings", ", ".join(op["forms"]))
     table.add_row("kernel", op["kernel"])

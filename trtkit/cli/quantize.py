@@ -42,37 +42,39 @@ Examples:
 
 \b
 {textwrap.fill(_METHODS, 78)}
-`quantize:` in a config makes `trtkit build` do the same."""
+With `quantize:` in a config, `trtkit build` does the same."""
 
 
 @click.command(epilog=EPILOG)
 @model_argument(bundles=False)
+@click.option("--method", metavar="NAME", shell_complete=completions.methods, help="Quantization method; see below.")
+@click.option("--calib", metavar="PATH", help="Calibration data: text, images or .npz.")
+@click.option("--samples", type=click.IntRange(1), metavar="N", help="Calibration samples.  [default: 32]")
+@click.option("--block", type=click.Choice([str(size) for size in get_args(Block)]), help="Block size of int4 scales.")
+@click.option("--kv-cache", type=click.Choice(get_args(CacheFormat)), help="Quantize the KV cache of an LLM.")
 @click.option(
-    "--method", metavar="NAME", shell_complete=completions.methods, help="How layers are quantized; see below."
+    "--layer", "layers", multiple=True, metavar="GLOB=NAME", help="Use another method for matching layers; repeatable."
 )
-@click.option("--calib", metavar="PATH", help="Text, images or .npz that activations are measured on.")
-@click.option("--samples", type=click.IntRange(1), metavar="N", help="Windows of text, or images.  [default: 32]")
-@click.option(
-    "--block", type=click.Choice([str(size) for size in get_args(Block)]), help="Columns that share a scale, of int4."
-)
-@click.option("--kv-cache", type=click.Choice(get_args(CacheFormat)), help="Quantize an LLM's caches too.")
-@click.option("--layer", "layers", multiple=True, metavar="GLOB=NAME", help="Another method for some layers.")
-@click.option("--exclude", multiple=True, metavar="GLOB", help="Layers, or ONNX nodes, that stay as they are.")
-@click.option("--sensitivity", is_flag=True, help="Measure what each LLM layer loses, quantized alone.")
+@click.option("--exclude", multiple=True, metavar="GLOB", help="Do not quantize matching layers or ONNX nodes.")
+@click.option("--sensitivity", is_flag=True, help="Measure the loss from each LLM layer on its own.")
 @click.option(
     "--budget",
     metavar="AMOUNT",
-    help="Leave layers that lose most: `5.5bits` a weight, `80MiB` of linear layers, `0.02nats` of loss.",
+    help="Skip the layers that lose most: `5.5bits` per weight, `80MiB` of linear layers or `0.02nats` of loss.",
 )
 @click.option(
     "--fallback",
     metavar="NAME",
     shell_complete=completions.fallbacks,
-    help="Method of the layers that a budget leaves, such as int8_wo.",
+    help="Method for the layers that --budget skips, e.g. int8_wo.",
 )
-@click.option("--write", type=click.Path(path_type=Path, dir_okay=False), help="Write the config with the choice made.")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page of what layers lose.")
-@output_option("Folder.  [default: quantized/NAME-METHOD]")
+@click.option(
+    "--write", type=click.Path(path_type=Path, dir_okay=False), help="Write a config with the chosen methods."
+)
+@click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page with the loss per layer."
+)
+@output_option("Output folder.  [default: quantized/NAME-METHOD]")
 @model_options
 @json_option
 @quiet_option
@@ -96,11 +98,11 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Quantize a model: fewer bits for its weights, activations and KV caches.
+    """Quantize a model's weights, activations and KV caches.
 
     MODEL is a config's name or YAML file, an .onnx or .gguf file, or a folder that transformers or TensorRT-LLM saved.
-    A language model becomes a checkpoint in ModelOpt's form, a vision model an ONNX file with Q/DQ. Both build as any
-    other source; their loss is measured on the network itself by `trtkit verify` and `trtkit eval`, without a GPU.
+    Writes a ModelOpt checkpoint for a language model, or an ONNX file with Q/DQ nodes for a vision model. Both build
+    like any other source. Measure the loss without a GPU by `trtkit verify` and `trtkit eval`.
     """
     from trtkit.cli.progress import show_progress
     from trtkit.engine.quantize import quantize_model
@@ -191,7 +193,7 @@ def _losses(scores: Scores) -> Table:
     from rich.table import Table
 
     table = Table(
-        box=None, pad_edge=False, title_justify="left", title="\nloss of one layer quantized alone, nats a token"
+        box=None, pad_edge=False, title_justify="left", title="\nloss from quantizing one layer alone, nats per token"
     )
     for name, justify in (("layer", "left"), ("method", "left"), ("loss", "right"), ("", "left"), ("", "left")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 _RUNTIMES = ("auto", "tensorrt", "reference")
 _OPTIONS = (
-    click.option("--runtime", type=click.Choice(_RUNTIMES), default="auto", help="What runs it.  [default: auto]"),
-    click.option("--slots", type=int, metavar="N", help="Sequences at once.  [default: the engine's]"),
-    click.option("--prefill-budget", type=int, metavar="N", help="New tokens of one step.  [default: the engine's]"),
-    click.option("--lookup", type=int, default=0, metavar="N", help="Speculate: N tokens from earlier text."),
+    click.option("--runtime", type=click.Choice(_RUNTIMES), default="auto", help="Runtime.  [default: auto]"),
+    click.option("--slots", type=int, metavar="N", help="Concurrent sequences.  [default: the engine's]"),
+    click.option("--prefill-budget", type=int, metavar="N", help="New tokens per step.  [default: the engine's]"),
+    click.option("--lookup", type=int, default=0, metavar="N", help="Prompt lookup decoding with N draft tokens."),
     click.option(
         "--draft",
         metavar="BUNDLE",
-        help="Speculate: tokens of a smaller model.",
+        help="Speculative decoding with a smaller model.",
         shell_complete=completions.bundles,
     ),
 )

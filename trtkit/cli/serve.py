@@ -31,16 +31,16 @@ Examples:
   trtkit serve models --server /opt/tritonserver/bin/tritonserver --quiet
 
 \b
-The server: --server, TRTKIT_TRITON_SERVER, `tritonserver` on PATH, NVIDIA's
-container, an installed nvidia-pytriton, the environment's `triton-server`.
-Ctrl-C and SIGTERM stop it. Port 0 is any free one.
-Exit codes: 0 stopped, 1 failed or ended by itself, 2 wrong usage.
-It ends with 1 too when a Python model's process dies: restart it."""
+The server is the first of: --server, TRTKIT_TRITON_SERVER, `tritonserver` on
+PATH, NVIDIA's container, nvidia-pytriton, the environment's `triton-server`.
+Ctrl-C and SIGTERM stop it. Port 0 picks a free port.
+Exit codes: 0 stopped, 1 failed, or the server or a Python model's process
+died (restart it), 2 wrong usage."""
 
 
 @click.command(epilog=EPILOG)
 @click.argument("repository", shell_complete=completions.folders)
-@click.option("--server", metavar="PATH", help="A tritonserver, or the folder of one.")
+@click.option("--server", metavar="PATH", help="tritonserver binary, or the folder that holds it.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001, show_default=True)
@@ -51,18 +51,18 @@ It ends with 1 too when a Python model's process dies: restart it."""
     type=click.Choice(["none", "explicit"]),
     default="none",
     show_default=True,
-    help="Load all models, or those of --load and what clients ask for.",
+    help="Load all models, or those of --load and those that clients request.",
 )
-@click.option("--load", multiple=True, metavar="NAME", help="Load this model; may be given again.")
-@click.option("--allow-undeployed", is_flag=True, help="Serve models that trtkit did not deploy: their code runs.")
+@click.option("--load", multiple=True, metavar="NAME", help="Load this model; repeatable.")
+@click.option("--allow-undeployed", is_flag=True, help="Also serve models that trtkit did not deploy; runs their code.")
 @json_option
 @quiet_option
 def command(repository: str, load: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
-    """Serve a model repository with the tritonserver of this machine.
+    """Serve a model repository with a local Triton server.
 
-    Checks the folder REPOSITORY, starts the server where this machine alone reaches it, and says which models are
-    ready. Its log goes to stderr; with --quiet only warnings and errors. With --json stdout is one line, once models
-    are loaded.
+    Checks the folder REPOSITORY, starts the server on the loopback address by default, and lists the models that are
+    ready. The server's log goes to stderr; --quiet limits it to warnings and errors. --json prints one line once the
+    models are loaded.
     """
     from trtkit.deployment.triton.extra import require_extra
 
@@ -113,8 +113,8 @@ def _options(repository: Path, files: ServerFiles, load: tuple[str, ...], option
     mode = options["control_mode"]
     endpoints = _endpoints(options)
     if mode == "explicit" and not endpoints.is_loopback:
-        what = "with `--model-control-mode explicit` whoever reaches the server can load code into it"
-        raise DeployError(what, f"--host {endpoints.host}", "leave out one of the two")
+        what = "with `--model-control-mode explicit`, anyone who can reach the server can load code into it"
+        raise DeployError(what, f"--host {endpoints.host}", "remove one of the two options")
     models = check_repository(repository, files, load, allow_undeployed=options["allow_undeployed"])
     return ServeOptions(repository, endpoints, mode, load, needed_flags(models, files))
 
@@ -157,7 +157,7 @@ def _serve(server: LocalServer, *, as_json: bool) -> None:
     if files.warning is not None:
         warn(f"warning: {files.warning}")
     if not endpoints.is_loopback:
-        warn(f"warning: other machines can reach {endpoints.host}; Triton asks nobody who they are")
+        warn(f"warning: other machines can reach {endpoints.host}; Triton does not authenticate clients")
     states = server.wait_ready()
     version = server_version(endpoints)
     if old := server_warning(version) or newer_server(version):
@@ -167,7 +167,7 @@ def _serve(server: LocalServer, *, as_json: bool) -> None:
     else:
         _print(endpoints, version, states)
     if states and not any(state.is_ready for state in states):
-        raise DeployError("no model could be loaded", str(server.options.repository), "the reasons stand above")
+        raise DeployError("no model could be loaded", str(server.options.repository), "see the reasons above")
     server.wait()
     raise server.death()
 

@@ -27,7 +27,7 @@ Json = dict[str, Any]
 # Columns that are set to the right.
 _NUMBERS = {
     "layers", "FLOP", "bytes moved", "moved", "size", "relative RMS error", "error", "max abs error", "cosine",
-    "largest", "fp16", "bf16", "fp8", "flushed in fp16",
+    "largest", "fp16", "bf16", "fp8", "flushed to 0 in fp16",
 }  # fmt: skip
 # How many of the costliest layers and largest tensors are listed.
 _TOP = 8
@@ -71,7 +71,7 @@ def bundle_summary(bundle: Bundle) -> Table:
     table.add_row("work", f"{count_text(totals.flops)}FLOP, {size_text(totals.bytes_moved)} moved (opt shapes)")
     _add_tokens(table, manifest)
     seconds = f"prepare {metrics.prepare_s:.1f} s, parse {metrics.parse_s:.2f} s, build {metrics.build_s:.1f} s"
-    table.add_row("took", f"{seconds}, {metrics.peak_memory_mib:.0f} MiB at most")
+    table.add_row("took", f"{seconds}, peak memory {metrics.peak_memory_mib:.0f} MiB")
     for warning in manifest.warnings:
         table.add_row("warning", warning)
     return table
@@ -108,7 +108,7 @@ def _add_tokens(table: Table, model: ModelRecord) -> None:
     parameters, weights = count_text(decoder.parameters), size_text(decoder.weight_bytes)
     table.add_row("model", f"{model.model_type}, {parameters}parameters, {weights}")
     token, slot = size_text(decoder.kv_bytes_per_token), size_text(decoder.kv_bytes_per_slot)
-    table.add_row("KV cache", f"{token} a token, {slot} a slot")
+    table.add_row("KV cache", f"{token} per token, {slot} per slot")
     if decoder.images is not None:
         _add_vision(table, decoder.images, model.stages[0])
 
@@ -116,9 +116,9 @@ def _add_tokens(table: Table, model: ModelRecord) -> None:
 def _add_vision(table: Table, images: ImagesRecord, tower: StageRecord) -> None:
     """Add what the vision tower before an LLM takes and gives."""
     inputs = ", ".join(f"{tensor.name} {shape_text(tensor.shape)}" for tensor in tower.inputs)
-    each = f"{images.tokens_per_image} tokens each" if images.tokens_per_image else "as many tokens as it has"
+    each = f"{images.tokens_per_image or 'a variable number of'} tokens per image"
     limit = f"{images.max_tokens} tokens" if images.layout == "patches" else f"{images.max_images} images"
-    table.add_row("vision", f"{images.model_type}, {inputs}; {each}, {limit} a call")
+    table.add_row("vision", f"{images.model_type}, {inputs}; {each}, at most {limit} per call")
     totals = tower.totals
     work = f"{count_text(totals.flops)}FLOP, {size_text(totals.bytes_moved)} moved (opt shapes)"
     table.add_row("", f"{totals.layers} layers, weights {weights_text(totals.weight_bytes)}, {work}")
@@ -126,8 +126,8 @@ def _add_vision(table: Table, images: ImagesRecord, tower: StageRecord) -> None:
 
 def parts_table(model: ModelRecord) -> Table:
     """List the parts in order: what each takes, from where, and what it gives."""
-    form = model.config.compose if model.decoder is None else "a tower and a decoder"
-    rows = listing(f"parts of {model.model_type}, {form}", "part", "takes", "gives", "engine", "layers")
+    form = model.config.compose if model.decoder is None else "tower and decoder"
+    rows = listing(f"parts of {model.model_type}, {form}", "part", "inputs", "outputs", "engine", "layers")
     for stage in model.stages:
         engine = stage.engine if isinstance(model, Manifest) else stage.name
         for part in stage.parts:
@@ -153,7 +153,7 @@ def inspect_tables(inspected: Inspected, *, every_layer: bool) -> Iterator[Rende
         yield _layers(network.layers, "layers in order")
     else:
         costly = sorted(network.layers, key=lambda layer: layer.flops, reverse=True)[:_TOP]
-        yield _layers(costly, f"the {len(costly)} layers with most FLOPs")
+        yield _layers(costly, f"top {len(costly)} layers by FLOPs")
         yield _tensors(network.layers)
 
 
@@ -165,7 +165,7 @@ def _overview(inspected: Inspected) -> Table:
     table.add_row("name", config.name)
     kind, origin = next((kind, value) for kind, value in config.source if value is not None)
     table.add_row("source", f"{kind}: {origin if isinstance(origin, str) else origin.factory}")
-    kept = f", fp32 kept in {', '.join(config.keep_fp32)}" if config.keep_fp32 else ""
+    kept = f", kept in fp32: {', '.join(config.keep_fp32)}" if config.keep_fp32 else ""
     table.add_row("precision", f"{config.precision}{kept}; I/O types: {config.io_types}")
     if quantized := inspected.quantized:
         table.add_row("quantized", ": ".join(part for part in (quantized["method"], quantized["said"]) if part))
@@ -184,7 +184,7 @@ def _overview(inspected: Inspected) -> Table:
 
 
 def _steps(steps: Iterable[Step]) -> Table:
-    table = pairs("what was done to the model")
+    table = pairs("changes to the model")
     for step in steps:
         table.add_row(step.name, step.detail)
     return table
@@ -212,7 +212,7 @@ def _layers(layers: Sequence[LayerRecord], title: str) -> Table:
 
 def _tensors(layers: Sequence[LayerRecord]) -> Table:
     """List the largest tensors that layers compute."""
-    table = listing("the largest tensors", "name", "type", "shape", "size")
+    table = listing("largest tensors", "name", "type", "shape", "size")
     computed = [tensor for layer in layers if layer.type != "CONSTANT" for tensor in layer.outputs]
     for tensor in sorted(computed, key=lambda tensor: -tensor.size_bytes)[:_TOP]:
         table.add_row(tensor.name, tensor.dtype, shape_text(tensor.shape), size_text(tensor.size_bytes))
@@ -241,6 +241,11 @@ def weights_text(by_type: Json) -> str:
     """Return sizes by type, largest first."""
     ordered = sorted(by_type.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {size_text(size)}" for name, size in ordered) or "none"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return `1 token`, `2 tokens`."""
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def size_text(size: float) -> str:

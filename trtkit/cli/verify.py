@@ -33,7 +33,7 @@ Examples:
   trtkit verify bundles/llama --text book.txt
 
 \b
-Exit codes: 0 right, 1 failed, 2 wrong usage or config, 3 out of tolerance."""
+Exit codes: 0 pass, 1 failed, 2 wrong usage or config, 3 out of tolerance."""
 
 OUT_OF_TOLERANCE = 3
 
@@ -47,20 +47,20 @@ OUT_OF_TOLERANCE = 3
     help="Images, .npz, Polygraphy data, or a folder.  [default: the config's]",
 )
 @click.option(
-    "--against", type=click.Choice(["onnxruntime", "torch"]), help="Reference.  [default: what the source runs in]"
+    "--against", type=click.Choice(["onnxruntime", "torch"]), help="Reference.  [default: the source's own framework]"
 )
 @click.option(
     "--layers/--no-layers",
     default=None,
-    help="Compare every layer with the network widened, and show its range.  [default: after a failure]",
+    help="Compare every layer with a higher-precision run and show its range.  [default: after a failure]",
 )
-@click.option("--corners/--no-corners", default=True, help="Run every profile's min, opt, max and random shapes.")
-@click.option("--text", metavar="FILE", help="An LLM's perplexity on this text, beside transformers'.")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a report with plots.")
+@click.option("--corners/--no-corners", default=True, help="Test each profile's min, opt, max and random shapes.")
+@click.option("--text", metavar="FILE", help="Compare an LLM's perplexity on this text with transformers.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML report with plots.")
 @click.option(
     "--fix",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Where fp16 or bf16 fails, find the nodes to keep in fp32 and write a repaired copy of the config.",
+    help="If fp16 or bf16 fails, find the nodes to keep in fp32 and write a repaired copy of the config.",
 )
 @trust_option
 @model_options
@@ -84,8 +84,8 @@ def command(
     """Check a network's numerics without a GPU.
 
     MODEL is a bundle, a config's name or YAML file, an .onnx or .gguf file, or a folder that transformers or
-    TensorRT-LLM saved. The reference executor computes the very network that TensorRT
-    builds; the outputs are compared with ONNX Runtime or PyTorch on the source model.
+    TensorRT-LLM saved. The reference executor runs the exact network that TensorRT builds and compares its outputs with
+    ONNX Runtime or PyTorch on the source model.
     """
     from trtkit.cli.progress import show_progress
     from trtkit.verification.verify import Request
@@ -169,4 +169,4 @@ def _show(report: Report, html: Path | None, *, as_json: bool) -> None:
 
     show(verify_tables(report))
     if html is not None:
-        say(f"report: {html}")
+        say(f"wrote {html}")

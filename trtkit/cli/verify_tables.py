@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from trtkit.cli.tables import listing, pairs, shape_text
-from trtkit.verification.verdict import reason, slice_text, verdict
+from trtkit.cli.tables import listing, pairs, plural, shape_text
+from trtkit.verification.verdict import PASS, reason, slice_text, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +59,7 @@ def verify_tables(report: Report) -> Iterator[RenderableType]:
         yield _red(report.layers_problem)
     if report.fixed:
         kept = ", ".join(report.fixed.keep_fp32)
-        yield Text.assemble(("repaired: ", "green"), f"{report.fixed.config} keeps in fp32: {kept}")
+        yield Text.assemble(("repaired: ", "green"), f"{report.fixed.config} keeps {kept} in fp32")
     styled_verdict = (verdict(report), _verdict_style(report))
     yield Text.assemble(styled_verdict, f": {report.name} in {report.precision}, {reason(report)}")
 
@@ -75,9 +75,9 @@ def _overview(report: Report) -> Table:
     rows.add_row("reference", report.reference)
     rows.add_row("inputs", ", ".join(report.samples))
     if report.batch_rows == "mixed":
-        rows.add_row("batch", "rows depend on each other, so a server must not batch requests")
+        rows.add_row("batch", "rows affect each other: a server must not batch requests")
     elif report.batch_rows == "independent":
-        rows.add_row("batch", "each row computes as it does alone")
+        rows.add_row("batch", "rows are independent")
     return rows
 
 
@@ -89,21 +89,21 @@ def _outputs(outputs: Mapping[str, Comparison], title: str) -> Table:
         if item.problem:
             rows.add_row(f"  {item.problem}")
         if item.equal_nans:
-            rows.add_row(f"  NaN on both sides: {item.equal_nans} of {item.values} values, not counted as error")
+            rows.add_row(f"  NaN in both: {item.equal_nans} of {item.values} values, not counted as errors")
     return rows
 
 
 def _rows(rows: Rows) -> Text:
-    """Say how many rows the other side does not have, which no error of the outputs counts."""
-    text = f"rows paired; {rows.unpaired:.1%} had no partner, at most {rows.allowed:.1%} allowed"
+    """Return how many rows have no match, which the errors of the outputs do not count."""
+    text = f"rows paired; {rows.unpaired:.1%} without a match (limit {rows.allowed:.1%})"
     return Text(text, "" if rows.passed else "red")
 
 
 def _parts(parts: Sequence[PartOutput]) -> Table:
-    """List what parts of a hybrid give, beside what the reference's modules do."""
-    rows = listing("parts, each with all before it", "part", "reference module", "relative RMS error", "")
+    """Compare the parts of a hybrid with the reference's modules."""
+    rows = listing("parts (each includes those before it)", "part", "reference module", "relative RMS error", "")
     for part in parts:
-        verdict = "right" if part.passed else _red(_fault(part))
+        verdict = "PASS" if part.passed else _red(_fault(part))
         rows.add_row(part.name, part.module, f"{part.relative_rms_error:.2e}", verdict)
     return rows
 
@@ -111,7 +111,7 @@ def _parts(parts: Sequence[PartOutput]) -> Table:
 def _answers(task: Agreement) -> Table:
     rows = pairs("answers")
     top_5 = "" if task.top_5 is None else f", top-5 {task.top_5:.1%}"
-    rows.add_row(task.measure, f"{task.agreement:.1%} equal the reference's{top_5}")
+    rows.add_row(task.measure, f"{task.agreement:.1%} match the reference{top_5}")
     rows.add_row("ours", ", ".join(str(ours) for ours, _ in task.answers[:_TOP]))
     rows.add_row("reference", ", ".join(str(theirs) for _, theirs in task.answers[:_TOP]))
     return rows
@@ -119,10 +119,10 @@ def _answers(task: Agreement) -> Table:
 
 def _perplexity(text: Perplexity) -> Table:
     rows = pairs("perplexity per token")
-    rows.add_row("text", f"{text.text}, {text.windows} windows, {text.tokens} tokens")
+    rows.add_row("text", f"{text.text}, {plural(text.windows, 'window')}, {text.tokens} tokens")
     rows.add_row("ours", f"{text.perplexity:.4f}")
     rows.add_row("reference", f"{text.reference:.4f}")
-    rows.add_row("change", f"{text.relative_change:.3%}, at most {text.allowed:.1%} allowed")
+    rows.add_row("change", f"{text.relative_change:.3%} (limit {text.allowed:.1%})")
     return rows
 
 
@@ -131,7 +131,7 @@ def _corners(corners: Sequence[Corner]) -> Table:
     for corner in corners:
         shapes = "; ".join(f"{name} {shape_text(shape)}" for name, shape in corner.shapes.items())
         error = "" if corner.relative_rms_error == math.inf else f"{corner.relative_rms_error:.2e}"
-        verdict = "right" if corner.passed else _red(_fault(corner))
+        verdict = "PASS" if corner.passed else _red(_fault(corner))
         rows.add_row(corner.name, shapes, error, verdict)
     return rows
 
@@ -139,7 +139,7 @@ def _corners(corners: Sequence[Corner]) -> Table:
 def _layers(layers: Sequence[LayerError]) -> Table:
     """List the layers with the largest errors in the order they run."""
     worst = sorted(layers, key=lambda layer: layer.relative_rms_error, reverse=True)[:_TOP]
-    rows = listing("largest errors against the widened network", "layer", "type", "relative RMS error", "")
+    rows = listing("largest errors compared with the higher-precision run", "layer", "type", "relative RMS error", "")
     for layer in (layer for layer in layers if layer in worst):
         note = "" if layer.is_finite else _red("not finite")
         rows.add_row(layer.layer, f"{layer.kind} {layer.dtype}", f"{layer.relative_rms_error:.2e}", note)
@@ -149,7 +149,7 @@ def _layers(layers: Sequence[LayerError]) -> Table:
 def _ranges(layers: Sequence[LayerError]) -> Table:
     """List the layers nearest to overflow in fp16, with what other types would do."""
     nearest = sorted(layers, key=lambda layer: layer.headroom_bits["fp16"])[:_TOP]
-    rows = listing("least headroom (bits)", "layer", "largest", "fp16", "bf16", "fp8", "flushed in fp16")
+    rows = listing("least headroom (bits)", "layer", "largest", "fp16", "bf16", "fp8", "flushed to 0 in fp16")
     for layer in nearest:
         bits = layer.headroom_bits
         texts = [
@@ -168,7 +168,7 @@ def _first_wrong(layer: LayerError) -> Text:
 def _verdict_style(report: Report) -> str:
     if not report.passed:
         return "bold red"
-    return "bold green" if verdict(report) == "right" else "bold yellow"
+    return "bold green" if verdict(report) == PASS else "bold yellow"
 
 
 def _fault(compared: Comparison | Corner) -> str:

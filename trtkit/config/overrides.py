@@ -93,9 +93,9 @@ def _put(parent: Any, key: str | int, value: Any, origin: str) -> None:
     elif isinstance(parent, list) and isinstance(key, int) and key <= len(parent):
         parent[key : key + 1] = [value]
     elif isinstance(parent, list):
-        raise _error(origin, f"`{key}` is no index of a list of {len(parent)}")
+        raise _error(origin, f"index `{key}` is out of range: the list has {len(parent)}")
     else:
-        raise _error(origin, f"`{key}` is below a value that has no keys")
+        raise _error(origin, f"cannot set `{key}`: its parent is a plain value")
 
 
 def _step_into(parent: Any, part: str | int, following: str | int, origin: str) -> Any:

@@ -16,15 +16,15 @@ else:
 
 
 class Calibration(StrictModel):
-    """What runs through the model to measure the ranges of its activations."""
+    """Data that the model runs on to measure its activations."""
 
     data: str | None = Field(
         None,
         description="A text file for LLMs; a folder of images, an image or an .npz file for vision; "
         "a path or `package://module/file`.",
     )
-    samples: StrictInt = Field(32, ge=1, description="Windows of text, or images, at most.")
-    length: StrictInt = Field(512, ge=2, description="Tokens in a window of text.")
+    samples: StrictInt = Field(32, ge=1, description="Maximum number of text windows or images.")
+    length: StrictInt = Field(512, ge=2, description="Tokens per text window.")
 
 
 # What asks for other layers or caches than a file holds.
@@ -34,37 +34,40 @@ _CHANGES = ("layers", "exclude", "kv_cache", "head", "block", "zero_points", "sm
 class PartOptions(StrictModel):
     """How one part of a model is quantized; its method alone is a short form."""
 
-    method: MethodName = Field(NONE, description="How layers are quantized; `none`: those of `layers` only.")
-    kv_cache: CacheFormat | None = Field(None, description="Type of an LLM's caches; the model's when unset.")
+    method: MethodName = Field(NONE, description="Quantization method; `none` quantizes only the layers in `layers`.")
+    kv_cache: CacheFormat | None = Field(None, description="KV cache type of an LLM; the model's if unset.")
     block: Block | None = Field(
-        None, description="Columns that share a scale, of the int4 methods; the largest that divides when unset."
+        None, description="Block size of int4 methods; the largest that divides the columns if unset."
     )
     zero_points: StrictBool = Field(
-        False, description="Let each int4 block have an offset: nearer to its weights, for one more small product."
+        False, description="Give each int4 block a zero point: more accurate, at the cost of one more small product."
     )
     layers: dict[str, MethodName] = Field(
         default_factory=dict,
-        description="Methods of layers by glob, such as `*.mlp.down: fp8`; the last that fits holds.",
+        description="Methods for layers by glob, such as `*.mlp.down: fp8`; the last match wins.",
     )
-    exclude: tuple[str, ...] = Field((), description="Globs of layers, or of ONNX nodes, that stay as they are.")
-    head: StrictBool = Field(False, description="Quantize an LLM's untied output projection too.")
+    exclude: tuple[str, ...] = Field((), description="Globs of layers or ONNX nodes not to quantize.")
+    head: StrictBool = Field(False, description="Also quantize an LLM's untied output projection.")
     algorithm: Literal["mse", "max", "entropy", "percentile"] = Field(
-        "mse", description="How a vision model's ranges follow from what was measured (INT8 and FP8)."
+        "mse", description="Calibration algorithm for vision models (INT8 and FP8)."
     )
     keep: float = Field(
-        0.2, ge=0, lt=1, description="Share of a vision model's products that may stay: those that lose most."
+        0.2,
+        ge=0,
+        lt=1,
+        description="Share of a vision model's products that may stay unquantized: those that lose most.",
     )
     smoothing: float | None = Field(
-        None, ge=0, le=1, description="SmoothQuant's alpha; 0.7, where a model's own is not known."
+        None, ge=0, le=1, description="SmoothQuant's alpha; 0.7 if unset and no better value is known for the model."
     )
-    calibration: Calibration = Field(Calibration(), description="Data that ranges are measured on.")
+    calibration: Calibration = Field(Calibration(), description="Calibration data.")
 
     @model_validator(mode="after")
     def _stays_as_stored(self) -> Self:
         changed = [key for key in _CHANGES if getattr(self, key)] if self.keeps_stored else []
         if changed:
             keys = " and ".join(f"`{key}`" for key in changed)
-            raise ValueError(f"`as_stored` keeps layers as the file holds them: remove {keys}, or use another method")
+            raise ValueError(f"`as_stored` keeps layers as stored in the file: remove {keys}, or use another method")
         return self
 
     @property
@@ -107,7 +110,7 @@ class QuantizeOptions(PartOptions):
     @model_validator(mode="after")
     def _has_work(self) -> Self:
         if self.is_idle and all(part.is_idle for part in self.parts.values()):
-            raise ValueError("nothing would be quantized: name a `method`, or give `layers`, `kv_cache` or `parts`")
+            raise ValueError("nothing would be quantized: set `method`, `layers`, `kv_cache` or `parts`")
         return self
 
     def of(self, part: str) -> PartOptions:

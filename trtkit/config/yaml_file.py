@@ -47,7 +47,7 @@ def read_yaml(path: Path) -> YamlFile:
     except yaml.YAMLError as error:
         raise _config_error(path, *_yaml_fault(error)) from error
     if not isinstance(node, yaml.MappingNode):
-        raise _config_error(path, "a config is a mapping of keys, such as `source:`")
+        raise _config_error(path, "a config must be a mapping with keys such as `source:`")
     lines: dict[KeyPath, int] = {}
     try:
         data = _construct(node, (), lines, path)
@@ -68,7 +68,7 @@ def _construct(node: yaml.Node, at: KeyPath, lines: dict[KeyPath, int], path: Pa
             key = str(key_node.value)
             line = key_node.start_mark.line + 1
             if key in mapping:
-                raise _config_error(path, f"key `{key}` is given twice", line)
+                raise _config_error(path, f"duplicate key `{key}`", line)
             lines[(*at, key)] = line
             mapping[key] = _construct(value_node, (*at, key), lines, path)
         return mapping

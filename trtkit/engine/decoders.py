@@ -73,7 +73,7 @@ def open_config_source(config: ModelConfig, quantized: Path | None = None) -> De
         return decoder_source.open_hf_folder(quantized)
     keeps = config.quantize is not None and config.quantize.keeps_stored
     if keeps and config.source.gguf is None:
-        what = "`as_stored` is for GGUF files; checkpoints of other kinds that are quantized stay so by themselves"
+        what = "`as_stored` applies to GGUF files; other quantized checkpoints are kept as stored anyway"
         raise ConfigError("the config does not fit its source", [Problem(what, "quantize.method", "remove `quantize`")])
     return decoder_source.open_decoder_source(config.source, keep_quantized=keeps)
 

@@ -21,7 +21,7 @@ def uses_plugins(config: ModelConfig, backend: str) -> bool:
     """Whether custom ops become plugins. Raises ConfigError where they must and the backend called so has none."""
     has_plugins = BACKENDS[backend].features.plugins
     if config.custom_ops.plugins == "always" and not has_plugins:
-        fix = "leave it at `never`, which builds each op's function, or use a target of the backend `tensorrt`"
+        fix = "set `never`, which builds each op from standard operators, or use a target with the backend `tensorrt`"
         problem = Problem(f"the backend `{backend}` has no plugins", "custom_ops.plugins", fix)
         raise ConfigError("the config does not fit the backend", [problem])
     return has_plugins and config.custom_ops.plugins != "never"
@@ -58,11 +58,13 @@ def register_plugins(backend: Backend, ops: Sequence[str], capabilities: Sequenc
 
     present = list(capabilities) or [gpu.compute_capability for gpu in list_gpus()[:1]]
     if not present:
-        fix = "name a target with compute capabilities, or leave `custom_ops.plugins` at `never`"
-        raise BackendError("plugins are compiled for a GPU: none is named and none is here", "custom_ops.plugins", fix)
+        fix = "use a target with compute capabilities, or set `custom_ops.plugins` to `never`"
+        raise BackendError(
+            "plugins are compiled for a GPU, but the target names none and none is present", "custom_ops.plugins", fix
+        )
     if min(present) < min(COMPUTE_CAPABILITIES):
-        what = f"kernels of plugins are for SM{min(COMPUTE_CAPABILITIES)} and newer; this is for SM{min(present)}"
-        raise BackendError(what, "custom_ops.plugins", "leave it at `never`")
+        what = f"plugin kernels need SM{min(COMPUTE_CAPABILITIES)} or newer; the target is SM{min(present)}"
+        raise BackendError(what, "custom_ops.plugins", "set it to `never`")
     module = backend.plugin_module()
     for op in ops:
         define(module, find(op), min(present))

@@ -79,7 +79,7 @@ def quantize_model(
     model = resolve(config)
     config = model.config
     if config.quantize is None or config.quantize.keeps_stored:
-        problem = Problem("no method is given", "quantize.method", "name one: `--method int8_wo`")
+        problem = Problem("no quantization method", "quantize.method", "choose one, e.g. `--method int8_wo`")
         raise ConfigError("nothing to quantize", [problem])
     _check_whole(model)
     if not scoring.is_empty:
@@ -100,8 +100,8 @@ def quantize_model(
 def _check_scored(model: Model, fallback: str | None) -> None:
     """Refuse models whose layers are not scored one by one, and unknown fallbacks. Raises ConfigError."""
     if model.interface == "arrays":
-        fix = "leave out --sensitivity, --budget and --html; `trtkit verify --layers` shows where a vision model loses"
-        raise ConfigError(SUMMARY, [Problem("only layers of language models are scored one by one", "quantize", fix)])
+        fix = "remove --sensitivity, --budget and --html; `trtkit verify --layers` shows a vision model's losses"
+        raise ConfigError(SUMMARY, [Problem("only language models can be scored layer by layer", "quantize", fix)])
     fallbacks = [name for name, method in METHODS.items() if method.is_fallback]
     if fallback is not None and fallback not in fallbacks:
         what, fix = f"`{fallback}` is no method for layers that are left", f"use one of {', '.join(fallbacks)}"
@@ -127,4 +127,6 @@ def _check_whole(model: Model) -> None:
         fix += "`--set vision.enabled=false` quantizes the language model alone"
     else:
         fix += "`--set route=onnx` quantizes the whole"
-    raise ConfigError(SUMMARY, [Problem("the model is made of parts, and this writes one model", "quantize", fix)])
+    raise ConfigError(
+        SUMMARY, [Problem("models of several parts cannot be written as one quantized model", "quantize", fix)]
+    )

@@ -52,11 +52,11 @@ def check_room(load: Load, folder: Path) -> None:
     """Refuse a build that memory or the disk of `folder` cannot hold, before it starts. Raises BuildError."""
     needed, available = load.memory_bytes, _available_memory_bytes()
     if available is not None and needed > available:
-        what = f"about {_gib(needed)} GiB of memory are needed, {_gib(available)} GiB are free"
-        raise BuildError(what, fix="free memory, or build on a machine with more")
+        what = f"about {_gib(needed)} GiB of memory needed, {_gib(available)} GiB free"
+        raise BuildError(what, fix="free some memory, or build on a machine with more")
     free = shutil.disk_usage(folder).free
     if load.disk_bytes > free:
-        what = f"about {_gib(load.disk_bytes)} GiB of disk are needed, {_gib(free)} GiB are free"
+        what = f"about {_gib(load.disk_bytes)} GiB of disk space needed, {_gib(free)} GiB free"
         raise BuildError(what, str(folder), "free space, or choose another `--output`")
 
 

@@ -38,7 +38,7 @@ def measured_on_arrays(opened: OpenedVision) -> Iterator[ModelConfig]:
         yield opened.config
         return
     if opened.spec.layout == "patches":
-        what = "this tower takes each image at a size of its own, on which it cannot be measured yet"
+        what = "calibration is not yet supported for towers with variable image sizes"
         raise QuantizeError(
             what,
             "quantize.method",

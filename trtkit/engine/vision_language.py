@@ -46,8 +46,8 @@ def _open_vision(folder: Path, config: ModelConfig) -> OpenedVision:
     from trtkit.sources.vision_language.load import whole_config
 
     if not any((folder / name).is_file() for name in PROCESSOR_FILES):
-        what = "no `preprocessor_config.json`: it says how an image becomes the model's input"
-        raise SourceError(what, str(folder), "take the folder as a whole, or set `vision.enabled=false` for text only")
+        what = "`preprocessor_config.json` is missing, which defines the image preprocessing"
+        raise SourceError(what, str(folder), "copy the complete folder, or set `vision.enabled=false` for text only")
     fields, options = whole_config(folder), config.vision or VisionOptions()
     limits = VisionLimits(options.max_images, options.max_tokens or _most_tokens(folder, fields, config))
     spec = vision_spec(fields, limits, str(folder / "config.json"))
@@ -124,11 +124,11 @@ def _check(spec: VisionSpec, fields: dict[str, Any], folder: Path) -> None:
     text, where = fields["text_config"], str(folder / "config.json")
     problems = []
     if spec.image_token_id >= int(text["vocab_size"]):
-        what = f"`image_token_id` {spec.image_token_id} is not below `text_config.vocab_size`, {text['vocab_size']}"
+        what = f"`image_token_id` {spec.image_token_id} must be below `text_config.vocab_size`, {text['vocab_size']}"
         problems.append(Problem(what, where))
     if spec.layout != "patches" and spec.tokens_per_image < 1:
         vision = fields["vision_config"]
-        what = f"an image of {vision['image_size']} pixels has no whole token of patches of {vision['patch_size']}"
+        what = f"an image of {vision['image_size']} pixels is too small for patches of {vision['patch_size']}"
         problems.append(Problem(what, where))
     if problems:
         raise ProblemsError(f"the parts of `{spec.model_type}` do not fit together", problems)

@@ -129,7 +129,7 @@ class Evaluation:
                 f"perplexity: {self.perplexity.perplexity:.4f} on {self.perplexity.tokens} tokens of {self.text}"
             )
         if self.distance is not None:
-            lines.append(f"change: {self.distance.change:+.2%}, {self.distance.divergence_nats:.4f} nats a token")
+            lines.append(f"change: {self.distance.change:+.2%}, {self.distance.divergence_nats:.4f} nats per token")
         if self.questions is not None:
             lines.append(f"answers: {self.questions.right} of {len(self.questions.answers)} right")
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What a verification found, in two words, and why."""
+"""The verdict of a verification, and the reason for it."""
 
 from __future__ import annotations
 
@@ -8,40 +8,44 @@ if TYPE_CHECKING:
     from trtkit.verification.report import Check, Comparison, Corner, Report
 
 
+PASS, INCONCLUSIVE = "PASS", "PASS (inconclusive)"
+WRONG_ANSWERS, OUT_OF_TOLERANCE = "FAIL (wrong answers)", "FAIL (out of tolerance)"
+
+
 def verdict(report: Report) -> str:
-    """Return `right`, `proves nothing`, `wrong answers` where nothing else is wrong, or `out of tolerance`."""
+    """Return one of the four verdicts: wrong answers if nothing else is wrong."""
     if report.passed:
-        return "proves nothing" if set(report.hollow) == set(report.outputs) else "right"
+        return INCONCLUSIVE if set(report.hollow) == set(report.outputs) else PASS
     optional: list[Check | None] = [report.rows, report.engine, report.perplexity]
     checks: list[Check] = [*report.outputs.values(), *report.corners, *report.parts]
     checks += [check for check in optional if check is not None]
     is_else_right = all(check.passed for check in checks)
-    return "wrong answers" if is_else_right and not report.task.passed else "out of tolerance"
+    return WRONG_ANSWERS if is_else_right and not report.task.passed else OUT_OF_TOLERANCE
 
 
 def reason(report: Report) -> str:
-    """Return what was asked for, and what is there of it where answers or a slice are wrong."""
+    """Return the tolerance, or how far the answers or a slice are off."""
     task, text = report.task, f"tolerance {report.tolerance:g}"
-    if verdict(report) == "wrong answers":
-        return f"{task.agreement:.1%} of {task.measure} equal the reference's, {task.required:.1%} are asked for"
+    if verdict(report) == WRONG_ANSWERS:
+        return f"{task.agreement:.1%} of {task.measure} match the reference; {task.required:.1%} required"
     for name, output in report.outputs.items():
         if not output.passed and output.relative_rms_error <= report.tolerance:
-            return f"`{name}` at {slice_text(output)} of its own size; {report.slice_tolerance:g} is allowed"
+            return f"`{name}` at {slice_text(output)} relative to its own size; limit {report.slice_tolerance:g}"
     return f"{text}; {hollow_text(report)}" if report.passed and report.hollow else text
 
 
 def slice_text(compared: Comparison | Corner) -> str:
-    """Return where a comparison is worst, and by how much: `axis 1, index 17: 9.8e-01`. Empty where it has no axes."""
+    """Return where a comparison is worst, and by how much: `axis 1, index 17: 9.8e-01`. Empty if it has no axes."""
     worst = compared.worst_slice
     return "" if worst is None else f"axis {worst.axis}, index {worst.index}: {worst.relative_rms_error:.1e}"
 
 
 def hollow_text(report: Report) -> str:
-    """Return which outputs prove nothing, and why."""
+    """Return which outputs are inconclusive, and why."""
     reasons = []
     for name in report.hollow:
         spread = report.outputs[name].spread
         reasons.append(
-            f"`{name}` is NaN throughout" if spread is None else f"`{name}` moves by {spread:.1e} between inputs"
+            f"`{name}` is all NaN" if spread is None else f"`{name}` changes by only {spread:.1e} between inputs"
         )
-    return f"{', '.join(reasons)}: a network that ignores its inputs would pass too"
+    return f"{', '.join(reasons)}, so a network that ignores its inputs would pass too"

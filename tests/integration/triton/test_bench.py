@@ -100,7 +100,7 @@ def test_python_measures_a_served_model_by_its_name_there(tiny_folder: Path, ser
 def test_a_load_needs_a_server_and_has_nobody_beside_it(vision_folder: Path, served: Served, trtkit: Run) -> None:
     words = ("bench", vision_folder / "tiny", "--unverified", "--concurrency", 2)
     for more, text in (
-        ((), "--concurrency is for language models, or for a server (--url)"),
+        ((), "--concurrency applies to language models, or to a server (--url)"),
         (("--url", url(served), "--model", "plain", "--compare", "onnxruntime"), "leave out --compare"),
     ):
         ran = trtkit(*words, *more)

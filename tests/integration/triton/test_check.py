@@ -225,7 +225,7 @@ def test_the_other_endpoints_port_is_told(served: Served, trtkit: Trtkit) -> Non
 def test_a_folder_that_is_no_bundle_is_told_before_anything_is_sent(tmp_path: Path, trtkit: Trtkit) -> None:
     ran = trtkit("check", "localhost:1", "--bundle", tmp_path)
     assert (ran.code, ran.out) == (1, "")
-    assert "no bundle here: `manifest.json` is missing" in ran.err
+    assert "not a bundle: `manifest.json` is missing" in ran.err
 
 
 def test_without_the_client_library_its_extra_is_named(trtkit: Trtkit, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,7 @@ def test_a_server_that_is_killed_is_reported(repository: Path, start_trtkit: Sta
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "error: " in err
-    assert "tritonserver ended with signal SIGKILL" in err
+    assert "tritonserver exited with signal SIGKILL" in err
     assert wait_until(lambda: not any(is_running(each) for each in stubs))
 
 
@@ -165,7 +165,7 @@ def test_when_a_models_process_is_killed_health_tells_and_serving_ends(repositor
     process.send_signal(signal.SIGCONT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "the process of `doubles` version 1 has ended: the server would call it ready and fail its requests" in err
+    assert "the process of `doubles` version 1 died: the server would report it as ready but fail its requests" in err
     assert not is_running(pid)
 
 
@@ -178,7 +178,9 @@ def test_a_server_whose_port_was_taken_meanwhile_reports_no_models_of_the_other(
         with LocalServer(find_server(), options) as second, pytest.raises(DeployError) as error:
             second.wait_ready(60)
         assert double(f"http://{first.http}") == [3.0, -4.0]
-    assert error.value.what.startswith("tritonserver ended with exit code 1: failed to start GRPC service: Unavailable")
+    assert error.value.what.startswith(
+        "tritonserver exited with exit code 1: failed to start GRPC service: Unavailable"
+    )
 
 
 def test_when_trtkit_is_killed_the_server_ends_too(

@@ -45,7 +45,7 @@ def test_a_taken_port_is_told_before_anything_starts(repository: Path, refuses: 
             other.kill()
     assert message == (
         f"--http-port: port {ends.http_port} of 127.0.0.1 cannot be listened on: address already in use\n"
-        "fix: choose another, or stop what listens there"
+        "fix: choose another port, or stop the process that uses it"
     )
 
 
@@ -68,7 +68,7 @@ def test_a_repository_with_faults_is_not_served(repository: Path, refuses: Calla
     assert refuses("serve", repository, "--allow-undeployed") == (
         f"{repository} cannot be served\n"
         f"  {repository}/doubles/1/weights: is a symbolic link\n"
-        "    fix: put the file or folder itself there\n"
+        "    fix: replace it with the file or folder itself\n"
         f"  {config}: the server has no backend `onnxruntime`; it has ensemble, python\n"
         "    fix: serve the repository from NVIDIA's container"
     )
@@ -89,7 +89,7 @@ def test_without_a_server_the_containers_line_is_shown(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     message = refuses("serve", repository)
-    assert message.startswith("there is no tritonserver on this machine\nfix: `pip install --no-deps --target ")
+    assert message.startswith("no tritonserver on this machine\nfix: `pip install --no-deps --target ")
     assert "docker run --rm" in message
     assert f"-v {repository}:/models:ro" in message
 

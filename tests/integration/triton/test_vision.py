@@ -200,7 +200,7 @@ def test_a_model_whose_files_have_changed_does_not_load(vision_folder: Path, tmp
     network.write_bytes(changed)
     refused = trtkit("serve", repository)
     assert refused.code == 1
-    assert f"{network}: the file is not the one that was deployed: its SHA-256 differs" in refused.err
+    assert f"{network}: the file has changed since it was deployed: SHA-256 mismatch" in refused.err
     with serving(repository) as running:  # a server that nobody asked to check
         reason = " ".join(running.states["plain"].reason.split())
-    assert "model.onnx: the file is not the one that was built: its SHA-256 differs" in reason
+    assert "model.onnx: the file has changed since the build: SHA-256 mismatch" in reason

@@ -93,14 +93,17 @@ def test_inspect_shows_the_tower(trtkit: Run) -> None:
         assert ran.code == 0, ran.err
         found = " ".join(ran.out.split())
         if path == bundle_of(QWEN):
-            assert "vision qwen2_vl, patches [?, 4, 96], positions [?, 4, 2]; as many tokens as it has, 24" in found
+            assert (
+                "vision qwen2_vl, patches [?, 4, 96], positions [?, 4, 2]; a variable number of tokens per image, 24"
+                in found
+            )
         else:
-            assert "vision llava, pixel_values [?, 3, 30, 30]; 25 tokens each, 4 images a call" in found
+            assert "vision llava, pixel_values [?, 3, 30, 30]; 25 tokens per image, at most 4 images per call" in found
 
 
 def test_what_ends_a_build_shows_the_tower(capsys: pytest.CaptureFixture[str]) -> None:
     show([bundle_summary(open_bundle(bundle_of(QWEN)))])
-    assert "patches [?, 4, 96], positions [?, 4, 2]; as many tokens as it has" in " ".join(
+    assert "patches [?, 4, 96], positions [?, 4, 2]; a variable number of tokens per image" in " ".join(
         capsys.readouterr().out.split()
     )
 
@@ -148,7 +151,7 @@ def test_an_image_for_a_model_of_text(refuses: Refuses, tmp_path: Path, photos: 
 def test_an_image_without_a_prompt(trtkit: Run, photos: list[Path]) -> None:
     ran = trtkit("generate", bundle_of(LLAVA), "--prompts", "p.jsonl", "--image", photos[0])
     assert ran.code == 2
-    assert "--image is for TEXT: a JSONL file names images in its lines" in ran.err
+    assert "--image goes with TEXT; in a JSONL file, list images in `images`" in ran.err
 
 
 def test_images_that_are_no_list(refuses: Refuses, workspace: Path) -> None:
@@ -222,7 +225,7 @@ def test_a_folder_without_an_image_processor(refuses: Refuses, tmp_path: Path) -
     folder = Path(shutil.copytree(folder_of(LLAVA), tmp_path / "model"))
     (folder / "preprocessor_config.json").unlink()
     said = refuses("build", config_of(folder))
-    assert "no `preprocessor_config.json`: it says how an image becomes the model's input" in said
+    assert "`preprocessor_config.json` is missing, which defines the image preprocessing" in said
     assert "`vision.enabled=false` for text only" in said
 
 

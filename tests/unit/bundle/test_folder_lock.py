@@ -74,7 +74,7 @@ def test_what_a_killed_build_left_is_cleaned(tmp_path: Path) -> None:
 def test_folder_without_the_mark_is_kept(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/precious").touch()
-    with pytest.raises(BundleError, match="is there already and is no bundle"):
+    with pytest.raises(BundleError, match="already exists and is not a bundle"):
         fill(tmp_path / "out")
     assert tree(tmp_path) == ["out", "out/precious"]
 
@@ -98,7 +98,7 @@ def test_links_in_the_way_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / ".out.lock").symlink_to("made")
     with pytest.raises(BundleError) as caught:
         fill(tmp_path / "out")
-    assert str(caught.value) == f"{tmp_path}/.out.lock: the lock is a link, which is not followed\nfix: remove it"
+    assert str(caught.value) == f"{tmp_path}/.out.lock: the lock file is a symbolic link\nfix: remove it"
     assert not (tmp_path / "made").exists()
 
 

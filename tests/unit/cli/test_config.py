@@ -86,7 +86,7 @@ def test_validate_knows_targets_and_keys_of_other_models(trtkit: Callable[..., R
     assert trtkit("config", "validate", "resnet50", "--target", "sm1").code == 2
     ran = trtkit("config", "validate", "resnet50", "--set", "llm.max_batch_size=2")
     assert ran.code == 2
-    assert "llm: has no meaning for an ONNX file" in ran.err
+    assert "llm: does not apply to an ONNX file" in ran.err
 
 
 def test_schema_takes_every_shipped_config(trtkit: Callable[..., Ran], workspace: Path) -> None:

@@ -83,9 +83,11 @@ def test_a_run_without_a_log_leaves_no_handler_behind(trtkit: Run) -> None:
 def test_quiet_and_verbose_exclude_each_other(words: list[str], trtkit: Run) -> None:
     ran = trtkit(*words)
     assert (ran.code, ran.out) == (2, "")
-    assert "--quiet and --verbose exclude each other" in ran.err
+    assert "--quiet and --verbose cannot be used together" in ran.err
 
 
 def test_a_log_that_cannot_be_written_stops_before_the_work(refuses: Callable[..., str]) -> None:
     said = refuses("doctor", "--log-file", "no/such/run.log")
-    assert said == "--log-file no/such/run.log: cannot be written: no such file or directory\nfix: name a file that can"
+    assert (
+        said == "--log-file no/such/run.log: cannot be written: no such file or directory\nfix: choose a writable file"
+    )

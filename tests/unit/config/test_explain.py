@@ -116,9 +116,9 @@ def test_source_is_exactly_one(text: str, expected: str, tmp_path: Path) -> None
     ("text", "expected"),
     [
         ("a: [1, 2\nb: 3", "my.yaml:2: not valid YAML: expected ',' or ']', but got ':'"),
-        ("- source", "my.yaml:1: a config is a mapping of keys, such as `source:`"),
-        ("", "my.yaml:1: a config is a mapping of keys, such as `source:`"),
-        ("target: any\ntarget: sm80", "my.yaml:2: key `target` is given twice"),
+        ("- source", "my.yaml:1: a config must be a mapping with keys such as `source:`"),
+        ("", "my.yaml:1: a config must be a mapping with keys such as `source:`"),
+        ("target: any\ntarget: sm80", "my.yaml:2: duplicate key `target`"),
         (
             "source: {onnx: m}\nname: !!python/name:os.system",
             "my.yaml:2: not valid YAML: "

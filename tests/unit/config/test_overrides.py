@@ -58,10 +58,10 @@ def test_setting_one_kind_of_source_takes_the_others_away() -> None:
         ("precision", "an override is `key.path=value`, such as `precision=fp16`"),
         ("=fp16", "an override is `key.path=value`, such as `precision=fp16`"),
         ("a=[1", "the value is not valid YAML: "),
-        ("list.5=1", "`5` is no index of a list of 1"),
+        ("list.5=1", "index `5` is out of range: the list has 1"),
         ("list.5.x=1", "`5` is neither a key nor an index there"),
-        ("text.key=1", "`key` is below a value that has no keys"),
-        ("source.onnx=1", "`onnx` is below a value that has no keys"),
+        ("text.key=1", "cannot set `key`: its parent is a plain value"),
+        ("source.onnx=1", "cannot set `onnx`: its parent is a plain value"),
     ],
 )
 def test_override_that_does_not_fit_is_named(text: str, expected: str) -> None:

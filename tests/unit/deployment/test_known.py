@@ -56,7 +56,7 @@ def test_a_changed_answer_is_refused_by_its_hash(bundle: Bundle) -> None:
     with pytest.raises(BundleError) as error:
         read_all_known(bundle)
     assert str(error.value) == (
-        f"{bundle.path / FILE}: the file is not the one that was built: its SHA-256 differs\n"
+        f"{bundle.path / FILE}: the file has changed since the build: SHA-256 mismatch\n"
         "fix: remove it and deploy the bundle again"
     )
 

@@ -108,7 +108,8 @@ def test_plugins_that_the_backend_lacks_are_refused(tmp_path: Path) -> None:
     assert str(caught.value) == (
         "the config does not fit the backend\n"
         "  custom_ops.plugins: the backend `tensorrt_rtx` has no plugins\n"
-        "    fix: leave it at `never`, which builds each op's function, or use a target of the backend `tensorrt`"
+        "    fix: set `never`, which builds each op from standard operators, or use a "
+        "target with the backend `tensorrt`"
     )
 
 
@@ -121,10 +122,12 @@ def test_a_backend_without_the_module_says_so() -> None:
 
 
 def test_plugins_for_an_old_gpu_are_refused() -> None:
-    with pytest.raises(BackendError, match="kernels of plugins are for SM80 and newer; this is for SM75"):
+    with pytest.raises(BackendError, match="plugin kernels need SM80 or newer; the target is SM75"):
         register_plugins(rtx(), ["DeformConv2d"], [75, 89])
 
 
 def test_plugins_for_no_known_gpu_are_refused() -> None:
-    with pytest.raises(BackendError, match="plugins are compiled for a GPU: none is named and none is here"):
+    with pytest.raises(
+        BackendError, match="plugins are compiled for a GPU, but the target names none and none is present"
+    ):
         register_plugins(rtx(), ["DeformConv2d"], [])

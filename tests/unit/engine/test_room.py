@@ -27,12 +27,12 @@ def test_memory_is_of_the_builder_or_of_the_export_whichever_is_more() -> None:
 
 
 def test_what_memory_cannot_hold_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"about 2048\d\.\d GiB of memory are needed, \d+\.\d+ GiB are free"):
+    with pytest.raises(BuildError, match=r"about 2048\d\.\d GiB of memory needed, \d+\.\d+ GiB free"):
         check_room(Load(10 * 2**40), tmp_path)
 
 
 def test_what_the_disk_cannot_hold_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"about 10752\.0 GiB of disk are needed, \d+\.\d+ GiB are free") as caught:
+    with pytest.raises(BuildError, match=r"about 10752\.0 GiB of disk space needed, \d+\.\d+ GiB free") as caught:
         check_room(Load(0, 0, 10 * 2**40), tmp_path)
     assert caught.value.where == str(tmp_path)
     assert caught.value.fix == "free space, or choose another `--output`"

@@ -63,5 +63,5 @@ def test_a_network_that_is_not_the_one_built_is_refused(build: Callable[..., Pat
     with pytest.raises(BundleError) as error:
         open_model(bundle)
     assert str(error.value) == (
-        f"{onnx_file}: the file is not the one that was built: its SHA-256 differs\nfix: build the bundle again"
+        f"{onnx_file}: the file has changed since the build: SHA-256 mismatch\nfix: build the bundle again"
     )

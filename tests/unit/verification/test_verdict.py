@@ -19,8 +19,8 @@ RIGHT, WRONG = (Corner("profile 0 min", {}, passed, 0.0) for passed in (True, Fa
 
 
 def test_wrong_answers_of_a_close_network_are_named() -> None:
-    assert verdict(WRONG_ANSWERS) == "wrong answers"
-    assert reason(WRONG_ANSWERS) == "66.7% of top-1 equal the reference's, 100.0% are asked for"
+    assert verdict(WRONG_ANSWERS) == "FAIL (wrong answers)"
+    assert reason(WRONG_ANSWERS) == "66.7% of top-1 match the reference; 100.0% required"
 
 
 @pytest.mark.parametrize(
@@ -37,25 +37,25 @@ def test_wrong_answers_of_a_close_network_are_named() -> None:
 )
 def test_whatever_else_is_wrong_comes_first(change: dict[str, Any]) -> None:
     changed = replace(WRONG_ANSWERS, **change)
-    assert (verdict(changed), reason(changed)) == ("out of tolerance", "tolerance 0.4")
+    assert (verdict(changed), reason(changed)) == ("FAIL (out of tolerance)", "tolerance 0.4")
 
 
 def test_what_passed_is_right() -> None:
-    assert verdict(replace(WRONG_ANSWERS, passed=True)) == "right"
+    assert verdict(replace(WRONG_ANSWERS, passed=True)) == "PASS"
 
 
 def test_a_slice_that_is_wrong_is_named_where_the_whole_is_close() -> None:
     outputs = {"y": output(2e-4, passed=False, worst_slice=WorstSlice(1, 17, 0.98))}
     changed = replace(WRONG_ANSWERS, outputs=outputs)
-    assert verdict(changed) == "out of tolerance"
-    assert reason(changed) == "`y` at axis 1, index 17: 9.8e-01 of its own size; 0.2 is allowed"
+    assert verdict(changed) == "FAIL (out of tolerance)"
+    assert reason(changed) == "`y` at axis 1, index 17: 9.8e-01 relative to its own size; limit 0.2"
 
 
 def test_a_pass_that_proves_nothing_says_so() -> None:
     hollow = output(1e-9, spread=2.4e-8)
     changed = replace(WRONG_ANSWERS, passed=True, outputs={"y": hollow}, hollow=("y",))
-    assert verdict(changed) == "proves nothing"
+    assert verdict(changed) == "PASS (inconclusive)"
     assert reason(changed) == (
-        "tolerance 0.4; `y` moves by 2.4e-08 between inputs: a network that ignores its inputs would pass too"
+        "tolerance 0.4; `y` changes by only 2.4e-08 between inputs, so a network that ignores its inputs would pass too"
     )
-    assert verdict(replace(changed, outputs={"y": hollow, "z": hollow})) == "right"
+    assert verdict(replace(changed, outputs={"y": hollow, "z": hollow})) == "PASS"

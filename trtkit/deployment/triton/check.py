@@ -83,7 +83,7 @@ def _name_of(bundle: Bundle, names: Sequence[str]) -> str:
     if len(set(names)) == 1:
         return names[0]
     has = ", ".join(sorted(set(names))) or "none"
-    raise DeployError(f"the server has no model `{own}`; it has {has}", "--model", "say which one the bundle is")
+    raise DeployError(f"the server has no model `{own}`; it has {has}", "--model", "choose one with `--model`")
 
 
 def _check_model(client: Client, entry: dict[str, str], bundle: Bundle | None) -> ModelReport:

@@ -63,7 +63,7 @@ def container_facts(models: Sequence[RepositoryModel], *, gpus: int = 1) -> Cont
     }
     if len(needed) > 1:
         names = ", ".join(sorted(release.name for release in needed))
-        raise DeployError(f"the models' plans need several releases of Triton: {names}", fix="serve them apart")
+        raise DeployError(f"the models need different Triton releases: {names}", fix="serve them separately")
     needs_trtkit = any(record["backend"] == "python" for record in records)
     return ContainerFacts(next(iter(needed), newest_release()), needs_trtkit, gpus)
 

@@ -47,7 +47,7 @@ def check_tensorrt(library: BackendRecord, version: str, where: str, *, is_versi
     else:
         is_fit = same_version(library.version, version)
     if not is_fit:
-        what = f"the plan is for TensorRT {library.version}; this has {version}"
+        what = f"the plan needs TensorRT {library.version}; this release has {version}"
         fitting = with_tensorrt(library.version)
         fix = f"serve it from {fitting[0].image}" if fitting else _REBUILD.format(version=version)
         raise DeployError(what, where, fix)
@@ -61,7 +61,7 @@ def check_release(
     if backend != "tensorrt":
         return
     if release.tensorrt is None:
-        what = f"no page that was read says which TensorRT Triton {release.name} carries"
+        what = f"the TensorRT version of Triton {release.name} is unknown"
         fitting = with_tensorrt(library.version)
         fix = f"use {fitting[0].name}" if fitting else f"look it up: {SUPPORT_MATRIX}"
         raise DeployError(what, release.name, fix)
@@ -76,7 +76,7 @@ def choose_release(library: BackendRecord, backend: str) -> Release:
     fitting = with_tensorrt(library.version)
     if not fitting:
         known = ", ".join(f"{each.tensorrt} ({each.name})" for each in releases() if each.tensorrt and each.is_safe)
-        what = f"no known Triton release carries TensorRT {library.version}"
+        what = f"no known Triton release includes TensorRT {library.version}"
         fix = f"build with one of {known}, or find the release: {SUPPORT_MATRIX}"
         raise DeployError(what, fix=fix)
     return fitting[0]

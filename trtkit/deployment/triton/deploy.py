@@ -109,16 +109,16 @@ def served_models(request: DeployRequest, options: DeployOptions) -> list[Served
     """Return the models that serve the bundle, those that others use first; clients call the last one."""
     bundle, form = request.bundle, request.form
     if "llm" in options.model_fields_set and bundle.manifest.interface != "tokens":
-        raise DeployError("the bundle holds no language model", "--set llm", "leave it out")
+        raise DeployError("the bundle does not hold a language model", "--set llm", "leave it out")
     name = check_name(request.name or bundle.manifest.name)
     if request.recognizer is not None:
         if form == "tensors":
-            raise DeployError("`--recognizer` makes a reader of pages, which takes images", "--as", "leave out one")
+            raise DeployError("`--recognizer` needs image inputs", "--as", "remove one of them")
         return ocr_pipeline(bundle, request.recognizer, name, options)
     if bundle.manifest.interface == "tokens":
         return [llm_model(bundle, name, options)]
     if form == "pipeline" and not takes_images(bundle):
-        what = "the config does not say how an image becomes the input"
+        what = "the config does not define image preprocessing"
         raise DeployError(what, bundle.manifest.name, "add `preprocess:` and build again, or deploy it `--as tensors`")
     if form == "tensors" or not takes_images(bundle):
         return network_models(bundle, name, options)
@@ -134,8 +134,8 @@ def _checked(bundle: Bundle) -> list[str]:
     if verification is None:
         notes.append(f"the bundle was not verified: `trtkit verify {shlex.quote(str(bundle.path))}`")
     elif not verification.passed:
-        what = f"the bundle's verification failed: {verification.verdict}"
-        raise DeployError(what, str(bundle.path), "see `trtkit verify --fix`, and verify it again")
+        what = f"the bundle did not pass verification: {verification.verdict}"
+        raise DeployError(what, str(bundle.path), "see `trtkit verify --fix`, then verify again")
     elif verification.batch_rows == "mixed":
         notes.append("requests never share a batch: the network's rows depend on each other")
     if reads_source(manifest) and manifest.backend.name != "tensorrt":

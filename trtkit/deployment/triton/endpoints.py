@@ -61,7 +61,7 @@ class Endpoints:
         ports = {"--http-port": self.http_port, "--grpc-port": self.grpc_port, "--metrics-port": self.metrics_port}
         for option, port in ports.items():
             if list(ports.values()).count(port) > 1:
-                raise DeployError(f"port {port} is given twice", option, "give each endpoint its own port")
+                raise DeployError(f"port {port} is used twice", option, "give each endpoint its own port")
             _check_free(self.host, port, option)
 
 
@@ -159,5 +159,5 @@ def _check_free(host: str, port: int, option: str) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            what = f"port {port} of {host} cannot be listened on: {(error.strerror or str(error)).lower()}"
-            raise DeployError(what, option, "choose another, or stop what listens there") from None
+            what = f"cannot listen on port {port} of {host}: {(error.strerror or str(error)).lower()}"
+            raise DeployError(what, option, "choose another port, or stop the process that uses it") from None

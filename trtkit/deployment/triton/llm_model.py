@@ -59,4 +59,4 @@ def _check(options: DeployOptions) -> None:
     names = options.model_fields_set | {f"queue.{name}" for name in queue}
     for name, fix in _INSTEAD.items():
         if name in names:
-            raise DeployError("a language model has no such option", f"--set {name}", fix)
+            raise DeployError("does not apply to language models", f"--set {name}", fix)

@@ -135,8 +135,8 @@ class LocalServer:
             return False
         if lost and self.exit_code() is None:
             names = ", ".join(f"`{state.name}` version {state.version}" for state in lost)
-            what = f"the process of {names} has ended: the server would call it ready and fail its requests"
-            fix = "start it again; if memory ran out, serve it with fewer slots or give it more"
+            what = f"the process of {names} died: the server would report it as ready but fail its requests"
+            fix = "restart the server; if memory ran out, use fewer slots or add memory"
             raise DeployError(what, "; ".join(self.log.errors(1)), fix)
         return True
 
@@ -159,7 +159,7 @@ class LocalServer:
             self._reader.join(1.0)
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         reasons = "; ".join(self.log.errors()) or "; ".join(list(self.log.lines)[-3:])
-        return DeployError(f"tritonserver ended with {how}: {reasons}", str(self.files.binary))
+        return DeployError(f"tritonserver exited with {how}: {reasons}", str(self.files.binary))
 
     def stop(self) -> None:
         """End the server; what does not end in time, and every process it started, is killed."""

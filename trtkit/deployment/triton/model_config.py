@@ -59,7 +59,7 @@ class Tensor:
         """Return it as ModelConfig's JSON form has it. Raises DeployError for types that Triton does not know."""
         if self.dtype not in TRITON_TYPES:
             known = ", ".join(name for name in TRITON_TYPES if name != "text")
-            raise DeployError(f"Triton has no type for `{self.dtype}`", self.name, f"use one of {known}")
+            raise DeployError(f"Triton does not support type `{self.dtype}`", self.name, f"use one of {known}")
         fields: dict[str, Any] = {"name": self.name, "data_type": TRITON_TYPES[self.dtype], "dims": list(self.dims)}
         if self.is_scalar:
             fields |= {"dims": [1], "reshape": {"shape": []}}

@@ -27,41 +27,43 @@ class QueueOptions(StrictModel):
     """
 
     delay_us: StrictInt = Field(2000, ge=0, description="How long the batcher waits for more requests.")
-    max_size: StrictInt = Field(0, ge=0, description="Requests that may wait; 0 is no limit.")
-    timeout_us: StrictInt = Field(0, ge=0, description="How long a request may wait; 0 is no limit.")
-    on_timeout: Literal["reject", "delay"] = Field("reject", description="What happens to one that waited too long.")
+    max_size: StrictInt = Field(0, ge=0, description="Maximum queued requests; 0 for no limit.")
+    timeout_us: StrictInt = Field(0, ge=0, description="Maximum time in the queue; 0 for no limit.")
+    on_timeout: Literal["reject", "delay"] = Field(
+        "reject", description="What to do with a request that waited too long."
+    )
 
 
 class LlmServing(StrictModel):
-    """How a language model is served."""
+    """Options of language models."""
 
-    slots: StrictInt | None = Field(None, ge=1, description="Sequences at once; the engine's own number when unset.")
-    max_queue: StrictInt = Field(256, ge=1, description="Requests that may wait for a slot; more are refused.")
-    prefill_budget: StrictInt | None = Field(None, ge=1, description="New prompt tokens of one step.")
-    default_max_tokens: StrictInt = Field(128, ge=1, description="Length of an answer where a request gives none.")
+    slots: StrictInt | None = Field(None, ge=1, description="Concurrent sequences; the engine's number if unset.")
+    max_queue: StrictInt = Field(256, ge=1, description="Maximum requests waiting for a slot; others are rejected.")
+    prefill_budget: StrictInt | None = Field(None, ge=1, description="New prompt tokens per step.")
+    default_max_tokens: StrictInt = Field(128, ge=1, description="Default number of output tokens.")
 
 
 class DeployOptions(StrictModel):
     """How a bundle is served."""
 
-    instances: StrictInt = Field(1, ge=1, description="Copies of the model, on each GPU where it has some.")
-    gpus: tuple[StrictInt, ...] = Field((), description="GPUs to run on; all when empty.")
-    max_batch_size: StrictInt | None = Field(None, ge=0, description="Largest batch; the profiles' own when unset.")
-    queue: QueueOptions = Field(QueueOptions(), description="The queue in front of the model.")
-    cuda_graphs: StrictBool = Field(False, description="Capture CUDA graphs; for TensorRT's own backend.")
+    instances: StrictInt = Field(1, ge=1, description="Model instances, per GPU if there are GPUs.")
+    gpus: tuple[StrictInt, ...] = Field((), description="GPUs to run on; all if empty.")
+    max_batch_size: StrictInt | None = Field(None, ge=0, description="Largest batch; the profiles' if unset.")
+    queue: QueueOptions = Field(QueueOptions(), description="The model's request queue.")
+    cuda_graphs: StrictBool = Field(False, description="Capture CUDA graphs, with Triton's TensorRT backend.")
     response_cache: StrictBool = Field(False, description="Answer repeated requests from the server's cache.")
-    warmup: StrictBool = Field(True, description="Run one request before the model is called ready.")
+    warmup: StrictBool = Field(True, description="Run one request before the model becomes ready.")
     resources: dict[str, StrictInt] = Field(
-        default_factory=dict, description="What an instance holds while it runs, for the server's rate limiter."
+        default_factory=dict, description="Resources that a running instance holds, for the rate limiter."
     )
-    keep_versions: StrictInt = Field(1, ge=1, description="Newest versions that are served side by side.")
-    top_k: StrictInt = Field(5, ge=1, description="Classes that a classifier's answer names.")
-    llm: LlmServing = Field(LlmServing(), description="How a language model is served.")
+    keep_versions: StrictInt = Field(1, ge=1, description="Number of newest versions to serve.")
+    top_k: StrictInt = Field(5, ge=1, description="Number of classes in a classifier's answer.")
+    llm: LlmServing = Field(LlmServing(), description="Options of language models.")
 
     @model_validator(mode="after")
     def _gpus_are_numbers(self) -> Self:
         if any(gpu < 0 for gpu in self.gpus) or len(set(self.gpus)) != len(self.gpus):
-            raise ValueError("`gpus` is a list of different numbers from 0 up")
+            raise ValueError("`gpus` must be a list of distinct numbers, 0 or greater")
         return self
 
 

@@ -59,7 +59,7 @@ def find_release(name: str) -> Release:
     matches = [release for release in releases() if release.name == name]
     if not matches:
         known = ", ".join(release.name for release in releases())
-        raise DeployError(f"no known Triton release is called `{name}`", "--release", f"known are {known}")
+        raise DeployError(f"unknown Triton release `{name}`", "--release", f"known releases: {known}")
     return matches[0]
 
 

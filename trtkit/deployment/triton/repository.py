@@ -112,12 +112,12 @@ def refuse_links(folder: Path) -> None:
     """Raise DeployError where anything in the folder is a symbolic link: a server would follow it out."""
     for path in (folder, *folder.rglob("*")):
         if path.is_symlink():
-            raise DeployError("is a symbolic link", str(path), "put the file or folder itself there")
+            raise DeployError("is a symbolic link", str(path), "replace it with the file or folder itself")
 
 
 def _check_folder(repository: Path) -> None:
     if repository.exists() and not repository.is_dir():
-        raise DeployError("is no folder", str(repository), "choose another `--repository`")
+        raise DeployError("is not a folder", str(repository), "choose another `--repository`")
 
 
 def _place(model: ServedModel, folder: Path, keep_versions: int) -> Placement:
@@ -126,7 +126,7 @@ def _place(model: ServedModel, folder: Path, keep_versions: int) -> Placement:
     refuse_links(folder)
     there = sorted(int(path.name) for path in folder.iterdir() if path.is_dir() and path.name.isdecimal())
     if not there or not (folder / str(there[-1]) / DEPLOYMENT).is_file() or not (folder / CONFIG).is_file():
-        raise DeployError("is there already and no model that trtkit wrote", str(folder), "choose another `--name`")
+        raise DeployError("already exists and was not written by trtkit", str(folder), "choose another `--name`")
     old_text = (folder / CONFIG).read_text(encoding="utf-8")
     old = read_config(old_text, str(folder / CONFIG))
     live = [number for number in old.version_policy.specific.versions if number in there]

@@ -76,7 +76,7 @@ def read_repository(repository: Path) -> list[RepositoryModel]:
     if problems:
         raise ProblemsError("the repository cannot be served", problems)
     if not models:
-        what = f"no model here: no folder has a `{CONFIG}`"
+        what = f"no models: no folder has a `{CONFIG}`"
         raise DeployError(what, str(repository), "give a folder that `trtkit deploy` wrote")
     return models
 
@@ -119,7 +119,7 @@ def _links(repository: Path) -> Iterator[Problem]:
         for name in sorted([*folders, *files]):
             path = Path(folder) / name
             if path.is_symlink():
-                yield Problem("is a symbolic link", str(path), "put the file or folder itself there")
+                yield Problem("is a symbolic link", str(path), "replace it with the file or folder itself")
 
 
 def _strangers(repository: Path) -> Iterator[Problem]:
@@ -153,26 +153,26 @@ def _config_problems(model: RepositoryModel, files: ServerFiles, known: set[str]
         what = f"the server has no backend `{backend}`; it has {', '.join(files.backends)}"
         yield Problem(what, where, "serve the repository from NVIDIA's container")
     if model.config.name not in {"", model.name}:
-        yield Problem(f"the configuration is of a model `{model.config.name}`", where, _DEPLOY)
+        yield Problem(f"the configuration belongs to model `{model.config.name}`", where, _DEPLOY)
     for step in model.steps:
         if step not in known:
-            yield Problem(f"the ensemble needs a model `{step}`, which is not here", where, _DEPLOY)
+            yield Problem(f"the ensemble needs model `{step}`, which is missing", where, _DEPLOY)
     for name in (model.config.default_model_filename, *model.config.cc_model_filenames.values()):
         if name and not _is_inside(name):
-            yield Problem(f"`{name}` is no file of the model's own", where, _DEPLOY)
+            yield Problem(f"`{name}` is not a file of the model", where, _DEPLOY)
     for key, parameter in model.config.parameters.items():
         path = PurePosixPath(parameter.string_value)
         if ".." in path.parts or path.is_absolute():
-            yield Problem(f"`{key}` leads out of the repository: `{path}`", where, _DEPLOY)
+            yield Problem(f"`{key}` points outside the repository: `{path}`", where, _DEPLOY)
 
 
 def _version_problems(model: RepositoryModel) -> Iterator[Problem]:
     versions = model.versions
     named = set(model.config.version_policy.specific.versions) - {int(path.name) for path in versions}
     for number in sorted(named):
-        yield Problem(f"version {number} is served and not here", str(model.folder), _DEPLOY)
+        yield Problem(f"version {number} is listed but missing", str(model.folder), _DEPLOY)
     if not versions and not named and not model.steps:
-        yield Problem("the model has no version", str(model.folder), _DEPLOY)
+        yield Problem("the model has no versions", str(model.folder), _DEPLOY)
     for version in versions:
         with contextlib.suppress(DeployError):  # a record that cannot be read is a problem of trust
             record = _read_record(version)
@@ -188,7 +188,7 @@ def _trust_problems(model: RepositoryModel, *, allow_undeployed: bool) -> Iterat
     yield from _code_problems(model)
     for version in model.versions:
         if version not in deployed:
-            what = f"the version has no `{DEPLOYMENT}`: nothing says that its code is what was deployed"
+            what = f"the version has no `{DEPLOYMENT}`, so its code cannot be checked"
             yield Problem(what, str(version), _UNDEPLOYED)
             continue
         try:
@@ -201,7 +201,7 @@ def _code_problems(model: RepositoryModel) -> Iterator[Problem]:
     """Yield what could run with a model apart from its versions: fields of its configuration, files in its folder."""
     fields = [field.name for field, _ in model.config.ListFields() if field.name in _CODE_FIELDS]
     for name in [*fields, *model.config.parameters]:
-        what = f"`{name}` is not of a deployment, and may choose what code runs"
+        what = f"`{name}` was not written by `trtkit deploy` and can make the server run code"
         yield Problem(what, str(model.folder / CONFIG), _DEPLOY)
     for path in sorted(model.folder.iterdir()):
         is_known = path.name == CONFIG or (path.is_dir() and path.name.isdecimal())
@@ -234,11 +234,11 @@ def _file_problems(version: Path, digests: dict[str, str]) -> Iterator[Problem]:
     for name, sha256 in digests.items():
         path = version / name
         if not _is_inside(name):
-            yield Problem(f"`{name}` is no file of the version's own", str(version / DEPLOYMENT), _DEPLOY)
+            yield Problem(f"`{name}` is not a file of the version", str(version / DEPLOYMENT), _DEPLOY)
         elif not path.is_file():
             yield Problem("the file is missing", str(path), _DEPLOY)
         elif sha256_of(path) != sha256:
-            yield Problem("the file is not the one that was deployed: its SHA-256 differs", str(path), _DEPLOY)
+            yield Problem("the file has changed since it was deployed: SHA-256 mismatch", str(path), _DEPLOY)
     for path in sorted(version.rglob("*")):
         is_known = str(path.relative_to(version)) in {*digests, DEPLOYMENT}
         if not is_known and not path.is_dir() and not path.is_symlink():

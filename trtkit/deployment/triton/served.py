@@ -50,6 +50,6 @@ class ServedModel:
 def check_name(name: str) -> str:
     """Return `name`. Raises DeployError where it could leave the repository or Triton would not take it."""
     if _NAME.fullmatch(name) is None:
-        what = f"`{name}` cannot name a model: letters, digits, `.`, `_` and `-`, a letter or digit first"
+        what = f"invalid model name `{name}`: use letters, digits, `.`, `_` and `-`, starting with a letter or digit"
         raise DeployError(what, "--name", "choose another name")
     return name

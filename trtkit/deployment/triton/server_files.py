@@ -75,7 +75,7 @@ class ServerFiles:
             return None
         folder = Path(sys.prefix) / "triton-server"
         quoted = shlex.quote(str(folder))
-        fix = f"`{INSTALL.format(folder=quoted)}` makes one that takes it, for `--server {quoted}`"
+        fix = f"`{INSTALL.format(folder=quoted)}` creates one that does, for `--server {quoted}`"
         return f"this server's Python was made for NumPy 1, and text crashes it with NumPy 2; {fix}"
 
     def write_backends(self, folder: Path) -> Path | None:
@@ -123,16 +123,14 @@ def find_server(server: str | None = None, environment: Mapping[str, str] = os.e
         where = "--server" if server else VARIABLE
         files = _open(Path(chosen), where)
         if files is None:
-            what = f"`{chosen}` is no tritonserver and no folder of one"
-            raise DeployError(what, where, "give the program, or the folder that `nvidia-pytriton` was installed into")
+            what = f"`{chosen}` is neither a tritonserver nor a folder with one"
+            raise DeployError(what, where, "give the program, or the folder with `nvidia-pytriton`")
         return files
     for path, words in _usual_places():
         if (files := _open(path, words)) is not None:
             return files
     folder = Path(sys.prefix) / "triton-server"
-    raise DeployError(
-        "there is no tritonserver on this machine", fix=f"`{INSTALL.format(folder=shlex.quote(str(folder)))}`"
-    )
+    raise DeployError("no tritonserver on this machine", fix=f"`{INSTALL.format(folder=shlex.quote(str(folder)))}`")
 
 
 def _usual_places() -> Iterator[tuple[Path, str]]:

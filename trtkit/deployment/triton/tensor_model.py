@@ -107,5 +107,5 @@ def _refuse_bf16(manifest: Manifest) -> None:
     """Raise DeployError where a tensor has a type that Python's arrays do not know."""
     for record in (*manifest.inputs, *manifest.outputs):
         if record.dtype == "bf16":
-            what = f"`{record.name}` is bf16, which models of the Python backend cannot take or give"
+            what = f"`{record.name}` is bf16, which Triton's Python backend does not support"
             raise DeployError(what, manifest.name, "build the bundle with `--set io_types=fp32`")

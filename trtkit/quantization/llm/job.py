@@ -67,7 +67,7 @@ def quantize_llm(request: QuantizeRequest, context: Context) -> QuantizedLlm:
 def _scored(scores: Scores) -> str:
     """Return the scores in a line."""
     left = f"; {len(scores.kept)} of {len(scores.layers)} layers left" if scores.kept else ""
-    return f"together {scores.loss:.4f} nats a token{left}"
+    return f"together {scores.loss:.4f} nats per token{left}"
 
 
 def _texts(options: QuantizeOptions, opened: DecoderSource, *, is_needed: bool) -> list[list[int]]:

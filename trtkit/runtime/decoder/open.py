@@ -29,7 +29,7 @@ def open_execution(
     engine does not have, BundleError where the bundle's files or its source have changed.
     """
     if bundle.manifest.interface != "tokens":
-        what = "the bundle holds no language model"
+        what = "the bundle does not hold a language model"
         raise GenerationError(what, str(bundle.path), "give a bundle that was built from an `llm` config")
     count = _checked_slots(bundle, slots)
     if runs_on_gpu(runtime):

@@ -85,7 +85,7 @@ def read_text_bundle(bundle: Bundle | Path | str) -> TextBundle:
     manifest, folder = opened.manifest, opened.path / "model"
     if manifest.interface != "tokens":
         fix = "give a bundle that was built from an `llm` config"
-        raise GenerationError("the bundle holds no language model", str(opened.path), fix)
+        raise GenerationError("the bundle does not hold a language model", str(opened.path), fix)
     logits = next(output for output in manifest.outputs if output.name == "logits")
     tokenizer = open_tokenizer(folder)
     options = llm_options(manifest.config)

@@ -86,7 +86,7 @@ def test_plans_of_two_releases_cannot_be_served_together(tmp_path: Path) -> None
     deployed(tmp_path, "old", "tensorrt", ("tensorrt", "10.15.1.29"))
     with pytest.raises(DeployError) as error:
         facts_of(tmp_path)
-    assert str(error.value) == "the models' plans need several releases of Triton: 26.02, 26.07\nfix: serve them apart"
+    assert str(error.value) == "the models need different Triton releases: 26.02, 26.07\nfix: serve them separately"
 
 
 def test_the_servers_own_line_has_the_flags_it_is_started_with() -> None:

@@ -31,7 +31,7 @@ def test_a_plan_of_another_version_is_refused_with_the_release_that_fits() -> No
     with pytest.raises(DeployError) as error:
         check_release(full("11.1.0.106"), find_release("26.02"), "tensorrt")
     assert str(error.value) == (
-        "26.02: the plan is for TensorRT 11.1.0.106; this has 10.15.1\n"
+        "26.02: the plan needs TensorRT 11.1.0.106; this release has 10.15.1\n"
         "fix: serve it from nvcr.io/nvidia/tritonserver:26.07-py3"
     )
 
@@ -40,7 +40,7 @@ def test_a_plan_that_no_known_release_fits_is_built_again() -> None:
     with pytest.raises(DeployError) as error:
         check_release(full("12.0.0.1"), find_release("26.07"), "tensorrt")
     assert error.value.fix == "build the bundle again with TensorRT 11.1.0.106"
-    with pytest.raises(DeployError, match=r"no known Triton release carries TensorRT 12\.0\.0\.1") as error:
+    with pytest.raises(DeployError, match=r"no known Triton release includes TensorRT 12\.0\.0\.1") as error:
         choose_release(full("12.0.0.1"), "tensorrt")
     assert error.value.fix.startswith("build with one of 11.1.0.106 (26.07), or find the release: https://docs.nvidia")
 
@@ -48,7 +48,7 @@ def test_a_plan_that_no_known_release_fits_is_built_again() -> None:
 def test_a_release_whose_tensorrt_nobody_states_is_not_guessed() -> None:
     with pytest.raises(DeployError) as error:
         check_release(full("11.1.0.106"), find_release("26.09"), "tensorrt")
-    assert str(error.value) == "26.09: no page that was read says which TensorRT Triton 26.09 carries\nfix: use 26.07"
+    assert str(error.value) == "26.09: the TensorRT version of Triton 26.09 is unknown\nfix: use 26.07"
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_version_compatible_plan_fits_later_versions_of_its_major(server: str,
     if is_fit:
         check_tensorrt(full("11.1.0.106"), server, "here", is_version_compatible=True)
     else:
-        with pytest.raises(DeployError, match="the plan is for TensorRT 11"):
+        with pytest.raises(DeployError, match="the plan needs TensorRT 11"):
             check_tensorrt(full("11.1.0.106"), server, "here", is_version_compatible=True)
 
 

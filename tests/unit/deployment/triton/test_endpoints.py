@@ -34,20 +34,20 @@ def test_a_taken_port_is_an_error_that_names_its_option() -> None:
         with pytest.raises(DeployError) as error:
             ends.check_free()
     assert str(error.value) == (
-        f"--grpc-port: port {ends.grpc_port} of 127.0.0.1 cannot be listened on: address already in use\n"
-        "fix: choose another, or stop what listens there"
+        f"--grpc-port: cannot listen on port {ends.grpc_port} of 127.0.0.1: address already in use\n"
+        "fix: choose another port, or stop the process that uses it"
     )
     ends.check_free()
 
 
 def test_one_port_for_two_is_an_error() -> None:
-    with pytest.raises(DeployError, match="port 8000 is given twice"):
+    with pytest.raises(DeployError, match="port 8000 is used twice"):
         Endpoints(metrics_port=8000).check_free()
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
 def test_a_host_that_is_not_this_machine_is_an_error(host: str) -> None:
-    with pytest.raises(DeployError, match="cannot be listened on"):
+    with pytest.raises(DeployError, match="cannot listen on"):
         Endpoints(host, 0, 1, 2).check_free()
 
 

@@ -38,7 +38,7 @@ def test_a_tensor_without_axes_is_reshaped() -> None:
 
 
 def test_a_type_that_triton_lacks_is_told() -> None:
-    with pytest.raises(DeployError, match="Triton has no type for `fp8`"):
+    with pytest.raises(DeployError, match="Triton does not support type `fp8`"):
         Tensor("x", "fp8", (1,)).fields()
 
 

@@ -55,5 +55,5 @@ def test_versions_are_compared_up_to_the_patch(first: str, second: str, is_same:
 def test_an_unknown_release_names_those_that_are_known() -> None:
     with pytest.raises(DeployError) as error:
         find_release("27.13")
-    assert error.value.what == "no known Triton release is called `27.13`"
+    assert error.value.what == "unknown Triton release `27.13`"
     assert "26.07, 26.08" in error.value.fix

@@ -15,7 +15,7 @@ from trtkit.errors import DeployError, ProblemsError
 if TYPE_CHECKING:
     from pathlib import Path
 
-MISSING = "{}: the version has no `deployment.json`: nothing says that its code is what was deployed"
+MISSING = "{}: the version has no `deployment.json`, so its code cannot be checked"
 PARAMETER = 'parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{}" }} }}\n'
 OUTPUT = 'output { name: "y" data_type: TYPE_FP32 dims: 1 }\n'
 
@@ -103,7 +103,7 @@ def test_a_configuration_that_chooses_other_code_is_refused(
     config = repository / "tiny" / "config.pbtxt"
     config.write_text(config.read_text() + text)
     assert problems(repository, files) == [
-        f"tiny/config.pbtxt: `{name}` is not of a deployment, and may choose what code runs"
+        f"tiny/config.pbtxt: `{name}` was not written by `trtkit deploy` and can make the server run code"
     ]
 
 
@@ -117,7 +117,7 @@ def test_models_that_a_client_may_load_later_are_checked_too(repository: Path, f
     config = repository / "other" / "config.pbtxt"
     config.write_text(config.read_text().replace('"tiny"', '"other"'))
     (repository / "other" / "1" / "model.py").write_text("print('another model')\n")
-    wanted = "other/1/model.py: the file is not the one that was deployed: its SHA-256 differs"
+    wanted = "other/1/model.py: the file has changed since it was deployed: SHA-256 mismatch"
     assert problems(repository, files, "tiny") == [wanted]
 
 
@@ -126,7 +126,7 @@ def test_files_that_are_not_what_was_deployed(repository: Path, files: ServerFil
     (version / "model.py").write_text("print('another model')\n")
     (version / "extra.py").write_text("")
     assert problems(repository, files) == [
-        "tiny/1/model.py: the file is not the one that was deployed: its SHA-256 differs",
+        "tiny/1/model.py: the file has changed since it was deployed: SHA-256 mismatch",
         "tiny/1/extra.py: the file was not deployed",
     ]
     (version / "model.py").unlink()
@@ -138,7 +138,7 @@ def test_a_record_that_leads_out_is_refused(repository: Path, files: ServerFiles
     version = repository / "tiny" / "1"
     digests = json.loads((version / "deployment.json").read_text())["files"]
     deployed(version, "python", None, files={**digests, name: "0" * 64})
-    assert problems(repository, files) == [f"tiny/1/deployment.json: `{name}` is no file of the version's own"]
+    assert problems(repository, files) == [f"tiny/1/deployment.json: `{name}` is not a file of the version"]
 
 
 @pytest.mark.parametrize("target", ["a file", "a folder", "nothing"])
@@ -159,8 +159,8 @@ def test_configurations_that_lead_out_are_refused(repository: Path, files: Serve
     up += PARAMETER.format("$$TRITON_MODEL_DIRECTORY/../env.tar.gz")
     python_model(repository, "up", "", OUTPUT + up)
     assert problems(repository, files, allow_undeployed=True) == [
-        "up/config.pbtxt: `../../evil.py` is no file of the model's own",
-        "up/config.pbtxt: `EXECUTION_ENV_PATH` leads out of the repository: `$$TRITON_MODEL_DIRECTORY/../env.tar.gz`",
+        "up/config.pbtxt: `../../evil.py` is not a file of the model",
+        "up/config.pbtxt: `EXECUTION_ENV_PATH` points outside the repository: `$$TRITON_MODEL_DIRECTORY/../env.tar.gz`",
     ]
 
 
@@ -187,7 +187,7 @@ def test_a_plan_for_another_tensorrt_than_the_containers(
 ) -> None:
     monkeypatch.setenv("NVIDIA_TRITON_SERVER_VERSION", "26.02")
     deployed(repository / "tiny" / "1", "tensorrt", {"name": "tensorrt", "version": "11.1.0.106"})
-    assert problems(repository, files)[-1] == "tiny/1: the plan is for TensorRT 11.1.0.106; this has 10.15.1"
+    assert problems(repository, files)[-1] == "tiny/1: the plan needs TensorRT 11.1.0.106; this release has 10.15.1"
 
 
 @pytest.mark.parametrize(
@@ -204,8 +204,8 @@ def test_versions_that_are_not_there(repository: Path, files: ServerFiles) -> No
     (empty / "1" / "model.py").unlink()
     (empty / "1").rmdir()
     assert problems(repository, files, allow_undeployed=True) == [
-        "empty: the model has no version",
-        "gone: version 7 is served and not here",
+        "empty: the model has no versions",
+        "gone: version 7 is listed but missing",
     ]
 
 
@@ -222,7 +222,7 @@ def test_an_ensemble_needs_its_steps(repository: Path, files: ServerFiles) -> No
     folder = repository / "both"
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(f'platform: "ensemble"\n{OUTPUT}{steps}')
-    wanted = ["both/config.pbtxt: the ensemble needs a model `lost`, which is not here"]
+    wanted = ["both/config.pbtxt: the ensemble needs model `lost`, which is missing"]
     assert problems(repository, files, allow_undeployed=True) == wanted
     assert problems(repository, files, "both", allow_undeployed=True) == wanted
 
@@ -234,7 +234,7 @@ def test_other_faults_of_a_model(repository: Path, files: ServerFiles) -> None:
     assert problems(repository, files, "tiny", "lost") == [
         "notes: the folder has no `config.pbtxt`",
         "--load: the repository has no model `lost`",
-        "tiny/config.pbtxt: the configuration is of a model `huge`",
+        "tiny/config.pbtxt: the configuration belongs to model `huge`",
     ]
 
 
@@ -260,7 +260,7 @@ def test_what_is_no_repository(tmp_path: Path, make: str) -> None:
     with pytest.raises(DeployError) as error:
         read_repository(folder)
     assert error.value.what == (
-        "no model here: no folder has a `config.pbtxt`" if make == "an empty folder" else "no such repository"
+        "no models: no folder has a `config.pbtxt`" if make == "an empty folder" else "no such repository"
     )
     assert error.value.fix == "give a folder that `trtkit deploy` wrote"
 

@@ -53,7 +53,7 @@ def test_what_is_no_server_is_refused(tmp_path: Path, is_option: bool) -> None:
     with pytest.raises(DeployError) as error:
         find_server(given if is_option else None, {} if is_option else {VARIABLE: given})
     assert error.value.where == ("--server" if is_option else VARIABLE)
-    assert error.value.what == f"`{given}` is no tritonserver and no folder of one"
+    assert error.value.what == f"`{given}` is neither a tritonserver nor a folder with one"
 
 
 def test_none_at_all_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_none_at_all_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(DeployError) as error:
         find_server(None, {})
     assert str(error.value) == (
-        "there is no tritonserver on this machine\n"
+        "no tritonserver on this machine\n"
         f"fix: `pip install --no-deps --target {tmp_path}/venv/triton-server nvidia-pytriton==0.7.0 numpy==1.26.4`"
     )
 

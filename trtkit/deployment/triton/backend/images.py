@@ -51,7 +51,7 @@ class ImageModel:
         sizes = {input_size(each, self._preprocess) for each in inputs}
         if len(sizes) > 1:
             listed = ", ".join(f"{height}x{width}" for width, height in sorted(sizes, key=lambda size: size[::-1]))
-            raise SourceError(f"images of one request have different sizes: {listed}", "image", "send one a request")
+            raise SourceError(f"images of one request have different sizes: {listed}", "image", "send one per request")
         outputs = {self._output: np.concatenate(inputs)}
         if self._is_placed:
             size = next(iter(sizes))

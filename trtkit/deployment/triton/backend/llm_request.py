@@ -75,10 +75,12 @@ def read_asks(inputs: Mapping[str, Array], defaults: Defaults) -> list[Ask]:
     rows = {name: value.shape[0] if value.ndim else 1 for name, value in inputs.items()}
     if len(set(rows.values())) > 1:
         listed = ", ".join(f"`{name}` {count}" for name, count in rows.items())
-        raise RequestError(f"the inputs differ in rows: {listed}", "inputs", "give every prompt its own row")
+        raise RequestError(
+            f"the inputs have different numbers of rows: {listed}", "inputs", "give every prompt its own row"
+        )
     prompts = [name for name in _PROMPTS if name in inputs]
     if len(prompts) != 1:
-        what = f"a prompt is one of `text_input`, `input_ids` and `messages`; {len(prompts)} are given"
+        what = f"give exactly one of `text_input`, `input_ids` and `messages`; got {len(prompts)}"
         raise RequestError(what, " and ".join(prompts) or "text_input", "give one of them")
     return [
         _read_row(row, {name: value[row : row + 1].reshape(-1) for name, value in inputs.items()}, defaults)
@@ -105,13 +107,13 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
     """
     names = [field.name for field in FIELDS]
     if len(parameters) > _MAX_PARAMETERS:
-        what = f"{len(parameters)} keys that are no input's name; the limit is {_MAX_PARAMETERS}"
+        what = f"{len(parameters)} keys are not names of inputs; the limit is {_MAX_PARAMETERS}"
         raise RequestError(what, "parameters", "send inputs by their names")
     for key in parameters:
         if len(key) > _MAX_KEY:
             raise RequestError(f"a key of {len(key)} characters", "parameters", "send inputs by their names")
         if close := get_close_matches(key, names, n=1, cutoff=0.75):
-            raise RequestError("no such input", key, f"did you mean `{close[0]}`?")
+            raise RequestError("unknown input", key, f"did you mean `{close[0]}`?")
 
 
 def _read_row(row: int, inputs: Mapping[str, Array], defaults: Defaults) -> Ask:
@@ -194,7 +196,7 @@ def _guide(values: Mapping[str, list[Any]]) -> dict[str, Any]:
     kind = values["guided_decoding_guide_type"][0]
     if kind not in _GUIDES:
         fix = f"use one of {', '.join(_GUIDES)}"
-        raise RequestError(f"`{kind}` is no kind of guide", "guided_decoding_guide_type", fix)
+        raise RequestError(f"unknown guide type `{kind}`", "guided_decoding_guide_type", fix)
     guide = values.get("guided_decoding_guide", [True if kind == "json" else None])[0]
     if guide is None:
         raise RequestError("is missing", "guided_decoding_guide", f"give the {kind}")
@@ -256,10 +258,10 @@ def _messages(text: str) -> list[Any]:
     except (ValueError, RecursionError) as error:
         raise RequestError(f"is not JSON: {error}", "messages", _MESSAGES) from None
     if not isinstance(messages, list) or not all(isinstance(each, dict) for each in messages):
-        raise RequestError("is no list of objects", "messages", _MESSAGES)
+        raise RequestError("is not a list of objects", "messages", _MESSAGES)
     for part in (part for each in messages if isinstance(each.get("content"), list) for part in each["content"]):
         if isinstance(part, dict) and part.get("type") == "image" and part.keys() - {"type"}:
-            what = "an image of a message cannot name a file: those are the server's"
+            what = "an image in a message cannot name a file on the server"
             raise RequestError(what, "messages", 'send {"type": "image"}, and its bytes as `image`')
     return messages
 
