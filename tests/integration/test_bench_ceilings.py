@@ -90,7 +90,7 @@ def test_options_of_a_config_are_refused_for_a_bundle(config: Path, trtkit: Run)
     found = trtkit("bench", "m.yaml", *words, "--set", "precision=fp16", "--json").json()
     assert found["computes"] == "reference executor, CPU, fp16"
     ran = trtkit("bench", "bundles/m", *words, "--set", "precision=fp32")
-    assert (ran.code, "a bundle is measured as it was built" in ran.err) == (2, True)
+    assert (ran.code, "a bundle is already built" in ran.err) == (2, True)
 
 
 def test_tables_and_files_say_the_ceiling(config: Path, trtkit: Run) -> None:

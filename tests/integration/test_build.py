@@ -121,7 +121,7 @@ def test_same_build_again_does_nothing_and_says_so(
     assert build() == {**built, "origin": "unchanged"}
     assert (workspace / "bundles/m/engines/m.plan").stat().st_mtime_ns == stamp
     ran = trtkit("build", config)
-    assert ran.out.startswith("cache hit: already up to date, nothing was done bundles/m\n")
+    assert ran.out.startswith("up to date (cache hit): bundles/m\n")
 
 
 def test_deleted_bundle_comes_back_from_the_cache(
@@ -133,7 +133,7 @@ def test_deleted_bundle_comes_back_from_the_cache(
     assert build() == {**built, "origin": "restored"}
     assert (workspace / "bundles/m/engines/m.plan").read_bytes() == plan
     ran = trtkit("build", config, "-o", "elsewhere")
-    assert ran.out.startswith("cache hit: restored, nothing was built elsewhere\n")
+    assert ran.out.startswith("restored (cache hit): elsewhere\n")
 
 
 def test_no_cache_builds_again_and_keeps_nothing(own_cache: Path, build: Callable[..., Any]) -> None:

@@ -56,7 +56,7 @@ def test_a_conversation_that_fills_the_cache_says_how_to_go_on(
         "no answer yet\n"
         "error: unknown command `/what\ufffd[2J`\nfix: /help shows the commands\n"
         "the system message is set; conversation reset\n"
-        "/reset        forget the conversation\n"
+        "/reset        start a new conversation\n"
     )
     long = chat(trtkit, monkeypatch, "a\n", tiny_bundle, "-q", "--max-tokens", 200, "--ignore-eos")
     assert long.err == f"(the cache is full, {LENGTH} tokens; /reset starts a new conversation)\n"

@@ -49,7 +49,7 @@ def test_a_folder_of_somebody_else_is_left_alone(bundle: Path, workspace: Path, 
 @pytest.mark.parametrize("name", ["../tiny", "a/b", "..", ".hidden", "tiny ", "x" * 129, "-x"])
 def test_names_stay_inside_the_repository(name: str, bundle: Path, refuses: Callable[..., str]) -> None:
     message = refuses("deploy", bundle, "--repository", "models", f"--name={name}")
-    assert message.startswith(f"--name: `{name}` cannot name a model: ")
+    assert message.startswith(f"--name: invalid model name `{name}`: use letters")
 
 
 def test_a_changed_plan_is_refused_before_anything_is_written(bundle: Path, refuses: Callable[..., str]) -> None:
@@ -119,7 +119,7 @@ def test_a_bundle_that_was_found_wrong_is_refused(bundle: Path, refuses: Callabl
         (["--set", "gpus=[0,0]"], 2, "`gpus` must be a list of distinct numbers, 0 or greater"),
         (["--set", "max_batch_size=9"], 1, "`max_batch_size` is 9; the largest batch of the engine's profiles is 4"),
         (["--recognizer", "tiny"], 1, "`tiny` is no text detector: it makes no map [N, 1, H, W] of an image"),
-        (["--recognizer", "tiny", "--as", "tensors"], 1, "`--recognizer` makes a reader of pages"),
+        (["--recognizer", "tiny", "--as", "tensors"], 1, "`--recognizer` needs image inputs"),
         (["--recognizer", "lost"], 1, "lost: not a bundle"),
     ],
 )

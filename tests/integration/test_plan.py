@@ -84,7 +84,7 @@ def test_bundle_is_planned_for_up_to_its_own_slots(
     assert plan["model"]["max_length"] == 64
     said = refuses("plan", "bundle", "--input-len", 60, "--output-len", 5, code=2)
     assert "60 + 5 = 65 tokens are above the model's 64" in said
-    assert "a bundle is planned for as it was built" in refuses("plan", "bundle", "--set", "precision=fp32", code=2)
+    assert "a bundle is already built" in refuses("plan", "bundle", "--set", "precision=fp32", code=2)
 
 
 def test_folder_is_planned_for_as_its_config_says_that_it_is_quantized(

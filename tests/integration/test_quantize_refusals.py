@@ -19,7 +19,7 @@ CONFIG = "source: {onnx: m.onnx}\nprofiles: [{batch: [1, 4, 8]}]\nquantize: {met
 REFUSED = [
     (["--method", "fp8", "--target", "sm86"], "type fp8 needs SM89: not on sm86"),
     (["--sensitivity"], "only language models can be scored layer by layer"),
-    (["--budget", "5bits"], "leave out --sensitivity, --budget and --html"),
+    (["--budget", "5bits"], "remove --sensitivity, --budget and --html"),
 ]
 
 

@@ -114,6 +114,6 @@ def read_model(path: str, overrides: Overrides, target: str | None) -> Bundle | 
         return find_model_config(path, overrides, target)
     if overrides or target:
         raise click.UsageError(
-            "a bundle stays as it was built: --set, --precision, --shapes and --target need a config"
+            "a bundle is already built: --set, --precision, --shapes and --target apply to configs only"
         )
     return open_bundle(path)

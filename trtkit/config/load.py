@@ -137,8 +137,8 @@ def changed_config(config: ModelConfig, keys: Mapping[str, object]) -> ModelConf
 def _folder_kind(folder: Path) -> str:
     """Return which kind of source a folder is. Raises SourceError if it is none, BundleError for a bundle."""
     if (folder / MANIFEST).is_file():
-        fix = "give its config; a bundle is for verify, inspect, plan, run, generate, chat, eval, bench and deploy"
-        raise BundleError("a bundle is built already", str(folder), fix)
+        fix = "give its config; bundles work with verify, inspect, plan, run, generate, chat, eval, bench and deploy"
+        raise BundleError("a bundle is already built", str(folder), fix)
     file = folder / "config.json"
     try:
         fields = json.loads(read_text(file))

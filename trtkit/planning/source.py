@@ -62,7 +62,7 @@ def find_model(path: str, overrides: Sequence[str | Override] = (), target: str 
     if is_bundle(place):
         if overrides or target:
             raise PlanError(
-                "a bundle is planned for as it was built",
+                "a bundle is already built",
                 "--set, --precision, --shapes, --target",
                 "give its config instead",
             )
