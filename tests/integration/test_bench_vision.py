@@ -159,7 +159,7 @@ def test_what_cannot_be_compared_or_written_is_refused(bundle: Path, refuses: Ca
 def test_wrong_options_are_usage_errors(bundle: Path, trtkit: Run, workspace: Path) -> None:
     for words, message in (
         (("--batch", "0"), "'0' is not a comma-separated list of positive numbers, such as 1,4,16"),
-        (("--batch", "1,x"), "'1,x' is not numbers above 0"),
+        (("--batch", "1,x"), "'1,x' is not a comma-separated list"),
         (("--save", "no/where.json"), "cannot write `no/where.json`: no such folder"),
     ):
         ran = trtkit("bench", bundle, *words)

@@ -235,5 +235,5 @@ def test_a_hybrid_that_memory_cannot_hold_is_refused_before_it_is_exported(
 ) -> None:
     edit(vit, intermediate_size=2**28)
     said = refuses("build", "m.yaml")
-    assert "GiB of memory are needed" in said
+    assert "GiB of memory needed" in said
     assert "fix: free some memory, or build on a machine with more" in said

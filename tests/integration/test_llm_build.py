@@ -235,7 +235,7 @@ def test_model_that_memory_cannot_hold_is_refused_before_it_is_read(
     folder = saved("llama", workspace / "llama")
     edit(folder, vocab_size=2**28, hidden_size=2**13)
     said = refuses("build", "m.yaml")
-    assert "GiB of memory are needed" in said
+    assert "GiB of memory needed" in said
     assert "fix: free some memory, or build on a machine with more" in said
 
 

@@ -50,14 +50,14 @@ def test_llm_is_planned_for_without_its_weights(tiny: Path, trtkit: Callable[...
 def test_plan_for_people_fits_80_columns_and_says_what_it_assumes(workspace: Path, trtkit: Callable[..., Ran]) -> None:
     ran = trtkit("plan", "llama-2-7b", "--gpu", "t4,gb10", "--price", "0.5")
     assert ran.code == 0
-    tables, assumed = ran.out.split("assumed:")
-    columns = tables[tables.index("prefill: each kind") :].splitlines()
+    tables, assumed = ran.out.split("assumptions:")
+    columns = tables[tables.index("prefill: work by kind") :].splitlines()
     assert [line for line in columns if len(line.rstrip()) > 80 and not line.startswith("*")] == []
     for part in (
         "llama, 32 layers",
         "512.0 KiB per token",
         "KV cache",
-        "decode: each kind of layer",
+        "decode: work by kind of layer",
         "t4: by batch size",
         "gb10: other formats",
     ):

@@ -68,7 +68,7 @@ class PartChoice:
             yield Problem(f"part `{name}` {route} and has one method", f"{self.key}.layers", "use `exclude`")
         for key, what in _OF_LLMS.items():
             if getattr(self.options, key):
-                yield Problem(f"{what} is for language models only", f"{self.key}.{key}", "remove it")
+                yield Problem(f"{what} applies to language models only", f"{self.key}.{key}", "remove it")
         for key, method in chosen.items():
             if method not in (*self.methods, NONE):
                 fix = f"use one of {', '.join(self.methods)}, or `none`"

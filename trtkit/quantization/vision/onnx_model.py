@@ -101,7 +101,7 @@ def check_options(options: QuantizeOptions) -> None:
     of_llms = {"kv_cache": options.kv_cache, "layers": options.layers, "smoothing": options.smoothing}
     for key, value in (of_llms | {"head": options.head}).items():
         if value:
-            problems.append(Problem("this is for language models only", f"quantize.{key}", "remove it"))
+            problems.append(Problem("applies to language models only", f"quantize.{key}", "remove it"))
     if problems:
         raise ConfigError("the model cannot be quantized so", problems)
 
