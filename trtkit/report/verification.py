@@ -13,7 +13,7 @@ from trtkit.inputs.images import read_image
 from trtkit.report import charts
 from trtkit.report.cells import Verdict, percent
 from trtkit.report.page import facts, page, section, table, verdict_title
-from trtkit.verification.verdict import reason, slice_text, verdict
+from trtkit.verification.verdict import PASS, reason, slice_text, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -79,8 +79,12 @@ def _compared(outputs: dict[str, Comparison]) -> str:
     return table(("output", *_HEADERS), [(name, *_figures(each)) for name, each in outputs.items()])
 
 
+def _yes(is_equal: bool) -> Verdict:
+    return Verdict(is_equal, "yes" if is_equal else "no")
+
+
 def _word(passed: bool) -> str:
-    return "PASS" if passed else "FAIL"
+    return PASS if passed else "FAIL"
 
 
 def _pictures(paths: Sequence[Path]) -> str:
@@ -104,7 +108,12 @@ def _answers(report: Report) -> Iterator[str]:
     items = samples if len(samples) == len(task.answers) else [f"#{index}" for index in range(len(task.answers))]
     if task.measure:
         rows = [
-            (item, _answer(task, ours), _answer(task, theirs), Verdict(ours == theirs, _word(ours == theirs)))
+            (
+                item,
+                _answer(task, ours),
+                _answer(task, theirs),
+                Verdict(ours == theirs, "yes" if ours == theirs else "no"),
+            )
             for item, (ours, theirs) in zip(items, task.answers, strict=True)
         ]
         title = (
