@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import ViTConfig, ViTForImageClassification
 
 from tests import hybrids, models, tiny_llm, tiny_vlm
 from tests.docs import DOCS, blocks, run_script
@@ -303,3 +304,11 @@ def test_a_vlm_is_planned_for_by_its_language_model_and_says_so(workspace: Path,
         assert plan["kind"] == "llm"
         assert plan["model"]["layers"] == text_model.config.num_hidden_layers
         assert "the vision tower is not counted, the language model is" in plan["assumptions"]
+
+
+def test_the_folder_of_a_vision_model_is_planned_for(workspace: Path, trtkit: Callable[..., Ran]) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    ViTForImageClassification(ViTConfig(image_size=32, patch_size=16, num_labels=10, **sizes)).save_pretrained("vit")
+    ran = trtkit("plan", "vit", "--gpu", "l4", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json()["model"]["name"] == "vit"

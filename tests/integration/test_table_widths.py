@@ -91,7 +91,7 @@ def test_a_language_model(printed: Callable[..., str]) -> None:
 def test_figures_of_a_network(printed: Callable[..., str]) -> None:
     words = "--unverified --batch 4 --compare onnxruntime --min-runs 5 --min-seconds 0.01 -q"
     text = printed(f"bench wide.yaml {words} --save before.json")
-    assert LONG[:20] in text
+    assert "not of an engine" in text
     assert "trtkit" in printed("bench diff before.json before.json")
 
 
@@ -115,7 +115,26 @@ def test_figures_of_a_language_model(printed: Callable[..., str]) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("line", ["doctor", "plugins list", "plugins check pillar_scatter -q"])
+def test_a_path_that_is_there_is_never_broken_where_no_width_is_asked_for(
+    trtkit: Run, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert trtkit("build", "wide.yaml", "-q").code == 0
+    deep = folder / ("a_folder_with_a_long_name_" * 4)
+    deep.symlink_to(folder)
+    bundle = f"{deep}/bundles/wide"
+    ran = trtkit("bench", bundle, "--unverified", "--batch", 1, "--min-runs", 5, "--min-seconds", 0, "-q")
+    assert f"\nbundle    {bundle},\n" in ran.out
+    assert f"`trtkit plan {bundle}`" in ran.out
+    wide = [row for row in ran.out.splitlines() if len(row) > 80]
+    assert wide
+    assert all(bundle in row for row in wide)
+
+
+@pytest.mark.parametrize(
+    "line", ["doctor", "plugins list", "plugins list deform_conv", "plugins check pillar_scatter -q"]
+)
 def test_the_rest(line: str, printed: Callable[..., str]) -> None:
     printed(line)
 

@@ -23,18 +23,29 @@ _RATES = ("output_token_throughput", "request_throughput", "goodput")
 _STATISTICS = ("min", "avg", "p50", "p90", "p95", "p99")
 
 
+_NO_ENGINE = (
+    "These are times of the reference executor on this processor, not of an engine. Compare them with each other: with "
+    "those of an earlier version, or of ONNX Runtime and PyTorch here. `trtkit plan {bundle}` estimates the best case "
+    "of an engine on a GPU."
+)
+
+
 def bench_tables(report: Report) -> Iterator[RenderableType]:
-    """Yield the tables of a report."""
-    yield _overview(report)
+    """Yield the tables of a report. What limits an engine is shown for engines; files have it for all that computes."""
+    is_engine = not report.computes.startswith("reference executor")
+    yield _overview(report, is_engine=is_engine)
+    if not is_engine:
+        yield Text(_NO_ENGINE.format(bundle=report.bundle.path))
     for case in report.cases:
         yield load_table(case) if isinstance(case, TextCase) else _latency_table(case)
         if case.ratios:
             yield _ratios(case.ratios)
-        yield from ceiling_tables(case)
+        if is_engine:
+            yield from ceiling_tables(case)
     yield from _notes(report)
 
 
-def _overview(report: Report) -> Table:
+def _overview(report: Report, *, is_engine: bool) -> Table:
     machine, bundle = report.provenance.machine, report.bundle
     rows = pairs(f"bench {report.name}")
     rows.add_row("runtime", report.computes)
@@ -43,8 +54,9 @@ def _overview(report: Report) -> Table:
     gpus = "".join(f", {gpu.name}" for gpu in machine.gpus)
     load = machine.load_average[0]
     rows.add_row("machine", f"{machine.processor}, {machine.usable_cores} cores{gpus}, load {load:.1f}")
-    rows.add_row("ceiling", report.ceiling.said)
-    rows.add_row("CUDA graphs", report.cuda_graphs)
+    if is_engine:
+        rows.add_row("ceiling", report.ceiling.said)
+        rows.add_row("CUDA graphs", report.cuda_graphs)
     for state in report.gpu_state_after:
         rows.add_row("GPU", ", ".join(f"{name} {value}" for name, value in state.items()))
     return rows

@@ -133,9 +133,8 @@ def _server() -> Check:
 
 def _render(checks: list[Check], tasks: list[Task], *, is_ready: bool) -> None:
     """Print what is here, what is missing and what adds it, then what works."""
-    from trtkit.cli.tables import console, pairs
+    from trtkit.cli.tables import console, pairs, show
 
-    out = console()
     here, missing, works = pairs(), pairs("missing"), pairs("available tasks")
     for check in checks:
         if check.found:
@@ -144,9 +143,6 @@ def _render(checks: list[Check], tasks: list[Task], *, is_ready: bool) -> None:
             missing.add_row(check.name, f"{check.cost}; {check.fix}")
     for task in tasks:
         works.add_row(task.task, f"no: {task.problem}; {task.fix}" if task.problem else "yes")
-    for table in (here, missing, works):
-        if table.row_count:
-            out.print(table)
-            out.print()
+    show(table for table in (here, missing, works) if table.row_count)
     text = "engines can be built on this machine" if is_ready else "no engine can be built on this machine yet"
-    out.print(text, style="green" if is_ready else "red")
+    console().print(f"\n{text}", style="green" if is_ready else "red")

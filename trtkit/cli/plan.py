@@ -64,9 +64,9 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, config, GPU or length."""
 def command(path: str | None, as_json: bool, **options: Any) -> None:
     """Estimate which GPUs fit a model and its best-case speed.
 
-    MODEL is a bundle, a config's name or YAML file, an .onnx or .gguf file, a folder with an LLM's config.json, or the
-    name of a published model such as llama-2-7b. Counts come from the network that TensorRT would build; times are
-    lower bounds, from the roofline of published GPU figures.
+    MODEL is a bundle, a config's name or YAML file, an .onnx or .gguf file, a folder that transformers or TensorRT-LLM
+    saved (an LLM's config.json is enough), or the name of a published model such as llama-2-7b. Counts come from the
+    network that TensorRT would build; times are lower bounds, from the roofline of published GPU figures.
     """
     from trtkit.planning.gpus import find_gpus, planned_gpus
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
+from rich.text import Text
 
 from trtkit.bundle.manifest import Manifest
 from trtkit.cli import visible
@@ -31,6 +33,8 @@ _NUMBERS = {
 }  # fmt: skip
 # How many of the costliest layers and largest tensors are listed.
 _TOP = 8
+# Columns of a console that holds everything.
+_WIDEST = 10_000
 
 
 def console() -> Console:
@@ -39,12 +43,30 @@ def console() -> Console:
 
 
 def show(parts: Iterable[RenderableType]) -> None:
-    """Print tables and texts with an empty line between them."""
-    out = console()
+    """Print tables and texts with an empty line between them; in a pipe that says no width, paths are whole."""
+    out, is_fixed = console(), sys.stdout.isatty() or bool(os.environ.get("COLUMNS"))
     for index, part in enumerate(parts):
         if index:
             out.print()
-        out.print(part)
+        width = _width_for_paths(part, out) if isinstance(part, Table) and not is_fixed else None
+        if width is None:
+            is_whole = isinstance(part, Text) and max(map(len, part.plain.split()), default=0) > out.width
+            out.print(part, soft_wrap=is_whole and not is_fixed)
+            continue
+        with out.capture() as lines:
+            out.print(part, width=width, crop=False)
+        for line in lines.get().splitlines():
+            out.print(Text.from_ansi(line.rstrip()), soft_wrap=True)
+
+
+def _width_for_paths(table: Table, out: Console) -> int | None:
+    """Return the width in which no path of a table is broken, None if the console's is enough."""
+    for column in table.columns:
+        words = (word for cell in column.cells if isinstance(cell, str) for word in cell.split())
+        paths = [len(word) for word in words if "/" in word and Path(word.strip(",;:()")).exists()]
+        column.min_width = max([column.min_width or 0, *paths]) or None
+    needed = table.__rich_measure__(out, out.options.update(width=_WIDEST)).minimum
+    return needed if needed > out.width else None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from trtkit.backends import choose_backend
 from trtkit.bundle.bundle import Bundle, is_bundle, open_bundle
 from trtkit.config.explain import explain
-from trtkit.config.load import find_config, find_model_config, shipped_configs
+from trtkit.config.load import find_config, find_model_config, shipped_configs, source_kind
 from trtkit.config.overrides import Override, read_overrides
 from trtkit.config.schema import ModelConfig
 from trtkit.config.targets import load_target
@@ -67,13 +67,20 @@ def find_model(path: str, overrides: Sequence[str | Override] = (), target: str 
                 "give its config instead",
             )
         return model_of_bundle(open_bundle(place))
-    if place.is_dir() and path not in shipped_configs():
+    if place.is_dir() and path not in shipped_configs() and not _is_built_as_it_stands(path, place):
         return _of_config_json(place / CONFIG, overrides)
     if place.is_file() and place.name.endswith(".json"):
         return _of_config_json(place, overrides)
     if path in architectures() and path not in shipped_configs():
         return _of_architecture(path, overrides)
     return _of_config(path, overrides, target)
+
+
+def _is_built_as_it_stands(path: str, folder: Path) -> bool:
+    """Whether a folder holds more than a plan for a language model needs: TensorRT-LLM's, or of a vision model."""
+    if not (folder / CONFIG).is_file():
+        return False
+    return source_kind(folder) == "trtllm" or resolve(find_model_config(path)).interface == "arrays"
 
 
 @cache
@@ -95,8 +102,8 @@ def model_of_bundle(bundle: Bundle) -> PlannedModel:
 
 
 def _of_config(path: str, overrides: Sequence[str | Override], target: str | None) -> PlannedModel:
-    """Return what a YAML file, a shipped config, an ONNX or a GGUF file stands for."""
-    if not path.endswith((".onnx", ".gguf")):
+    """Return what a YAML file, a shipped config, a model's file or folder stands for."""
+    if not path.endswith((".onnx", ".gguf")) and not Path(path).expanduser().is_dir():
         _check_name(path)
     return model_of_config(find_model_config(path, overrides, target), path)
 

@@ -117,4 +117,5 @@ def test_tables_are_as_wide_as_asked(
 ) -> None:
     trtkit(*build, "-q")
     lines = in_pipe("inspect", "bundles/m", COLUMNS=columns).splitlines()
+    lines = [line for line in lines if columns or not Path(line.split()[-1] if line.strip() else "-").exists()]
     assert max(map(len, lines)) <= widest

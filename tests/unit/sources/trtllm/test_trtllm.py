@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trtkit.errors import SourceError, TrtkitError
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights
+from trtkit.planning.source import find_model
 from trtkit.sources.decoder_source import open_trtllm
 
 Arrays = dict[str, torch.Tensor]
@@ -232,3 +233,8 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
         f"{tmp_path}: the folder has no `config.json`"
         "\nfix: give the folder that holds config.json and rank*.safetensors"
     )
+
+
+def test_a_folder_is_planned_for() -> None:
+    model = find_model(str(exported("llama", 1)))
+    assert (model.config.source.trtllm, model.fields is not None) == (str(exported("llama", 1)), True)
