@@ -125,7 +125,7 @@ def test_a_path_that_is_there_is_never_broken_where_no_width_is_asked_for(
     deep.symlink_to(folder)
     bundle = f"{deep}/bundles/wide"
     ran = trtkit("bench", bundle, "--unverified", "--batch", 1, "--min-runs", 5, "--min-seconds", 0, "-q")
-    assert f"\nbundle    {bundle},\n" in ran.out
+    assert f"\nbundle   {bundle},\n" in ran.out
     assert f"`trtkit plan {bundle}`" in ran.out
     wide = [row for row in ran.out.splitlines() if len(row) > 80]
     assert wide
