@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # The block that makes the real bundle, and asks it.
 MADE = """\
 trtkit build llama --set llm.logits=all
-trtkit generate bundles/llama --prompt "What is the capital of France?"
+trtkit generate bundles/llama "What is the capital of France?"
 """
 
 
