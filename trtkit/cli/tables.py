@@ -127,8 +127,8 @@ def _add_tokens(table: Table, model: ModelRecord) -> None:
     decoder = model.decoder
     if decoder is None:
         return
-    parameters, weights = count_text(decoder.parameters), size_text(decoder.weight_bytes)
-    table.add_row("model", f"{model.model_type}, {parameters}parameters, {weights}")
+    parameters, weights = count_text(decoder.parameters).strip(), size_text(decoder.weight_bytes)
+    table.add_row("model", f"{model.model_type}, {parameters} parameters, {weights}")
     token, slot = size_text(decoder.kv_bytes_per_token), size_text(decoder.kv_bytes_per_slot)
     table.add_row("KV cache", f"{token} per token, {slot} per slot")
     if decoder.images is not None:
