@@ -33,7 +33,7 @@ WRONG_LOADS = (
     (trtkit.Load(concurrency=[1], request_rate=[1.0]), "`concurrency` and `request_rate` are two loads"),
     (trtkit.Load(trace="t.jsonl", prompts="p.jsonl"), "a trace says how long its prompts are"),
     (trtkit.Load(trace="nowhere.jsonl"), "nowhere.jsonl: the trace cannot be read"),
-    (trtkit.Load(goodput={"fast": 1}), "`fast:1` is no objective"),
+    (trtkit.Load(goodput={"fast": 1}), "`fast:1` is not an objective"),
 )
 
 

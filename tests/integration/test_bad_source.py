@@ -118,7 +118,7 @@ def test_external_data_outside_the_folder_is_refused(
     models.set_external(workspace / "m.onnx", location=location)
     assert refuses("build", config) == (
         f"{workspace}/m.onnx: tensor `w`: external data `{location}` points outside the model's folder\n"
-        "fix: move the data beside the model"
+        "fix: move the data next to the model"
     )
 
 

@@ -240,7 +240,7 @@ def test_the_table_and_csv_say_what_computes(bundle: Path, workspace: Path, trtk
             1,
             "`onnxruntime` is nothing to compare a language model with",
         ),
-        (["--goodput", "fast", "--input-len", 4], 1, "--goodput: `fast` is no objective"),
+        (["--goodput", "fast", "--input-len", 4], 1, "--goodput: `fast` is not an objective"),
         (["--trace", "none.jsonl"], 1, "none.jsonl: the trace cannot be read"),
         (["--concurrency", 1, "--request-rate", 2], 2, "--concurrency and --request-rate cannot be combined"),
         (["--batch", 2], 2, "--batch does not apply to language models"),

@@ -130,7 +130,7 @@ def edit(folder: Path, **fields: Any) -> None:
     [
         ({"cameras": 5}, "has shape [24, 32], wanted is [20, 32]"),
         ({"max_detections": 1000}, "`max_detections` 1000 is above the 600 that queries and classes give"),
-        ({"num_attention_heads": 5}, "`hidden_size` 32 is no multiple of `num_attention_heads` 5"),
+        ({"num_attention_heads": 5}, "`hidden_size` 32 is not a multiple of `num_attention_heads` 5"),
         ({"deformable": [False]}, "`deformable` and `blocks` name different numbers of stages"),
         ({"camera": 6}, "`camera` is `6`"),
     ],

@@ -51,7 +51,7 @@ def test_a_text_that_cannot_be_read_is_refused(tiny_bundle: Path, workspace: Pat
     )
     (workspace / "t.txt").write_text("a")
     assert refuses("eval", tiny_bundle, "--perplexity", "t.txt") == (
-        "t.txt: the text has 1 tokens, two are the least\nfix: give a longer text"
+        "t.txt: the text has 1 tokens; at least two are needed\nfix: give a longer text"
     )
 
 

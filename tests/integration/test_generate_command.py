@@ -180,7 +180,7 @@ def test_bad_lines_are_told_before_anything_runs(tiny_bundle: Path, workspace: P
         (["--slots", 4], 2, "--slots: 4 slots asked, the engine has 1 to 3\n"),
         (["--lookup", 2, "--draft", "x"], 2, "--lookup, --draft: both `draft` and `lookup` are given\nfix: choose one"),
         (["--prefill-budget", 0], 2, "--prefill-budget: a budget of 0 tokens a step computes nothing"),
-        (["--runtime", "tensorrt"], 1, "no GPU is here to run the engine\nfix: use `--runtime reference`"),
+        (["--runtime", "tensorrt"], 1, "no GPU to run the engine\nfix: use `--runtime reference`"),
         (
             ["--num-beams", 4],
             2,

@@ -214,7 +214,7 @@ def test_io_types_have_no_meaning_for_a_hybrid(vit: Path, refuses: Callable[...,
 def test_unknown_family_that_is_asked_to_be_a_hybrid_is_refused(vit: Path, refuses: Callable[..., str]) -> None:
     edit(vit, model_type="resnet")
     said = refuses("build", "m.yaml", "--set", "route=hybrid")
-    assert "`resnet` is no hybrid family" in said
+    assert "`resnet` is not a hybrid family" in said
     assert "or use `route: onnx`" in said
 
 

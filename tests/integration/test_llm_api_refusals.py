@@ -97,7 +97,7 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: st
 def test_tensorrt_without_a_gpu_says_so(llm_bundle: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("a GPU is here")
-    with pytest.raises(GenerationError, match="no GPU is here to run the engine"):
+    with pytest.raises(GenerationError, match="no GPU to run the engine"):
         LLM(llm_bundle, runtime="tensorrt")
 
 

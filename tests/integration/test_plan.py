@@ -233,7 +233,7 @@ def test_wrong_usage_is_clicks(trtkit: Callable[..., Ran]) -> None:
 def test_vision_models_take_no_lengths(workspace: Path, refuses: Callable[..., str]) -> None:
     models.save(models.classifier(), workspace / "m.onnx")
     said = refuses("plan", "m.onnx", "--input-len", 5, "--output-len", 6, code=2)
-    assert "--input-len and --output-len: `m` takes no prompts, it is no language model" in said
+    assert "--input-len and --output-len: `m` takes no prompts: it is not a language model" in said
 
 
 def test_folder_without_config_and_page_that_cannot_be_written(

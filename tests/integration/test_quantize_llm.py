@@ -168,7 +168,7 @@ BAD = [
     (["--method", "int8", "--set", "quantize.calibration.length=100000"], 1, "a window takes 100000"),
     (["--method", "int4_wo", "--exclude", "*.mlp.dwon"], 2, "`*.mlp.dwon` matches no linear layer"),
     (["--method", "int4_wo", "--layer", "*.up"], 2, "is not GLOB=NAME"),
-    (["--method", "int4_wo", "--budget", "lots"], 1, "`lots` is no budget"),
+    (["--method", "int4_wo", "--budget", "lots"], 1, "`lots` is not a budget"),
     (["--method", "fp8", "--fallback", "int8_wo"], 1, "give a `--budget` too"),
     (["--method", "fp8", "--budget", "1nats", "--fallback", "int2"], 2, "`int2` is no method for layers that are left"),
     (["--method", "fp8", "--budget", "0nats", "--fallback", "int8_wo"], 1, "int8_wo alone loses"),

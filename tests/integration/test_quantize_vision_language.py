@@ -142,8 +142,8 @@ def test_what_a_tower_cannot_have(refuses: Refuses) -> None:
     assert "quantize.parts.vision.method: `int4_awq` is not for vision models" in said
     said = refusal(VLMS["qwen2-vl"], refuses, "{parts: {vision: {method: int8, calibration: {data: m.yaml}}}}", 1)
     assert said == (
-        "quantize.parts.vision.method: this tower takes each image at a size of its own, on which it cannot be "
-        "measured yet\nfix: use int8_wo or int4_wo"
+        "quantize.parts.vision.method: calibration is not yet supported for towers with "
+        "variable image sizes\nfix: use int8_wo or int4_wo"
     )
 
 

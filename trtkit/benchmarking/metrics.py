@@ -70,7 +70,7 @@ def named_objectives(limits: Mapping[str, float], text: str = "") -> dict[str, f
 
 def _no_objective(text: str) -> BenchError:
     fix = f"write NAME:MILLISECONDS with one of {', '.join([*_SHORT, *OBJECTIVES])}"
-    return BenchError(f"`{text}` is no objective", "--goodput", fix)
+    return BenchError(f"`{text}` is not an objective", "--goodput", fix)
 
 
 def is_good(record: Record, objectives: Mapping[str, float]) -> bool:

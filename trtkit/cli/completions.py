@@ -104,7 +104,7 @@ def _named(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
 
 
 def _listed(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
-    """Offer names for what stands behind the last comma."""
+    """Offer names for what follows the last comma."""
     before, comma, last = incomplete.rpartition(",")
     named = before.split(",")
     return [CompletionItem(before + comma + item.value) for item in _named(names, last) if item.value not in named]

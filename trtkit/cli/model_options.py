@@ -87,7 +87,7 @@ def output_option(text: str) -> Callable[[Command], Command]:
 
 
 def _shorthands(precision: str | None, shapes: Sequence[str]) -> list[Override]:
-    """Return the changes of the config that the short options stand for. Raises ConfigError."""
+    """Return the changes of the config that the short options set. Raises ConfigError."""
     if precision is None and not shapes:
         return []
     from trtkit.config.overrides import Override

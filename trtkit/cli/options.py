@@ -41,7 +41,7 @@ def _is_given(name: str) -> bool:
 
 
 def _keep_quiet(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
-    """Return whether the option stands before or behind the command's name."""
+    """Return whether the option is given before or after the command."""
     ctx.meta[_QUIET] = value or ctx.meta.get(_QUIET, False)
     if ctx.meta[_QUIET] and ctx.meta.get(_VERBOSE):
         raise click.UsageError("--quiet and --verbose cannot be used together")

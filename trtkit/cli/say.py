@@ -1,4 +1,4 @@
-"""Messages beside a result: on stderr and in the log."""
+"""Messages next to a result: on stderr and in the log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def say(text: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Tell what is not as it should be."""
+    """Warn."""
     _tell(text, "warning", is_shown=True)
 
 

@@ -1,4 +1,4 @@
-"""Tables for people: 80 columns, no colour where there is no terminal."""
+"""Tables for people: 80 columns, no color without a terminal."""
 
 from __future__ import annotations
 

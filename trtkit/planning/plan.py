@@ -96,7 +96,7 @@ def _plan_vision(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
     lengths = {"--input-len": request.input_len, "--output-len": request.output_len}
     meaningless = [option for option, value in lengths.items() if value is not None]
     if meaningless:
-        what = f"{' and '.join(meaningless)}: `{planned.name}` takes no prompts, it is no language model"
+        what = f"{' and '.join(meaningless)}: `{planned.name}` takes no prompts: it is not a language model"
         raise PlanError(what, "", "leave it out; `--concurrency` is the batch")
     if planned.bundle is not None:
         network = count_bundle(planned.bundle, runner)

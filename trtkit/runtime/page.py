@@ -70,13 +70,12 @@ def page_reader(detector: Bundle, recognizer: Bundle) -> PageReader:
     detecting, reading = detector.manifest, recognizer.manifest
     is_map = [len(record.shape) for record in detecting.outputs] == [4] and detecting.outputs[0].shape[1] == 1
     if detecting.config.preprocess is None or len(detecting.inputs) != 1 or not is_map:
-        what = f"`{detecting.name}` is no text detector: it makes no map [N, 1, H, W] of an image"
+        what = f"`{detecting.name}` is not a text detector: it has no output map [N, 1, H, W] of an image"
         raise BundleError(what, str(detector.path), "give one such as `ppocr-det`")
     is_text = reading.config.task is not None and reading.config.task.kind == "ctc-text"
     if reading.config.preprocess is None or len(reading.inputs) != 1 or not is_text:
-        what = (
-            f"`{reading.name}` is no text recognizer: its config has no `preprocess:` or no `task: {{kind: ctc-text}}`"
-        )
+        needed = "`preprocess:` or no `task: {kind: ctc-text}`"
+        what = f"`{reading.name}` is not a text recognizer: its config has no {needed}"
         raise BundleError(what, str(recognizer.path), "give one such as `ppocr-rec`")
     return PageReader(
         detector=detecting.config.preprocess,

@@ -73,7 +73,7 @@ def parse_url(url: str, protocol: Protocol | None = None) -> Address:
     except ValueError:
         is_target = False
     if not is_target or not named:
-        raise DeployError(f"`{url}` is no server's address", fix=_FORMS)
+        raise DeployError(f"`{url}` is not a server address", fix=_FORMS)
     if protocol not in {None, named}:
         raise DeployError(f"`{url}` is not for {protocol}", "--protocol", "leave it out, or change the URL")
     return Address("grpc" if named == "grpc" else "http", target, is_tls)

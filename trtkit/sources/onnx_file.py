@@ -108,7 +108,7 @@ def _inside(folder: Path, location: str, where: str) -> Path:
     file = folder / location
     if Path(location).is_absolute() or not file.resolve().is_relative_to(folder.resolve()):
         raise SourceError(
-            f"external data `{location}` points outside the model's folder", where, "move the data beside the model"
+            f"external data `{location}` points outside the model's folder", where, "move the data next to the model"
         )
     if not file.is_file():
         raise SourceError(f"external data `{location}` is missing", where, f"put it into {folder}")

@@ -107,7 +107,7 @@ def _parsed_header(path: Path) -> tuple[dict[str, Any], int]:
     except ValueError as error:
         raise SourceError(f"the header is damaged: {error}", str(path), _AGAIN) from None
     if not isinstance(header, dict):
-        raise SourceError("the header is damaged: it is no JSON object", str(path), _AGAIN)
+        raise SourceError("the header is damaged: it is not a JSON object", str(path), _AGAIN)
     return header, _LENGTH_BYTES + length
 
 

@@ -78,7 +78,7 @@ def _shards(index: Path, names: Sequence[str]) -> list[Path]:
     """Return the shards' paths, all there and all in the folder."""
     outside = [name for name in names if "/" in name or "\\" in name or name in (".", "..")]
     if outside:
-        raise SourceError(f"shard `{outside[0]}` is outside the folder", str(index), "put all shards beside the index")
+        raise SourceError(f"shard `{outside[0]}` is outside the folder", str(index), "put all shards next to the index")
     missing = [name for name in names if not (index.parent / name).is_file()]
     if missing:
         listed = ", ".join(f"`{name}`" for name in missing)

@@ -29,7 +29,7 @@ def read_state_dict(path: Path) -> dict[str, StoredArray]:
         raise SourceError(what, str(path), "save its state dict as safetensors, where you trust it") from None
     state = content.get("state_dict", content) if isinstance(content, dict) else None
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise SourceError("the checkpoint is no state dict", str(path), "give a file that maps names to tensors")
+        raise SourceError("the checkpoint is not a state dict", str(path), "give a file that maps names to tensors")
     return {name: StoredArray(tuple(value.shape), partial(_array, value)) for name, value in state.items()}
 
 

@@ -183,7 +183,9 @@ def _windows(path: Path, model: TextBundle, size: int) -> list[list[int]]:
         raise GenerationError(f"the text cannot be read: {reason}", str(path), "give a UTF-8 text file") from None
     ids = tokenizer.encode(text)
     if len(ids) < 2:
-        raise GenerationError(f"the text has {len(ids)} tokens, two are the least", str(path), "give a longer text")
+        raise GenerationError(
+            f"the text has {len(ids)} tokens; at least two are needed", str(path), "give a longer text"
+        )
     size = min(size, len(ids))
     return [ids[start : start + size] for start in range(0, len(ids) - size + 1, size)]
 

@@ -36,7 +36,7 @@ def windows(path: Path, opened: DecoderSource, options: LlmOptions) -> list[list
     ids = encoder(opened).encode(text)
     size = min(_WINDOW, options.max_sequence_length, len(ids))
     if size < 2:
-        raise SourceError(f"the text has {len(ids)} tokens, two are the least", str(path), "give a longer text")
+        raise SourceError(f"the text has {len(ids)} tokens; at least two are needed", str(path), "give a longer text")
     return [ids[start : start + size] for start in range(0, len(ids) - size + 1, size)][:_MOST_WINDOWS]
 
 

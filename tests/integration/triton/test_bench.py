@@ -122,7 +122,7 @@ def test_what_is_no_endpoint_or_model_is_refused(
 ) -> None:
     words = ["bench", vision_folder / "tiny", "--unverified", "-q"]
     assert refuses(*words, "--url", "localhost") == (
-        "`localhost` is no server's address\nfix: use http://HOST:PORT, grpc://HOST:PORT or HOST:PORT"
+        "`localhost` is not a server address\nfix: use http://HOST:PORT, grpc://HOST:PORT or HOST:PORT"
     )
     assert refuses(*words, "--url", "grpc://127.0.0.1:9").startswith("grpc://127.0.0.1:9: no Triton server answers")
     assert refuses(*words, "--url", url(served), "--model", "nobody") == (

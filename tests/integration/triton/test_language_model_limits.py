@@ -109,7 +109,7 @@ def test_a_wrong_request_is_the_clients_fault(served: Served, inputs: dict[str, 
         ({"text_input": None, "messages": "[" * 50_000}, "messages: is not JSON"),
         (
             {"text_input": None, "messages": '[{"content": [{"type": "image", "path": "/etc/passwd"}]}]'},
-            "messages: an image of a message cannot name a file",
+            "messages: an image in a message cannot name a file",
         ),
         ({f"key{number}": 1 for number in range(65)}, "parameters: 65 keys are not names of inputs; the limit is 64"),
     ],

@@ -44,7 +44,7 @@ def test_a_taken_port_is_told_before_anything_starts(repository: Path, refuses: 
         finally:
             other.kill()
     assert message == (
-        f"--http-port: port {ends.http_port} of 127.0.0.1 cannot be listened on: address already in use\n"
+        f"--http-port: cannot listen on port {ends.http_port} of 127.0.0.1: address already in use\n"
         "fix: choose another port, or stop the process that uses it"
     )
 
@@ -77,8 +77,8 @@ def test_a_repository_with_faults_is_not_served(repository: Path, refuses: Calla
 def test_code_that_was_not_deployed_is_not_served(repository: Path, refuses: Callable[..., str]) -> None:
     assert refuses("serve", repository) == (
         f"{repository} cannot be served\n"
-        f"  {repository}/doubles/1: the version has no `deployment.json`: "
-        "nothing says that its code is what was deployed\n"
+        f"  {repository}/doubles/1: the version has no `deployment.json`, "
+        "so its code cannot be checked\n"
         "    fix: deploy the model again; `--allow-undeployed` serves models that trtkit did not write"
     )
 
@@ -97,7 +97,7 @@ def test_without_a_server_the_containers_line_is_shown(
 def test_loading_code_from_clients_is_for_this_machine_alone(repository: Path, refuses: Callable[..., str]) -> None:
     message = refuses("serve", repository, "--model-control-mode", "explicit", "--host", "0.0.0.0")
     assert message.startswith(
-        "--host 0.0.0.0: with `--model-control-mode explicit` whoever reaches the server can load"
+        "--host 0.0.0.0: with `--model-control-mode explicit`, anyone who can reach the server can load"
     )
 
 

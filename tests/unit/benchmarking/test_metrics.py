@@ -75,5 +75,5 @@ def test_what_is_no_objective_is_refused(text: str) -> None:
         parse_objectives([text])
     names = "e2e, ttft, tpot, request_latency, time_to_first_token, inter_token_latency"
     assert str(caught.value) == (
-        f"--goodput: `{text}` is no objective\nfix: write NAME:MILLISECONDS with one of {names}"
+        f"--goodput: `{text}` is not an objective\nfix: write NAME:MILLISECONDS with one of {names}"
     )

@@ -103,7 +103,7 @@ def test_input_that_two_parts_describe_differently_is_refused() -> None:
 def test_unknown_family_names_the_known_ones() -> None:
     with pytest.raises(SourceError) as caught:
         hybrid_spec({"model_type": "alexnet"})
-    assert "`alexnet` is no hybrid family" in str(caught.value)
+    assert "`alexnet` is not a hybrid family" in str(caught.value)
     assert all(name in str(caught.value) for name in HYBRIDS)
 
 
@@ -111,7 +111,10 @@ def test_unknown_family_names_the_known_ones() -> None:
     ("size", "said"),
     [
         (None, "`image_size` is not set"),
-        ((640, 650), "image size 640 x 650 is no multiple of the coarsest stride, 32\nfix: use for example 640 x 640"),
+        (
+            (640, 650),
+            "image size 640 x 650 is not a multiple of the coarsest stride, 32\nfix: use for example 640 x 640",
+        ),
     ],
 )
 def test_detector_asks_for_an_image_size_that_fits(size: tuple[int, int] | None, said: str) -> None:
@@ -125,5 +128,7 @@ def test_image_size_is_a_multiple_of_the_patch_size(size: tuple[int, int], bette
     fields = {"model_type": "dinov2", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1}
     with pytest.raises(SourceError) as caught:
         hybrid_spec(fields, options=HybridOptions(size))
-    said = f"image size {size[0]} x {size[1]} is no multiple of the patch size, 14 x 14\nfix: use for example {better}"
+    said = (
+        f"image size {size[0]} x {size[1]} is not a multiple of the patch size, 14 x 14\nfix: use for example {better}"
+    )
     assert said in str(caught.value)

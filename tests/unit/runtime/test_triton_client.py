@@ -40,7 +40,7 @@ def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(DeployError) as error:
         parse_url(url)
     assert (
-        str(error.value) == f"`{url}` is no server's address\nfix: use http://HOST:PORT, grpc://HOST:PORT or HOST:PORT"
+        str(error.value) == f"`{url}` is not a server address\nfix: use http://HOST:PORT, grpc://HOST:PORT or HOST:PORT"
     )
 
 

@@ -188,7 +188,7 @@ def test_a_file_cut_inside_its_header_is_refused(kept: int, tmp_path: Path) -> N
     [
         (b"{oops}", "the header is damaged: Expecting property name"),
         (b"\xff\xfe{}", "the header is damaged: "),
-        (b"[1]", "the header is damaged: it is no JSON object"),
+        (b"[1]", "the header is damaged: it is not a JSON object"),
         ({"x": 3}, "tensor `x`: the header's entry is damaged"),
         ({"x": {"dtype": "F32", "shape": [1]}}, "tensor `x`: the header's entry is damaged"),
         ({"x": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, "tensor `x`: the header's entry is damaged"),

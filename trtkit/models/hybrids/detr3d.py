@@ -112,7 +112,7 @@ def _decoder(config: HfConfig) -> Detr3dSpec:
     blocks = config.need("blocks")
     heads, size = int(config.need("num_attention_heads")), int(config.need("hidden_size"))
     if size % heads:
-        raise SourceError(f"`hidden_size` {size} is no multiple of `num_attention_heads` {heads}", config.where)
+        raise SourceError(f"`hidden_size` {size} is not a multiple of `num_attention_heads` {heads}", config.where)
     limit = int(config.need("num_queries")) * int(config.need("num_classes"))
     if int(config.need("max_detections")) > limit:
         what = f"`max_detections` {config.get('max_detections')} is above the {limit} that queries and classes give"

@@ -91,13 +91,13 @@ def spec(config: HfConfig, options: HybridOptions) -> HybridSpec:
 
 
 def _levels(config: HfConfig, size: Sizes) -> tuple[Sizes, ...]:
-    """Return the feature maps' sizes. Raises SourceError where the image is no multiple of the coarsest stride."""
+    """Return the feature maps' sizes. Raises SourceError where the image is not a multiple of the coarsest stride."""
     strides = [int(stride) for stride in config.get("feat_strides", [8, 16, 32])]
     if int(config.get("num_feature_levels", 3)) != len(strides):
         raise config.unsupported("num_feature_levels", config.get("num_feature_levels"), [str(len(strides))])
     if any(edge % max(strides) for edge in size):
         better = [max(1, round(edge / max(strides))) * max(strides) for edge in size]
-        what = f"image size {size[0]} x {size[1]} is no multiple of the coarsest stride, {max(strides)}"
+        what = f"image size {size[0]} x {size[1]} is not a multiple of the coarsest stride, {max(strides)}"
         raise SourceError(what, "image_size", f"use for example {better[0]} x {better[1]}")
     return tuple((size[0] // stride, size[1] // stride) for stride in strides)
 

@@ -130,7 +130,7 @@ def grids(config: HfConfig, options: HybridOptions, *, resizes: bool) -> tuple[t
         raise SourceError(what, "image_size", "leave it out, or use a model whose positions are resized (dinov2)")
     for edge, step in zip(size, patch, strict=True):
         if edge < step or (edge % step and size != own):
-            what = f"image size {size[0]} x {size[1]} is no multiple of the patch size, {patch[0]} x {patch[1]}"
+            what = f"image size {size[0]} x {size[1]} is not a multiple of the patch size, {patch[0]} x {patch[1]}"
             raise SourceError(what, "image_size", f"use for example {max(1, round(edge / step)) * step}")
     rows, columns = (edge // step for edge, step in zip(size, patch, strict=True))
     return (rows, columns), (own[0] // patch[0], own[1] // patch[1])

@@ -28,7 +28,7 @@ def make_plain(model: Any, layers: Iterable[Layer]) -> None:
         elif isinstance(module, torch.nn.Linear):
             plain = module if type(module) is torch.nn.Linear else _linear(module.weight, module.bias)
         else:
-            what = f"`{layer.module}` is no linear layer in transformers"
+            what = f"`{layer.module}` is not a linear layer in transformers"
             raise QuantizeError(what, layer.name, "exclude it: `quantize.exclude`")
         parent, _, name = layer.module.rpartition(".")
         setattr(modules[parent], name, plain)

@@ -33,7 +33,7 @@ def parse_budget(text: str) -> Budget:
     match = _BUDGET.fullmatch(text.strip())
     if match is None:
         fix = "write it as `5.5bits` (of a weight), `80MiB` (of all linear layers) or `0.02nats` (of loss)"
-        raise QuantizeError(f"`{text}` is no budget", "--budget", fix)
+        raise QuantizeError(f"`{text}` is not a budget", "--budget", fix)
     unit: Any = match[2].lower()
     return Budget(float(match[1]), unit)
 
@@ -74,7 +74,7 @@ def keep_for(
     used, count = sum(row.bits * row.weights for row in losses), 0
     if used > allowed:
         least = used / _total(losses) if budget.unit == "bits" else used / 2**23
-        fix = f"raise it to {least:.2f}{budget.unit}, or use a method of fewer bits"
+        fix = f"raise it to {least:.2f}{budget.unit}, or use a lower-bit method"
         raise QuantizeError(f"all layers quantized take more than {budget.value:g}{budget.unit}", "--budget", fix)
     for group in ranked:
         used += sum((row.left_bits - row.bits) * row.weights for row in group)

@@ -58,5 +58,5 @@ def runs_on_gpu(runtime: Runtime) -> bool:
         return False
     has_gpu = bool(list_gpus())
     if runtime == "tensorrt" and not has_gpu:
-        raise GenerationError("no GPU is here to run the engine", fix="use `--runtime reference`, which needs none")
+        raise GenerationError("no GPU to run the engine", fix="use `--runtime reference`, which needs none")
     return has_gpu

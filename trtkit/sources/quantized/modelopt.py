@@ -58,7 +58,9 @@ def modelopt_matrix(parts: Parts, algorithm: str) -> QuantizedMatrix:
     codes, scales = part(parts, "weight"), part(parts, "weight_scale")
     factors = finite(part(parts, "pre_quant_scale")).reshape(-1) if "pre_quant_scale" in parts else None
     if codes.ndim != 2:
-        raise SourceError(f"a weight of {codes.ndim} axes is no linear layer's", fix="export experts one by one")
+        raise SourceError(
+            f"a weight of {codes.ndim} axes does not belong to a linear layer", fix="export experts one by one"
+        )
     kind = codes.dtype.name
     if "weight_scale_2" in parts:
         if kind != "uint8" or scales.dtype.name != "float8_e4m3fn":

@@ -152,4 +152,4 @@ def test_other_sources_have_nothing_to_keep(tmp_path: Path) -> None:
     fields = {"name": "m", "source": {"hf": str(tmp_path)}, "quantize": {"method": "as_stored"}}
     with pytest.raises(TrtkitError) as caught:
         open_config_source(ModelConfig.model_validate(fields))
-    assert "quantize.method: `as_stored` is for GGUF files; checkpoints of other kinds" in str(caught.value)
+    assert "quantize.method: `as_stored` applies to GGUF files; other quantized checkpoints" in str(caught.value)
