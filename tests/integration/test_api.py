@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -118,10 +119,11 @@ def test_the_cost_of_a_published_model_is_estimated() -> None:
 
 
 def test_a_bundle_is_deployed(classifier_bundle: Path, workspace: Path) -> None:
-    written = trtkit.deploy(classifier_bundle, "models", name="things", instances=2, queue={"delay_us": 500})
+    bundle = shutil.copytree(classifier_bundle, workspace / "tiny")  # deploying adds known requests to it
+    written = trtkit.deploy(bundle, "models", name="things", instances=2, queue={"delay_us": 500})
     assert written.placements[-1].model.name == "things"
     assert any("count: 2" in path.read_text() for path in (workspace / "models").rglob("config.pbtxt"))
-    again = trtkit.deploy(classifier_bundle, "models", name="things", instances=1, is_dry_run=True)
+    again = trtkit.deploy(bundle, "models", name="things", instances=1, is_dry_run=True)
     assert "-" in again.differences
     with pytest.raises(ConfigError, match="instances=0: instances: "):
-        trtkit.deploy(classifier_bundle, "models", instances=0)
+        trtkit.deploy(bundle, "models", instances=0)

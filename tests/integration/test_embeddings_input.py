@@ -50,5 +50,5 @@ def test_a_bundle_that_takes_vectors_answers_as_one_that_takes_ids(tmp_path: Pat
     ids, embeds = ([output.outputs[0].token_ids for output in outputs] for outputs in answers)
     assert ids == embeds
     (other / EMBEDDINGS).write_bytes(b"no table")
-    with pytest.raises(BundleError, match=r"embeddings\.safetensors: the file is not the one that was built"):
+    with pytest.raises(BundleError, match=r"embeddings\.safetensors: the file has changed since the build"):
         LLM(other, runtime="reference")

@@ -141,7 +141,7 @@ def test_build_quantizes_and_the_bundle_keeps_the_checkpoint(
     assert first["token_ids"] == alone.json()["token_ids"]
     weights = workspace / "b/quantized/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    assert "SHA-256 differs" in trtkit("verify", "b").err
+    assert "SHA-256 mismatch" in trtkit("verify", "b").err
 
 
 def test_layers_may_have_methods_of_their_own(quantized: Callable[..., Path]) -> None:

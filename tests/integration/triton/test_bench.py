@@ -101,7 +101,10 @@ def test_a_load_needs_a_server_and_has_nobody_beside_it(vision_folder: Path, ser
     words = ("bench", vision_folder / "tiny", "--unverified", "--concurrency", 2)
     for more, text in (
         ((), "--concurrency applies to language models, or to a server (--url)"),
-        (("--url", url(served), "--model", "plain", "--compare", "onnxruntime"), "leave out --compare"),
+        (
+            ("--url", url(served), "--model", "plain", "--compare", "onnxruntime"),
+            "--compare cannot be combined with --url",
+        ),
     ):
         ran = trtkit(*words, *more)
         assert (ran.code, text in ran.err) == (2, True), ran.err

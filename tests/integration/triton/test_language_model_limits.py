@@ -50,7 +50,7 @@ TritonPythonModel = Failing
         ({"max_tokens": 0}, "max_tokens: `0` is not"),
         ({"temperatur": 0.5}, "temperatur: unknown input\nfix: did you mean `temperature`?"),
         ({"text_input": None}, "got 0"),
-        ({"input_ids": [1, 2]}, "text_input and input_ids: a prompt is one of"),
+        ({"input_ids": [1, 2]}, "text_input and input_ids: give exactly one of"),
         ({"text_input": None, "input_ids": [1, 100_000]}, "100000"),
         (
             {"text_input": None, "input_ids": [1, 2], "input_lengths": -1},
@@ -191,7 +191,7 @@ def test_an_engine_that_fails_tells_its_clients_and_ends_its_process(
         assert status in {400, 500}  # 2.51 has one status for all errors of `generate`
         with pytest.raises(DeployError) as error:
             server.server.wait()
-    assert error.value.what.startswith("the process of `failing` version 1 has ended")
+    assert error.value.what.startswith("the process of `failing` version 1 died")
     capfd.readouterr()
 
 

@@ -72,5 +72,5 @@ def test_budgets_have_units(text: str, budget: Budget) -> None:
 
 @pytest.mark.parametrize("text", ["5", "bits", "-1bits", "5GB", ""])
 def test_budgets_without_a_unit_are_refused(text: str) -> None:
-    with pytest.raises(QuantizeError, match="is no budget"):
+    with pytest.raises(QuantizeError, match="is not a budget"):
         parse_budget(text)
