@@ -62,7 +62,7 @@ def test_an_example_prints_what_its_readme_shows(topic: str, tmp_path: Path) -> 
 @pytest.mark.slow
 def test_the_classification_example_verifies_its_fp16_bundle(tmp_path: Path) -> None:
     printed = run_readme("classification", tmp_path)
-    assert "right: classifier in fp16" in printed
+    assert "PASS: classifier in fp16" in printed
     assert "285, 967" in printed
     assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
