@@ -146,7 +146,9 @@ def test_vision_network_is_planned_for_over_the_batch(workspace: Path, trtkit: C
     assert gpu["cost_per_million_images"] == pytest.approx(0.36 / 3600 / gpu["images_per_second"] * 1e6)
 
 
-def test_a_load_says_how_many_gpus_carry_it_and_what_they_cost_a_month(trtkit: Callable[..., Ran]) -> None:
+def test_a_load_says_how_many_gpus_carry_it_and_what_they_cost_a_month(
+    trtkit: Callable[..., Ran], workspace: Path
+) -> None:
     words = (
         "llama-3.1-8b",
         "--gpu",
@@ -172,7 +174,7 @@ def test_a_load_says_how_many_gpus_carry_it_and_what_they_cost_a_month(trtkit: C
     assert h100["matmul_efficiency"] == {"bf16": 0.803, "fp8": 0.709}
     ran = trtkit("plan", *words, "--html", "load.html")
     assert "20 requests/s at best; a month has 730 hours" in " ".join(ran.out.split())
-    page = Page(Path("load.html").read_text())
+    page = Page((workspace / "load.html").read_text())
     assert f"{math.ceil(20 / each) * 0.7 * 730:,.0f}" in page.cells
     assert "bf16 80.3 %, fp8 70.9 % of the rate" in page.text
 
