@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 # Compressed arrays up to the first are always read; beyond, what expands more than the second is not data.
 _ALWAYS_EXPANDED, _MAX_EXPANSION = 256 << 20, 100
-_IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"}
-_SUFFIXES = {*_IMAGES, ".npz", ".json"}
+IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"}
+_SUFFIXES = {*IMAGES, ".npz", ".json"}
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def sample_pictures(paths: Sequence[str], config: ModelConfig) -> dict[str, Path
     """Return the images among files and folders of inputs, by the names that their samples have."""
     places = [package_file.resolve(path, config.verify.requires) for path in paths]
     files = [file for place in places for file in sample_files(place)]
-    return {file.name: file for file in files if file.suffix.lower() in _IMAGES}
+    return {file.name: file for file in files if file.suffix.lower() in IMAGES}
 
 
 def check_samples(samples: Sequence[Sample], inputs: Sequence[TensorSpec]) -> None:
@@ -193,7 +193,7 @@ def _read(text: str, config: ModelConfig, inputs: Sequence[TensorSpec]) -> list[
     path = package_file.resolve(text, config.verify.requires)
     if path.is_dir():
         return [sample for file in sample_files(path) for sample in _read(str(file), config, inputs)]
-    if path.suffix.lower() in _IMAGES:
+    if path.suffix.lower() in IMAGES:
         return [_image_sample(path, config, inputs)]
     if path.suffix.lower() == ".npz":
         return [Sample(path.name, read_npz(path))]

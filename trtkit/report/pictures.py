@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.runtime.pictures import PICTURES
+from trtkit.inputs.samples import IMAGES
 from trtkit.runtime.tasks.answers import Boxes, Classes, ClassMap, DepthMap, Embedding, Outputs, Text
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def write_answer(answered: Answered, folder: Path) -> None:
     name = answered.name.replace("#", "-")
     drawn = None if answered.picture is None else draw(answered.picture, answered.answer)
     if drawn is not None:
-        drawn.save(folder / (name if Path(name).suffix.lower() in PICTURES else f"{name}.png"))
+        drawn.save(folder / (name if Path(name).suffix.lower() in IMAGES else f"{name}.png"))
     match answered.answer:
         case ClassMap(ids=array) | DepthMap(values=array) | Embedding(vector=array):
             np.save(folder / f"{name}.npy", array)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
 from trtkit.inputs.images import read_image
+from trtkit.inputs.samples import IMAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -14,10 +15,9 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
-PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"}
 VIDEOS = {".mp4", ".mov", ".mkv", ".avi", ".webm", ".m4v"}
 ARRAYS = ".npz"
-_KINDS = f"pictures ({', '.join(sorted(PICTURES))}), videos ({', '.join(sorted(VIDEOS))}) and {ARRAYS}"
+_KINDS = f"pictures ({', '.join(sorted(IMAGES))}), videos ({', '.join(sorted(VIDEOS))}) and {ARRAYS}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ def input_files(paths: Sequence[Path]) -> list[Path]:
     if twice is not None:
         what = f"two inputs are called `{twice.name}`, and answers go by that name"
         raise SourceError(what, str(twice), "rename one, or run them apart")
-    unknown = [file for file in files if file.suffix.lower() not in PICTURES | VIDEOS | {ARRAYS}]
+    unknown = [file for file in files if file.suffix.lower() not in IMAGES | VIDEOS | {ARRAYS}]
     if unknown:
         raise SourceError(f"unknown kind of file `{unknown[0].suffix}`", str(unknown[0]), f"give {_KINDS}")
     return files
@@ -59,7 +59,7 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise SourceError("no such file", str(path), "check the path")
-    files = sorted(file for file in path.iterdir() if file.suffix.lower() in PICTURES | VIDEOS)
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in IMAGES | VIDEOS)
     if not files:
         raise SourceError("the folder holds no pictures and no videos", str(path), f"give {_KINDS}")
     return files

@@ -123,3 +123,11 @@ def _texts(message: Message) -> Iterator[object]:
             yield from inner
         elif field.type == field.TYPE_MESSAGE:
             yield from (text for item in inner if item.DESCRIPTOR.name != "TensorProto" for text in _texts(item))
+
+
+def metadata_value(path: Path, key: str) -> str | None:
+    """Return what an ONNX file's metadata says under `key`, None if it says nothing."""
+    import onnx
+
+    model = onnx.load(str(path), load_external_data=False)
+    return next((entry.value for entry in model.metadata_props if entry.key == key), None)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from trtkit.bundle.bundle import open_bundle
 from trtkit.errors import SourceError
 from trtkit.inputs.images import read_image
+from trtkit.inputs.samples import IMAGES
 from trtkit.jobs.events import Phase, Progress
 from trtkit.runtime.model import open_model
-from trtkit.runtime.pictures import PICTURES
 from trtkit.runtime.predict import Predictor, open_predictor
 from trtkit.runtime.tasks.answers import Boxes, Classes, Text
 
@@ -168,7 +168,7 @@ def _class_folders(folder: Path) -> list[tuple[Path, str]]:
         (file, sub.name)
         for sub in sorted(path for path in folder.iterdir() if path.is_dir())
         for file in sorted(sub.iterdir())
-        if file.suffix.lower() in PICTURES
+        if file.suffix.lower() in IMAGES
     ]
     if not pairs:
         fix = "make a folder of pictures for each class, or give --truth with a CSV file"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import SourceError
+from trtkit.sources.onnx_file import metadata_value
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,10 +46,7 @@ def metadata_labels(path: Path) -> tuple[str, ...]:
     """Return the classes under `names` in an ONNX file's metadata, a Python dict by number; empty if it has none."""
     import ast
 
-    import onnx
-
-    model = onnx.load(str(path), load_external_data=False)
-    text = next((entry.value for entry in model.metadata_props if entry.key == "names"), "")
+    text = metadata_value(path, "names")
     try:
         names = ast.literal_eval(text) if text else {}
     except (ValueError, SyntaxError, MemoryError, RecursionError):

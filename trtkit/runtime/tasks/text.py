@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
+from trtkit.sources.onnx_file import metadata_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,10 +32,7 @@ def ctc_scores(probabilities: Array) -> list[float]:
 
 def ctc_characters(path: Path) -> list[str]:
     """Return the alphabet of a PaddleOCR recognizer: blank, the `character` list of its metadata, space."""
-    import onnx
-
-    model = onnx.load(str(path), load_external_data=False)
-    characters = next((entry.value for entry in model.metadata_props if entry.key == "character"), None)
+    characters = metadata_value(path, "character")
     if characters is None:
         raise SourceError("the model's metadata has no `character` list", str(path), "remove `task:` from the config")
     return ["", *characters.splitlines(), " "]
