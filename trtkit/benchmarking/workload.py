@@ -66,7 +66,7 @@ def round_seed(seed: int, number: int) -> int:
 
 
 def drawn_tokens(manifest: Manifest) -> int:
-    """Return below which number a language model's tokens are drawn: a placeholder of an image is no token to draw."""
+    """Return the upper bound of made-up token ids: image placeholders are not drawn."""
     logits = next(output for output in manifest.outputs if output.name == "logits")
     size = logits.shape[-1]
     return size if manifest.images is None else min(size, manifest.images.image_token_id)

@@ -71,7 +71,7 @@ class _Left(ProgressColumn):
 
 
 _EVERY_S = 30.0
-"""Lines of a phase with a total come so often where there is no bar."""
+"""Seconds between lines of a phase with a total, if there is no progress bar."""
 
 
 class _Lines:

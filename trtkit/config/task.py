@@ -60,7 +60,7 @@ class Preprocess(StrictModel):
 class Boxes(StrictModel):
     """How a detector's outputs hold boxes, in pixels of the input unless said otherwise, and which of them count.
 
-    layout: `channels-first` [N, 4+C, A], center, size, scores (YOLOv8, YOLO11; poses have keypoints behind the scores);
+    layout: `channels-first` [N, 4+C, A], center, size, scores (YOLOv8, YOLO11; poses have keypoints after the scores);
         `anchors` [N, A, 5+C], with an objectness (YOLOv5); `queries`, boxes [N, Q, 4] in shares of the input and
         logits [N, Q, C] (DETR); `suppressed` [N, M, 6], corners, score, class (YOLOv10, exports with NMS).
     scores: of `queries`, how logits become scores; a softmax has a last class for nothing.

@@ -80,7 +80,7 @@ def _tensors(reader: Reader, answers: Sequence[Answer]) -> Arrays:
 
 
 def _boxes(reader: Reader, pictures: Sequence[tuple[Box, ...]]) -> Arrays:
-    """Return boxes [N, M, ...] with room for the most there may be; behind the last, class_id is -1 and score 0."""
+    """Return boxes [N, M, ...] padded to the most there can be; padding has class_id -1 and score 0."""
     assert reader.task is not None
     assert reader.task.boxes is not None
     count, most = len(pictures), reader.task.boxes.max_boxes

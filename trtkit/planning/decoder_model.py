@@ -179,7 +179,7 @@ class CacheBytes:
 
 @dataclass(frozen=True)
 class Formulas:
-    """What published formulas say, beside what was counted."""
+    """What published formulas give, compared with the counts."""
 
     decode_flops: DecodeFlops
     kv_bytes_per_token: CacheBytes

@@ -101,7 +101,7 @@ def points(rows: Sequence[Row], axes: tuple[Axis, Axis], by: alt.Color, *, size:
 
 
 def lines(rows: Sequence[Row], axes: tuple[Axis, Axis], by: alt.Color, *, has_points: bool = True) -> alt.Chart:
-    """Return a line for each colour through its rows in their order, and steps where there are no points."""
+    """Return a line per color through its rows in order; steps if points are not drawn."""
     x, y = axes
     drawn: alt.Chart = (
         data(rows)

@@ -116,7 +116,7 @@ class ServerFiles:
 def find_server(server: str | None = None, environment: Mapping[str, str] = os.environ) -> ServerFiles:
     """Return the tritonserver to start. server: a program, or the folder of a server.
 
-    Raises DeployError where `server` is none, or where there is none on this machine, with how to get one.
+    Raises DeployError, with how to get one, if `server` is not a server or this machine has none.
     """
     chosen = server or environment.get(VARIABLE)
     if chosen:

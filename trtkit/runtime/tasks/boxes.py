@@ -5,7 +5,7 @@ Layouts, of pixels of the input unless said otherwise:
 - `channels-first` [N, 4+C, A]: center x, center y, width, height, and a probability a class (YOLOv8, YOLO11).
 - `anchors` [N, A, 5+C]: the same with an objectness before the classes (YOLOv5, YOLOX once decoded).
 - `queries` boxes [N, Q, 4] as center and size in shares of the input, and logits [N, Q, C] (DETR and its kin).
-- `suppressed` [N, M, 6]: corners, score, class; what is left after suppression, rows of score 0 behind it.
+- `suppressed` [N, M, 6]: corners, score, class; what is left after suppression, padded with rows of score 0.
 """
 
 from __future__ import annotations
