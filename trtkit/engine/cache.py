@@ -56,6 +56,8 @@ def build_key(
     """
     settings = config.model_dump(mode="json", exclude={"description", "target", "preprocess", "task", "verify"})
     digests = [source.sha256 for source in sources]
+    if config.engine_nms is not None:
+        settings["boxes"] = config.engine_nms.model_dump(mode="json")
     settings["source"] = _without_paths(settings["source"])
     if settings["quantize"] is not None:
         settings["quantize"] = _without_data(settings["quantize"])

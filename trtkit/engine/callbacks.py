@@ -21,7 +21,7 @@ _EVENT_INTERVAL_S = 0.05
 
 
 def progress_monitor(backend: Backend, report: Listener) -> Any:
-    """Return an IProgressMonitor that reports the outermost phase's steps."""
+    """Return an IProgressMonitor that reports the steps of every phase, nested ones too."""
 
     class Monitor(backend.trt.IProgressMonitor):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:

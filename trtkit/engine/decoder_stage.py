@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trtkit.engine.decoders import OpenedDecoder
     from trtkit.engine.stages import DecoderSize, StageRequest
     from trtkit.jobs.job import Context
+    from trtkit.sources.decoder_source import DecoderSource
 
 
 def write_decoder(request: StageRequest, backend: Backend, context: Context) -> WrittenNetwork:
@@ -34,7 +35,7 @@ def write_decoder(request: StageRequest, backend: Backend, context: Context) -> 
     opened = open_decoder(resolve(ModelConfig.model_validate_json(request.config)), request.quantized)
     size = decoder_size(opened)
     _describe_source(opened, size, steps)
-    check_room(Load(size.weight_bytes), request.folder)
+    check_room(Load(engine_bytes(opened.source, size)), request.folder)
     graph = _write_network(backend, opened, steps, context.severity)
     profiles = decoder_profiles(graph.inputs, llm_options(opened.config))
     _carry(opened, request.folder, steps)
@@ -53,6 +54,12 @@ def write_decoder(request: StageRequest, backend: Backend, context: Context) -> 
         tuple(graph.inputs),
         (graph,),
     )
+
+
+def engine_bytes(source: DecoderSource, size: DecoderSize) -> int:
+    """Return the bytes of the engine's weights at least: quantized layers stay as small as they are in their files."""
+    stored = sum(path.stat().st_size for path in source.files)
+    return min(size.weight_bytes, stored) if source.quantized_by else size.weight_bytes
 
 
 def _describe_source(opened: OpenedDecoder, size: DecoderSize, steps: Steps) -> None:

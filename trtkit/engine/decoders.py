@@ -137,6 +137,7 @@ def network_options(model: Model, logits: Literal["all", "last"] | None = None) 
         has_all_logits=(logits or options.logits) == "all",
         has_embeds_input=takes_embeddings(model),
         has_hidden_states=options.hidden_states,
+        has_kv_window=options.kv_window == "used",
     )
 
 
@@ -145,10 +146,15 @@ def decoder_profiles(inputs: Sequence[InputSpec], options: LlmOptions) -> tuple[
     batch = {"min": 1, "opt": max(1, options.max_batch_size // 2), "max": options.max_batch_size}
     prefill = {"min": 1, "opt": max(1, options.max_prefill_length // 2), "max": options.max_prefill_length}
     decode = {"min": 1, "opt": 1, "max": 1}
+    length = options.max_sequence_length
+    window = {"min": 1, "opt": max(1, length // 2), "max": length}
     return tuple(
         {
             spec.name: ProfileShapes(
-                **{kind: spec.shape_at({"batch": batch[kind], "new_tokens": new[kind]}) for kind in batch}
+                **{
+                    kind: spec.shape_at({"batch": batch[kind], "new_tokens": new[kind], "kv_window": window[kind]})
+                    for kind in batch
+                }
             )
             for spec in inputs
         }

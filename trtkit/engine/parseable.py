@@ -11,6 +11,7 @@ from trtkit.errors import ConfigError
 from trtkit.network.onnx import care, custom_ops, folding, rewrites
 from trtkit.network.onnx.io import graph_inputs, save_model
 from trtkit.network.onnx.limits import check_size, check_vectors
+from trtkit.network.onnx.nms import OPSET
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +36,7 @@ def make_parseable(
     check_size(model, where)
     check_vectors(model, where)
     steps.add("check", care.check(model, where))
-    model, detail = care.lift_opset(model, where)
+    model, detail = care.lift_opset(model, where, 0 if config.engine_nms is None else OPSET)
     steps.add("opset", detail)
     steps.add("initializers", care.free_initializers(model))
     if config.fixed_inputs:

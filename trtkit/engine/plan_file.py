@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # TensorRT streams a plan through a buffer of 64 MiB; a smaller plan takes less memory whole.
 _STREAM_FROM_BYTES = 64 * 2**20
+# Layers whose outputs' sizes, or whether they run, are known only while the engine runs.
+_ALLOCATES = ("NON_ZERO", "NMS", "TRIP_LIMIT", "CONDITION")
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def write_plan(
 
     Raises BuildError with TensorRT's own reasons, OSError where the disk cannot hold the plan.
     """
-    config = _builder_config(backend, network.builder, request)
+    config = _builder_config(backend, network, request)
     config.progress_monitor = progress_monitor(backend, report)
     report(Phase("build"))
     started = time.perf_counter()
@@ -90,10 +92,13 @@ def _stream(backend: Backend, network: WrittenNetwork, config: Any, writer: File
     return bool(built)
 
 
-def _builder_config(backend: Backend, builder: Any, request: PlanRequest) -> Any:
+def _builder_config(backend: Backend, network: WrittenNetwork, request: PlanRequest) -> Any:
     """Return TensorRT's builder config with options, target and profiles set."""
-    trt, options = backend.trt, request.options
+    trt, options, builder = backend.trt, request.options, network.builder
     config = builder.create_builder_config()
+    config.clear_flag(trt.BuilderFlag.TF32)  # on by default: fp32 would have the 10-bit mantissas of TF32
+    if _can_be_captured(backend, network.definition):
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     config.builder_optimization_level = options.optimization_level
     builder.max_threads = options.max_threads
     if options.workspace_gib is not None:
@@ -109,6 +114,16 @@ def _builder_config(backend: Backend, builder: Any, request: PlanRequest) -> Any
             profile.set_shape(name, shape.min, shape.opt, shape.max)
         config.add_optimization_profile(profile)
     return config
+
+
+def _can_be_captured(backend: Backend, definition: Any) -> bool:
+    """Whether a CUDA graph can hold the engine, if TensorRT allocates nothing while it runs.
+
+    TensorRT-RTX has a flag for that, and refuses it where sizes follow from data.
+    """
+    layers = (definition.get_layer(index) for index in range(definition.num_layers))
+    has_flag = hasattr(backend.trt.BuilderFlag, "REQUIRE_USER_ALLOCATION")
+    return has_flag and not any(backend.layer_type(layer) in _ALLOCATES for layer in layers)
 
 
 def _reasons(log: str) -> str:

@@ -11,8 +11,9 @@ from trtkit.engine.profiles import opt_dims, opt_shapes, resolve_profiles
 from trtkit.engine.stages import Prepared, PreparedStage
 from trtkit.jobs.events import Phase
 from trtkit.jobs.steps import Steps
-from trtkit.network.onnx import autocast, function
+from trtkit.network.onnx import autocast, care, custom_ops, function
 from trtkit.network.onnx.io import graph_inputs
+from trtkit.network.onnx.nms import append_nms
 from trtkit.quantization.vision.data import Place
 from trtkit.quantization.vision.onnx_model import quantized
 from trtkit.resolve import resolve
@@ -57,6 +58,8 @@ def _prepare_whole(request: PrepareRequest, stage: Stage, steps: Steps) -> Prepa
         keep += function.fp32_nodes(onnx_model)
         onnx_model, detail = autocast.cast_to(onnx_model, config.precision, keep, shapes, folder)
         steps.add("precision", detail)
+    if config.engine_nms is not None:
+        onnx_model = _with_nms(onnx_model, config, steps, has_plugins=request.has_plugins)
     steps.add("I/O types", autocast.cast_io(onnx_model, config.io_types))
     for intermediate in folder.iterdir():
         intermediate.unlink()
@@ -64,6 +67,16 @@ def _prepare_whole(request: PrepareRequest, stage: Stage, steps: Steps) -> Prepa
     file = write_onnx(onnx_model, folder / "model.onnx", steps, uses_plugins=request.has_plugins)
     prepared = PreparedStage(stage.name, stage.writer, stage.part_names, file, tuple(profiles), shapes)
     return Prepared(tuple(steps.done), prepared.profiles, (prepared,))
+
+
+def _with_nms(model: onnx.ModelProto, config: ModelConfig, steps: Steps, *, has_plugins: bool) -> onnx.ModelProto:
+    """Append NMS, which computes in fp32 in every precision."""
+    assert config.engine_nms is not None
+    detail = append_nms(model, config.engine_nms)
+    model, _ = custom_ops.lower(model, form=config.custom_ops.form, for_plugins=has_plugins)
+    care.name_nodes(model)
+    steps.add("NMS", detail)
+    return care.infer_shapes(model)[0]
 
 
 def _name_classes(model: onnx.ModelProto, config: ModelConfig) -> None:

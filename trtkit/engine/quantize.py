@@ -39,7 +39,7 @@ NOT_SCORED = ScoringRequest()
 
 @dataclass(frozen=True)
 class QuantizeResult:
-    """A quantized model. path: its folder. options: how it was quantized. quantized: what was done."""
+    """A quantized model. path: its folder. options: how it was quantized. quantized: details."""
 
     path: Path
     options: QuantizeOptions
@@ -48,17 +48,17 @@ class QuantizeResult:
 
     @property
     def sensitivity(self) -> Scores | None:
-        """What each layer's quantization costs, if that was measured."""
+        """The cost of quantizing each layer, if it was measured."""
         return self.quantized.sensitivity if isinstance(self.quantized, QuantizedLlm) else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return what was done, as quantization.json has it."""
+        """Return the contents of quantization.json."""
         done = {name: value for name, value in to_json(self.quantized).items() if name != "sensitivity" or value}
         return {"trtkit": __version__, "quantize": to_json(self.options), **done, "size_bytes": self.size_bytes}
 
     @property
     def source(self) -> dict[str, str]:
-        """The source to build from, as a config has it: `hf` with a checkpoint, `onnx` with a file."""
+        """The `source` of a config to build from: `hf` with a checkpoint, or `onnx` with a file."""
         is_checkpoint = (self.path / "config.json").is_file()
         return {"hf": str(self.path)} if is_checkpoint else {"onnx": str(self.path / "model.onnx")}
 

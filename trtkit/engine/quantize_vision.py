@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 def quantize_vision(request: QuantizeRequest, context: Context) -> QuantizedVision:
     """Write the model of a config, quantized as its `quantize` section asks, to `folder`/model.onnx.
 
-    It is the very file that a build of the config would give to TensorRT. Raises TrtkitError.
+    It is the very file that a build of the config would give to TensorRT, but for NMS, which that build appends.
+    Raises TrtkitError.
     """
     assert request.config.quantize is not None
-    prepared = prepare(PrepareRequest(request.config, request.folder), context)
+    prepared = prepare(PrepareRequest(request.config.with_host_nms(), request.folder), context)
     for path in (request.folder / "network").iterdir():
         path.rename(request.folder / path.name)
     (request.folder / "network").rmdir()

@@ -75,6 +75,20 @@ class Prepared:
 
 
 @dataclass(frozen=True)
+class PlanFile:
+    """An engine of a bundle. sha256: of its contents."""
+
+    path: Path
+    sha256: str
+
+
+def plan_files(bundle: Bundle) -> tuple[PlanFile, ...]:
+    """Return the engines of a bundle's stages, in order."""
+    digests = {record.path: record.sha256 for record in bundle.manifest.engines}
+    return tuple(PlanFile(bundle.path / stage.engine, digests[stage.engine]) for stage in bundle.manifest.stages)
+
+
+@dataclass(frozen=True)
 class PlanOptions:
     """How TensorRT builds: the config's `build` section and the target's GPUs, any if none is named."""
 

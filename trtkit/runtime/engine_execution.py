@@ -1,100 +1,105 @@
-"""Run a plan on the GPU that is here, with torch tensors as device buffers."""
+"""Run a plan as a function of tensors, on a device."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trtkit.dtypes import from_tensorrt
-from trtkit.errors import BackendError
 from trtkit.reference import to_tensor
-from trtkit.runtime.layer_profiler import layer_profiler
+from trtkit.runtime.loaded_engine import LoadedEngine
+from trtkit.runtime.output_allocator import output_allocator
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from trtkit.backends import Backend
-
+    from trtkit.runtime.device import Graph, Stream
 
 Tensors = dict[str, torch.Tensor]
-Shapes = tuple[tuple[int, ...], ...]
+Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, eq=False)
-class _Captured:
-    """A CUDA graph with the buffers that it reads and writes."""
+class _Launch:
+    """Memory that a launch reads and writes, and its CUDA graph where there is one."""
 
-    graph: torch.cuda.CUDAGraph
     inputs: Tensors
     outputs: Tensors
+    graph: Graph | None = None
 
 
 class EngineExecution:
-    """A deserialized engine with an execution context and a stream of its own.
+    """A StageExecution on TensorRT. Its work is put on `stream`, which the caller waits for.
 
-    has_cuda_graphs: launches are captured at the first run of each shape and replayed; buffers are then kept.
-    Raises BackendError where TensorRT does not load the plan on this GPU.
+    has_cuda_graphs: launches are captured at the first run of each shape and replayed; buffers are then kept. An engine
+    whose shapes follow from its data, or from values it reads on the host, is launched each time.
+    cache: where kernels compiled for this GPU are kept.
+    Raises BackendError if TensorRT does not load the plan on this GPU.
     """
 
-    def __init__(self, backend: Backend, plan: Path, *, has_cuda_graphs: bool = False) -> None:
-        self._backend, self._has_cuda_graphs = backend, has_cuda_graphs
-        self._logger = backend.logger()
-        self._runtime = backend.trt.Runtime(self._logger)
-        self._engine = self._runtime.deserialize_cuda_engine(plan.read_bytes())
-        if self._engine is None:
-            fix = "build it for this GPU (`--target`), with the TensorRT that is installed here"
-            raise BackendError(f"{backend.name} {backend.version} does not load the plan here", str(plan), fix)
-        self._context = self._engine.create_execution_context()
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._captured: dict[Shapes, _Captured] = {}
-        names = [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
-        inputs = backend.trt.TensorIOMode.INPUT
-        self.input_names = tuple(name for name in names if self._engine.get_tensor_mode(name) == inputs)
-        self.output_names = tuple(name for name in names if name not in self.input_names)
+    def __init__(
+        self, backend: Backend, plan: Path, stream: Stream, cache: Path | None = None, *, has_cuda_graphs: bool = False
+    ) -> None:
+        self._engine = LoadedEngine(backend, plan, stream, cache, is_captured=has_cuda_graphs)
+        self._stream, self._has_cuda_graphs = stream, has_cuda_graphs
+        self._captured: dict[tuple[tuple[int, ...], ...], _Launch] = {}
+        self.input_names, self.output_names = tuple(self._engine.inputs), tuple(self._engine.outputs)
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Return the outputs, on the GPU, for arrays or tensors by input name.
+    def run(self, inputs: Mapping[str, Any]) -> Tensors:
+        """Return the outputs, on the device, for arrays or tensors by input name, as the stream will have them.
 
         With CUDA graphs they are valid until the next run of the same shapes.
         """
-        with torch.cuda.stream(self._stream):
-            tensors = {name: to_tensor(inputs[name], name) for name in self.input_names}
-            outputs = self._replay(tensors) if self._has_cuda_graphs else self._launch(self._on_device(tensors))
-        self._stream.synchronize()
-        return outputs
+        tensors = {name: to_tensor(inputs[name], name) for name in self.input_names}
+        self._stream.wait_for_current()
+        return self._replay(tensors) if self._has_cuda_graphs else self._launch(tensors).outputs
 
     def layer_seconds(self, inputs: Mapping[str, Any]) -> dict[str, float]:
         """Run once; return how long each of the engine's layers took, in the order they ran."""
-        profiler = layer_profiler(self._backend)
-        self._context.profiler = profiler
-        try:
-            with torch.cuda.stream(self._stream):
-                self._launch(self._on_device({name: to_tensor(inputs[name], name) for name in self.input_names}))
-            self._stream.synchronize()
-        finally:
-            self._context.profiler = None
-        return dict(profiler.seconds)
+        tensors = {name: to_tensor(inputs[name], name) for name in self.input_names}
+        context = self._engine.context_for(_shapes(tensors))
+        return context.layer_seconds(lambda: self._launch(tensors))
 
-    def _on_device(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
-        return {name: tensor.cuda().contiguous() for name, tensor in tensors.items()}
+    def _launch(self, tensors: Tensors) -> _Launch:
+        """Put copies of the inputs and the engine's work on the stream."""
+        context = self._engine.context_for(_shapes(tensors))
+        inputs = {name: self._room(name, tensor) for name, tensor in tensors.items()}
+        self._copy(tensors, inputs)
+        for name, tensor in inputs.items():
+            context.set_input(name, tuple(tensor.shape), tensor)
+        outputs, allocators = {}, {}
+        for name, output in self._engine.outputs.items():
+            shape = context.shape(name)
+            if -1 in shape:
+                allocators[name] = output_allocator(self._engine.backend, self._stream, output.dtype)
+                context.set_output_allocator(name, allocators[name])
+            else:
+                outputs[name] = self._stream.empty(shape, output.dtype)
+                context.set_address(name, outputs[name])
+        context.enqueue()
+        if allocators:
+            self._stream.synchronize()  # their shapes are known when the engine has run
+            outputs |= {name: allocator.tensor() for name, allocator in allocators.items()}
+        return _Launch(inputs, {name: outputs[name] for name in self.output_names})
 
-    def _launch(self, held: Tensors) -> Tensors:
-        """Put the engine's work on the stream; return its outputs. held: inputs on the GPU."""
-        for name, tensor in held.items():
-            self._context.set_input_shape(name, tuple(tensor.shape))
-            self._context.set_tensor_address(name, tensor.data_ptr())
-        outputs = {name: self._allocate(name) for name in self.output_names}
-        for name, tensor in outputs.items():
-            self._context.set_tensor_address(name, tensor.data_ptr())
-        self._enqueue()
-        return outputs
+    def _room(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return memory for an input, where TensorRT reads it."""
+        if self._engine.inputs[name].is_on_host:
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
+        return self._stream.empty(tensor.shape, tensor.dtype)
 
-    def _enqueue(self) -> None:
-        if not self._context.execute_async_v3(self._stream.cuda_stream):
-            raise BackendError("TensorRT could not run the engine", fix="its log says why")
+    def _copy(self, tensors: Tensors, inputs: Tensors) -> None:
+        """Put copies of `tensors` to `inputs` on the stream; what TensorRT reads on the host is copied now."""
+        for name, target in inputs.items():
+            source = tensors[name]
+            if self._engine.inputs[name].is_on_host:
+                target.copy_(source)
+            else:
+                self._stream.run(partial(target.copy_, source, non_blocking=True))
 
     def _replay(self, tensors: Tensors) -> Tensors:
         """Copy the inputs to where the graph of their shapes reads them, and replay it."""
@@ -102,24 +107,21 @@ class EngineExecution:
         if shapes not in self._captured:
             self._captured[shapes] = self._capture(tensors)
         captured = self._captured[shapes]
-        for name, tensor in tensors.items():
-            captured.inputs[name].copy_(tensor, non_blocking=True)
+        if captured.graph is None:
+            return self._launch(tensors).outputs
+        self._copy(tensors, captured.inputs)
         captured.graph.replay()
         return captured.outputs
 
-    def _capture(self, tensors: Tensors) -> _Captured:
+    def _capture(self, tensors: Tensors) -> _Launch:
         """Capture a run; what TensorRT sets up at its first one is not to be captured."""
-        inputs = self._on_device(tensors)
-        outputs = self._launch(inputs)
+        launch, context = self._launch(tensors), self._engine.context_for(_shapes(tensors))
         self._stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream):
-            self._enqueue()
-        return _Captured(graph, inputs, outputs)
+        reads_host = any(each.is_on_host for each in self._engine.inputs.values())
+        if reads_host or not context.is_capturable() or any(-1 in context.shape(name) for name in self.output_names):
+            return launch
+        return _Launch(launch.inputs, launch.outputs, self._stream.capture(context.enqueue))
 
-    def _allocate(self, name: str) -> torch.Tensor:
-        """Return an empty tensor for output `name` at the context's shapes."""
-        dtype = from_tensorrt(self._engine.get_tensor_dtype(name).name)
-        return torch.empty(
-            tuple(self._context.get_tensor_shape(name)), dtype=getattr(torch, dtype.torch), device="cuda"
-        )
+
+def _shapes(tensors: Tensors) -> Shapes:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}

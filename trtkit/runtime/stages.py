@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trtkit.engine.parts_stage import parts_network
 from trtkit.jobs.events import ignore
 from trtkit.network.onnx.parse import parse_onnx
 from trtkit.reference import Executor, Options, constants_from_onnx
+from trtkit.runtime.runtime_cache import cache_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     import torch
 
     from trtkit.backends import Backend
     from trtkit.engine.hybrids import OpenedHybrid
-    from trtkit.engine.stages import PreparedStage
+    from trtkit.engine.stages import PlanFile, PreparedStage
     from trtkit.jobs.events import Listener
+    from trtkit.runtime.device import Device, Stream
 
 
 class StageExecution(Protocol):
@@ -41,17 +42,24 @@ class StageExecution(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class StagesExecution:
-    """All stages of a model. output_names: the model's own outputs, in order."""
+    """All stages of a model. output_names: the model's own outputs, in order.
+
+    stream: where they run on a device, from which the outputs are copied to the host.
+    """
 
     stages: Sequence[StageExecution]
     output_names: Sequence[str]
+    stream: Stream | None = field(default=None, kw_only=True)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return the model's outputs by name for arrays or tensors by input name."""
         tensors: dict[str, Any] = dict(inputs)
         for stage in self.stages:
             tensors |= stage.run({name: tensors[name] for name in stage.input_names})
-        return {name: tensors[name] for name in self.output_names}
+        if self.stream is None:
+            return {name: tensors[name] for name in self.output_names}
+        self.stream.synchronize()
+        return {name: tensors[name].to("cpu", copy=True) for name in self.output_names}
 
     def layer_seconds(self, inputs: Mapping[str, Any]) -> dict[str, float]:
         """Run once; return how long each layer of each stage took, in the order they ran."""
@@ -78,7 +86,7 @@ class ReferenceStage:
         owner: object = None,
     ) -> None:
         self.backend, self.definition, self.constants = backend, definition, constants
-        self._tensors, self.owner = tensors or {}, owner
+        self.tensors, self.owner = tensors or {}, owner
         self._executor = Executor(backend, definition, Options(constants=constants))
         self.keeps_seams = False
         self.seams: dict[str, torch.Tensor] = {}
@@ -95,7 +103,7 @@ class ReferenceStage:
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return the outputs by name."""
-        kept = self._tensors if self.keeps_seams else {}
+        kept = self.tensors if self.keeps_seams else {}
         outputs = self._executor.run(inputs, keep=kept.values() if kept else None)
         self.seams = {name: outputs[tensor] for name, tensor in kept.items()}
         return {name: outputs[name] for name in self._executor.output_names}
@@ -127,10 +135,19 @@ def _reference_stage(
 
 
 def engine_stages(
-    backend: Backend, engines: Sequence[Path], output_names: Sequence[str], *, has_cuda_graphs: bool = False
+    backend: Backend,
+    plans: Sequence[PlanFile],
+    output_names: Sequence[str],
+    device: Device,
+    *,
+    has_cuda_graphs: bool = False,
 ) -> StagesExecution:
-    """Return a model on the GPU that is here: an engine for each stage, tensors between them stay on the device."""
+    """Return a model as engines on a device, one for each stage; tensors between them stay there."""
     from trtkit.runtime.engine_execution import EngineExecution
 
-    running = [EngineExecution(backend, path, has_cuda_graphs=has_cuda_graphs) for path in engines]
-    return StagesExecution(running, output_names)
+    stream = device.stream()
+    running = [
+        EngineExecution(backend, plan.path, stream, cache_file(plan.sha256), has_cuda_graphs=has_cuda_graphs)
+        for plan in plans
+    ]
+    return StagesExecution(running, output_names, stream=stream)

@@ -3,7 +3,7 @@
 from trtkit.runtime.decoder.call import Call, DecoderExecution
 from trtkit.runtime.decoder.kv_cache import KvCache, SavedSequence
 from trtkit.runtime.decoder.network import DecoderNetwork, bundle_network, config_network, decoder_network
-from trtkit.runtime.decoder.open import Runtime, open_execution, runs_on_gpu
+from trtkit.runtime.decoder.open import Runtime, engine_device, open_execution
 from trtkit.runtime.decoder.reference import ReferenceDecoder
 
 __all__ = [
@@ -17,6 +17,6 @@ __all__ = [
     "bundle_network",
     "config_network",
     "decoder_network",
+    "engine_device",
     "open_execution",
-    "runs_on_gpu",
 ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from trtkit.errors import ExecutionError
+from trtkit.network.input_spec import kv_window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,6 +26,7 @@ class Call:
 
     ids: [R, S]. starts: [R], tokens that each slot's cache holds already. counts: [R], how many of a row's ids are
     tokens; the rest is padding, and a row of none is idle. soft: vectors in the prompts, by slot.
+    there: [R, 1] int32, ids that the host does not know yet, where the network computes; they come before `ids`.
     """
 
     first_slot: int
@@ -32,6 +34,7 @@ class Call:
     starts: Ints
     counts: Ints
     soft: Mapping[int, SoftTokens] = field(default_factory=dict)
+    there: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check what would write into a neighbour's memory."""
@@ -58,6 +61,10 @@ class Call:
         }
         return {name: np.ascontiguousarray(value, np.int32) for name, value in feed.items()}
 
+    def window(self, max_length: int) -> int:
+        """Return how many cached tokens attention reads, where it does not read all `max_length`; idle rows count."""
+        return kv_window(max(1, int((self.starts + self.counts).max())), max_length)
+
     def rope_position_ids(self) -> np.ndarray:
         """Return M-RoPE's positions [3, R, S] as int32: time, height and width, which are one for text."""
         ids = np.broadcast_to(self.starts[:, None] + np.arange(self.ids.shape[1]), (3, *self.ids.shape))
@@ -78,10 +85,10 @@ class Call:
         """Raise ExecutionError where a row would write outside its slot."""
         last, size = int(self.starts.max()), self.ids.shape[1]
         if last + size > max_length:
-            what = f"{last} tokens and {size} more do not fit a slot of {max_length}"
+            what = f"a slot of {max_length} tokens cannot hold {last} and {size} more"
             raise ExecutionError(what, "KV cache", "raise `llm.max_sequence_length`, or give fewer tokens")
         if self.rows.stop > slots:
-            what = f"slots {self.rows.start} to {self.rows.stop - 1} asked of {slots}"
+            what = f"slots {self.rows.start} to {self.rows.stop - 1} requested; the model has {slots}"
             raise ExecutionError(what, "KV cache", "open the model with more slots")
 
 
@@ -89,7 +96,8 @@ class DecoderExecution(Protocol):
     """A decoder's network with KV caches of `slots` sequences.
 
     cache: their memory. max_length: T, tokens a slot holds. max_prefill_length: the most new tokens of one row in one
-    call. description: what computes, for people.
+    call. is_asynchronous: `forward` returns before it has computed. takes_ids: the network itself reads token ids, so
+    they may be `there`. description: what computes, for people.
     """
 
     cache: KvCache
@@ -98,6 +106,8 @@ class DecoderExecution(Protocol):
     max_prefill_length: int
     vocab_size: int
     has_all_logits: bool
+    is_asynchronous: bool
+    takes_ids: bool
     description: str
 
     def forward(self, call: Call) -> torch.Tensor:
@@ -105,6 +115,10 @@ class DecoderExecution(Protocol):
 
         The result is valid until the next call. Raises ExecutionError where a row has no room.
         """
+        ...
+
+    def rows_to_run(self, first_slot: int, rows: int) -> int:
+        """Return how many slots from the first on a decode step is to run: `rows`, or some idle ones more."""
         ...
 
     def layer_seconds(self, call: Call) -> dict[str, float]:

@@ -3,155 +3,200 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from trtkit.dtypes import DTYPES
 from trtkit.engine.decoders import llm_options
+from trtkit.engine.stages import plan_files
 from trtkit.errors import GenerationError
 from trtkit.runtime.decoder.embeddings import bundle_embeddings
 from trtkit.runtime.decoder.kv_cache import KvCache
-from trtkit.runtime.decoder.runtime_cache import context_with_cache, save_cache
-from trtkit.runtime.layer_profiler import layer_profiler
+from trtkit.runtime.device import ALIGNMENT
+from trtkit.runtime.loaded_engine import LoadedEngine
+from trtkit.runtime.runtime_cache import cache_file
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from trtkit.backends import Backend
     from trtkit.bundle.bundle import Bundle
-    from trtkit.network.input_spec import InputSpec
+    from trtkit.config.schema import LlmOptions
+    from trtkit.engine.stages import PlanFile
+    from trtkit.network.input_spec import InputSpec, Role
     from trtkit.runtime.decoder.call import Call
+    from trtkit.runtime.decoder.embeddings import TokenEmbeddings
+    from trtkit.runtime.device import Device, Graph
+    from trtkit.runtime.loaded_engine import Context
 
 _PREFILL, _DECODE = 0, 1  # the engine's profiles, in the order that `decoder_profiles` gives them
+_MOST_GRAPHS = 64  # each holds some MiB on the GPU; the oldest goes
+
+
+@dataclass(frozen=True, eq=False)
+class DecoderPlan:
+    """A decoder's engine, and what its network says of it. where: names it in errors."""
+
+    file: PlanFile
+    inputs: Sequence[InputSpec]
+    options: LlmOptions
+    embeddings: TokenEmbeddings | None
+    where: str
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> DecoderPlan:
+        """Return that of a language model's bundle."""
+        inputs = [record.spec for record in bundle.manifest.stages[-1].inputs]
+        options = llm_options(bundle.manifest.config)
+        return cls(plan_files(bundle)[-1], inputs, options, bundle_embeddings(bundle.path), str(bundle.path))
 
 
 class EngineDecoder:
-    """A DecoderExecution on the GPU that is here. has_cuda_graphs: whether decode steps are captured and replayed.
+    """A DecoderExecution on a device. has_cuda_graphs: whether decode steps are captured and replayed.
 
-    Raises GenerationError where TensorRT does not load the plan on this GPU.
+    Raises BackendError if TensorRT does not load the plan there, GenerationError if a slot's cache does not begin at
+    an address that TensorRT takes.
     """
 
-    def __init__(self, backend: Backend, bundle: Bundle, slots: int, *, has_cuda_graphs: bool = True) -> None:
-        options = llm_options(bundle.manifest.config)
-        self._backend, self._trt, self._logger, self._bundle = backend, backend.trt, backend.logger(), bundle
-        self._runtime = backend.trt.Runtime(self._logger)
-        self._engine = self._runtime.deserialize_cuda_engine(bundle.engine_path().read_bytes())
-        if self._engine is None:
-            fix = "build it for this GPU (`--target`), with the TensorRT that is installed here"
-            where = str(bundle.engine_path())
-            raise GenerationError(f"{backend.name} {backend.version} does not load the plan here", where, fix)
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._contexts, self._runtime_cache = context_with_cache(self._engine, bundle, self._stream.cuda_stream)
+    def __init__(
+        self, backend: Backend, plan: DecoderPlan, slots: int, device: Device, *, has_cuda_graphs: bool = True
+    ) -> None:
+        options, specs, cache = plan.options, plan.inputs, cache_file(plan.file.sha256)
+        _check_alignment(plan, slots)
+        self._stream = device.stream()
+        self._engine = LoadedEngine(backend, plan.file.path, self._stream, cache, is_captured=has_cuda_graphs)
         self.slots, self.max_length = slots, options.max_sequence_length
         self.max_prefill_length, self.has_all_logits = options.max_prefill_length, options.logits == "all"
-        self._embeddings = bundle_embeddings(bundle.path)
-        self._allocate(slots)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._embeddings = plan.embeddings
+        self.is_asynchronous, self.takes_ids = True, self._embeddings is None
+        self.vocab_size = self._engine.outputs["logits"].shape[-1]
+        self.cache = KvCache(specs, slots, _dtype, self._stream)
+        self._specs = [spec for spec in specs if spec.feeder != "cache"]
+        self._graphs: dict[tuple[int, int, int], Graph | None] = {}
         self._has_cuda_graphs = has_cuda_graphs
-        self.description = f"{backend.name} {backend.version} on {torch.cuda.get_device_name()}"
+        self._room = 0
+        self._reserve(slots)
+        self.description = f"{backend.name} {backend.version} on {device.name}"
 
     def forward(self, call: Call) -> torch.Tensor:
         """Run new tokens; see DecoderExecution."""
         call.check(self.slots, self.max_length)
         rows, size = call.ids.shape
-        with torch.cuda.stream(self._stream):
-            self._copy_inputs(call)
-            is_decode = size == 1
-            if is_decode and call.first_slot == 0 and self._has_cuda_graphs:
-                self._decode_graph(rows).replay()
-            else:
-                self._enqueue(self._contexts[_DECODE if is_decode else _PREFILL], call.first_slot, rows, size)
-            shape = (rows, size, self.vocab_size) if self.has_all_logits else (rows, self.vocab_size)
-            logits = self._logits[: rows * size if self.has_all_logits else rows].view(shape)
-        torch.cuda.current_stream().wait_stream(self._stream)
-        return logits
+        self._stream.wait_for_current()  # which may still read the last call's logits
+        self._reserve(rows * size)
+        self._copy_inputs(call)
+        graph = self._decode_graph(call) if size == 1 and self._has_cuda_graphs else None
+        if graph is None:
+            self._enqueue(self._context(size), call.first_slot, self._sizes(call))
+        else:
+            graph.replay()
+        self._stream.hold_current()
+        shape = (rows, size, self.vocab_size) if self.has_all_logits else (rows, self.vocab_size)
+        return self._logits[: rows * size if self.has_all_logits else rows].view(shape)
+
+    def rows_to_run(self, first_slot: int, rows: int) -> int:
+        """Return `rows`; with CUDA graphs the next power of two, if there are as many slots: few are captured."""
+        padded = 1 << (rows - 1).bit_length()
+        return padded if self._has_cuda_graphs and first_slot + padded <= self.slots else rows
 
     def layer_seconds(self, call: Call) -> dict[str, float]:
         """Run new tokens without a CUDA graph; return how long each of the engine's layers took, in order."""
         call.check(self.slots, self.max_length)
         rows, size = call.ids.shape
-        context, profiler = self._contexts[_DECODE if size == 1 else _PREFILL], layer_profiler(self._backend)
-        context.profiler = profiler
-        try:
-            with torch.cuda.stream(self._stream):
-                self._copy_inputs(call)
-                self._enqueue(context, call.first_slot, rows, size)
-            self._stream.synchronize()
-        finally:
-            context.profiler = None
-        return dict(profiler.seconds)
+        self._reserve(rows * size)
+        self._copy_inputs(call)
+        context = self._context(size)
+        return context.layer_seconds(partial(self._enqueue, context, call.first_slot, self._sizes(call)))
 
     def close(self) -> None:
         """Keep what was compiled for this GPU for the next start, and give the memory back."""
-        save_cache(self._runtime_cache, self._bundle)
+        self._stream.synchronize()
         self._graphs.clear()
+        self._engine.close()
         self.cache.close()
 
-    def _allocate(self, slots: int) -> None:
-        """Make the device buffers: one for each small input, each cache and the logits."""
-        specs = [record.spec for record in self._bundle.manifest.stages[-1].inputs]
-        tokens = max(slots * self.max_prefill_length, slots)
-        self.cache = KvCache(specs, slots, _dtype, self._stream)
-        self._new = self._appended(tokens)
-        self._specs = [spec for spec in specs if spec.feeder != "cache"]
-        self._inputs = {spec.name: self._buffer(spec, tokens) for spec in self._specs}
-        self.vocab_size = int(self._engine.get_tensor_shape("logits")[-1])
-        rows = tokens if self.has_all_logits else slots
-        self._logits = torch.empty(rows, self.vocab_size, dtype=torch.float32, device="cuda")
+    def _context(self, size: int) -> Context:
+        """Return the context of the profile for `size` new tokens a row."""
+        return self._engine.context(_DECODE if size == 1 else _PREFILL)
 
-    def _copy_inputs(self, call: Call) -> None:
-        """Copy a call's inputs to the device."""
-        for name, value in self._feed(call).items():
-            self._inputs[name][: value.numel()].copy_(value.reshape(-1), non_blocking=True)
-
-    def _appended(self, tokens: int) -> dict[str, torch.Tensor]:
-        """Return room for the new keys and values that engines with caches in eight bits give; for others none."""
+    def _reserve(self, tokens: int) -> None:
+        """Make room for calls of `tokens` new tokens: inputs, logits and, with caches in eight bits, what they get."""
+        if tokens <= self._room:
+            return
+        self._room = 1 << (tokens - 1).bit_length()
+        self._graphs.clear()  # they hold the addresses
+        self._inputs = {spec.name: self._buffer(spec) for spec in self._specs}
+        if "key_positions" in self._inputs:  # calls differ in how many of them they read
+            positions = torch.arange(self.max_length, dtype=torch.int32)
+            self._stream.run(partial(self._inputs["key_positions"].copy_, positions))
         eight_bits = [spec for spec in self.cache.specs if _dtype(spec).itemsize == 1]
         sizes = {spec.name: spec.size_of("key_value_heads") * spec.size_of("head_dim") for spec in eight_bits}
-        return {
-            spec.name: torch.zeros(tokens * sizes[spec.name], dtype=_dtype(spec), device="cuda") for spec in eight_bits
+        self._new = {
+            spec.name: self._stream.empty((self._room * sizes[spec.name],), _dtype(spec)) for spec in eight_bits
         }
+        rows = self._room if self.has_all_logits else self.slots
+        self._logits = self._stream.empty((rows, self.vocab_size), torch.float32)
+
+    def _copy_inputs(self, call: Call) -> None:
+        """Put copies of a call's inputs on the stream."""
+        for name, value in self._feed(call).items():
+            target = self._inputs[name][: value.numel()]
+            self._stream.run(partial(target.copy_, value.reshape(-1), non_blocking=True))
 
     def _feed(self, call: Call) -> dict[str, torch.Tensor]:
-        """Return the inputs of a call but its caches, on the host."""
+        """Return the inputs of a call but its caches."""
         feed = {name: torch.from_numpy(value) for name, value in call.feed().items() if name in self._inputs}
+        if call.there is not None:
+            feed["input_ids"] = call.there
         if "rope_position_ids" in self._inputs:
             feed["rope_position_ids"] = torch.from_numpy(call.rope_position_ids())
         if self._embeddings is not None:
             feed["inputs_embeds"] = self._embeddings.inputs(call)
         return feed
 
-    def _buffer(self, spec: InputSpec, tokens: int) -> torch.Tensor:
-        """Return room for an input of up to `tokens` tokens."""
-        static = math.prod(size for size in spec.shape if size > 0)
-        return torch.zeros(tokens * static, dtype=_dtype(spec), device="cuda")
+    def _buffer(self, spec: InputSpec) -> torch.Tensor:
+        """Return room for an input of as many tokens as there is room for."""
+        most: dict[Role, int] = {"batch": self._room, "new_tokens": 1, "kv_window": self.max_length}
+        return self._stream.empty((math.prod(spec.shape_at(most)),), _dtype(spec))
 
-    def _decode_graph(self, rows: int) -> torch.cuda.CUDAGraph:
-        """Return the CUDA graph of a decode step of slots 0 to `rows`, captured at its first use."""
-        if rows not in self._graphs:
-            self._enqueue(self._contexts[_DECODE], 0, rows, 1)  # what TensorRT sets up at first use is not captured
+    def _sizes(self, call: Call) -> Mapping[Role, int]:
+        """Return the sizes of a call's dynamic axes."""
+        rows, size = call.ids.shape
+        window = call.window(self.max_length) if "key_positions" in self._inputs else self.max_length
+        return {"batch": rows, "new_tokens": size, "kv_window": window}
+
+    def _decode_graph(self, call: Call) -> Graph | None:
+        """Return the CUDA graph of a decode step of a call's shape, captured at first use; None if it cannot be."""
+        first, sizes = call.first_slot, self._sizes(call)
+        key = first, sizes["batch"], sizes["kv_window"]
+        if key not in self._graphs:
+            if len(self._graphs) == _MOST_GRAPHS:
+                self._graphs.pop(next(iter(self._graphs)))
+            context = self._context(1)
+            self._enqueue(context, first, sizes)  # what TensorRT sets up at first use is not captured
             self._stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self._stream):
-                self._enqueue(self._contexts[_DECODE], 0, rows, 1)
-            self._graphs[rows] = graph
-        return self._graphs[rows]
+            is_capturable = context.is_capturable()
+            enqueue = partial(self._enqueue, context, first, sizes)
+            self._graphs[key] = self._stream.capture(enqueue) if is_capturable else None
+        return self._graphs[key]
 
-    def _enqueue(self, context: Any, first: int, rows: int, size: int) -> None:
-        """Give the context its shapes and addresses, and run it on the stream."""
+    def _enqueue(self, context: Context, first: int, sizes: Mapping[Role, int]) -> None:
+        """Give the context its shapes and addresses, and put its work on the stream."""
+        rows, size = sizes["batch"], sizes["new_tokens"]
         for spec in self._specs:
-            context.set_input_shape(spec.name, spec.shape_at({"batch": rows, "new_tokens": size}))
-            context.set_tensor_address(spec.name, self._inputs[spec.name].data_ptr())
+            context.set_input(spec.name, spec.shape_at(sizes), self._inputs[spec.name])
         caches = self.cache.view(slice(first, first + rows))
         for spec in self.cache.specs:
             cache = caches[spec.name]
-            context.set_input_shape(spec.name, tuple(cache.shape))
-            context.set_tensor_address(spec.name, cache.data_ptr())
-            context.set_tensor_address(spec.updated, self._new.get(spec.name, cache).data_ptr())
-        context.set_tensor_address("logits", self._logits.data_ptr())
-        if not context.execute_async_v3(self._stream.cuda_stream):
-            raise GenerationError("TensorRT could not run the engine", fix="its log says why")
+            context.set_input(spec.name, tuple(cache.shape), cache)
+            context.set_address(spec.updated, self._new.get(spec.name, cache))
+        context.set_address("logits", self._logits)
+        context.enqueue()
         if self._new:
-            self._append(first, rows, size)
+            self._stream.run(partial(self._append, first, rows, size))
 
     def _append(self, first: int, rows: int, size: int) -> None:
         """Write new keys and values behind those of each slot."""
@@ -167,3 +212,17 @@ def _dtype(spec: InputSpec) -> torch.dtype:
     """Return the type of an input in torch."""
     dtype: torch.dtype = getattr(torch, DTYPES[spec.dtype].torch)
     return dtype
+
+
+def _check_alignment(plan: DecoderPlan, slots: int) -> None:
+    """Raise GenerationError if the second slot's cache would not begin at an address that TensorRT takes."""
+    for spec in plan.inputs:
+        slot_bytes = math.prod(spec.shape[1:]) * _dtype(spec).itemsize
+        if spec.feeder == "cache" and slots > 1 and slot_bytes % ALIGNMENT:
+            token_bytes = slot_bytes // spec.size_of("cached_tokens")
+            multiple = ALIGNMENT // math.gcd(ALIGNMENT, token_bytes)
+            what = (
+                f"a slot of `{spec.name}` has {slot_bytes} bytes, not a multiple of TensorRT's alignment, {ALIGNMENT}"
+            )
+            fix = f"build with an `llm.max_sequence_length` that {multiple} divides, or use one slot"
+            raise GenerationError(what, plan.where, fix)

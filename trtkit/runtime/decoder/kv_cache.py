@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,9 +11,10 @@ import torch
 from trtkit.errors import ExecutionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from trtkit.network.input_spec import InputSpec
+    from trtkit.runtime.device import Stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +28,8 @@ class SavedSequence:
 class KvCache:
     """Linear caches: each sequence has a slot of its own at full length, allocated once and never moved.
 
-    specs: the network's inputs, of which the caches are taken. stream: where the GPU works on them in turn.
+    specs: the network's inputs, of which the caches are taken. stream: of a device, which works on them in turn; None:
+    the caller's own memory and time.
     slots: sequences. max_length: T, tokens that a slot holds.
     """
 
@@ -36,14 +38,14 @@ class KvCache:
         specs: Iterable[InputSpec],
         slots: int,
         dtype_of: Callable[[InputSpec], torch.dtype],
-        stream: torch.cuda.Stream | None = None,
+        stream: Stream | None = None,
     ) -> None:
         self.specs = [spec for spec in specs if spec.feeder == "cache"]
         self.slots, self.max_length = slots, self.specs[0].size_of("cached_tokens")
-        self._stream, device = stream, "cpu" if stream is None else "cuda"
-        self._arrays = {
-            spec.name: torch.zeros(slots, *spec.shape[1:], dtype=dtype_of(spec), device=device) for spec in self.specs
-        }
+        self._stream, empty = stream, _empty if stream is None else stream.empty
+        self._arrays = {spec.name: empty((slots, *spec.shape[1:]), dtype_of(spec)) for spec in self.specs}
+        for array in self._arrays.values():
+            self._run(array.zero_)
 
     def view(self, rows: slice) -> dict[str, torch.Tensor]:
         """Return the caches [R, K, T, H] of neighbouring slots, by the input that takes them."""
@@ -64,9 +66,8 @@ class KvCache:
 
     def copy(self, source: int, target: int, tokens: slice) -> None:
         """Copy cached tokens of slot `source` to slot `target`."""
-        with self._on_stream():
-            for array in self._arrays.values():
-                array[target, :, tokens].copy_(array[source, :, tokens])
+        for array in self._arrays.values():
+            self._run(partial(array[target, :, tokens].copy_, array[source, :, tokens]))
 
     def share(self, source: int, target: int, count: int) -> None:
         """Let `target` begin with the first `count` tokens of `source`; linear slots each hold their own copy."""
@@ -76,30 +77,35 @@ class KvCache:
     def save(self, slot: int, count: int) -> SavedSequence:
         """Return the first `count` tokens of a slot, copied to the host."""
         self._check(count)
-        with self._on_stream():
-            arrays = {name: array[slot, :, :count].to("cpu", copy=True) for name, array in self._arrays.items()}
+        if self._stream is not None:
+            self._stream.synchronize()
+        arrays = {name: array[slot, :, :count].to("cpu", copy=True) for name, array in self._arrays.items()}
         return SavedSequence(count, arrays)
 
     def load(self, slot: int, saved: SavedSequence) -> None:
         """Begin a slot with a saved sequence. Raises ExecutionError for one of other caches, or of too many tokens."""
         self._check(saved.tokens)
         if fault := self._fault(saved):
-            raise ExecutionError(fault, "KV cache", "load what a model of the same engine saved")
-        with self._on_stream():
-            for name, array in saved.arrays.items():
-                self._arrays[name][slot, :, : saved.tokens].copy_(array)
+            raise ExecutionError(fault, "KV cache", "load a cache that the same engine saved")
+        for name, array in saved.arrays.items():
+            part = self._arrays[name][slot, :, : saved.tokens]
+            self._run(partial(part.copy_, array))
 
     def close(self) -> None:
         """Give the memory back."""
         self._arrays.clear()
 
-    def _on_stream(self) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+    def _run(self, work: Callable[[], object]) -> None:
+        """Do `work` in turn with everything else that is done with the caches."""
+        if self._stream is None:
+            work()
+        else:
+            self._stream.run(work)
 
     def _check(self, count: int) -> None:
         """Raise ExecutionError for more tokens than a slot holds."""
         if count > self.max_length:
-            what = f"{count} tokens do not fit a slot of {self.max_length}"
+            what = f"a slot of {self.max_length} tokens cannot hold {count}"
             raise ExecutionError(what, "KV cache", "raise `llm.max_sequence_length`, or give fewer tokens")
 
     def _fault(self, saved: SavedSequence) -> str:
@@ -112,6 +118,11 @@ class KvCache:
                 own = f"{list(have)} in {saved.arrays[name].dtype}"
                 return f"the saved `{name}` is {own}, the model's is {list(want)} in {array.dtype}"
         return ""
+
+
+def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return the caller's own memory."""
+    return torch.empty(*shape, dtype=dtype)
 
 
 def _codes(array: torch.Tensor) -> torch.Tensor:

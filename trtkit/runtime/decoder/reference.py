@@ -30,6 +30,7 @@ class ReferenceDecoder:
         hold = Precision(widen).storage
         self.cache = KvCache(network.graph.inputs, slots, lambda spec: hold(DTYPES[spec.dtype]))
         self._appends = network.kv_cache is not None
+        self.is_asynchronous, self.takes_ids = False, network.embeddings is None
         self.slots, self.max_length = slots, self.cache.max_length
         self.vocab_size, self.has_all_logits = network.vocab_size, network.has_all_logits
         self.max_prefill_length = network.max_prefill_length
@@ -44,6 +45,10 @@ class ReferenceDecoder:
             self.cache.append(call.first_slot, torch.from_numpy(call.starts), new)
         return outputs["logits"].float()
 
+    def rows_to_run(self, _first_slot: int, rows: int) -> int:
+        """Return `rows`."""
+        return rows
+
     def layer_seconds(self, call: Call) -> dict[str, float]:
         """Run new tokens; return how long each layer took, in the order they ran."""
         return self._executor.layer_seconds(self.inputs(call))
@@ -52,6 +57,10 @@ class ReferenceDecoder:
         """Return every input of the network for a call; the caches are views."""
         call.check(self.slots, self.max_length)
         feed: dict[str, Any] = {name: value for name, value in call.feed().items() if name in self._names}
+        if call.there is not None:
+            feed["input_ids"] = call.there
+        if "key_positions" in self._names:
+            feed["key_positions"] = torch.arange(call.window(self.max_length), dtype=torch.int32)
         if "rope_position_ids" in self._names:
             feed["rope_position_ids"] = call.rope_position_ids()
         if self._network.embeddings is not None:

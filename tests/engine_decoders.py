@@ -1,0 +1,55 @@
+"""Decoders of every family as bundles, and greedy steps that mix slots."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tests import tiny_llm
+from tests.decoders import model_of
+from trtkit.config.schema import ModelConfig
+from trtkit.engine.build import build_bundle
+from trtkit.jobs.runner import new_runner
+from trtkit.runtime.decoder import Call
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.decoder_cases import Case
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.runtime.decoder import DecoderExecution
+
+
+def config_of(case: Case, folder: Path, **options: Any) -> ModelConfig:
+    """Return the config of a family's tiny model, which is saved below `folder`."""
+    model_of(case).hf.save_pretrained(folder / "model")
+    tiny_llm.tokenizer().save_pretrained(folder / "model")
+    sizes = {"max_batch_size": 3, "max_sequence_length": 32, "max_prefill_length": 8, **options}
+    return ModelConfig.model_validate({"source": {"hf": str(folder / "model")}, "precision": "fp32", "llm": sizes})
+
+
+def bundle_of(case: Case, folder: Path, **options: Any) -> Bundle:
+    """Build it."""
+    return build_bundle(config_of(case, folder, **options), folder / "bundle", new_runner(), use_cache=False).bundle
+
+
+def greedy(execution: DecoderExecution, prompts: np.ndarray, steps: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return tokens and logits of `steps` tokens for prompts [R, S]; every other step runs slot 0 by itself, last."""
+    rows, length = prompts.shape
+    starts, counts = np.zeros(rows, np.int64), np.full(rows, length)
+    logits = execution.forward(Call(0, prompts, starts, counts)).cpu().numpy().copy()
+    tokens, all_logits = [], [logits]
+    for step in range(steps):
+        tokens.append(logits.argmax(-1))
+        starts = np.full(rows, length + step)
+        first = step % 2
+        ids = tokens[-1][first:, None]
+        call = Call(first, ids, starts[first:], np.ones(rows - first, np.int64))
+        logits = logits.copy()
+        logits[first:] = execution.forward(call).cpu().numpy()
+        if first:
+            one = Call(0, tokens[-1][:1, None], starts[:1], np.ones(1, np.int64))
+            logits[:1] = execution.forward(one).cpu().numpy()
+        all_logits.append(logits)
+    return tokens, all_logits

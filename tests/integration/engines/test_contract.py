@@ -1,0 +1,209 @@
+"""What the simulated runtime holds trtkit to: a test for each point of tests/simulated_tensorrt/README.md."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from tests.models import classifier, save
+from tests.simulated_tensorrt.context import SimulatedError
+from trtkit.backends import load_backend
+from trtkit.config.load import config_for_source
+from trtkit.engine.build import build_bundle
+from trtkit.errors import BackendError, ExecutionError
+from trtkit.jobs.runner import new_runner
+from trtkit.network.trt_errors import error_recorder
+from trtkit.runtime.loaded_engine import LoadedEngine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.simulated_tensorrt import Simulated
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.runtime.device import HostStream
+    from trtkit.runtime.loaded_engine import Context
+
+BACKEND = load_backend("tensorrt_rtx")
+SHAPE, OUTPUT = (2, 3, 16, 16), (2, 5)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A classifier of batches 1 to 4, and of 5 to 8 in a second profile."""
+    folder = tmp_path_factory.mktemp("contract")
+    ranges = "profiles=[{batch: {min: 1, opt: 2, max: 4}}, {batch: {min: 5, opt: 6, max: 8}}]"
+    config = config_for_source("onnx", save(classifier(), folder / "model.onnx"), [ranges])
+    return build_bundle(config, folder / "bundle", new_runner(), use_cache=False).bundle
+
+
+@pytest.fixture
+def stream(gpu: Simulated) -> HostStream:
+    return gpu.device.stream()
+
+
+@pytest.fixture
+def engine(gpu: Simulated, bundle: Bundle, stream: HostStream) -> LoadedEngine:
+    gpu.plans.add(bundle)
+    return LoadedEngine(BACKEND, bundle.engine_path(), stream)
+
+
+def ready(engine: LoadedEngine, stream: HostStream, profile: int = 0) -> tuple[Context, Any, Any]:
+    """Return a context with everything set, its input and its output."""
+    context, shape = engine.context(profile), (SHAPE[0] + 4 * profile, *SHAPE[1:])
+    (x,), (y,) = engine.inputs, engine.outputs
+    image, scores = stream.empty(shape, torch.float32), stream.empty((shape[0], OUTPUT[1]), torch.float32)
+    stream.run(partial(image.copy_, torch.randn(shape)))
+    context.set_input(x, shape, image)
+    context.set_address(y, scores)
+    return context, image, scores
+
+
+def test_a_launch_computes_when_its_stream_is_waited_for(engine: LoadedEngine, stream: HostStream) -> None:
+    context, _, scores = ready(engine, stream)
+    context.enqueue()
+    assert scores.isnan().all()
+    stream.synchronize()
+    assert not scores.isnan().any()
+
+
+def test_a_plan_of_nobody_is_not_loaded(gpu: Simulated, tmp_path: Path) -> None:
+    (tmp_path / "x.plan").write_bytes(b"plan")
+    with pytest.raises(BackendError, match="cannot load the plan on this machine: Serialization assertion failed"):
+        LoadedEngine(BACKEND, tmp_path / "x.plan", gpu.device.stream())
+
+
+@pytest.mark.parametrize("shape", [(9, 3, 16, 16), (5, 3, 16, 16), (2, 3, 16), (2, 4, 16, 16)])
+def test_a_shape_outside_the_profile_is_refused(
+    shape: tuple[int, ...], engine: LoadedEngine, stream: HostStream
+) -> None:
+    with pytest.raises(BackendError, match=r"TensorRT refused input `.*setInputShape"):
+        engine.context(0).set_input(next(iter(engine.inputs)), shape, stream.empty((10_000,), torch.float32))
+
+
+def test_a_misaligned_address_is_refused(engine: LoadedEngine, stream: HostStream) -> None:
+    memory = stream.empty((10_000,), torch.float32)[1:]
+    with pytest.raises(BackendError, match="not aligned to 256 bytes"):
+        engine.context(0).set_input(next(iter(engine.inputs)), SHAPE, memory)
+
+
+def test_a_missing_shape_and_a_missing_address_are_refused(engine: LoadedEngine, stream: HostStream) -> None:
+    context, (x,), (y,) = engine.context(0), engine.inputs, engine.outputs
+    context.set_address(x, stream.empty(SHAPE, torch.float32))
+    context.set_address(y, stream.empty(OUTPUT, torch.float32))
+    with pytest.raises(BackendError, match=r"the shape of input `.*` is not set"):
+        context.enqueue()
+    other = engine.context(1)
+    other.set_input(x, (5, 3, 16, 16), stream.empty((5, 3, 16, 16), torch.float32))
+    with pytest.raises(BackendError, match=r"the address of `.*` is not set"):
+        other.enqueue()
+
+
+def test_an_output_buffer_that_is_too_small_is_a_fault(engine: LoadedEngine, stream: HostStream) -> None:
+    context, _, _ = ready(engine, stream)
+    small = stream.empty((1, OUTPUT[1]), torch.float32)
+    context.set_address(next(iter(engine.outputs)), small)
+    context.enqueue()
+    with pytest.raises(SimulatedError, match="needs 40 bytes"):
+        stream.synchronize()
+
+
+def test_memory_that_was_given_back_is_a_fault(engine: LoadedEngine, stream: HostStream) -> None:
+    context, _, scores = ready(engine, stream)
+    context.enqueue()
+    del scores
+    with pytest.raises(SimulatedError, match="at an address where there are fewer, or none"):
+        stream.synchronize()
+
+
+def test_work_on_another_stream_needs_a_wait(
+    gpu: Simulated, engine: LoadedEngine, bundle: Bundle, stream: HostStream
+) -> None:
+    """One engine writes what another one reads."""
+    context, image, _scores = ready(engine, stream)
+    context.enqueue()
+    other_stream = gpu.device.stream()
+    other = LoadedEngine(BACKEND, bundle.engine_path(), other_stream)
+    later, _image, scores = ready(other, other_stream)
+    later.set_address(next(iter(other.outputs)), image)
+    with pytest.raises(BackendError, match=r"is in use on stream 1, which stream 2 has not waited for"):
+        later.enqueue()
+    stream.synchronize()
+    later.set_address(next(iter(other.outputs)), scores)
+    later.enqueue()
+
+
+def test_two_contexts_do_not_run_on_one_profile_at_once(
+    gpu: Simulated, engine: LoadedEngine, stream: HostStream
+) -> None:
+    context, _, _ = ready(engine, stream)
+    context.enqueue()
+    simulated = gpu.runtimes[-1].engines[-1]
+    second, other_stream = simulated.create_execution_context(), gpu.device.stream()
+    second.error_recorder = recorder = error_recorder(BACKEND)
+    (x,), (y,) = engine.inputs, engine.outputs
+    image, scores = other_stream.empty(SHAPE, torch.float32), other_stream.empty(OUTPUT, torch.float32)
+    assert second.set_input_shape(x, SHAPE)
+    assert second.set_tensor_address(x, image.data_ptr())
+    assert second.set_tensor_address(y, scores.data_ptr())
+    assert not second.execute_async_v3(other_stream.handle)
+    assert recorder.texts == ["enqueueV3: profile 0 is in use by another context on stream 1"]
+
+
+@pytest.mark.parametrize("what", ["allocates", "waits"])
+def test_a_capture_neither_allocates_nor_waits(what: str, stream: HostStream) -> None:
+    work = partial(stream.empty, (4,), torch.float32) if what == "allocates" else stream.synchronize
+    with pytest.raises(ExecutionError, match="while a graph is captured"):
+        stream.capture(work)
+    stream.synchronize()  # the capture has ended
+
+
+def test_a_graph_replays_addresses_and_shapes(engine: LoadedEngine, stream: HostStream) -> None:
+    context, image, scores = ready(engine, stream)
+    context.enqueue()
+    stream.synchronize()
+    first = scores.clone()
+    graph = stream.capture(context.enqueue)
+    context.set_input(next(iter(engine.inputs)), (1, *SHAPE[1:]), stream.empty((1, *SHAPE[1:]), torch.float32))
+    stream.run(partial(image.copy_, image.flip(0)))
+    graph.replay()
+    stream.synchronize()
+    assert torch.equal(scores, first.flip(0))
+
+
+def test_a_graph_does_not_outlive_its_memory(engine: LoadedEngine, stream: HostStream) -> None:
+    context, _, scores = ready(engine, stream)
+    graph = stream.capture(context.enqueue)
+    del scores
+    graph.replay()
+    with pytest.raises(SimulatedError, match="at an address where there are fewer, or none"):
+        stream.synchronize()
+
+
+def test_a_communicator_is_set_once(gpu: Simulated, engine: LoadedEngine) -> None:
+    engine.context(0)
+    context = gpu.runtimes[-1].engines[-1].contexts[-1]
+    context.error_recorder = recorder = error_recorder(BACKEND)
+    assert context.set_communicator(object())
+    assert not context.set_communicator(object())
+    assert recorder.texts == ["setCommunicator: existing communicator must be null"]
+
+
+def test_kernels_are_compiled_once_for_a_gpu(
+    gpu: Simulated, bundle: Bundle, stream: HostStream, tmp_path: Path
+) -> None:
+    gpu.plans.add(bundle)
+    kept, compiled = tmp_path / "kernels", []
+    for content in (None, None, b"broken", b'["another GPU", []]'):
+        if content is not None:
+            kept.write_bytes(content)
+        loaded = LoadedEngine(BACKEND, bundle.engine_path(), stream, kept)
+        context, *memory = ready(loaded, stream)
+        context.enqueue()
+        stream.synchronize()
+        assert memory
+        loaded.close()
+        compiled.append(len(gpu.runtimes[-1].engines[-1].compiled))
+    assert compiled == [1, 0, 1, 1]

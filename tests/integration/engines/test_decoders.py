@@ -1,0 +1,46 @@
+"""Engines of every decoder family generate what the reference decoder generates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.decoder_cases import CASES, VARIED, Case
+from tests.engine_decoders import bundle_of, greedy
+from trtkit.runtime.decoder import open_execution
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.simulated_tensorrt import Simulated
+    from trtkit.runtime.decoder import DecoderExecution
+
+
+WINDOWED = (*VARIED, "mistral", "falcon-alibi", "gemma3", "opt")
+PROMPTS = np.random.default_rng(0).integers(3, 60, (3, 7))
+
+
+def assert_same(executions: list[DecoderExecution], steps: int) -> None:
+    """Assert that two decoders answer PROMPTS alike."""
+    (tokens, logits), (expected_tokens, expected) = (greedy(each, PROMPTS, steps) for each in executions)
+    assert np.array_equal(tokens, expected_tokens)
+    assert np.abs(np.array(logits) - np.array(expected)).max() < 1e-5
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_engine_generates_what_the_reference_decoder_does(case: Case, gpu: Simulated, tmp_path: Path) -> None:
+    bundle = bundle_of(case, tmp_path)
+    gpu.plans.add(bundle)
+    assert_same([open_execution(bundle, runtime) for runtime in ("tensorrt", "reference")], 6)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in WINDOWED], ids=str)
+def test_a_window_changes_no_token(case: Case, gpu: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps read 8, 16 and 32 places of each slot, and graphs are kept for each."""
+    monkeypatch.setattr("trtkit.network.input_spec._LEAST_WINDOW", 8)
+    full, used = (bundle_of(case, tmp_path / kind, kv_window=kind) for kind in ("full", "used"))
+    gpu.plans.add(used)
+    for runtime in ("tensorrt", "reference"):
+        assert_same([open_execution(used, runtime), open_execution(full, "reference")], 14)

@@ -1,0 +1,107 @@
+"""Mistakes planted into the code that drives engines: each gives an error or other tokens, so tests would see it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import tiny_llm
+from trtkit import LLM, SamplingParams
+from trtkit.bundle.bundle import Bundle, open_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.simulated_tensorrt import Simulated
+
+ENGINE, CACHE = "trtkit.runtime.decoder.engine", "trtkit.runtime.decoder.kv_cache"
+LOADED, ARRAYS = "trtkit.runtime.loaded_engine", "trtkit.runtime.device"
+MISTAKES = {
+    "swapped profiles": (ENGINE, "_PREFILL, _DECODE = 0, 1", "_PREFILL, _DECODE = 1, 0"),
+    "a slot too far": (CACHE, "array[rows] for", "array[slice(rows.start + 1, rows.stop + 1)] for"),
+    "a stale address": (ENGINE, "self._graphs.clear()  # they hold the addresses", "pass"),
+    "a missing wait": (ENGINE, "self._stream.hold_current()", "pass"),
+    "a graph of other rows": (
+        ENGINE,
+        "if key not in self._graphs:",
+        "key = next(iter(self._graphs), key)\n        if key not in self._graphs:",
+    ),
+    "a missing input": (ENGINE, 'if spec.feeder != "cache"]', 'if spec.name not in ("kv_lengths",)]'),
+    "a copy from the end": (CACHE, "array[source, :, tokens]", "array[source, :, tokens].flip(0)"),
+    "an output of its own": (ENGINE, "self._new.get(spec.name, cache)", "cache.clone()"),
+    "a buffer too small": (ENGINE, "self._room = 1 << (tokens - 1).bit_length()", "self._room = max(tokens // 2, 1)"),
+    "a replay of nothing": (ARRAYS, "for call in self.calls:", "for call in ():"),
+    "inputs that are not copied": (ENGINE, "target = self._inputs[name][: value.numel()]", "target = value.clone()"),
+    "the last profile's context": (LOADED, "if profile not in self._contexts:", "if not self._contexts:"),
+}
+PARAMS = [
+    tiny_llm.GREEDY,
+    SamplingParams(temperature=1.3, top_p=0.9, seed=3, max_tokens=9),
+    SamplingParams(num_beams=3, temperature=0, max_tokens=8),
+    tiny_llm.GREEDY,
+]
+PROMPTS = ["the quick brown fox jumps", "do not", "1, 2, 3!", "the quick brown fox jumps over the lazy"]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return open_bundle(tiny_llm.build(tmp_path_factory.mktemp("mistakes"), "m"))
+
+
+@pytest.fixture(scope="module")
+def expected(bundle: Bundle) -> list[list[int]]:
+    return tokens(bundle, "reference")
+
+
+def tokens(bundle: Bundle, runtime: str) -> list[list[int]]:
+    """Return the tokens of a short request, and twice of all requests, which run beside each other."""
+    llm = LLM(bundle, runtime=runtime)
+    outputs = llm.generate(PROMPTS[1:2], tiny_llm.GREEDY)
+    for _ in range(2):
+        outputs += llm.generate(PROMPTS, PARAMS)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@contextmanager
+def planted(module_name: str, text: str, mistake: str) -> Iterator[None]:
+    """Change a module's source while it is loaded; classes and functions of other modules that hold it see it too."""
+    module = importlib.import_module(module_name)
+    source = inspect.getsource(module)
+    assert text in source, f"{module_name} has changed: plant the mistake elsewhere"
+    before = {name: value for name, value in vars(module).items() if isinstance(value, type)}
+    changed: dict[str, object] = {**vars(module)}
+    exec(compile(source.replace(text, mistake), module.__file__ or "", "exec"), changed)
+    kept = {}
+    for name, value in before.items():
+        if value.__module__ == module_name:
+            kept[name] = dict(vars(value))
+            for key, member in vars(changed[name]).items():
+                if inspect.isfunction(member):
+                    setattr(value, key, member)
+    try:
+        yield
+    finally:
+        for name, members in kept.items():
+            for key, member in members.items():
+                if inspect.isfunction(member):
+                    setattr(before[name], key, member)
+
+
+def test_without_a_mistake_engines_generate_the_same(bundle: Bundle, expected: list[list[int]], gpu: Simulated) -> None:
+    gpu.plans.add(bundle)
+    assert tokens(bundle, "tensorrt") == expected
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_planted_mistake_is_seen(name: str, bundle: Bundle, expected: list[list[int]], gpu: Simulated) -> None:
+    gpu.plans.add(bundle)
+    with planted(*MISTAKES[name]):
+        try:
+            is_seen = tokens(bundle, "tensorrt") != expected
+        except Exception:  # an error shows it too
+            is_seen = True
+    assert is_seen

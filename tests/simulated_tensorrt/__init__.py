@@ -1,0 +1,8 @@
+"""TensorRT's GPU runtime on host memory: what the library does with an engine, by the rules in README.md."""
+
+from __future__ import annotations
+
+from tests.simulated_tensorrt.install import Simulated, simulate
+from tests.simulated_tensorrt.plans import Plans
+
+__all__ = ["Plans", "Simulated", "simulate"]

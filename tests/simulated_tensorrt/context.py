@@ -1,0 +1,265 @@
+"""`IExecutionContext`: reads and writes the addresses it is given, when its stream is waited for."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trtkit.dtypes import from_tensorrt
+from trtkit.network.describe import static_inputs
+from trtkit.runtime.device import ALIGNMENT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tests.simulated_tensorrt.runtime import SimulatedEngine
+    from tests.simulated_tensorrt.runtime_config import RuntimeConfig
+
+    Shape = tuple[int, ...]
+
+
+class SimulatedError(Exception):
+    """What would be a memory fault or wrong values on a GPU."""
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """One enqueue: the shapes and addresses it was given, which stay as they are."""
+
+    context: SimulatedContext
+    shapes: Mapping[str, Shape]
+    addresses: Mapping[str, int]
+
+    def __call__(self) -> None:
+        """Compute."""
+        self.context.compute(self)
+
+    def writes(self) -> Iterator[tuple[str, int, int]]:
+        """Yield each output's name and the addresses that it is written from and to."""
+        for name in self.context.engine.outputs:
+            if name in self.addresses:
+                start = self.addresses[name]
+                yield name, start, start + self.context.size_bytes(name, self.shapes[name])
+
+    def touches(self) -> Iterator[tuple[str, int, int]]:
+        """Yield the same of inputs and outputs."""
+        for name, start in self.addresses.items():
+            yield name, start, start + self.context.size_bytes(name, self.shapes[name])
+
+
+class SimulatedContext:
+    """A context on one profile. `True` is success; everything else is an error told, and `False`."""
+
+    def __init__(self, engine: SimulatedEngine, config: RuntimeConfig) -> None:
+        self.engine, self._config = engine, config
+        self.error_recorder: Any = None
+        self.profiler: Any = None
+        self.profile = 0
+        self._shapes: dict[str, Shape] = {}
+        self._addresses: dict[str, int] = {}
+        self._allocators: dict[str, Any] = {}
+        self._communicator: object = None
+        self._outputs: dict[tuple[tuple[str, Shape], ...], dict[str, Shape]] = {}
+
+    def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
+        """Choose a profile; shapes have to be given again."""
+        if not 0 <= profile < self.engine.num_optimization_profiles:
+            return self._refuse(f"profile {profile} of {self.engine.num_optimization_profiles}")
+        if stream not in self.engine.device.streams:
+            return self._refuse(f"{stream} is not a stream")
+        self.profile = profile
+        self._shapes.clear()
+        return True
+
+    def set_input_shape(self, name: str, shape: Shape) -> bool:
+        """Give an input its shape, within the profile."""
+        if name not in self.engine.inputs:
+            return self._refuse(f"there is no input `{name}`")
+        declared = self.engine.get_tensor_shape(name)
+        if len(shape) != len(declared) or any(own not in (-1, size) for own, size in zip(declared, shape, strict=True)):
+            return self._refuse(f"setInputShape: `{name}` has {list(declared)}, not {list(shape)}")
+        low, _, high = self.engine.get_tensor_profile_shape(name, self.profile)
+        if not all(least <= size <= most for least, size, most in zip(low, shape, high, strict=True)):
+            valid = f"{list(low)}..{list(high)}"
+            return self._refuse(f"setInputShape: `{name}` {list(shape)} is outside profile {self.profile}, {valid}")
+        self._shapes[name] = tuple(shape)
+        return True
+
+    def set_tensor_address(self, name: str, address: int) -> bool:
+        """Give a tensor its memory."""
+        if name not in self.engine.tensors:
+            return self._refuse(f"there is no tensor `{name}`")
+        if address % ALIGNMENT and not self.engine.is_shape_inference_io(name):
+            return self._refuse(f"setTensorAddress: the address of `{name}` is not aligned to {ALIGNMENT} bytes")
+        self._addresses[name] = address
+        return True
+
+    def set_output_allocator(self, name: str, allocator: Any) -> bool:
+        """Let an output be allocated when its size is known."""
+        if name not in self.engine.outputs:
+            return self._refuse(f"there is no output `{name}`")
+        self._allocators[name] = allocator
+        return True
+
+    def set_communicator(self, communicator: object) -> bool:
+        """Take the communicator of the ranks, once."""
+        if self._communicator is not None:
+            return self._refuse("setCommunicator: existing communicator must be null")
+        self._communicator = communicator
+        return True
+
+    def get_tensor_shape(self, name: str) -> Shape:
+        """Return a shape at the inputs' shapes; -1 where it follows from the data or from a shape that is missing."""
+        if name in self.engine.inputs:
+            return self._shapes.get(name, self.engine.get_tensor_shape(name))
+        return self._output_shapes().get(name, self.engine.get_tensor_shape(name))
+
+    def is_stream_capturable(self, stream: int) -> bool:
+        """Whether nothing has to be allocated or read on the host while it runs."""
+        shapes = self._output_shapes()
+        reads_host = any(self.engine.is_shape_inference_io(name) for name in self.engine.inputs)
+        return (
+            stream in self.engine.device.streams and not reads_host and all(-1 not in each for each in shapes.values())
+        )
+
+    def execute_async_v3(self, handle: int) -> bool:
+        """Put a launch on a stream."""
+        stream = self.engine.device.streams.get(handle)
+        if stream is None:
+            return self._refuse(f"enqueueV3: {handle} is not a stream")
+        if fault := self._fault(handle):
+            return self._refuse(f"enqueueV3: {fault}")
+        launch = Launch(self, self._all_shapes(), dict(self._addresses))
+        self._compile()
+        if self.profiler is not None or self._allocators:  # then TensorRT itself waits
+            stream.synchronize()
+            launch()
+        else:
+            stream.run(launch)
+        return True
+
+    def compute(self, launch: Launch) -> None:
+        """Read the inputs, compute, and write the outputs."""
+        self._check_memory(launch)
+        engine = self.engine
+        inputs = {name: self._view(name, launch) for name in engine.inputs}
+        layers = None if self.profiler is None else self._report_layer
+        outputs = engine.executor.run(inputs, on_layer=layers)
+        for name in engine.outputs:
+            if name in self._allocators:
+                self._allocate(name, outputs[name], launch)
+            elif engine.get_aliased_input_tensor(name) is None:
+                self._view(name, launch).copy_(outputs[name])
+
+    def size_bytes(self, name: str, shape: Shape) -> int:
+        """Return how much memory a tensor takes."""
+        return math.prod(shape) * self._dtype(name).itemsize
+
+    def _refuse(self, text: str) -> bool:
+        if self.error_recorder is not None:
+            self.error_recorder.report_error(self.engine.trt.ErrorCodeTRT.INVALID_ARGUMENT, text)
+            return False
+        return self.engine.errors.refuse(text)
+
+    def _fault(self, handle: int) -> str:
+        """Say why nothing can be launched; empty if it can."""
+        engine = self.engine
+        for name in engine.inputs:
+            if -1 in self.get_tensor_shape(name):
+                return f"the shape of input `{name}` is not set"
+        for name in engine.tensors:
+            if not self._addresses.get(name) and name not in self._allocators:
+                return f"the address of `{name}` is not set"
+            cache = engine.get_aliased_input_tensor(name)
+            if cache is not None and self._addresses[name] != self._addresses[cache]:
+                return f"`{name}` is written to the memory of `{cache}`, but has another address"
+        if engine.device.capturing is not None and not self.is_stream_capturable(handle):
+            return "the engine cannot be captured: its shapes follow from data"
+        return self._conflict(handle)
+
+    def _conflict(self, handle: int) -> str:
+        """Say which work of another stream, that nobody has waited for, uses the same memory or the same profile."""
+        launch = Launch(self, self._all_shapes(), dict(self._addresses))
+        own, written = list(launch.touches()), list(launch.writes())
+        for other, stream in self.engine.device.streams.items():
+            for work in stream.pending if other != handle else ():
+                if not isinstance(work, Launch):
+                    continue
+                if work.context.engine is self.engine and work.context.profile == self.profile:
+                    return f"profile {self.profile} is in use by another context on stream {other}"
+                for mine, theirs in ((own, work.writes()), (written, work.touches())):
+                    if name := _overlap(mine, list(theirs)):
+                        return f"`{name}` is in use on stream {other}, which stream {handle} has not waited for"
+        return ""
+
+    def _check_memory(self, launch: Launch) -> None:
+        """Raise SimulatedError for memory that has been given back, or that is too small."""
+        device = self.engine.device
+        for name, start, end in launch.touches():
+            is_on_host = self.engine.is_shape_inference_io(name)
+            if name not in self._allocators and not is_on_host and not device.holds(start, end - start):
+                raise SimulatedError(f"`{name}` needs {end - start} bytes at an address where there are fewer, or none")
+
+    def _view(self, name: str, launch: Launch) -> torch.Tensor:
+        """Return a tensor on the memory that a launch was given."""
+        shape, dtype = launch.shapes[name], self._dtype(name)
+        size = self.size_bytes(name, shape)
+        if not size:
+            return torch.empty(shape, dtype=dtype)
+        memory = (ctypes.c_char * size).from_address(launch.addresses[name])
+        return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
+
+    def _allocate(self, name: str, value: torch.Tensor, launch: Launch) -> None:
+        """Ask for memory for an output, and write it."""
+        size = max(value.numel() * value.dtype.itemsize, 1)
+        allocate = self._allocators[name].reallocate_output_async
+        address = allocate(name, launch.addresses.get(name, 0), size, ALIGNMENT, 0)
+        if not self.engine.device.holds(address, size):
+            raise SimulatedError(f"the allocator of `{name}` gave less than {size} bytes")
+        self._allocators[name].notify_shape(name, tuple(value.shape))
+        self._view(name, Launch(self, {name: tuple(value.shape)}, {name: address})).copy_(value)
+
+    def _report_layer(self, name: str, seconds: float) -> None:
+        self.profiler.report_layer_time(name, seconds * 1e3)
+
+    def _compile(self) -> None:
+        """Compile kernels for these shapes, unless the cache has them."""
+        shapes = tuple(sorted(self._all_shapes().items()))
+        kernel = f"{self.profile} {shapes}"
+        cache = self._config.cache
+        if cache is None or kernel not in cache.kernels:
+            self.engine.compiled.append((self.profile, tuple(shape for _, shape in shapes)))
+        if cache is not None:
+            cache.kernels.add(kernel)
+
+    def _dtype(self, name: str) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, from_tensorrt(self.engine.get_tensor_dtype(name).name).torch)
+        return dtype
+
+    def _all_shapes(self) -> dict[str, Shape]:
+        return {name: self.get_tensor_shape(name) for name in self.engine.tensors}
+
+    def _output_shapes(self) -> dict[str, Shape]:
+        """Return the outputs' shapes, which TensorRT works out for a network whose inputs are static."""
+        definition = self.engine.network.definition
+        given = {name: self.get_tensor_shape(name) for name in self.engine.inputs}
+        key = tuple(given.items())
+        if any(-1 in shape for shape in given.values()):
+            return {}
+        if key not in self._outputs:
+            with static_inputs(definition, given):
+                tensors = map(definition.get_output, range(definition.num_outputs))
+                self._outputs[key] = {tensor.name: tuple(tensor.shape) for tensor in tensors}
+        return self._outputs[key]
+
+
+def _overlap(ours: list[tuple[str, int, int]], theirs: list[tuple[str, int, int]]) -> str:
+    """Return the name of the first of `ours` that shares memory with `theirs`; empty if none does."""
+    for name, start, end in ours:
+        if any(start < their_end and their_start < end for _, their_start, their_end in theirs):
+            return name
+    return ""

@@ -1,0 +1,42 @@
+"""Put the simulated runtime in TensorRT's place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tests.simulated_tensorrt.plans import Plans
+from tests.simulated_tensorrt.runtime import SimulatedRuntime
+from trtkit.backends import load_backend
+from trtkit.runtime import device as devices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Replace = Callable[[Any, str, Any], object]
+
+
+@dataclass(frozen=True, eq=False)
+class Simulated:
+    """A device, and the plans that can be loaded there. runtimes: those that were made, with their engines."""
+
+    device: devices.HostDevice = field(default_factory=devices.HostDevice)
+    plans: Plans = field(default_factory=Plans)
+    runtimes: list[SimulatedRuntime] = field(default_factory=list)
+
+    def runtime(self, trt: Any, logger: Any) -> SimulatedRuntime:
+        """Return a Runtime."""
+        self.runtimes.append(SimulatedRuntime(trt, self.device, self.plans, logger))
+        return self.runtimes[-1]
+
+
+def simulate(replace: Replace) -> Simulated:
+    """Let engines run on host memory in this process. Builders stay TensorRT's own.
+
+    replace: sets an attribute, such as pytest's `monkeypatch.setattr`.
+    """
+    trt, simulated = load_backend("tensorrt_rtx").trt, Simulated()
+    replace(trt, "Runtime", partial(simulated.runtime, trt))
+    replace(devices, "find_device", lambda: simulated.device)
+    return simulated

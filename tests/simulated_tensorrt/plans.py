@@ -1,0 +1,81 @@
+"""Which network a plan holds: plans cannot be read here, so a bundle says it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtkit.backends import load_backend
+from trtkit.engine.hybrids import open_hybrid
+from trtkit.engine.stages import bundle_stages
+from trtkit.network.onnx.parse import parse_onnx
+from trtkit.reference import Executor, Options, constants_from_onnx
+from trtkit.resolve import resolve
+from trtkit.runtime.decoder.network import bundle_network
+from trtkit.runtime.stages import reference_stages
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trtkit.backends import Backend
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.network.profile import ResolvedProfile
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedNetwork:
+    """A plan's network. profiles: of its own inputs. owner: what must live as long as it."""
+
+    backend: Backend
+    definition: Any
+    constants: Mapping[str, Any]
+    profiles: tuple[ResolvedProfile, ...]
+    owner: object
+
+    def executor(self) -> Executor:
+        """Return what computes it, caches in place as engines update them."""
+        return Executor(self.backend, self.definition, Options(constants=self.constants, in_place_caches=True))
+
+
+class Plans:
+    """The networks of bundles' plans, opened when they are needed."""
+
+    def __init__(self) -> None:
+        self._bundles: dict[str, tuple[Bundle, int]] = {}
+        self._networks: dict[str, PlannedNetwork] = {}
+
+    def add(self, bundle: Bundle, in_place_of: Bundle | None = None) -> None:
+        """Know the plans of a bundle; those of another one, of as many stages, compute what its own do."""
+        for index, stage in enumerate((in_place_of or bundle).manifest.stages):
+            self._bundles[_digest(((in_place_of or bundle).path / stage.engine).read_bytes())] = bundle, index
+
+    def add_network(self, plan: bytes, network: PlannedNetwork) -> None:
+        """Know a plan of no bundle."""
+        self._networks[_digest(plan)] = network
+
+    def network(self, plan: bytes) -> PlannedNetwork | None:
+        """Return the network of a plan, None for an unknown one."""
+        digest = _digest(plan)
+        known = self._bundles.get(digest)
+        return self._networks.get(digest) if known is None else _network(*known)
+
+
+def _digest(plan: bytes) -> str:
+    return hashlib.sha256(plan).hexdigest()
+
+
+def _network(bundle: Bundle, index: int) -> PlannedNetwork:
+    manifest = bundle.manifest
+    backend, profiles = load_backend(manifest.backend.name), manifest.stages[index].profiles
+    if manifest.interface == "tokens":
+        if index == len(manifest.stages) - 1:
+            written = bundle_network(bundle)
+            return PlannedNetwork(backend, written.graph.network, written.graph.constants, profiles, written)
+        onnx = bundle.onnx_path(manifest.stages[index].name)
+        parsed = parse_onnx(backend, onnx, "ERROR")
+        return PlannedNetwork(backend, parsed.definition, constants_from_onnx(onnx), profiles, parsed)
+    stages = bundle_stages(bundle)
+    opened = None if all(stage.writer == "parser" for stage in stages) else open_hybrid(resolve(manifest.config))
+    running: Any = reference_stages(backend, stages, opened).stages[index]
+    return PlannedNetwork(backend, running.definition, running.constants, profiles, (running, running.owner))

@@ -1,0 +1,134 @@
+"""`Runtime` and `ICudaEngine`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.simulated_tensorrt.context import SimulatedContext
+from tests.simulated_tensorrt.runtime_config import RuntimeConfig
+
+if TYPE_CHECKING:
+    from tests.simulated_tensorrt.plans import PlannedNetwork, Plans
+    from trtkit.runtime.device import HostDevice
+
+
+class Errors:
+    """Where errors go: to the recorder that is set, else to the logger, as TensorRT's do."""
+
+    def __init__(self, trt: Any, logger: Any) -> None:
+        self.trt, self._logger = trt, logger
+        self.recorder: Any = None
+
+    def refuse(self, text: str) -> bool:
+        """Tell an error; return False, which is what the call that failed returns."""
+        if self.recorder is None:
+            self._logger.log(self.trt.Logger.ERROR, text)
+        else:
+            self.recorder.report_error(self.trt.ErrorCodeTRT.FAILED_EXECUTION, text)
+        return False
+
+
+class SimulatedRuntime:
+    """A Runtime on a HostDevice that knows some plans."""
+
+    def __init__(self, trt: Any, device: HostDevice, plans: Plans, logger: Any) -> None:
+        self._device, self._plans, self._errors = device, plans, Errors(trt, logger)
+        self.engines: list[SimulatedEngine] = []
+
+    @property
+    def error_recorder(self) -> Any:
+        """The IErrorRecorder."""
+        return self._errors.recorder
+
+    @error_recorder.setter
+    def error_recorder(self, recorder: Any) -> None:
+        self._errors.recorder = recorder
+
+    def deserialize_cuda_engine(self, plan: bytes) -> SimulatedEngine | None:
+        """Return the engine of a plan, None for one that cannot be loaded."""
+        network = self._plans.network(plan)
+        if network is None:
+            self._errors.refuse("Serialization assertion failed: the plan is of no engine that is known here")
+            return None
+        self.engines.append(SimulatedEngine(self._errors.trt, self._device, network, self._errors))
+        return self.engines[-1]
+
+
+class SimulatedEngine:
+    """An ICudaEngine: its network, its tensors, and the contexts that use it."""
+
+    def __init__(self, trt: Any, device: HostDevice, network: PlannedNetwork, errors: Errors) -> None:
+        self.trt, self.device, self.network, self.errors = trt, device, network, errors
+        definition = network.definition
+        self.inputs = {tensor.name: tensor for tensor in map(definition.get_input, range(definition.num_inputs))}
+        self.outputs = {tensor.name: tensor for tensor in map(definition.get_output, range(definition.num_outputs))}
+        self.tensors = {**self.inputs, **self.outputs}
+        self._aliases: dict[str, str] = dict(_cache_updates(network))
+        self.executor = network.executor()
+        self.contexts: list[SimulatedContext] = []
+        self.compiled: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
+
+    @property
+    def num_io_tensors(self) -> int:
+        """How many inputs and outputs there are."""
+        return len(self.tensors)
+
+    @property
+    def num_optimization_profiles(self) -> int:
+        """How many profiles there are; one where all shapes are static."""
+        return max(len(self.network.profiles), 1)
+
+    def get_tensor_name(self, index: int) -> str:
+        """Return a tensor's name."""
+        name: str = list(self.tensors)[index]
+        return name
+
+    def get_tensor_mode(self, name: str) -> Any:
+        """Return INPUT or OUTPUT."""
+        return self.trt.TensorIOMode.INPUT if name in self.inputs else self.trt.TensorIOMode.OUTPUT
+
+    def get_tensor_dtype(self, name: str) -> Any:
+        """Return the DataType."""
+        return self.tensors[name].dtype
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape, -1 where it is dynamic."""
+        return tuple(self.tensors[name].shape)
+
+    def get_tensor_location(self, name: str) -> Any:
+        """Return HOST for tensors that shapes are worked out from."""
+        return self.trt.TensorLocation.HOST if self.is_shape_inference_io(name) else self.trt.TensorLocation.DEVICE
+
+    def is_shape_inference_io(self, name: str) -> bool:
+        """Whether shapes are worked out from the tensor's values."""
+        return bool(self.tensors[name].is_shape_tensor)
+
+    def get_aliased_input_tensor(self, name: str) -> str | None:
+        """Return the cache that an output updates in place, None for other tensors."""
+        return self._aliases.get(name)
+
+    def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
+        """Return the least, the optimal and the largest shape."""
+        if not self.network.profiles or name not in self.network.profiles[profile]:
+            return [self.get_tensor_shape(name)] * 3
+        shapes = self.network.profiles[profile][name]
+        return [shapes.min, shapes.opt, shapes.max]
+
+    def create_runtime_config(self) -> RuntimeConfig:
+        """Return an IRuntimeConfig, as TensorRT-RTX has it."""
+        return RuntimeConfig()
+
+    def create_execution_context(self, config: RuntimeConfig | None = None) -> SimulatedContext:
+        """Return a context on profile 0."""
+        context = SimulatedContext(self, config or RuntimeConfig())
+        self.contexts.append(context)
+        return context
+
+
+def _cache_updates(network: PlannedNetwork) -> Any:
+    """Yield each output that updates a cache in place, with the cache's name."""
+    definition, backend = network.definition, network.backend
+    for index in range(definition.num_layers):
+        layer = definition.get_layer(index)
+        if backend.layer_type(layer) == "KV_CACHE_UPDATE":
+            yield layer.get_output(0).name, layer.get_input(0).name

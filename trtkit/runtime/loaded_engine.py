@@ -1,0 +1,168 @@
+"""A plan that TensorRT has loaded, and its execution contexts: every refusal of TensorRT's is an error in its words."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trtkit.dtypes import from_tensorrt
+from trtkit.errors import BackendError
+from trtkit.network.trt_errors import error_recorder
+from trtkit.runtime.layer_profiler import layer_profiler
+from trtkit.runtime.runtime_cache import RuntimeCache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from trtkit.backends import Backend
+    from trtkit.runtime.device import Stream
+
+    Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class EngineTensor:
+    """An input or output. shape: -1 where dynamic. is_on_host: read while shapes are worked out, so never on the GPU.
+
+    aliases: of an output, the input whose memory it is written to; empty if it has its own.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: Shape
+    is_on_host: bool
+    aliases: str = ""
+
+
+class LoadedEngine:
+    """A deserialized engine. cache: where kernels that TensorRT compiles for this GPU are kept; None: nowhere.
+
+    is_captured: whether CUDA graphs will hold its launches.
+    Raises BackendError if TensorRT does not load the plan on this GPU.
+    """
+
+    def __init__(
+        self, backend: Backend, plan: Path, stream: Stream, cache: Path | None = None, *, is_captured: bool = False
+    ) -> None:
+        self.backend, self.stream = backend, stream
+        self._logger = backend.logger()
+        self._runtime = backend.trt.Runtime(self._logger)
+        self.errors = error_recorder(backend)
+        self._runtime.error_recorder = self.errors
+        self._engine = self._runtime.deserialize_cuda_engine(plan.read_bytes())
+        if self._engine is None:
+            fix = "build it for this GPU (`--target`), with the TensorRT version that is installed here"
+            reason = "".join(f": {text}" for text in self.errors.texts[-1:])
+            what = f"{backend.name} {backend.version} cannot load the plan on this machine{reason}"
+            raise BackendError(what, str(plan), fix)
+        self.plan = plan
+        tensors = [self._tensor(self._engine.get_tensor_name(index)) for index in range(self._engine.num_io_tensors)]
+        mode = backend.trt.TensorIOMode.INPUT
+        self.inputs = {each.name: each for each in tensors if self._engine.get_tensor_mode(each.name) == mode}
+        self.outputs = {each.name: each for each in tensors if each.name not in self.inputs}
+        self._cache = RuntimeCache(backend.trt, self._engine, cache, is_captured=is_captured)
+        self._contexts: dict[int, Context] = {}
+        self._keep_kernels = weakref.finalize(self, self._cache.save)  # once: when closed, dropped, or at the end
+
+    @property
+    def profiles(self) -> int:
+        """How many optimization profiles it has; one for static shapes."""
+        return max(int(self._engine.num_optimization_profiles), 1)
+
+    def context(self, profile: int = 0) -> Context:
+        """Return the execution context of a profile, made when it is first needed."""
+        if profile not in self._contexts:
+            self._contexts[profile] = Context(self, self._cache.execution_context(), profile)
+        return self._contexts[profile]
+
+    def context_for(self, shapes: Mapping[str, Shape]) -> Context:
+        """Return the context of the first profile that covers the inputs' shapes. Raises BackendError if none does."""
+        for profile in range(self.profiles):
+            if all(self._covers(profile, name, shape) for name, shape in shapes.items()):
+                return self.context(profile)
+        what = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        fix = "use a shape within a profile, or build with a wider one"
+        raise BackendError(f"no optimization profile covers {what}", str(self.plan), fix)
+
+    def close(self) -> None:
+        """Keep what was compiled for this GPU for the next start, and drop contexts and engine."""
+        self._keep_kernels()
+        self._contexts.clear()
+        self._engine = self._runtime = None
+
+    def _covers(self, profile: int, name: str, shape: Shape) -> bool:
+        declared = self.inputs[name].shape
+        if -1 not in declared:
+            return shape == declared
+        low, _, high = self._engine.get_tensor_profile_shape(name, profile)
+        bounds = zip(low, shape, high, strict=True)
+        return len(shape) == len(declared) and all(least <= size <= most for least, size, most in bounds)
+
+    def _tensor(self, name: str) -> EngineTensor:
+        engine = self._engine
+        return EngineTensor(
+            name,
+            getattr(torch, from_tensorrt(engine.get_tensor_dtype(name).name).torch),
+            tuple(engine.get_tensor_shape(name)),
+            engine.get_tensor_location(name) == self.backend.trt.TensorLocation.HOST,
+            engine.get_aliased_input_tensor(name) or "",
+        )
+
+
+class Context:
+    """An execution context on one profile. Addresses stay set until they are set again."""
+
+    def __init__(self, engine: LoadedEngine, context: Any, profile: int) -> None:
+        self._engine, self._context = engine, context
+        context.error_recorder = engine.errors
+        self._check(context.set_optimization_profile_async(profile, engine.stream.handle), f"profile {profile}")
+
+    def set_input(self, name: str, shape: Shape, tensor: torch.Tensor) -> None:
+        """Give an input its shape, and the memory [of that many elements, or more] that it is read from."""
+        self._check(self._context.set_input_shape(name, shape), f"input `{name}` {list(shape)}")
+        self.set_address(name, tensor)
+
+    def set_address(self, name: str, tensor: torch.Tensor) -> None:
+        """Give a tensor its memory."""
+        self._check(self._context.set_tensor_address(name, tensor.data_ptr()), f"the address of `{name}`")
+
+    def set_output_allocator(self, name: str, allocator: Any) -> None:
+        """Let an output whose size follows from the data be allocated while the engine runs."""
+        self._check(self._context.set_output_allocator(name, allocator), f"the allocator of `{name}`")
+
+    def shape(self, name: str) -> Shape:
+        """Return a tensor's shape at the inputs' shapes, -1 where it follows from the data."""
+        return tuple(self._context.get_tensor_shape(name))
+
+    def is_capturable(self) -> bool:
+        """Whether a CUDA graph can hold the launch at the shapes that are set."""
+        ask = getattr(self._context, "is_stream_capturable", None)  # TensorRT for data centres does not say
+        return ask is None or bool(ask(self._engine.stream.handle))
+
+    def enqueue(self) -> None:
+        """Put the engine's work on its stream."""
+        self._check(self._context.execute_async_v3(self._engine.stream.handle), "the engine")
+
+    def layer_seconds(self, run: Callable[[], object]) -> dict[str, float]:
+        """Call `run`, which enqueues once; return how long each layer took, in the order they ran."""
+        profiler = layer_profiler(self._engine.backend)
+        self._context.profiler = profiler
+        try:
+            run()
+            self._engine.stream.synchronize()
+        finally:
+            self._context.profiler = None
+        return dict(profiler.seconds)
+
+    def _check(self, is_accepted: bool, what: str) -> None:
+        """Raise BackendError, with what TensorRT says, if it refused."""
+        if not is_accepted:
+            raise BackendError(f"TensorRT refused {what}{_reason(self._engine.errors.texts)}", str(self._engine.plan))
+
+
+def _reason(texts: Sequence[str]) -> str:
+    return f": {texts[-1]}" if texts else ""

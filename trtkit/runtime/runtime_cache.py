@@ -1,0 +1,59 @@
+"""TensorRT-RTX compiles an engine's kernels for the GPU at first use; the user's cache keeps what it compiled.
+
+Never the bundle: kernels are code, and a bundle comes from elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from trtkit.engine.cache import cache_folder
+from trtkit.files import replace_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def cache_file(plan_sha256: str) -> Path:
+    """Return where the kernels of a plan are kept."""
+    return cache_folder() / "runtime" / f"{plan_sha256}.cache"
+
+
+class RuntimeCache:
+    """The kernels of one engine, shared by its contexts. file: None if they are not to be kept.
+
+    is_captured: TensorRT-RTX runs dynamic shapes on fallback kernels until it has compiled better ones, and a CUDA
+    graph would keep the fallback; so they are compiled first. The caller captures graphs, TensorRT is not told to.
+    Source: docstrings of IRuntimeConfig and DynamicShapesKernelSpecializationStrategy.
+    """
+
+    def __init__(self, trt: Any, engine: Any, file: Path | None, *, is_captured: bool) -> None:
+        self._engine, self._file = engine, file
+        self._config, self._cache = None, None
+        if not hasattr(engine, "create_runtime_config"):  # TensorRT for data centres compiles when it builds
+            return
+        self._config = engine.create_runtime_config()
+        if is_captured and hasattr(trt, "DynamicShapesKernelSpecializationStrategy"):
+            eager = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+            self._config.dynamic_shapes_kernel_specialization_strategy = eager
+        self._cache = self._config.create_runtime_cache() if hasattr(self._config, "create_runtime_cache") else None
+        if self._cache is not None:
+            if file is not None and file.is_file():
+                self._cache.deserialize(file.read_bytes())  # one of another GPU or driver is refused, not used
+            self._config.set_runtime_cache(self._cache)
+
+    def execution_context(self) -> Any:
+        """Return a new execution context that uses it."""
+        engine = self._engine
+        return (
+            engine.create_execution_context() if self._config is None else engine.create_execution_context(self._config)
+        )
+
+    def save(self) -> None:
+        """Write the kernels for the next start; a full or read-only disk only costs time."""
+        if self._cache is None or self._file is None:
+            return
+        with contextlib.suppress(OSError):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(self._file, bytes(self._cache.serialize()))
