@@ -19,7 +19,7 @@ from trtkit.network.decoder import DecoderOptions, build_decoder
 from trtkit.network.graph import Graph
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.decoder_source import open_hf_folder
-from trtkit.sources.safetensors_file import read_safetensors
+from trtkit.sources.safetensors_folder import read_folder
 
 folder, precision, out = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 started = time.perf_counter()
@@ -28,7 +28,7 @@ trt = backend.trt
 spec = decoder_spec(json.loads((folder / "config.json").read_text()))
 graph = Graph(backend)
 if precision == "int4":
-    stored = read_safetensors(folder / "model.safetensors")
+    stored = read_folder(folder)[0]
     weights: Mapping[str, Any] = {
         name: QuantizedMatrix("int4", array.read(), stored[f"{name}_scale"].read())
         if f"{name}_scale" in stored

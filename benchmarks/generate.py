@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from benchmarks.generate_models import CACHE_LENGTH, CONFIG, Ids, Model, Transformers, Trtkit, slot_memory
-from benchmarks.generate_overhead import overhead_figures
 from benchmarks.measure import interleaved, ratio, seconds, summary, write
 
 if TYPE_CHECKING:
@@ -79,13 +78,10 @@ def model_figures(precision: str) -> dict[str, Figures]:
 def main() -> None:
     """Measure and write the results."""
     torch.set_num_threads(THREADS)
-    overhead = overhead_figures()
     figures = {precision: model_figures(precision) for precision in PRECISIONS}
     about = {"model": CONFIG.name, "threads": THREADS, "cache_length": CACHE_LENGTH, "context": CONTEXT}
     memory = slot_memory()
-    print(write("generate", {**about, "models": figures, "overhead": overhead, "slot_memory": memory}))
-    for case, micro in overhead["microseconds_per_step"].items():
-        print(f"{overhead['slots']} slots, {case}: {micro['median']:.0f} us a step")
+    print(write("generate", {**about, "models": figures, "slot_memory": memory}))
     print(f"a slot: {memory}")
     for precision, cases in figures.items():
         for case, found in cases.items():

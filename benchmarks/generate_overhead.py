@@ -1,17 +1,20 @@
-"""What the engine costs beside the model: scheduling and sampling of 64 slots, with a model that does nothing."""
+"""What the engine costs besides the model: scheduling, sampling and admission, with a model that does nothing."""
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.generation import logits_process
 
-from benchmarks.measure import interleaved, seconds, summary
+from benchmarks.measure import interleaved, seconds, summary, write
 from trtkit.network.input_spec import Axis, InputSpec
 from trtkit.runtime.decoder import KvCache
 from trtkit.runtime.generation import Engine, Request
+from trtkit.runtime.generation.admission import Waiting, admit_waiting
+from trtkit.runtime.generation.state import State
 from trtkit.runtime.sampling.params import SamplingParams
 from trtkit.runtime.sampling.settings import Settings, Vocabulary
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.decoder import Call
 
 SLOTS, VOCABULARY, HISTORY = 64, 49152, 128
+SMALL = 512
 REPEATS = 5
 # Steps of one turn: what takes long is done less often.
 STEPS = {"greedy": 200, "full settings": 5, "transformers, full settings": 1}
@@ -37,24 +41,36 @@ FULL = {
 
 
 class Nothing:
-    """A decoder whose logits are always the same."""
+    """A decoder whose logits are always the same. is_asynchronous: whether steps overlap, as on a GPU."""
 
-    slots, vocab_size, max_length, max_prefill_length = SLOTS, VOCABULARY, 4096, 512
-    has_all_logits, description = False, "nothing"
+    max_length, max_prefill_length = 4096, 512
+    has_all_logits, takes_ids, description = False, True, "nothing"
 
-    def __init__(self) -> None:
+    def __init__(self, slots: int = SLOTS, vocabulary: int = VOCABULARY, *, is_asynchronous: bool = False) -> None:
+        self.slots, self.vocab_size, self.is_asynchronous = slots, vocabulary, is_asynchronous
         shape = Axis("batch"), Axis("key_value_heads", 1), Axis("cached_tokens", self.max_length), Axis("head_dim", 1)
-        self.cache = KvCache([InputSpec("past", "fp32", shape, "cache")], SLOTS, lambda _: torch.float32)
-        self.logits = torch.randn(SLOTS, VOCABULARY, generator=torch.Generator().manual_seed(0))
+        self.cache = KvCache([InputSpec("past", "fp32", shape, "cache")], slots, lambda _: torch.float32)
+        self.logits = torch.randn(slots, vocabulary, generator=torch.Generator().manual_seed(0))
 
     def forward(self, call: Call) -> torch.Tensor:
         return self.logits[: len(call.starts)]
+
+    def rows_to_run(self, _first_slot: int, rows: int) -> int:
+        return rows
 
     def layer_seconds(self, call: Call) -> dict[str, float]:  # noqa: ARG002  # a protocol's name
         """Return nothing: there are no layers."""
         return {}
 
     def close(self) -> None: ...
+
+
+def main() -> None:
+    """Measure and write the results."""
+    torch.set_num_threads(1)
+    figures = overhead_figures()
+    print(write("generate_overhead", {"threads": 1, **figures}))
+    print(json.dumps(figures, indent=1))
 
 
 def overhead_figures() -> dict[str, Any]:
@@ -69,16 +85,56 @@ def overhead_figures() -> dict[str, Any]:
     for turns in (alone, compared):
         samples |= interleaved({name: partial(seconds, turn) for name, turn in turns.items()}, REPEATS)
     micro = {name: summary([value / STEPS[name] * 1e6 for value in values]) for name, values in samples.items()}
-    return {"slots": SLOTS, "vocabulary": VOCABULARY, "microseconds_per_step": micro}
+    return {
+        "slots": SLOTS,
+        "vocabulary": VOCABULARY,
+        "microseconds_per_step": micro,
+        "scheduling": {"vocabulary": SMALL, "microseconds_per_step": _scheduling()},
+        "admission_microseconds": _admission(),
+    }
+
+
+def _scheduling() -> dict[str, Any]:
+    """Return microseconds of a greedy step whose sampling is next to nothing."""
+    engines = {
+        f"{slots} slots, {name}": _engine(Nothing(slots, SMALL, is_asynchronous=overlaps), {"temperature": 0})
+        for slots in (64, 1024)
+        for name, overlaps in (("waiting", False), ("overlapping", True))
+    }
+    turns = {name: partial(seconds, partial(_steps, engine, 100)) for name, engine in engines.items()}
+    samples = interleaved(turns, REPEATS)
+    return {name: summary([value / 100 * 1e6 for value in values]) for name, values in samples.items()}
+
+
+def _admission() -> dict[str, Any]:
+    """Return microseconds until a prompt of 2,000 tokens has a slot among 1,024, of which all but one are running."""
+    state = State(Nothing(1024, SMALL), reserve=1)
+    for slot in range(1023):
+        _admit(state, str(slot), list(range(slot % 97, slot % 97 + 300)))
+        state.slots.cached[slot] = 300
+
+    def admit() -> None:
+        _admit(state, "one", [7] * 2000)
+        state.leave(next(iter(set(state.running.requests) - running)))
+
+    running = set(state.running.requests)
+    return summary([seconds(admit) * 1e6 for _ in range(REPEATS * 3)])
+
+
+def _admit(state: State, name: str, prompt: list[int]) -> None:
+    waiting = Waiting(None)
+    settings = Settings.resolve(SamplingParams(max_tokens=100, temperature=0), Vocabulary(SMALL, (2,)))
+    waiting.add(Request(name, prompt, settings))
+    admit_waiting(state, waiting, min_shared_tokens=16)
 
 
 def _engine(nothing: Nothing, params: dict[str, Any]) -> Engine:
     """Return an engine with a sequence decoding in each slot."""
-    engine, vocabulary = Engine(nothing), Vocabulary(VOCABULARY, (2,))
-    for seed in range(SLOTS):
+    engine, vocabulary = Engine(nothing), Vocabulary(nothing.vocab_size, (2,))
+    for seed in range(nothing.slots):
         settings = Settings.resolve(SamplingParams(max_tokens=3900, ignore_eos=True, seed=seed, **params), vocabulary)
         engine.submit(Request(str(seed), list(range(300, 300 + HISTORY)), settings))
-    while engine.statistics.generated_tokens < 2 * SLOTS:
+    while engine.statistics.generated_tokens < 2 * nothing.slots:
         engine.step()
     return engine
 
@@ -108,3 +164,7 @@ def _transformers(logits: torch.Tensor, processors: logits_process.LogitsProcess
     """Process and draw one token for each row."""
     ids = torch.arange(300, 300 + HISTORY).repeat(SLOTS, 1)
     torch.multinomial(processors(ids, logits.clone()).softmax(-1), 1)
+
+
+if __name__ == "__main__":
+    main()

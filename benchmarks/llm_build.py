@@ -1,8 +1,10 @@
-"""Build a 1.1 B-parameter Llama with trtkit, and with a bare script on the same network: time and peak memory.
+"""Build Llamas with trtkit, and with a bare script on the same network: time and peak memory.
 
-The weights are random and unique, made once in a folder beside the user's cache. `int4` is in blocks of 128, the rest
-in fp16: trtkit reads a checkpoint in ModelOpt's form, the bare script codes as TensorRT takes them, mapped from a file.
-`python -m benchmarks.llm_build [PRECISION...]` measures some again and keeps the others.
+The weights are random and unique, written once, in shards, to a folder next to the user's cache. `int4` is in blocks of
+128, the rest in fp16: trtkit reads a checkpoint in ModelOpt's form, the bare script codes as TensorRT takes them,
+mapped from files.
+`python -m benchmarks.llm_build [PRECISION...] [SIZE...]` measures some again and keeps the others: precisions of the
+1.1 B model, and sizes in int4, in billions of parameters, which docs/benchmarking.md shows.
 """
 
 from __future__ import annotations
@@ -17,94 +19,145 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import RESULTS, interleaved, ratio, run_bare, summary, write
+from benchmarks.measure import RESULTS, interleaved, ratio, run_bare, summary, write, write_between
+from trtkit.arrays import Array
 from trtkit.config.load import load_config
 from trtkit.engine.build_inputs import gather_inputs
 from trtkit.engine.cache import cache_folder
 from trtkit.engine.jobs import BUILD_STAGE
 from trtkit.engine.write_stages import prepare_stages, stage_request
 from trtkit.jobs.runner import ChildRunner
+from trtkit.models.registry import decoder_spec
+from trtkit.models.weights import model_weights
+from trtkit.quantization.llm.choice import linear_layers
+from trtkit.quantized_matrix import pack
+from trtkit.sources.safetensors_folder import INDEX
 
-# TinyLlama-1.1B's sizes.
-CONFIG = {
+LLAMA = {
     "model_type": "llama",
-    "vocab_size": 32000,
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 22,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
     "hidden_act": "silu",
-    "tie_word_embeddings": False,
 }
+_NAMES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "tie_word_embeddings",
+)
+SIZES = {
+    "0.1": (32000, 768, 2048, 12, 12, 4, False),
+    "0.5": (32000, 1280, 3456, 24, 20, 4, False),
+    "1.1": (32000, 2048, 5632, 22, 32, 4, False),  # TinyLlama-1.1B
+    "3": (128256, 3072, 8192, 28, 24, 8, True),  # Llama-3.2-3B
+    "8": (128256, 4096, 14336, 32, 32, 8, False),  # Llama-3.1-8B
+}
+"""By billions of parameters."""
 REPEATS = 2
 PRECISIONS = ("fp16", "bf16", "fp32", "int4")
 BLOCK = 128
+SHARD_BYTES = 2**30
+ROOT = Path(__file__).parents[1]
 
 
-def weights_folder(dtype: str) -> Path:
+def config_of(size: str) -> dict[str, Any]:
+    """Return the config.json of a size."""
+    return {**LLAMA, **dict(zip(_NAMES, SIZES[size], strict=True))}
+
+
+def weights_folder(dtype: str, size: str) -> Path:
     """Return a Hugging Face folder with random weights in `dtype`, made where it is not there yet."""
-    folder = cache_folder().parent / "trtkit-benchmarks" / f"llama-1.1b-{dtype}"
-    if not (folder / "model.safetensors").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        asked = {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "group_size": BLOCK}
-        fields = {**CONFIG, "quantization_config": asked} if dtype == "int4" else CONFIG
+    folder = cache_folder().parent / "trtkit-benchmarks" / f"llama-{size}b-{dtype}"
+    if not (folder / "config.json").exists():
+        (folder / "trt").mkdir(parents=True, exist_ok=True)
+        fields = config_of(size)
+        if dtype == "int4":
+            _save_int4(folder, fields)
+            (folder / "trt/config.json").write_text(json.dumps(fields))
+            fields["quantization_config"] = {
+                "quant_method": "modelopt",
+                "quant_algo": "W4A16_AWQ",
+                "group_size": BLOCK,
+            }
+        else:
+            _save(folder, fields, dtype)
         (folder / "config.json").write_text(json.dumps(fields))
-        (_save_int4 if dtype == "int4" else _save)(folder / "model.safetensors", dtype)
     return folder
 
 
-def _save_int4(path: Path, _dtype: str) -> None:
+class _Shards:
+    """Write arrays to files of about SHARD_BYTES in a folder, with their index."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._arrays, self._files = folder, dict[str, Array](), dict[str, str]()
+
+    def add(self, name: str, array: Array) -> None:
+        """Take an array; write a file where enough have come."""
+        self._arrays[name] = array
+        if sum(array.nbytes for array in self._arrays.values()) >= SHARD_BYTES:
+            self._write()
+
+    def close(self) -> None:
+        """Write what is left, and the index."""
+        self._write()
+        (self._folder / INDEX).write_text(json.dumps({"weight_map": self._files}))
+
+    def _write(self) -> None:
+        from safetensors.numpy import save_file
+
+        if self._arrays:
+            name = f"model-{len(set(self._files.values())) + 1:05d}.safetensors"
+            save_file(self._arrays, str(self._folder / name))
+            self._files |= dict.fromkeys(self._arrays, name)
+            self._arrays = {}
+
+
+def _save_int4(folder: Path, config: dict[str, Any]) -> None:
     """Write random codes with their scales: as ModelOpt does, and beside it as TensorRT takes them (`trt/`)."""
-    from safetensors.numpy import save_file
-
-    from trtkit.models.registry import decoder_spec
-    from trtkit.models.weights import model_weights
-    from trtkit.quantization.llm.choice import linear_layers
-    from trtkit.quantized_matrix import pack
-
-    spec, generator = decoder_spec(CONFIG), np.random.default_rng(0)
+    spec, generator = decoder_spec(config), np.random.default_rng(0)
     linear = {f"{layer.name}.weight" for layer in linear_layers(spec)} - {"lm_head.weight"}
-    theirs, ours = {}, {}
+    theirs, ours = _Shards(folder), _Shards(folder / "trt")
     for weight in model_weights(spec):
         if weight.path not in linear:
-            drawn = generator.standard_normal(weight.shape, dtype=np.float32) * np.float32(0.02)
-            ours[weight.path] = theirs[weight.name] = (drawn + np.float32(len(weight.shape) == 1)).astype(np.float16)
+            drawn = _drawn(generator, weight.shape).astype(np.float16)
+            theirs.add(weight.name, drawn)
+            ours.add(weight.path, drawn)
             continue
         rows, columns = weight.shape
         codes = generator.integers(0, 16, weight.shape, np.uint8)
         scales = generator.uniform(0.002, 0.006, (rows, columns // BLOCK)).astype(np.float16)
-        theirs[weight.name], theirs[f"{weight.name}_scale"] = codes[0::2] | codes[1::2] << 4, scales
-        ours[weight.path], ours[f"{weight.path}_scale"] = pack(codes), scales
-    save_file(theirs, str(path))
-    (path.parent / "trt").mkdir(exist_ok=True)
-    (path.parent / "trt/config.json").write_text(json.dumps(CONFIG))
-    save_file(ours, str(path.parent / "trt/model.safetensors"))
+        theirs.add(weight.name, codes[0::2] | codes[1::2] << 4)
+        theirs.add(f"{weight.name}_scale", scales)
+        ours.add(weight.path, pack(codes))
+        ours.add(f"{weight.path}_scale", scales)
+    theirs.close()
+    ours.close()
 
 
-def _save(path: Path, dtype: str) -> None:
-    """Write normal weights of standard deviation 0.02; norms are near one."""
+def _save(folder: Path, config: dict[str, Any], dtype: str) -> None:
+    """Write weights in fp32, fp16 or bf16."""
     import ml_dtypes
-    from safetensors.numpy import save_file
-
-    from trtkit.models.registry import decoder_spec
-    from trtkit.models.weights import model_weights
 
     kind = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}[dtype]
-    generator = np.random.default_rng(0)
-    arrays = {}
-    for weight in model_weights(decoder_spec(CONFIG)):
-        drawn = generator.standard_normal(weight.shape, dtype=np.float32) * np.float32(0.02)
-        arrays[weight.name] = (drawn + np.float32(len(weight.shape) == 1)).astype(kind)
-    save_file(arrays, str(path))
+    generator, shards = np.random.default_rng(0), _Shards(folder)
+    for weight in model_weights(decoder_spec(config)):
+        shards.add(weight.name, _drawn(generator, weight.shape).astype(kind))
+    shards.close()
 
 
-def figures(precision: str) -> dict[str, Any]:
-    """Build the model both ways in turn."""
-    folder = weights_folder(precision)
+def _drawn(generator: np.random.Generator, shape: tuple[int, ...]) -> Array:
+    """Return normal weights of standard deviation 0.02; norms are near one."""
+    return generator.standard_normal(shape, dtype=np.float32) * np.float32(0.02) + np.float32(len(shape) == 1)
+
+
+def figures(precision: str, size: str = "1.1", rounds: tuple[int, int] = (1, REPEATS)) -> dict[str, Any]:
+    """Build a model both ways in turn. rounds: uncounted ones, and those that count."""
+    warmups, repeats = rounds
+    folder = weights_folder(precision, size)
     overrides = [
         f"source.hf={folder}",
         f"precision={'fp16' if precision == 'int4' else precision}",
@@ -120,7 +173,9 @@ def figures(precision: str) -> dict[str, Any]:
         read = folder / "trt" if precision == "int4" else folder
         bare = [sys.executable, "-m", "benchmarks.bare_llm_build", str(read), precision, str(bundle / "bare.plan")]
         samples = interleaved(
-            {"trtkit": lambda: ChildRunner().run(BUILD_STAGE, request), "bare": lambda: run_bare(bare)}, REPEATS
+            {"trtkit": lambda: ChildRunner().run(BUILD_STAGE, request), "bare": lambda: run_bare(bare)},
+            repeats,
+            warmups,
         )
     ours, others = samples["trtkit"], samples["bare"]
     plans = [run.plan for run in ours if run.plan is not None]
@@ -132,6 +187,7 @@ def figures(precision: str) -> dict[str, Any]:
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "parameters": ours[0].decoder.parameters,
         "weight_bytes": ours[0].decoder.weight_bytes,
+        "stored_bytes": sum(file.stat().st_size for file in folder.glob("*.safetensors")),
         "work_s": {"trtkit": summary(work), "bare": summary(bare_work)},
         "work_ratio": ratio(work, bare_work),
         "peak_memory_mib": {"trtkit": summary(memory), "bare": summary(bare_memory)},
@@ -142,12 +198,60 @@ def figures(precision: str) -> dict[str, Any]:
 def main(names: list[str] | None = None) -> None:
     """Measure and write the results."""
     path = RESULTS / "llm_build.json"
-    results: dict[str, Any] = json.loads(path.read_text())["build"] if path.is_file() and names else {}
-    results |= {precision: figures(precision) for precision in names or PRECISIONS}
-    print(write("llm_build", {"build": {name: results[name] for name in PRECISIONS if name in results}}))
-    for precision, result in results.items():
+    known: dict[str, Any] = json.loads(path.read_text()) if path.is_file() and names else {}
+    precisions, sizes = known.get("build", {}), known.get("sizes", {})
+    for name in names or (*PRECISIONS, *SIZES):
+        if name in SIZES:  # large ones take minutes and what a warm-up changes is little of them
+            sizes[name] = figures("int4", name, (1, REPEATS) if float(name) < 1 else (0, 1))
+        else:
+            precisions[name] = figures(name)
+        ordered = {name: precisions[name] for name in PRECISIONS if name in precisions}
+        print(write("llm_build", {"build": ordered, "sizes": {name: sizes[name] for name in SIZES if name in sizes}}))
+    for what, result in (*precisions.items(), *sizes.items()):
         time_ratio, memory_ratio = result["work_ratio"], result["peak_memory_ratio"]
-        print(f"1.1 B Llama in {precision}: time {time_ratio}x, peak memory {memory_ratio}x of a bare script")
+        print(f"{what}: time {time_ratio}x, peak memory {memory_ratio}x of a bare script")
+    if sizes:
+        show(sizes)
+
+
+def show(sizes: dict[str, Any]) -> None:
+    """Draw time and peak memory over parameters, and write the table of docs/benchmarking.md."""
+    import altair as alt
+
+    from trtkit.report import charts
+
+    x = charts.Axis("parameters", "parameters, 10^9")
+    panels = {"work_s": ("s", "build time, s", 1.0), "peak_memory_mib": ("gib", "peak memory, GiB", 2**10)}
+    drawn = []
+    for key, (field, title, unit) in panels.items():
+        rows: list[charts.Row] = [
+            {
+                "parameters": result["parameters"] / 1e9,
+                field: result[key][who]["median"] / unit,
+                "who": "trtkit" if who == "trtkit" else "a bare script",
+            }
+            for result in sizes.values()
+            for who in ("trtkit", "bare")
+        ]
+        colours = charts.colour("who", "", {"trtkit": charts.BLUE, "a bare script": charts.ORANGE})
+        drawn.append(charts.lines(rows, (x, charts.Axis(field, title)), colours).properties(width=250, height=220))
+    alt.hconcat(*drawn).save(str(ROOT / "docs/images/llm-build.svg"))
+    write_between(ROOT / "docs/benchmarking.md", "build sizes", _table(sizes))
+
+
+def _table(sizes: dict[str, Any]) -> str:
+    """Return a row for each size."""
+    lines = [
+        "| parameters | weights | build time | of a bare script | peak memory | of a bare script |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for result in sizes.values():
+        gib, time_s = result["peak_memory_mib"]["trtkit"]["median"] / 2**10, result["work_s"]["trtkit"]["median"]
+        lines.append(
+            f"| {result['parameters'] / 1e9:.2f} B | {result['stored_bytes'] / 2**30:.2f} GiB | {time_s:.0f} s "
+            f"| {result['work_ratio']:.2f}x | {gib:.1f} GiB | {result['peak_memory_ratio']:.2f}x |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Literal
 from trtkit.backends import load_backend
 from trtkit.bundle.bundle import check_file, open_bundle
 from trtkit.engine.hybrids import open_hybrid
-from trtkit.engine.stages import bundle_stages
+from trtkit.engine.stages import bundle_stages, plan_files
 from trtkit.errors import ExecutionError
 from trtkit.inputs.images import read_image
 from trtkit.inputs.samples import Sample, check_profiles
 from trtkit.reference import to_array
 from trtkit.resolve import resolve
+from trtkit.runtime import device as devices
 from trtkit.runtime.onnx_runtime import onnx_runtime_session
-from trtkit.runtime.stages import reference_stages
+from trtkit.runtime.stages import engine_stages, reference_stages
 from trtkit.sources.digest import digest_source
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array, Arrays
     from trtkit.bundle.bundle import Bundle
-    from trtkit.runtime.engine_execution import EngineExecution
     from trtkit.runtime.stages import StagesExecution
     from trtkit.runtime.tasks.answers import Answer
 
@@ -35,7 +35,7 @@ RuntimeName = Literal["reference", "onnxruntime", "tensorrt", "auto"]
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A bundle that is ready to run. Its config says how inputs are made and outputs read: `bundle.manifest.config`."""
+    """A bundle that is ready to run. `bundle.manifest.config` describes its inputs and outputs."""
 
     bundle: Bundle
     run: Callable[[Mapping[str, Array]], Arrays]
@@ -46,10 +46,10 @@ class Model:
     """What computes."""
 
     def predict(self, pictures: Iterable[Image.Image | Path | str], *, batch: int | None = None) -> Iterator[Answer]:
-        """Yield an answer to each picture, as the config's `task` reads the outputs: classes, boxes, text, maps.
+        """Yield an answer to each picture, read from the outputs by the config's `task`: classes, boxes, text, maps.
 
-        batch: pictures of a call, what the engine was tuned for if None. Raises SourceError where a picture cannot be
-        read, or the config does not say how it becomes the only input.
+        batch: pictures per call; the engine's `opt` batch if None. Raises SourceError if a picture cannot be read, or
+        if the config does not describe how it becomes the only input.
         """
         from trtkit.runtime.predict import open_predictor
 
@@ -67,13 +67,13 @@ class Model:
 def open_model(
     bundle: Bundle | Path | str, runtime: RuntimeName = "reference", *, has_cuda_graphs: bool = False
 ) -> Model:
-    """Open a bundle, by its folder or as `open_bundle` returned it, to run it.
+    """Open a bundle, given by its folder or as `open_bundle` returned it.
 
-    runtime: `reference` computes on the CPU the very network that the engine was built from, `onnxruntime` the ONNX
-    file that TensorRT parsed; `tensorrt` runs the engine on the GPU that is here; `auto` does where there is one.
-    has_cuda_graphs: an engine's launches are captured once for each shape, and replayed.
-    Raises BundleError where the file is not the one that was built, BackendError where the TensorRT library is missing
-    or does not load the engine, ExecutionError for a language model.
+    runtime: `reference` runs the exact network that the engine was built from on the CPU, `onnxruntime` the ONNX file
+    that TensorRT parsed, `tensorrt` the engine on the GPU, and `auto` the engine if a GPU is present.
+    has_cuda_graphs: whether to capture an engine's launches once per shape and replay them.
+    Raises BundleError if a file has changed since the build, BackendError if the TensorRT library is missing or does
+    not load the engine, ExecutionError for a language model.
     """
     bundle = open_bundle(bundle)
     if bundle.manifest.interface == "tokens":
@@ -83,12 +83,20 @@ def open_model(
     if runtime == "onnxruntime":
         return Model(bundle, _within_profiles(bundle, _onnx_runtime(bundle)), _no_layers, "ONNX Runtime, CPU")
     library = f"{bundle.manifest.backend.name} {bundle.manifest.backend.version}"
-    if runtime == "tensorrt" or (runtime == "auto" and _has_gpu(bundle)):
-        return _model(bundle, _engine(bundle, has_cuda_graphs), f"{library}, GPU")
+    device = devices.find_device() if runtime in ("tensorrt", "auto") else None
+    if device is not None:
+        for record in bundle.manifest.engines:
+            check_file(bundle.path, record)
+        backend = load_backend(bundle.manifest.backend.name)
+        names = [output.name for output in bundle.manifest.outputs]
+        running = engine_stages(backend, plan_files(bundle), names, device, has_cuda_graphs=has_cuda_graphs)
+        return _model(bundle, running, f"{library}, {device.name}")
+    if runtime == "tensorrt":
+        raise ExecutionError("no GPU to run the engine", str(bundle.path), "use runtime `reference`, which needs none")
     return _model(bundle, _reference(bundle), f"reference executor on the {library} network, CPU")
 
 
-def _model(bundle: Bundle, running: StagesExecution | EngineExecution, description: str) -> Model:
+def _model(bundle: Bundle, running: StagesExecution, description: str) -> Model:
     """Return a model whose outputs are arrays."""
 
     def run(inputs: Mapping[str, Array]) -> Arrays:
@@ -122,25 +130,6 @@ def _reference(bundle: Bundle) -> StagesExecution:
     config = bundle.manifest.config
     bundle.check_sources({file.sha256 for file in digest_source(config.source)})
     return reference_stages(backend, stages, open_hybrid(resolve(config)))
-
-
-def _has_gpu(bundle: Bundle) -> bool:
-    """Whether one engine is the whole model and a GPU is here to run it."""
-    import torch
-
-    return len(bundle.manifest.engines) == 1 and torch.cuda.is_available()
-
-
-def _engine(bundle: Bundle, has_cuda_graphs: bool) -> EngineExecution:
-    """Return the engine on the GPU that is here. Raises ExecutionError where there are several engines."""
-    from trtkit.runtime.engine_execution import EngineExecution
-
-    if len(bundle.manifest.engines) > 1:
-        what = f"the model is {len(bundle.manifest.engines)} engines"
-        raise ExecutionError(what, str(bundle.path), "use runtime `reference`, or build it with `compose: fused`")
-    check_file(bundle.path, bundle.manifest.engines[0])
-    backend = load_backend(bundle.manifest.backend.name)
-    return EngineExecution(backend, bundle.engine_path(), has_cuda_graphs=has_cuda_graphs)
 
 
 def _onnx_runtime(bundle: Bundle) -> Callable[[Mapping[str, Array]], Arrays]:

@@ -34,8 +34,8 @@ def input_files(paths: Sequence[Path]) -> list[Path]:
     names = [file.name for file in files]
     twice = next((file for index, file in enumerate(files) if file.name in names[:index]), None)
     if twice is not None:
-        what = f"two inputs are called `{twice.name}`, and answers go by that name"
-        raise SourceError(what, str(twice), "rename one, or run them apart")
+        what = f"two inputs are called `{twice.name}`, so their answers would overwrite each other"
+        raise SourceError(what, str(twice), "rename one, or run them separately")
     unknown = [file for file in files if file.suffix.lower() not in IMAGES | VIDEOS | {ARRAYS}]
     if unknown:
         raise SourceError(f"unknown kind of file `{unknown[0].suffix}`", str(unknown[0]), f"give {_KINDS}")
@@ -78,4 +78,4 @@ def _frames(path: Path, every: int) -> Iterator[Picture]:
                     image = Image.fromarray(frame.to_ndarray(format="rgb24"))
                     yield Picture(f"{path.name}#{number}", image.rotate(frame.rotation, expand=True))
     except (av.FFmpegError, OSError) as error:
-        raise SourceError(f"not a readable video: {error}", str(path), "give one that ffmpeg reads") from None
+        raise SourceError(f"not a readable video: {error}", str(path), "use a format that ffmpeg reads") from None

@@ -100,7 +100,7 @@ def open_predictor(bundle: Bundle, run: Run, batch: int | None = None, top_k: in
 
     batch: pictures of a call, what the engine was tuned for if None.
 
-    Raises SourceError where the config does not say how a picture becomes the only input, the outputs are not those of
+    Raises SourceError if the config does not define how a picture becomes the only input, the outputs are not those of
     its task, or no profile takes the batch.
     """
     manifest = bundle.manifest
@@ -111,10 +111,10 @@ def open_predictor(bundle: Bundle, run: Run, batch: int | None = None, top_k: in
             if preprocess is None
             else "use `trtkit.open_model(...).run`"
         )
-        raise SourceError("the config does not say how a picture becomes the only input", manifest.name, fix)
+        raise SourceError("the config does not define how a picture becomes the model's only input", manifest.name, fix)
     rows = _rows(manifest)
     if batch is not None and not 1 <= batch <= rows.most:
-        raise SourceError(f"{batch} pictures at once; the engine takes 1 to {rows.most}", "batch", "choose fewer")
+        raise SourceError(f"a batch of {batch} pictures; the engine takes 1 to {rows.most}", "batch", "choose fewer")
     return Predictor(bundle, run, open_reader(bundle, top_k), preprocess, batch or rows.usual, rows.least)
 
 
@@ -173,6 +173,6 @@ def _rows(manifest: Manifest) -> _Rows:
     if manifest.verify is None or manifest.verify.batch_rows != "mixed":
         return rows
     if rows.least > 1:
-        what = f"the network takes {rows.least} rows at least, and they depend on each other"
+        what = f"the network takes at least {rows.least} rows, and they depend on each other"
         raise SourceError(what, manifest.name, "use `trtkit.open_model(...).run`")
     return _Rows(1, 1, 1)

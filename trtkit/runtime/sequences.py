@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from trtkit.runtime.soft_tokens import SoftTokens
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
+UNKNOWN = -1
+"""In the place of a token that a device has drawn and the host does not know yet."""
 
 
 class Sequences:
@@ -61,6 +63,10 @@ class Sequences:
     def generated(self, slot: int) -> Ints:
         """Return a view of the tokens behind the prompt."""
         return self.tokens[slot, self.prompt_lengths[slot] : self.lengths[slot]]
+
+    def known(self, slot: int) -> list[int]:
+        """Return the tokens after the prompt that the host knows."""
+        return [token for token in self.generated(slot).tolist() if token != UNKNOWN]
 
     def _set_soft(self, slot: int, soft: SoftTokens | None) -> None:
         self.soft.pop(slot, None)

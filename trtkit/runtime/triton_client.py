@@ -158,7 +158,7 @@ class Client:
     def stream(self, model: str, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
         """Return the outputs of a decoupled model, those of all its responses in a row. Raises DeployError for HTTP."""
         if self.address.protocol != "grpc":
-            what = f"`{model}` streams its answers, which takes gRPC"
+            what = f"`{model}` streams its answers, which needs gRPC"
             raise DeployError(what, str(self.address), "give the gRPC endpoint: grpc://HOST:PORT")
         parts: dict[str, list[Array]] = defaultdict(list)
         for response in self.responses(model, inputs):

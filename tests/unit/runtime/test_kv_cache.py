@@ -102,7 +102,7 @@ def test_new_tokens_are_written_at_each_rows_start(dtype: torch.dtype) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     held, saved = cache(), cache(torch.float16).save(0, 3)
-    with pytest.raises(ExecutionError, match=r"KV cache: 9 tokens do not fit a slot of 8"):
+    with pytest.raises(ExecutionError, match=r"KV cache: a slot of 8 tokens cannot hold 9"):
         held.save(0, 9)
     with pytest.raises(ExecutionError, match=r"`past_key_0` is \[2, 3, 4\] in torch.float16, the model's is"):
         held.load(0, saved)
@@ -112,5 +112,5 @@ def test_what_does_not_fit_is_refused() -> None:
     other = SavedSequence(3, {"past_key_0": saved.arrays["past_key_0"]})
     with pytest.raises(ExecutionError, match="the saved sequence has 1 caches, the model 3"):
         held.load(0, other)
-    with pytest.raises(ExecutionError, match=f"65 tokens do not fit a slot of {LENGTH}"):
+    with pytest.raises(ExecutionError, match=f"a slot of {LENGTH} tokens cannot hold 65"):
         decoder(slots=1).cache.load(0, SavedSequence(65, {}))

@@ -32,11 +32,11 @@ class Waiting:
         if self._limit is None:
             return
         if count > self._limit:
-            what = f"`{count}` answers are more than the queue takes, {self._limit}"
-            raise RequestError(what, "n", "ask for fewer, or allow a longer queue (`max_queue`)")
+            what = f"`{count}` answers exceed the queue's limit, {self._limit}"
+            raise RequestError(what, "n", "ask for fewer, or raise `max_queue`")
         if len(self._heap) + count > self._limit:
-            fix = "wait for answers, or allow a longer queue (`max_queue`)"
-            raise GenerationError(f"{len(self._heap)} requests are waiting already", "", fix)
+            fix = "wait for answers, or raise `max_queue`"
+            raise GenerationError(f"{len(self._heap)} requests are already waiting", "", fix)
 
     def add(self, request: Request) -> None:
         """Take a new request. Raises as `check_room` does."""
@@ -89,7 +89,7 @@ def _make_room(state: State, waiting: Waiting, request: Request) -> bool:
 
 def _preempt(state: State, slot: int) -> Request:
     """Take a request's slot; it keeps its tokens, and goes on from them when its turn comes again."""
-    generated = state.slots.sequences.generated(slot).tolist()
+    generated = state.slots.sequences.known(slot)
     request = state.leave(slot)
     request.generated = generated
     request.prompt_logprobs.clear()
@@ -100,8 +100,8 @@ def _preempt(state: State, slot: int) -> Request:
 
 def _admit(state: State, request: Request, min_shared_tokens: int) -> None:
     """Let a request run, on free slots that there are."""
-    slots, prompt = state.slots, request.prompt_ids
-    ids = [*prompt, *request.generated]
+    slots, prompt = state.slots, np.asarray(request.prompt_ids, np.int64)
+    ids = np.append(prompt, request.generated).astype(np.int64) if request.generated else prompt
     is_whole = request.settings.params.prompt_logprobs is not None
     source, common = (0, 0) if is_whole else slots.shared_prefix(ids, request.soft)
     common = common if common >= min_shared_tokens else 0

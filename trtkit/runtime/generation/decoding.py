@@ -18,12 +18,18 @@ if TYPE_CHECKING:
     from trtkit.runtime.sequences import Ints
 
 
+def are_scattered(ready: Ints) -> bool:
+    """Whether fewer than half of the slots between the first and the last of `ready` are to run."""
+    return 2 * len(ready) < int(ready[-1] - ready[0]) + 1
+
+
 def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
     """Run `ready`, sorted slots whose last token alone is not read yet."""
-    if 2 * len(ready) < ready[-1] - ready[0] + 1 and not state.running.groups:
+    state.statistics.synchronous_steps += 1
+    if are_scattered(ready) and not state.running.groups:
         ready = gather(state, ready)
     drafts = None if proposer is None else _drafts(state, ready, proposer)
-    call = _decode_call(state, ready, drafts)
+    call = decode_call(state, ready, drafts)
     logits = state.execution.forward(call)
     logits = logits.unsqueeze(1) if logits.dim() == 2 else logits  # [rows, S, V]
     if len(ready) < logits.shape[0]:
@@ -33,9 +39,10 @@ def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
         _verify(state, (ready, drafts), logits, goes_on)
 
 
-def _decode_call(state: State, ready: Ints, drafts: Ints | None) -> Call:
-    """Return the call for `ready` and the slots between them, which are idle: what those write lies behind."""
-    sequences, rows = state.slots.sequences, slice(int(ready[0]), int(ready[-1]) + 1)
+def decode_call(state: State, ready: Ints, drafts: Ints | None = None) -> Call:
+    """Return the call for `ready` and idle slots between and after them: what those write lies after their tokens."""
+    sequences, first = state.slots.sequences, int(ready[0])
+    rows = slice(first, first + state.execution.rows_to_run(first, int(ready[-1]) + 1 - first))
     starts, at = state.slots.cached[rows], ready - rows.start
     width = 1 if drafts is None else 1 + drafts.shape[1]
     ids, counts = np.zeros((len(starts), width), np.int64), np.zeros(len(starts), np.int64)

@@ -10,6 +10,7 @@ import numpy as np
 from trtkit.errors import RequestError
 from trtkit.runtime.generation.admission import Waiting, admit_waiting
 from trtkit.runtime.generation.decoding import decode
+from trtkit.runtime.generation.flight import Flight, can_launch, land, launch
 from trtkit.runtime.generation.prefill import Chunk, group_chunks, plan_chunks, prefill_call
 from trtkit.runtime.generation.request import check_request
 from trtkit.runtime.generation.state import State
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from trtkit.runtime.generation.state import Statistics
 
 
+_NOBODY = np.zeros(0, np.int64)
+
+
 @dataclass(frozen=True)
 class EngineOptions:
     """How requests share the machine.
@@ -32,12 +36,14 @@ class EngineOptions:
     token_budget: new tokens of one step, decoding and prompts together; the engine's prefill length where None.
     max_queue: requests that may wait; None: any number. min_shared_tokens: the shortest beginning worth sharing.
     proposer: guesses tokens ahead, for speculative decoding.
+    overlap: launch a step before the host knows the last one's tokens; None: where the decoder computes meanwhile.
     """
 
     token_budget: int | None = None
     max_queue: int | None = None
     min_shared_tokens: int = 16
     proposer: Proposer | None = None
+    overlap: bool | None = None
 
 
 class Engine:
@@ -53,6 +59,9 @@ class Engine:
         self._waiting = Waiting(self._options.max_queue)
         proposer = self._options.proposer
         self._state = State(execution, reserve=1 if proposer is None else 1 + proposer.most)
+        wants_overlap = execution.is_asynchronous if self._options.overlap is None else self._options.overlap
+        self._overlaps = wants_overlap and execution.takes_ids and proposer is None
+        self._flight: Flight | None = None
 
     @property
     def statistics(self) -> Statistics:
@@ -62,7 +71,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._state.running.requests or self._waiting or self._state.finished)
+        return bool(self._state.running.requests or self._waiting or self._state.finished or self._flight)
 
     @property
     def free_slots(self) -> int:
@@ -101,15 +110,26 @@ class Engine:
         """Run every sequence a token further, and prompts as far as the budget goes; return what has ended."""
         state = self._state
         state.statistics.steps += 1
+        launched = self._launch()
         admit_waiting(state, self._waiting, self._options.min_shared_tokens)
         ready = state.ready()
-        chunks = self._chunks(len(ready))
-        if ready.size:
+        chunks = self._chunks(len(ready) if launched is None else len(launched.slots))
+        if launched is None and ready.size:
             decode(state, ready, self._options.proposer)
         for group in group_chunks(chunks, self.execution.max_length):
             self._prefill(group)
         finished, state.finished = state.finished, []
         return finished
+
+    def _launch(self) -> Flight | None:
+        """Launch a step of those who decode, if nobody needs the tokens of the last one first; then take those."""
+        ready = self._state.ready() if self._overlaps else _NOBODY
+        last, self._flight = self._flight, None
+        if can_launch(self._state, ready):
+            self._flight = launch(self._state, ready, last)
+        if last is not None:
+            land(self._state, last)
+        return self._flight
 
     def _chunks(self, decoding: int) -> list[Chunk]:
         """Return the pieces of prompts that this step computes; one token at least, so that no prompt waits forever."""
@@ -149,7 +169,9 @@ class Engine:
         """Raise RequestError for options that the execution does not allow."""
         budget, proposer = self._options.token_budget, self._options.proposer
         if budget is not None and budget < 1:
-            raise RequestError(f"a budget of {budget} tokens a step computes nothing", "token_budget", "give 1 or more")
+            raise RequestError(
+                f"a budget of {budget} tokens per step computes nothing", "token_budget", "give 1 or more"
+            )
         if proposer is not None and not self.execution.has_all_logits:
-            what = "speculation needs logits of every token, the engine gives those of the last"
+            what = "speculation needs logits of every token; the engine outputs those of the last only"
             raise RequestError(what, "speculation", "build with `--set llm.logits=all`")

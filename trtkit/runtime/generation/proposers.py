@@ -41,7 +41,7 @@ class LookupProposer:
 
     def __init__(self, most: int, longest: int = 3, shortest: int = 2) -> None:
         if most < 1:
-            raise RequestError(f"{most} tokens to guess", "lookup", "give 1 or more")
+            raise RequestError(f"cannot guess {most} tokens", "lookup", "give 1 or more")
         self.most, self._sizes = most, range(longest, shortest - 1, -1)
 
     def propose(self, sequences: Sequences, slots: Ints, settings: Sequence[Settings], most: int) -> Ints:  # noqa: ARG002
@@ -77,7 +77,7 @@ class DraftProposer:
 
     def __init__(self, execution: DecoderExecution, most: int) -> None:
         if most < 1:
-            raise RequestError(f"{most} tokens to guess", "draft", "give 1 or more")
+            raise RequestError(f"cannot guess {most} tokens", "draft", "give 1 or more")
         self.most, self._execution = most, execution
         self._sequences = Sequences(execution.slots, execution.max_length)
         self._cached = np.zeros(execution.slots, np.int64)

@@ -124,10 +124,10 @@ def check_request(request: Request, limits: Limits) -> None:
     if ids.size > limits.max_length:
         raise too_long(ids.size, limits.max_length, request.id)
     if request.slots > limits.slots:
-        what = f"{request.slots} beams need as many slots, there are {limits.slots}"
-        raise RequestError(what, "num_beams", "ask for fewer, or open more slots")
+        what = f"{request.slots} beams need {request.slots} slots; the engine has {limits.slots}"
+        raise RequestError(what, "num_beams", "use fewer beams, or open the bundle with more slots")
     if params.prompt_logprobs is not None and not limits.has_all_logits:
-        what = "the engine gives logits of the last token only"
+        what = "the engine outputs logits of the last token only"
         raise RequestError(what, "prompt_logprobs", "build with `--set llm.logits=all`")
 
 

@@ -33,6 +33,7 @@ class Running:
 
     ends: [slots], the length at which a sequence is complete. stops: [slots, most stop tokens], -1 where fewer.
     is_watched: [slots], whether each token is to be told. is_beam: [slots].
+    tenancies: [slots], how often a slot has been taken or left: the same number, the same request.
     """
 
     def __init__(self, slots: int) -> None:
@@ -42,6 +43,7 @@ class Running:
         self.stops: Ints = np.full((slots, 1), _NO_TOKEN, np.int64)
         self.is_watched: Bools = np.zeros(slots, np.bool_)
         self.is_beam: Bools = np.zeros(slots, np.bool_)
+        self.tenancies: Ints = np.zeros(slots, np.int64)
 
     def add(self, slot: int, request: Request, end: int) -> None:
         """Let a request run in a slot."""
@@ -54,6 +56,7 @@ class Running:
         self.ends[slot] = end
         self.is_watched[slot] = request.watcher is not None or request.settings.params.logprobs is not None
         self.requests[slot] = request
+        self.tenancies[slot] += 1
 
     def add_group(self, group: Group, end: int) -> None:
         """Let a beam search run in its slots."""
@@ -66,6 +69,7 @@ class Running:
         """Forget what runs in a slot."""
         self.groups.pop(slot, None)
         self.is_beam[slot] = False
+        self.tenancies[slot] += 1
         return self.requests.pop(slot)
 
     def move(self, source: int, target: int) -> None:

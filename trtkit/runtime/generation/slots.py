@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.sequences import Ints
     from trtkit.runtime.soft_tokens import SoftTokens
 
+_FIRST_BLOCK = 8  # tokens of a prompt that are compared with every slot's
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
@@ -44,16 +45,42 @@ class Slots:
         At least the prompt's last token stays to be computed: its logits are what comes next. Placeholders are alike
         where the vectors in their places are.
         """
-        length = len(prompt_ids) - 1
-        is_same = self.sequences.tokens[:, :length] == np.asarray(prompt_ids)[:length]
-        is_same &= np.arange(length) < self.cached[:, None]
-        common = np.where(is_same.all(1), length, is_same.argmin(1) if length else 0)
+        common = self._common(np.asarray(prompt_ids)[:-1], has_soft=soft is not None or bool(self.sequences.soft))
         for slot in range(self.count) if soft is not None else self.sequences.soft:
             end = shared_length(soft, self.sequences.soft.get(slot))
             common[slot] = common[slot] if end is None else min(int(common[slot]), end)
         # Among equals a slot that has ended comes first: it can be gone on with where it is.
-        best = int(np.lexsort((self.is_running, -common))[0])
+        longest = np.flatnonzero(common == common.max())
+        best = int(longest[self.is_running[longest].argmin()])
         return best, int(common[best])
+
+    def _common(self, ids: Ints, *, has_soft: bool) -> Ints:
+        """Return how many of a prompt's `ids` each slot's cache begins with, at least: the best slot's count is exact.
+
+        Tokens are compared in blocks, each twice as long, of the slots that were alike so far: mostly none after a few.
+        Where many have all of them, the first is found at once; with soft tokens, all are compared.
+        """
+        common: Ints = np.zeros(self.count, np.int64)
+        alike, start, size = np.flatnonzero(self.cached), 0, _FIRST_BLOCK
+        while alike.size and start < len(ids):
+            stop = min(start + size, len(ids))
+            is_same = self.sequences.tokens[alike, start:stop] == ids[start:stop]
+            is_same &= np.arange(start, stop) < self.cached[alike, None]
+            count = np.where(is_same.all(1), stop - start, is_same.argmin(1))
+            common[alike] += count
+            alike, start, size = alike[count == stop - start], stop, 2 * size
+            if stop == _FIRST_BLOCK and not has_soft and (first := self._first_to_hold(alike, ids)) is not None:
+                common[first] = len(ids)
+                break
+        return common
+
+    def _first_to_hold(self, slots: Ints, ids: Ints) -> int | None:
+        """Return the first of `slots` that could have all `ids` cached, ended ones before others, if it has them."""
+        slots = slots[self.cached[slots] >= len(ids)]
+        if not slots.size:
+            return None
+        first = int(slots[self.is_running[slots].argmin()])
+        return first if np.array_equal(self.sequences.tokens[first, : len(ids)], ids) else None
 
     def take(self, source: int, common: int) -> int:
         """Return a free slot for a prompt that shares `common` tokens with `source`, and mark it as running.
@@ -79,6 +106,11 @@ class Slots:
         self.is_running[slot] = False
         self.cached[slot] = min(self.cached[slot], self.sequences.tokens.shape[1] - 1 - reserve)
         self.touch(slot)
+
+    def cut(self, slot: int, length: int) -> None:
+        """Forget the tokens of a slot after the first `length`; the last of those need not have been read."""
+        self.sequences.lengths[slot] = length
+        self.cached[slot] = min(int(self.cached[slot]), length - 1)
 
     def touch(self, slot: int) -> None:
         """Note that a slot is used now."""

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Statistics:
-    """What an engine has done. prompt_tokens: computed; reused_tokens: of prompts, found in a cache."""
+    """What an engine has done. prompt_tokens: computed; reused_tokens: of prompts, found in a cache.
+
+    synchronous_steps: decoding steps that waited for the tokens of the step before, because the engine does not overlap
+    or a row needs them: a grammar, a penalty, beams. discarded_tokens: drawn after a sequence's end.
+    """
 
     steps: int = 0
     prompt_tokens: int = 0
@@ -30,6 +34,8 @@ class Statistics:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     preemptions: int = 0
+    synchronous_steps: int = 0
+    discarded_tokens: int = 0
 
 
 @dataclass(eq=False)
@@ -68,7 +74,7 @@ class State:
     def finish(self, slot: int, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         """End the request that runs in a slot, in all its slots."""
         group = self.running.groups.get(slot)
-        generated = self.slots.sequences.generated(slot).tolist()
+        generated = self.slots.sequences.known(slot)
         if group is None:
             self.report(self.leave(slot), generated, reason, stop_reason)
             return
@@ -90,8 +96,9 @@ class State:
         self.finished.append(Finished(request, token_ids, reason, stop_reason, beams))
 
     def ready(self) -> Ints:
-        """Return the slots, in order, whose last token alone is not in the cache."""
-        is_ready = self.slots.cached == self.slots.sequences.lengths - 1
+        """Return the slots, in order, whose last token alone is not in the cache, and that have more to generate."""
+        lengths = self.slots.sequences.lengths
+        is_ready = (self.slots.cached == lengths - 1) & (lengths < self.running.ends)
         return np.flatnonzero(self.slots.is_running & is_ready)
 
     def unread(self) -> Ints:

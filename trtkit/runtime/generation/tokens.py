@@ -55,37 +55,53 @@ def _draw(state: State, slots: Ints, logits: torch.Tensor) -> Bools:
 
 def _append(state: State, slots: Ints, tokens: Ints, logprobs: Sequence[TokenLogprobs | None]) -> Bools:
     """Add a token to each slot's sequence, and end those that are complete."""
-    sequences, running = state.slots.sequences, state.running
     state.sampler.accept(slots, tokens)
-    sequences.append(slots, tokens)
+    state.slots.sequences.append(slots, tokens)
+    return settle(state, slots, state.slots.sequences.lengths[slots], logprobs)
+
+
+def settle(state: State, slots: Ints, lengths: Ints, logprobs: Sequence[TokenLogprobs | None]) -> Bools:
+    """Tell the last of the first `lengths` [R] tokens of `slots`; end the sequences that it completes.
+
+    Return who goes on. What was drawn after an end is forgotten.
+    """
+    sequences, running = state.slots.sequences, state.running
+    tokens = sequences.tokens[slots, lengths - 1]
     state.statistics.generated_tokens += len(tokens)
-    lengths = sequences.lengths[slots]
     is_stop = (running.stops[slots] == tokens[:, None]).any(1)
     is_last = is_stop | (lengths >= running.ends[slots])
     is_first = lengths == sequences.prompt_lengths[slots] + 1
     goes_on: Bools = ~is_last
     for row in np.flatnonzero(is_last | is_first | running.is_watched[slots]).tolist():
         end = None if not is_last[row] else "stop" if is_stop[row] else "length"
-        goes_on[row] = _tell(state, int(slots[row]), logprobs[row], end)
+        goes_on[row] = _tell(state, (int(slots[row]), int(lengths[row])), logprobs[row], end)
     return goes_on
 
 
-def _tell(state: State, slot: int, logprobs: TokenLogprobs | None, end: str | None) -> bool:
-    """Note a token where somebody wants to know; end the sequence where it is complete; return whether it goes on."""
+def _tell(state: State, place: tuple[int, int], logprobs: TokenLogprobs | None, end: str | None) -> bool:
+    """Note a token where somebody wants to know; end the sequence where it is complete; return whether it goes on.
+
+    place: the slot, and the length of its sequence with the token.
+    """
+    slot, length = place
     request = state.running.requests[slot]
-    token = int(state.slots.sequences.ids(slot)[-1])
+    token = int(state.slots.sequences.tokens[slot, length - 1])
     request.metrics.first_token_s = request.metrics.first_token_s or time.monotonic()
     if logprobs is not None:
         request.logprobs.append(logprobs)
+    stop_string = None
+    if end != "stop" and request.watcher is not None:
+        stop_string = request.watcher.add([token])
+    if stop_string is None and end is None:
+        return True
+    state.slots.cut(slot, length)
     if end == "stop":
         state.finish(slot, "stop", token)
-        return False
-    stop_string = None if request.watcher is None else request.watcher.add([token])
-    if stop_string is not None:
+    elif stop_string is not None:
         state.finish(slot, "stop", stop_string)
-    elif end is not None:
+    else:
         state.finish(slot, "length")
-    return stop_string is None and end is None
+    return False
 
 
 def advance_beams(state: State, group: Group, logits: torch.Tensor) -> None:

@@ -140,7 +140,7 @@ class EngineThread:
 
 
 class AsyncLLM:
-    """A bundle that answers coroutines, all in one batch. options: those of RuntimeOptions, by keyword."""
+    """An open bundle for coroutines, which share one batch. options: keywords of RuntimeOptions."""
 
     def __init__(self, bundle: TextBundle | Bundle | Path | str, **options: Any) -> None:
         self._engine = EngineThread(bundle, **options)
@@ -153,9 +153,9 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
     ) -> AsyncIterator[Delta]:
-        """Stream one prompt's answer. Leaving the loop early, or cancelling the task, ends the request.
+        """Stream the answer to one prompt. Leaving the loop early, or cancelling the task, ends the request.
 
-        Without settings it is greedy and has up to 128 tokens, as that of `LLM.generate`.
+        Without settings, decoding is greedy, with up to 128 tokens, as in `LLM.generate`.
         """
         loop, news = asyncio.get_running_loop(), asyncio.Queue[Any]()
         self._count += 1
@@ -183,5 +183,5 @@ class AsyncLLM:
         self._engine.abort(request_id)
 
     def close(self) -> None:
-        """End all requests and give the memory back."""
+        """End all requests and free the memory."""
         self._engine.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeOptions:
-    """How a bundle is opened.
+    """How to open a bundle.
 
-    runtime: "tensorrt", "reference", or "auto" for what is there. slots: sequences at once; the engine's own number.
-    prefill_budget: new tokens of one step. max_queue: requests that may wait for a slot.
-    lookup: tokens to guess from the text itself. draft: a bundle of a smaller model, which guesses `draft_tokens`.
-    has_cuda_graphs: whether an engine's decode steps are captured and replayed.
+    runtime: "tensorrt", "reference", or "auto" for TensorRT if a GPU is present. slots: concurrent sequences; the
+    engine's number if None.
+    prefill_budget: new tokens per step. max_queue: maximum requests that wait for a slot.
+    lookup: number of tokens to guess from earlier text. draft: bundle of a smaller model that guesses `draft_tokens`.
+    has_cuda_graphs: whether to capture and replay an engine's decode steps.
+    needs_all_logits: run on the reference executor if the engine returns only the last token's logits.
     """
 
     runtime: Runtime = "auto"
@@ -45,6 +47,7 @@ class RuntimeOptions:
     draft: str | Path | None = None
     draft_tokens: int = 4
     has_cuda_graphs: bool = True
+    needs_all_logits: bool = False
 
 
 class Frontend:
@@ -53,7 +56,14 @@ class Frontend:
     def __init__(self, bundle: TextBundle | Bundle | Path | str, options: RuntimeOptions) -> None:
         text = bundle if isinstance(bundle, TextBundle) else read_text_bundle(bundle)
         opened = self.bundle = text.bundle
-        self.execution = open_execution(opened, options.runtime, options.slots, has_cuda_graphs=options.has_cuda_graphs)
+        self.execution = open_execution(
+            opened,
+            options.runtime,
+            options.slots,
+            has_cuda_graphs=options.has_cuda_graphs,
+            needs_all_logits=options.needs_all_logits,
+        )
+        text = replace(text, has_all_logits=self.execution.has_all_logits)
         self.text, self.tokenizer, self.reader = text, text.tokenizer, text.reader
         self.vocabulary = text.vocabulary  # here, since two threads will prepare prompts by it
         self._tower = None if text.images is None else open_tower(opened, options.runtime)
@@ -89,7 +99,7 @@ class Frontend:
         """Take a prompt that was prepared. Raises as `add` does."""
         name = request_id or prepared.request_id or f"request-{next(self._numbers)}"
         if name in self.jobs:
-            raise RequestError("a request of this id is under way", name, "give each request an id of its own")
+            raise RequestError("a request with this id is already running", name, "give each request a unique id")
         params = prepared.settings.params
         self.engine.check_room(1 if params.num_beams > 1 else params.n)
         read = self.check(prepared).read
@@ -160,7 +170,7 @@ class Frontend:
         if options.lookup < 0 or options.draft_tokens < 1:
             raise RequestError("a negative number of tokens to guess", "lookup", "give 0 or more")
         if options.draft is not None and options.lookup:
-            raise RequestError("both `draft` and `lookup` are given", "speculation", "choose one")
+            raise RequestError("`draft` and `lookup` cannot be combined", "speculation", "choose one")
         if options.draft is not None:
             return DraftProposer(self._draft(Path(options.draft), options.runtime), options.draft_tokens)
         return LookupProposer(options.lookup) if options.lookup else None
@@ -169,6 +179,7 @@ class Frontend:
         """Open the draft model with as many slots. Raises RequestError where its tokens are others."""
         draft = open_execution(open_bundle(path), runtime, self.execution.slots)
         if draft.vocab_size != self.execution.vocab_size:
-            what = f"the draft model has {draft.vocab_size} tokens, the model {self.execution.vocab_size}"
+            own = self.execution.vocab_size
+            what = f"the draft model's vocabulary has {draft.vocab_size} tokens, the model's has {own}"
             raise RequestError(what, str(path), "use a draft model of the same tokenizer")
         return draft

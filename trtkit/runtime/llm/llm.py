@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class LLM:
-    """A bundle of a decoder-only language model, ready to answer.
+    """An open bundle of a decoder-only language model.
 
-    options: those of RuntimeOptions, by keyword. Raises GenerationError, RequestError or BundleError where the bundle
-    cannot be opened so.
+    options: keywords of RuntimeOptions. Raises GenerationError, RequestError or BundleError if the bundle cannot be
+    opened.
     """
 
     def __init__(self, bundle: TextBundle | Bundle | Path | str, **options: Any) -> None:
@@ -34,12 +34,12 @@ class LLM:
 
     @property
     def description(self) -> str:
-        """What computes."""
+        """What runs the model."""
         return self._frontend.execution.description
 
     @property
     def slots(self) -> int:
-        """How many sequences run at once."""
+        """Number of concurrent sequences."""
         return self._frontend.execution.slots
 
     @property
@@ -49,7 +49,7 @@ class LLM:
 
     @property
     def frontend(self) -> Frontend:
-        """The engine and its jobs, for programs that drive the steps themselves."""
+        """The engine and its jobs, for programs that run the steps themselves."""
         return self._frontend
 
     @property
@@ -63,14 +63,14 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         on_output: Callable[[RequestOutput], None] | None = None,
     ) -> list[RequestOutput]:
-        """Answer prompts, many at once; return their outputs in order.
+        """Answer prompts in one batch; return their outputs in order.
 
-        sampling_params: one for all, or one each; prompts that are prepared have their own. Without any, answers are
-        greedy and have up to 128 tokens, as those of `trtkit generate`; SamplingParams() draws 16 tokens, as vLLM's.
-        on_output: told each output as it is complete.
+        sampling_params: one for all, or one for each; prepared prompts have their own. If None, decoding is greedy,
+        with up to 128 tokens, as in `trtkit generate`; SamplingParams() samples 16 tokens, as in vLLM.
+        on_output: called with each output when it is complete.
 
         All prompts are checked before anything runs: raises PromptsError that lists every problem with the number of
-        its prompt, for a single prompt its own RequestError.
+        its prompt, or RequestError for a single prompt.
         """
         many, is_single = _listed(prompts)
         checked = self._check(many, sampling_params, is_single=is_single)
@@ -95,15 +95,15 @@ class LLM:
     def stream(
         self, prompt: AnyPrompt, sampling_params: SamplingParams | None = None, priority: int = 0
     ) -> Iterator[Delta]:
-        """Answer one prompt, piece by piece. Leaving the loop early ends the request.
+        """Stream the answer to one prompt. Leaving the loop early ends the request.
 
-        Raises RequestError at once, not at the first piece.
+        Raises RequestError immediately, not at the first piece.
         """
         (checked,) = self._check([prompt], sampling_params, is_single=True)
         return self._pieces(self._frontend.start(checked, priority=priority, is_streamed=True).id)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._frontend.close()
 
     def __enter__(self) -> LLM:
@@ -173,6 +173,6 @@ def _params(params: SamplingParams | Sequence[SamplingParams] | None, count: int
     if params is None or isinstance(params, SamplingParams):
         return [params or default_params()] * count
     if len(params) != count:
-        what = f"{len(params)} settings are given for {count} prompts"
+        what = f"got {len(params)} settings for {count} prompts"
         raise RequestError(what, "sampling_params", "give one for all, or one for each prompt")
     return list(params)

@@ -97,5 +97,7 @@ def _id_of(token: Any, model: TextBundle) -> Any:
     if len(ids) == 1:
         return ids[0]
     close = [f"`{one}`" for one in get_close_matches(token, model.tokenizer.special_tokens, n=2)]
-    fix = f"did you mean {' or '.join(close)}?" if close else "give a token's id, or its text as the vocabulary has it"
-    raise RequestError(f"`{token}` is not one token of this model", fix=fix)
+    fix = (
+        f"did you mean {' or '.join(close)}?" if close else "give a token id, or the token's text as in the vocabulary"
+    )
+    raise RequestError(f"`{token}` is not a single token of this model", fix=fix)

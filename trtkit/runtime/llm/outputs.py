@@ -20,8 +20,8 @@ JsonObject = dict[str, object]
 class CompletionOutput:
     """One answer.
 
-    token_ids: with the token that ended it, which `text` leaves out. cumulative_logprob: known for beams, and where
-    log probabilities were asked. stop_reason: the stop string or token that ended it; an error's text.
+    token_ids: including the token that ended it, which is not in `text`. cumulative_logprob: known for beams, and if
+    log probabilities were requested. stop_reason: the stop string or token that ended it, or an error's text.
     """
 
     index: int
@@ -49,8 +49,8 @@ class CompletionOutput:
 class RequestMetrics:
     """Times in seconds from the request's arrival, and counts of tokens.
 
-    ttft_s: to the first token. tpot_s: between tokens after it, on average. e2e_s: to the end.
-    reused_tokens: of the prompt, found in a cache. drafted_tokens, accepted_tokens: by speculation.
+    ttft_s: to the first token. tpot_s: between later tokens, on average. e2e_s: to the end.
+    reused_tokens: prompt tokens found in a cache. drafted_tokens, accepted_tokens: of speculative decoding.
     """
 
     prompt_tokens: int
@@ -82,7 +82,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A prompt with its answers. prompt: its text, None where token ids were given."""
+    """A prompt with its answers. prompt: its text; None if it was given as token ids."""
 
     request_id: str
     prompt: str | None
@@ -92,9 +92,9 @@ class RequestOutput:
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
     def to_json(self, tokenizer: Tokenizer | None, *, has_outputs: bool = True) -> JsonObject:
-        """Return the answers as a JSON object: the first one's fields, and all of them as `outputs`.
+        """Return the answers as a JSON object: the fields of the first one, and all of them as `outputs`.
 
-        tokenizer: gives the texts of tokens. has_outputs: whether `outputs` stands in it.
+        tokenizer: decodes tokens. has_outputs: whether to include `outputs`.
         """
         answers = [answer.to_json(tokenizer) for answer in self.outputs]
         data = dict(answers[0])
@@ -107,7 +107,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class Delta:
-    """What a streamed answer has gained. output: the whole, with the last delta of a request."""
+    """The next piece of a streamed answer. output: the complete output, in the last piece of a request."""
 
     request_id: str
     index: int

@@ -64,9 +64,9 @@ class Preparation:
             if not is_full and not is_taken:
                 self._orders[order.request_id] = order
         if is_full:
-            order.on_news(GenerationError(f"{self._most} requests are waiting already", "", "wait for answers"))
+            order.on_news(GenerationError(f"{self._most} requests are already waiting", "", "wait for answers"))
         elif is_taken:
-            order.on_news(GenerationError("a request of this id is under way", order.request_id))
+            order.on_news(GenerationError("a request with this id is already running", order.request_id))
         else:
             (self._quick if order.is_quick else self._slow).submit(self._prepare, order)
 

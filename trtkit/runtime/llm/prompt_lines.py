@@ -69,10 +69,10 @@ class PromptLines:
 def read_prompts(
     file: str | Path | None = None, texts: Sequence[str] = (), images: tuple[str, ...] = ()
 ) -> PromptLines:
-    """Return texts as prompts, all with `images`, then those of a file (`-`: stdin).
+    """Return texts as prompts, all with `images`, followed by those of a file (`-`: stdin).
 
-    A file has JSON lines, or plain ones if its name ends in .txt. Raises RequestError if it cannot be read; what is
-    wrong with its lines is kept in `problems`.
+    A file has JSON lines, or plain text lines if its name ends in .txt. Raises RequestError if it cannot be read;
+    problems with its lines are collected in `problems`.
     """
     lines = PromptLines([PromptLine(index, text, images=images) for index, text in enumerate(texts)])
     lines.problems += [(0, Problem("the prompt is empty", "--prompt")) for text in texts if not text.strip()]
@@ -92,8 +92,8 @@ def prepare_prompts(
 ) -> list[PreparedPrompt]:
     """Return prompts for `LLM.generate`; a request's id is the number of its prompt.
 
-    settings: for all prompts, by any of their names; a line's own are before them. is_chat: whether a text is a user's
-    message, if the model has a chat template; system: the message before it.
+    settings: for all prompts, by any of their names; a line's own settings override them. is_chat: whether a text is a
+    user message, if the model has a chat template; system: the system message before it.
     Raises SettingsError for `settings`, PromptsError that lists every other problem.
     """
     prompts: list[PreparedPrompt] = []
@@ -172,7 +172,7 @@ def _json_line(line: str, unnamed: PromptLine) -> PromptLine:
     try:
         data = json.loads(line)
     except ValueError as error:
-        fix = 'write one object a line: {"prompt": "Gravity is"}; plain lines need a name that ends in .txt'
+        fix = 'write one object per line: {"prompt": "Gravity is"}; plain lines need a name that ends in .txt'
         raise RequestError(f"invalid JSON: {error}", fix=fix) from None
     if not isinstance(data, dict):
         raise RequestError(f"`{line.strip()[:40]}` is not an object", fix='write {"prompt": ...}')
@@ -212,7 +212,7 @@ def _check_ids(content: Any) -> None:
         raise RequestError("`prompt_token_ids` is not a list of at least one token id")
     wrong = [token for token in content if isinstance(token, bool) or not isinstance(token, int) or token < 0]
     if wrong:
-        raise RequestError(f"`prompt_token_ids` has {json.dumps(wrong[0])[:40]}, which is no token id")
+        raise RequestError(f"`prompt_token_ids` has {json.dumps(wrong[0])[:40]}, which is not a token id")
 
 
 _CHECKS: dict[str, Callable[[Any], None]] = {
@@ -229,6 +229,6 @@ def _repeated_ids(prompts: list[PromptLine]) -> list[tuple[int, Problem]]:
     for prompt in prompts:
         first = seen.setdefault(prompt.id, prompt)
         if first is not prompt:
-            what = f"the id {json.dumps(prompt.id)} is that of {first.where} too"
-            problems.append((prompt.line, Problem(what, prompt.where, "give each prompt an id of its own")))
+            what = f"the id {json.dumps(prompt.id)} is also used by {first.where}"
+            problems.append((prompt.line, Problem(what, prompt.where, "give each prompt a unique id")))
     return problems

@@ -109,7 +109,7 @@ class PromptReader:
         kinds = [key for key in PROMPT_KINDS if prompt.get(key) is not None]
         if len(kinds) != 1:
             fix = "give one of `prompt`, `prompt_token_ids`, `messages`"
-            raise RequestError(f"a prompt is one thing, {len(kinds)} are given", "prompt", fix)
+            raise RequestError(f"a prompt takes exactly one kind of input; got {len(kinds)}", "prompt", fix)
         images = _checked_images(prompt.get("images"))
         if images and self._images is None:
             raise RequestError("the model takes text only", "images", "give a bundle of a vision-language model")
@@ -139,7 +139,7 @@ class PromptReader:
             raise too_long(len(ids), self._max_length, "prompt")
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, Integral):
-                what = f"a prompt's tokens are whole numbers, `{shown(token)}` is not one"
+                what = f"`{shown(token)}` is not a token id: prompts are whole numbers"
                 raise RequestError(what, "prompt", "give text or token ids")
         return [int(token) for token in ids]
 
@@ -167,7 +167,7 @@ def _checked_images(images: Any) -> list[Any]:
         return []
     listed = list(images) if isinstance(images, (list, tuple)) else [images]
     if len(listed) > MAX_IMAGES:
-        raise RequestError(f"{len(listed)} images are more than the limit, {MAX_IMAGES}", "images", "give fewer")
+        raise RequestError(f"{len(listed)} images exceed the limit of {MAX_IMAGES}", "images", "give fewer")
     return _decoded(listed)
 
 
@@ -181,6 +181,6 @@ def _decoded(images: list[Any]) -> list[Any]:
             images[index] = decode_image(image, f"image {index}")
             left -= images[index].width * images[index].height
         if left < 0:
-            what = f"images of more than {MAX_PIXELS} pixels together"
+            what = f"the images have more than {MAX_PIXELS} pixels in total"
             raise RequestError(what, "images", "give fewer or smaller ones")
     return images

@@ -68,7 +68,7 @@ class TextBundle:
         if isinstance(prompt, PreparedPrompt):
             return prompt
         if params.stop and self.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer, the bundle has none", "stop", "use `stop_token_ids`")
+            raise RequestError("stop strings need a tokenizer; the bundle has none", "stop", "use `stop_token_ids`")
         return PreparedPrompt(self.reader.tokens(prompt), Settings.resolve(params, self.vocabulary))
 
     def check(self, prepared: PreparedPrompt) -> PreparedPrompt:

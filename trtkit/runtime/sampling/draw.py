@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from trtkit.runtime.device import to_device
+from trtkit.runtime.sampling.sampled import FAILED, NOTHING
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -27,6 +30,21 @@ def largest(scores: Tensor) -> tuple[Array, Array]:
     return both[:, 0].astype("int64"), both[:, 1]
 
 
+def largest_there(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first of the largest scores in each row of [R, V], and FAILED or NOTHING [R] for a row without one.
+
+    Both are where the scores are, which nobody waits for. A row whose largest score is not finite has no token.
+    """
+    if scores.device.type == "cpu":
+        tokens, values = largest(scores)
+        failed = np.where(values == -np.inf, NOTHING, FAILED)
+        return torch.from_numpy(np.where(np.isfinite(values), tokens, failed)), torch.from_numpy(failed)
+    there = scores.argmax(-1)
+    best = scores.gather(-1, there[:, None])[:, 0]
+    failures = torch.where(best == -torch.inf, NOTHING, FAILED)
+    return torch.where(best.isfinite(), there, failures), failures
+
+
 def draw(scores: Tensor, uniform: Array) -> tuple[Tensor, Tensor]:
     """Return for each row of scores [R, W] the place where its CDF passes `uniform` [R], and the CDF's end.
 
@@ -35,7 +53,7 @@ def draw(scores: Tensor, uniform: Array) -> tuple[Tensor, Tensor]:
     """
     cdf = scores.softmax(-1).cumsum(-1, dtype=torch.float64)
     end = cdf[:, -1:].contiguous()
-    target = torch.from_numpy(uniform).to(scores.device).unsqueeze(-1) * end
+    target = to_device(uniform, scores.device).unsqueeze(-1) * end
     # Rounding may bring the product to the end itself, past every token.
     target = target.minimum(torch.nextafter(end, torch.zeros_like(end)))
     places = torch.searchsorted(cdf, target, right=True).clamp(max=scores.shape[-1] - 1)

@@ -1,4 +1,4 @@
-"""The filters of sampling on candidates, with transformers' formulas (`logits_process.py`, 5.23).
+"""The filters of sampling on rows that are sorted, with transformers' formulas (`logits_process.py`, 5.23).
 
 All take scores [R, W] in the order of token ids, -inf where there is none, and numbers [R, 1]; rows whose number is
 neutral keep every token.
@@ -20,14 +20,13 @@ def top_k(scores: Tensor, k: Tensor) -> Tensor:
     return scores.masked_fill(scores < least, NEVER)
 
 
-def top_p(scores: Tensor, below: Tensor, dropped: Tensor) -> Tensor:
+def top_p(scores: Tensor, below: Tensor) -> Tensor:
     """Keep the fewest tokens whose probabilities reach top_p (TopPLogitsWarper; arXiv:1904.09751).
 
-    below: 1 - top_p, the mass that may go, 0 keeps all. dropped: mass of tokens too unlikely to be candidates.
+    below: 1 - top_p, the mass that may go, 0 keeps all.
     """
     order, places = scores.sort(dim=-1, stable=True)
-    cumulative = (order.softmax(-1) * (1 - dropped)).cumsum(-1) + dropped
-    remove = (cumulative <= below) & (below > 0)
+    remove = (order.softmax(-1).cumsum(-1) <= below) & (below > 0)
     remove[:, -1] = False
     return scores.masked_fill(remove.scatter(-1, places, remove), NEVER)
 

@@ -45,7 +45,7 @@ def read_texts(value: Any, most: int = MAX_STOPS, longest: int = MAX_STOP_LENGTH
     texts = (value,) if isinstance(value, str) else _items(value, "texts", most)
     for text in texts:
         if not isinstance(text, str) or not text:
-            raise ValueError(f"`{shown(text)}` is not a text of at least one character")
+            raise ValueError(f"`{shown(text)}` is not a non-empty text")
         check_count(len(text), longest, "characters of a text")
         check_text(text)
     return tuple(texts)
@@ -61,7 +61,7 @@ def _word(value: Any) -> str | tuple[int, ...]:
         return read_texts(value, MAX_WORDS, MAX_WORD_LENGTH)[0]
     ids = tuple(_token_id(item) for item in _items(value, "token ids", MAX_WORD_LENGTH))
     if not ids:
-        raise ValueError("`[]` is a word of no tokens")
+        raise ValueError("`[]` has no tokens")
     return ids
 
 
@@ -94,5 +94,5 @@ def read_choice(value: Any) -> tuple[str, ...] | None:
     if value is None:
         return None
     if isinstance(value, str) or not _items(value, "texts", MAX_WORDS):
-        raise ValueError(f"`{shown(value)}` is not a list of at least one text")
+        raise ValueError(f"`{shown(value)}` is not a non-empty list of texts")
     return read_texts(value, MAX_WORDS, MAX_WORD_LENGTH)

@@ -79,7 +79,7 @@ def _do_sample(value: Any, settings: dict[str, Any]) -> list[Problem]:
         return [Problem(f"`{value!r}` is not true or false", "do_sample")]
     temperature, beams = settings.get("temperature"), settings.get("num_beams", 1)
     if value and beams != 1:
-        return [Problem(f"`true` with `num_beams={beams}`: beam search draws nothing", "do_sample", "leave it out")]
+        return [Problem(f"`true` with `num_beams={beams}`: beam search does not sample", "do_sample", "leave it out")]
     if value and temperature == 0:
         return [Problem("`true` with `temperature=0`", "do_sample", "raise `temperature`, or leave out `do_sample`")]
     if not value and temperature not in (None, 0):

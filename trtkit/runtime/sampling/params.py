@@ -22,26 +22,31 @@ _NEUTRAL = {"temperature": (0.0, 1.0), "top_k": (0,), "top_p": (1.0,), "min_p": 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Settings of one request, checked when they are made.
+    """Settings of one request, validated on construction.
 
-    Lengths are in tokens. Lists are kept as tuples, whole numbers as floats where a float stands.
+    Lengths are in tokens. Lists are stored as tuples, and integers as floats in float fields.
 
-    n: answers for the prompt; each has a seed of its own.
-    temperature: divides the scores; 0 (and below 1e-5) takes the most likely token, and the filters have no effect.
-    top_k: keep the k most likely tokens; 0 or -1 keeps all. top_p, min_p, typical_p: nucleus (arXiv:1904.09751),
-        min-p (arXiv:2407.01082) and locally typical sampling (arXiv:2202.00666); 1, 0 and 1 keep all.
-    seed: makes the draws repeatable; None: a new one each time.
-    repetition_penalty: of tokens in the prompt and the answer (arXiv:1909.05858); 1 is none.
-    presence_penalty, frequency_penalty: of tokens in the answer, once and per occurrence (OpenAI's definition).
-    no_repeat_ngram_size: no run of so many tokens occurs twice; 0 allows all.
-    bad_words, force_words: that never and that must occur: text, or its token ids.
-    stop, stop_token_ids: text and tokens that end the answer. ignore_eos: go on behind end-of-sequence tokens.
-    logit_bias: token id to what is added to its score.
-    logprobs, prompt_logprobs: how many of the most likely tokens to report at each place; None: nothing.
-    logits_processors: called as transformers': `processor(input_ids [1, L], scores [1, V]) -> scores`.
-    guided_json: a schema (object or text), or True for any object. guided_grammar: Lark or GBNF.
-        guided_choice: one of these texts. At most one of the guided_ settings.
-    num_beams: beam search where above 1; length_penalty, early_stopping as in transformers.
+    n: number of answers; each has its own seed.
+    temperature: divides the logits; 0 (and below 1e-5) selects the most likely token and disables the filters.
+    top_k: keep the k most likely tokens; 0 or -1 keeps all.
+    top_p: nucleus sampling (arXiv:1904.09751); 1 keeps all.
+    min_p: minimum probability relative to the most likely token (arXiv:2407.01082); 0 keeps all.
+    typical_p: locally typical sampling (arXiv:2202.00666); 1 keeps all.
+    seed: makes sampling repeatable; a new one each time if None.
+    repetition_penalty: on tokens in the prompt and the answer (arXiv:1909.05858); 1 for none.
+    presence_penalty: on tokens in the answer, once (OpenAI's definition).
+    frequency_penalty: on tokens in the answer, per occurrence (OpenAI's definition).
+    no_repeat_ngram_size: no run of this many tokens occurs twice; 0 allows all.
+    bad_words: texts or token ids that must never occur. force_words: those that must occur.
+    stop: texts that end the answer. stop_token_ids: tokens that end it. ignore_eos: continue past end-of-sequence
+    tokens.
+    logit_bias: values to add to the logits, by token id.
+    logprobs: number of most likely tokens to report per position; none if None. prompt_logprobs: the same for the
+    prompt.
+    logits_processors: called as in transformers: `processor(input_ids [1, L], scores [1, V]) -> scores`.
+    guided_json: a schema (object or text), or True for any object. guided_grammar: Lark or GBNF. guided_choice: one of
+    these texts. At most one of the guided settings may be set.
+    num_beams: beam search if above 1. length_penalty, early_stopping: as in transformers.
 
     Raises SettingsError, a RequestError, that lists every problem.
     """
@@ -88,20 +93,20 @@ class SamplingParams:
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> SamplingParams:
-        """Return the settings of a JSON object, whose keys may be transformers' names; null is "not given".
+        """Return the settings in a JSON object, by their names here or in transformers; null means not set.
 
-        Raises SettingsError for unknown keys (with close matches) and values that cannot be.
+        Raises SettingsError for unknown keys (with close matches) and invalid values.
         """
         return cls(**read_mapping(data, [item.name for item in fields(cls)]))
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is taken."""
+        """Whether to select the most likely token."""
         return self.temperature < GREEDY_BELOW
 
     @property
     def guided(self) -> str | None:
-        """The guided_ setting that is given, if any."""
+        """The guided setting that is set, if any."""
         return next((name for name in GUIDED if getattr(self, name) is not None), None)
 
 
@@ -122,10 +127,10 @@ def _beams(params: SamplingParams) -> Iterator[Problem]:
     names = [name for name, neutral in _NEUTRAL.items() if getattr(params, name) not in neutral]
     names += ["seed"] if params.seed is not None else []
     for name in names:
-        what = f"`{getattr(params, name)!r}` with `num_beams={params.num_beams}`: beam search draws nothing"
+        what = f"`{getattr(params, name)!r}` with `num_beams={params.num_beams}`: beam search does not sample"
         yield Problem(what, name, f"leave out `{name}`, or `num_beams`")
     if params.n > params.num_beams:
-        what = f"`{params.n}` answers of `num_beams={params.num_beams}`: a search returns at most one a beam"
+        what = f"`{params.n}` answers of `num_beams={params.num_beams}`: a search returns at most one per beam"
         yield Problem(what, "n", "lower `n`, or raise `num_beams`")
 
 
@@ -144,8 +149,8 @@ def _lengths(params: SamplingParams) -> Iterator[Problem]:
 def _guides(params: SamplingParams) -> Iterator[Problem]:
     guides = [name for name in GUIDED if getattr(params, name) is not None]
     if len(guides) > 1:
-        what = f"given with {', '.join(f'`{name}`' for name in guides[:-1])}: an answer follows one of them"
-        yield Problem(what, guides[-1], "leave one")
+        what = f"given with {', '.join(f'`{name}`' for name in guides[:-1])}: an answer can follow only one of them"
+        yield Problem(what, guides[-1], "keep one")
     if guides and params.ignore_eos:
         what = f"`True` with `{guides[0]}`: the answer ends where the guide does, with an end-of-sequence token"
         yield Problem(what, "ignore_eos", "leave it out")

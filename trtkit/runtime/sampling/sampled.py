@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-FAILED = -1
+FAILED, NOTHING = -1, -2
+"""In the place of a token: of logits that hold NaN or infinity, and of those that are all -inf."""
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from trtkit.runtime.sampling.candidates import filtered
+from trtkit.runtime.device import to_device
 from trtkit.runtime.sampling.columns import PROCESSORS, Columns, SlotState, Use
-from trtkit.runtime.sampling.draw import Uniform, draw, largest
+from trtkit.runtime.sampling.draw import Uniform, largest, largest_there
 from trtkit.runtime.sampling.failures import reason
 from trtkit.runtime.sampling.logprobs import token_logprobs
 from trtkit.runtime.sampling.processors.bars import bar, follow_guides, force
 from trtkit.runtime.sampling.processors.functions import call_functions
 from trtkit.runtime.sampling.processors.penalties import Counts, add_bias, penalise_counts, penalise_repetition
 from trtkit.runtime.sampling.processors.step import Step
+from trtkit.runtime.sampling.rows import drawn, filtered
 from trtkit.runtime.sampling.sampled import FAILED, Sampled, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 # Plain numbers: operations of flags cost as much as those of arrays.
 _SAMPLE, _COUNTS, _GUIDE, _LOGPROBS = (int(use) for use in (Use.SAMPLE, Use.COUNTS, Use.GUIDE, Use.LOGPROBS))
 _PROCESSORS = int(PROCESSORS)
+_NEEDS_HOST = _PROCESSORS | _LOGPROBS
 _NONE = np.zeros(0, np.int64)
 
 
@@ -81,8 +83,7 @@ class Sampler:
         if scores is logits:
             scores = logits.clone()
         if rows.size:
-            for kept in filtered(self._tempered(scores, slots, rows), slots[rows], self._columns):
-                kept.write(scores, self._place(rows[kept.rows], scores))
+            scores[self._place(rows, scores)] = filtered(self._rows(scores, rows), slots[rows], self._columns)
         for row in errors:
             scores[row] = -torch.inf
         return scores
@@ -105,6 +106,24 @@ class Sampler:
             for row in np.flatnonzero(bad).tolist():
                 errors.setdefault(row, self._reason(scores[row], int(slots[row])))
         return self._sampled(logits, slots, tokens, errors)
+
+    def can_launch(self, slots: Array) -> bool:
+        """Whether the next tokens of `slots` follow from their logits and numbers, and from no token before them."""
+        return not int(np.bitwise_or.reduce(self._columns.uses[slots])) & _NEEDS_HOST
+
+    def launch(self, logits: Tensor, slots: Array) -> Tensor:
+        """Return the next token of each row [R] int64, where the logits [R, V] are; FAILED or NOTHING if there is none.
+
+        Tokens are those of `sample`. For slots that `can_launch`; the host need not know them yet to launch the next.
+        """
+        logits = logits.detach()
+        tokens, failed = largest_there(logits)
+        rows = np.flatnonzero(self._columns.uses[slots] & _SAMPLE)
+        if rows.size:
+            ids, end = self._drawn(logits, slots, rows)
+            place = self._place(rows, logits)
+            tokens[place] = torch.where(end > 0, ids, failed[place])
+        return tokens
 
     def accept(self, slots: Array, tokens: Array) -> None:
         """Note the tokens [R] that `slots` [R] go on with; the caller appends them to `sequences`."""
@@ -131,27 +150,25 @@ class Sampler:
         call_functions(step)
         return step.scores, step.errors
 
-    def _tempered(self, scores: Tensor, slots: Array, rows: Array) -> Tensor:
-        """Return the scores [r, V] of the rows that draw, divided by their temperatures."""
-        chosen = scores if len(rows) == len(slots) else scores[self._place(rows, scores)]
-        temperature = self._columns["temperature"][slots[rows], None]
-        return chosen / torch.from_numpy(temperature).to(scores.device)
+    def _rows(self, scores: Tensor, rows: Array) -> Tensor:
+        """Return some rows of scores, without a copy if they are all."""
+        return scores if len(rows) == len(scores) else scores[self._place(rows, scores)]
 
     @staticmethod
     def _place(rows: Array, scores: Tensor) -> Tensor:
-        return torch.from_numpy(rows).to(scores.device)
+        return to_device(rows, scores.device)
 
     def _draw(self, scores: Tensor, slots: Array, rows: Array, tokens: Array) -> Array:
         """Write the tokens that `rows` draw; return [r], which of them have nothing to draw from."""
+        ids, end = self._drawn(scores, slots, rows)
+        tokens[rows] = ids.cpu().numpy()
+        return ~(end > 0).cpu().numpy()
+
+    def _drawn(self, scores: Tensor, slots: Array, rows: Array) -> tuple[Tensor, Tensor]:
+        """Return the tokens that `rows` draw, and the ends of their CDFs: 0 or NaN for no token."""
         chosen = slots[rows]
         steps = self._sequences.lengths[chosen] - self._sequences.prompt_lengths[chosen]
-        uniform = self._uniform.at(chosen, steps)
-        bad = np.zeros(len(rows), np.bool_)
-        for kept in filtered(self._tempered(scores, slots, rows), chosen, self._columns):
-            places, end = draw(kept.scores, uniform[kept.rows])
-            tokens[rows[kept.rows]] = kept.tokens(places).cpu().numpy()
-            bad[kept.rows] = ~(end > 0).cpu().numpy()
-        return bad
+        return drawn(self._rows(scores, rows), chosen, self._columns, self._uniform.at(chosen, steps))
 
     def _reason(self, scores: Tensor, slot: int) -> str:
         state = self._states[slot]

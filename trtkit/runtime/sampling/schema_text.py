@@ -71,7 +71,7 @@ def _check_text(text: str, limit: int) -> None:
 def read_grammar(value: Any) -> str | None:
     """Return text that is not empty."""
     if value is not None and (not isinstance(value, str) or not value.strip()):
-        raise ValueError(f"`{shown(value)}` is not a text of at least one character")
+        raise ValueError(f"`{shown(value)}` is not a non-empty text")
     if value is not None:
         _check_text(value, MAX_GRAMMAR_LENGTH)
     return value

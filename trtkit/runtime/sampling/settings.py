@@ -109,7 +109,7 @@ def _guide(params: SamplingParams, vocabulary: Vocabulary) -> Guide | None:
     if not params.guided:
         return None
     if vocabulary.guides is None:
-        raise RequestError("there is no tokenizer, which guided output needs", params.guided)
+        raise RequestError("guided output needs a tokenizer, and there is none", params.guided)
     return vocabulary.guides.guide(params, vocabulary.eos_ids)
 
 
@@ -144,5 +144,5 @@ def _token_ids(words: tuple[Word, ...]) -> list[int]:
 
 def _without_end(params: SamplingParams, vocabulary: Vocabulary) -> Iterator[Problem]:
     if params.guided and not vocabulary.eos_ids:
-        what = "the model names no end-of-sequence token, with which a guided answer ends"
-        yield Problem(what, params.guided, "name it in the tokenizer or in `generation_config.json`")
+        what = "guided output needs an end-of-sequence token, and the model defines none"
+        yield Problem(what, params.guided, "define it in the tokenizer or in `generation_config.json`")

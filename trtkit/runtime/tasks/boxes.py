@@ -73,6 +73,14 @@ def read_queries(boxes: Array, logits: Array, scores: Scores, size: tuple[int, i
     return [read(image, each, image[:, :0]) for image, each in zip(pixels, by_class, strict=True)]
 
 
+def read_selected(counts: Array, boxes: Array, scores: Array, classes: Array) -> list[Detections]:
+    """Return what a network with NMS in it selected: counts [N, 1], boxes [N, M, 4], scores and classes [N, M]."""
+    return [
+        _all(box[:count], score[:count], kind[:count], box[:count, :0])
+        for count, box, score, kind in zip(counts[:, 0].astype(int), boxes, scores, classes, strict=True)
+    ]
+
+
 def probabilities(logits: Array, scores: Scores) -> Array:
     """Return class probabilities [..., C]."""
     if scores == "softmax":

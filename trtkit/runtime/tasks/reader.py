@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.errors import SourceError
+from trtkit.network.onnx.nms import CLASSES_KEY, NMS_OUTPUTS
 from trtkit.runtime.tasks import boxes as box_layouts
 from trtkit.runtime.tasks.answers import Box, Boxes, Classes, ClassMap, DepthMap, Embedding, Outputs, Text
 from trtkit.runtime.tasks.classes import metadata_labels, read_labels, softmax, top_classes
@@ -16,6 +17,7 @@ from trtkit.runtime.tasks.maps import class_map, depth_map
 from trtkit.runtime.tasks.text import ctc_characters, ctc_scores, ctc_text
 from trtkit.sources import package_file
 from trtkit.sources.huggingface.preprocessing import folder_labels
+from trtkit.sources.onnx_file import metadata_value
 from trtkit.sources.safetensors_folder import json_object
 
 if TYPE_CHECKING:
@@ -112,6 +114,8 @@ def read_boxes(task: Task, arrays: Mapping[str, Array], size: tuple[int, int]) -
     """Return each image's boxes in pixels of the input, of a task with `boxes`. size: (width, height) of the input."""
     options = task.boxes
     assert options is not None
+    if options.nms == "engine":
+        return box_layouts.read_selected(*(arrays[name] for name in NMS_OUTPUTS))
     limits = box_layouts.Limits(options.min_score, options.max_iou, options.max_boxes)
     if options.layout == "queries":
         assert options.scores is not None
@@ -139,6 +143,8 @@ def open_reader(bundle: Bundle, top_k: int = 5) -> Reader:
     path = task.labels and package_file.resolve(task.labels, task.requires)
     labels = tuple(read_labels(Path(path))) if path else _own_labels(task, bundle)
     classes = _classes(task, outputs)
+    if labels and task.has_engine_nms:
+        classes = int(metadata_value(bundle.onnx_path(), CLASSES_KEY) or 0)
     if labels and classes and len(labels) != classes:
         what = f"`task.labels` names {len(labels)} classes; the outputs have {classes}"
         raise SourceError(what, str(path or bundle.path), "give the names of the model's own classes, and build again")
@@ -157,8 +163,10 @@ def _own_labels(task: Task, bundle: Bundle) -> tuple[str, ...]:
 
 def _check_outputs(task: Task, outputs: Sequence[IoRecord]) -> None:
     """Refuse outputs that the task cannot be. Raises SourceError."""
+    if task.has_engine_nms and [each.name for each in outputs] == list(NMS_OUTPUTS):
+        return
     shapes = ", ".join(f"`{each.name}` {list(each.shape)}" for each in outputs)
-    if not _fits(task, outputs):
+    if task.has_engine_nms or not _fits(task, outputs):
         layout = "" if task.boxes is None else f" in the layout `{task.boxes.layout}`"
         what = f"outputs {shapes} are not those of a {task.kind} task{layout}"
         raise SourceError(what, "task", "see `task` in docs/config.md for the shapes of each kind")
@@ -188,7 +196,7 @@ def _classes(task: Task, outputs: Sequence[IoRecord]) -> int:
     first = outputs[0].shape
     if task.kind in {"classification", "segmentation"}:
         count = first[1]
-    elif task.boxes is None or task.boxes.layout == "suppressed" or task.kind == "pose":
+    elif task.boxes is None or task.boxes.layout == "suppressed" or task.has_engine_nms or task.kind == "pose":
         return 0
     elif task.boxes.layout == "queries":
         logits = next(each.shape for each in outputs if each.shape[2] != 4)

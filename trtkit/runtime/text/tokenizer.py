@@ -100,7 +100,7 @@ class Tokenizer:
         try:
             ids = self.hf.apply_chat_template([dict(message) for message in messages], **options)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
-            fix = "see what roles and fields the model's template knows"
+            fix = "use roles and fields that the model's template supports"
             raise RequestError(f"the chat template does not take these messages: {error}", fix=fix) from None
         return [int(each) for each in ids]
 
@@ -135,7 +135,7 @@ def _check_text(text: str) -> None:
     try:
         check_text(text)
     except ValueError as error:
-        raise RequestError(str(error), "prompt", "send text that UTF-8 can hold") from None
+        raise RequestError(str(error), "prompt", "send text that UTF-8 can encode") from None
 
 
 def eos_token_ids(folder: Path) -> tuple[int, ...]:
@@ -145,7 +145,7 @@ def eos_token_ids(folder: Path) -> tuple[int, ...]:
         try:
             ids = tuple(_ids(value))
         except (TypeError, ValueError, OverflowError):
-            what = f"`eos_token_id` is `{str(value)[:100]}`, wanted is a token's number or a list of them"
+            what = f"`eos_token_id` is `{str(value)[:100]}`, not a token id or a list of them"
             raise GenerationError(what, str(folder / name), "build the bundle again") from None
         if ids:
             return ids

@@ -89,7 +89,7 @@ def split_messages(
         kept = [{"type": "image"} if _kind(part) == "image" else part for part in parts]
         read.append({**message, "content": kept})
     if left:
-        what = f"{len(left)} images are given that no message has a place for"
+        what = f"{len(left)} images have no place in any message"
         raise RequestError(what, "images", 'add {"type": "image"} to the content of a message for each')
     return read, placed
 
@@ -112,6 +112,8 @@ def _image_of(part: Mapping[str, Any], left: list[Any]) -> Any:
     if own is not None:
         return own
     if not left:
-        what = "a message has an image without a file, and `images` holds no more"
-        raise RequestError(what, "messages", 'name it: {"type": "image", "path": "photo.jpg"}, or add it to `images`')
+        what = "a message has an image without a file, and `images` has none left"
+        raise RequestError(
+            what, "messages", 'give its path: {"type": "image", "path": "photo.jpg"}, or add it to `images`'
+        )
     return left.pop(0)

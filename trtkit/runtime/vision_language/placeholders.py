@@ -83,7 +83,7 @@ def _tokens_of(image: PreparedImage, record: ImagesRecord, tokenizer: Tokenizer 
     if record.layout != "tiles":
         return [record.image_token_id] * image.tokens
     if tokenizer is None:
-        what = "an image's tiles are named by tokens, and the bundle has no tokenizer"
+        what = "naming an image's tiles needs a tokenizer, and the bundle has none"
         raise RequestError(what, "prompt", "give token ids with all placeholders, as the model's processor writes them")
     texts = TileTokens.of(tokenizer)
     placeholder, rows, columns = [record.image_token_id] * record.tokens_per_image, *image.tiles
@@ -117,4 +117,4 @@ def _mismatch(
     if tokenizer is not None:
         name = f"`{tokenizer.hf.convert_ids_to_tokens(record.image_token_id)}`"
     what = f"the prompt has {count} placeholders for {len(images)} images"
-    return RequestError(what, "images", f"write {name} once for each image, or give messages with image content")
+    return RequestError(what, "images", f"write {name} once per image, or give messages with image content")

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trtkit.backends import load_backend
+from trtkit.engine.stages import plan_files
 from trtkit.models.model import VISION
 from trtkit.network.onnx.parse import parse_onnx
 from trtkit.reference import Executor, Options, constants_from_onnx
-from trtkit.runtime.decoder import runs_on_gpu
-from trtkit.runtime.engine_execution import EngineExecution
+from trtkit.runtime.decoder import engine_device
+from trtkit.runtime.stages import engine_stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +42,7 @@ class VisionTower:
 
     def _vectors(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Return the vectors of one call [P, D]. A result may lie in memory that the next call uses."""
-        vectors = torch.as_tensor(self._run(inputs)["soft_tokens"]).detach().cpu()
+        vectors = torch.as_tensor(self._run(inputs)["soft_tokens"]).detach()
         return vectors.reshape(-1, vectors.shape[-1]).clone()
 
 
@@ -51,8 +52,9 @@ def open_tower(bundle: Bundle, runtime: Runtime = "auto") -> VisionTower:
     assert record is not None
     backend = load_backend(bundle.manifest.backend.name)
     bundle.check_network()
-    if runs_on_gpu(runtime):
-        return VisionTower(record, EngineExecution(backend, bundle.engine_path(VISION)).run)
+    device = engine_device(runtime)
+    if device is not None:
+        return VisionTower(record, engine_stages(backend, plan_files(bundle)[:1], ["soft_tokens"], device).run)
     return reference_tower(record, backend, bundle.onnx_path(VISION))
 
 

@@ -61,7 +61,7 @@ def test_stdin_is_json_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (
             "Gravity is",
-            "invalid JSON: Expecting value: line 1 column 1 (char 0) | write one object a line: "
+            "invalid JSON: Expecting value: line 1 column 1 (char 0) | write one object per line: "
             '{"prompt": "Gravity is"}; plain lines need a name that ends in .txt',
         ),
         ('["a"]', '`["a"]` is not an object | write {"prompt": ...}'),
@@ -78,7 +78,7 @@ def test_stdin_is_json_lines(monkeypatch: pytest.MonkeyPatch) -> None:
             'message 0 has no `role` or no `content` | write {"role": "user", "content": "..."}',
         ),
         ('{"prompt_token_ids": []}', "`prompt_token_ids` is not a list of at least one token id | "),
-        ('{"prompt_token_ids": [1, -2]}', "`prompt_token_ids` has -2, which is no token id | "),
+        ('{"prompt_token_ids": [1, -2]}', "`prompt_token_ids` has -2, which is not a token id | "),
         ('{"prompt": "a", "id": [1]}', "`id` is [1], neither text nor a whole number | "),
     ],
 )
@@ -93,9 +93,9 @@ def test_all_bad_lines_are_told_at_once(tmp_path: Path) -> None:
     assert str(raised.value) == (
         "the prompts cannot be used; nothing was run\n"
         f"  {path}:2: invalid JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)\n"
-        '    fix: write one object a line: {"prompt": "Gravity is"}; plain lines need a name that ends in .txt\n'
-        f"  {path}:3: the id 1 is that of {path}:1 too\n"
-        "    fix: give each prompt an id of its own\n"
+        '    fix: write one object per line: {"prompt": "Gravity is"}; plain lines need a name that ends in .txt\n'
+        f"  {path}:3: the id 1 is also used by {path}:1\n"
+        "    fix: give each prompt a unique id\n"
         f"  {path}:4: the prompt is empty"
     )
 

@@ -20,8 +20,12 @@ def assert_as_transformers(logits: torch.Tensor, params: list[SamplingParams], h
         wanted = transformers_scores(logits[row], one, *history).softmax(-1)
         if wanted.isnan().any():  # every token barred: ours says so when it is drawn from
             assert got[row].isnan().all()
-        else:
-            np.testing.assert_allclose(got[row], wanted, atol=1e-5, err_msg=f"{one} {history}")
+            continue
+        # Sums in different orders may differ by the token at the edge of top-p or typical.
+        same = (got[row] > 0) == (wanted > 0)
+        assert int((~same).sum()) <= (one.top_p < 1 or one.typical_p < 1), f"{one} {history}"
+        ours, theirs = (each * same / (each * same).sum() for each in (got[row], wanted))
+        np.testing.assert_allclose(ours, theirs, atol=1e-5, err_msg=f"{one} {history}")
 
 
 ALONE: list[dict[str, Any]] = [

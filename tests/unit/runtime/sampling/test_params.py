@@ -47,7 +47,7 @@ def test_every_problem_is_listed_with_its_fix() -> None:
         "    fix: 0 takes the most likely token; 1 leaves the distribution as it is\n"
         "  top_p: `nan` is not a finite number above 0 and at most 1\n"
         "    fix: 1 keeps every token; `temperature=0` takes the most likely one\n"
-        "  stop: `''` is not a text of at least one character\n"
+        "  stop: `''` is not a non-empty text\n"
         '    fix: give texts: `["\\n\\n"]`\n'
         "  min_tokens: `17` is above `max_tokens`, 16\n"
         "    fix: lower `min_tokens`, or raise `max_tokens`"
@@ -117,13 +117,13 @@ def test_usual_multiples_are_within_the_limit() -> None:
         ({"frequency_penalty": -3}, "frequency_penalty: `-3` is not a finite number of at least -2 and at most 2"),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size: `-1` is not a whole number of at least 0"),
         ({"bad_words": "word"}, "bad_words: `'word'` is not a list of words"),
-        ({"bad_words": [[]]}, "bad_words: `[]` is a word of no tokens"),
+        ({"bad_words": [[]]}, "bad_words: `[]` has no tokens"),
         ({"bad_words": [3]}, "bad_words: `3` is not a list of token ids"),
-        ({"force_words": [""]}, "force_words: `''` is not a text of at least one character"),
+        ({"force_words": [""]}, "force_words: `''` is not a non-empty text"),
         ({"force_words": [[True]]}, "force_words: `True` is not a token id, a whole number of at least 0"),
         ({"max_tokens": 0}, "max_tokens: `0` is not a whole number of at least 1"),
         ({"min_tokens": -1}, "min_tokens: `-1` is not a whole number of at least 0"),
-        ({"stop": [3]}, "stop: `3` is not a text of at least one character"),
+        ({"stop": [3]}, "stop: `3` is not a non-empty text"),
         ({"stop_token_ids": [-1]}, "stop_token_ids: `-1` is not a token id, a whole number of at least 0"),
         ({"ignore_eos": 1}, "ignore_eos: `1` is not true or false"),
         ({"logit_bias": {1: math.nan}}, "logit_bias: the bias of token 1, `nan`, is not a finite number"),
@@ -133,22 +133,22 @@ def test_usual_multiples_are_within_the_limit() -> None:
         ({"guided_json": "{"}, "guided_json: the schema is not JSON: line 1, column 2: Expecting property name"),
         ({"guided_json": 3}, "guided_json: `3` is not a JSON schema"),
         ({"guided_json": {"a": {1}}}, "guided_json: the schema is not JSON: Object of type set is not"),
-        ({"guided_regex": " "}, "guided_regex: `' '` is not a text of at least one character"),
-        ({"guided_grammar": 3}, "guided_grammar: `3` is not a text of at least one character"),
-        ({"guided_choice": []}, "guided_choice: `[]` is not a list of at least one text"),
-        ({"guided_choice": "yes"}, "guided_choice: `'yes'` is not a list of at least one text"),
+        ({"guided_regex": " "}, "guided_regex: `' '` is not a non-empty text"),
+        ({"guided_grammar": 3}, "guided_grammar: `3` is not a non-empty text"),
+        ({"guided_choice": []}, "guided_choice: `[]` is not a non-empty list of texts"),
+        ({"guided_choice": "yes"}, "guided_choice: `'yes'` is not a non-empty list of texts"),
         ({"num_beams": 0}, "num_beams: `0` is not a whole number of at least 1"),
         ({"length_penalty": math.nan}, "length_penalty: `nan` is not a finite number"),
         ({"early_stopping": "always"}, "early_stopping: `'always'` is not true, false or `never`"),
         # contradictions
         ({"n": 2, "temperature": 0}, "n: `2` answers with `temperature=0` would all be the same"),
-        ({"num_beams": 2, "n": 3}, "n: `3` answers of `num_beams=2`: a search returns at most one a beam"),
-        ({"num_beams": 2, "seed": 0}, "seed: `0` with `num_beams=2`: beam search draws nothing"),
-        ({"num_beams": 2, "temperature": 0.5}, "temperature: `0.5` with `num_beams=2`: beam search draws nothing"),
-        ({"num_beams": 2, "top_k": 5}, "top_k: `5` with `num_beams=2`: beam search draws nothing"),
+        ({"num_beams": 2, "n": 3}, "n: `3` answers of `num_beams=2`: a search returns at most one per beam"),
+        ({"num_beams": 2, "seed": 0}, "seed: `0` with `num_beams=2`: beam search does not sample"),
+        ({"num_beams": 2, "temperature": 0.5}, "temperature: `0.5` with `num_beams=2`: beam search does not sample"),
+        ({"num_beams": 2, "top_k": 5}, "top_k: `5` with `num_beams=2`: beam search does not sample"),
         (
             {"guided_json": True, "guided_regex": "a"},
-            "guided_regex: given with `guided_json`: an answer follows one of them",
+            "guided_regex: given with `guided_json`: an answer can follow only one of them",
         ),
         (
             {"guided_regex": "a", "ignore_eos": True},
@@ -209,7 +209,7 @@ def test_data_may_use_the_names_of_transformers() -> None:
         ({"max_tokens": 1, "max_new_tokens": 1}, ["max_new_tokens: given twice, as `max_tokens` and by another name"]),
         ({"do_sample": False, "temperature": 0.5}, ["do_sample: `false` with `temperature=0.5`"]),
         ({"do_sample": True, "temperature": 0}, ["do_sample: `true` with `temperature=0`"]),
-        ({"do_sample": True, "num_beams": 2}, ["do_sample: `true` with `num_beams=2`: beam search draws nothing"]),
+        ({"do_sample": True, "num_beams": 2}, ["do_sample: `true` with `num_beams=2`: beam search does not sample"]),
         ({"do_sample": "no"}, ["do_sample: `'no'` is not true or false"]),
         ({"logits_processors": [1]}, ["logits_processors: functions cannot be given as data"]),
         ({"logit_bias": {"x": 1}}, ["logit_bias: `'x'` is not a token id, a whole number of at least 0"]),
@@ -241,7 +241,7 @@ def test_words_and_tokens_without_sense_for_the_model_are_refused_at_once() -> N
         Settings.resolve(SamplingParams(bad_words=("x",), guided_regex="a"), Vocabulary(9, (), lambda _: []))
     assert [problem.what for problem in caught.value.problems] == [
         "`x` has no tokens",
-        "the model names no end-of-sequence token, with which a guided answer ends",
+        "guided output needs an end-of-sequence token, and the model defines none",
     ]
 
 

@@ -55,5 +55,5 @@ def test_an_end_that_is_no_token_is_named(value: object, folder: Path) -> None:
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
     with pytest.raises(GenerationError) as caught:
         open_tokenizer(folder)
-    what = f"`eos_token_id` is `{value}`, wanted is a token's number or a list of them"
+    what = f"`eos_token_id` is `{value}`, not a token id or a list of them"
     assert str(caught.value) == f"{folder}/generation_config.json: {what}\nfix: build the bundle again"

@@ -95,7 +95,7 @@ def test_a_chat_is_written_by_the_template() -> None:
         tokenizer.chat([{"role": "tool", "content": ""}])
     assert str(raised.value) == (
         "the chat template does not take these messages: no tools here\n"
-        "fix: see what roles and fields the model's template knows"
+        "fix: use roles and fields that the model's template supports"
     )
 
 
