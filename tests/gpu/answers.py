@@ -1,0 +1,89 @@
+"""What a step leaves: a JSON file, written again after every answer."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from tests.gpu.step import Answer, Step
+
+FINISHED = ("done", "failed", "died", "timed out")
+"""States of a step that is not tried again by itself. `running` and `cut off` are the others."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A step's file. place: the GPU's name, or `simulated`. error: why it did not get to its end."""
+
+    step: str
+    question: str
+    place: str
+    command: str
+    versions: Mapping[str, str]
+    measured_at: str
+    state: str = "running"
+    seconds: float = 0.0
+    error: str = ""
+    answers: tuple[Answer, ...] = ()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it is not tried again by itself."""
+        return self.state in FINISHED
+
+    @property
+    def refuted(self) -> tuple[Answer, ...]:
+        """The answers that are not as the code assumes."""
+        return tuple(answer for answer in self.answers if answer.get("holds") is False)
+
+
+def new_record(step: Step, place: str, versions: Mapping[str, str]) -> Record:
+    """Return the record of a step that begins."""
+    command = f"python -m tests.gpu --again {step.name}{' --simulated' if place == 'simulated' else ''}"
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Record(step.name, step.question, place, command, dict(versions), now)
+
+
+def path_of(folder: Path, step: str) -> Path:
+    """Return where a step's file is."""
+    return folder / f"{step}.json"
+
+
+def write(folder: Path, record: Record) -> None:
+    """Write the file at once and as a whole: the process may end any time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fields = asdict(record)
+    fields["answers"] = [{key: _finite(value) for key, value in answer.items()} for answer in record.answers]
+    partial = folder / f".{record.step}"
+    partial.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path_of(folder, record.step))
+
+
+def read(path: Path) -> Record:
+    """Read a file."""
+    fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return Record(**{**fields, "answers": tuple(fields["answers"])})
+
+
+def read_all(folder: Path) -> list[Record]:
+    """Read all files of a folder, by name."""
+    return [read(path) for path in sorted(folder.glob("*.json"))]
+
+
+def ended(record: Record, state: str, error: str = "") -> Record:
+    """Return the record of a step that has ended."""
+    return replace(record, state=state, error=error)
+
+
+def _finite(value: Any) -> Any:
+    """Keep six digits; JSON has neither NaN nor infinity."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else str(value)

@@ -1,0 +1,42 @@
+"""One step in a process of its own: `python -m tests.gpu.child STEP FOLDER SCRATCH [--simulated]`."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+from tests.gpu.answers import ended, new_record, write
+from tests.gpu.place import SIMULATED, Place, open_place, versions
+from tests.gpu.steps import STEPS
+
+
+def run_step(name: str, place: Place, folder: Path) -> None:
+    """Run a step, and write its file after every answer."""
+    step = STEPS[name]
+    record = new_record(step, place.name, versions(is_simulated=place.is_simulated))
+    started = time.perf_counter()
+    write(folder, record)
+    try:
+        for answer in step.run(place):
+            seconds = time.perf_counter() - started
+            record = replace(record, answers=(*record.answers, answer), seconds=seconds)
+            write(folder, record)
+            print(f"  {step.name}: {answer}", flush=True)
+        record = ended(record, "done")
+    except Exception as error:
+        traceback.print_exc()
+        record = ended(record, "failed", f"{type(error).__name__}: {error}")
+    write(folder, replace(record, seconds=time.perf_counter() - started))
+
+
+def main(words: list[str]) -> None:
+    """Run the step that is named."""
+    name, folder, scratch = words[:3]
+    run_step(name, open_place(Path(scratch), is_simulated=f"--{SIMULATED}" in words), Path(folder))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

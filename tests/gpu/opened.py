@@ -1,0 +1,109 @@
+"""An engine with the calls of TensorRT's own that the contract is asked by, and memory for its input and output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tests.gpu.models import classifier_config
+from tests.gpu.networks import build_plan
+from trtkit.dtypes import FP32, INT64
+from trtkit.network.graph import Graph
+from trtkit.network.trt_errors import error_recorder
+
+if TYPE_CHECKING:
+    from tests.gpu.place import Place
+    from trtkit.runtime.device import Stream
+
+SHAPE, OUTPUT = (2, 3, 16, 16), (2, 5)
+_CYCLES = 400_000_000
+"""What a GPU is held back for: about a fifth of a second, in which the host makes its calls."""
+
+
+@dataclass(eq=False)
+class Opened:
+    """An engine of one input and one output, a context of it and a stream of its own."""
+
+    place: Place
+    plan: bytes
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        trt = self.place.backend.trt
+        self.logger = self.place.backend.logger("ERROR")
+        self.runtime = trt.Runtime(self.logger)
+        self.runtime.error_recorder = self.errors = error_recorder(self.place.backend)
+        self.engine = self.runtime.deserialize_cuda_engine(self.plan)
+        if self.engine is None:
+            raise RuntimeError(f"the plan does not load: {self.errors.texts}")
+        names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
+        self.input, self.output = names[0], names[-1]
+        self.stream: Stream = self.place.device.stream()
+        self.context = self.new_context()
+        self.image = self.stream.empty(self.shape, torch.float32)
+        self.scores = self.stream.empty(OUTPUT, torch.float32)
+
+    @classmethod
+    def classifier(cls, place: Place) -> Opened:
+        """Open a classifier of batches 1 to 4, and of 5 to 8 in a second profile."""
+        bundle = place.bundle("classifier-fp32", lambda: classifier_config(place.scratch))
+        return cls(place, bundle.engine_path().read_bytes(), SHAPE)
+
+    @classmethod
+    def sized_by_input(cls, place: Place) -> Opened:
+        """Open a network whose output has the shape that its second input says."""
+        graph = Graph(place.backend)
+        x, shape = graph.input("x", FP32, (8,)), graph.input("shape", INT64, (2,))
+        layer = graph.network.add_shuffle(x.trt)
+        layer.set_input(1, shape.trt)
+        graph.output(graph.add(layer, "reshape"), "y")
+        return cls(place, build_plan(place, graph, {"shape": ((1, 1), (2, 4), (8, 8))}).read_bytes(), (8,))
+
+    def new_context(self, config: Any = None) -> Any:
+        """Return another context, whose errors are kept."""
+        create = self.engine.create_execution_context
+        context = create() if config is None else create(config)
+        context.error_recorder = self.errors
+        return context
+
+    def set_addresses(self) -> None:
+        """Give input and output their memory."""
+        self.context.set_tensor_address(self.input, self.image.data_ptr())
+        self.context.set_tensor_address(self.output, self.scores.data_ptr())
+
+    def ready(self) -> Opened:
+        """Set shape and addresses; return self."""
+        self.context.set_input_shape(self.input, self.shape)
+        self.set_addresses()
+        return self
+
+    def launch(self) -> bool:
+        """Put the engine on the stream; return TensorRT's answer."""
+        return bool(self.context.execute_async_v3(self.stream.handle))
+
+    def compute(self, image: torch.Tensor) -> torch.Tensor:
+        """Return the output for an image."""
+        self.image.copy_(image)
+        self.place.synchronize()
+        if not self.launch():
+            raise RuntimeError(f"the launch was refused: {self.errors.texts}")
+        self.finish()
+        return self.scores.cpu().clone()
+
+    def hold_back(self) -> None:
+        """Keep the stream busy, so that what is put on it next does not run yet."""
+        if not self.place.is_simulated:  # the host's streams wait by themselves
+            self.stream.run(partial(torch.cuda._sleep, _CYCLES))
+
+    def finish(self) -> None:
+        """Wait for everything."""
+        self.place.synchronize(self.stream)
+
+    def is_idle(self) -> bool:
+        """Whether nothing is left on the stream."""
+        if self.place.is_simulated:
+            return not self.stream.pending  # type: ignore[attr-defined]
+        return bool(torch.cuda.ExternalStream(self.stream.handle).query())

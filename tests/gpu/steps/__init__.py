@@ -1,0 +1,47 @@
+"""The steps, in the order that tells the most in the first two minutes. Times are estimates for a data center GPU."""
+
+from __future__ import annotations
+
+from tests.gpu.step import Step
+
+_SPEED = "How fast is a decode step of {}, compared with the bandwidth's ceiling? Does it follow the lengths of caches?"
+_VISION = "Does {} compute what the reference executor does, and how fast, compared with torch?"
+
+
+def _decode(model: str, precision: str, estimate_s: int) -> Step:
+    question, options = _SPEED.format(f"{model} in {precision}"), {"model": model, "precision": precision}
+    return Step(f"decode-{model}-{precision}", question, "decode:ask", estimate_s, options)
+
+
+def _vision(model: str, estimate_s: int, *, has_batches: bool = True) -> Step:
+    options = {"model": model, "has_batches": has_batches}
+    return Step(f"vision-{model}", _VISION.format(model), "vision:ask", estimate_s, options)
+
+
+_ALL = (
+    Step("load", "Does an engine that is built without a compute capability load and compute?", "load:ask", 20),
+    Step("machine", "What are copies and matrix products at best?", "machine:ask", 12),
+    _decode("smollm2-135m", "fp16", 50),
+    Step("contract", "Is TensorRT's runtime as the simulated one assumes?", "contract:ask", 20),
+    Step("attention", "Where is LOWER_RIGHT anchored with lengths? What does each mask cost?", "attention:ask", 30),
+    _vision("resnet-50", 60),
+    Step("families", "Does each decoder family generate the reference decoder's tokens?", "families:ask", 150),
+    _decode("llama-1b", "fp16", 70),
+    Step("features", "Do runtime caches, TF32 off, graph strategies and refit work?", "features:ask", 30),
+    Step("kernels", "Do custom ops' kernels compute their references, and how fast?", "kernels:ask", 90),
+    Step("decode-window", "Does a step with `llm.kv_window: used` follow the tokens in use?", "decode:ask", 50,
+         {"model": "smollm2-135m", "precision": "fp16", "kv_window": "used"}),
+    Step("loop", "What does a whole step of the generation engine cost, waiting and a step ahead?", "loop:ask", 60,
+         {"model": "smollm2-135m"}),
+    Step("sampling", "Does the sampling kernel draw the CPU's tokens? How fast is it?", "sampling:ask", 30),
+    _decode("llama-1b", "int4", 70),
+    _vision("vit-base", 60),
+    _decode("llama-8b", "fp16", 240),
+    Step("rivals", "How fast is transformers, with a static cache and torch.compile?", "rivals:ask", 90,
+         {"model": "smollm2-135m"}),
+    _vision("detr-r50", 120, has_batches=False),
+    Step("collective", "Do collectives of one rank run? Rule 19.", "collective:ask", 25),
+    _vision("mobilenet-v2", 60),
+    Step("contract-faults", "And where a breach is an error that a GPU may not survive?", "contract_faults:ask", 25),
+)  # fmt: skip
+STEPS = {step.name: step for step in _ALL}

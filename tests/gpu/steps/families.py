@@ -1,0 +1,37 @@
+"""Every decoder family on an engine: greedy tokens as the reference decoder's, in fp32, slots mixed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tests.decoder_cases import CASES, VARIED
+from tests.engine_decoders import config_of, greedy
+from trtkit.runtime.decoder import open_execution
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.decoder_cases import Case
+    from tests.gpu.place import Place
+    from tests.gpu.step import Answer
+
+
+def ask(place: Place) -> Iterator[Answer]:
+    """Compare tokens and logits; an engine that fails does not keep the others from being tried."""
+    few = [case for case in CASES if case.name in VARIED[:2]]
+    for case in few if place.is_simulated else sorted(CASES, key=lambda case: case.name not in VARIED):
+        try:
+            yield _compare(place, case)
+        except Exception as error:
+            yield {"what": case.name, "holds": False, "error": f"{type(error).__name__}: {error}"}
+
+
+def _compare(place: Place, case: Case) -> Answer:
+    bundle = place.bundle(f"family-{case.name}", lambda: config_of(case, place.scratch / "families" / case.name))
+    prompts = np.random.default_rng(0).integers(3, 60, (3, 7))
+    runs = [greedy(open_execution(bundle, runtime), prompts, 6) for runtime in ("tensorrt", "reference")]
+    (tokens, logits), (expected_tokens, expected) = runs
+    error = float(np.abs(np.array(logits) - np.array(expected)).max())
+    return {"what": case.name, "holds": bool(np.array_equal(tokens, expected_tokens)), "max_abs_error": error}

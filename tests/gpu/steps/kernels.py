@@ -1,0 +1,68 @@
+"""Custom ops: each kernel compared with its reference, and its time with that of the lowering as an engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from tests.gpu.networks import Bound, build_plan
+from tests.gpu.steps.machine import copy_bytes_per_s
+from trtkit.network.aot import load_kernels
+from trtkit.network.custom_op import load_ops
+from trtkit.verification.custom_ops.routes import network_of
+from trtkit.verification.custom_ops.trial import Trial, trials
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.gpu.place import Place
+    from tests.gpu.step import Answer
+    from trtkit.arrays import Array
+    from trtkit.network.custom_op import CustomOp
+
+INTERPRETED = "PillarScatter"
+"""Triton's interpreter is fast enough on it."""
+
+
+def ask(place: Place) -> Iterator[Answer]:
+    """Check every case of every kernel, then time its largest."""
+    rate = copy_bytes_per_s(place)
+    ops = [op for op in load_ops().values() if op.has_part("kernel")]
+    for op in [op for op in ops if op.name == INTERPRETED] if place.is_simulated else ops:
+        cases = trials(op)[:2] if place.is_simulated else trials(op)
+        errors = [trial.compare(_outputs(place, trial)).relative_rms_error for trial in cases]
+        for dtype in dict.fromkeys(trial.dtype for trial in cases):
+            worst = max(error for trial, error in zip(cases, errors, strict=True) if trial.dtype == dtype)
+            yield {
+                "what": f"{op.name}, {dtype}: worst of its cases",
+                "holds": worst <= dtype.tolerance,
+                "relative_rms_error": worst,
+            }
+        yield _timed(place, op, cases, rate)
+
+
+def _timed(place: Place, op: CustomOp, cases: list[Trial], rate: float) -> Answer:
+    """Time the kernel and the lowering's engine on the op's large case in fp32."""
+    large = getattr(op.part("cases"), "LARGE", None)
+    trial = cases[0] if large is None or place.is_simulated else Trial(op, large, cases[0].dtype)
+    inputs, launch = _inputs(place, trial), load_kernels(op, interpreted=place.is_simulated).launch
+    kernel_ms = place.median_ms(lambda: launch(inputs, trial.case.attributes))
+    outputs = launch(inputs, trial.case.attributes)
+    moved = sum(x.nbytes for x in [*inputs, *outputs] if x is not None)
+    answer: Answer = {"what": f"{op.name}, {trial}", "kernel_ms": kernel_ms, "bytes": moved}
+    answer["percent_of_bandwidth"] = 100 * moved / rate / (kernel_ms / 1e3)
+    if trial.case.dynamic:
+        return answer
+    plan = build_plan(place, network_of(place.backend, trial, trial.forms[0]), {})
+    named = {f"x{index}": x for index, x in enumerate(inputs) if x is not None}
+    return answer | {"lowering_ms": Bound(place, plan, named).median_ms()}
+
+
+def _inputs(place: Place, trial: Trial) -> list[torch.Tensor | None]:
+    return [None if x is None else torch.from_numpy(x).to(place.torch_device) for x in trial.inputs]
+
+
+def _outputs(place: Place, trial: Trial) -> list[Array]:
+    kernels = load_kernels(trial.op, interpreted=place.is_simulated)
+    return [y.cpu().numpy() for y in kernels.launch(_inputs(place, trial), trial.case.attributes)]

@@ -1,0 +1,39 @@
+"""Does an engine that is built without a compute capability load and compute here?"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tests.gpu.models import classifier_config
+from trtkit.runtime.model import open_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.gpu.place import Place
+    from tests.gpu.step import Answer
+
+
+def ask(place: Place) -> Iterator[Answer]:
+    """Build a tiny classifier, load it and compare it with the reference executor, in each precision."""
+    for precision in ("fp32", "fp16", "bf16"):
+        bundle = place.bundle(f"classifier-{precision}", lambda: classifier_config(place.scratch, precision))  # noqa: B023
+        started = time.perf_counter()
+        engine = open_model(bundle, "tensorrt")
+        loaded_ms = (time.perf_counter() - started) * 1e3
+        image = np.random.default_rng(0).standard_normal((2, 3, 16, 16)).astype(np.float32)
+        started = time.perf_counter()
+        scores = engine(image)
+        first_ms = (time.perf_counter() - started) * 1e3
+        error = float(np.linalg.norm(scores - open_model(bundle)(image)) / np.linalg.norm(open_model(bundle)(image)))
+        limit = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 5e-2}[precision]
+        yield {
+            "what": f"classifier in {precision}",
+            "holds": error < limit,
+            "relative_rms_error": error,
+            "load_ms": loaded_ms,
+            "first_run_ms": first_ms,
+        }

@@ -1,0 +1,52 @@
+"""Whole steps of the generation engine: decode, sample, schedule, with the host waiting for tokens and a step ahead."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.gpu.language import Shape, decoder
+from trtkit.runtime.decoder import open_execution
+from trtkit.runtime.generation import Engine, Request
+from trtkit.runtime.generation.engine import EngineOptions
+from trtkit.runtime.sampling.params import SamplingParams
+from trtkit.runtime.sampling.settings import Settings, Vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.gpu.place import Place
+    from tests.gpu.step import Answer
+    from trtkit.runtime.decoder import DecoderExecution
+
+PROMPT = 16
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "sampled": {"temperature": 0.8, "top_p": 0.9},
+    "penalized": {"temperature": 0.8, "top_k": 50, "repetition_penalty": 1.1},
+}
+
+
+def ask(place: Place, model: str) -> Iterator[Answer]:
+    """Time steps of 1 and of all slots; each answer names what the host does meanwhile."""
+    shape, bundle = decoder(place, model, "fp16")
+    for rows in (1, shape.batch):
+        for name, params in SAMPLING.items():
+            for overlap in (True, False):
+                execution = open_execution(bundle, "tensorrt", rows)
+                engine = _running(execution, shape, params, overlap)
+                ms = place.median_ms(engine.step)
+                what = f"{rows} slots, {name}, {'a step ahead' if overlap else 'waiting'}"
+                yield {"what": what, "step_ms": ms, "tokens_per_s": rows / ms * 1e3}
+                execution.close()
+
+
+def _running(execution: DecoderExecution, shape: Shape, params: dict[str, Any], overlap: bool) -> Engine:
+    """Return an engine with a sequence that decodes in each slot."""
+    engine, vocabulary = Engine(execution, EngineOptions(overlap=overlap)), Vocabulary(shape.vocab, (2,))
+    most = shape.length - PROMPT - 8
+    for seed in range(execution.slots):
+        settings = Settings.resolve(SamplingParams(max_tokens=most, ignore_eos=True, seed=seed, **params), vocabulary)
+        engine.submit(Request(str(seed), list(range(300, 300 + PROMPT)), settings))
+    while engine.statistics.generated_tokens < 2 * execution.slots:
+        engine.step()
+    return engine

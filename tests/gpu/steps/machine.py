@@ -1,0 +1,30 @@
+"""What the GPU does at best: the ceilings that other answers are compared with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.gpu.place import Place
+    from tests.gpu.step import Answer
+
+
+def ask(place: Place) -> Iterator[Answer]:
+    """Measure copies and matrix products on random data."""
+    yield {"what": "copy, bytes read and written", "gb_per_s": copy_bytes_per_s(place) / 1e9}
+    size = 64 if place.is_simulated else 8192
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        a, b = (torch.randn(size, size, device=place.torch_device).to(dtype) for _ in range(2))
+        ms = place.median_ms(lambda: torch.mm(a, b), repeats=10)  # noqa: B023
+        yield {"what": f"matrix product of {size}, {dtype}", "tflop_per_s": 2 * size**3 / ms / 1e9}
+
+
+def copy_bytes_per_s(place: Place) -> float:
+    """Return what a large copy moves, read and written."""
+    source = torch.randn(2**16 if place.is_simulated else 2**29, device=place.torch_device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / place.median_ms(lambda: target.copy_(source), repeats=10) * 1e3

@@ -1,0 +1,59 @@
+"""The sampling kernel: its tokens compared with the CPU's, its time with torch's sorts and argmax."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from trtkit.runtime.sampling.columns import Columns
+from trtkit.runtime.sampling.kernel import numbers_of, sample
+from trtkit.runtime.sampling.params import SamplingParams
+from trtkit.runtime.sampling.rows import drawn
+from trtkit.runtime.sampling.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.gpu.place import Place
+    from tests.gpu.step import Answer
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.8},
+    "top-k": {"top_k": 50},
+    "top-p": {"top_p": 0.9},
+    "min-p": {"min_p": 0.05},
+    "typical": {"typical_p": 0.9},
+    "all filters": {"top_k": 50, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.95},
+}
+MOST_DIFFERING = 0.02
+"""Of the tokens: those whose number lies at the edge of a token, or that lie at a filter's, to the last bits."""
+
+
+def ask(place: Place) -> Iterator[Answer]:
+    """Draw a batch of rows under each setting."""
+    rows, vocabulary = (4, 1500) if place.is_simulated else (64, 128_256)
+    noise = torch.randn(rows, vocabulary, generator=torch.manual_seed(0))
+    for name, logits in {"flat": noise, "peaked": noise * 8, "equal": noise * 0}.items():
+        for setting, params in SETTINGS.items():
+            yield {"what": f"{setting}, {name} rows of {vocabulary}", **_compared(place, logits, params)}
+
+
+def _compared(place: Place, logits: torch.Tensor, params: dict[str, Any]) -> Answer:
+    columns, slots = Columns(len(logits)), np.arange(len(logits))
+    for slot in slots.tolist():
+        columns.admit(slot, Settings(SamplingParams(**params), 0))
+    uniform = np.random.default_rng(0).random(len(logits))
+    there = logits.to(place.torch_device)
+    numbers = torch.from_numpy(numbers_of(columns, slots, uniform)).to(place.torch_device)
+    tokens, is_bad = sample(there, numbers)
+    expected, _ = drawn(logits, slots, columns, uniform)
+    differing = float((tokens.cpu() != expected).double().mean())
+    return {
+        "holds": differing <= MOST_DIFFERING and not bool(is_bad.any()),
+        "differing": differing,
+        "kernel_ms": place.median_ms(lambda: sample(there, numbers)),
+        "sorts_ms": place.median_ms(lambda: drawn(there, slots, columns, uniform)),
+        "argmax_ms": place.median_ms(lambda: there.argmax(-1)),
+    }
