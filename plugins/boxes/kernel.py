@@ -1,6 +1,6 @@
-"""Boxes in Triton, for the kernels that suppress them.
+"""Box functions in Triton, shared by the suppression kernels.
 
-Plain functions: a kernel makes Triton functions of them, `_bars = triton.jit(bars)`, since those of one module run
+These are plain functions that each kernel compiles itself, `_bars = triton.jit(bars)`: a module's Triton functions run
 either on a GPU or in the interpreter, not in both.
 """
 
@@ -15,7 +15,7 @@ _LEAST_BLOCK = 16
 
 
 def block_of(count: Any, most: int) -> int:
-    """Return how many of `count` are looked at at a time, `most` at once: a power of 2; `most` for open sizes."""
+    """Return how many of `count` to process at a time: a power of 2, at most `most`; `most` if `count` is dynamic."""
     return min(max(triton.next_power_of_2(count), _LEAST_BLOCK), most) if type(count) is int else most
 
 
@@ -25,19 +25,19 @@ def larger(a, b):
 
 
 def rank(score, number):
-    """Return int64, larger for a higher score, and where scores are equal for a lower number."""
+    """Return an int64 that is larger for a higher score and, if scores are equal, for a lower number."""
     bits = (score + 0.0).to(tl.int32, bitcast=True)  # no negative zero
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - number).to(tl.int64)
 
 
 def number_of(ranked):
-    """Return the number that a rank was made of."""
+    """Return the number that a rank was computed from."""
     return 0x7FFFFFFF - (ranked & 0x7FFFFFFF).to(tl.int32)
 
 
 def bars(one_ptr, boxes_ptr, mask, THRESHOLD: tl.constexpr, IS_CENTERED: tl.constexpr):
-    """Return which boxes one box overlaps by more than a threshold, as intersection over union."""
+    """Return the boxes whose intersection over union with one box exceeds a threshold."""
     a, b = tl.load(one_ptr).to(tl.float32), tl.load(one_ptr + 1).to(tl.float32)
     c, d = tl.load(one_ptr + 2).to(tl.float32), tl.load(one_ptr + 3).to(tl.float32)
     p = tl.load(boxes_ptr, mask=mask, other=0.0).to(tl.float32)

@@ -1,4 +1,4 @@
-"""Boxes in plain torch, for the references of the ops that suppress them."""
+"""Box functions in plain torch, shared by the references of the suppression ops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def corners(boxes: Tensor, is_centered: bool) -> Tensor:
-    """Return lower and upper corners [S, 4] of boxes [S, 4]: two opposite corners each, or centre and size."""
+    """Return the lower and upper corners [S, 4] of boxes [S, 4] given as two opposite corners or as centre and size."""
     first, second = boxes[:, :2], boxes[:, 2:]
     if is_centered:
         first, second = first - second / 2, first + second / 2

@@ -1,4 +1,4 @@
-"""What every implementation of modulated deformable convolution is tried on."""
+"""Test cases for modulated deformable convolution."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _make(
     reach: float = 1.0,
     has_mask: bool = True,
 ) -> Callable[[np.random.Generator], Sequence[ndarray | None]]:
-    """Return a maker of inputs. reach: of the offsets, in pixels; a large one leads outside the image."""
+    """Return a function that makes inputs. reach: the largest offset in pixels; a large one leads outside the image."""
 
     def make(generator: np.random.Generator) -> Sequence[ndarray | None]:
         size = output_size(x, weight, attributes)

@@ -1,4 +1,4 @@
-"""Modulated deformable convolution v2 as one kernel: what is sampled goes straight into the matrix product."""
+"""Modulated deformable convolution v2 as one kernel: samples go straight into the matrix product."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCALARS = ("C", "H", "W", "O", "HO", "WO")
 
 @triton.jit
 def _moved(offset_ptr, mask_ptr, at, place, has_place, HO, WO, HAS_MASK: tl.constexpr):
-    """Return by how much a kernel point's places are moved, (y, x), and its share. at: of the point in the offsets."""
+    """Return a kernel point's offset (y, x) and mask at each place. at: the point's position in the offsets."""
     dy = tl.load(offset_ptr + (at * 2) * HO * WO + place, mask=has_place, other=0.0).to(tl.float32)
     dx = tl.load(offset_ptr + (at * 2 + 1) * HO * WO + place, mask=has_place, other=0.0).to(tl.float32)
     share = tl.full(place.shape, 1.0, tl.float32)
@@ -38,7 +38,7 @@ def _moved(offset_ptr, mask_ptr, at, place, has_place, HO, WO, HAS_MASK: tl.cons
 
 @triton.jit
 def _sampled(x_ptr, base, has_channel, y, x, share, has_place, H, W, PLACES: tl.constexpr, CHANNELS: tl.constexpr):
-    """Sample planes that begin at base [CHANNELS] bilinearly at places [PLACES], zero outside, times the share."""
+    """Sample planes that begin at base [CHANNELS] bilinearly at places [PLACES], zero outside, times the mask."""
     top, left = tl.floor(y), tl.floor(x)
     part_y, part_x = y - top, x - left
     seen = tl.full((PLACES, CHANNELS), 0.0, tl.float32)
@@ -57,7 +57,7 @@ def _sampled(x_ptr, base, has_channel, y, x, share, has_place, H, W, PLACES: tl.
 
 @triton.jit
 def _store(y_ptr, bias_ptr, total, at, has_place, has_out, O, AREA, HAS_BIAS: tl.constexpr):
-    """Add the bias and write what a program has made. at: image, places, output channels."""
+    """Add the bias and write a program's results. at: image, places, output channels."""
     image, place, channel = at
     if HAS_BIAS:
         total += tl.load(bias_ptr + channel, mask=has_out, other=0.0).to(tl.float32)[None, :]
@@ -75,7 +75,7 @@ def deform_conv(
 ):  # fmt: skip
     """Compute PLACES output places of OUT output channels of one group.
 
-    Channels are taken in segments that lie in one convolution group and in one offset group.
+    Channels are processed in segments within one convolution group and one offset group.
     """
     image, inner, group_out = tl.program_id(1), C // GROUPS, O // GROUPS
     blocks = (group_out + OUT - 1) // OUT
@@ -109,7 +109,7 @@ def deform_conv(
 def plan(
     shapes: Sequence[Sequence[Any] | None], attributes: DeformConvAttributes, cdiv: Callable[[Any, int], Any]
 ) -> Launch:
-    """Return how the kernel starts for inputs of these shapes, which may be TensorRT's symbols but for the weight's."""
+    """Return the launch parameters for inputs of these shapes, which may be TensorRT symbols except the weight's."""
     x, weight, offset, bias, mask = shapes
     assert x is not None
     assert weight is not None
@@ -138,7 +138,7 @@ def _constants(kernel: tuple[int, int], channels: int, attributes: DeformConvAtt
 
 
 def launch(inputs: Sequence[torch.Tensor | None], attributes: DeformConvAttributes) -> list[torch.Tensor]:
-    """Run the kernel on tensors; the output is NaN where it writes nothing."""
+    """Run the kernel on tensors; the output is NaN wherever it writes nothing."""
     x, weight, offset, bias, mask = inputs
     assert x is not None
     assert weight is not None
@@ -151,7 +151,7 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: DeformConvAttribut
 
 
 def to_compile(dtype: DType, started: Launch) -> Kernel:
-    """Return the kernel with the types of its arguments."""
+    """Return the kernel and the types of its arguments."""
     data = pointer(dtype)
     inputs = dict.fromkeys(("x_ptr", "weight_ptr", "offset_ptr", "bias_ptr", "mask_ptr"), data)
     signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), "y_ptr": data}

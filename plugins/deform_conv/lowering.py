@@ -36,7 +36,7 @@ def lower(o: Ops[T], inputs: Sequence[T | None], attributes: DeformConvAttribute
 def _columns(
     o: Ops[T], inputs: tuple[T, T, T | None], kernel: tuple[int, int], attributes: DeformConvAttributes, form: str
 ) -> T:
-    """Return what the kernel's points see: [N * G, C / G, P * Ho, Wo] in fp32."""
+    """Return the samples at the kernel's points: [N * G, C / G, P * Ho, Wo] in fp32."""
     x, offset, mask = inputs
     groups, points = attributes.offset_groups, kernel[0] * kernel[1]
     height, width = o.size(offset, 2), o.size(offset, 3)
@@ -64,7 +64,7 @@ def _kernel_places(kernel: tuple[int, int], attributes: DeformConvAttributes) ->
 
 
 def _steps(o: Ops[T], offset: T, axis: int, attributes: DeformConvAttributes) -> T:
-    """Return where the windows begin along an axis: [Ho, 1] or [Wo]."""
+    """Return where the windows start along an axis: [Ho, 1] or [Wo]."""
     steps = o.arange(o.size(offset, axis), FP32) * float(attributes.stride[axis - 2])
     return o.unsqueeze(steps, 1) if axis == 2 else steps
 

@@ -1,4 +1,4 @@
-"""Modulated deformable convolution v2: what it takes and makes, and the nodes it stands for."""
+"""Modulated deformable convolution v2: inputs, outputs, and the nodes it replaces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FLOATS = (FP32, FP16, BF16)
 
 @dataclass(frozen=True)
 class DeformConvAttributes:
-    """Two numbers each: height, width. groups: of the convolution. offset_groups: of channels sampled alike."""
+    """Two numbers each: height, width. groups: of the convolution. offset_groups: of channels that share offsets."""
 
     stride: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
@@ -33,7 +33,7 @@ class DeformConvAttributes:
 
 
 def infer(facts: Sequence[Fact | None], attributes: DeformConvAttributes) -> list[Fact]:
-    """Return [N, O, Ho, Wo]. Raises Refusal where channels and groups do not fit."""
+    """Return [N, O, Ho, Wo]. Raises Refusal if channels and groups do not fit."""
     x, weight, offset, _, mask = facts
     assert x is not None
     assert weight is not None
@@ -56,7 +56,7 @@ def infer(facts: Sequence[Fact | None], attributes: DeformConvAttributes) -> lis
 
 
 def output_size(x: Shape, weight: Shape, attributes: DeformConvAttributes) -> Shape:
-    """Return the output's height and width; -1 where the input's are not known."""
+    """Return the output's height and width; -1 if the input's are not known."""
     sizes = []
     for axis in range(2):
         padded = x[2 + axis] + attributes.padding[axis] + attributes.padding_end[axis]

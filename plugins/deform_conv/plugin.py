@@ -1,4 +1,4 @@
-"""Modulated deformable convolution v2 as a plugin of TensorRT. It takes a bias and a mask always."""
+"""Modulated deformable convolution v2 as a TensorRT plugin. Bias and mask are required."""
 
 from __future__ import annotations
 

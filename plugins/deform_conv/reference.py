@@ -46,7 +46,7 @@ def reference(inputs: Sequence[Tensor | None], attributes: DeformConvAttributes)
 
 
 def _starts(size: int, axis: int, place: int, attributes: DeformConvAttributes) -> Tensor:
-    """Return where a kernel point lies for each output place."""
+    """Return the position of a kernel point for each output pixel."""
     first = place * attributes.dilation[axis] - attributes.padding[axis]
     return torch.arange(size, dtype=torch.float64) * attributes.stride[axis] + first
 

@@ -1,4 +1,4 @@
-"""What every implementation of DETR3D feature sampling is tried on."""
+"""Test cases for DETR3D feature sampling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def cameras(batch: int, count: int, height: int, width: int) -> ndarray:
-    """Return lidar2img matrices [batch, count, 4, 4] of cameras that look outwards, around the vertical axis."""
+    """Return lidar2img matrices [batch, count, 4, 4] of cameras around the vertical axis that look outwards."""
     intrinsics = np.array([[width * 0.8, 0, width / 2, 0], [0, width * 0.8, height / 2, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
     matrices = []
     for camera in range(count):
@@ -33,7 +33,7 @@ def cameras(batch: int, count: int, height: int, width: int) -> ndarray:
 def _maker(
     sizes: tuple[int, int, int, int], attributes: Detr3dSampleAttributes, levels: tuple[tuple[int, int], ...]
 ) -> Callable[[np.random.Generator], Sequence[ndarray | None]]:
-    """Return a maker of inputs. sizes: B, N, Q, C."""
+    """Return a function that makes inputs. sizes: B, N, Q, C."""
     batch, count, queries, channels = sizes
 
     def make(generator: np.random.Generator) -> Sequence[ndarray | None]:

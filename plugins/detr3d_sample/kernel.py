@@ -33,7 +33,7 @@ def _along(row_ptr, x, y, z):
 
 @triton.jit
 def _seen(matrix_ptr, x, y, z, IMAGE_H: tl.constexpr, IMAGE_W: tl.constexpr):
-    """Return where a camera sees a point, (u, v) in [-1, 1], and whether it does: 1.0 or 0.0."""
+    """Return a point's position in a camera's image, (u, v) in [-1, 1], and whether it is visible: 1.0 or 0.0."""
     depth = _along(matrix_ptr + 8, x, y, z)
     divisor = tl.where(depth > 1e-5, depth, 1e-5)
     u = _along(matrix_ptr, x, y, z) / divisor * (2.0 / IMAGE_W) - 1.0
@@ -72,7 +72,7 @@ def detr3d_sample(
     IMAGE_H: tl.constexpr, IMAGE_W: tl.constexpr, X0: tl.constexpr, Y0: tl.constexpr, Z0: tl.constexpr,
     X1: tl.constexpr, Y1: tl.constexpr, Z1: tl.constexpr, LEVELS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Sum what all cameras see at one point, CHANNELS channels of it; all arithmetic in fp32."""
+    """Sum the features that all cameras see at one point, CHANNELS channels at a time; all arithmetic is in fp32."""
     features, heights = (feature0_ptr, feature1_ptr, feature2_ptr, feature3_ptr), (H0, H1, H2, H3)
     widths = (W0, W1, W2, W3)
     query, batch = tl.program_id(0), tl.program_id(2)
@@ -98,7 +98,7 @@ def detr3d_sample(
 def plan(
     shapes: Sequence[Sequence[Any]], attributes: Detr3dSampleAttributes, cdiv: Callable[[Any, int], Any]
 ) -> Launch:
-    """Return how the kernel starts for inputs of these shapes, which may be TensorRT's symbols but for N and C.
+    """Return the launch parameters for inputs of these shapes, which may be TensorRT symbols except for N and C.
 
     Raises NetworkError for more levels than the kernel has inputs.
     """
@@ -116,7 +116,7 @@ def plan(
 
 
 def launch(inputs: Sequence[torch.Tensor | None], attributes: Detr3dSampleAttributes) -> list[torch.Tensor]:
-    """Run the kernel on tensors; the output is NaN where it writes nothing."""
+    """Run the kernel on tensors; the output is NaN wherever it writes nothing."""
     points, matrices, weights, *features = [x for x in inputs if x is not None]
     started = plan([x.shape for x in (points, matrices, weights, *features)], attributes, triton.cdiv)
     shape = (*points.shape[:2], features[0].shape[2])
@@ -130,7 +130,7 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: Detr3dSampleAttrib
 
 
 def to_compile(dtype: DType, started: Launch) -> Kernel:
-    """Return the kernel with the types of its arguments; points and matrices are fp32."""
+    """Return the kernel and the types of its arguments; points and matrices are fp32."""
     data = pointer(dtype)
     inputs = {"points_ptr": "*fp32", "matrices_ptr": "*fp32", "weights_ptr": data, **dict.fromkeys(_FEATURES, data)}
     signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), "y_ptr": data}

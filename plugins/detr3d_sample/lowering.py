@@ -1,4 +1,4 @@
-"""DETR3D feature sampling by one projection and one sampling a level."""
+"""DETR3D feature sampling by one projection, and one GridSample or gather per level."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def lower(o: Ops[T], inputs: Sequence[T | None], attributes: Detr3dSampleAttributes, form: str) -> list[T]:
-    """Sum what the cameras see at the points, by weights, over cameras and levels; all of it in fp32."""
+    """Sum the weighted features that cameras see at the points, over cameras and levels; all in fp32."""
     points, matrices, weights, *features = inputs
     assert points is not None
     assert matrices is not None
@@ -41,7 +41,7 @@ def lower(o: Ops[T], inputs: Sequence[T | None], attributes: Detr3dSampleAttribu
 
 
 def _project(o: Ops[T], points: T, matrices: T, attributes: Detr3dSampleAttributes) -> tuple[T, T]:
-    """Return where cameras see points [B * N, Q, 1, 2], in [-1, 1], and whether they do [B, N, 1, Q] as 0 or 1."""
+    """Return the points' image positions [B * N, Q, 1, 2] in [-1, 1], and their visibility [B, N, 1, Q] as 0 or 1."""
     low, high = np.array(attributes.pc_range, np.float32).reshape(2, 3)
     metres = points * o.constant(high - low) + o.constant(low)  # [B, Q, 3]
     # Products and sums, not a matrix product: TensorRT may run that in TF32, whose ten bits are pixels here.

@@ -1,4 +1,4 @@
-"""DETR3D feature sampling: what it takes and makes."""
+"""DETR3D feature sampling: inputs and outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLOATS = (FP32, FP16, BF16)
 
 @dataclass(frozen=True)
 class Detr3dSampleAttributes:
-    """image_height, image_width: in pixels of what `lidar2img` projects to. pc_range: x, y, z min, then max, in m."""
+    """image_height, image_width: of the images of `lidar2img`, in pixels. pc_range: x, y, z min, then max, in m."""
 
     image_height: int
     image_width: int
@@ -28,7 +28,7 @@ class Detr3dSampleAttributes:
 
 
 def infer(facts: Sequence[Fact | None], attributes: Detr3dSampleAttributes) -> list[Fact]:
-    """Return [B, Q, C]. Raises Refusal where cameras, levels or channels do not fit."""
+    """Return [B, Q, C]. Raises Refusal if cameras, levels or channels do not fit."""
     points, matrices, weights, *features = facts
     assert points is not None
     assert matrices is not None

@@ -1,4 +1,4 @@
-"""DETR3D feature sampling as a plugin of TensorRT, for four feature levels."""
+"""DETR3D feature sampling as a TensorRT plugin, for four feature levels."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _NEAREST_DEPTH = 1e-5  # metres
 
 
 def reference(inputs: Sequence[Tensor | None], attributes: Detr3dSampleAttributes) -> list[Tensor]:
-    """Sum what cameras see at points over cameras and levels.
+    """Sum the features that cameras see at points, over cameras and levels.
 
     points [B, Q, 3] in [0, 1] of `pc_range`, lidar2img [B, N, 4, 4], weights [B, Q, N, L] (after the sigmoid),
     features [B, N, C, H, W] -> [B, Q, C].

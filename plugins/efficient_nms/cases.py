@@ -1,4 +1,4 @@
-"""What every implementation of suppression with padded outputs is tried on."""
+"""Test cases for suppression with padded outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def _maker(
     images: int, boxes: int, classes: int, *, is_centered: bool = False
 ) -> Callable[[np.random.Generator], Sequence[ndarray | None]]:
-    """Return a maker of boxes in a unit square, many of which overlap. No two scores are equal, in fp16 either."""
+    """Return a function that makes overlapping boxes in a unit square. No two scores are equal, even in fp16."""
 
     def make(generator: np.random.Generator) -> Sequence[ndarray | None]:
         centre, size = generator.random((images, boxes, 2)), generator.random((images, boxes, 2)) * 0.4 + 0.1

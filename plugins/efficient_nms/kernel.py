@@ -1,4 +1,4 @@
-"""Suppression with padded outputs as one kernel: a program selects the pairs of an image, one after the other."""
+"""Suppression with padded outputs as one kernel: each program selects the pairs of one image, one after the other."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def _best(
     IOU: tl.constexpr, SCORE: tl.constexpr, IS_CENTERED: tl.constexpr, HAS_SIGMOID: tl.constexpr,
     IS_AGNOSTIC: tl.constexpr, BLOCK: tl.constexpr, NONE: tl.constexpr,
 ):  # fmt: skip
-    """Return the highest rank under `below` of a pair of a class, or of any, that no kept one bars; else NONE.
+    """Return the highest rank below `below` of a class, or of all, that no kept pair suppresses; NONE if there is none.
 
-    kinds_ptr: classes of the pairs kept so far; behind each stands its box's number, see `efficient_nms`.
+    kinds_ptr: the classes of the pairs kept so far, each with its box's number, see `efficient_nms`.
     """
     best = tl.full((BLOCK,), NONE, tl.int64)
     pairs = S * C if IS_AGNOSTIC else S
@@ -67,7 +67,7 @@ def _best(
 def _write(
     boxes_ptr, scores_ptr, kept, C, count, MOST: tl.constexpr, HAS_SIGMOID: tl.constexpr, ROOM: tl.constexpr
 ):  # fmt: skip
-    """Write the kept pairs, then zeros. kept: boxes, scores, and numbers of pairs, which become their classes."""
+    """Write the kept pairs, then zeros. kept: boxes, scores, and the pairs' numbers, which become their classes."""
     kept_boxes_ptr, kept_scores_ptr, numbers_ptr = kept
     turn = tl.arange(0, ROOM)
     is_kept, is_there = turn < count, turn < MOST
@@ -88,9 +88,9 @@ def efficient_nms(
     MOST: tl.constexpr, IOU: tl.constexpr, SCORE: tl.constexpr, IS_CENTERED: tl.constexpr, HAS_SIGMOID: tl.constexpr,
     IS_AGNOSTIC: tl.constexpr, KINDS: tl.constexpr, ROOM: tl.constexpr, BLOCK: tl.constexpr, NONE: tl.constexpr,
 ):  # fmt: skip
-    """Select pairs of one image. The best pair left of every class is kept, and sought anew when it is taken.
+    """Select the pairs of one image. Each class's best remaining pair is held, and searched again once it is selected.
 
-    Until the end, `kept_classes` holds the numbers of the pairs found, which say both box and class.
+    Until the end, `kept_classes` holds the numbers of the selected pairs, which encode box and class.
     """
     image = tl.program_id(0)
     boxes, scores, numbers = boxes_ptr + image * S * 4, scores_ptr + image * S * C, kept_classes_ptr + image * MOST
@@ -124,7 +124,7 @@ def plan(
     attributes: EfficientNmsAttributes,
     cdiv: Callable[[Any, int], Any],  # noqa: ARG001 - one program an image
 ) -> Launch:
-    """Return how the kernel starts for inputs of these shapes, which may be TensorRT's symbols but for C."""
+    """Return the launch parameters for inputs of these shapes, which may be TensorRT symbols except for C."""
     images, boxes, classes = shapes[1]
     pairs = boxes * classes if attributes.is_class_agnostic else boxes
     constants = {
@@ -143,7 +143,7 @@ def plan(
 
 
 def launch(inputs: Sequence[torch.Tensor | None], attributes: EfficientNmsAttributes) -> list[torch.Tensor]:
-    """Run the kernel on tensors; an output is -77 where it writes nothing."""
+    """Run the kernel on tensors; outputs are -77 wherever it writes nothing."""
     boxes, scores = inputs
     assert boxes is not None
     assert scores is not None
@@ -159,7 +159,7 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: EfficientNmsAttrib
 
 
 def to_compile(dtype: DType, started: Launch) -> Kernel:
-    """Return the kernel with the types of its arguments."""
+    """Return the kernel and the types of its arguments."""
     data = pointer(dtype)
     inputs = dict.fromkeys(("boxes_ptr", "scores_ptr"), data)
     outputs = {"count_ptr": "*i32", "kept_boxes_ptr": data, "kept_scores_ptr": data, "kept_classes_ptr": "*i32"}

@@ -1,4 +1,4 @@
-"""Suppression over all classes of an image at once, with padded outputs: what it takes and makes."""
+"""Suppression over all classes of an image at once, with padded outputs: inputs and outputs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _MOST_BOXES = 3840
 
 @dataclass(frozen=True)
 class EfficientNmsAttributes:
-    """max_output_boxes: of an image. is_centered: boxes are centre and size, not two corners.
+    """max_output_boxes: per image. is_centered: boxes are centre and size, not two corners.
 
-    has_sigmoid: scores are logits. is_class_agnostic: boxes of one class bar those of others too.
+    has_sigmoid: scores are logits. is_class_agnostic: boxes suppress those of other classes too.
     """
 
     max_output_boxes: int = 100
@@ -35,7 +35,7 @@ class EfficientNmsAttributes:
 
 
 def infer(facts: Sequence[Fact | None], attributes: EfficientNmsAttributes) -> list[Fact]:
-    """Return how many there are [B, 1], boxes [B, M, 4], scores [B, M] and classes [B, M]."""
+    """Return the count [B, 1], boxes [B, M, 4], scores [B, M] and classes [B, M]."""
     boxes, scores = facts
     assert boxes is not None
     assert scores is not None

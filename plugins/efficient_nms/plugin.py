@@ -1,4 +1,4 @@
-"""Suppression with padded outputs as a plugin of TensorRT."""
+"""Suppression with padded outputs as a TensorRT plugin."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def reference(inputs: Sequence[Tensor | None], attributes: EfficientNmsAttributes) -> list[Tensor]:
-    """Select pairs of box and class of each image, the highest score first; what is not there is zero."""
+    """Select each image's pairs of box and class, highest score first, padded with zeros."""
     boxes, scores = inputs
     assert boxes is not None
     assert scores is not None

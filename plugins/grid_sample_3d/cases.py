@@ -1,4 +1,4 @@
-"""What every implementation of the sampling of volumes is tried on."""
+"""Test cases for the sampling of volumes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def _maker(
     x: tuple[int, ...], out: tuple[int, ...] = (3, 5, 4)
 ) -> Callable[[np.random.Generator], Sequence[ndarray | None]]:
-    """Return a maker of inputs, some of whose places lie outside."""
+    """Return a function that makes inputs, with some places outside."""
 
     def make(generator: np.random.Generator) -> Sequence[ndarray | None]:
         grid = generator.uniform(-1.3, 1.3, (x[0], *out, 3))

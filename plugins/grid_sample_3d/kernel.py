@@ -1,4 +1,4 @@
-"""Sampling of volumes as one kernel: each program samples some places, some channels of them."""
+"""Sampling of volumes as one kernel: each program samples some channels at some places."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def grid_sample_3d(
 def plan(
     shapes: Sequence[Sequence[Any]], attributes: GridSample3dAttributes, cdiv: Callable[[Any, int], Any]
 ) -> Launch:
-    """Return how the kernel starts for inputs of these shapes, which may be TensorRT's symbols."""
+    """Return the launch parameters for inputs of these shapes, which may be TensorRT symbols."""
     x, grid = shapes
     places = grid[1] * grid[2] * grid[3]
     scalars = dict(zip(SCALARS, (*x[1:5], places), strict=True))
@@ -104,7 +104,7 @@ def plan(
 
 
 def launch(inputs: Sequence[torch.Tensor | None], attributes: GridSample3dAttributes) -> list[torch.Tensor]:
-    """Run the kernel on tensors; the output is NaN where it writes nothing."""
+    """Run the kernel on tensors; the output is NaN wherever it writes nothing."""
     x, grid = inputs
     assert x is not None
     assert grid is not None
@@ -117,7 +117,7 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: GridSample3dAttrib
 
 
 def to_compile(dtype: DType, started: Launch) -> Kernel:
-    """Return the kernel with the types of its arguments; the grid is fp32."""
+    """Return the kernel and the types of its arguments; the grid is fp32."""
     data = pointer(dtype)
     signature = {"x_ptr": data, "grid_ptr": "*fp32", **dict.fromkeys(SCALARS, "i32"), "y_ptr": data}
     constants = dict.fromkeys(started.constants, "constexpr")

@@ -49,7 +49,7 @@ def _pixels(o: Ops[T], volume: T, places: T, attributes: GridSample3dAttributes)
 
 
 def _inside(o: Ops[T], place: T, size: float | T, attributes: GridSample3dAttributes) -> T:
-    """Return places moved inside as the padding says; with zeros, no farther out than where all is zero."""
+    """Return places moved inside according to the padding; with zeros, no farther out than the first zero."""
     if attributes.padding == "zeros":
         return o.clip(place, -1.0, size)
     if attributes.padding == "reflection":
@@ -68,7 +68,7 @@ def _at_least_one(o: Ops[T], size: float | T) -> float | T:
 
 
 def _by_planes(o: Ops[T], volume: T, pixels: Sequence[T]) -> T:
-    """Stack the planes below each other, each between rows of zeros, and sample the two nearest ones."""
+    """Stack the planes vertically, separated by rows of zeros, and sample the two nearest ones."""
     x, y, z = pixels
     depth, height = o.size(volume, 2), o.size(volume, 3)
     rows, planes = o.size_number(volume, 3), o.size_number(volume, 2)
@@ -117,5 +117,5 @@ def _by_gathers(o: Ops[T], volume: T, pixels: Sequence[T]) -> T:
 
 
 def _exists(o: Ops[T], place: T, size: float | T) -> T:
-    """Return 1.0 where a whole place lies within the axis, else 0.0."""
+    """Return 1.0 if an integer place lies within the axis, else 0.0."""
     return o.cast((place > -0.5) & (place < size - 0.5), FP32)

@@ -1,4 +1,4 @@
-"""Sampling of volumes: what it takes and makes, and the nodes it stands for."""
+"""Sampling of volumes: inputs, outputs, and the nodes it replaces."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def infer(facts: Sequence[Fact | None], attributes: GridSample3dAttributes) -> l
 
 
 def _from_onnx(node: ForeignNode) -> Replacement | None:
-    """Read GridSample of opset 20 or newer; one of images stays."""
+    """Read GridSample of opset 20 or newer; GridSample of images is not replaced."""
     fact = node.fact(0) or node.fact(1)
     if fact is None or len(fact.shape) != _RANK:
         return None

@@ -1,4 +1,4 @@
-"""Sampling of volumes as a plugin of TensorRT."""
+"""Sampling of volumes as a TensorRT plugin."""
 
 from __future__ import annotations
 

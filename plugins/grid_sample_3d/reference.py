@@ -37,7 +37,7 @@ def reference(inputs: Sequence[Tensor | None], attributes: GridSample3dAttribute
 
 
 def _place(part: Tensor, size: int, attributes: GridSample3dAttributes) -> Tensor:
-    """Return places along an axis in elements, moved inside as the padding says."""
+    """Return places along an axis in elements, moved inside according to the padding."""
     aligned = attributes.align_corners
     place = (part + 1) / 2 * (size - 1) if aligned else ((part + 1) * size - 1) / 2
     if attributes.padding == "reflection":

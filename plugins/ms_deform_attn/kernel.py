@@ -27,7 +27,7 @@ def ms_deform_attn(
     value_ptr, locations_ptr, weights_ptr, S, Q, M, D, P, y_ptr,
     SIZES: tl.constexpr, LEVELS: tl.constexpr, QUERIES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Compute QUERIES queries of one head; locations in fp32 whatever their type."""
+    """Compute QUERIES queries of one head; locations are computed in fp32."""
     batch, head = tl.program_id(2), tl.program_id(1)
     query = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES)
     has_query = query < Q
@@ -64,7 +64,7 @@ def ms_deform_attn(
 def plan(
     shapes: Sequence[Sequence[Any]], attributes: MsDeformAttnAttributes, cdiv: Callable[[Any, int], Any]
 ) -> Launch:
-    """Return how the kernel starts for inputs of these shapes, which may be TensorRT's symbols but for M, D, L, P."""
+    """Return the launch parameters for inputs of these shapes, which may be TensorRT symbols except for M, D, L, P."""
     value, _, weights = shapes
     heads, size, points = int(value[2]), int(value[3]), int(weights[4])
     scalars = dict(zip(SCALARS, (value[1], weights[1], heads, size, points), strict=True))
@@ -80,7 +80,7 @@ def plan(
 
 
 def launch(inputs: Sequence[torch.Tensor | None], attributes: MsDeformAttnAttributes) -> list[torch.Tensor]:
-    """Run the kernel on tensors; the output is NaN where it writes nothing."""
+    """Run the kernel on tensors; the output is NaN wherever it writes nothing."""
     value, locations, weights = inputs
     assert value is not None
     assert locations is not None
@@ -95,7 +95,7 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: MsDeformAttnAttrib
 
 
 def to_compile(dtype: DType, started: Launch) -> Kernel:
-    """Return the kernel with the types of its arguments; locations are fp32."""
+    """Return the kernel and the types of its arguments; locations are fp32."""
     data = pointer(dtype)
     inputs = {"value_ptr": data, "locations_ptr": "*fp32", "weights_ptr": data}
     signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), "y_ptr": data}

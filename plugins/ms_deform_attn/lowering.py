@@ -1,4 +1,4 @@
-"""Multi-scale deformable attention by one sampling a level."""
+"""Multi-scale deformable attention with one GridSample or gather per level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Multi-scale deformable attention: what it takes and makes, and the nodes it stands for."""
+"""Multi-scale deformable attention: inputs, outputs, and the nodes it replaces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLOATS = (FP32, FP16, BF16)
 
 @dataclass(frozen=True)
 class MsDeformAttnAttributes:
-    """spatial_shapes: height and width of each level, in a row."""
+    """spatial_shapes: height and width of each level, flattened."""
 
     spatial_shapes: tuple[int, ...]
 
@@ -34,7 +34,7 @@ class MsDeformAttnAttributes:
 
 
 def infer(facts: Sequence[Fact | None], attributes: MsDeformAttnAttributes) -> list[Fact]:
-    """Return [B, Q, M * D]. Raises Refusal where levels do not fit."""
+    """Return [B, Q, M * D]. Raises Refusal if levels do not fit."""
     value, locations, weights = facts
     assert value is not None
     assert locations is not None
@@ -49,7 +49,7 @@ def infer(facts: Sequence[Fact | None], attributes: MsDeformAttnAttributes) -> l
 
 
 def _from_mmcv(node: ForeignNode) -> Replacement:
-    """Read value, spatial shapes, where levels start, locations, weights."""
+    """Read value, spatial shapes, level starts, locations and weights."""
     shapes = node.constant(1, "value_spatial_shapes")
     node.ignore("im2col_step", "plugin_version", "plugin_namespace")
     node.check_all_read()

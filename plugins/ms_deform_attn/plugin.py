@@ -1,4 +1,4 @@
-"""Multi-scale deformable attention as a plugin of TensorRT."""
+"""Multi-scale deformable attention as a TensorRT plugin."""
 
 from __future__ import annotations
 

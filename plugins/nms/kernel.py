@@ -1,7 +1,7 @@
-"""Suppression as one kernel of one program: classes one after the other, their boxes all at once.
+"""Suppression as one kernel with a single program: one class after the other, all of its boxes at once.
 
-Rows of a class begin where those of the classes before it end, and programs of one launch cannot wait for each other
-without memory of their own, which a plugin with a kernel in it does not have.
+A class's rows begin where the previous class's end, and programs of one launch cannot wait for each other without
+scratch memory, which a plugin with a Triton kernel does not have.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _best(
     boxes_ptr, scores_ptr, rows_ptr, S, count, below,
     IOU: tl.constexpr, SCORE: tl.constexpr, IS_CENTERED: tl.constexpr, BLOCK: tl.constexpr, NONE: tl.constexpr,
 ):  # fmt: skip
-    """Return the highest rank under `below` of a box that none of the rows so far bars; NONE where none is left."""
+    """Return the highest rank below `below` of a box that no row so far suppresses; NONE if there is none."""
     best = tl.full((BLOCK,), NONE, tl.int64)
     for start in range(0, S, BLOCK):
         box = start + tl.arange(0, BLOCK)
@@ -59,7 +59,7 @@ def nms(
     MOST: tl.constexpr, IOU: tl.constexpr, SCORE: tl.constexpr, IS_CENTERED: tl.constexpr,
     BLOCK: tl.constexpr, NONE: tl.constexpr,
 ):  # fmt: skip
-    """Select boxes of every class of every image; what is selected is read back from the output."""
+    """Select boxes of every class of every image; selected boxes are read back from the output."""
     row = tl.full((), 0, tl.int32)
     for kind in range(B * C):
         boxes, scores, rows = boxes_ptr + kind // C * S * 4, scores_ptr + kind * S, selected_ptr + row * 3
@@ -87,7 +87,7 @@ def plan(
     attributes: NmsAttributes,
     cdiv: Callable[[Any, int], Any],  # noqa: ARG001 - one program
 ) -> Launch:
-    """Return how the kernel starts for inputs of these shapes, which may be TensorRT's symbols."""
+    """Return the launch parameters for inputs of these shapes, which may be TensorRT symbols."""
     images, classes, boxes = shapes[1]
     constants = {
         "MOST": attributes.max_output_boxes,
@@ -101,7 +101,7 @@ def plan(
 
 
 def launch(inputs: Sequence[torch.Tensor | None], attributes: NmsAttributes) -> list[torch.Tensor]:
-    """Run the kernel on tensors; an output is -77 where it writes nothing."""
+    """Run the kernel on tensors; outputs are -77 wherever it writes nothing."""
     boxes, scores = inputs
     assert boxes is not None
     assert scores is not None
@@ -117,7 +117,7 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: NmsAttributes) -> 
 
 
 def to_compile(dtype: DType, started: Launch) -> Kernel:
-    """Return the kernel with the types of its arguments."""
+    """Return the kernel and the types of its arguments."""
     inputs = dict.fromkeys(("boxes_ptr", "scores_ptr"), pointer(dtype))
     outputs = dict.fromkeys(("selected_ptr", "count_ptr"), "*i64")
     signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), **outputs}

@@ -1,4 +1,4 @@
-"""Greedy suppression as a loop: the best box that is left is selected, and what it overlaps goes."""
+"""Greedy suppression as a loop: each step selects the best remaining box and drops those it overlaps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GONE = -3.4e38
 def lower(o: Ops[T], inputs: Sequence[T | None], attributes: NmsAttributes, form: str) -> list[T]:  # noqa: ARG001
     """Select max_output_boxes times, for all classes of all images at once.
 
-    `turns` says when a box was selected: max_output_boxes for the first one, 1 for the last one, 0 for none.
+    `turns` is when a box was selected: max_output_boxes for the first, 1 for the last, 0 if it was not.
     """
     boxes, scores = inputs
     assert boxes is not None
@@ -50,9 +50,9 @@ def lower(o: Ops[T], inputs: Sequence[T | None], attributes: NmsAttributes, form
 
 
 def _rows(o: Ops[T], turns: T, most: int) -> list[T]:
-    """Return rows (image, class, box) in order of image, class and turn, then rows of -1; and how many are there.
+    """Return rows (image, class, box) in order of image, class and turn, then rows of -1; and their count.
 
-    A row goes where the rows of the classes before end, rows that are none to one place behind all others.
+    A class's rows follow those of the classes before it; unused rows all go to one place after the others.
     """
     value, box = o.top_k(o.pad(turns, 2, 0, most), most)  # [B, C, M]
     is_row = o.cast(value > 0.0, INT32)

@@ -1,4 +1,4 @@
-"""Non-maximum suppression with outputs of fixed size: what it takes and makes, and the node it stands for."""
+"""Non-maximum suppression with outputs of fixed size: inputs, outputs, and the node it replaces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_BOXES = 3840
 
 @dataclass(frozen=True)
 class NmsAttributes:
-    """max_output_boxes: of a class of an image. is_centered: boxes are centre and size, not two corners.
+    """max_output_boxes: per class and image. is_centered: boxes are centre and size, not two corners.
 
     score_threshold: scores must be above it.
     """
@@ -33,7 +33,7 @@ class NmsAttributes:
 
 
 def infer(facts: Sequence[Fact | None], attributes: NmsAttributes) -> list[Fact]:
-    """Return rows (image, class, box) for every box that there may be, and how many there are."""
+    """Return rows (image, class, box) for every possible box, and the count."""
     scores = facts[1]
     assert scores is not None
     most = attributes.max_output_boxes
@@ -63,7 +63,7 @@ def _from_onnx(node: ForeignNode) -> Replacement:
 
 
 def _known_boxes(node: ForeignNode) -> int:
-    """Return how many boxes there are: no more are selected, however many the model allows."""
+    """Return the number of boxes, an upper limit of those selected."""
     boxes = node.fact(0)
     size = -1 if boxes is None or len(boxes.shape) < 2 else boxes.shape[1]
     return size if size > 0 else 2**31

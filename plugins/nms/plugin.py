@@ -1,4 +1,4 @@
-"""Suppression as a plugin of TensorRT."""
+"""Suppression as a TensorRT plugin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_ROWS = 32768
 
 
 def _limits(facts: Sequence[Fact], attributes: NmsAttributes) -> None:
-    """Refuse more rows than one program should select; a batch that is not known counts as one image."""
+    """Refuse more rows than one program should select; a dynamic batch counts as one image."""
     images, classes = (max(size, 1) for size in facts[1].shape[:2])
     rows = images * classes * attributes.max_output_boxes
     if rows > MOST_ROWS:

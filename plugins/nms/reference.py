@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def reference(inputs: Sequence[Tensor | None], attributes: NmsAttributes) -> list[Tensor]:
-    """Select boxes [B, S, 4] by scores [B, C, S], the highest first; a selected box bars those that it overlaps."""
+    """Select boxes [B, S, 4] by scores [B, C, S], highest first; a selected box suppresses those that it overlaps."""
     boxes, scores = inputs
     assert boxes is not None
     assert scores is not None

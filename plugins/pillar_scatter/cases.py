@@ -1,4 +1,4 @@
-"""What every implementation of pillar scatter is tried on."""
+"""Test cases for pillar scatter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def _maker(
     attributes: PillarScatterAttributes, pillars: int, channels: int, count: int | None
 ) -> Callable[[np.random.Generator], Sequence[ndarray | None]]:
-    """Return a maker of pillars in cells of their own; two lie outside."""
+    """Return a function that makes pillars in separate cells; two lie outside."""
 
     def make(generator: np.random.Generator) -> Sequence[ndarray | None]:
         height, width = attributes.grid

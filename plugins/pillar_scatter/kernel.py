@@ -1,4 +1,4 @@
-"""Pillar scatter as one kernel: a program clears some cells of some channels, then lays the pillars in them."""
+"""Pillar scatter as one kernel: each program clears some cells of some channels, then copies the pillars into them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def pillar_scatter(
     H: tl.constexpr, W: tl.constexpr, HAS_COUNT: tl.constexpr,
     CELLS: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Make CELLS cells of CHANNELS channels of one cloud; no other program writes them."""
+    """Write CELLS cells of CHANNELS channels of one cloud; no other program writes them."""
     first, channel, cloud = tl.program_id(0) * CELLS, tl.program_id(1) * CHANNELS, tl.program_id(2)
     canvas = canvas_ptr + cloud * C * (H * W)
     for start in range(0, CELLS, BLOCK):
@@ -68,7 +68,7 @@ def pillar_scatter(
 def plan(
     shapes: Sequence[Sequence[Any] | None], attributes: PillarScatterAttributes, cdiv: Callable[[Any, int], Any]
 ) -> Launch:
-    """Return how the kernel starts for inputs of these shapes; the number of pillars may be TensorRT's symbol."""
+    """Return the launch parameters for inputs of these shapes; the number of pillars may be a TensorRT symbol."""
     features, _, count = shapes
     assert features is not None
     height, width = attributes.grid
@@ -80,7 +80,7 @@ def plan(
 
 
 def launch(inputs: Sequence[torch.Tensor | None], attributes: PillarScatterAttributes) -> list[torch.Tensor]:
-    """Run the kernel on tensors; the output is NaN where it writes nothing."""
+    """Run the kernel on tensors; the output is NaN wherever it writes nothing."""
     features, coordinates, count = inputs
     assert features is not None
     assert coordinates is not None
@@ -95,7 +95,7 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: PillarScatterAttri
 
 
 def to_compile(dtype: DType, started: Launch) -> Kernel:
-    """Return the kernel with the types of its arguments."""
+    """Return the kernel and the types of its arguments."""
     data = pointer(dtype)
     inputs = {"features_ptr": data, "coordinates_ptr": "*i32", "count_ptr": "*i32"}
     signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), "canvas_ptr": data}

@@ -1,4 +1,4 @@
-"""Pillar scatter: rows of features go to their cells, those that are none to one row behind all cells."""
+"""Pillar scatter: rows of features go to their cells, empty ones to an extra row after all cells."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def lower(
     attributes: PillarScatterAttributes,
     form: str,  # noqa: ARG001
 ) -> list[T]:
-    """Lay features [P, C] at coordinates [P, 4]: cloud, height, which is not used, row, column.
+    """Place features [P, C] at coordinates [P, 4]: cloud, height (not used), row, column.
 
     Rows from `count` on are empty.
     """
@@ -45,5 +45,5 @@ def lower(
 
 
 def _within(o: Ops[T], place: T, size: int) -> T:
-    """Return whether a number is one of 0 to size - 1."""
+    """Return whether a number is from 0 to size - 1."""
     return o.binary("and", place > -1, place < size)

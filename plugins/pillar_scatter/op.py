@@ -1,4 +1,4 @@
-"""Features of pillars laid on a bird's-eye-view grid: what it takes and makes, and the nodes it stands for."""
+"""Features of pillars on a bird's-eye-view grid: inputs, outputs, and the nodes it replaces."""
 
 from __future__ import annotations
 

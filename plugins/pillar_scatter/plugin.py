@@ -1,4 +1,4 @@
-"""Pillar scatter as a plugin of TensorRT. It takes a count always."""
+"""Pillar scatter as a TensorRT plugin. The count is required."""
 
 from __future__ import annotations
 

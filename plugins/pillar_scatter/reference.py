@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def reference(inputs: Sequence[Tensor | None], attributes: PillarScatterAttributes) -> list[Tensor]:
-    """Lay each pillar's features at its cell; cells without one stay zero."""
+    """Place each pillar's features in its cell; cells without one stay zero."""
     features, coordinates, count = inputs
     assert features is not None
     assert coordinates is not None

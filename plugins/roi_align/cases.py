@@ -1,4 +1,4 @@
-"""What every implementation of RoI align is tried on."""
+"""Test cases for RoI align."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def _maker(
     x: tuple[int, ...], boxes: int, reach: float, *, has_images: bool = True
 ) -> Callable[[np.random.Generator], Sequence[ndarray | None]]:
-    """Return a maker of an image and of boxes, up to `reach` pixels beyond it when scaled by 1 / 4."""
+    """Return a function that makes an image, and boxes up to `reach` pixels outside it when scaled by 1 / 4."""
 
     def make(generator: np.random.Generator) -> Sequence[ndarray | None]:
         size = np.array([x[3], x[2]]) * 4

@@ -1,4 +1,4 @@
-"""RoI align as one kernel: a program makes some bins of one box, some channels of them."""
+"""RoI align as one kernel: each program computes some channels of some bins of one box."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def roi_align(
     HO: tl.constexpr, WO: tl.constexpr, RATIO: tl.constexpr, SCALE: tl.constexpr, IS_ALIGNED: tl.constexpr,
     MODE: tl.constexpr, HAS_IMAGES: tl.constexpr, BINS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Make BINS bins of one box, CHANNELS channels of them; places in fp32. MODE: a place in MODES."""
+    """Compute CHANNELS channels of BINS bins of one box; positions are in fp32. MODE: an index into MODES."""
     roi = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     place = tl.program_id(2) * BINS + tl.arange(0, BINS)
@@ -109,7 +109,7 @@ def roi_align(
 def plan(
     shapes: Sequence[Sequence[Any] | None], attributes: RoiAlignAttributes, cdiv: Callable[[Any, int], Any]
 ) -> Launch:
-    """Return how the kernel starts for inputs of these shapes, which may be TensorRT's symbols."""
+    """Return the launch parameters for inputs of these shapes, which may be TensorRT symbols."""
     x, rois, images = shapes
     assert x is not None
     assert rois is not None
@@ -131,7 +131,7 @@ def plan(
 
 
 def launch(inputs: Sequence[torch.Tensor | None], attributes: RoiAlignAttributes) -> list[torch.Tensor]:
-    """Run the kernel on tensors; the output is NaN where it writes nothing."""
+    """Run the kernel on tensors; the output is NaN wherever it writes nothing."""
     x, rois, images = inputs
     assert x is not None
     assert rois is not None
@@ -144,7 +144,7 @@ def launch(inputs: Sequence[torch.Tensor | None], attributes: RoiAlignAttributes
 
 
 def to_compile(dtype: DType, started: Launch) -> Kernel:
-    """Return the kernel with the types of its arguments; boxes are fp32, their images int64."""
+    """Return the kernel and the types of its arguments; boxes are fp32, their images int64."""
     data = pointer(dtype)
     inputs = {"x_ptr": data, "rois_ptr": "*fp32", "images_ptr": "*i64"}
     signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), "y_ptr": data}

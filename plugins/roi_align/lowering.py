@@ -1,4 +1,4 @@
-"""RoI align: every sample of every box at once, from images that lie one below the other."""
+"""RoI align: every sample of every box at once, from images stacked vertically."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Axis(Generic[T]):
-    """Samples along an axis. at: their places [R, P * S], inside the image. is_seen: 1 where they count, [R, P * S].
+    """Samples along an axis. at: their positions [R, P * S], inside the image. is_seen: 1 if they count, [R, P * S].
 
-    share: one over how many samples a bin has, [R, 1], or a number. bins: P. samples: S, the most that a bin can have.
+    share: one over the samples per bin, [R, 1] or a number. bins: P. samples: S, the most that a bin can have.
     """
 
     at: T
@@ -44,7 +44,7 @@ class _Samples(Generic[T]):
 
 
 def lower(o: Ops[T], inputs: Sequence[T | None], attributes: RoiAlignAttributes, form: str) -> list[T]:
-    """Sample, leave out what does not count, and join the samples of each bin."""
+    """Sample, mask the samples that do not count, and reduce those of each bin."""
     x, rois, images = inputs
     assert x is not None
     assert rois is not None
@@ -60,7 +60,7 @@ def lower(o: Ops[T], inputs: Sequence[T | None], attributes: RoiAlignAttributes,
 
 
 def _axis(o: Ops[T], x: T, axis: int, edges: tuple[T, T], attributes: RoiAlignAttributes) -> _Axis[T]:
-    """Return the samples along height or width. edges: where boxes begin and end on the axis [R, 1]."""
+    """Return the samples along height or width. edges: where boxes start and end on the axis [R, 1]."""
     low, high = edges
     bins = attributes.output_size[axis - 2]
     shift = 0.5 if attributes.is_aligned else 0.0
@@ -111,7 +111,7 @@ def _spread(o: Ops[T], share: T | float) -> T | float:
 
 
 def _is_there(o: Ops[T], rows: _Axis[T], columns: _Axis[T]) -> T | None:
-    """Return which samples bins have [1, R, 1, S, 1, S], None where all have as many."""
+    """Return which samples bins have [1, R, 1, S, 1, S]; None if all bins have the same number."""
     if isinstance(rows.share, float) or isinstance(columns.share, float):
         return None
     below = o.constant(np.arange(rows.samples, dtype=np.float32).reshape(1, 1, 1, -1, 1, 1) + 0.5)

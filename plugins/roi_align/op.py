@@ -1,4 +1,4 @@
-"""Features of boxes by bilinear samples: what it takes and makes, and the nodes it stands for."""
+"""Features of boxes by bilinear samples: inputs, outputs, and the nodes it replaces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLOATS = (FP32, FP16, BF16)
 
 @dataclass(frozen=True)
 class RoiAlignAttributes:
-    """output_size: height, width. sampling_ratio: samples of a bin along each axis; 0 as many as it has pixels.
+    """output_size: height, width. sampling_ratio: samples of a bin along each axis; 0 for as many as it has pixels.
 
     is_aligned: move boxes by half a pixel, so that pixels' centres are whole numbers; otherwise boxes are at least one
     pixel large. mode: `avg`, `max` of the samples, or `max_corner` of the samples' weighted corners, which is what
@@ -65,7 +65,7 @@ def _from_onnx(node: ForeignNode) -> Replacement:
 
 
 def _from_mmcv(node: ForeignNode) -> Replacement:
-    """Read mmcv's node: image, boxes behind the number of their image."""
+    """Read mmcv's node: image, and boxes preceded by the number of their image."""
     size = (node.number("output_height"), node.number("output_width"))
     ratio, scale = node.number("sampling_ratio", 0), node.number("spatial_scale", 1.0)
     mode, is_aligned = node.only("mode", ("avg", "max"), "avg"), bool(node.only("aligned", (0, 1), 1))

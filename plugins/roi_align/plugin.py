@@ -1,4 +1,4 @@
-"""RoI align as a plugin of TensorRT, for boxes with their images beside them."""
+"""RoI align as a TensorRT plugin, for boxes with a separate input of image numbers."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def _box(x: Tensor, box: Tensor, attributes: RoiAlignAttributes) -> Tensor:
 
 
 def _places(low: float, high: float, sizes: tuple[int, int], attributes: RoiAlignAttributes) -> list[list[float]]:
-    """Return the samples' places of every bin along an axis. sizes: number of bins, pixels of the image."""
+    """Return the positions of every bin's samples along an axis. sizes: number of bins, pixels of the image."""
     bins, pixels = sizes
     shift = 0.5 if attributes.is_aligned else 0.0
     start, end = low * attributes.spatial_scale - shift, high * attributes.spatial_scale - shift

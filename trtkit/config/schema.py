@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, StrictBool, StrictInt, model_valida
 
 from trtkit.config.quantize import QuantizeOptions
 from trtkit.config.strict import StrictModel
-from trtkit.config.task import Preprocess, Task, VerifyOptions
+from trtkit.config.task import Boxes, Preprocess, Task, VerifyOptions
 from trtkit.dtypes import Precision
 
 IoType = Literal["model", "fp32", "fp16", "bf16"]
@@ -16,11 +16,11 @@ SymbolicShape = tuple[StrictInt | str, ...]
 
 
 class DimRange(StrictModel):
-    """`min/opt/max` of one symbolic dimension; written `[1, 8, 32]` or, where fixed, `8`."""
+    """`min/opt/max` of one symbolic dimension; written `[1, 8, 32]` or, if fixed, `8`."""
 
-    min: StrictInt = Field(ge=0)
-    opt: StrictInt = Field(ge=0)
-    max: StrictInt = Field(ge=0)
+    min: StrictInt = Field(ge=0, description="Smallest size.")
+    opt: StrictInt = Field(ge=0, description="Size that kernels are tuned for.")
+    max: StrictInt = Field(ge=0, description="Largest size.")
     multiple_of: StrictInt = Field(1, ge=1, description="All sizes are multiples of this number.")
 
     @model_validator(mode="after")
@@ -35,9 +35,9 @@ class DimRange(StrictModel):
 class ShapeRange(StrictModel):
     """`min/opt/max` shapes of one input; written as a mapping or as a list of three shapes."""
 
-    min: tuple[StrictInt, ...]
-    opt: tuple[StrictInt, ...]
-    max: tuple[StrictInt, ...]
+    min: tuple[StrictInt, ...] = Field(description="Smallest shape.")
+    opt: tuple[StrictInt, ...] = Field(description="Shape that kernels are tuned for.")
+    max: tuple[StrictInt, ...] = Field(description="Largest shape.")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -74,7 +74,7 @@ class InputSpec(StrictModel):
     """An input of a PyTorch module: sizes and names of dynamic dimensions, such as `[batch, 3, 224, 224]`."""
 
     shape: SymbolicShape = Field(description="Sizes; names for dynamic dimensions.")
-    dtype: Literal["fp32", "fp16", "int32", "int64", "bool"] = "fp32"
+    dtype: Literal["fp32", "fp16", "int32", "int64", "bool"] = Field("fp32", description="Type of the elements.")
 
 
 _FACTORY = "`package.module:callable` that returns the module: installed, else in the current folder. It is run."
@@ -160,6 +160,10 @@ class LlmOptions(StrictModel):
     logits: Literal["last", "all"] = Field("last", description="Logits of the last token or of all tokens.")
     inputs: Literal["ids", "embeds"] = Field("ids", description="`input_ids`, or `inputs_embeds` for hybrids.")
     hidden_states: StrictBool = Field(False, description="Also return the final hidden states.")
+    kv_window: Literal["full", "used"] = Field(
+        "full",
+        description="Cached tokens that attention reads: a slot's full length, or those in use, to a power of two.",
+    )
 
     @model_validator(mode="after")
     def _prefill_fits(self) -> Self:
@@ -228,3 +232,15 @@ class ModelConfig(StrictModel):
         if self.fixed_inputs and self.source.onnx is None:
             raise ValueError("`fixed_inputs` applies to ONNX files only")
         return self
+
+    @property
+    def engine_nms(self) -> Boxes | None:
+        """The boxes that NMS in the network selects, None if there is no NMS in it."""
+        return None if self.task is None or not self.task.has_engine_nms else self.task.boxes
+
+    def with_host_nms(self) -> ModelConfig:
+        """Return the config of the same network before NMS."""
+        if self.task is None or self.task.boxes is None:
+            return self
+        boxes = self.task.boxes.model_copy(update={"nms": "host"})
+        return self.model_copy(update={"task": self.task.model_copy(update={"boxes": boxes})})

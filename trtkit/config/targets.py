@@ -15,15 +15,14 @@ from trtkit.errors import ConfigError, Problem
 
 
 class Target(StrictModel):
-    """Hardware to build for.
+    """Hardware to build for."""
 
-    compute_capabilities: SM numbers, such as 89; empty builds for every GPU that the backend covers.
-    """
-
-    name: str = ""
-    description: str = ""
-    backend: Literal["auto", "tensorrt", "tensorrt_rtx"] = "auto"
-    compute_capabilities: tuple[int, ...] = Field((), description="SM numbers, such as [86, 89].")
+    name: str = Field("", description="The file's name if unset.")
+    description: str = Field("", description="One-line description.")
+    backend: Literal["auto", "tensorrt", "tensorrt_rtx"] = Field("auto", description="The TensorRT to build with.")
+    compute_capabilities: tuple[int, ...] = Field(
+        (), description="SM numbers, such as [86, 89]; if empty, every GPU that the backend supports."
+    )
 
 
 def shipped_targets() -> list[str]:

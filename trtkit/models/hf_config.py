@@ -111,7 +111,7 @@ class HfConfig:
         else:
             return
         if not is_right:
-            raise SourceError(f"`{own}` is `{str(value)[:60]}`, wanted is {wanted}", self.where, FIX)
+            raise SourceError(f"`{own}` is `{str(value)[:60]}`; expected {wanted}", self.where, FIX)
 
     def refuse(self, name: str, *supported: Any) -> None:
         """Raise SourceError unless a field is missing, null or one of `supported`."""
@@ -122,7 +122,7 @@ class HfConfig:
 
     def unsupported(self, name: str, value: Any, known: Iterable[str]) -> SourceError:
         """Return the error for a field's value that trtkit does not know."""
-        return SourceError(f"`{name}` is `{value}`, which is not known", self.where, f"known are {', '.join(known)}")
+        return SourceError(f"`{name}` is `{value}`, which is not known", self.where, f"known: {', '.join(known)}")
 
     def check_all_read(self) -> None:
         """Raise ProblemsError naming each field that is set and was not read: it may change what is computed."""

@@ -53,7 +53,7 @@ def decoder_spec(fields: Mapping[str, Any], where: str = "config.json") -> Decod
     model_type = str(HfConfig(fields, where).need("model_type"))
     if model_type not in FAMILIES:
         near = difflib.get_close_matches(model_type, FAMILIES, n=3)
-        known = "did you mean " + " or ".join(f"`{name}`" for name in near) if near else "known are " + _listed()
+        known = "did you mean " + " or ".join(f"`{name}`" for name in near) if near else "known: " + _listed()
         raise SourceError(f"unknown `model_type` `{model_type}`", where, known)
     family = importlib.import_module(f"trtkit.models.decoders.{FAMILIES[model_type]}")
     config = HfConfig(fields, where, getattr(family, "ALIASES", None), getattr(family, "DEFAULTS", None))

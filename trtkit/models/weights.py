@@ -133,7 +133,7 @@ def _missing(spec: DecoderSpec, names: Mapping[str, str], source: Mapping[str, A
         elif (shape := _shape(source, name)) != weight.shape and not (
             spec.is_in_out and shape == weight.shape[::-1] and _is_quantized(source, name)
         ):
-            yield Problem(f"`{name}` has shape {list(shape)}, wanted is {list(weight.shape)}")
+            yield Problem(f"`{name}` has shape {list(shape)}; expected {list(weight.shape)}")
 
 
 def _shape(source: Mapping[str, Any], name: str) -> Shape:

@@ -78,11 +78,16 @@ class Compiled:
 
 def load_kernels(op: CustomOp, *, interpreted: bool = False) -> ModuleType:
     """Import the op's `kernel.py`; `interpreted`: its kernels run on the CPU by Triton's interpreter, slowly."""
+    return load_kernel_module(op.package, op.folder, interpreted=interpreted)
+
+
+def load_kernel_module(package: str, folder: Path, *, interpreted: bool = False) -> ModuleType:
+    """Import `kernel.py` of a package's folder, once for the GPU and once for the interpreter."""
     from triton import knobs
 
-    name = f"{op.package}.{'interpreted_' * interpreted}kernel"
+    name = f"{package}.{'interpreted_' * interpreted}kernel"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, op.folder / "kernel.py")
+        spec = importlib.util.spec_from_file_location(name, folder / "kernel.py")
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)

@@ -155,7 +155,7 @@ def find(name: str) -> CustomOp:
     for op in ops.values():
         if name in {op.name, op.package.rpartition(".")[2]}:
             return op
-    raise NetworkError(f"unknown custom op `{name}`", fix=f"known are {', '.join(sorted(ops))}")
+    raise NetworkError(f"unknown custom op `{name}`", fix=f"known: {', '.join(sorted(ops))}")
 
 
 def op_folders() -> list[Path]:

@@ -17,8 +17,8 @@ from trtkit.network.ops.activation import tanh
 from trtkit.network.ops.arithmetic import cast
 from trtkit.network.ops.gather import embedding, pick, token_at
 from trtkit.network.ops.linear import linear
-from trtkit.network.ops.mask import alibi_mask, alibi_slopes, appended_positions, causal_mask
-from trtkit.network.ops.shape import concat, take
+from trtkit.network.ops.mask import alibi_mask, alibi_slopes, appended_positions, cached_positions, causal_mask
+from trtkit.network.ops.shape import concat, take, unsqueeze
 from trtkit.network.rope_tables import rope_tables
 
 if TYPE_CHECKING:
@@ -36,12 +36,13 @@ class DecoderOptions:
 
     dtype: type of weights, caches and arithmetic: fp32, fp16 or bf16.
     max_sequence_length: T, the length of each slot's cache.
-    has_all_logits: `logits` [B, S, V] of every token; otherwise [B, V] of the token that `last_token_index` [B] names.
-    has_embeds_input: `inputs_embeds` [B, S, D], scaled as embeddings are, in place of `input_ids`.
-    has_hidden_states: also give `hidden_states` [B, S, D], after the final norm.
-    has_native_lengths: tell the attention layer `kv_lengths` besides masking by them, so that it may skip the rest.
-    kv_cache: caches in eight bits, with each layer's scales. They are read only: `present_*` then holds the new keys
-        and values alone, [B, K, S, H], and whoever runs the engine writes them into the caches.
+    has_all_logits: `logits` [B, S, V] of every token; otherwise [B, V] of the tokens at `last_token_index` [B].
+    has_embeds_input: `inputs_embeds` [B, S, D], scaled like embeddings, instead of `input_ids`.
+    has_hidden_states: also return `hidden_states` [B, S, D], after the final norm.
+    has_native_lengths: pass `kv_lengths` to the attention layer, besides masking by them, so that it may skip the rest.
+    has_kv_window: let attention read as many cached tokens as the input `key_positions` [T'] has, and not all T.
+    kv_cache: 8-bit caches, with each layer's scales. They are read-only: `present_*` then holds only the new keys and
+    values, [B, K, S, H], which the runtime writes into the caches.
     """
 
     dtype: DType = FP16
@@ -51,30 +52,37 @@ class DecoderOptions:
     has_embeds_input: bool = False
     has_hidden_states: bool = False
     has_native_lengths: bool = False
+    has_kv_window: bool = False
     kv_cache: KvQuantization | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class _Inputs:
-    """The network's inputs but tokens and caches. rope_position_ids: where the model has M-RoPE."""
+    """The network's inputs but tokens and caches.
+
+    rope_position_ids: where the model has M-RoPE. key_positions: where attention reads a part of the caches.
+    """
 
     position_ids: Tensor
     write_indices: Tensor
     kv_lengths: Tensor
     rope_position_ids: Tensor | None = None
+    key_positions: Tensor | None = None
 
 
 def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], options: DecoderOptions) -> None:
     """Add a decoder-only language model to an empty graph, with its inputs and outputs.
 
-    Inputs: `input_ids` [B, S], `position_ids` [B, S], `write_indices` [B], `kv_lengths` [B] (cached tokens with the
-    new ones), `last_token_index` [B], and for each layer `past_key_<i>`, `past_value_<i>` [B, K, T, H].
-    `position_ids` are places in the cache, and what causality follows. M-RoPE turns by `rope_position_ids` [3, B, S]:
-    time, height and width.
-    Outputs: `logits` in fp32, and for each layer `present_key_<i>`, `present_value_<i>`, in the inputs' memory.
-    Every sequence is a slot with lengths of its own; new tokens behind a slot's `kv_lengths` are padding, which is
-    written to the cache too: `write_indices` + S is at most T. An idle slot has a `kv_lengths` of 1: with nothing to
-    attend to, a softmax is not a number.
+    Inputs: `input_ids` [B, S], `position_ids` [B, S], `write_indices` [B], `kv_lengths` [B] (cached tokens including
+    the new ones), `last_token_index` [B], and for each layer `past_key_<i>`, `past_value_<i>` [B, K, T, H].
+    `position_ids` are positions in the cache and determine causality. M-RoPE rotates by `rope_position_ids` [3, B, S]:
+    time, height and width. `key_positions` [T'] is 0, 1, 2, ...: attention reads that many cached tokens of each slot,
+    at least the longest `kv_lengths`.
+    Outputs: `logits` in fp32, and for each layer `present_key_<i>`, `present_value_<i>`, which share the inputs'
+    memory.
+    Every sequence is a slot with its own lengths. New tokens beyond a slot's `kv_lengths` are padding, which is written
+    to the cache too, so `write_indices` + S is at most T. An idle slot has a `kv_lengths` of 1, since a softmax over no
+    tokens is NaN.
 
     arrays: weights by path, as `trtkit.models.weights.find_weights` returns them. Raises NetworkError.
     """
@@ -83,7 +91,7 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     x, table, inputs = _embed(weights, spec, options)
     positions = _Rows(graph, options, inputs)
     for index, layer in enumerate(spec.layers):
-        past = _past(graph, layer.attention, options, index, inputs.write_indices)
+        past = _past(graph, layer.attention, options, index, inputs)
         with graph.scope(f"layers.{index}"):
             x, present = decoder_layer(weights, x, (spec.block, layer), positions.of(layer.attention), past)
         graph.output(present.keys, f"present_key_{index}")
@@ -119,7 +127,7 @@ def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> tupl
         x = graph.take(InputSpec("inputs_embeds", options.dtype.name, axes, "request"))
     else:
         tokens = graph.take(InputSpec("input_ids", options.ids_dtype.name, (BATCH, NEW_TOKENS), "request"))
-    inputs = _scheduled(graph, options.ids_dtype, has_sections=_has_sections(spec))
+    inputs = _scheduled(graph, options, has_sections=_has_sections(spec))
     with graph.scope("embedding"):
         if not options.has_embeds_input or spec.head.is_tied:
             table = weights.get("weight")
@@ -129,8 +137,9 @@ def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> tupl
     return _position(weights, x, spec, inputs), table, inputs
 
 
-def _scheduled(graph: Graph, ids: DType, *, has_sections: bool) -> _Inputs:
+def _scheduled(graph: Graph, options: DecoderOptions, *, has_sections: bool) -> _Inputs:
     """Add the inputs that say where tokens stand."""
+    ids = options.ids_dtype
 
     def scheduled(name: str, dtype: DType, *axes: Axis) -> Tensor:
         return graph.take(InputSpec(name, dtype.name, axes, "scheduler"))
@@ -140,6 +149,7 @@ def _scheduled(graph: Graph, ids: DType, *, has_sections: bool) -> _Inputs:
         scheduled("write_indices", INT32, BATCH),
         scheduled("kv_lengths", INT32, BATCH),
         scheduled("rope_position_ids", ids, Axis("rope_sections", 3), BATCH, NEW_TOKENS) if has_sections else None,
+        scheduled("key_positions", INT32, Axis("kv_window")) if options.has_kv_window else None,
     )
 
 
@@ -158,7 +168,7 @@ def _position(weights: Weights, x: Tensor, spec: DecoderSpec, inputs: _Inputs) -
     return norm_block(weights, "embedding_norm", x, spec.embedding.norm) if spec.embedding.norm is not None else x
 
 
-def _past(graph: Graph, attention: AttentionSpec, options: DecoderOptions, index: int, write_indices: Tensor) -> Past:
+def _past(graph: Graph, attention: AttentionSpec, options: DecoderOptions, index: int, inputs: _Inputs) -> Past:
     """Add the inputs for one layer's cache."""
     heads, head_dim = Axis("key_value_heads", attention.num_key_value_heads), Axis("head_dim", attention.head_dim)
     axes, kv = (BATCH, heads, Axis("cached_tokens", options.max_sequence_length), head_dim), options.kv_cache
@@ -168,7 +178,7 @@ def _past(graph: Graph, attention: AttentionSpec, options: DecoderOptions, index
         graph.take(InputSpec(f"past_{name}_{index}", dtype.name, axes, "cache", f"present_{name}_{index}"))
         for name in ("key", "value")
     )
-    return Past(keys, values, write_indices, scales)
+    return Past(keys, values, inputs.write_indices, scales, inputs.key_positions)
 
 
 class _Rows:
@@ -187,23 +197,27 @@ class _Rows:
         return Positions(self._inputs.position_ids, self._mask(attention), tables, lengths)
 
     def _mask(self, attention: AttentionSpec) -> Tensor:
-        length, window = self._options.max_sequence_length, attention.sliding_window
-        window = None if window is None or window >= length else window
+        window = attention.sliding_window
+        window = None if window is None or window >= self._options.max_sequence_length else window
         alibi = (attention.num_attention_heads, attention.alibi_scale) if attention.has_alibi else None
         if (window, alibi) not in self._masks:
             ids = cast(self._inputs.position_ids, INT32)
-            keys = self._appended(ids)
-            mask = causal_mask(ids, self._inputs.kv_lengths, length if keys is None else keys, window)
+            keys = self._key_positions(ids)
+            mask = causal_mask(ids, self._inputs.kv_lengths, keys, window)
             if alibi is not None:
                 heads, scale = alibi
                 mask = alibi_mask(mask, ids, alibi_slopes(heads) * scale, self._options.dtype, keys)
             self._masks[window, alibi] = mask
         return self._masks[window, alibi]
 
-    def _appended(self, ids: Tensor) -> Tensor | None:
-        """Return the keys' positions where new keys stand behind the caches, None where they are written into them."""
-        if self._options.kv_cache is not None and self._keys is None:
-            self._keys = appended_positions(ids, self._inputs.write_indices, self._options.max_sequence_length)
+    def _key_positions(self, ids: Tensor) -> Tensor:
+        """Return the positions of the keys that attention reads: cached ones, and new ones that stand behind them."""
+        if self._keys is None:
+            window = self._inputs.key_positions
+            length = self._options.max_sequence_length
+            cached = cached_positions(self._graph, length) if window is None else unsqueeze(window, 0, 1, 2)
+            quantized = self._options.kv_cache is not None
+            self._keys = appended_positions(ids, self._inputs.write_indices, cached) if quantized else cached
         return self._keys
 
     def _rope(self, rope: RopeSpec) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -29,28 +30,37 @@ def describe(backend: Backend, network: Any, shapes: Mapping[str, tuple[int, ...
 
     TensorRT works out every tensor's shape itself: for the time of reading, the inputs are made static.
     """
-    inputs = [network.get_input(index) for index in range(network.num_inputs)]
-    declared = {tensor.name: tuple(tensor.shape) for tensor in inputs}
-    names = {tensor.name: [tensor.get_dimension_name(axis) for axis in range(len(tensor.shape))] for tensor in inputs}
-    dynamic_inputs = tuple(_tensor(tensor) for tensor in inputs)
+    dynamic_inputs = tuple(_tensor(network.get_input(index)) for index in range(network.num_inputs))
     dynamic_outputs = tuple(_tensor(network.get_output(index)) for index in range(network.num_outputs))
-    for tensor in inputs:
-        if tensor.name in shapes and -1 in declared[tensor.name]:
-            tensor.shape = shapes[tensor.name]
     known: dict[str, TensorRecord] = {}
-    stand_ins = StandIns(backend, network)
+    with static_inputs(network, shapes):
+        stand_ins = StandIns(backend, network)
+        try:
+            layers = tuple(
+                _layer(backend, network.get_layer(index), known, stand_ins) for index in range(network.num_layers)
+            )
+        finally:
+            stand_ins.put_back()
+    return NetworkRecord(dynamic_inputs, dynamic_outputs, dict(shapes), layers)
+
+
+@contextlib.contextmanager
+def static_inputs(network: Any, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[None]:
+    """Give dynamic inputs their `shapes` for the block, so that TensorRT knows the shape of every tensor."""
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    declared = [tuple(tensor.shape) for tensor in inputs]
+    names = [[tensor.get_dimension_name(axis) for axis in range(len(tensor.shape))] for tensor in inputs]
     try:
-        layers = tuple(
-            _layer(backend, network.get_layer(index), known, stand_ins) for index in range(network.num_layers)
-        )
+        for tensor, shape in zip(inputs, declared, strict=True):
+            if tensor.name in shapes and -1 in shape:
+                tensor.shape = shapes[tensor.name]
+        yield
     finally:
-        stand_ins.put_back()
-        for tensor in inputs:
-            tensor.shape = declared[tensor.name]
-            for axis, name in enumerate(names[tensor.name]):
+        for tensor, shape, axes in zip(inputs, declared, names, strict=True):
+            tensor.shape = shape
+            for axis, name in enumerate(axes):
                 if name:
                     tensor.set_dimension_name(axis, name)
-    return NetworkRecord(dynamic_inputs, dynamic_outputs, dict(shapes), layers)
 
 
 def _tensor(tensor: Any) -> TensorRecord:

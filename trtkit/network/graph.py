@@ -86,13 +86,13 @@ Operand = Tensor | float
 
 
 class Graph:
-    """Owns an INetworkDefinition, its builder, and the memory of its weights.
+    """An INetworkDefinition with its builder and the memory of its weights.
 
-    network: TensorRT's network, new or given (a parsed one, to continue on). builder: TensorRT's builder.
-    severity: the least severe messages that a new builder's logger writes; errors only if None.
-    constants: bytes of weights by layer name, for types that TensorRT does not let be read back: bf16 and narrower.
-    quantized: how the matrices of linear layers were written that are quantized, by the layer's path with dots.
-    inputs: what is known of inputs that were added by a spec.
+    network: TensorRT's network: a new one, or a parsed one to extend. builder: TensorRT's builder.
+    severity: the lowest severity that a new builder's logger writes; only errors if None.
+    constants: bytes of weights by layer name, for types that cannot be read back from TensorRT: bf16 and narrower.
+    quantized: how quantized matrices of linear layers were written, by the layer's dotted path.
+    inputs: facts about inputs that were added from a spec.
     """
 
     def __init__(self, backend: Backend, network: Any = None, builder: Any = None, severity: str | None = None) -> None:
@@ -137,18 +137,18 @@ class Graph:
         return self.input(spec.name, DTYPES[spec.dtype], spec.shape)
 
     def output(self, tensor: Tensor, name: str) -> None:
-        """Mark a tensor as the network's output `name`. An input, or another output, is handed on by an identity."""
+        """Mark a tensor as the network's output `name`. An input, or another output, goes through an identity layer."""
         if tensor.trt.is_network_input or tensor.trt.is_network_output:
             tensor = self.add(self.network.add_identity(tensor.trt), "identity")
         tensor.trt.name = name
         self.network.mark_output(tensor.trt)
 
     def constant(self, array: Array, role: str = "constant", dtype: DType | None = None) -> Tensor:
-        """Add an array, converted where `dtype` differs from its own; otherwise its memory is shared."""
+        """Add an array, converted if `dtype` differs from its own; otherwise its memory is shared."""
         return self._held_constant(host_array(array, dtype), role)
 
     def packed(self, array: Array, dtype: DType, shape: Shape, role: str) -> Tensor:
-        """Add an array's bytes as a constant of `dtype` and `shape`; four-bit types hold two elements to a byte."""
+        """Add an array's bytes as a constant of `dtype` and `shape`; 4-bit types store two elements per byte."""
         memory = np.ascontiguousarray(array)
         return self._held_constant(HostArray(dtype, shape, memory.ctypes.data, memory), role)
 
@@ -168,9 +168,9 @@ class Graph:
         return self.constant(np.full([1] * rank, value, kind), role, dtype)
 
     def add(self, layer: Any, role: str) -> Tensor:
-        """Name a layer that was just added, check TensorRT's answer and return its first output.
+        """Name a layer that was just added, check TensorRT's result and return its first output.
 
-        Raises NetworkError with the layer's path and TensorRT's own words.
+        Raises NetworkError with the layer's path and TensorRT's message.
         """
         name = self._unique(self.path(role))
         if layer is None:
@@ -181,7 +181,7 @@ class Graph:
         return self.tensor(tensor, name)
 
     def tensor(self, tensor: Any, where: str = "") -> Tensor:
-        """Wrap an ITensor, such as an output of a parsed network. Raises NetworkError where its shape is invalid."""
+        """Wrap an ITensor, such as an output of a parsed network. Raises NetworkError if its shape is invalid."""
         try:
             shape = tuple(tensor.shape)
         except (RuntimeError, ValueError) as error:
@@ -207,7 +207,7 @@ class Graph:
         return self.add(self.network.add_unsqueeze(x.trt, axes.trt), "unsqueeze")
 
     def error(self, what: str, where: str = "") -> NetworkError:
-        """Return a NetworkError at a layer's path, or the current scope, with what TensorRT said since the last one."""
+        """Return a NetworkError at a layer or the current scope, with TensorRT's messages since the last one."""
         errors = "; ".join(dict.fromkeys(self._errors.texts))
         self._errors.clear()
         return NetworkError(f"{what}: {errors}" if errors else what, where or self.path())

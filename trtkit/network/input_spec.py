@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Role = Literal["batch", "new_tokens", "cached_tokens", "hidden_size", "key_value_heads", "head_dim", "rope_sections"]
+Role = Literal[
+    "batch", "new_tokens", "cached_tokens", "kv_window", "hidden_size", "key_value_heads", "head_dim", "rope_sections"
+]
 Feeder = Literal["request", "scheduler", "cache", "stage"]
 """What a request brings; what follows from where its tokens stand; a KV cache; what an earlier stage gives."""
 
@@ -45,4 +47,13 @@ class InputSpec:
         return next(axis.size for axis in self.axes if axis.role == role)
 
 
+def kv_window(used: int, length: int) -> int:
+    """Return how many cached tokens attention reads where `used` of a slot's `length` are in use.
+
+    A power of two, at least 64: CUDA graphs are kept by shape, so few sizes are better than exact ones.
+    """
+    return min(length, max(_LEAST_WINDOW, 1 << (used - 1).bit_length()))
+
+
 BATCH, NEW_TOKENS = Axis("batch"), Axis("new_tokens")
+_LEAST_WINDOW = 64

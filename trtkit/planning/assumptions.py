@@ -25,7 +25,8 @@ def llm_assumptions(model: DecoderModel, work: Workload) -> list[str]:
         f"prompts of {work.input_len} tokens are prefilled whole for times, {work.chunk} tokens a step for memory; "
         "all requests start together",
         f"decoding is timed at {work.mean_length} cached tokens, the mean; a slot holds {work.length}",
-        "caches are linear and as long as needed; attention computes and reads all of a cache, masked parts too",
+        "caches are linear and as long as needed; attention computes and reads all of a cache, masked parts too; the "
+        "row `reads` has what an engine's attention is given, by `llm.kv_window`",
         "what other formats and several GPUs would change is arithmetic: engines are for one GPU, and in few bits as "
         "`quantize` in a config or the checkpoint says",
         "links between GPUs are not timed: their speed is not in the table",

@@ -143,7 +143,7 @@ def _zeros(spec: DecoderSpec, dtype: DType, quantized: QuantizedModel) -> Mappin
 
 
 def _record(backend: Backend, graph: Graph, point: Point) -> NetworkRecord:
-    """Return the network's record at (B, S, T); T is the network's own."""
-    sizes: dict[Role, int] = {"batch": point[0], "new_tokens": point[1]}
+    """Return the network's record at (B, S, T); T is the network's own, and all that attention reads."""
+    sizes: dict[Role, int] = {"batch": point[0], "new_tokens": point[1], "kv_window": point[2]}
     shapes = {spec.name: spec.shape_at(sizes) for spec in graph.inputs}
     return describe(backend, graph.network, shapes)

@@ -10,6 +10,7 @@ from trtkit.dtypes import DTYPES
 from trtkit.errors import PlanError
 from trtkit.models.spec import MoeSpec
 from trtkit.models.weights import model_weights
+from trtkit.network.input_spec import kv_window
 from trtkit.quantization.llm.choice import linear_layers
 from trtkit.quantized_model import describe
 
@@ -25,12 +26,16 @@ DEFAULT_INPUT, DEFAULT_OUTPUT = 512, 128
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests of equal lengths, in tokens, `concurrency` of them at once. chunk: prompt tokens of one prefill step."""
+    """Requests of equal lengths, in tokens, `concurrency` of them at once. chunk: prompt tokens of one prefill step.
+
+    slot_length: tokens that a slot has room for.
+    """
 
     input_len: int
     output_len: int
     concurrency: int
     chunk: int
+    slot_length: int
 
     @property
     def length(self) -> int:
@@ -41,6 +46,11 @@ class Workload:
     def mean_length(self) -> int:
         """Tokens that a slot holds on average while it decodes."""
         return self.input_len + (self.output_len + 1) // 2
+
+    @property
+    def read_lengths(self) -> dict[str, int]:
+        """Cached tokens of a slot that attention is given to read at the mean length, by `llm.kv_window`."""
+        return {"full": self.slot_length, "used": kv_window(self.mean_length, self.slot_length)}
 
 
 @dataclass(frozen=True)
@@ -147,17 +157,22 @@ def decoder_model(name: str, spec: DecoderSpec, dtype: DType, max_length: int = 
 
 
 def workload(
-    model: DecoderModel, input_len: int | None, output_len: int | None, *, concurrency: int, chunk: int
+    model: DecoderModel, lengths: tuple[int | None, int | None], *, concurrency: int, chunk: int, slot_length: int = 0
 ) -> Workload:
-    """Return the work, lengths that are None filled in. Raises PlanError for lengths that the model does not have."""
+    """Return the work. Raises PlanError for lengths that the model does not have.
+
+    lengths: of prompts and answers; None for the defaults. slot_length: the engine's, where it is known.
+    """
+    input_len, output_len = lengths
     limit = model.max_length or math.inf
     room = int(min(DEFAULT_INPUT + DEFAULT_OUTPUT, limit))
     output_len = min(DEFAULT_OUTPUT, max(1, room // 4)) if output_len is None else output_len
     input_len = max(1, min(DEFAULT_INPUT, room - output_len)) if input_len is None else input_len
     if input_len + output_len > limit:
-        what = f"{input_len} + {output_len} = {input_len + output_len} tokens are above the model's {model.max_length}"
-        raise PlanError(what, "--input-len, --output-len", f"lower them to {model.max_length} in all")
-    return Workload(input_len, output_len, concurrency, min(input_len, chunk))
+        total = input_len + output_len
+        what = f"{input_len} + {output_len} = {total} tokens exceed the model's limit of {model.max_length}"
+        raise PlanError(what, "--input-len, --output-len", f"lower them to at most {model.max_length} together")
+    return Workload(input_len, output_len, concurrency, min(input_len, chunk), max(slot_length, input_len + output_len))
 
 
 @dataclass(frozen=True)

@@ -54,9 +54,9 @@ class PlannedGpu:
     def rate(self, dtype: str) -> float | None:
         """Return the dense rate of matrix products of `dtype`, None where no page that was read states one.
 
-        fp32 products run as TF32 where the GPU has it, which TensorRT allows by default.
+        fp32 products run in fp32: trtkit builds without TF32, whose inputs have 10-bit mantissas.
         """
-        return self.rates.get("tf32", self.rates.get("fp32")) if dtype == "fp32" else self.rates.get(dtype)
+        return self.rates.get(dtype)
 
     def ridge(self, dtype: str) -> float | None:
         """Return the operations per byte above which `dtype` is bound by compute."""
@@ -103,7 +103,7 @@ def find_gpus(names: Sequence[str]) -> tuple[PlannedGpu, ...]:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
             hint = "did you mean " + " or ".join(f"`{each}`" for each in near) + "? " if near else ""
-            raise PlanError(f"unknown GPU `{name}`", "--gpu", f"{hint}known are {', '.join(known)}")
+            raise PlanError(f"unknown GPU `{name}`", "--gpu", f"{hint}known: {', '.join(known)}")
     return tuple(known[name] for name in dict.fromkeys(wanted))
 
 

@@ -55,6 +55,9 @@ def plan_llm(question: Question, gpu: PlannedGpu, demand: Demand = NO_DEMAND) ->
         compute_bound_batch=compute_bound_batch(counts, work.mean_length, gpu),
         compute_bound_batch_without_caches=compute_bound_batch(counts, 0, gpu),
         speed=speed,
+        tpot_by_kv_window={
+            window: floor(counts, (work.concurrency, 1, tokens), gpu) for window, tokens in work.read_lengths.items()
+        },
         load=demand.plan(speed.output_tokens_per_second / work.output_len, fits=fits and takes),
         curve=tuple(speeds(question, gpu, size, price) for size in _batches(batch)),
         formats=tuple(_in_format(question, gpu, form) for form in formats if form.fits(gpu)),

@@ -19,7 +19,7 @@ from trtkit.planning.jobs import COUNT_DECODER, CountRequest
 from trtkit.planning.llm import Question, plan_llm
 from trtkit.planning.load import Demand
 from trtkit.planning.quantized_by import quantized_of
-from trtkit.planning.report import LayerGroup, LayerWork, LlmReport, StepWork, VisionReport
+from trtkit.planning.report import CacheRead, LayerGroup, LayerWork, LlmReport, StepWork, VisionReport
 from trtkit.planning.roofline import intensity
 from trtkit.planning.vision import VisionQuestion, plan_vision
 
@@ -72,9 +72,14 @@ def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> Ll
     quantized = quantized_of(planned, spec)
     if quantized is not None:
         model = model.quantized_as(spec, quantized)
-    slots = options.max_batch_size if planned.config.llm is not None and planned.config.llm.model_fields_set else 1
-    concurrency, chunk = request.concurrency or slots, options.max_prefill_length
-    work = workload(model, request.input_len, request.output_len, concurrency=concurrency, chunk=chunk)
+    is_sized = planned.config.llm is not None and bool(planned.config.llm.model_fields_set)
+    work = workload(
+        model,
+        (request.input_len, request.output_len),
+        concurrency=request.concurrency or (options.max_batch_size if is_sized else 1),
+        chunk=options.max_prefill_length,
+        slot_length=options.max_sequence_length if is_sized else 0,
+    )
     counts = _count(planned, quantized, work.length, runner)
     question = Question(model, counts, work)
     points = {"prefill": (1, work.input_len, work.input_len), "decode": (work.concurrency, 1, work.mean_length)}
@@ -83,6 +88,10 @@ def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> Ll
         model=model,
         source=planned.where,
         windowed_slot_bytes=windowed if model.has_windows else None,
+        kv_window={
+            window: CacheRead(tokens, counts.cache_bytes.at((work.concurrency, 1, tokens)))
+            for window, tokens in work.read_lengths.items()
+        },
         work=work,
         layers=_layers(counts, points),
         step={name: _step(counts, point) for name, point in points.items()},
@@ -96,7 +105,7 @@ def _plan_vision(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
     lengths = {"--input-len": request.input_len, "--output-len": request.output_len}
     meaningless = [option for option, value in lengths.items() if value is not None]
     if meaningless:
-        what = f"{' and '.join(meaningless)}: `{planned.name}` takes no prompts: it is not a language model"
+        what = f"{' and '.join(meaningless)}: `{planned.name}` is not a language model and takes no prompts"
         raise PlanError(what, "", "leave it out; `--concurrency` is the batch")
     if planned.bundle is not None:
         network = count_bundle(planned.bundle, runner)
@@ -106,7 +115,7 @@ def _plan_vision(planned: PlannedModel, request: PlanRequest, runner: Runner) ->
     low, high = network.batches
     batch = request.concurrency or low
     if low == high and batch != low:
-        raise PlanError(f"the network is known at batch {low} only, not {batch}", "--concurrency", f"leave it at {low}")
+        raise PlanError(f"the network takes batch {low} only, not {batch}", "--concurrency", f"use {low}")
     question = VisionQuestion(network, batch)
     return VisionReport(
         model_name=planned.name,

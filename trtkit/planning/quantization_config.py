@@ -49,7 +49,7 @@ def by_config(spec: DecoderSpec, section: Json, where: str) -> QuantizedModel:
     method = str(section.get("quant_method", "modelopt"))
     if method not in _FORMS:
         known = ", ".join(f"`{name}`" for name in _FORMS)
-        raise PlanError(f"`quant_method` is `{method}`", where, f"known are {known}")
+        raise PlanError(f"`quant_method` is `{method}`", where, f"known: {known}")
     form_of = _FORMS[method](section, where)
     layers = {}
     for layer in linear_layers(spec):
@@ -76,7 +76,7 @@ def _matches(module: str, name: str) -> bool:
 
 def _check(layer: Layer, form: LayerForm, where: str) -> None:
     if form.block and layer.size % form.block:
-        what = f"blocks of {form.block} do not divide the {layer.size} columns of `{layer.module}`"
+        what = f"a block size of {form.block} does not divide the {layer.size} columns of `{layer.module}`"
         raise PlanError(what, where, "correct `quantization_config`")
 
 
@@ -102,7 +102,7 @@ def _modelopt_form(section: Json, where: str) -> LayerForm:
     """Return a layer's form. Raises PlanError for algorithms that are not known."""
     name = _algorithm(section)
     if name not in _MODELOPT:
-        raise PlanError(f"`quant_algo` is `{name}`", where, f"known are {', '.join(_MODELOPT)}")
+        raise PlanError(f"`quant_algo` is `{name}`", where, f"known: {', '.join(_MODELOPT)}")
     form = _MODELOPT[name]
     return replace(form, block=int(section.get("group_size") or form.block or 128)) if form.format == "int4" else form
 
@@ -112,7 +112,7 @@ def _grouped(section: Json, where: str) -> Callable[[Layer], LayerForm | None]:
     bits = int(section.get("bits") or section.get("w_bit") or 4)
     group = int(section.get("group_size") or section.get("q_group_size") or 128)
     if bits not in (4, 8):
-        raise PlanError(f"weights of {bits} bits have no form in TensorRT", where, "known are 4 and 8")
+        raise PlanError(f"TensorRT does not support {bits}-bit weights", where, "use 4 or 8 bits")
     has_offsets = not section["sym"] if "sym" in section else section.get("zero_point", True)
 
     def form_of(layer: Layer) -> LayerForm | None:
@@ -151,7 +151,7 @@ def _scheme_form(group: Json, layer: Layer, where: str) -> LayerForm:
     if (kind, bits) == ("float", 4):
         return LayerForm("fp4", FORMATS["fp4"].block, "fp4" if inputs else None)
     if (kind, bits) not in (("float", 8), ("int", 8), ("int", 4)):
-        raise PlanError(f"weights of {bits} bits of type `{kind}` have no form in TensorRT", where, "use another form")
+        raise PlanError(f"TensorRT does not support {bits}-bit weights of type `{kind}`", where, "use another format")
     if (kind, strategy, columns) == ("float", "group", FORMATS["mxfp8"].block):
         return LayerForm("mxfp8", columns, "mxfp8" if inputs else None)
     block = None if strategy == "tensor" else int(columns) if columns else _ROWS

@@ -55,6 +55,14 @@ class StepWork:
 
 
 @dataclass(frozen=True)
+class CacheRead:
+    """What attention is given to read in a decode step: tokens of each slot, bytes of all slots in all layers."""
+
+    tokens: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class LlmSpeed:
     """Times and throughput of `batch` requests at once. ttft_of_all: until all prompts are prefilled."""
 
@@ -114,6 +122,7 @@ class SplitPlan:
 class LlmGpu:
     """A language model on one GPU model. Times are floors: nothing that runs this network there can be faster.
 
+    tpot_by_kv_window: a decode step where kernels read all that attention is given, by `llm.kv_window`.
     load: None without a load, or if the model does not fit.
     """
 
@@ -127,6 +136,7 @@ class LlmGpu:
     compute_bound_batch: int | None
     compute_bound_batch_without_caches: int | None
     speed: LlmSpeed
+    tpot_by_kv_window: dict[str, Floor]
     load: LoadPlan | None
     curve: tuple[LlmSpeed, ...]
     formats: tuple[FormatPlan, ...]
@@ -170,11 +180,15 @@ class _Report(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class LlmReport(_Report):
-    """The plan of a language model. windowed_slot_bytes: of a slot whose sliding layers kept their window only."""
+    """The plan of a language model. windowed_slot_bytes: of a slot if sliding layers kept only their window.
+
+    kv_window: what attention is given to read, by `llm.kv_window`.
+    """
 
     model: DecoderModel
     work: Workload
     windowed_slot_bytes: int | None
+    kv_window: dict[str, CacheRead]
     formulas: Formulas
     gpus: tuple[LlmGpu, ...]
 
@@ -195,6 +209,7 @@ class LlmReport(_Report):
             "kind": "llm",
             "model": {**self.model.to_json(), "source": self.source, "slot_bytes": self.slot_bytes},
             "windowed_slot_bytes": self.windowed_slot_bytes,
+            "kv_window": to_json(self.kv_window),
             "workload": {**to_json(self.work), "length": self.work.length, "mean_length": self.work.mean_length},
             "formulas": to_json(self.formulas),
             "gpus": [_gpu(gpu) for gpu in self.gpus],
@@ -204,7 +219,7 @@ class LlmReport(_Report):
 
 @dataclass(frozen=True, kw_only=True)
 class VisionReport(_Report):
-    """The plan of a network of images or arrays. profile: the smallest and largest batch."""
+    """The plan of a vision model, or of any network of arrays. profile: the smallest and largest batch."""
 
     model_name: str
     weight_bytes: int
@@ -271,4 +286,6 @@ def _form(value: Any) -> Any:
         return {"latency_ms": latency.pop("ms"), **latency, **{k: v for k, v in vars(value).items() if k != "latency"}}
     if is_dataclass(value):
         return {field.name: _form(getattr(value, field.name)) for field in fields(value) if field.name != "gpu"}
+    if isinstance(value, dict):
+        return {key: _form(item) for key, item in value.items()}
     return [_form(item) for item in value] if isinstance(value, tuple) else value

@@ -119,7 +119,7 @@ def model_of_config(config: ModelConfig, path: str = "") -> PlannedModel:
     if config.source.hf is not None:
         where = Path(config.source.hf) / CONFIG
         if not where.is_file():
-            fix = "name a folder with the model's config.json: `--set source.hf=FOLDER`"
+            fix = "give a folder with the model's config.json: `--set source.hf=FOLDER`"
             raise SourceError("no such file", str(where), fix)
         return PlannedModel(config.name, config, backend, _fields(where), str(where), notes=_notes(where))
     opened = open_decoder_source(config.source)
@@ -136,7 +136,7 @@ def _check_name(path: str) -> None:
             f"{did_you_mean(path, known)}give a bundle, a YAML file, a folder with {CONFIG}, a shipped config "
             f"({', '.join(shipped_configs())}) or a published model ({', '.join(architectures())})"
         )
-        raise PlanError(f"nothing to plan for is called `{path}`", "", fix) from None
+        raise PlanError(f"no bundle, config or known model is called `{path}`", "", fix) from None
 
 
 def _of_config_json(file: Path, overrides: Sequence[str | Override]) -> PlannedModel:

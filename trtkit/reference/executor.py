@@ -163,16 +163,16 @@ class Executor:
         own, storage = Precision().storage(spec.dtype), self._precision.storage(spec.dtype)
         if tensor.dtype not in (own, storage):
             dtype = str(tensor.dtype).removeprefix("torch.")
-            raise ExecutionError(f"type {dtype} given, {spec.dtype} wanted", where, f"convert it to {spec.dtype.numpy}")
+            raise ExecutionError(f"got type {dtype}; expected {spec.dtype}", where, f"convert it to {spec.dtype.numpy}")
         fits = len(tensor.shape) == len(spec.shape) and all(
             want in (-1, have) for want, have in zip(spec.shape, tensor.shape, strict=True)
         )
         if not fits:
             want = list(spec.shape)
             raise ExecutionError(
-                f"shape {list(tensor.shape)} given, {want} wanted",
+                f"got shape {list(tensor.shape)}; expected {want}",
                 where,
-                "-1 stands for any size",
+                "-1 means any size",
             )
         return tensor.to(device=self._precision.device, dtype=storage)
 

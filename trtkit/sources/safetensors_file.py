@@ -121,7 +121,7 @@ def _place(where: str, entry: Any, data_start: int) -> _Place:
     if not is_sound:
         raise SourceError("the header's entry is damaged", where, _AGAIN)
     if type_name not in _TYPES:
-        raise SourceError(f"type `{type_name}` is not known", where, f"known are {', '.join(_TYPES)}")
+        raise SourceError(f"type `{type_name}` is not known", where, f"known: {', '.join(_TYPES)}")
     dtype = _numpy_type(_TYPES[type_name])
     needed = math.prod(shape) * dtype.itemsize
     if end - begin != needed:

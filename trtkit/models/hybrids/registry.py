@@ -44,7 +44,7 @@ def hybrid_spec(
     """
     model_type = str(HfConfig(fields, where).need("model_type"))
     if model_type not in HYBRIDS:
-        known = f"known are {', '.join(sorted(HYBRIDS))}"
+        known = f"known: {', '.join(sorted(HYBRIDS))}"
         raise SourceError(f"`{model_type}` is not a hybrid family", where, f"{known}; or use `route: onnx`")
     family = importlib.import_module(f"trtkit.models.hybrids.{HYBRIDS[model_type]}")
     config = HfConfig(fields, where, getattr(family, "ALIASES", None), getattr(family, "DEFAULTS", None))

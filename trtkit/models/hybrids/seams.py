@@ -30,11 +30,11 @@ def check_spec(spec: HybridSpec) -> HybridSpec:
 def shape_fault(shape: tuple[int | str, ...], wanted: tuple[int | str, ...]) -> str:
     """Return in words how two shapes differ, empty where they do not. -1 and symbols are sizes at run time."""
     if len(shape) != len(wanted):
-        return f"rank {len(shape)} is given, rank {len(wanted)} is wanted"
+        return f"got rank {len(shape)}; expected rank {len(wanted)}"
     for axis, (have, want) in enumerate(zip(shape, wanted, strict=True)):
         if have != want and -1 not in (have, want):
             name = "the batch" if axis == 0 else f"axis {axis}"
-            return f"{name} is {_dim(have)}, {_dim(want)} is wanted"
+            return f"{name} is {_dim(have)}; expected {_dim(want)}"
     return ""
 
 
@@ -65,7 +65,7 @@ def _seam_problems(spec: HybridSpec, seam: Seam) -> Iterator[Problem]:
     if order.index(seam.source.partition(".")[0]) >= order.index(seam.target.partition(".")[0]):
         yield Problem("runs backwards: its source comes after its target", where, "put the parts into another order")
     if fault := shape_fault(source.shape, target.shape):
-        shapes = f"`{seam.source}` gives {shape_text(source.shape)}, `{seam.target}` wants {shape_text(target.shape)}"
+        shapes = f"`{seam.source}` gives {shape_text(source.shape)}, `{seam.target}` expects {shape_text(target.shape)}"
         yield Problem(f"{fault}: {shapes}", where, "change one of the two ports")
     if fault := _type_fault(source, target):
         yield Problem(fault, where, "change one of the two ports: a seam casts between floating-point types only")
@@ -91,7 +91,7 @@ def _missing_ends(spec: HybridSpec, seam: Seam) -> Iterator[Problem]:
 def _type_fault(source: Port, target: Port) -> str:
     """Return how two types differ where no cast is allowed."""
     have, want = (FP32 if port.dtype == "compute" else dtype_of(port.dtype) for port in (source, target))
-    return "" if have == want or (have.is_float and want.is_float) else f"type {have} is given, {want} is wanted"
+    return "" if have == want or (have.is_float and want.is_float) else f"got type {have}; expected {want}"
 
 
 def _input_problems(spec: HybridSpec) -> Iterator[Problem]:
@@ -113,6 +113,6 @@ def _output_problems(spec: HybridSpec) -> Iterator[Problem]:
     known = spec.output_ports()
     for name in spec.outputs:
         if name not in known:
-            yield Problem(f"no part gives output `{name}`", fix=f"known are {', '.join(known)}")
+            yield Problem(f"no part gives output `{name}`", fix=f"known: {', '.join(known)}")
     if not spec.outputs:
         yield Problem("the model has no outputs", fix="name them in `outputs`")

@@ -55,7 +55,7 @@ def _missing(weights: Any, source: Mapping[str, Any]) -> Iterator[Problem]:
         if weight.name not in source:
             yield Problem(f"`{weight.name}` is missing, of shape {list(weight.shape)}")
         elif (shape := tuple(shape_of(weight.name))) != weight.shape:
-            yield Problem(f"`{weight.name}` has shape {list(shape)}, wanted is {list(weight.shape)}")
+            yield Problem(f"`{weight.name}` has shape {list(shape)}; expected {list(weight.shape)}")
 
 
 def _extra(spec: HybridSpec, known: set[str], source: Mapping[str, Any]) -> Iterator[Problem]:

@@ -20,7 +20,7 @@ def spec(fields: Mapping[str, Any], _limits: VisionLimits, where: str) -> Vision
     """Return the tower that a config describes. Raises SourceError for a tower that is not known."""
     vision, strategy = fields["vision_config"], fields["vision_feature_select_strategy"]
     if vision["model_type"] not in _CLASS_TOKENS:
-        known = f"known are {', '.join(_CLASS_TOKENS)}"
+        known = f"known: {', '.join(_CLASS_TOKENS)}"
         raise SourceError(f"`vision_config.model_type` is `{vision['model_type']}`", where, known)
     size = int(vision["image_size"])
     tokens = (size // int(vision["patch_size"])) ** 2 + _CLASS_TOKENS[vision["model_type"]]

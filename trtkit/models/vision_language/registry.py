@@ -29,7 +29,7 @@ def vision_spec(fields: Mapping[str, Any], limits: VisionLimits, where: str = "c
     """
     model_type = str(fields.get("model_type"))
     if model_type not in VISION_LANGUAGE:
-        known = f"known are {', '.join(VISION_LANGUAGE)}"
+        known = f"known: {', '.join(VISION_LANGUAGE)}"
         raise SourceError(f"`{model_type}` is not a vision-language family", where, known)
     family = importlib.import_module(f"trtkit.models.vision_language.{VISION_LANGUAGE[model_type]}")
     spec: VisionSpec = family.spec(fields, limits, where)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtkit.network.blocks.norm import norm_block
@@ -10,7 +10,7 @@ from trtkit.network.ops.attention import attention, attention_from_primitives, s
 from trtkit.network.ops.kv_cache import append_quantized, update_cache
 from trtkit.network.ops.norm import layer_norm
 from trtkit.network.ops.rotary import rotary_embedding
-from trtkit.network.ops.shape import concat, merge_heads, reshape, split, split_heads, take, transpose
+from trtkit.network.ops.shape import concat, merge_heads, reshape, split, split_heads, take, take_as_many, transpose
 
 if TYPE_CHECKING:
     from trtkit.models.spec import AttentionSpec, RopeSpec
@@ -20,23 +20,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Past:
-    """A layer's cached keys and values [B, K, T, H], and where each sequence's new ones go [B].
+    """A layer's cached keys and values [B, K, T, H], and the position of each sequence's new ones [B].
 
-    scales: of keys and values, where caches are in eight bits.
+    scales: of keys and values, for 8-bit caches.
+    window: [T'], positions of the cached tokens that attention reads, from 0 on; None if it reads all T.
     """
 
     keys: Tensor
     values: Tensor
     write_indices: Tensor
     scales: tuple[float, float] | None = None
+    window: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Positions:
-    """Where tokens are. mask: as `ops.attention` wants it. kv_lengths: given where that layer is to know them.
+    """Positions of tokens. mask: as in `ops.attention`. kv_lengths: None if the attention layer does not use them.
 
     tables: cosines and sines of the layer's rotary embedding, by position or, for M-RoPE, by token; None if it has
-        none.
+    none.
     """
 
     ids: Tensor
@@ -48,7 +50,7 @@ class Positions:
 def attention_block(
     weights: Weights, x: Tensor, spec: AttentionSpec, positions: Positions, past: Past
 ) -> tuple[Tensor, Past]:
-    """Attend from x [B, S, D] to the cache and to itself; return [B, S, D] and the cache with the new tokens."""
+    """Attend from x [B, S, D] to the cache and to itself; return [B, S, D] and the updated cache."""
     with x.graph.scope("attention"):
         q, k, v = _project(weights, x, spec)
         if spec.qk_norm in ("head", "each_head", "listed_heads"):
@@ -68,11 +70,11 @@ def _remember(past: Past, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor], 
         with graph.scope(f"past_{name}"):
             if scale is None:
                 updated = update_cache(cache, new, past.write_indices)
-                both.append((updated, updated))
+                both.append((updated if past.window is None else take_as_many(updated, 2, past.window), updated))
             else:
-                both.append(append_quantized(cache, new, scale))
+                both.append(append_quantized(cache, new, scale, past.window))
     (keys, new_keys), (values, new_values) = both
-    return (keys, values), Past(new_keys, new_values, past.write_indices, past.scales)
+    return (keys, values), replace(past, keys=new_keys, values=new_values)
 
 
 def _project(weights: Weights, x: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor, Tensor]:

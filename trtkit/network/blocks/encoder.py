@@ -19,7 +19,7 @@ def bidirectional_attention(
 ) -> Tensor:
     """Attend from the first input [B, S, D] to all tokens of the others [B, T, D]: keys from one, values from the last.
 
-    mask: as `ops.attention` takes it. Weights `q`, `k`, `v` and `o` of module `name`.
+    mask: as in `ops.attention`. The weights are `q`, `k`, `v` and `o` of module `name`.
     """
     graph, heads = weights.graph, spec.num_attention_heads
     with graph.scope(name):
@@ -32,5 +32,5 @@ def bidirectional_attention(
 
 
 def add_and_norm(weights: Weights, name: str, x: Tensor, change: Tensor, norm: NormSpec) -> Tensor:
-    """Add a part's result to its input, then norm: the order of the first transformer (post-norm)."""
+    """Add a part's result to its input, then normalize (post-norm, as in the original transformer)."""
     return norm_block(weights, name, x + change, norm)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def decoder_layer(
     weights: Weights, x: Tensor, specs: tuple[BlockSpec, LayerSpec], positions: Positions, past: Past
 ) -> tuple[Tensor, Past]:
-    """Apply a layer to x [B, S, D]; return the next hidden state and the layer's cache with the new tokens."""
+    """Apply a layer to x [B, S, D]; return the next hidden state and the layer's updated cache."""
     block, layer = specs
     normed = x if block.is_post_norm else _norm(weights, "attention_norm", x, block)
     attended, present = attention_block(weights, normed, layer.attention, positions, past)

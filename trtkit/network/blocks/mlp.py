@@ -23,7 +23,7 @@ def feed_forward_block(weights: Weights, x: Tensor, spec: MlpSpec | MoeSpec) -> 
 
 
 def mlp_block(weights: Weights, name: str, x: Tensor, spec: MlpSpec) -> Tensor:
-    """Compute down(act(gate(x)) * up(x)), or down(act(up(x))) where not gated; x [B, S, D]."""
+    """Compute down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate; x [B, S, D]."""
     with x.graph.scope(name):
         if spec.is_fused:
             both = weights.linear("gate_up", x, has_bias=spec.has_bias)
@@ -38,7 +38,7 @@ def mlp_block(weights: Weights, name: str, x: Tensor, spec: MlpSpec) -> Tensor:
 
 
 def moe_block(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
-    """Give each token to its top-k experts, and to the shared one where there is one; x [B, S, D]."""
+    """Apply each token's top-k experts, and the shared expert if there is one; x [B, S, D]."""
     with x.graph.scope("moe"):
         routing = routing_weights(weights.linear("router", x), spec.top_k, is_normalized=spec.norm_topk_prob)
         y = combine_experts(_all_experts(weights, unsqueeze(x, 1), spec), routing)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def norm_block(weights: Weights, name: str, x: Tensor, spec: NormSpec) -> Tensor:
-    """Norm the last axis of x [..., D] with the weights of `name` in the current scope."""
+    """Normalize the last axis of x [..., D] with the weights of `name` in the current scope."""
     with x.graph.scope(name):
         weight = weights.get("weight", x.rank) if spec.has_weight else None
         if spec.kind == "rms":

@@ -1,4 +1,4 @@
-"""Linear layers whose matrices stay in few bits: TensorRT dequantizes them inside the product.
+"""Linear layers whose matrices stay quantized: TensorRT dequantizes them inside the product.
 
 Scales are constants in the network's own type, the only one that TensorRT-RTX 1.7.1 takes in all forms.
 """
@@ -32,14 +32,14 @@ LEAST = 1e-6
 
 
 class QuantizedLinears:
-    """Writes quantized layers into one graph; layers that read the same inputs alike share what quantizes them."""
+    """Writes quantized layers into one graph; layers with the same inputs share their quantization."""
 
     def __init__(self, graph: Graph, dtype: DType) -> None:
         self._graph, self._dtype = graph, dtype
         self._prepared: dict[tuple[object, ...], _Prepared] = {}
 
     def linear(self, x: Tensor, matrix: QuantizedMatrix) -> Tensor:
-        """Multiply x [..., in] by a matrix [out, in] in few bits -> [..., out], in the current scope."""
+        """Multiply x [..., in] by a quantized matrix [out, in] -> [..., out], in the current scope."""
         inputs, scale = self._inputs(x, matrix)
         y = matmul(inputs, self.weight(matrix, x.rank), transpose_b=True)
         y = y if matrix.offsets is None else y + self._offset(inputs, matrix.offsets)

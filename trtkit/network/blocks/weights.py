@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Arrays by path, put into a graph in one type.
+    """Weights by path, added to a graph in one type.
 
-    arrays: `layers.7.attention.q.weight` is what scope `layers.7/attention/q` calls `weight`.
-    is_in_out: matrices inside layers are stored [in, out]. form: how ops that sample are written, one of
-    `lowering.sampling.FORMS`; it goes with the weights to whoever writes with them.
+    arrays: `layers.7.attention.q.weight` is `weight` in the scope `layers.7/attention/q`.
+    is_in_out: matrices inside layers are stored as [in, out]. form: how sampling ops are written, one of
+    `lowering.sampling.FORMS`, for the writers that use these weights.
     """
 
     graph: Graph
@@ -39,13 +39,13 @@ class Weights:
 
     @cached_property
     def quantized(self) -> QuantizedLinears:
-        """What writes matrices in few bits."""
+        """The writer of quantized matrices."""
         return QuantizedLinears(self.graph, self.dtype)
 
     def get(self, role: str, rank: int = 0) -> Tensor:
         """Return weight `role` of the current scope as a tensor, with leading axes of size 1 up to `rank`.
 
-        Raises NetworkError where there is none.
+        Raises NetworkError if there is none.
         """
         array = self.array(role)
         if isinstance(array, QuantizedMatrix):
@@ -57,7 +57,7 @@ class Weights:
         return self.graph.constant(array.reshape((1,) * missing + shape), role, self.dtype)
 
     def array(self, role: str) -> Array:
-        """Return weight `role` of the current scope as it is in memory. Raises NetworkError where there is none."""
+        """Return weight `role` of the current scope as it is stored. Raises NetworkError if there is none."""
         path = self.graph.path(role)
         array = self.arrays.get(path.replace("/", "."))
         if array is None:
@@ -65,7 +65,7 @@ class Weights:
         return array
 
     def is_quantized(self, name: str) -> bool:
-        """Whether the linear layer `name` of the current scope has a matrix in few bits."""
+        """Whether the matrix of linear layer `name` of the current scope is quantized."""
         with self.graph.scope(name):
             return isinstance(self.array("weight"), QuantizedMatrix)
 

@@ -145,20 +145,20 @@ def name_dimensions(model: onnx.ModelProto) -> str:
     return f"named {', '.join(renamed)}" if renamed else "all named"
 
 
-def lift_opset(model: onnx.ModelProto, where: str) -> tuple[onnx.ModelProto, str]:
-    """Convert a model older than the parser reads."""
+def lift_opset(model: onnx.ModelProto, where: str, needed: int = 0) -> tuple[onnx.ModelProto, str]:
+    """Convert a model older than the parser reads, or than `needed`."""
     import onnx
 
-    opset = opset_of(model)
-    if opset >= _OLDEST_OPSET:
+    opset, lift_to = opset_of(model), max(_LIFT_TO, needed)
+    if opset >= max(_OLDEST_OPSET, needed):
         return model, f"opset {opset} kept"
     try:
-        lifted = onnx.version_converter.convert_version(model, _LIFT_TO)
+        lifted = onnx.version_converter.convert_version(model, lift_to)
     except Exception as error:
         raise SourceError(
-            f"opset {opset} is too old and does not convert: {error}", where, f"export with opset {_LIFT_TO} or newer"
+            f"opset {opset} is too old and does not convert: {error}", where, f"export with opset {lift_to} or newer"
         ) from error
-    return lifted, f"opset {opset} lifted to {_LIFT_TO}"
+    return lifted, f"opset {opset} lifted to {lift_to}"
 
 
 def infer_shapes(model: onnx.ModelProto) -> tuple[onnx.ModelProto, str]:

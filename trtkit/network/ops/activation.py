@@ -71,9 +71,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def activation(x: Tensor, name: str) -> Tensor:
     """Apply the activation that a config names. Raises NetworkError for an unknown name."""
     if name not in ACTIVATIONS:
-        raise NetworkError(
-            f"unknown activation `{name}`", x.graph.path(), f"known are {', '.join(sorted(ACTIVATIONS))}"
-        )
+        raise NetworkError(f"unknown activation `{name}`", x.graph.path(), f"known: {', '.join(sorted(ACTIVATIONS))}")
     with x.graph.scope(name):
         return ACTIVATIONS[name](x)
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def cast(x: Tensor, dtype: DType) -> Tensor:
-    """Convert to another type; the tensor itself where it has that type."""
+    """Convert to another type; returns the tensor itself if it already has that type."""
     if x.dtype == dtype:
         return x
     trt_dtype = getattr(x.graph.backend.trt.DataType, dtype.tensorrt)
@@ -34,27 +34,27 @@ def logical_not(x: Tensor) -> Tensor:
 
 
 def maximum(a: Tensor, b: Operand) -> Tensor:
-    """Take the larger of each two elements."""
+    """Compute the element-wise maximum."""
     return a.graph.elementwise("MAX", a, b)
 
 
 def equal(a: Tensor, b: Operand) -> Tensor:
-    """Compare each two elements."""
+    """Compare two tensors element by element."""
     return a.graph.elementwise("EQUAL", a, b)
 
 
 def mean(x: Tensor, axis: int) -> Tensor:
-    """Average over one axis, which stays with size 1."""
+    """Average over one axis, which is kept with size 1."""
     return _reduce(x, "AVG", axis, keep=True)
 
 
 def sum_over(x: Tensor, axis: int) -> Tensor:
-    """Sum over one axis, which goes."""
+    """Sum over one axis, which is removed."""
     return _reduce(x, "SUM", axis, keep=False)
 
 
 def max_over(x: Tensor, axis: int) -> Tensor:
-    """Take the largest along one axis, which stays with size 1."""
+    """Compute the maximum along one axis, which is kept with size 1."""
     return _reduce(x, "MAX", axis, keep=True)
 
 
@@ -66,7 +66,7 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
 
 
 def select(condition: Tensor, then: Tensor, otherwise: Operand) -> Tensor:
-    """Take `then` where the condition holds, else `otherwise`; shapes broadcast."""
+    """Return `then` where the condition holds, else `otherwise`; shapes broadcast."""
     graph = then.graph
     rank = max(condition.rank, then.rank)
     other = otherwise if isinstance(otherwise, Tensor) else graph.number(otherwise, then.dtype, rank)

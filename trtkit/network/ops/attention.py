@@ -11,13 +11,13 @@ from trtkit.network.ops.activation import tanh
 from trtkit.network.ops.arithmetic import cast, select, softmax
 from trtkit.network.ops.linear import matmul
 from trtkit.network.ops.mask import lowest
-from trtkit.network.ops.shape import concat, reshape, take, unsqueeze
+from trtkit.network.ops.shape import concat, reshape, take, take_as_many, unsqueeze
 
 QKV = tuple[Tensor, Tensor, Tensor]
 
 
 def scale_query(q: Tensor, scale: float) -> Tensor:
-    """Multiply queries by the scale of scores; in fp32 unless it is a power of two, which loses nothing."""
+    """Multiply queries by the scale of scores; in fp32 unless it is a power of two, which is exact."""
     if math.frexp(scale)[0] == 0.5:
         return q * scale if scale != 1 else q
     return cast(cast(q, FP32) * scale, q.dtype)
@@ -26,10 +26,10 @@ def scale_query(q: Tensor, scale: float) -> Tensor:
 def attention(qkv: QKV, mask: Tensor | None = None, kv_lengths: Tensor | None = None) -> Tensor:
     """Compute softmax(q k^T + mask) v on TensorRT's attention layer: q [B, N, S, H], k and v [B, K, T, H].
 
-    mask: [B, 1 or N, S, T], bool (true: may attend) or added in q's type; None where every token sees all.
-    q is scaled already.
-    kv_lengths: [B] int32; keys behind a sequence's length need not be read.
-    fp32 and unusual head sizes have no kernel of their own and are decomposed.
+    q is already scaled. fp32, unusual head sizes and one new token of few heads have no kernel and are decomposed.
+
+    mask: [B, 1 or N, S, T], bool (true: may attend) or added in q's type; None if every token sees all.
+    kv_lengths: [B] int32; keys beyond a sequence's length need not be read.
     Source: https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/transformers-fused-attention.html
     """
     q, k, v = qkv
@@ -44,17 +44,17 @@ def attention(qkv: QKV, mask: Tensor | None = None, kv_lengths: Tensor | None = 
             raise NetworkError("TensorRT did not take the mask", graph.path())
     if kv_lengths is not None:
         layer.key_value_lengths = kv_lengths.trt
-    layer.decomposable = q.dtype == FP32 or q.shape[-1] not in _FUSED_HEAD_DIMS
+    layer.decomposable = q.dtype == FP32 or q.shape[-1] not in _FUSED_HEAD_DIMS or q.shape[1] < _FUSED_DECODE_HEADS
     return graph.add(layer, "attention")
 
 
 def attention_from_primitives(
     qkv: QKV, mask: Tensor, softcap: float | None = None, sinks: Tensor | None = None
 ) -> Tensor:
-    """Compute attention as `attention` does, for what its layer lacks; scores in fp32.
+    """Compute attention like `attention`, with features that its layer lacks; scores in fp32.
 
-    softcap: scores become softcap * tanh(scores / softcap) before the mask. sinks: [N], a score of each head that
-    takes part in the softmax and gives nothing (https://arxiv.org/abs/2309.17453).
+    softcap: scores become softcap * tanh(scores / softcap) before the mask. sinks: [N], a score per head that takes
+    part in the softmax and has no value (https://arxiv.org/abs/2309.17453).
     """
     q, k, v = qkv
     heads, kv_heads, size = q.shape[1], k.shape[1], q.shape[-1]
@@ -71,9 +71,10 @@ def attention_from_primitives(
 def _softmax_with_sinks(scores: Tensor, sinks: Tensor, group: int) -> Tensor:
     """Return the softmax over scores [B, K, G, S, T] and one sink per head, without the sink's share."""
     column = take(scores, -1, 0, 1) * 0.0 + reshape(cast(sinks, FP32), (1, -1, group, 1, 1))
-    length = scores.shape[-1]
-    return take(softmax(concat([scores, column], axis=-1)), -1, 0, length)
+    return take_as_many(softmax(concat([scores, column], axis=-1)), -1, scores)
 
 
-# Measured with TensorRT-RTX 1.7.1: head sizes with fused kernels in fp16 and bf16.
+# Measured with TensorRT-RTX 1.7.1: head sizes with fused kernels in fp16 and bf16, and the fewest query heads with one
+# for a single new token (S = 1).
 _FUSED_HEAD_DIMS = (16, 32, 33, 40, 48, 64, 72, 80, 96, 112, 128, 160, 192, 256)
+_FUSED_DECODE_HEADS = 4

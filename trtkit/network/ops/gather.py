@@ -26,14 +26,14 @@ def token_at(x: Tensor, index: Tensor) -> Tensor:
 
 
 def reorder(x: Tensor, order: Any) -> Tensor:
-    """Put the last axis into another order: element i of the result is element order[i] of x."""
+    """Reorder the last axis: element i of the result is element order[i] of x."""
     graph = x.graph
     at = graph.constant(np.asarray(order, np.int32), "order")
     return graph.add(graph.network.add_gather(x.trt, at.trt, x.rank - 1), "reorder")
 
 
 def pick(x: Tensor, index: int) -> Tensor:
-    """Pick one element of the first axis, which goes: x [A, ...] -> [...]."""
+    """Pick one element of the first axis, which is removed: x [A, ...] -> [...]."""
     graph = x.graph
     at = graph.constant(np.array(index, np.int32), "index")
     return graph.add(graph.network.add_gather(x.trt, at.trt, 0), "pick")

@@ -16,6 +16,6 @@ def matmul(a: Tensor, b: Tensor, *, transpose_b: bool = False) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, is_in_out: bool = False) -> Tensor:
-    """Compute x W^T + bias. weight: [out, in] as torch stores it, or [in, out] where `is_in_out` (GPT-2)."""
+    """Compute x W^T + bias. weight: [out, in] as torch stores it, or [in, out] with `is_in_out` (GPT-2)."""
     y = matmul(x, weight, transpose_b=not is_in_out)
     return y if bias is None else y + bias

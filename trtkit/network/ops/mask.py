@@ -17,18 +17,17 @@ if TYPE_CHECKING:
 
 
 def cached_positions(graph: Graph, length: int) -> Tensor:
-    """Return the positions of a cache's keys [1, 1, 1, length]: a key's position is its place."""
+    """Return the positions of a cache's keys [1, 1, 1, length]: a key's position is its index."""
     return graph.constant(np.arange(length, dtype=np.int32).reshape(1, 1, 1, -1), "cached_positions")
 
 
-def appended_positions(position_ids: Tensor, write_indices: Tensor, length: int) -> Tensor:
-    """Return the positions of a cache's keys and of new ones behind it [B, 1, 1, length + S].
+def appended_positions(position_ids: Tensor, write_indices: Tensor, cached: Tensor) -> Tensor:
+    """Return the positions of a cache's keys, cached [1, 1, 1, T], followed by new ones: [B, 1, 1, T + S].
 
-    position_ids: [B, S]; write_indices: [B], how many keys each slot's cache holds. Places behind these hold nothing,
-    and are further away than any token.
+    position_ids: [B, S]. write_indices: [B], the number of keys in each slot's cache; later entries are empty, and get
+    a position beyond any token.
     """
     with position_ids.graph.scope("key_positions"):
-        cached = cached_positions(position_ids.graph, length)
         held = select(cached < unsqueeze(write_indices, 1, 2, 3), cached, _NOWHERE)
         return concat([held, unsqueeze(position_ids, 1, 2)], axis=-1)
 
@@ -36,8 +35,9 @@ def appended_positions(position_ids: Tensor, write_indices: Tensor, length: int)
 def causal_mask(position_ids: Tensor, kv_lengths: Tensor, keys: Tensor | int, window: int | None = None) -> Tensor:
     """Return true where a token may attend: position_ids [B, S], kv_lengths [B] -> [B, 1, S, keys].
 
-    A token sees keys up to its own position, `window` tokens with itself where given, and nothing behind the slot's
-    length. keys: their positions, or the length of a cache.
+    A token sees keys up to its own position, only the last `window` if set, and none beyond the slot's length.
+
+    keys: their positions, or the length of a cache.
     """
     graph = position_ids.graph
     with graph.scope("sliding_mask" if window else "causal_mask"):
@@ -50,11 +50,11 @@ def causal_mask(position_ids: Tensor, kv_lengths: Tensor, keys: Tensor | int, wi
 def alibi_mask(
     allowed: Tensor, position_ids: Tensor, slopes: np.ndarray[Any, Any], dtype: DType, keys: Tensor | None = None
 ) -> Tensor:
-    """Return what ALiBi adds to scores, its lowest value where not allowed [B, 1, S, T] -> [B, N, S, T].
-
-    keys: their positions, where they are not those of a cache.
+    """Return ALiBi's addition to scores, the lowest value if not allowed: [B, 1, S, T] -> [B, N, S, T].
 
     Distances rather than key positions are scaled: the softmax is the same, and near keys stay exact in 16 bits.
+
+    keys: their positions, if they are not those of a cache.
     Source: https://arxiv.org/abs/2108.12409.
     """
     graph = allowed.graph
@@ -67,7 +67,7 @@ def alibi_mask(
 
 
 def alibi_slopes(heads: int) -> np.ndarray[Any, Any]:
-    """Return each head's slope: a geometric sequence; odd members of a finer one beyond a power of two."""
+    """Return each head's slope: a geometric sequence, plus odd members of a finer one beyond a power of two."""
     power = 2 ** math.floor(math.log2(heads))
     base = 2.0 ** (-8.0 / power)
     slopes = [base ** (index + 1) for index in range(power)]
@@ -77,7 +77,7 @@ def alibi_slopes(heads: int) -> np.ndarray[Any, Any]:
 
 
 def lowest(dtype: DType) -> float:
-    """Return a finite score that no other comes near: rows without any key must not become NaN."""
+    """Return a finite score far below all others: rows without any key must not become NaN."""
     return -65504.0 if dtype == FP16 else -3.0e38
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest of the last axis, and where they are in int32, both [..., k]."""
+    """Return the k largest elements of the last axis and their int32 indices, both [..., k]."""
     graph = x.graph
     layer = graph.network.add_topk(x.trt, graph.backend.trt.TopKOperation.MAX, k, 1 << (x.rank - 1))
     values = graph.add(layer, "top_k")

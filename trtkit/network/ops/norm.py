@@ -27,9 +27,10 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float 
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Give the last axis zero mean and unit variance, times weight, plus bias. x: [..., D].
+    """Normalize the last axis to zero mean and unit variance, times weight, plus bias. x: [..., D].
 
-    A weight [N, D] norms each of N heads of x [B, S, N, D] by its own row. Source: https://arxiv.org/abs/1607.06450.
+    A weight [N, D] normalizes each of the N heads of x [B, S, N, D] with its own row. Source:
+    https://arxiv.org/abs/1607.06450.
     """
     graph = x.graph
     shape = weight.shape if weight is not None else x.shape[-1:]

@@ -1,4 +1,4 @@
-"""Quantize and dequantize: between real numbers and few bits."""
+"""Quantize and dequantize: between real numbers and low-bit codes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def dequantize(x: Tensor, scale: Tensor, dtype: DType, axis: int | None = None) 
 
 
 def dynamic_quantize(x: Tensor, dtype: DType, outer_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Quantize each block of the last axis by its own largest value; return codes and scales [..., in / block].
+    """Quantize each block of the last axis by its largest value; return codes and scales [..., in / block].
 
     fp4: blocks of 16, fp8 scales relative to `outer_scale`. fp8: blocks of 32, powers of two (MXFP8).
     Source: https://docs.nvidia.com/deeplearning/tensorrt/latest/_static/operators/DynamicQuantize.html

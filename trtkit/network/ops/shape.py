@@ -8,14 +8,14 @@ from trtkit.network.graph import Shape, Tensor, same_graph
 
 
 def reshape(x: Tensor, shape: Shape) -> Tensor:
-    """Give another shape: 0 keeps the axis at that place as it is, -1 takes what is left."""
+    """Change the shape: 0 keeps the axis in that place, -1 is computed from the rest."""
     layer = x.graph.network.add_shuffle(x.trt)
     layer.reshape_dims = shape
     return x.graph.add(layer, "reshape")
 
 
 def transpose(x: Tensor, order: tuple[int, ...]) -> Tensor:
-    """Put the axes into another order."""
+    """Reorder the axes."""
     layer = x.graph.network.add_shuffle(x.trt)
     layer.first_transpose = order
     return x.graph.add(layer, "transpose")
@@ -39,26 +39,35 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def unsqueeze(x: Tensor, *axes: int) -> Tensor:
-    """Insert axes of size 1, at these places of the result."""
+    """Insert axes of size 1 at these positions of the result."""
     places = x.graph.constant(np.array(axes, dtype=np.int64), "axes")
     return x.graph.add(x.graph.network.add_unsqueeze(x.trt, places.trt), "unsqueeze")
 
 
 def take(x: Tensor, axis: int, start: int, size: int) -> Tensor:
-    """Return `size` elements of one axis from `start` on; the other axes whole."""
+    """Return `size` elements of one axis, starting at `start`."""
     layer = x.graph.network.add_slice(x.trt, (start,), (size,), (1,))
     layer.axes = (axis % x.rank,)
     return x.graph.add(layer, "slice")
 
 
+def take_as_many(x: Tensor, axis: int, other: Tensor) -> Tensor:
+    """Return the first elements of one axis, as many as `other` has along its last axis, known at run time only."""
+    sizes = x.graph.add(x.graph.network.add_shape(other.trt), "shape")
+    layer = x.graph.network.add_slice(x.trt, (0,), (1,), (1,))
+    layer.axes = (axis % x.rank,)
+    layer.set_input(2, (take(sizes, 0, other.rank - 1, 1) if other.rank > 1 else sizes).trt)
+    return x.graph.add(layer, "slice")
+
+
 def split(x: Tensor, axis: int, sizes: tuple[int, ...]) -> list[Tensor]:
-    """Cut one axis into parts of these sizes."""
+    """Split one axis into parts of these sizes."""
     starts = np.cumsum([0, *sizes[:-1]])
     return [take(x, axis, int(start), size) for start, size in zip(starts, sizes, strict=True)]
 
 
 def concat(parts: list[Tensor], axis: int) -> Tensor:
-    """Join tensors along one axis."""
+    """Concatenate tensors along one axis."""
     if len(parts) == 1:
         return parts[0]
     graph = same_graph(parts)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 VISION = "vision"
 """The part of a vision-language model that has options of its own."""
-SUMMARY = "the model cannot be quantized so"
+SUMMARY = "the model cannot be quantized this way"
 
 
 def check_names(options: QuantizeOptions, names: Collection[str]) -> None:
@@ -31,7 +31,7 @@ def check_names(options: QuantizeOptions, names: Collection[str]) -> None:
         raise ConfigError(SUMMARY, [Problem(f"no part `{name}`", "quantize.parts", there) for name in unknown])
 
 
-_OF_LLMS = {"kv_cache": "a type of caches", "smoothing": "SmoothQuant's alpha", "head": "an output projection"}
+_OF_LLMS = {"kv_cache": "a KV cache format", "smoothing": "SmoothQuant's alpha", "head": "an output head"}
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def hybrid_quantization(spec: HybridSpec, options: QuantizeOptions) -> HybridQua
     layers = {name: {} if problems else _layers(choice) for name, choice in choices.items()}
     for choice in [] if problems else choices.values():
         if isinstance(choice.part, NetworkPart) and not layers[choice.part.name] and choice.has_own_work:
-            what = f"nothing of part `{choice.part.name}` is quantized so"
+            what = f"the method would quantize nothing in part `{choice.part.name}`"
             problems.append(Problem(what, choice.key, "exclude less, use another method or block, or `none`"))
     if problems:
         raise ConfigError(SUMMARY, list(dict.fromkeys(problems)))

@@ -23,8 +23,8 @@ Json = dict[str, Any]
 def read_text(calibration: Calibration) -> str:
     """Return the calibration text. Raises QuantizeError where none is named or it cannot be read."""
     if calibration.data is None:
-        fix = "name a text like those it will read: `--calib FILE`, or `quantize.calibration.data`"
-        raise QuantizeError("this method measures the model on text, and no text is given", "quantize.calibration", fix)
+        fix = "give text like what the model will read: `--calib FILE`, or `quantize.calibration.data`"
+        raise QuantizeError("this method needs calibration text, and none is given", "quantize.calibration", fix)
     path: Path = package_file.resolve(calibration.data)
     try:
         return path.read_text(encoding="utf-8")
@@ -38,7 +38,7 @@ def windows(ids: Sequence[int], calibration: Calibration) -> list[list[int]]:
     """Return windows of `length` tokens, `samples` at most, spread over the text. Raises QuantizeError without one."""
     length, count = calibration.length, len(ids) // calibration.length
     if not count:
-        what = f"the calibration text has {len(ids)} tokens, a window takes {length}"
+        what = f"the calibration text has {len(ids)} tokens; a window needs {length}"
         raise QuantizeError(what, str(calibration.data), "give a longer text, or lower `quantize.calibration.length`")
     step = max(1, count // calibration.samples)
     return [list(ids[at * length : (at + 1) * length]) for at in range(0, count, step)][: calibration.samples]
@@ -115,7 +115,7 @@ def check_inputs(name: str, squares: torch.Tensor) -> None:
     """Raise QuantizeError where a layer's inputs are all zero or not finite. squares: of its channels, summed."""
     if not torch.isfinite(squares).all() or squares.max() == 0:
         what = "inputs are all zero" if squares.max() == 0 else "inputs are NaN or infinite"
-        raise QuantizeError(f"{what} on the calibration text", name, "exclude the layer, or give other text")
+        raise QuantizeError(f"{what} on the calibration text", name, "exclude the layer, or use other text")
 
 
 def _hook(measured: Measured, layer: Layer) -> Any:

@@ -86,16 +86,16 @@ def choose(spec: DecoderSpec, options: QuantizeOptions) -> Choice:
     """
     problems = list(_problems(spec, options))
     if problems:
-        raise ConfigError("the model cannot be quantized so", problems)
+        raise ConfigError("the model cannot be quantized this way", problems)
     methods = {layer: method for layer in linear_layers(spec) if (method := _method(layer, options)) != NONE}
     in_blocks = [layer for layer, method in methods.items() if METHODS[method].takes_block]
     sizes = [layer.size for layer in in_blocks]
     block = options.block or largest_block(sizes)
     odd = [layer for layer in in_blocks if not block or layer.size % block]
     if odd:
-        what = f"blocks of {block or 32} do not divide the {odd[0].size} columns of `{odd[0].name}`"
-        fix = f"use {largest_block(sizes)}" if largest_block(sizes) else "exclude such layers, or use int8_wo"
-        raise ConfigError("the model cannot be quantized so", [Problem(what, "quantize.block", fix)])
+        what = f"a block size of {block or 32} does not divide the {odd[0].size} columns of `{odd[0].name}`"
+        fix = f"use {largest_block(sizes)}" if largest_block(sizes) else "exclude these layers, or use int8_wo"
+        raise ConfigError("the model cannot be quantized this way", [Problem(what, "quantize.block", fix)])
     _check_fixed_blocks(methods)
     if not has_experts(spec):  # whose matrices are rounded here, not by ModelOpt
         _check_sharing(linear_layers(spec), methods)
@@ -112,9 +112,10 @@ def _check_sharing(layers: Sequence[Layer], methods: Mapping[Layer, str]) -> Non
             chosen = [methods.get(each, NONE) for each in (first, layer)]
             formats = {method if method in METHODS and METHODS[method].is_modelopts else "" for method in chosen}
             if len(formats) > 1:
-                what = f"`{first.name}` and `{layer.name}` share their inputs; they cannot be {' and '.join(chosen)}"
+                what = f"`{first.name}` and `{layer.name}` share their inputs and need one method"
+                what = f"{what}, not {' and '.join(chosen)}"
                 problem = Problem(what, "quantize.layers", "give them one method")
-                raise ConfigError("the model cannot be quantized so", [problem])
+                raise ConfigError("the model cannot be quantized this way", [problem])
 
 
 def _check_fixed_blocks(methods: Mapping[Layer, str]) -> None:
@@ -122,9 +123,9 @@ def _check_fixed_blocks(methods: Mapping[Layer, str]) -> None:
     blocks = {layer: FORMATS[METHODS[method].format].block or 1 for layer, method in methods.items()}
     odd = [layer for layer, block in blocks.items() if layer.size % block]
     if odd:
-        what = f"blocks of {blocks[odd[0]]} do not divide the {odd[0].size} columns of `{odd[0].name}`"
-        fix = "exclude such layers, or use int8_wo or fp8"
-        raise ConfigError("the model cannot be quantized so", [Problem(what, "quantize.method", fix)])
+        what = f"a block size of {blocks[odd[0]]} does not divide the {odd[0].size} columns of `{odd[0].name}`"
+        fix = "exclude these layers, or use int8_wo or fp8"
+        raise ConfigError("the model cannot be quantized this way", [Problem(what, "quantize.method", fix)])
 
 
 def _method(layer: Layer, options: QuantizeOptions) -> str:
@@ -144,13 +145,14 @@ def _problems(spec: DecoderSpec, options: QuantizeOptions) -> list[Problem]:
     chosen = {"quantize.method": options.method} | {f"quantize.layers.{k}": v for k, v in options.layers.items()}
     wrong = {key: method for key, method in chosen.items() if method not in (*allowed, NONE)}
     problems = [
-        Problem(f"`{method}` is not for LLMs", key, f"use one of {', '.join(allowed)}") for key, method in wrong.items()
+        Problem(f"`{method}` does not apply to LLMs", key, f"use one of {', '.join(allowed)}")
+        for key, method in wrong.items()
     ]
     globs = [(glob, "quantize.exclude") for glob in options.exclude] + [(g, "quantize.layers") for g in options.layers]
     for glob, key in globs:
         if not fnmatch.filter(names, glob):
             near = ", ".join(difflib.get_close_matches(glob, names, n=3, cutoff=0.3))
-            problems.append(Problem(f"`{glob}` matches no linear layer", key, f"near: {near}"))
+            problems.append(Problem(f"`{glob}` matches no linear layer", key, f"close names: {near}"))
     return [*problems, *_problems_of_mixtures(chosen, options)] if has_experts(spec) else problems
 
 
@@ -164,8 +166,10 @@ def _problems_of_mixtures(chosen: Mapping[str, str], options: QuantizeOptions) -
     allowed = methods_for("experts")
     wrong = {key: name for key, name in chosen.items() if name in METHODS and name not in allowed}
     fix = f"use one of {', '.join(allowed)}, or quantize it elsewhere"
-    what = f"mixtures of experts take {' and '.join(f'`{name}`' for name in allowed)}"
+    what = f"mixtures of experts support {' and '.join(f'`{name}`' for name in allowed)}"
     problems = [Problem(f"{what}, not `{name}`", key, fix) for key, name in wrong.items()]
     if options.kv_cache is not None:
-        problems.append(Problem(f"{what}: caches stay", "quantize.kv_cache", "remove it"))
+        problems.append(
+            Problem("the KV cache of a mixture of experts cannot be quantized", "quantize.kv_cache", "remove it")
+        )
     return problems

@@ -87,7 +87,7 @@ def check_quantized(folder: Path, modules: Sequence[str]) -> None:
     left = [module for module in modules if f"{module}.weight_scale" not in names]
     if left:
         fix = "exclude them: `quantize.exclude`, or give them int4_wo"
-        raise QuantizeError(f"ModelOpt left {len(left)} layers as they were", ", ".join(left[:4]), fix)
+        raise QuantizeError(f"ModelOpt did not quantize {len(left)} layers", ", ".join(left[:4]), fix)
 
 
 def _replace(folder: Path, tensors: dict[str, torch.Tensor]) -> None:

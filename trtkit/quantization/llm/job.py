@@ -38,8 +38,8 @@ def quantize_llm(request: QuantizeRequest, context: Context) -> QuantizedLlm:
     context.report(Phase("read source"))
     opened = open_decoder_source(config.source)
     if opened.quantized_by:
-        what = f"the checkpoint was quantized by {opened.quantized_by} already"
-        raise QuantizeError(what, opened.where, "remove `quantize`, or give the model as it was before")
+        what = f"the checkpoint is already quantized by {opened.quantized_by}"
+        raise QuantizeError(what, opened.where, "remove `quantize`, or use the original, unquantized model")
     spec = stored_spec(opened.config, opened.where, opened.checkpoint)
     choice, scoring = choose(spec, config.quantize), scoring_of(request.scoring)
     if has_experts(spec):

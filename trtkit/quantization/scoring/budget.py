@@ -75,7 +75,11 @@ def keep_for(
     if used > allowed:
         least = used / _total(losses) if budget.unit == "bits" else used / 2**23
         fix = f"raise it to {least:.2f}{budget.unit}, or use a lower-bit method"
-        raise QuantizeError(f"all layers quantized take more than {budget.value:g}{budget.unit}", "--budget", fix)
+        raise QuantizeError(
+            f"with every layer quantized, the model is still above {budget.value:g}{budget.unit}",
+            "--budget",
+            fix,
+        )
     for group in ranked:
         used += sum((row.left_bits - row.bits) * row.weights for row in group)
         if used > allowed:

@@ -64,7 +64,7 @@ class Mixer:
         lost = loss_of(self.make(choice.without(names, scoring.fallback)), self.texts)
         if lost > budget.value:
             what = f"{scoring.fallback} alone loses {lost:.4f} nats, more than {budget.value:g}"
-            raise QuantizeError(what, "--budget", "raise it, or leave out --fallback: layers then stay as they are")
+            raise QuantizeError(what, "--budget", "raise it, or leave out --fallback to keep these layers unquantized")
         return replace(budget, value=budget.value - lost)
 
 
@@ -73,5 +73,7 @@ def scoring_of(request: ScoringRequest) -> Scoring | None:
     if request.budget:
         return Scoring(parse_budget(request.budget), request.fallback)
     if request.fallback:
-        raise QuantizeError("a fallback is for layers that a budget leaves", "--fallback", "give a `--budget` too")
+        raise QuantizeError(
+            "--fallback applies to the layers that --budget leaves unquantized", "--fallback", "give a `--budget` too"
+        )
     return Scoring(None, None) if request.sensitivity else None

@@ -88,7 +88,7 @@ class Scorer:
         """Return the loss as the model is now. Raises QuantizeError if it is not a number."""
         loss = float((self._weights * (self._base - self._log_probabilities())).sum(-1).mean())
         if not loss < float("inf"):
-            raise QuantizeError("the quantized model computes NaN", fix="exclude layers, or use another method")
+            raise QuantizeError("the quantized model outputs NaN", fix="exclude layers, or use another method")
         return max(loss, 0.0)
 
     def _log_probabilities(self) -> torch.Tensor:

@@ -48,8 +48,8 @@ def read_calibration(config: ModelConfig, inputs: Sequence[TensorSpec]) -> list[
     assert config.quantize is not None
     calibration = config.quantize.calibration
     if calibration.data is None:
-        fix = "name images like those it will see: `--set quantize.calibration.data=FOLDER`, or `--calib FOLDER`"
-        raise QuantizeError("this method measures the model on data, and none is given", "quantize.calibration", fix)
+        fix = "give images like those the model will see: `--set quantize.calibration.data=FOLDER`, or `--calib FOLDER`"
+        raise QuantizeError("this method needs calibration data, and none is given", "quantize.calibration", fix)
     path = package_file.resolve(calibration.data)
     files = sample_files(path)
     images = [file for file in files if file.suffix.lower() != ".npz"]
@@ -77,8 +77,8 @@ def _parts(path: Path, inputs: Sequence[TensorSpec]) -> list[Sample]:
     count = min(runs.values())
     if not count or len(set(runs.values())) > 1:
         have = ", ".join(f"{number} of `{name}`" for name, number in runs.items())
-        fix = "the first axis counts samples: give every input equally many, one at least"
-        raise QuantizeError(f"the arrays hold samples of no equal number: {have}", str(path), fix)
+        fix = "give every input the same number of samples, at least one, along the first axis"
+        raise QuantizeError(f"the arrays hold different numbers of samples: {have}", str(path), fix)
     cut = [{name: value[run * sizes[name] :][: sizes[name]] for name, value in arrays.items()} for run in range(count)]
     return [Sample(f"{path.name}#{run}", arrays) for run, arrays in enumerate(cut)]
 
@@ -127,7 +127,7 @@ def _above(count: int) -> int:
 
 
 def measure(
-    model: onnx.ModelProto, tensors: Sequence[str], samples: Sequence[Sample], folder: Path
+    model: onnx.ModelProto, tensors: Sequence[str], samples: Sequence[Sample], place: Place
 ) -> dict[str, Range]:
     """Return the ranges of `tensors` over the samples, by ONNX Runtime. Raises QuantizeError where it cannot run."""
     import onnx
@@ -137,14 +137,14 @@ def measure(
     copy.CopyFrom(model)
     known = {value.name for value in (*model.graph.output, *model.graph.input)}
     copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in known)
-    path = folder / "measured.onnx"
+    path = place.folder / "measured.onnx"
     save_model(copy, path)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     ranges = {name: Range(len(samples)) for name in tensors}
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        for sample in samples:
+        for sample in place.steps.each("measure", samples):
             for name, value in _values(session, tensors, sample).items():
                 ranges[name].add(value)
     except Exception as error:  # ONNX Runtime raises a class of its own for each refusal
@@ -170,4 +170,4 @@ def check_ranges(ranges: Mapping[str, Range], readers: Mapping[str, str], where:
         if extent.is_finite:
             state, advice = f"{extent.low:g} everywhere", "give data like what it will see"
         what = f"`{name}`, which `{node}` reads, is {state} on the calibration data"
-        raise QuantizeError(what, where, f"{advice}, or leave the node out: `quantize.exclude: ['{node}']`")
+        raise QuantizeError(what, where, f"{advice}, or exclude the node: `quantize.exclude: ['{node}']`")

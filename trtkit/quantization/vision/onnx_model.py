@@ -41,7 +41,7 @@ def quantized(model: onnx.ModelProto, config: ModelConfig, place: Place) -> onnx
     check_options(options)
     model, counts = quantized_but(model, config, select_nodes(model, options.exclude, "quantize.exclude"), place)
     if not counts.weights and not counts.activations:
-        what = f"{options.method} finds nothing to quantize: no large enough product that is not excluded"
+        what = f"{options.method} finds nothing to quantize: every product is excluded or too small"
         raise QuantizeError(what, "quantize", "exclude less, use another method, or remove `quantize`")
     place.steps.add("quantize", f"{options.method}: {counts}")
     return model
@@ -58,7 +58,7 @@ def quantized_but(
         model = quantize.lifted(model, method.dtype)
     except ValueError as error:
         opset = quantize.OPSETS[method.dtype.bits]
-        what = f"{options.method} needs opset {opset}, and the model does not convert: {error}"
+        what = f"{options.method} needs opset {opset}, and the model cannot be converted: {error}"
         raise QuantizeError(what, "opset", f"export the model with opset {opset} or newer") from None
     if method.rounds_inputs:
         model = _by_modelopt(model, config, exclude, place)
@@ -85,7 +85,9 @@ def quantized_part(model: onnx.ModelProto, config: ModelConfig, choice: PartChoi
     result, counts = quantized_but(model, config.model_copy(update={"quantize": whole}), sorted(exclude), place)
     if not counts.weights and not counts.activations:
         if choice.is_own:
-            what = f"{options.method} finds nothing to quantize in part `{name}`: no large enough product"
+            what = (
+                f"{options.method} finds nothing to quantize in part `{name}`: every product is excluded or too small"
+            )
             raise QuantizeError(what, choice.key, "use another method, or `none`")
         return model
     place.steps.add("quantize", f"part `{name}`, {options.method}: {counts}")
@@ -97,25 +99,25 @@ def check_options(options: QuantizeOptions) -> None:
     problems = []
     if options.method not in methods_for("vision"):
         fix = f"use one of {', '.join(methods_for('vision'))}"
-        problems.append(Problem(f"`{options.method}` is not for vision models", "quantize.method", fix))
+        problems.append(Problem(f"`{options.method}` does not apply to vision models", "quantize.method", fix))
     of_llms = {"kv_cache": options.kv_cache, "layers": options.layers, "smoothing": options.smoothing}
     for key, value in (of_llms | {"head": options.head}).items():
         if value:
             problems.append(Problem("applies to language models only", f"quantize.{key}", "remove it"))
     if problems:
-        raise ConfigError("the model cannot be quantized so", problems)
+        raise ConfigError("the model cannot be quantized this way", problems)
 
 
 def _check_model(model: onnx.ModelProto) -> None:
     """Refuse models that are quantized already, and operators that ModelOpt does not know. Raises QuantizeError."""
     if quantize.is_quantized(model):
-        what = "the model has Q/DQ nodes already"
-        raise QuantizeError(what, "quantize", "remove `quantize`, or give the model as it was before")
+        what = "the model already has Q/DQ nodes"
+        raise QuantizeError(what, "quantize", "remove `quantize`, or use the original, unquantized model")
     own = Counter(node.op_type for node in model.graph.node if node.domain not in {"", "ai.onnx"})
     if own:
         names = ", ".join(f"{count} {name}" for name, count in own.items())
-        fix = "quantize a model of ONNX's own operators; trtkit's `custom_ops` stay in `precision`"
-        raise QuantizeError(f"operators of other domains are not quantized: {names}", "quantize", fix)
+        fix = "use a model of standard ONNX operators; trtkit's `custom_ops` stay in `precision`"
+        raise QuantizeError(f"operators of other domains cannot be quantized: {names}", "quantize", fix)
 
 
 def _check_block(model: onnx.ModelProto, exclude: Sequence[str], block: int) -> None:
@@ -124,8 +126,8 @@ def _check_block(model: onnx.ModelProto, exclude: Sequence[str], block: int) -> 
     if wrong:
         products = ", ".join(f"the {size} inputs of `{name}`" for name, size in list(wrong.items())[:4])
         more = f", nor those of {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        fix = f"remove `block`, which takes the largest that divides, or exclude {', '.join(list(wrong)[:4])}"
-        raise QuantizeError(f"blocks of {block} do not divide {products}{more}", "quantize.block", fix)
+        fix = f"remove `block` to use the largest size that divides, or exclude {', '.join(list(wrong)[:4])}"
+        raise QuantizeError(f"a block size of {block} does not divide {products}{more}", "quantize.block", fix)
 
 
 def _by_modelopt(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[str], place: Place) -> onnx.ModelProto:
@@ -135,16 +137,16 @@ def _by_modelopt(model: onnx.ModelProto, config: ModelConfig, exclude: Sequence[
     samples = data.read_calibration(config, graph_inputs(model))
     place.steps.add("calibration data", f"{len(samples)} samples")
     before = quantize.product_inputs(model, exclude)
-    ranges = data.measure(model, before, samples, place.folder)
+    ranges = data.measure(model, before, samples, place)
     data.check_ranges(ranges, _readers(model), where)
-    quantized_model = _placed(model, options, exclude, _Reader(samples, place.shapes), place.folder)
+    quantized_model = _placed(model, options, exclude, _Reader(samples, place), place.folder)
     if options.algorithm in ("mse", "percentile"):
         tensors = [node.input[0] for node in quantize.quantized_activations(quantized_model)]
-        ranges = data.measure(model, tensors, samples, place.folder)
+        ranges = data.measure(model, tensors, samples, place)
         repair.set_scales(quantized_model, ranges, METHODS[options.method].format, options.algorithm)
     kept = repair.products_to_keep(model, quantized_model, samples, place, options.keep)
     repair.keep_products(model, quantized_model, kept)
-    repair.correct_biases(model, quantized_model, samples, place.folder)
+    repair.correct_biases(model, quantized_model, samples, place)
     if kept:
         place.steps.add("keep", f"{len(kept)} products that lose most: {', '.join(kept)}")
     return quantized_model
@@ -188,7 +190,7 @@ def _placed(
         )
     except Exception as error:  # ModelOpt, ONNX Runtime and GraphSurgeon raise all kinds
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        fix = "leave the nodes at fault out by `quantize.exclude`, or use int8_wo"
+        fix = "exclude the failing nodes with `quantize.exclude`, or use int8_wo"
         raise QuantizeError(f"ModelOpt cannot quantize the model: {reason}", "quantize", fix) from error
     placed = onnx.load(str(output))
     del placed.metadata_props[:]
@@ -199,8 +201,8 @@ def _placed(
 class _Reader:
     """Gives ModelOpt the samples one by one, and the first one in the shapes that the engine is tuned for."""
 
-    def __init__(self, samples: Sequence[Sample], shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self._samples, self._shapes = samples, shapes
+    def __init__(self, samples: Sequence[Sample], place: Place) -> None:
+        self._samples, self._place = samples, place
         self.rewind()
 
     def get_next(self) -> Mapping[str, Any] | None:
@@ -210,8 +212,8 @@ class _Reader:
 
     def get_first(self) -> Mapping[str, Any]:
         """Return the sample by which ModelOpt judges products too narrow for quantization."""
-        return wrapped_sample("opt", self._shapes, self._samples[0]).inputs
+        return wrapped_sample("opt", self._place.shapes, self._samples[0]).inputs
 
     def rewind(self) -> None:
         """Begin again."""
-        self._left = iter(self._samples)
+        self._left = self._place.steps.each("calibrate", self._samples)

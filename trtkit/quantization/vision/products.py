@@ -12,13 +12,14 @@ from trtkit.network.onnx.io import save_model
 from trtkit.network.onnx.quantize import PRODUCTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import onnx
 
     from trtkit.arrays import Array
     from trtkit.inputs.samples import Sample
+    from trtkit.quantization.vision.data import Place
 
 _OWN = "quantized/"
 _STEPS = ("QuantizeLinear", "DequantizeLinear")
@@ -73,16 +74,16 @@ def losses(
     model: onnx.ModelProto,
     quantized: onnx.ModelProto,
     samples: Sequence[Sample],
-    folder: Path,
-    report: Callable[[int, int], None],
+    place: Place,
 ) -> dict[str, float]:
     """Return what each product loses if it alone is quantized: the outputs' squared relative error, by its name.
 
-    report: gets the number of runs done, and of all. Raises QuantizeError where ONNX Runtime cannot run it.
+    Raises QuantizeError where ONNX Runtime cannot run it.
     """
     names = [pair.name for pair in product_pairs(model, quantized)]
-    run = _runner(_with_switches(model, quantized), folder / "switched.onnx")
+    run = _runner(_with_switches(model, quantized), place.folder / "switched.onnx")
     total = dict.fromkeys(names, 0.0)
+    report = place.steps.counted("products", len(names) * len(samples))
     for index, sample in enumerate(samples):
         off = {_switch(name): np.asarray(False) for name in names}
         exact = run(sample.inputs | off)
@@ -91,7 +92,7 @@ def losses(
             outputs = run(sample.inputs | off | {_switch(name): np.asarray(True)})
             apart = sum(_square(ours - theirs) for ours, theirs in zip(outputs, exact, strict=True))
             total[name] += apart / size / len(samples)
-            report(done, len(names) * len(samples))
+            report(done)
     return total
 
 
@@ -136,7 +137,7 @@ def _with_constants(model: onnx.ModelProto, quantized: onnx.ModelProto) -> onnx.
 
 
 def moved_means(
-    model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], folder: Path
+    model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: Place
 ) -> dict[str, Array]:
     """Return how far quantization lowers the mean of each output channel of convolutions and Gemms, by their names.
 
@@ -156,8 +157,8 @@ def moved_means(
         steps |= {part.output[0]: part for part in parts}
         measured.graph.output.append(ValueInfoProto(name=f"{_OWN}{pair.name}/moved"))
     measured.graph.node.extend(steps.values())
-    run = _runner(measured, folder / "means.onnx")
-    means = [[mean.astype(np.float64) for mean in run(sample.inputs)] for sample in samples]
+    run = _runner(measured, place.folder / "means.onnx")
+    means = [[mean.astype(np.float64) for mean in run(sample.inputs)] for sample in place.steps.each("biases", samples)]
     return {pair.name: np.mean(values, axis=0) for pair, values in zip(pairs, zip(*means, strict=True), strict=True)}
 
 

@@ -12,7 +12,6 @@ from trtkit.quantization_methods import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
-    from pathlib import Path
 
     import onnx
 
@@ -75,7 +74,7 @@ def products_to_keep(
     if not count:
         return []
     chosen = samples[:: max(1, len(samples) // RANKED_SAMPLES)][:RANKED_SAMPLES]
-    lost = losses(model, quantized, chosen, place.folder, place.steps.counted("products"))
+    lost = losses(model, quantized, chosen, place)
     kept: list[str] = []
     for name in sorted(lost, key=lambda name: -lost[name]):
         if sum(lost.values()) <= SMALL_LOSS**2 or len(kept) == count:
@@ -124,11 +123,11 @@ def _remove_unread(model: onnx.ModelProto) -> None:
         model.graph.initializer.remove(tensor)
 
 
-def correct_biases(model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], folder: Path) -> None:
+def correct_biases(model: onnx.ModelProto, quantized: onnx.ModelProto, samples: Sequence[Sample], place: Place) -> None:
     """Add to biases by how much quantization lowers the means of what convolutions and Gemms compute on the data."""
     from onnx import numpy_helper
 
-    moved = moved_means(model, quantized, samples, folder)
+    moved = moved_means(model, quantized, samples, place)
     constants = {tensor.name: tensor for tensor in quantized.graph.initializer}
     for node in quantized.graph.node:
         if node.name not in moved or (len(node.input) > 2 and node.input[2] not in constants):

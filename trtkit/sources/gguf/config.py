@@ -20,7 +20,7 @@ def family_of(file: GgufFile) -> GgufFamily:
     """Return how the file's architecture is stored. Raises SourceError for one that is not known."""
     architecture = file.metadata.get("general.architecture")
     if architecture not in FAMILIES:
-        known = f"known are {', '.join(FAMILIES)}"
+        known = f"known: {', '.join(FAMILIES)}"
         raise SourceError(f"architecture `{architecture}` is not supported", str(file.path), known)
     if architecture == "llama" and file.metadata.get("llama.expert_count"):
         return MIXTRAL
@@ -71,8 +71,10 @@ def _check_attention(metadata: Metadata, family: GgufFamily) -> None:
         raise SourceError("this is an encoder: its tokens see later ones", metadata.where, "give a decoder-only model")
     keys, values = head_dim(metadata), metadata.get("attention.value_length")
     if values is not None and values != keys:
-        raise SourceError(f"value heads of {values} beside key heads of {keys} are not supported", metadata.where)
+        raise SourceError(
+            f"value heads of size {values} with key heads of size {keys} are not supported", metadata.where
+        )
     heads, groups = metadata.get("attention.head_count"), metadata.get("attention.head_count_kv")
     if "attention.head_count_kv" not in family.fields and groups not in (None, heads):
-        what = f"{groups} key heads beside {heads} query heads are not supported for `{family.model_type}`"
+        what = f"{groups} key heads for {heads} query heads are not supported for `{family.model_type}`"
         raise SourceError(what, metadata.where)

@@ -45,7 +45,7 @@ def compressed_layers(stored: Stored, quantization: Mapping[str, Any]) -> Parts:
     for kind in (quantization.get("format", "dense"), *(group.get("format") or "dense" for group in groups), sparsity):
         if kind not in _FORMATS:
             what = f"compressed-tensors' format `{kind}` is not supported"
-            raise SourceError(what, "quantization_config.format", f"known are {', '.join(_FORMATS)}")
+            raise SourceError(what, "quantization_config.format", f"known: {', '.join(_FORMATS)}")
     if (quantization.get("transform_config") or {}).get("config_groups"):
         what = "the model's activations are rotated while it runs, which is not supported"
         raise SourceError(what, "quantization_config.transform_config", "quantize without transforms")

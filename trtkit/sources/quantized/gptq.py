@@ -37,7 +37,7 @@ def gptq_layers(stored: Stored, quantization: Mapping[str, Any]) -> Parts:
         raise SourceError(f"GPTQ's format `{kind}` is not known", "quantization_config.checkpoint_format", known)
     if bits not in (4, 8):
         fix = "quantize again with 4 or 8"
-        raise SourceError(f"weights of {bits} bits have no form in TensorRT", "quantization_config.bits", fix)
+        raise SourceError(f"TensorRT does not support {bits}-bit weights", "quantization_config.bits", fix)
     group, less = int(quantization.get("group_size", 128)), _LESS[kind]
     return replaced(stored, layers(stored, "qweight", _PARTS), lambda _, parts: _matrix(parts, bits, group, less))
 

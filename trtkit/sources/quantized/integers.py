@@ -19,7 +19,7 @@ def unsigned(words: Array, bits: int) -> Array:
         what = f"packed words are {words.dtype.name} of {words.ndim} axes, not int32 of 2"
         raise SourceError(what, fix="quantize the model again")
     if bits not in (4, 8):
-        raise SourceError(f"weights of {bits} bits have no form in TensorRT", fix="use 4 or 8 bits")
+        raise SourceError(f"TensorRT does not support {bits}-bit weights", fix="use 4 or 8 bits")
     packed = np.ascontiguousarray(words).view(np.uint8)
     return packed if bits == 8 else unpack(packed)
 

@@ -48,7 +48,7 @@ def read_quantized(folder: Path, config: Mapping[str, Any], stored: Stored) -> Q
     method = str(quantization.get("quant_method", "modelopt"))
     if method not in _READERS:
         known = ", ".join(f"`{name}`" for name in _READERS)
-        raise SourceError(f"`quant_method` is `{method}`", str(folder / "config.json"), f"known are {known}")
+        raise SourceError(f"`quant_method` is `{method}`", str(folder / "config.json"), f"known: {known}")
     rest, kv_cache = _kv_cache(stored, quantization)
     tensors = _READERS[method](rest, quantization)
     check_rest(tensors)

@@ -57,7 +57,7 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
     """Raise SourceError for an architecture that is not known, ProblemsError for all else that cannot be read."""
     architecture = config.get("architecture")
     if architecture not in ARCHITECTURES:
-        known = f"known are {', '.join(ARCHITECTURES)}"
+        known = f"known: {', '.join(ARCHITECTURES)}"
         raise SourceError(f"architecture `{architecture}` is not supported", where, known)
     needed = (*_FIELDS, "norm_epsilon", "hidden_act")
     problems = [f"`{name}` is missing" for name in needed if config.get(name) is None]
@@ -66,7 +66,7 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
     for name, readable in (("quant_algo", ALGORITHMS), ("kv_cache_quant_algo", CACHES)):
         if quantization.get(name) not in (None, *readable):
             listed = ", ".join(readable)
-            problems.append(f"`quantization.{name}` is `{quantization[name]}`: known are {listed}")
+            problems.append(f"`quantization.{name}` is `{quantization[name]}`: known: {listed}")
     if moe.get("num_experts"):
         problems.append(f"`moe.num_experts` is `{moe['num_experts']}`")
     if pipeline_size(config) > 1:
@@ -90,7 +90,7 @@ def pipeline_size(config: Mapping[str, Any]) -> int:
 def _ranks(config: Mapping[str, Any], name: str) -> int:
     count = (config.get("mapping") or {}).get(name, 1)
     if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MAX_RANKS:
-        what = f"`mapping.{name}` is `{str(count)[:60]}`, wanted is an integer from 1 to {_MAX_RANKS}"
+        what = f"`mapping.{name}` is `{str(count)[:60]}`; expected an integer from 1 to {_MAX_RANKS}"
         raise SourceError(what, "config.json", AGAIN)
     return count
 

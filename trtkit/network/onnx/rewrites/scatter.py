@@ -95,7 +95,7 @@ def scatter_elements(o: Writer, node: Node) -> Written:
 def _require_sizes(*tensors: OnnxValue) -> None:
     for x in tensors:
         if -1 in x.shape:
-            raise NotYetKnownError(f"shape of `{x.name}` must be known beside a reduction, it is {list(x.shape)}")
+            raise NotYetKnownError(f"the shape of `{x.name}` must be known for a reduction; it is {list(x.shape)}")
 
 
 def _put_back(o: Writer, data: OnnxValue, part: OnnxValue) -> OnnxValue:

@@ -103,7 +103,7 @@ class _Along:
             return self.o.along(value, self.axis, len(self.x.shape))
         axis, size = self.axis % len(value.shape), self.x.shape[self.axis]
         if -1 in value.shape or size < 0:
-            raise NotYetKnownError("the shape must be known beside a zero point for each block")
+            raise NotYetKnownError("the shape must be known if each block has its own zero point")
         dims = [*value.shape[: axis + 1], self.block, *value.shape[axis + 1 :]]
         repeated = self.o.expand(self.o.unsqueeze(value, axis + 1), dims)
         merged = [*value.shape[:axis], value.shape[axis] * self.block, *value.shape[axis + 1 :]]
