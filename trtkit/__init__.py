@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING
 from trtkit.version import __version__
 
 if TYPE_CHECKING:
-    from trtkit.api import bench, build, deploy, evaluate, evaluate_images, load_config, plan, quantize, verify
+    from trtkit.api import (
+        bench,
+        build,
+        deploy,
+        evaluate,
+        evaluate_images,
+        evaluate_tasks,
+        load_config,
+        plan,
+        quantize,
+        verify,
+    )
     from trtkit.benchmarking.request import Load
     from trtkit.runtime.llm import LLM, AsyncLLM
     from trtkit.runtime.model import open_model
@@ -24,6 +35,7 @@ __all__ = [
     "deploy",
     "evaluate",
     "evaluate_images",
+    "evaluate_tasks",
     "load_config",
     "open_model",
     "plan",
@@ -33,7 +45,18 @@ __all__ = [
 
 _MODULES = {
     **dict.fromkeys(
-        ("load_config", "build", "verify", "quantize", "plan", "deploy", "bench", "evaluate", "evaluate_images"),
+        (
+            "load_config",
+            "build",
+            "verify",
+            "quantize",
+            "plan",
+            "deploy",
+            "bench",
+            "evaluate",
+            "evaluate_images",
+            "evaluate_tasks",
+        ),
         "trtkit.api",
     ),
     "open_model": "trtkit.runtime.model",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.model import RuntimeName
     from trtkit.verification.evaluation import Evaluation
     from trtkit.verification.report import Report
+    from trtkit.verification.task_evaluation import TaskEvaluation
     from trtkit.verification.vision_evaluation import VisionEvaluation
 
 Source = str | Path | ModelConfig
@@ -43,9 +44,9 @@ AnyBundle = str | Path | Bundle
 
 
 def load_config(model: Source, **keys: object) -> ModelConfig:
-    """Return the config that `model` stands for, with `keys` changed. It is complete, checked and frozen.
+    """Return the config for `model`, with `keys` changed: complete, validated and frozen.
 
-    Raises ConfigError that lists every fault, SourceError if the model is not there, BundleError for a bundle.
+    Raises ConfigError that lists every problem, SourceError if the model does not exist, BundleError for a bundle.
     """
     if isinstance(model, ModelConfig):
         return changed_config(model, keys)
@@ -62,8 +63,8 @@ def build(
 ) -> Bundle:
     """Build an engine and return its bundle: the folder with the engine, its network and the manifest.
 
-    out: the bundle's folder, `bundles/NAME` if None. use_cache: whether the same build may come from the cache.
-    Raises ConfigError, SourceError, BuildError or another TrtkitError; `out` is then as it was.
+    out: the bundle's folder; `bundles/NAME` if None. use_cache: whether an identical build may come from the cache.
+    Raises ConfigError, SourceError, BuildError or another TrtkitError; `out` is then unchanged.
     """
     from trtkit.engine.build import build_bundle
 
@@ -86,13 +87,13 @@ def verify(
 ) -> Report:
     """Compare the network of a bundle or a config with its reference, on the CPU; `report.passed` is the verdict.
 
-    inputs: images, .npz files or folders; the config's own if empty. For a language model: text files with a prompt on
-    each line.
-    against: `onnxruntime` or `torch`; what the source runs in if None.
-    layers: whether every layer is compared; only after a failure if None.
-    corners: whether every profile's min, opt, max and random shapes run too.
-    text: a file for a language model's perplexity.
-    trust_source: whether the Python factory that a bundle names as its source may run.
+    inputs: images, .npz files or folders; the config's if empty. For a language model: text files with one prompt per
+    line.
+    against: `onnxruntime` or `torch`; the source's own runtime if None.
+    layers: whether to compare every layer; if None, only after a failure.
+    corners: whether to run every profile's min, opt, max and random shapes too.
+    text: a file to measure a language model's perplexity on.
+    trust_source: whether to run the Python factory that a bundle names as its source.
     Raises TrtkitError if nothing can be compared; a network that is out of tolerance is a report, not an error.
     """
     from trtkit.verification.verify import Request, verify_bundle, verify_config
@@ -119,14 +120,14 @@ def quantize(
 ) -> QuantizeResult:
     """Quantize a model into a folder; `build(model, source=result.source)` builds it.
 
-    A language model becomes a checkpoint in ModelOpt's form, a vision model an ONNX file with Q/DQ.
+    A language model becomes a checkpoint in ModelOpt's format, a vision model an ONNX file with Q/DQ.
 
-    method: such as `int8_wo`; the config's own if None. out: `quantized/NAME-METHOD` if None.
-    calibration: text, images or .npz files that activations are measured on; the config's own if None.
-    sensitivity: whether the loss of each of a language model's layers is measured.
-    budget: what the layers that lose most are left out for: `5.5bits` a weight, `80MiB` or `0.02nats`.
-    fallback: the method of those layers; they stay in 16 bits if None.
-    Raises ConfigError, QuantizeError or another TrtkitError; `out` is then as it was.
+    method: such as `int8_wo`; the config's if None. out: `quantized/NAME-METHOD` if None.
+    calibration: text, images or .npz files to measure activations on; the config's if None.
+    sensitivity: whether to measure the loss of each layer of a language model.
+    budget: limit to meet by skipping the layers that lose the most: `5.5bits` per weight, `80MiB` or `0.02nats`.
+    fallback: the method for skipped layers; they stay in 16 bits if None.
+    Raises ConfigError, QuantizeError or another TrtkitError; `out` is then unchanged.
     """
     from trtkit.engine.quantize import quantize_model
     from trtkit.quantization.jobs import ScoringRequest
@@ -153,8 +154,8 @@ def plan(
     """Estimate which GPUs fit a model and its best-case speed. No GPU and, for language models, no weights are needed.
 
     model: also a bundle, a folder with a `config.json`, or the name of a published model such as `llama-2-7b`.
-    gpus: names of the table, such as `l4`; all if empty. input_len, output_len: tokens of a prompt and of its answer.
-    concurrency: requests at once, or images. prices: of an hour, by GPU. requests_per_second: a load, or images.
+    gpus: names from the table, such as `l4`; all if empty. input_len, output_len: tokens of a prompt and of its answer.
+    concurrency: concurrent requests, or images. prices: per hour, by GPU. requests_per_second: the load, or images.
     Raises PlanError, ConfigError, SourceError.
     """
     from trtkit.planning.gpus import find_gpus, planned_gpus
@@ -183,13 +184,13 @@ def deploy(
     on_event: Listener = ignore,
     **options: object,
 ) -> Deployment:
-    """Put a bundle into a model repository of Triton Inference Server; `trtkit serve` starts a server on it.
+    """Deploy a bundle to a model repository of Triton Inference Server; `trtkit serve` starts a server on it.
 
-    name: of the model; the bundle's own if empty. form: `tensors` for the network's tensors, `pipeline` for images in
-    and answers out, `auto` for what the config knows. recognizer: reads the lines of text that `bundle` detects.
+    name: of the model; the bundle's if empty. form: `tensors` for the network's tensors, `pipeline` for images in and
+    answers out, `auto` for the one that the config allows. recognizer: reads the lines of text that `bundle` detects.
     release: of Triton, `YY.MM`; what it cannot load is refused. is_dry_run: write nothing; see `differences`.
     options: keys of docs/deploy-options.md, such as `instances=2` or `queue={"delay_us": 500}`.
-    Raises DeployError, BundleError, ConfigError for options; the repository is then as it was.
+    Raises DeployError, BundleError, ConfigError for options; the repository is then unchanged.
     """
     from trtkit.deployment.triton.extra import require_extra
 
@@ -223,18 +224,18 @@ def bench(
     on_event: Listener = ignore,
     **keys: object,
 ) -> BenchReport:
-    """Measure a bundle; a config is built into `bundles/NAME` first. Without a GPU, that is the reference executor.
+    """Measure a bundle; a config is built into `bundles/NAME` first. Without a GPU, the reference executor runs it.
 
     compare: `torch`, `torch.compile`, `onnxruntime`, `transformers` or bundles, measured in the same rounds.
-    batches: of a network of arrays; the shapes of its profiles if empty. rules: when its measuring stops.
-    load: on a language model, or on a network that a server has: `trtkit.Load(concurrency=[1, 4], input_tokens=64)`.
-    runtime: `tensorrt`, `reference` or `auto`; or RuntimeOptions, which have more settings of a language model.
-    cuda_graphs: whether an engine's launches are captured and replayed; if None, those of decode steps are.
-    server: URL of a Triton server that has the bundle; as a ServedModel, with its name there.
-    is_unverified: measure a bundle whose verification failed or is missing.
-    trust_source: whether the Python factory that a bundle names as its source may run; a config's own may.
+    batches: batch sizes of a vision model; its profiles' shapes if empty. rules: when to stop measuring a vision model.
+    load: for a language model, or a vision model on a server: `trtkit.Load(concurrency=[1, 4], input_tokens=64)`.
+    runtime: `tensorrt`, `reference` or `auto`; or RuntimeOptions, with more settings for language models.
+    cuda_graphs: whether to capture and replay an engine's launches; if None, only those of decode steps.
+    server: URL of a Triton server that has the bundle, or a ServedModel with its name there.
+    is_unverified: measure a bundle even if its verification failed or is missing.
+    trust_source: whether to run the Python factory that a bundle names as its source; a config's always may.
     Latencies in ms are in `report.cases`; printing the report shows the medians.
-    Raises BenchError for what cannot be measured, and what `build` raises.
+    Raises BenchError for what cannot be measured, and the errors of `build`.
     """
     from trtkit.benchmarking.request import BenchRequest, Load, ServedModel
     from trtkit.benchmarking.run import bench_bundle
@@ -280,6 +281,31 @@ def evaluate(
     file = None if text is None else str(text)
     request = EvaluationRequest(file, questions, windows, window_tokens, runtime)
     return evaluate_bundle(bundle, request, new_runner(on_event), compare)
+
+
+def evaluate_tasks(
+    bundle: AnyBundle,
+    tasks: Sequence[str],
+    *,
+    include_path: str | Path | None = None,
+    num_fewshot: int | None = None,
+    limit: int | None = None,
+    apply_chat_template: bool = False,
+    runtime: Runtime = "auto",
+    on_event: Listener = ignore,
+) -> TaskEvaluation:
+    """Measure a language model on tasks of lm-evaluation-harness, which `trtkit[lm-eval]` brings.
+
+    tasks: names or patterns of tasks, groups and tags. include_path: a folder with tasks of your own.
+    num_fewshot: examples before each question; the task's own if None. limit: questions of each task, all if None.
+    apply_chat_template: write prompts as conversations. runtime: as for `evaluate`.
+    Raises SourceError, GenerationError, RequestError, BundleError, MissingPackageError.
+    """
+    from trtkit.verification.task_evaluation import TasksRequest, evaluate_tasks
+
+    folder = None if include_path is None else Path(include_path)
+    request = TasksRequest(tuple(tasks), folder, num_fewshot, limit, apply_chat_template, runtime)
+    return evaluate_tasks(bundle, request, new_runner(on_event))
 
 
 def evaluate_images(

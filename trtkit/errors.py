@@ -19,11 +19,11 @@ AGAIN = "copy or download the file again"
 
 
 class TrtkitError(Exception):
-    """A user's mistake or a limit met; shown without a traceback.
+    """A user's mistake or a limit that was reached; shown without a traceback.
 
-    what: the fault with the offending value and the allowed ones, lower case, names in backticks.
-    where: file, `file:line`, node or layer it was found at; empty where there is none.
-    fix: what to do about it; empty where nothing is known.
+    what: the problem, with the offending value and the allowed ones, in lower case, names in backticks.
+    where: file, `file:line`, node or layer; empty if there is none.
+    fix: what to do about it; empty if nothing is known.
     """
 
     exit_code = 1
@@ -43,7 +43,7 @@ class TrtkitError(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """One fault among several found in the same input."""
+    """One of several problems found in the same input."""
 
     what: str
     where: str = ""

@@ -33,6 +33,7 @@ EXTRAS = {
     "av": "video",
     "pycocotools": "eval",
     "rapidfuzz": "eval",
+    "lm_eval": "lm-eval",
     "triton": "kernels",
     "tritonclient": "triton",
     "google": "triton",
@@ -42,6 +43,7 @@ EXTRAS = {
 # Names of distributions that differ from the module's.
 _DISTRIBUTIONS = {
     "PIL": "pillow",
+    "lm_eval": "lm-eval",
     "modelopt": "nvidia-modelopt",
     "google": "protobuf",
     "vl_convert": "vl-convert-python",

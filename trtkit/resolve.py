@@ -137,6 +137,8 @@ _KEYS = (
     _Key("custom_ops.plugins", lambda c: c.custom_ops.plugins != "never", {*_ARRAYS, _VISION_LANGUAGE}),
     _Key("preprocess", lambda c: c.preprocess is not None, _ARRAYS),
     _Key("task", lambda c: c.task is not None, _ARRAYS),
+    _Key("task.boxes.nms", lambda c: c.engine_nms is not None, _ARRAYS - {_HYBRID},
+         "set it to `host`, or add `route: onnx`"),
 )  # fmt: skip
 
 

@@ -37,4 +37,4 @@ def replayed_arrivals(timestamps_ms: Sequence[float], speed: float = 1.0) -> lis
 
 def _check(rate: float) -> None:
     if not rate > 0:
-        raise ValueError(f"a rate of {rate} is not above 0")
+        raise ValueError(f"the rate must be above 0; got {rate}")

@@ -10,6 +10,7 @@ from trtkit.benchmarking.machine_rates import measure_machine
 from trtkit.benchmarking.statistics import median
 from trtkit.planning.gpus import gpu_of_device
 from trtkit.planning.roofline import Floor, group_floor
+from trtkit.runtime import device as devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,12 +41,11 @@ def ceiling_of(place: str | None, types: Iterable[str]) -> tuple[Ceiling, Roof |
 
 def _gpu_ceiling() -> tuple[Ceiling, Roof | None]:
     """Return the published rates of the GPU that is here."""
-    import torch
-
-    name, (_, memory_bytes) = torch.cuda.get_device_name(), torch.cuda.mem_get_info()
-    gpu = gpu_of_device(name, memory_bytes)
+    device = devices.find_device()
+    assert device is not None
+    gpu = gpu_of_device(device.name, device.memory_bytes)
     if gpu is None:
-        return Ceiling(f"none: `{name}` is not in the table of GPUs (`trtkit plan --list-gpus`)"), None
+        return Ceiling(f"none: `{device.name}` is not in the table of GPUs (`trtkit plan --list-gpus`)"), None
     return PublishedRates(
         f"published rates of {gpu.name}", dict(gpu.rates), gpu.bandwidth_bytes_per_s, gpu.sources
     ), gpu

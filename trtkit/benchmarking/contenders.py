@@ -14,6 +14,7 @@ from trtkit.bundle.bundle import is_bundle, open_bundle
 from trtkit.engine.hybrids import open_hybrid
 from trtkit.errors import BenchError, SourceError, TrtkitError
 from trtkit.resolve import resolve
+from trtkit.runtime import device as devices
 from trtkit.runtime.model import open_model
 from trtkit.verification.hybrid_reference import HybridReference
 from trtkit.verification.references import (
@@ -63,13 +64,15 @@ def own_contender(
 
     Raises BenchError if CUDA graphs are wanted of the reference executor.
     """
-    has_engine = runtime == "tensorrt" or (runtime == "auto" and _runs_engine(bundle))
+    device = None if runtime == "reference" else devices.find_device()
+    has_engine = runtime == "tensorrt" or device is not None
     graphs = graphs_text(has_cuda_graphs, has_engine=has_engine, are_usual=False)
     kind: Literal["tensorrt", "reference"] = "tensorrt" if has_engine else "reference"
     model = open_model(bundle.path, kind, has_cuda_graphs=bool(has_cuda_graphs))
     precision = bundle.manifest.config.precision
-    computes, place = f"{_where(bundle, has_engine)}, {precision}", GPU if has_engine else CPU
-    return Contender(name, computes, model.run, place, precision, model.layer_seconds, graphs)
+    where = "reference executor, CPU" if device is None else f"{bundle.manifest.backend.name} engine, {device.name}"
+    place = GPU if has_engine else CPU
+    return Contender(name, f"{where}, {precision}", model.run, place, precision, model.layer_seconds, graphs)
 
 
 def graphs_text(wanted: bool | None, *, has_engine: bool, are_usual: bool) -> str:
@@ -93,7 +96,7 @@ def rival(name: str, bundle: Bundle, request: BenchRequest) -> Contender:
         return _onnx_runtime(bundle)
     if not is_bundle(Path(name)):
         fix = f"use {TORCH}, {COMPILED}, {ONNX_RUNTIME}, for a language model transformers, or a bundle's folder"
-        raise BenchError(f"`{name}` is nothing to compare with", "--compare", fix)
+        raise BenchError(f"cannot compare with `{name}`", "--compare", fix)
     other = open_bundle(name)
     verification(other, is_waived=request.is_waived)
     _check_inputs(bundle, other)
@@ -123,6 +126,8 @@ def _torch_reference(bundle: Bundle) -> TorchReference | HybridReference:
     """Return the source in eager PyTorch; a hybrid's whole model. Raises SourceError where it has none."""
     manifest = bundle.manifest
     digests = [file.sha256 for file in manifest.sources]
+    if manifest.config.engine_nms is not None:
+        raise SourceError("the module ends before NMS, which the engine has")
     if bundle.is_one_file:
         origin = Origin(bundle.onnx_path(), [tensor.name for tensor in manifest.outputs], digests)
         reference = choose_reference(manifest.config, TORCH, origin)
@@ -137,8 +142,10 @@ def _check_compiler() -> None:
     """Raise BenchError where torch.compile would find no compiler for its kernels."""
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
-        fix = f"install it, or name another one in the environment as CXX; --compare {TORCH} needs none"
-        raise BenchError(f"it compiles with `{compiler}`, which is not found", f"--compare {COMPILED}", fix)
+        fix = f"install it, or set CXX to another compiler; --compare {TORCH} needs none"
+        raise BenchError(
+            f"torch.compile needs the C++ compiler `{compiler}`, which was not found", f"--compare {COMPILED}", fix
+        )
 
 
 def _onnx_runtime(bundle: Bundle) -> Contender:
@@ -155,20 +162,5 @@ def _check_inputs(bundle: Bundle, other: Bundle) -> None:
     """Raise BenchError where two bundles do not take the same inputs."""
     ours, theirs = ([(t.name, t.dtype) for t in each.manifest.inputs] for each in (bundle, other))
     if ours != theirs:
-        what = f"it takes {theirs}, the first bundle {ours}"
-        raise BenchError(what, f"--compare {other.path}", "compare bundles of the same inputs")
-
-
-def _runs_engine(bundle: Bundle) -> bool:
-    """Whether `open_model` would run the engine of its own accord."""
-    import torch
-
-    return torch.cuda.is_available() and len(bundle.manifest.engines) == 1
-
-
-def _where(bundle: Bundle, has_engine: bool) -> str:
-    if not has_engine:
-        return "reference executor, CPU"
-    import torch
-
-    return f"{bundle.manifest.backend.name} engine, {torch.cuda.get_device_name()}"
+        what = f"its inputs are {theirs}; the first bundle's are {ours}"
+        raise BenchError(what, f"--compare {other.path}", "compare bundles that take the same inputs")

@@ -63,8 +63,8 @@ def diff_reports(before: Report, after: Report, threshold: float = THRESHOLD, re
         verdict = _verdict(interval, min(map(len, samples)), threshold)
         changes.append(Change(case=case, contender=contender, metric=metric, verdict=verdict, **vars(interval)))
     if not changes:
-        what = "the reports have no case in common that the same contender was measured at"
-        raise BenchError(what, fix="compare two runs of one command")
+        what = "the reports share no case that was measured for the same contender"
+        raise BenchError(what, fix="compare two runs of the same command")
     has_regression = any(change.verdict == "regression" for change in changes)
     return Diff(threshold, relative_to, tuple(changes), tuple(_differences(before, after)), has_regression)
 
@@ -94,7 +94,7 @@ def _relative(samples: Mapping[Key, Sequence[float]], key: Key, relative_to: str
     case, _, metric = key
     own, others = samples[key], samples.get((case, relative_to, metric), ())
     if len(others) != len(own):
-        what = f"`{relative_to}` has no {metric} of the same rounds at {case}"
+        what = f"`{relative_to}` has no {metric} from the same rounds at {case}"
         raise BenchError(what, "--relative-to", f"run both with --compare {relative_to}")
     return [value / other for value, other in zip(own, others, strict=True)]
 

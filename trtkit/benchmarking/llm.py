@@ -23,8 +23,8 @@ from trtkit.benchmarking.workload import Work, check_fits
 from trtkit.bundle.bundle import is_bundle, open_bundle
 from trtkit.engine.decoders import llm_options
 from trtkit.errors import BenchError
-from trtkit.jobs.events import Phase
-from trtkit.runtime.decoder import runs_on_gpu
+from trtkit.jobs.events import Phase, Progress
+from trtkit.runtime.decoder import engine_device
 from trtkit.runtime.llm import LLM
 
 if TYPE_CHECKING:
@@ -72,15 +72,18 @@ def bench_llm(bundle: Bundle, request: BenchRequest, about: Provenance, runner: 
 def measure_case(servers: Sequence[TextServer], index: int, load: TextLoad, runner: Runner) -> TextCase:
     """Give every server the load of case `index`, round by round in turn; return figures, requests and ratios."""
     schedule = load.schedules[index]
+    done, total = (cases * load.rounds * len(servers) for cases in (index, len(load.schedules)))
     for server in servers:
-        runner.report(Phase(f"warm up {server.name}"))
+        runner.report(Progress("measure", done, total, f"{schedule.name}, warm up {server.name}"))
         _warm_up(server, load.work(-1), schedule)
     served: dict[str, list[Served]] = {server.name: [] for server in servers}
     for number in range(load.rounds):
         work, first = load.work(index * load.rounds + number), number % len(servers)
         for server in [*servers[first:], *servers[:first]]:
-            runner.report(Phase(f"{schedule.name}, round {number + 1} of {load.rounds}, {server.name}"))
+            detail = f"{schedule.name}, round {number + 1} of {load.rounds}, {server.name}"
+            runner.report(Progress("measure", done, total, detail))
             served[server.name].append(server.serve(work, schedule))
+            done += 1
     ours = served[servers[0].name]
     results = [_result(server, ours, served[server.name], load.objectives) for server in servers]
     ratios = [ratio for server in servers[1:] for ratio in _ratios(servers[0], ours, server, served[server.name])]
@@ -115,7 +118,7 @@ def _graphs(request: BenchRequest) -> str:
     """Return in words whether CUDA graphs are used; see `graphs_text`."""
     if request.server is not None:
         return "as the server has it"
-    has_engine = runs_on_gpu(request.options.runtime)
+    has_engine = engine_device(request.options.runtime) is not None
     return graphs_text(request.has_cuda_graphs, has_engine=has_engine, are_usual=True)
 
 
@@ -128,13 +131,13 @@ def _own(bundle: Bundle, request: BenchRequest, name: str = "trtkit") -> EngineS
 
 def _rival(name: str, bundle: Bundle, request: BenchRequest, load: TextLoad) -> TextServer:
     if name == TRANSFORMERS and any(schedule.concurrency is None for schedule in load.schedules):
-        what = "transformers runs batches, not requests that arrive"
-        raise BenchError(what, f"--compare {TRANSFORMERS}", "compare at a --concurrency")
+        what = "transformers runs fixed batches; it cannot serve requests as they arrive"
+        raise BenchError(what, f"--compare {TRANSFORMERS}", "use --concurrency instead")
     if name == TRANSFORMERS:
         return TransformersServer(bundle.manifest.config)
     if not is_bundle(Path(name)):
         fix = f"use {TRANSFORMERS}, or the folder of another language model's bundle"
-        raise BenchError(f"`{name}` is nothing to compare a language model with", "--compare", fix)
+        raise BenchError(f"cannot compare a language model with `{name}`", "--compare", fix)
     other = open_bundle(name)
     verification(other, is_waived=request.is_waived)
     if other.manifest.interface != "tokens":

@@ -32,7 +32,7 @@ def verification(bundle: Bundle, *, is_waived: bool) -> str:
     what = failed or "the bundle was never verified"
     if is_waived:
         return f"UNVERIFIED: {what}"
-    fix = f"run `trtkit verify {shlex.quote(str(bundle.path))}`, or measure all the same with `--unverified`"
+    fix = f"run `trtkit verify {shlex.quote(str(bundle.path))}`, or benchmark anyway with `--unverified`"
     raise BenchError(what, str(bundle.path), fix)
 
 

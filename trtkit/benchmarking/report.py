@@ -74,9 +74,9 @@ class Ratio(Interval):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One contender's figures. computes: what computed them, in words. samples: by metric, in ms.
+    """One contender's figures. computes: what ran the model, in words. samples: by metric, in ms.
 
-    drift: how much slower the last third is than the first one. ceilings: by metric.
+    drift: how much slower the last third is than the first. ceilings: by metric.
     """
 
     contender: str
@@ -121,7 +121,7 @@ class TextResult(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """All contenders on the same work. ratios: of the first one to each other one."""
+    """All contenders on the same work. ratios: of the first contender to each other one."""
 
     name: str
     results: tuple[Result, ...]
@@ -193,7 +193,7 @@ class _Report:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class VisionReport(_Report):
-    """The benchmark of a network of arrays."""
+    """The benchmark of a vision model, or of any network of arrays."""
 
     axes = ("latency", "throughput")
     kind: Literal["vision"] = "vision"

@@ -23,14 +23,14 @@ _REQUESTS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Load(Lengths):
-    """Requests and when they come: at a concurrency, at a rate, or as in a trace; one at a time by default.
+    """Requests and their arrival: at a concurrency, at a rate, or as in a trace; by default one at a time.
 
-    concurrency: requests under way at once, a case for each number. request_rate: requests a second, a case for each.
-    arrivals: how they come at a rate. trace: a file of requests; speed: times as fast as the trace.
-    prompts: a file of them, as `trtkit generate` takes it, instead of made-up ones. requests: of a round; 16, or all of
-    a file, if None. rounds: of a case; 1, or 3 with something to compare, if None.
-    goodput: limits in ms of `ttft`, `tpot` and `e2e` that a good request stays within. seed: of prompts and arrivals.
-    The lengths are those of made-up prompts.
+    concurrency: concurrent requests, one case per number. request_rate: requests per second, one case per rate.
+    arrivals: their distribution at a rate. trace: a file of requests; speed: replays the trace this many times as fast.
+    prompts: a file of prompts, as for `trtkit generate`, instead of synthetic ones. requests: per round; if None, 16 or
+    all of a file. rounds: per case; if None, 1, or 3 when comparing.
+    goodput: limits in ms for `ttft`, `tpot` and `e2e` that a good request meets. seed: of prompts and arrivals.
+    The token counts are those of synthetic prompts.
     """
 
     concurrency: Sequence[int] = ()
@@ -46,19 +46,19 @@ class Load(Lengths):
 
     @property
     def arrival_fields(self) -> list[str]:
-        """The fields that say when requests come; one may be given."""
+        """The fields that define arrivals and are set; at most one may be."""
         ways = {"concurrency": self.concurrency, "request_rate": self.request_rate, "trace": self.trace is not None}
         return [name for name, is_used in ways.items() if is_used]
 
     @property
     def count(self) -> int:
-        """Requests of a round, of those that no file has."""
+        """Requests per round, if no file determines them."""
         return self.requests or _REQUESTS
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model on a Triton server. name: what the server calls it, the bundle's name if None."""
+    """A model on a Triton server. name: its name on the server; the bundle's if None."""
 
     url: str
     name: str | None = None
@@ -98,15 +98,17 @@ def check_request(bundle: Bundle, request: BenchRequest) -> None:
         kind = "a language model" if bundle.manifest.interface == "tokens" else "a network of arrays"
         if request.server and meaningless[0] in _OF_A_SERVER:
             fix = "give a concurrency or a request rate, or leave it out"
-            raise BenchError(f"`{meaningless[0]}` is of a load, and there is none", path, fix)
-        raise BenchError(f"`{meaningless[0]}` means nothing for {kind}", path, "leave it out")
+            raise BenchError(f"`{meaningless[0]}` describes a load, and none is set", path, fix)
+        raise BenchError(f"`{meaningless[0]}` does not apply to {kind}", path, "leave it out")
     if len(load.arrival_fields) > 1:
         first, second = load.arrival_fields[:2]
-        raise BenchError(f"`{first}` and `{second}` are two loads", path, "give one")
+        raise BenchError(f"`{first}` and `{second}` cannot be combined", path, "choose one")
     if load.trace is not None and load.prompts is not None:
-        raise BenchError("a trace says how long its prompts are", path, "leave `prompts` out")
+        raise BenchError(
+            "`prompts` cannot be combined with a trace, which sets the prompt lengths", path, "leave `prompts` out"
+        )
     if bundle.manifest.interface == "arrays" and load.arrival_fields and request.rivals:
-        raise BenchError("a load on a server has nothing to compare with", path, "leave the rivals out")
+        raise BenchError("a load on a server cannot be compared with rivals", path, "leave the rivals out")
     _check_values(request, path)
 
 
@@ -141,4 +143,4 @@ def _check_values(request: BenchRequest, path: str) -> None:
             if not number >= least:
                 raise BenchError(f"`{name}`: {number} is below {least}", path, f"give numbers of at least {least}")
     if not load.speed > 0 or not all(0 < rate < math.inf for rate in load.request_rate):
-        raise BenchError("`speed` or a `request_rate` is not above 0", path, "give finite numbers above 0")
+        raise BenchError("`speed` and `request_rate` must be above 0", path, "give finite numbers above 0")

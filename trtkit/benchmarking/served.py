@@ -53,8 +53,8 @@ class Endpoint:
     def _version(self) -> str:
         version = self.client.version()
         if not self.client.has_ready(self.model):
-            fix = "name the model as its repository does: --model NAME"
-            raise BenchError(f"the server has no model `{self.model}` that is ready", self.url, fix)
+            fix = "give the model's name in the repository: --model NAME"
+            raise BenchError(f"the server has no ready model `{self.model}`", self.url, fix)
         self._outputs = [tensor.name for tensor in self.client.interface(self.model).outputs]
         return version
 

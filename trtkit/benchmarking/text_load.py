@@ -79,7 +79,7 @@ def _read_work(bundle: Bundle, file: str, load: Load) -> list[Work]:
     lines = read_prompts(file)
     prompts = prepare_prompts(lines, read_text_bundle(bundle), {"max_tokens": load.output_tokens})
     if any(prompt.read.images for prompt in prompts):
-        raise BenchError("prompts with images cannot be measured", file, "leave their `images` out")
+        raise BenchError("prompts with images cannot be measured", file, "remove their `images`")
     work = [Work(tuple(prompt.read.ids), prompt.settings.params.max_tokens) for prompt in prompts]
     return [work[index % len(work)] for index in range(load.requests or len(work))]
 

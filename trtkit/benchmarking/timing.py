@@ -19,10 +19,10 @@ STEADY_DRIFT = 0.1
 
 @dataclass(frozen=True)
 class Rules:
-    """When to stop.
+    """When to stop measuring.
 
-    Warm-up ends after `warmup_runs` rounds and `warmup_s` seconds; measuring after `min_runs` rounds and `min_s`
-    seconds, or at `max_s` seconds if there are `few_runs` rounds by then.
+    Warm-up ends after `warmup_runs` rounds and `warmup_s` seconds. Measuring ends after `min_runs` rounds and `min_s`
+    seconds, or at `max_s` seconds if there are at least `few_runs` rounds by then.
     """
 
     warmup_runs: int = 3
@@ -40,6 +40,12 @@ class Rules:
         """Whether enough was measured."""
         is_enough = runs >= self.min_runs and elapsed_s >= self.min_s
         return is_enough or (runs >= self.few_runs and elapsed_s >= self.max_s)
+
+    def share(self, runs: int, elapsed_s: float) -> float:
+        """Return about how much of the measuring is done, from 0 to 1."""
+        enough = min(runs / max(1, self.min_runs), elapsed_s / self.min_s if self.min_s else 1.0)
+        late = min(runs / max(1, self.few_runs), elapsed_s / self.max_s if self.max_s else 1.0)
+        return min(1.0, max(enough, late))
 
 
 @dataclass(frozen=True)
@@ -67,10 +73,16 @@ def drift_of(samples: Sequence[float]) -> float:
     return median(samples[-third:]) / median(samples[:third]) - 1
 
 
-def measure(calls: Mapping[str, Callable[[], object]], rules: Rules, clock: Clock | None = None) -> dict[str, Timing]:
+def measure(
+    calls: Mapping[str, Callable[[], object]],
+    rules: Rules,
+    clock: Clock | None = None,
+    report: Callable[[float], None] | None = None,
+) -> dict[str, Timing]:
     """Time every call once a round, so that what slows the machine down slows all of them.
 
-    The order turns by one from round to round: none always comes after the same neighbour.
+    The order turns by one from round to round: none always comes after the same neighbour. report: gets the share that
+    is done, between rounds.
     """
     clock = clock or WallClock()
     begun, warmups = clock.now(), 0
@@ -81,6 +93,8 @@ def measure(calls: Mapping[str, Callable[[], object]], rules: Rules, clock: Cloc
     rounds: list[dict[str, tuple[float, float]]] = []
     while not rules.is_done(len(rounds), clock.now() - begun):
         rounds.append(_round(calls, len(rounds), clock))
+        if report is not None:
+            report(rules.share(len(rounds), clock.now() - begun))
     return {
         name: Timing(tuple(each[name][1] for each in rounds), tuple(each[name][0] - begun for each in rounds), warmups)
         for name in calls

@@ -58,9 +58,9 @@ def _mooncake_row(line: str, where: str) -> TraceRow:
         hashes = tuple(int(each) for each in data.get("hash_ids") or ())
         row = TraceRow(float(data["timestamp"]), int(data["input_length"]), int(data["output_length"]), hashes)
     except (ValueError, TypeError, AttributeError) as error:
-        raise BenchError(f"not a request of a trace: {error}", where, _MOONCAKE) from None
+        raise BenchError(f"not a trace request: {error}", where, _MOONCAKE) from None
     except KeyError as error:
-        raise BenchError(f"not a request of a trace: {error.args[0]} is missing", where, _MOONCAKE) from None
+        raise BenchError(f"not a trace request: {error.args[0]} is missing", where, _MOONCAKE) from None
     return _checked(row, where)
 
 
@@ -68,7 +68,7 @@ def _azure(text: str, path: str) -> list[TraceRow]:
     reader = csv.DictReader(text.splitlines())
     missing = [name for name in _AZURE if name not in (reader.fieldnames or ())]
     if missing:
-        raise BenchError(f"the trace lacks the column {missing[0]}", f"{path}:1", f"give {', '.join(_AZURE)}")
+        raise BenchError(f"the trace has no column `{missing[0]}`", f"{path}:1", f"give {', '.join(_AZURE)}")
     return [_azure_row(row, f"{path}:{number}") for number, row in enumerate(reader, 2)]
 
 
@@ -78,14 +78,14 @@ def _azure_row(row: Mapping[str, str], where: str) -> TraceRow:
         request = TraceRow(milliseconds, int(row[_AZURE[1]]), int(row[_AZURE[2]]))
     except (ValueError, TypeError) as error:
         fix = "write 2023-11-16 18:15:46.6805900,374,44"
-        raise BenchError(f"not a request of a trace: {error}", where, fix) from None
+        raise BenchError(f"not a trace request: {error}", where, fix) from None
     return _checked(request, where)
 
 
 def _checked(row: TraceRow, where: str) -> TraceRow:
     if row.input_tokens < 1 or row.output_tokens < 1:
         what = f"a request of {row.input_tokens} input and {row.output_tokens} output tokens"
-        raise BenchError(what, where, "a request has one token of each at least: leave the line out")
+        raise BenchError(what, where, "a request needs at least one of each: remove the line")
     if not -1e15 < row.timestamp_ms < 1e15:
         raise BenchError(f"a request at {row.timestamp_ms} ms", where, "give a finite time")
     return row

@@ -20,7 +20,7 @@ from trtkit.benchmarking.vision_ceiling import with_ceilings
 from trtkit.benchmarking.vision_load import measure_load
 from trtkit.errors import SourceError
 from trtkit.inputs.samples import Sample, random_sample, read_samples, wrapped_sample
-from trtkit.jobs.events import Phase
+from trtkit.jobs.events import Phase, Progress
 from trtkit.verification.compare import compare, worst
 
 if TYPE_CHECKING:
@@ -47,10 +47,9 @@ def bench_vision(bundle: Bundle, request: BenchRequest, about: Provenance, runne
     contenders += [rival(name, bundle, request) for name in request.rivals]
     make_sample, inputs = _data(bundle)
     measured = []
-    for case in cases:
-        runner.report(Phase(f"measure {case.name}"))
-        sample = make_sample(case)
-        measured += [(case, sample, figures) for figures in _measured_cases(case, contenders, sample, request)]
+    for index, case in enumerate(cases):
+        sample, report = make_sample(case), _percent(runner, case.name, index, len(cases))
+        measured += [(case, sample, figures) for figures in _measured_cases(case, contenders, sample, request, report)]
     state = gpu_state()
     ceiling, complete = with_ceilings(bundle, contenders, measured, runner)
     return VisionReport(
@@ -68,23 +67,45 @@ def bench_vision(bundle: Bundle, request: BenchRequest, about: Provenance, runne
 
 
 def _measured_cases(
-    case: ShapeCase, contenders: Sequence[Contender], sample: Sample, request: BenchRequest
+    case: ShapeCase,
+    contenders: Sequence[Contender],
+    sample: Sample,
+    request: BenchRequest,
+    report: Callable[[float], None],
 ) -> Iterator[TimedCase | ServedCase]:
     """Yield one case, or one for each load on the server."""
     load = request.load
     if not load.arrival_fields:
-        yield measure_case(case, contenders, sample, request.rules)
+        yield measure_case(case, contenders, sample, request.rules, report)
         return
     objectives = named_objectives(load.goodput)
-    for schedule in schedules_of(load, load.count):
+    schedules = schedules_of(load, load.count)
+    for index, schedule in enumerate(schedules):
+        report(index / len(schedules))
         yield measure_load(case, schedule, contenders[0], sample, (load.count, objectives))
 
 
-def measure_case(case: ShapeCase, contenders: Sequence[Contender], sample: Sample, rules: Rules) -> TimedCase:
+def _percent(runner: Runner, name: str, index: int, count: int) -> Callable[[float], None]:
+    """Return what takes the share of case `index` that is done, and reports it as percent of all cases."""
+
+    def report(share: float) -> None:
+        runner.report(Progress("measure", round(100 * (index + share) / count), 100, name))
+
+    report(0.0)
+    return report
+
+
+def measure_case(
+    case: ShapeCase,
+    contenders: Sequence[Contender],
+    sample: Sample,
+    rules: Rules,
+    report: Callable[[float], None] | None = None,
+) -> TimedCase:
     """Time every contender on one sample, interleaved; return figures, samples and ratios to the first one."""
     outputs = [contender.run(sample.inputs) for contender in contenders]
     calls = {contender.name: partial(contender.run, sample.inputs) for contender in contenders}
-    timings = measure(calls, rules)
+    timings = measure(calls, rules, None, report)
     results = [
         _result(contender, timings[contender.name], case.batch, _difference(outputs[0], own))
         for contender, own in zip(contenders, outputs, strict=True)

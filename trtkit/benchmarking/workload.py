@@ -92,8 +92,8 @@ def check_fits(work: Sequence[Work], max_length: int, where: str) -> None:
     longest = max(work, key=lambda each: len(each.prompt_ids) + each.output_tokens)
     inputs, outputs = len(longest.prompt_ids), longest.output_tokens
     if inputs + outputs > max_length:
-        what = f"{inputs} input and {outputs} output tokens are more than the {max_length} that a slot holds"
-        raise BenchError(what, where, "ask for fewer, or build with a larger `llm.max_sequence_length`")
+        what = f"{inputs} input and {outputs} output tokens exceed the {max_length} that a slot holds"
+        raise BenchError(what, where, "use fewer, or build with a larger `llm.max_sequence_length`")
 
 
 def _drawn(mean: int, deviation: float, count: int, generator: np.random.Generator) -> list[int]:

@@ -28,7 +28,7 @@ _REBUILD = "build the bundle again"
 
 @dataclass(frozen=True, repr=False)
 class Bundle:
-    """A bundle folder with its manifest read."""
+    """An open bundle: its folder and manifest."""
 
     path: Path
     manifest: Manifest
@@ -40,14 +40,15 @@ class Bundle:
         return f"Bundle({str(self.path)!r}: {self.manifest.name}, {config.precision}, engine {size:.1f} MiB)"
 
     def engine_path(self, stage: str = "") -> Path:
-        """Return the plan file of a stage, of the last one unless named, without checking it."""
+        """Return the plan file of a stage, by default the last one, without checking it."""
         record = self.manifest.stage(stage) if stage else self.manifest.stages[-1]
         return self.path / record.engine
 
     def onnx_path(self, stage: str = "") -> Path:
-        """Return the ONNX file of a stage, of the only one unless named.
+        """Return the ONNX file of a stage, by default the only one.
 
-        Raises BundleError if that is not all there is: an LLM, and a hybrid, is written by the network API.
+        Raises BundleError if the model is not one ONNX file: language models and hybrids are written with the network
+        API.
         """
         record = self.manifest.stage(stage) if stage else self.manifest.stages[0]
         if record.onnx is None or (not stage and not self.is_one_file):
@@ -63,7 +64,7 @@ class Bundle:
 
     @property
     def quantized_path(self) -> Path | None:
-        """The folder of the checkpoint that the build made by quantizing the source; None where it made none."""
+        """The folder of the quantized checkpoint that the build wrote; None if it wrote none."""
         return self.path / QUANTIZED if self.manifest.quantized else None
 
     def network_record(self) -> NetworkRecord:
@@ -75,13 +76,13 @@ class Bundle:
             raise BundleError(f"the layers cannot be read: {_first_line(error)}", str(file), _REBUILD) from None
 
     def check_files(self) -> None:
-        """Compare every file with its digest: a plan is code. Raises BundleError."""
+        """Check the digest of every file: a plan is code. Raises BundleError."""
         self.check_network()
         for record in self.manifest.engines:
             check_file(self.path, record)
 
     def check_sources(self, digests: Collection[str]) -> None:
-        """Compare the sources, which stay where they were, as they are now with those that the bundle was built from.
+        """Check that the sources, which are not in the bundle, are still those that it was built from.
 
         digests: SHA-256 of each file. Raises BundleError.
         """
@@ -90,12 +91,12 @@ class Bundle:
             raise BundleError("the source has changed since the bundle was built", changed[0], _REBUILD)
 
     def check_network(self) -> None:
-        """Compare the ONNX files and their weights with their digests. Raises BundleError."""
+        """Check the digests of the ONNX files and their weights. Raises BundleError."""
         for record in self.manifest.network_files():
             check_file(self.path, record)
 
     def check_contents(self) -> None:
-        """Compare the small files with their digests; refuse files without one in folders that are read whole.
+        """Check the digests of the small files; refuse unlisted files in folders that are read completely.
 
         Raises BundleError.
         """
@@ -113,7 +114,7 @@ class Bundle:
                     raise BundleError("the manifest does not list this file", str(path), "remove it")
 
     def file_names(self) -> list[str]:
-        """Return every file that the manifest lists but itself and known requests, relative to the bundle."""
+        """Return all files in the manifest except itself and known requests, relative to the bundle."""
         manifest = self.manifest
         return [record.path for record in (*manifest.network_files(), *manifest.engines, *manifest.files)]
 
@@ -131,9 +132,9 @@ def is_bundle_folder(path: str) -> bool:
 
 
 def open_bundle(path: Bundle | Path | str) -> Bundle:
-    """Read the bundle at `path`, its small files checked; one that is open stays as it is.
+    """Open the bundle at `path` and check its small files; an open bundle is returned unchanged.
 
-    Raises BundleError if it is none or is damaged.
+    Raises BundleError if it is not a bundle or is damaged.
     """
     if isinstance(path, Bundle):
         return path

@@ -178,7 +178,7 @@ class VerificationRecord(BaseModel):
     verdict: str = Field(description="PASS or FAIL, with the reason in parentheses.")
     reference: str
     batch_rows: Literal["independent", "mixed"] | None = Field(
-        None, description="Whether each row of axis 0 has the outputs that it has alone; None where that is not known."
+        None, description="Whether each row of axis 0 has the outputs that it has alone; None if unknown."
     )
 
 

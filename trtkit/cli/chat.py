@@ -184,7 +184,7 @@ class Conversation:
 
 
 def _lines() -> Iterator[str]:
-    """Yield what is said, line by line; Ctrl-C at the prompt forgets the line."""
+    """Yield the lines that the user types; Ctrl-C at the prompt forgets the line."""
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         with contextlib.suppress(ImportError):

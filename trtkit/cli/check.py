@@ -27,7 +27,7 @@ Streaming models are queried over gRPC.
 Exit codes: 0 pass, 1 unreachable, not ready or failed, 2 wrong usage,
 3 answers or interfaces differ."""
 
-_EXIT_CODES = {"right": 0, "failed": 1, "differs": 3}
+_EXIT_CODES = {"PASS": 0, "FAIL (not ready)": 1, "FAIL (differs from the bundle)": 3}
 
 
 @click.command(epilog=EPILOG)
@@ -59,7 +59,7 @@ def command(url: str, model: str | None, bundle: str | None, protocol: Any, time
         click.echo(json.dumps(report.to_json()))
     else:
         _print(report)
-    sys.exit(_EXIT_CODES[report.status])
+    sys.exit(_EXIT_CODES[report.verdict])
 
 
 def _print(report: ServerReport) -> None:

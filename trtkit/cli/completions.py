@@ -67,7 +67,7 @@ def fallbacks(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
 
 
 def config_keys(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer keys of a config, with `=` behind those that take a value."""
+    """Offer keys of a config, with `=` after those that take a value."""
     from trtkit.config import ModelConfig
     from trtkit.config.keys import key_paths
 
@@ -93,7 +93,7 @@ def _configs_folder() -> Path:
 
 
 def _package() -> Path:
-    """Return trtkit's folder; this module is imported for `--help` too, which wants no paths."""
+    """Return trtkit's folder; this module is imported for `--help` too, which needs no paths."""
     from pathlib import Path
 
     return Path(__file__).parents[1]
@@ -111,7 +111,7 @@ def _listed(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
 
 
 def _paths(incomplete: str, *, has_bundles: bool) -> Iterator[CompletionItem]:
-    """Yield files that can be built, bundles, and other folders with a slash behind, since they lead on."""
+    """Yield files that can be built, bundles, and other folders with a trailing slash."""
     from pathlib import Path
 
     start, slash, last = incomplete.rpartition("/")

@@ -10,7 +10,7 @@ import click
 
 from trtkit.cli import completions
 from trtkit.cli.model_options import model_options
-from trtkit.cli.options import json_option, run_options
+from trtkit.cli.options import RenamedOption, json_option, run_options
 from trtkit.cli.visible import echo
 
 if TYPE_CHECKING:
@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  trtkit config init model.onnx -o model.yaml
+  trtkit config init model.onnx --save model.yaml
   trtkit config init ~/models/Qwen3-0.6B
   trtkit config validate model.yaml
   trtkit config validate qwen3 --set llm.max_batch_size=16 --json
-  trtkit config schema -o trtkit.schema.json"""
+  trtkit config schema --save trtkit.schema.json"""
 
-_output_option = click.option(
-    "--output",
-    "-o",
+_save_option = click.option(
+    "--save",
+    cls=RenamedOption,
+    old=["--output", "-o"],
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
     help="File to write.  [default: stdout]",
@@ -40,21 +41,21 @@ def command() -> None:
 
 @command.command()
 @click.argument("source", shell_complete=completions.networks)
-@_output_option
+@_save_option
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 @json_option
 @run_options
-def init(source: str, output: Path | None, force: bool, as_json: bool) -> None:
+def init(source: str, save: Path | None, force: bool, as_json: bool) -> None:
     """Write a commented config for SOURCE.
 
     SOURCE is an .onnx or .gguf file, a folder that transformers or TensorRT-LLM saved, or the name of a shipped config.
     """
     from trtkit.engine.starter import starter_config
 
-    if output is not None and output.exists() and not force:
-        raise click.UsageError(f"`{output}` already exists; choose another file or add --force")
-    text = starter_config(source, Path() if output is None else output.parent)
-    _write(text, output, as_json=as_json)
+    if save is not None and save.exists() and not force:
+        raise click.UsageError(f"`{save}` already exists; choose another file or add --force")
+    text = starter_config(source, Path() if save is None else save.parent)
+    _write(text, save, as_json=as_json)
 
 
 @command.command()
@@ -82,30 +83,30 @@ def validate(config: str, target: str | None, overrides: Overrides, as_json: boo
 
 
 @command.command()
-@_output_option
+@_save_option
 @json_option
 @run_options
-def schema(output: Path | None, as_json: bool) -> None:
+def schema(save: Path | None, as_json: bool) -> None:
     """Print the JSON schema of configs, for editors that check YAML."""
     from trtkit.config import ModelConfig
 
     draft = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "trtkit config"}
     text = json.dumps({**ModelConfig.model_json_schema(), **draft}, indent=2) + "\n"
-    if output is None:
+    if save is None:
         click.echo(text, nl=False)
     else:
-        _write(text, output, as_json=as_json)
+        _write(text, save, as_json=as_json)
 
 
-def _write(text: str, output: Path | None, *, as_json: bool) -> None:
+def _write(text: str, save: Path | None, *, as_json: bool) -> None:
     """Write a text to a file, or print it."""
     from trtkit.files import write_output
 
-    if output is not None:
-        write_output(output, text)
+    if save is not None:
+        write_output(save, text)
     if as_json:
-        click.echo(json.dumps({"path": output and str(output), "text": text}))
-    elif output is None:
+        click.echo(json.dumps({"path": save and str(save), "text": text}))
+    elif save is None:
         echo(text, nl=False)
     else:
-        echo(f"wrote {output}")
+        echo(f"wrote {save}")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from trtkit.runtime.decoder import Runtime
     from trtkit.verification.evaluation import Evaluation, Questions
+    from trtkit.verification.task_evaluation import TasksRequest
     from trtkit.verification.vision_evaluation import VisionRequest
 
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
@@ -25,6 +26,7 @@ Examples:
   trtkit eval bundles/llama --perplexity book.txt --windows 0 --json
   trtkit eval bundles/llama-int8 --compare bundles/llama --perplexity book.txt
   trtkit eval bundles/llama-int8 --compare bundles/llama --questions
+  trtkit eval bundles/llama --tasks arc_easy,hellaswag --num-fewshot 5
   trtkit eval bundles/efficientnet-lite0 --images val
   trtkit eval bundles/yolo --images val2017 --truth instances_val2017.json
 
@@ -43,6 +45,11 @@ COCO's JSON."""
     "--windows", type=click.IntRange(0), default=8, metavar="N", help="Number of windows; 0 for all.  [default: 8]"
 )
 @click.option("--window-tokens", type=click.IntRange(2), default=512, metavar="N", help="[default: 512]")
+@click.option("--tasks", metavar="NAMES", help="Tasks of lm-evaluation-harness, separated by commas.")
+@click.option("--num-fewshot", type=click.IntRange(0), metavar="N", help="Examples per prompt.  [default: the task's]")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Questions per task.  [default: all]")
+@click.option("--include-path", type=DIRECTORY, help="Folder with your own tasks, in YAML.")
+@click.option("--apply-chat-template", is_flag=True, help="Write the tasks' prompts as conversations.")
 @click.option("--images", type=DIRECTORY, help="Labelled pictures for a vision model.")
 @click.option("--truth", type=FILE, help="Expected answers: a CSV file, or COCO annotations.")
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Pictures per call.  [default: the profile's opt]")
@@ -56,6 +63,11 @@ def command(
     base: str | None,
     windows: int,
     window_tokens: int,
+    tasks: str | None,
+    num_fewshot: int | None,
+    limit: int | None,
+    include_path: Path | None,
+    apply_chat_template: bool,
     images: Path | None,
     truth: Path | None,
     batch: int | None,
@@ -68,12 +80,24 @@ def command(
     The text is split into independent windows, as in `trtkit verify --text`. If the engine returns only the last
     token's logits (`llm.logits: last`, the default), the reference executor runs the same network. `--compare` runs the
     same windows on another bundle, such as the unquantized one. `--questions` asks both the same short questions,
-    because a model can keep its perplexity and still get answers wrong.
+    because a model can keep its perplexity and still get answers wrong. `--tasks` runs tasks of
+    lm-evaluation-harness, which needs `trtkit[lm-eval]`.
     """
     from trtkit.cli.progress import show_progress
     from trtkit.verification.evaluation import EvaluationRequest, evaluate_bundle
+    from trtkit.verification.task_evaluation import TasksRequest
     from trtkit.verification.vision_evaluation import VisionRequest
 
+    is_task_option = num_fewshot is not None or limit is not None or include_path is not None or apply_chat_template
+    if tasks is None and is_task_option:
+        raise click.UsageError("--num-fewshot, --limit, --include-path and --apply-chat-template go with --tasks")
+    if tasks is not None:
+        if text is not None or has_questions or base is not None or images is not None:
+            raise click.UsageError("--tasks runs alone, without --perplexity, --questions, --compare and --images")
+        names = tuple(name.strip() for name in tasks.split(",") if name.strip())
+        request = TasksRequest(names, include_path, num_fewshot, limit, apply_chat_template, runtime)
+        _evaluate_tasks(bundle, request, quiet=quiet, as_json=as_json)
+        return
     if images is not None:
         if text is not None or has_questions or base is not None:
             raise click.UsageError("--images is for vision models; --perplexity, --questions and --compare are not")
@@ -83,11 +107,11 @@ def command(
         raise click.UsageError("--truth and --batch go with --images")
     if text is None and not has_questions:
         raise click.UsageError(
-            "give --perplexity FILE or --questions for a language model, --images for a vision model"
+            "give --perplexity FILE, --questions or --tasks for a language model, --images for a vision model"
         )
-    request = EvaluationRequest(text, has_questions, windows, window_tokens, runtime)
+    wanted = EvaluationRequest(text, has_questions, windows, window_tokens, runtime)
     with show_progress(quiet=quiet or as_json) as runner:
-        evaluation = evaluate_bundle(bundle, request, runner, base)
+        evaluation = evaluate_bundle(bundle, wanted, runner, base)
     if as_json:
         click.echo(json.dumps(evaluation.to_json()))
     else:
@@ -109,7 +133,31 @@ def _evaluate_vision(bundle: str, request: VisionRequest, *, quiet: bool, as_jso
         table.add_row(name, f"{value:.2%}")
     table.add_row("images", f"{evaluation.images}, {evaluation.images / evaluation.seconds:.1f} per second")
     table.add_row("runtime", evaluation.runtime)
+    if evaluation.note:
+        table.add_row("note", evaluation.note)
     console().print(table)
+
+
+def _evaluate_tasks(bundle: str, request: TasksRequest, *, quiet: bool, as_json: bool) -> None:
+    from trtkit.cli.progress import show_progress
+    from trtkit.cli.tables import console, listing, pairs
+    from trtkit.verification.task_evaluation import evaluate_tasks
+
+    with show_progress(quiet=quiet or as_json) as runner:
+        evaluation = evaluate_tasks(bundle, request, runner)
+    if as_json:
+        click.echo(json.dumps(evaluation.to_json()))
+        return
+    table = listing("tasks", "task", "metric", "filter", "value", "standard error", "questions")
+    for each in evaluation.measures:
+        error = "" if each.error is None else f"{each.error:.4f}"
+        table.add_row(each.task, each.metric, each.filter, f"{each.value:.4f}", error, str(each.samples or ""))
+    console().print(table)
+    facts = pairs()
+    facts.add_row("runtime", evaluation.runtime)
+    if evaluation.limit is not None:
+        facts.add_row("limit", f"the first {evaluation.limit} questions of each task: not the published measure")
+    console().print(facts)
 
 
 def _render(evaluation: Evaluation) -> None:

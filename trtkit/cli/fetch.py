@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trtkit.cli import completions
+from trtkit.cli.model_options import output_option
 from trtkit.cli.options import json_option, quiet_option
 from trtkit.cli.say import say
 from trtkit.cli.visible import echo
@@ -28,23 +29,17 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 @click.command(epilog=EPILOG)
 @click.argument("name", shell_complete=completions.configs)
-@click.option(
-    "--output",
-    "-o",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="FOLDER",
-    help="Folder for a model from the hub.  [default: the config's, or ~/models/NAME]",
-)
+@output_option("Folder for a model from the hub.  [default: the config's, or ~/models/NAME]", file_okay=False)
 @click.option("--dry-run", is_flag=True, help="Show what is missing and the commands that fetch it.")
 @json_option
 @quiet_option
-def command(name: str, output: Path | None, dry_run: bool, as_json: bool, quiet: bool) -> None:
+def command(name: str, out: Path | None, dry_run: bool, as_json: bool, quiet: bool) -> None:
     """Fetch what a config needs, or a model from Hugging Face's hub.
 
     NAME is a shipped config, a YAML file, or a hub id such as `Qwen/Qwen3-0.6B`. A config's packages are installed
     with pip into this environment, without their dependencies.
     """
-    needs = _needs(name, output)
+    needs = _needs(name, out)
     missing = [need for need in needs if not need.is_present]
     if not dry_run:
         _fetch(missing, is_quiet=quiet or as_json)

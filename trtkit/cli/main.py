@@ -62,7 +62,7 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of work."""
-        return list(COMMANDS)
+        return list(self.commands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command."""
@@ -114,7 +114,13 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or config, 3 out of tolerance
 143 terminated."""
 
 
-@click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+# click suggests names out of `commands`; `get_command` imports the real ones.
+_STAND_INS = {name: click.Command(name, help=text) for name, text in COMMANDS.items()}
+
+
+@click.group(
+    cls=LazyGroup, commands=_STAND_INS, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @run_options
 @click.version_option(__version__, prog_name="trtkit")
 def cli() -> None:
@@ -192,7 +198,7 @@ def _show(error: TrtkitError, *, as_json: bool) -> None:
 
 
 def _colour() -> bool | None:
-    """Return whether escape codes are wanted whatever the output is; None where a terminal gets them.
+    """Return whether to print escape codes on any output; None if only a terminal gets them.
 
     NO_COLOR and TERM=dumb, which win, and FORCE_COLOR as rich reads them.
     """

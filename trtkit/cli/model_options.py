@@ -80,9 +80,13 @@ def model_options(command: Command) -> Command:
     return with_overrides
 
 
-def output_option(text: str) -> Callable[[Command], Command]:
-    """Return what gives a command --output, the folder of its main result, as the argument `out`."""
-    kind = click.Path(path_type=Path)
+def output_option(text: str, *, file_okay: bool = True) -> Callable[[Command], Command]:
+    """Return what gives a command --output, the folder of its main result, as the argument `out`.
+
+    Files are written by --save FILE and by options named after their format, such as --html FILE.
+    file_okay: whether the command itself refuses a path that is a file.
+    """
+    kind = click.Path(path_type=Path, file_okay=file_okay)
     return click.option("-o", "--output", "out", cls=RenamedOption, old=["--out"], type=kind, metavar="DIR", help=text)
 
 
@@ -98,12 +102,12 @@ def _shorthands(precision: str | None, shapes: Sequence[str]) -> list[Override]:
 
 
 def _option(where: str) -> str:
-    """Return the option in the place of the key that it sets: `profiles.0.images` is `--shapes images`."""
+    """Return the option that sets the key: `profiles.0.images` is `--shapes images`."""
     return where.replace("profiles.0.", "--shapes ").replace("profiles.0", "--shapes").replace("profiles", "--shapes")
 
 
 def read_model(path: str, overrides: Overrides, target: str | None) -> Bundle | ModelConfig:
-    """Return the bundle, or the config with its changes, that MODEL stands for.
+    """Return the bundle, or the config with its changes, that MODEL names.
 
     Raises UsageError if options would change a bundle, and what reading one or the other raises.
     """

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from trtkit.cli.tables import count_text, pairs, plural, shape_text, size_text
+from trtkit.cli.tables import count_text, pairs, plural, shape_text
 from trtkit.planning.gpus import efficiency_text
 from trtkit.planning.load import HOURS_PER_MONTH
 from trtkit.planning.report import FormatPlan, LlmGpu, LlmReport, LlmSpeed, SplitPlan, VisionGpu
+from trtkit.report.cells import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -83,6 +84,10 @@ def _model(plan: LlmReport) -> Table:
     table.add_row("workload", lengths + limit)
     for phase, text in (("prefill", "one prompt"), ("decode", f"one step with batch {work.concurrency}")):
         table.add_row(phase, f"{text}: {_step_text(plan.step[phase])}")
+    full, used = (plan.kv_window[window] for window in ("full", "used"))
+    reads = f"{size_text(full.bytes)} of caches in a decode step (slots of {full.tokens} tokens)"
+    less = f"{size_text(used.bytes)} with `llm.kv_window: used` ({used.tokens})"
+    table.add_row("reads", f"{reads}, {less}")
     check = plan.formulas.decode_flops
     share = f"{check.ratio:.4f} of the counted work"
     table.add_row("formula", f"2 P + 4 N H T L: {count_text(check.formula)}FLOP per token, {share}")

@@ -32,10 +32,11 @@ _LOG = logging.getLogger("trtkit.progress")
 def show_progress(*, quiet: bool = False) -> Iterator[Runner]:
     """Yield a runner whose events are shown; everything goes to stderr."""
     console = visible.console(stderr=True, quiet=quiet or is_verbose())
+    details: set[str] = set()
     with _shown_on(console) as show:
 
         def on_event(event: Event) -> None:
-            _log(event)
+            _log(event, details)
             show(event)
 
         yield new_runner(on_event)
@@ -52,12 +53,15 @@ def _shown_on(console: Console) -> Iterator[Listener]:
         yield _Bar(progress)
 
 
-def _log(event: Event) -> None:
-    """Log what has begun or is done."""
+def _log(event: Event, details: set[str]) -> None:
+    """Log what has begun or is done. details: those that are in the log."""
     if isinstance(event, Phase):
         _LOG.info("%s", event.name)
     elif isinstance(event, Step):
         _LOG.info("%s", _step(event).strip())
+    elif isinstance(event, Advance) and event.detail and _name(event) not in details:
+        details.add(_name(event))
+        _LOG.info("%s", _name(event))
 
 
 class _Left(ProgressColumn):
@@ -80,7 +84,8 @@ class _Lines:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._started = self._phase_started = self._printed = time.monotonic()
-        self._phase = ""
+        self._phase = self._detail = ""
+        self._begun_at = 0
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Phase):
@@ -88,16 +93,18 @@ class _Lines:
             self._print(event.name)
         elif isinstance(event, Advance):
             if event.name != self._phase:
-                self._begin(event.name)
-            now = time.monotonic()
-            if event.total and now - max(self._printed, self._phase_started) >= _EVERY_S:
-                seconds = (now - self._phase_started) * (event.total / event.done - 1) if event.done else None
-                self._print(f"{event.name} {_share(event.done, event.total, seconds)}")
+                self._begin(event.name, event.done)
+            is_new = event.detail not in {"", self._detail}
+            now, self._detail = time.monotonic(), event.detail
+            if is_new or (event.total and now - max(self._printed, self._phase_started) >= _EVERY_S):
+                done = event.done - self._begun_at
+                seconds = (now - self._phase_started) * (event.total - event.done) / done if done > 0 else None
+                self._print(f"{_name(event)} {_share(event.done, event.total, seconds)}")
         elif isinstance(event, Step):
             self._console.print(_step(event), markup=False, highlight=False, soft_wrap=True)
 
-    def _begin(self, phase: str) -> None:
-        self._phase, self._phase_started = phase, time.monotonic()
+    def _begin(self, phase: str, done: int = 0) -> None:
+        self._phase, self._phase_started, self._begun_at = phase, time.monotonic(), done
 
     def _print(self, text: str) -> None:
         self._printed = time.monotonic()
@@ -117,7 +124,7 @@ class _Bar:
             self._name = event.name
             self._task = self._progress.add_task(event.name, total=None)
         if isinstance(event, Advance):
-            self._progress.update(self._task, completed=event.done, total=event.total or None)
+            self._progress.update(self._task, description=_name(event), completed=event.done, total=event.total or None)
         elif isinstance(event, Step):
             self._progress.console.print(_step(event), markup=False, highlight=False)
 
@@ -128,6 +135,10 @@ def _share(done: float, total: float, seconds_left: float | None) -> str:
         return f"{done:.0f}/{total:.0f}"
     minutes, seconds = divmod(round(seconds_left), 60)
     return f"{done:.0f}/{total:.0f}, {minutes}:{seconds:02} left"
+
+
+def _name(event: Advance) -> str:
+    return f"{event.name} {event.detail}".rstrip()
 
 
 def _step(event: Step) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trtkit.cli.model_options import output_option
 from trtkit.cli.options import bundle_argument, json_option, quiet_option
 
 if TYPE_CHECKING:
@@ -32,9 +33,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 cancelled."""
 @click.command(epilog=EPILOG)
 @bundle_argument
 @click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="INPUT...")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Folder for drawn pictures and arrays."
-)
+@output_option("Folder for drawn pictures and arrays.", file_okay=False)
 @click.option("--batch", type=click.IntRange(1), metavar="N", help="Pictures per call.  [default: the profile's opt]")
 @click.option("--top-k", type=click.IntRange(1), default=5, metavar="N", help="Classes to show.  [default: 5]")
 @click.option("--every", type=click.IntRange(1), default=1, metavar="N", help="Use every Nth frame of a video.")
@@ -49,7 +48,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 cancelled."""
 def command(
     bundle: str,
     inputs: tuple[Path, ...],
-    output: Path | None,
+    out: Path | None,
     batch: int | None,
     top_k: int,
     every: int,
@@ -72,21 +71,21 @@ def command(
     files = input_files(inputs)
     total = None if any(file.suffix.lower() in VIDEOS for file in files) else len(files)
     model = open_model(bundle, runtime)
-    if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
     started, count = time.monotonic(), 0
     with _progress(is_shown=not (quiet or as_json)) as progress:
         task = progress.add_task("run", total=total)
         for answered in answer_files(model.bundle, model.run, files, FileOptions(batch, top_k, every)):
             echo(_line(answered, as_json=as_json))
-            if output is not None:
-                write_answer(answered, output)
+            if out is not None:
+                write_answer(answered, out)
             count += 1
             progress.advance(task)
     if not quiet and not as_json:
         seconds = time.monotonic() - started
         rate = f"{count} input{'' if count == 1 else 's'} in {seconds:.1f} s, {count / seconds:.1f} per second"
-        say(f"{rate}, {model.description}" + (f"; see {output}" if output else ""))
+        say(f"{rate}, {model.description}" + (f"; see {out}" if out else ""))
 
 
 def _line(answered: Answered, *, as_json: bool) -> str:

@@ -88,7 +88,7 @@ def _interrupt(_signal: int, _frame: object) -> None:
 
 
 def _find_server(path: str | None, repository: Path) -> ServerFiles:
-    """Return the server to start; if there is none, the error says which container serves the repository."""
+    """Return the server to start; if none is found, the error names the container that serves the repository."""
     from trtkit.deployment.triton.commands import container_facts, docker_command
     from trtkit.deployment.triton.repository_check import read_repository
     from trtkit.deployment.triton.server_files import find_server

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from trtkit.bundle.manifest import Manifest
 from trtkit.cli import visible
+from trtkit.report.cells import size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -268,15 +269,6 @@ def weights_text(by_type: Json) -> str:
 def plural(count: int, noun: str) -> str:
     """Return `1 token`, `2 tokens`."""
     return f"{count} {noun}{'s' * (count != 1)}"
-
-
-def size_text(size: float) -> str:
-    """Return bytes with a binary prefix."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError
 
 
 def count_text(count: float) -> str:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Perplexity,
         Report,
         Rows,
+        Suppression,
     )
 
 # Layers listed: the first out of tolerance and those with the largest errors.
@@ -37,6 +38,8 @@ def verify_tables(report: Report) -> Iterator[RenderableType]:
     yield _outputs(report.outputs, "outputs")
     if report.rows:
         yield _rows(report.rows)
+    if report.nms:
+        yield _nms(report.nms)
     if report.parts:
         yield _parts(report.parts)
     if report.engine:
@@ -97,6 +100,12 @@ def _rows(rows: Rows) -> Text:
     """Return how many rows have no match, which the errors of the outputs do not count."""
     text = f"rows paired; {rows.unpaired:.1%} without a match (limit {rows.allowed:.1%})"
     return Text(text, "" if rows.passed else "red")
+
+
+def _nms(nms: Suppression) -> Text:
+    """Return whether NMS inside the network selected what the host would."""
+    text = f"NMS in the engine replayed on its rows: {nms.boxes} selected in {plural(nms.runs, 'run')}"
+    return Text(f"{text}; {nms.problem or 'all as the host selects'}", "" if nms.passed else "red")
 
 
 def _parts(parts: Sequence[PartOutput]) -> Table:

@@ -22,7 +22,7 @@ _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\
 
 
 def visible(text: str) -> str:
-    """Return the text with a replacement character in the place of each that steers a terminal."""
+    """Return the text with every character that controls a terminal replaced."""
     return _STEERING.sub("\ufffd", text)
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.config.task import Task
+from trtkit.errors import SourceError
 from trtkit.inputs.images import Placement
-from trtkit.runtime.tasks.answers import Boxes, Classes, Text
+from trtkit.runtime.tasks.answers import Boxes, Classes, ClassMap, DepthMap, Embedding, Text
 from trtkit.runtime.tasks.reader import Reader
 
 if TYPE_CHECKING:
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array, Arrays
     from trtkit.runtime.tasks.answers import Answer, Box
 
-SERVED_KINDS = {"classification", "ctc-text", "detection", "pose"}
-"""Tasks whose answers are small; of the others clients get the network's outputs."""
+MAP_TENSORS = {"segmentation": ("class_id", "int32"), "depth": ("depth", "fp32")}
+"""Name and type of the answer of tasks that have one for each pixel of the picture."""
 PLACEMENT = "placement"
-"""What goes from the preprocessing to the reading of boxes: a row of eight numbers for each picture."""
+"""What goes from the preprocessing to the reading of boxes and maps: a row of eight numbers for each picture."""
 
 
 def reader_settings(reader: Reader) -> dict[str, Any]:
@@ -44,13 +45,21 @@ def reader_from(settings: Mapping[str, Any]) -> Reader:
     )
 
 
+def is_placed(task: Task | None) -> bool:
+    """Whether answers lie on the picture, so that their reader must know where it is in the input."""
+    return task is not None and (task.boxes is not None or task.kind in MAP_TENSORS)
+
+
 def placement_row(placed: Placement, size: tuple[int, int]) -> list[float]:
     """Return a placement as numbers: picture, scale, offset; and the (width, height) of the input."""
     return [*placed.size, *placed.scale, *placed.offset, *size]
 
 
 def answer_tensors(reader: Reader, outputs: Arrays, placements: Array | None = None) -> Arrays:
-    """Return the tensors that outputs [N, ...] become. placements: [N, 8], as `placement_row` makes them, for boxes."""
+    """Return the tensors that outputs [N, ...] become.
+
+    placements: [N, 8], as `placement_row` makes them, if `is_placed`.
+    """
     count = len(next(iter(outputs.values())))
     rows = np.tile([1, 1, 1, 1, 0, 0, 1, 1], (count, 1)) if placements is None else placements
     placed = [Placement((int(row[0]), int(row[1])), (row[2], row[3]), (row[4], row[5])) for row in rows.tolist()]
@@ -62,6 +71,11 @@ def _tensors(reader: Reader, answers: Sequence[Answer]) -> Arrays:
     assert reader.task is not None
     if reader.task.boxes is not None:
         return _boxes(reader, [answer.boxes for answer in answers if isinstance(answer, Boxes)])
+    if reader.task.kind in MAP_TENSORS:
+        return {MAP_TENSORS[reader.task.kind][0]: _one_size([_map(answer) for answer in answers])}
+    if reader.task.kind == "embedding":
+        vectors = [answer.vector for answer in answers if isinstance(answer, Embedding)]
+        return {"embedding": np.asarray(vectors, dtype=np.float32)}
     texts = [answer for answer in answers if isinstance(answer, Text)]
     if texts:
         return {
@@ -77,6 +91,23 @@ def _tensors(reader: Reader, answers: Sequence[Answer]) -> Arrays:
         labels = [[label.encode() for label in answer.labels] for answer in classes]
         tensors["label"] = np.array(labels, dtype=np.object_)
     return tensors
+
+
+def _map(answer: Answer) -> Array:
+    """Return the value of every pixel."""
+    assert isinstance(answer, (ClassMap, DepthMap))
+    return answer.ids if isinstance(answer, ClassMap) else answer.values.astype(np.float32)
+
+
+def _one_size(maps: Sequence[Array]) -> Array:
+    """Return maps as one array. Raises SourceError for pictures of different sizes."""
+    sizes = sorted({each.shape for each in maps})
+    if len(sizes) > 1:
+        listed = ", ".join(f"{height}x{width}" for height, width in sizes)
+        raise SourceError(
+            f"maps of one request have the sizes of its images: {listed}", "image", "send one per request"
+        )
+    return np.stack(maps)
 
 
 def _boxes(reader: Reader, pictures: Sequence[tuple[Box, ...]]) -> Arrays:

@@ -11,14 +11,14 @@ from trtkit.jobs.json_form import from_json, to_json
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of the work that has begun."""
+    """A phase of the work has begun."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Step:
-    """Something that was done to a model; the manifest keeps the list of them."""
+    """A step that was applied to a model; the manifest records them."""
 
     name: str
     detail: str
@@ -27,11 +27,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Progress:
-    """How much of the current phase is done. total: 0 if unknown."""
+    """How much of the current phase is done. total: 0 if unknown. detail: what is under way, for people."""
 
     name: str
     done: int
     total: int
+    detail: str = ""
 
 
 @dataclass(frozen=True)

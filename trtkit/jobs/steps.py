@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from trtkit.jobs.events import Progress, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from trtkit.jobs.events import Listener
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -37,3 +39,10 @@ class Steps:
             self.report(Progress(name, done, of))
 
         return report
+
+    def each(self, name: str, items: Sequence[T]) -> Iterator[T]:
+        """Yield the items, and report how many are done."""
+        report = self.counted(name, len(items))
+        for index, item in enumerate(items):
+            yield item
+            report(index + 1)

@@ -72,19 +72,25 @@ def milliseconds(ms: float) -> Number:
 
 def size(count: float) -> Number:
     """Return bytes with a binary prefix."""
-    return Number(count, _prefixed(count, 1024, ("B", "KiB", "MiB", "GiB", "TiB")))
+    return Number(count, size_text(count))
+
+
+def size_text(count: float) -> str:
+    """Return bytes with a binary prefix and one decimal, such as `205.4 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
 
 
 def quantity(value: float, unit: str) -> Number:
     """Return a value with an SI prefix before its unit."""
-    return Number(value, _prefixed(value, 1000, (unit, *(f"{prefix}{unit}" for prefix in "kMGTP"))))
-
-
-def _prefixed(value: float, step: int, units: tuple[str, ...]) -> str:
-    power = 0
-    while abs(value) >= step and power + 1 < len(units):
-        value, power = value / step, power + 1
-    return f"{_three(value)} {units[power]}".strip()
+    scaled, prefixes = value, iter("kMGTP")
+    prefix = ""
+    while abs(scaled) >= 1000 and prefix != "P":
+        scaled, prefix = scaled / 1000, next(prefixes)
+    return Number(value, f"{_three(scaled)} {prefix}{unit}".strip())
 
 
 def _three(value: float) -> str:

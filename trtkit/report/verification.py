@@ -55,6 +55,10 @@ def _summary(report: Report) -> dict[str, Value]:
     rows["inputs"] = ", ".join(report.samples)
     if report.batch_rows is not None:
         rows["rows of a batch"] = report.batch_rows
+    if report.nms is not None:
+        rows["NMS in the engine"] = (
+            report.nms.problem or f"{report.nms.boxes} boxes in {report.nms.runs} runs, as on the host"
+        )
     if report.top_1_agreement is not None:
         rows["top-1 agreement of logits"] = percent(report.top_1_agreement)
     return rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from trtkit.resolve import resolve
 from trtkit.runtime.decoder import Call, ReferenceDecoder, decoder_network
 from trtkit.verification.compare import worst
 from trtkit.verification.decoder_reference import TransformersReference
+from trtkit.verification.engine_logits import compare_engine
 from trtkit.verification.job import corner
 from trtkit.verification.layers import layer_errors
 from trtkit.verification.logits import LogitsCompared, compare_rows
@@ -34,6 +36,7 @@ from trtkit.verification.subject import tolerance_of
 if TYPE_CHECKING:
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import Context
+    from trtkit.runtime.decoder import DecoderNetwork
     from trtkit.sources.decoder_source import DecoderSource
     from trtkit.verification.corners import Shapes
     from trtkit.verification.jobs import VerifyRequest
@@ -78,11 +81,17 @@ class DecoderVerifier:
             return _ROUNDED_IN_FP32
         return max((FORMATS[kind].tolerance for kind in formats), default=0.0)
 
-    def engine_stepper(self) -> Stepper:
-        """Return the network exactly as the engine has it: its own kind of logits."""
+    @cached_property
+    def engine_network(self) -> DecoderNetwork:
+        """The network exactly as the engine has it: its own kind of logits."""
         if llm_options(self.config).logits == "all":
-            return self.stepper
-        return Stepper(ReferenceDecoder(decoder_network(self.backend, self._decoder), 1))
+            return self.network
+        return decoder_network(self.backend, self._decoder)
+
+    def engine_stepper(self) -> Stepper:
+        """Return what steps that network."""
+        is_own = self.engine_network is self.network
+        return self.stepper if is_own else Stepper(ReferenceDecoder(self.engine_network, 1))
 
     def logits(self, prompt: Prompt) -> torch.Tensor:
         """Return logits [S, V] of one prompt, prefilled at once."""
@@ -113,7 +122,10 @@ def verify(request: VerifyRequest, context: Context) -> Report:
     is_exact = verifier.config.precision == "fp32" and not verifier.rounds_activations
     required, least = float(is_exact), 0.0 if verifier.rounds_activations else _MIN_AGREEMENT
     task = Agreement("greedy text", same, required, None, tuple(answers))
-    checks: list[Check] = [logits, *corners, task, *([] if perplexity is None else [perplexity])]
+    ids = [(prompt.ids, None) for prompt in prompts]
+    engine = compare_engine(request, lambda: verifier.engine_network, ids, verifier.limits, context.report)
+    optional = (one for one in (perplexity, engine) if one is not None)
+    checks: list[Check] = [logits, *corners, task, *optional]
     report = Report(
         name=verifier.config.name,
         passed=all(check.passed for check in checks) and agreement >= least,
@@ -130,6 +142,7 @@ def verify(request: VerifyRequest, context: Context) -> Report:
         corners=tuple(corners),
         top_1_agreement=agreement,
         perplexity=perplexity,
+        engine=engine,
     )
     if request.request.wants_layers(passed=report.passed):
         context.report(Verdict(report))

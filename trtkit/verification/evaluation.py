@@ -8,11 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtkit.engine.decoders import llm_options
 from trtkit.errors import GenerationError, RequestError
 from trtkit.jobs.events import Phase, Progress
-from trtkit.runtime.decoder import ReferenceDecoder, open_execution
-from trtkit.runtime.decoder.network import bundle_network
+from trtkit.runtime.decoder import open_execution
 from trtkit.runtime.llm.text_bundle import read_text_bundle
 from trtkit.verification.perplexity import read_window
 from trtkit.verification.questions import ask
@@ -45,7 +43,7 @@ class EvaluationRequest:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """exp of the mean negative log-likelihood of a token, over windows that are read each on its own.
+    """exp of the mean negative log-likelihood per token, over windows that are read independently.
 
     seconds, tokens_per_second: of all models that read the text.
     """
@@ -62,8 +60,9 @@ class Perplexity:
 class Distance:
     """How far a model is from another one, on the same windows.
 
-    perplexity: the other's. change: of the perplexity, relative to the other's. divergence_nats: mean Kullback-Leibler
-    divergence of the next token's distribution. same_tokens: share of tokens whose likeliest next one is the same.
+    perplexity: of the other model. change: of the perplexity, relative to the other's. divergence_nats: mean
+    Kullback-Leibler divergence of the next-token distribution. same_tokens: share of positions with the same most
+    likely token.
     """
 
     perplexity: float
@@ -74,14 +73,14 @@ class Distance:
 
 @dataclass(frozen=True)
 class Questions:
-    """The model's answers. right: how many are right. compared_right: how many of the other model's; None without."""
+    """The model's answers. compared_right: number of correct answers of the other model; None if there is none."""
 
     answers: tuple[Answer, ...]
     compared_right: int | None = None
 
     @property
     def right(self) -> int:
-        """How many answers are right."""
+        """Number of correct answers."""
         return sum(answer.is_right for answer in self.answers)
 
     def to_json(self) -> dict[str, object]:
@@ -93,7 +92,7 @@ class Questions:
 
 @dataclass(frozen=True)
 class Compared:
-    """The other bundle. engine_bytes: of its engine. own_engine_bytes: of the evaluated one's."""
+    """The other bundle. engine_bytes: size of its engine. own_engine_bytes: size of the evaluated bundle's engine."""
 
     bundle: str
     engine_bytes: int
@@ -102,7 +101,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured; None for what was not requested. runtime: what computed it."""
+    """The results; None for what was not requested. runtime: what ran the model."""
 
     text: str | None
     runtime: str
@@ -145,11 +144,11 @@ def evaluate_bundle(
     request or two tokenizers.
     """
     if request.text is None and not request.questions:
-        raise RequestError("nothing to evaluate on", "", "give a text to read, or ask the questions")
+        raise RequestError("nothing to evaluate", "", "give a text for perplexity, or ask the questions")
     models = [read_text_bundle(each) for each in (bundle, base) if each is not None]
     pieces = [] if request.text is None else _same_windows(request.text, models, request)
     runner.report(Phase("open"))
-    executions = [_execution(model, request.runtime) for model in models]
+    executions = [open_execution(model.bundle, request.runtime, 1, needs_all_logits=True) for model in models]
     perplexity, distance = _measure(executions, pieces, runner) if pieces else (None, None)
     questions = _ask(executions, models, runner) if request.questions else None
     compared = None if base is None else _compared(base, models)
@@ -169,7 +168,7 @@ def _same_windows(text: str, models: Sequence[TextBundle], request: EvaluationRe
     size = min(request.window_tokens, *(model.max_length for model in models))
     pieces, *others = [_windows(Path(text), model, size) for model in models]
     if any(other != pieces for other in others):
-        raise RequestError("the bundles' tokenizers differ, so perplexities per token do", "--compare")
+        raise RequestError("the bundles' tokenizers differ, so perplexities per token cannot be compared", "--compare")
     return pieces[: request.windows or len(pieces)]
 
 
@@ -196,16 +195,6 @@ def _tokenizer(model: TextBundle) -> Tokenizer:
         what, fix = "the bundle has no tokenizer", "build it from a source that has one"
         raise GenerationError(what, str(model.path), fix)
     return model.tokenizer
-
-
-def _execution(model: TextBundle, runtime: Runtime) -> DecoderExecution:
-    """Open the model so that it gives the logits of every token."""
-    if llm_options(model.bundle.manifest.config).logits == "all":
-        return open_execution(model.bundle, runtime, 1)
-    if runtime == "tensorrt":
-        what = "the engine gives the logits of the last token only"
-        raise GenerationError(what, str(model.path), "build with `--set llm.logits=all`, or use `--runtime reference`")
-    return ReferenceDecoder(bundle_network(model.bundle, has_all_logits=True), 1)
 
 
 def _ask(executions: Sequence[DecoderExecution], models: Sequence[TextBundle], runner: Runner) -> Questions:

@@ -7,13 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trtkit.backends import list_gpus
 from trtkit.errors import ExecutionError
 from trtkit.inputs.samples import Sample, random_sample, wrapped_sample
 from trtkit.jobs.events import Phase, Progress, Verdict
-from trtkit.reference import to_array
 from trtkit.verification.answers import agreement
-from trtkit.verification.compare import compare, worst
+from trtkit.verification.compare import worst
 from trtkit.verification.corners import Shapes, corner_shapes
 from trtkit.verification.quantized import AGREEMENT
 from trtkit.verification.report import Check, Corner, EngineOutputs, Output, Report
@@ -37,13 +35,9 @@ def verify(request: VerifyRequest, context: Context) -> Report:
     corners = _corners(verifier, real, context.report) if request.request.corners else []
     engine, rows, parts = _engine(verifier, samples), verifier.rows(), verifier.part_errors(samples[0])
     context.report(Phase("compare rows of a batch"))
-    checks: list[Check] = [
-        *outputs.values(),
-        *corners,
-        *parts,
-        *(one for one in (engine, rows) if one is not None),
-        agreed,
-    ]
+    batch_rows, nms = verifier.batch_rows(), verifier.nms()
+    optional = (one for one in (engine, rows, nms) if one is not None)
+    checks: list[Check] = [*outputs.values(), *corners, *parts, *optional, agreed]
     report = Report(
         name=verifier.config.name,
         passed=all(check.passed for check in checks),
@@ -60,8 +54,9 @@ def verify(request: VerifyRequest, context: Context) -> Report:
         corners=tuple(corners),
         parts=tuple(parts),
         rows=rows,
+        nms=nms,
         engine=engine,
-        batch_rows=verifier.batch_rows(),
+        batch_rows=batch_rows,
     )
     if request.request.wants_layers(passed=report.passed):
         context.report(Verdict(report))
@@ -72,18 +67,12 @@ def verify(request: VerifyRequest, context: Context) -> Report:
 
 def _engine(verifier: Verifier, samples: list[Sample]) -> EngineOutputs | None:
     """Where there is a GPU, run the engine itself and compare it with the reference executor; None elsewhere."""
-    import torch
-
-    if not list_gpus() or not torch.cuda.is_available():
-        return None
     engine = verifier.engine()
     if engine is None:
         return None
     comparisons: dict[str, list[Comparison]] = {}
     for sample in samples:
-        ours = verifier.execution.run(sample.inputs)
-        for name, value in engine.run(sample.inputs).items():
-            compared = compare(to_array(value), to_array(ours[name]), verifier.limits.floor)
+        for name, compared in verifier.compared_engine(engine, sample).items():
             comparisons.setdefault(name, []).append(compared)
     outputs = {name: worst(items) for name, items in comparisons.items()}
     passed = all(item.is_within(verifier.limits) for item in outputs.values())

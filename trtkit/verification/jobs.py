@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trtkit.bundle.manifest import ImagesRecord
 from trtkit.config.schema import ModelConfig
-from trtkit.engine.stages import PreparedStage
+from trtkit.engine.stages import PlanFile, PreparedStage
 from trtkit.jobs.job import Job
 from trtkit.network.profile import ResolvedProfile
 from trtkit.verification.report import Report
@@ -46,7 +46,7 @@ class VerifyRequest:
 
     stages: as they were prepared. profiles: of the model's own inputs.
     quantized: the checkpoint that was made of the config's source. images: of a vision-language model.
-    engines: plans, to compare on a GPU. digests: of the source files at the build of a bundle; None if the source has
+    engines: to compare on a GPU. digests: of the source files at the build of a bundle; None if the source has
     just been read.
     """
 
@@ -57,7 +57,7 @@ class VerifyRequest:
     profiles: tuple[ResolvedProfile, ...] = ()
     quantized: Path | None = None
     images: ImagesRecord | None = None
-    engines: tuple[Path, ...] = ()
+    engines: tuple[PlanFile, ...] = ()
     digests: tuple[str, ...] | None = None
 
 

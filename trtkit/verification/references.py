@@ -11,13 +11,15 @@ import numpy as np
 from trtkit.errors import SourceError
 from trtkit.network.lowering.sampling import GATHER, GRID_SAMPLE
 from trtkit.runtime.onnx_runtime import onnx_runtime_session
-from trtkit.sources import package_file
+from trtkit.sources import onnx_file, package_file
 from trtkit.sources.digest import digest_source
 from trtkit.sources.huggingface import vision
 from trtkit.sources.torch import export
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    import onnx
 
     from trtkit.arrays import Array, Arrays
     from trtkit.config.schema import ModelConfig, Source
@@ -40,7 +42,7 @@ class OnnxRuntimeReference:
     """ONNX Runtime on CPU. Inputs are converted to the types that the model takes. form: of ops that it lacks.
 
     optimize: whether it may fuse nodes; Q/DQ would become integer kernels of its own, and some it fuses wrongly.
-    fixed_inputs: values of inputs that are constants in the engine.
+    fixed_inputs: values of inputs that are constants in the engine. inside: tensors to return in place of the outputs.
     """
 
     path: Path
@@ -48,11 +50,13 @@ class OnnxRuntimeReference:
     form: str = GATHER
     optimize: bool = True
     fixed_inputs: Mapping[str, Any] = field(default_factory=dict)
+    inside: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         from trtkit.network.onnx.custom_ops import METADATA_KEY
 
-        self._session = onnx_runtime_session(self.path, optimize=self.optimize, form=self.form)
+        model = _returning(self.path, self.inside) if self.inside else None
+        self._session = onnx_runtime_session(self.path, model, optimize=self.optimize, form=self.form)
         replaced = self._session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
         if replaced:
             self.description += f", with trtkit's functions for {replaced}"
@@ -66,6 +70,16 @@ class OnnxRuntimeReference:
         feed = {name: available[name].astype(dtype) for name, dtype in self._types.items()}
         names = [item.name for item in self._session.get_outputs()]
         return dict(zip(names, self._session.run(names, feed), strict=True))
+
+
+def _returning(path: Path, names: Sequence[str]) -> onnx.ModelProto:
+    """Return a model with tensors inside it as its outputs."""
+    import onnx
+
+    model = onnx_file.read_model(path)
+    del model.graph.output[:]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    return model
 
 
 def _filled(value: Any, shape: Sequence[int]) -> Array:
@@ -100,12 +114,14 @@ class Origin:
     onnx: the network's own ONNX file, the reference of last resort. outputs: the network's, in order.
     digests: the source files' SHA-256 at the build of a bundle, None where the source has just been read.
     trusts_source: whether a factory that the config names may be run. A bundle is data: its user has to say so.
+    are_inside: whether `outputs` are tensors inside the ONNX file, as the rows before NMS.
     """
 
     onnx: Path
     outputs: Sequence[str]
     digests: Sequence[str] | None = None
     trusts_source: bool = True
+    are_inside: bool = False
 
 
 def choose_reference(config: ModelConfig, against: str | None, origin: Origin) -> Reference:
@@ -124,7 +140,9 @@ def choose_reference(config: ModelConfig, against: str | None, origin: Origin) -
     if reason or (against == "onnxruntime" and source.onnx is None):
         own = "ONNX Runtime on the network's own ONNX file"
         description = f"{own}; {reason}" if reason else own
-        return OnnxRuntimeReference(origin.onnx, description, _other(config), optimize=config.quantize is None)
+        inside = origin.outputs if origin.are_inside else ()
+        optimize = config.quantize is None
+        return OnnxRuntimeReference(origin.onnx, description, _other(config), optimize=optimize, inside=inside)
     if source.onnx is not None:
         path = package_file.resolve(source.onnx, source.requires)
         description = f"ONNX Runtime on {path.name}"

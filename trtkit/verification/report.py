@@ -131,6 +131,16 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Suppression:
+    """NMS inside the network, replayed on the rows that it read. boxes: selected in all runs. problem: the first."""
+
+    boxes: int
+    runs: int
+    passed: bool
+    problem: str = ""
+
+
+@dataclass(frozen=True)
 class EngineOutputs:
     """The engine's own outputs on a GPU against the reference executor's."""
 
@@ -192,13 +202,14 @@ class Repair:
 class Report:
     """The result of a verification. What does not apply to a model is None or empty.
 
-    tolerance: the relative RMS error that an output may have. slice_tolerance: that of its worst slice.
-    hollow: outputs whose pass proves nothing. parts: of a hybrid. rows: of outputs in no order of their own.
-    engine: if one was run on a GPU. batch_rows: whether each row of axis 0 has the outputs that it has alone, so that
-        requests may share a batch; None where axis 0 does not vary.
-    top_1_agreement: of logits, where the best two tokens are clearly apart.
-    layers: empty unless they were compared. unreal: why random inputs may be to blame. layers_problem: why layers
-        could not be compared. fixed: the repaired config that this is the report of.
+    tolerance: the largest relative RMS error of an output. slice_tolerance: that of its worst slice.
+    hollow: outputs whose PASS is inconclusive. parts: of a hybrid. rows: of unordered outputs.
+    nms: of a network that contains NMS; its `outputs` here are the rows before it.
+    engine: if one ran on a GPU. batch_rows: whether each row of axis 0 has the same outputs as alone, so that requests
+    may share a batch; None if axis 0 is static.
+    top_1_agreement: of logits, for tokens whose best two candidates are clearly apart.
+    layers: empty unless they were compared. unreal: why random inputs may be to blame. layers_problem: why layers could
+    not be compared. fixed: the repaired config that this report is of.
     """
 
     name: str
@@ -216,6 +227,7 @@ class Report:
     corners: tuple[Corner, ...] = ()
     parts: tuple[PartOutput, ...] = ()
     rows: Rows | None = None
+    nms: Suppression | None = None
     engine: EngineOutputs | None = None
     batch_rows: BatchRows | None = None
     top_1_agreement: float | None = None

@@ -16,6 +16,7 @@ from trtkit.sources import onnx_file
 from trtkit.verification.hybrid_reference import HybridReference
 from trtkit.verification.quantized import hybrid_tolerance, quantized_tolerance
 from trtkit.verification.references import Origin, choose_reference
+from trtkit.verification.suppression import RowsExecution, before_nms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,8 +39,8 @@ _END_TO_END = 10
 class Subject:
     """A model beside its reference.
 
-    onnx: the one file that is the whole model; None if there are several parts. opened: the source of such a model.
-    tolerance: relative RMS error that its outputs may have.
+    config: as `execution`'s outputs are read. onnx: the one file that is the whole model; None if there are several
+        parts. opened: the source of such a model. tolerance: relative RMS error that its outputs may have.
     """
 
     config: ModelConfig
@@ -76,8 +77,16 @@ def _one_file(request: VerifyRequest, backend: Backend, report: Listener) -> Sub
     graph = onnx_file.read_graph(onnx.path)
     config = with_index_ranges(request.config, graph)
     execution = reference_stages(backend, request.stages, None)
+    if config.engine_nms is not None:
+        execution, config = before_nms(execution, graph, config.engine_nms), config.with_host_nms()
     report(Phase("load reference"))
-    origin = Origin(onnx.path, list(execution.output_names), request.digests, request.request.trust_source)
+    origin = Origin(
+        onnx.path,
+        list(execution.output_names),
+        request.digests,
+        request.request.trust_source,
+        isinstance(execution, RowsExecution),
+    )
     reference = choose_reference(config, request.request.against, origin)
     tolerance = max(tolerance_of(config), quantized_tolerance(config))
     return Subject(config, graph_inputs(graph), execution, reference, tolerance, onnx.path)

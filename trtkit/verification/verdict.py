@@ -15,8 +15,9 @@ WRONG_ANSWERS, OUT_OF_TOLERANCE = "FAIL (wrong answers)", "FAIL (out of toleranc
 def verdict(report: Report) -> str:
     """Return one of the four verdicts: wrong answers if nothing else is wrong."""
     if report.passed:
-        return INCONCLUSIVE if set(report.hollow) == set(report.outputs) else PASS
-    optional: list[Check | None] = [report.rows, report.engine, report.perplexity]
+        is_hollow = set(report.hollow) == set(report.outputs) or is_nms_idle(report)
+        return INCONCLUSIVE if is_hollow else PASS
+    optional: list[Check | None] = [report.rows, report.nms, report.engine, report.perplexity]
     checks: list[Check] = [*report.outputs.values(), *report.corners, *report.parts]
     checks += [check for check in optional if check is not None]
     is_else_right = all(check.passed for check in checks)
@@ -31,7 +32,14 @@ def reason(report: Report) -> str:
     for name, output in report.outputs.items():
         if not output.passed and output.relative_rms_error <= report.tolerance:
             return f"`{name}` at {slice_text(output)} relative to its own size; limit {report.slice_tolerance:g}"
+    if report.passed and is_nms_idle(report):
+        text += "; NMS had nothing to select, since no box reached `task.boxes.min_score`: give pictures"
     return f"{text}; {hollow_text(report)}" if report.passed and report.hollow else text
+
+
+def is_nms_idle(report: Report) -> bool:
+    """Whether NMS inside the network selected nothing in any run, so that its pass proves nothing."""
+    return report.nms is not None and report.nms.boxes == 0
 
 
 def slice_text(compared: Comparison | Corner) -> str:

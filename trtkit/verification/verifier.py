@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trtkit.backends import load_backend
 from trtkit.errors import ExecutionError, SourceError
 from trtkit.inputs.samples import Sample, check_profiles, random_sample, read_samples
+from trtkit.network.onnx.nms import NMS_OUTPUTS
 from trtkit.reference import to_array
+from trtkit.runtime import device as devices
 from trtkit.runtime.stages import ReferenceStage, engine_stages
 from trtkit.verification.batching import row_by_row, two_rows
 from trtkit.verification.compare import compare, worst
@@ -16,11 +19,12 @@ from trtkit.verification.hybrid_reference import HybridReference
 from trtkit.verification.intermediates import onnx_runtime_tensors
 from trtkit.verification.layers import layer_errors
 from trtkit.verification.quantized import calibration_samples, has_calibration
-from trtkit.verification.report import PartOutput, Rows
+from trtkit.verification.report import Comparison, PartOutput, Rows
 from trtkit.verification.rows import paired_rows, partners
 from trtkit.verification.signal import spread
 from trtkit.verification.slices import limits_of
 from trtkit.verification.subject import open_subject
+from trtkit.verification.suppression import RowsExecution, matched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     from trtkit.jobs.events import Listener
     from trtkit.runtime.stages import StagesExecution
     from trtkit.verification.jobs import VerifyRequest
-    from trtkit.verification.report import BatchRows, Comparison, LayerError
+    from trtkit.verification.report import BatchRows, LayerError, Suppression
 
 
 # Further inputs that the reference runs on only to see how far its outputs move.
@@ -152,11 +156,32 @@ class Verifier:
         allowed = self.config.verify.max_unpaired_rows
         return Rows(self.unpaired, allowed, self.unpaired <= allowed)
 
+    def nms(self) -> Suppression | None:
+        """Return what NMS inside the network selected in all runs so far, None if there is none in it."""
+        return self.execution.summary() if isinstance(self.execution, RowsExecution) else None
+
     def engine(self) -> StagesExecution | None:
-        """Return the engines on the GPU that is here, None if none were built."""
-        if not self._engines:
+        """Return the engines on the GPU that is here, None if none were built or there is no GPU."""
+        device = devices.find_device()
+        if not self._engines or device is None:
             return None
-        return engine_stages(self.backend, self._engines, self.execution.output_names)
+        names = NMS_OUTPUTS if isinstance(self.execution, RowsExecution) else self.execution.output_names
+        return engine_stages(self.backend, self._engines, names, device)
+
+    def compared_engine(self, engine: StagesExecution, sample: Sample) -> dict[str, Comparison]:
+        """Compare each output of the engine with the reference executor's; of NMS, the boxes that both selected."""
+        theirs, ours = self.execution.run(sample.inputs), engine.run(sample.inputs)
+        if not isinstance(self.execution, RowsExecution):
+            return self.compared(*({name: to_array(value) for name, value in side.items()} for side in (ours, theirs)))
+        mine, its = (
+            {name: to_array(value) for name, value in side.items()} for side in (ours, self.execution.selected)
+        )
+        own, other, unshared = matched(mine, its, self.limits.tolerance)
+        allowed = 0.0 if self.is_exact else self.config.verify.max_unpaired_rows
+        if unshared > allowed:
+            problem = f"{unshared:.1%} of the boxes are not the other side's; {allowed:.1%} allowed"
+            return {name: Comparison(math.inf, math.inf, math.inf, 0.0, problem) for name in own}
+        return self.compared(own, other)
 
     def layer_errors(self, sample: Sample) -> list[LayerError]:
         """Measure every tensor of every stage on a sample."""

@@ -12,7 +12,7 @@ from trtkit.bundle.bundle import QUANTIZED, write_json
 from trtkit.bundle.manifest import VerificationRecord
 from trtkit.engine.build_inputs import gather_inputs
 from trtkit.engine.jobs import DIGEST
-from trtkit.engine.stages import bundle_stages
+from trtkit.engine.stages import bundle_stages, plan_files
 from trtkit.engine.vision_language import images_record, open_vision
 from trtkit.engine.write_stages import prepare_stages
 from trtkit.errors import SourceError, TrtkitError
@@ -72,7 +72,7 @@ def verify_bundle(bundle: Bundle, request: Request, runner: Runner) -> Report:
         profiles=manifest.profiles,
         quantized=bundle.quantized_path,
         images=manifest.images,
-        engines=tuple(bundle.engine_path(stage.name) for stage in stages),
+        engines=plan_files(bundle),
         digests=tuple(file.sha256 for file in manifest.sources),
     )
     report = run_job(job_request, runner)
@@ -109,7 +109,7 @@ def _job(request: VerifyRequest) -> Job[VerifyRequest, Report]:
 def _check(request: Request, model: Model) -> None:
     """Refuse what a model cannot be verified by. Raises SourceError."""
     if request.text is not None and (model.interface == "arrays" or model.takes_images):
-        raise SourceError("perplexity is a measure of language models only", "--text", "leave it out")
+        raise SourceError("perplexity applies to language models only", "--text", "leave it out")
     if request.against == "onnxruntime" and model.spec is not None:
         fix = "leave it out, or verify with `--set route=onnx`"
         raise SourceError("a hybrid is not an ONNX file", "--against onnxruntime", fix)

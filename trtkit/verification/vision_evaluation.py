@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.bundle.bundle import Bundle
+    from trtkit.config.task import Task
     from trtkit.jobs.runner import Runner
     from trtkit.runtime.model import RuntimeName
     from trtkit.runtime.tasks.answers import Answer
@@ -48,13 +49,17 @@ class VisionRequest:
 
 @dataclass(frozen=True)
 class VisionEvaluation:
-    """What was measured. measures: by name, shares of 1. task: the config's kind. runtime: what computed."""
+    """What was measured. measures: by name, shares of 1. task: the config's kind. runtime: what computed.
+
+    note: what to know of the measures, if anything.
+    """
 
     task: str
     images: int
     measures: Mapping[str, float]
     seconds: float
     runtime: str
+    note: str = ""
 
     def to_json(self) -> dict[str, object]:
         """Return JSON data, as `trtkit eval --json` prints it."""
@@ -63,7 +68,11 @@ class VisionEvaluation:
     def __str__(self) -> str:
         """Return the figures, one on each line."""
         return "\n".join(
-            [f"runtime: {self.runtime}", *(f"{name}: {value:.2%}" for name, value in self.measures.items())]
+            [
+                f"runtime: {self.runtime}",
+                *(f"{name}: {value:.2%}" for name, value in self.measures.items()),
+                *([f"note: {self.note}"] if self.note else []),
+            ]
         )
 
 
@@ -77,16 +86,25 @@ def evaluate_vision(bundle: Bundle | Path | str, request: VisionRequest, runner:
     if not request.images.is_dir():
         raise SourceError("no such folder", str(request.images), "give a folder of pictures")
     if opened.manifest.interface == "tokens":
-        raise SourceError("pictures evaluate vision models; this is a language model", name, "use --perplexity FILE")
+        raise SourceError("pictures are for vision models; this is a language model", name, "use --perplexity FILE")
     if task is None or task.kind not in _MEASURES:
-        what = "the config has no `task:`" if task is None else f"a task of the kind `{task.kind}` has no measure here"
-        raise SourceError(what, name, f"kinds that have are {', '.join(_MEASURES)}")
+        what = "the config has no `task:`" if task is None else f"tasks of kind `{task.kind}` cannot be evaluated"
+        raise SourceError(what, name, f"supported kinds: {', '.join(_MEASURES)}")
     runner.report(Phase("load"))
     model = open_model(opened, request.runtime)
     predictor = open_predictor(model.bundle, model.run, request.batch)
     started = time.monotonic()
     count, measures = _MEASURES[task.kind](predictor, request, runner)
-    return VisionEvaluation(task.kind, count, measures, round(time.monotonic() - started, 3), model.description)
+    seconds = round(time.monotonic() - started, 3)
+    return VisionEvaluation(task.kind, count, measures, seconds, model.description, _note(task))
+
+
+def _note(task: Task) -> str:
+    """Return what boxes that the engine selected itself do not cover."""
+    if task.boxes is None or not task.has_engine_nms or task.boxes.min_score <= _LEAST_SCORE:
+        return ""
+    fix = f"build with `task.boxes.min_score` {_LEAST_SCORE} for COCO's own measure"
+    return f"NMS in the engine left out boxes with a score below {task.boxes.min_score}; {fix}"
 
 
 def _classes(predictor: Predictor, request: VisionRequest, runner: Runner) -> tuple[int, dict[str, float]]:
@@ -106,7 +124,9 @@ def _texts(predictor: Predictor, request: VisionRequest, runner: Runner) -> tupl
     from rapidfuzz.distance import Levenshtein
 
     if request.truth is None:
-        raise SourceError("texts need their truth", "--truth", "give a CSV file with the header `file,text`")
+        raise SourceError(
+            "text recognition needs the expected texts", "--truth", "give a CSV file with the header `file,text`"
+        )
     wanted = _table(request, "text")
     right = edits = 0
     for (_, text), answer in zip(wanted, _answers(predictor, [file for file, _ in wanted], runner), strict=True):
@@ -123,7 +143,7 @@ def _boxes(predictor: Predictor, request: VisionRequest, runner: Runner) -> tupl
     from pycocotools.cocoeval import COCOeval
 
     if request.truth is None:
-        raise SourceError("boxes need their truth", "--truth", "give COCO's annotations, a JSON file")
+        raise SourceError("detection needs the expected boxes", "--truth", "give a JSON file of COCO annotations")
     annotations = _annotations(request.truth)
     with contextlib.redirect_stdout(io.StringIO()):
         coco = COCO()
@@ -172,7 +192,7 @@ def _class_folders(folder: Path) -> list[tuple[Path, str]]:
     ]
     if not pairs:
         fix = "make a folder of pictures for each class, or give --truth with a CSV file"
-        raise SourceError("the folder holds no folders of pictures", str(folder), fix)
+        raise SourceError("the folder has no subfolders of pictures", str(folder), fix)
     return pairs
 
 
@@ -204,9 +224,9 @@ def _annotations(path: Path) -> dict[str, object]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SourceError(f"cannot be read: {error}", str(path), "give COCO's annotations, a JSON file") from None
+        raise SourceError(f"cannot be read: {error}", str(path), "give a JSON file of COCO annotations") from None
     if not isinstance(data, dict) or not {"images", "annotations", "categories"} <= data.keys():
-        what = "these are not COCO's annotations: `images`, `annotations` or `categories` is missing"
+        what = "not COCO annotations: `images`, `annotations` or `categories` is missing"
         raise SourceError(what, str(path))
     return data
 
@@ -218,8 +238,8 @@ def _categories(listed: Sequence[Mapping[str, object]], labels: Sequence[str], w
     by_name = {str(each["name"]): each["id"] for each in listed}
     missing = [name for name in by_name if name not in labels]
     if missing:
-        what = f"the model has no class called `{missing[0]}`, which the annotations have"
-        raise SourceError(what, where, "give annotations of the model's own classes, or labels by the same names")
+        what = f"the annotations have a class `{missing[0]}`, which the model does not"
+        raise SourceError(what, where, "use annotations with the model's classes, or labels with the same names")
     return {index: by_name[label] for index, label in enumerate(labels) if label in by_name}
 
 

@@ -22,6 +22,7 @@ from trtkit.runtime.text import open_tokenizer
 from trtkit.runtime.vision_language import ImagePrompts, reference_tower
 from trtkit.verification.decoder_job import ROUNDED_ACTIVATIONS, rounds_activations
 from trtkit.verification.dequantized import wrapped_folder
+from trtkit.verification.engine_logits import compare_engine
 from trtkit.verification.job import corner
 from trtkit.verification.logits import LogitsCompared, compare_rows
 from trtkit.verification.report import Agreement, Check, Corner, Output, Report
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import Context
+    from trtkit.runtime.decoder import DecoderNetwork
     from trtkit.runtime.soft_tokens import SoftTokens
     from trtkit.runtime.vision_language import VisionTower
     from trtkit.sources.decoder_source import DecoderSource
@@ -70,7 +72,7 @@ class VisionLanguageVerifier:
         assert self.config.source.hf is not None
         folder = Path(self.config.source.hf)
         report(Phase("write network"))
-        model = open_decoder(resolve(self.config), request.quantized)
+        self._decoder = model = open_decoder(resolve(self.config), request.quantized)
         self.backend = load_backend(request.backend)
         self.stepper = Stepper(ReferenceDecoder(decoder_network(self.backend, model, "all"), 1))
         onnx = request.stages[0].onnx
@@ -87,6 +89,10 @@ class VisionLanguageVerifier:
         self.rounding = _rounding(self.config, model.source)
         tolerance = max(tolerance_of(self.config), self.rounding)
         self.limits = limits_of(tolerance, self.config.verify.max_slice_error)
+
+    def engine_network(self) -> DecoderNetwork:
+        """Return the decoder's network exactly as the engine has it: its own kind of logits."""
+        return decoder_network(self.backend, self._decoder)
 
     def samples(self, paths: Sequence[str]) -> list[PromptSample]:
         """Return prompts of one image each, of two, and of none. Raises SourceError for those that do not fit."""
@@ -108,7 +114,7 @@ class VisionLanguageVerifier:
         merged = self._prompts.merge(self._ids(len(images)), images)
         room = llm_options(self.config).max_sequence_length - _NEW_TOKENS
         if len(merged.ids) > room:
-            what = f"the prompt has {len(merged.ids)} tokens with its images, {room} fit"
+            what = f"the prompt has {len(merged.ids)} tokens including its images; {room} fit"
             raise SourceError(what, name, "raise `llm.max_sequence_length`, or give smaller images")
         return PromptSample(name, merged.ids, tuple(images), self._prompts.soft_tokens(merged, self._tower))
 
@@ -150,7 +156,9 @@ def verify(request: VerifyRequest, context: Context) -> Report:
     required = 1.0 if verifier.config.precision == "fp32" and not verifier.rounding else 0.0
     least = 0.0 if verifier.rounding else _MIN_AGREEMENT
     task = Agreement("greedy text", same, required, None, tuple(answers))
-    checks: list[Check] = [*outputs.values(), *corners, task]
+    prompts = [(sample.ids, sample.soft) for sample in samples]
+    engine = compare_engine(request, verifier.engine_network, prompts, limits, context.report)
+    checks: list[Check] = [*outputs.values(), *corners, task, *([] if engine is None else [engine])]
     return Report(
         name=verifier.config.name,
         passed=all(check.passed for check in checks) and agreement >= least,
@@ -166,6 +174,7 @@ def verify(request: VerifyRequest, context: Context) -> Report:
         task=task,
         corners=tuple(corners),
         top_1_agreement=agreement,
+        engine=engine,
     )
 
 

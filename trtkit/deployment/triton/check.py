@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tritonclient.utils import np_to_triton_dtype
 
@@ -21,10 +21,17 @@ if TYPE_CHECKING:
     from trtkit.deployment.known import KnownRequest
     from trtkit.runtime.triton_client import Client, ServedInterface, ServedTensor
 
+Verdict = Literal["PASS", "FAIL (not ready)", "FAIL (differs from the bundle)"]
+_OLD_STATUS: dict[Verdict, str] = {
+    "PASS": "right",
+    "FAIL (not ready)": "failed",
+    "FAIL (differs from the bundle)": "differs",
+}
+
 
 @dataclass(frozen=True)
 class ModelReport:
-    """A model as it was found. differences: from the bundle, in sentences. known: what became of the known request."""
+    """A served model. differences: from the bundle, in sentences. known: what became of the known request."""
 
     name: str
     version: str
@@ -37,22 +44,22 @@ class ModelReport:
 
 @dataclass(frozen=True)
 class ServerReport:
-    """A server as it was found."""
+    """A server and its models."""
 
     url: str
     version: str
     models: tuple[ModelReport, ...] = field(default=())
 
     @property
-    def status(self) -> str:
-        """`right`, or `differs` from the bundle, or `failed` where a model is not ready."""
+    def verdict(self) -> Verdict:
+        """Whether every model is ready and as its bundle says."""
         if any(model.state != "READY" for model in self.models):
-            return "failed"
-        return "differs" if any(model.differences for model in self.models) else "right"
+            return "FAIL (not ready)"
+        return "FAIL (differs from the bundle)" if any(model.differences for model in self.models) else "PASS"
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON data."""
-        return {**asdict(self), "status": self.status}
+        """Return JSON data. `status` is the verdict's old name."""
+        return {**asdict(self), "verdict": self.verdict, "status": _OLD_STATUS[self.verdict]}
 
 
 def check_server(client: Client, model: str | None, bundle: Bundle | None) -> ServerReport:

@@ -51,14 +51,14 @@ class DeployRequest:
 
 @dataclass(frozen=True)
 class Deployment:
-    """What was, or with a dry run would be, deployed. notes: what a person should know, in sentences."""
+    """What was deployed, or in a dry run would be. notes: remarks for the user, in sentences."""
 
     placements: tuple[Placement, ...]
     notes: tuple[str, ...]
 
     @property
     def differences(self) -> str:
-        """What changes in the repository, as a diff."""
+        """Changes to the repository, as a diff."""
         return differences(self.placements)
 
     def to_json(self) -> dict[str, Any]:

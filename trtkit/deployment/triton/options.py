@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
 
 class QueueOptions(StrictModel):
-    """The queue in front of a model; a language model has `llm.max_queue`. Times in microseconds; 0 is no limit.
+    """The queue in front of a model; language models use `llm.max_queue` instead. Times are in microseconds.
 
-    delay_us: how long the batcher waits for more requests. max_size: requests that may wait; more are refused.
-    timeout_us: how long one may wait. on_timeout: refuse it, or serve it after the others. Limits have a price in
-    Triton 2.51: see `model_config.queue_policy`.
+    on_timeout: reject the request, or serve it after the others. Limits have a cost in Triton 2.51: see
+    `model_config.queue_policy`.
     """
 
     delay_us: StrictInt = Field(2000, ge=0, description="How long the batcher waits for more requests.")

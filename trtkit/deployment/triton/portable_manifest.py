@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 
 
 def reads_source(manifest: Manifest) -> bool:
-    """Whether a server here reads the weights from the source: without a GPU, or for a hybrid of several engines."""
-    if all(stage.writer == "parser" for stage in manifest.stages):
-        return False
-    return not list_gpus() or (manifest.interface == "arrays" and len(manifest.stages) > 1)
+    """Whether a server here reads the weights from the source: without a GPU, unless ONNX files hold them all."""
+    return not list_gpus() and not all(stage.writer == "parser" for stage in manifest.stages)
 
 
 def portable_manifest(bundle: Bundle) -> str:

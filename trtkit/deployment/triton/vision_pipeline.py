@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trtkit.deployment.answers import PLACEMENT, SERVED_KINDS, answer_tensors, placement_row, reader_settings
+from trtkit.deployment.answers import (
+    MAP_TENSORS,
+    PLACEMENT,
+    answer_tensors,
+    is_placed,
+    placement_row,
+    reader_settings,
+)
 from trtkit.deployment.make_known import ImageAnswer
 from trtkit.deployment.triton import model_config
 from trtkit.deployment.triton.ensemble import ensemble
@@ -44,8 +51,9 @@ def takes_images(bundle: Bundle) -> bool:
 def vision_pipeline(bundle: Bundle, name: str, options: DeployOptions) -> list[ServedModel]:
     """Return the parts of the ensemble `name` and then itself. Raises SourceError where labels cannot be read."""
     networks = network_models(bundle, f"{name}_engine", options)
-    steps = [_preprocess(bundle, name, networks[-1], options), networks[-1]]
-    if (reader := _reader(bundle, options)) is not None:
+    reader = _reader(bundle, options)
+    steps = [_preprocess(bundle, name, networks[-1], options, has_placement=reader is not None), networks[-1]]
+    if reader is not None:
         steps.append(_postprocess(reader, name, steps, options))
     pipeline = ensemble(name, "pipeline", steps, steps[0].inputs, steps[-1].outputs)
     return [*networks[:-1], *steps, pipeline]
@@ -69,24 +77,32 @@ def image_answer(bundle: Bundle, pipeline: ServedModel, options: DeployOptions) 
 
 
 def _reader(bundle: Bundle, options: DeployOptions) -> Reader | None:
-    """Return what reads the outputs; None if clients get the outputs. Raises SourceError, where they do not fit."""
-    task = bundle.manifest.config.task
-    return None if task is None or task.kind not in SERVED_KINDS else open_reader(bundle, options.top_k)
+    """Return what reads the outputs; None if clients get the outputs: without a task, and maps of a cropped picture.
+
+    Raises SourceError if they do not fit the task.
+    """
+    config = bundle.manifest.config
+    is_cropped = config.preprocess is not None and config.preprocess.crop is not None
+    if config.task is None or (config.task.kind in MAP_TENSORS and is_cropped):
+        return None
+    return open_reader(bundle, options.top_k)
 
 
-def _preprocess(bundle: Bundle, name: str, network: ServedModel, options: DeployOptions) -> ServedModel:
-    preprocess, target, task = bundle.manifest.config.preprocess, bundle.manifest.inputs[0], bundle.manifest.config.task
+def _preprocess(
+    bundle: Bundle, name: str, network: ServedModel, options: DeployOptions, *, has_placement: bool
+) -> ServedModel:
+    preprocess, target = bundle.manifest.config.preprocess, bundle.manifest.inputs[0]
     assert preprocess is not None
-    is_placed = task is not None and task.boxes is not None
+    has_placement = has_placement and is_placed(bundle.manifest.config.task)
     settings = {
         "preprocess": preprocess.model_dump(mode="json"),
         "output": target.name,
         "dtype": target.dtype,
-        "is_placed": is_placed,
+        "is_placed": has_placement,
     }
     items = (1,) if network.max_batch_size else network.inputs[0].dims[:1]
     outputs = network.inputs
-    if is_placed:
+    if has_placement:
         outputs = (*outputs, Tensor(PLACEMENT, "fp32", (8,) if network.max_batch_size else (*items, 8)))
     what = "The bytes of an image file in, the network's input out: resized, cropped and scaled as the config says."
     step = _Step(f"{name}_preprocess", "preprocess", (Tensor(IMAGE, "text", items),), outputs, settings, what)
@@ -99,11 +115,19 @@ def _postprocess(reader: Reader, name: str, steps: Sequence[ServedModel], option
     assert reader.task is not None
     items = () if network.max_batch_size else network.outputs[0].dims[:1]
     inputs = network.outputs if reader.task.boxes is not None else network.outputs[:1]
+    if is_placed(reader.task):
+        inputs = (*inputs, before.outputs[-1])
     if reader.task.boxes is not None:
         most = reader.task.boxes.max_boxes
         what = f"The surest {most} boxes (`task.boxes.max_boxes`) at most, in pixels of the picture."
-        inputs = (*inputs, before.outputs[-1])
         outputs = _box_tensors(reader, items)
+    elif reader.task.kind in MAP_TENSORS:
+        tensor, dtype = MAP_TENSORS[reader.task.kind]
+        what = "The value of every pixel of the picture, by bilinear interpolation."
+        outputs = [Tensor(tensor, dtype, (*items, -1, -1))]
+    elif reader.task.kind == "embedding":
+        what = "The vector of the picture."
+        outputs = [Tensor("embedding", "fp32", (*items, network.outputs[0].dims[-1]))]
     elif reader.task.kind == "classification":
         what = f"The {options.top_k} likeliest classes (`top_k`), their names and shares of the softmax."
         classes = network.outputs[0].dims[-1]

@@ -24,9 +24,9 @@ class TensorModel:
     def initialize(self, args: Mapping[str, str]) -> None:
         """Open the bundle in the version's folder, on the GPU that Triton names, and check its files."""
         if args["model_instance_kind"] == "GPU":
-            import torch
+            from trtkit.runtime.device import use_device
 
-            torch.cuda.set_device(int(args["model_instance_device_id"]))
+            use_device(int(args["model_instance_device_id"]))
         self._model = open_model(version_folder(args) / "bundle", "auto")
         self._max_batch: int = json.loads(args["model_config"])["max_batch_size"]
         self._profiles = self._model.bundle.manifest.profiles

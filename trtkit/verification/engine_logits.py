@@ -1,0 +1,77 @@
+"""A decoder's engine on a device against the reference executor: logits of prompts, and of the tokens that follow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.engine.decoders import llm_options
+from trtkit.jobs.events import Phase
+from trtkit.runtime import device as devices
+from trtkit.runtime.decoder import ReferenceDecoder
+from trtkit.runtime.decoder.engine import DecoderPlan, EngineDecoder
+from trtkit.verification.compare import worst
+from trtkit.verification.logits import compare_rows
+from trtkit.verification.report import EngineOutputs
+from trtkit.verification.stepper import Stepper
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import torch
+
+    from trtkit.backends import Backend
+    from trtkit.jobs.events import Listener
+    from trtkit.runtime.decoder import DecoderNetwork
+    from trtkit.runtime.soft_tokens import SoftTokens
+    from trtkit.verification.jobs import VerifyRequest
+    from trtkit.verification.report import Limits
+
+    Prompts = Iterable[tuple[Sequence[int], SoftTokens | None]]
+
+_NEW_TOKENS = 4
+
+
+def compare_engine(
+    request: VerifyRequest, write: Callable[[], DecoderNetwork], prompts: Prompts, limits: Limits, report: Listener
+) -> EngineOutputs | None:
+    """Compare the engine's logits with those of its own network; None if there is no engine or no GPU.
+
+    Both are given the same tokens: prompts in chunks that the engine takes, then the reference's own next tokens.
+    write: returns the network.
+    """
+    device = devices.find_device()
+    if not request.engines or device is None:
+        return None
+    report(Phase("compare the engine"))
+    network, comparisons = write(), []
+    engine = _engine(network.backend, request, network, device)
+    ours, theirs = Stepper(engine), Stepper(ReferenceDecoder(network, 1))
+    try:
+        for ids, soft in prompts:
+            pairs = _logits((ours, theirs), ids, soft, engine.max_prefill_length)
+            comparisons += [compare_rows(own, other, limits) for own, other in pairs]
+    finally:
+        engine.close()
+    compared = worst(comparisons)
+    return EngineOutputs(compared.is_within(limits), {"logits": compared})
+
+
+def _engine(backend: Backend, request: VerifyRequest, network: DecoderNetwork, device: devices.Device) -> EngineDecoder:
+    options, file = llm_options(request.config), request.engines[-1]
+    plan = DecoderPlan(file, network.graph.inputs, options, network.embeddings, str(file.path))
+    return EngineDecoder(backend, plan, 1, device)
+
+
+def _logits(
+    steppers: tuple[Stepper, Stepper], ids: Sequence[int], soft: SoftTokens | None, most: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield logits [S, V] of both, of each chunk of a prompt and each token after it."""
+    for stepper in steppers:
+        stepper.reset(1, soft)
+    chunks = [list(ids[start : start + most]) for start in range(0, len(ids), most)]
+    for _ in range(_NEW_TOKENS):
+        for chunk in chunks:
+            ours, theirs = (stepper.step([chunk])[0].cpu() for stepper in steppers)
+            ours, theirs = (each.reshape(-1, each.shape[-1]) for each in (ours, theirs))
+            yield ours, theirs
+        chunks = [[int(theirs[-1].argmax())]]

@@ -1,0 +1,116 @@
+"""What lm-evaluation-harness asks of a language model, in tokens: likelihoods of continuations, and answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.errors import GenerationError, RequestError
+from trtkit.runtime.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from trtkit.runtime.llm import LLM
+
+    Done = Callable[[], None]
+
+MAX_NEW_TOKENS = 256
+"""Of an answer whose task does not say."""
+_LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+_FILTERS = ("top_k", "top_p", "min_p", "repetition_penalty")
+_WORDS = {"until", "do_sample", "temperature", *_LENGTHS, *_FILTERS}
+# Tokens are fed, so that each one's likelihood is known; the answer itself is not used.
+_SCORED = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, ignore_eos=True)
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Tokens to score after a context of at least one token."""
+
+    context: Sequence[int]
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Of a continuation. log: natural logarithm, summed over its tokens. is_greedy: each token is the likeliest."""
+
+    log: float
+    is_greedy: bool
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt to answer."""
+
+    prompt: Sequence[int]
+    params: SamplingParams
+
+
+def max_scored(llm: LLM) -> int:
+    """Return how many tokens one may be predicted from: one less than a slot holds, since it is fed too."""
+    return _length(llm) - 1
+
+
+def _length(llm: LLM) -> int:
+    return llm.frontend.text.max_length
+
+
+def score(llm: LLM, continuations: Sequence[Continuation], done: Done = lambda: None) -> list[Likelihood]:
+    """Return the likelihood of each continuation. Contexts that are too long lose their beginning.
+
+    done: called as each is known. Raises RequestError for a continuation that is empty or longer than a slot holds,
+    and for an engine without logits of every token.
+    """
+    for place, each in enumerate(continuations):
+        if not each.context or not 1 <= len(each.tokens) < _length(llm):
+            what = f"{len(each.tokens)} tokens after {len(each.context)}; a slot holds {_length(llm)}"
+            raise RequestError(what, f"continuation {place}", "build with a larger `llm.max_sequence_length`")
+    prompts = [{"prompt_token_ids": [*each.context, *each.tokens][-_length(llm) :]} for each in continuations]
+    likelihoods = []
+    outputs = llm.generate(prompts, _SCORED, lambda _: done()) if prompts else []
+    for each, output in zip(continuations, outputs, strict=True):
+        own = (output.prompt_logprobs or ())[-len(each.tokens) :]
+        if len(own) != len(each.tokens):
+            raise GenerationError(f"{len(own)} likelihoods of {len(each.tokens)} tokens", output.request_id)
+        likelihoods.append(Likelihood(sum(token.logprob for token in own), all(token.rank == 1 for token in own)))
+    return likelihoods
+
+
+def answer(llm: LLM, questions: Sequence[Question], done: Done = lambda: None) -> list[str]:
+    """Return the answer to each question. Prompts that leave no room for it lose their beginning."""
+    prompts = []
+    for place, each in enumerate(questions):
+        room = max_scored(llm) - each.params.max_tokens  # as the harness counts
+        if room < 1:
+            what = f"{each.params.max_tokens} new tokens; a slot holds {_length(llm)}"
+            raise RequestError(what, f"question {place}", "build with a larger `llm.max_sequence_length`")
+        prompts.append({"prompt_token_ids": list(each.prompt[-room:])})
+    params = [each.params for each in questions]
+    outputs = llm.generate(prompts, params, lambda _: done()) if prompts else []
+    failed = next((each for each in outputs if each.outputs[0].finish_reason == "error"), None)
+    if failed is not None:
+        raise GenerationError(str(failed.outputs[0].stop_reason), failed.request_id)
+    return [output.outputs[0].text for output in outputs]
+
+
+def answer_params(keys: Mapping[str, object], place: int) -> SamplingParams:
+    """Return how a task's `generation_kwargs` draw an answer: greedy unless they sample. place: seeds what is drawn.
+
+    Raises RequestError for keys that trtkit does not know.
+    """
+    unknown = sorted(set(keys) - _WORDS)
+    if unknown:
+        what = f"the task generates with `{unknown[0]}`, which has no counterpart here"
+        raise RequestError(what, "generation_kwargs", f"use {', '.join(sorted(_WORDS))}")
+    temperature, samples = keys.get("temperature"), keys.get("do_sample")
+    is_sampled = bool(temperature) if samples is None else bool(samples)
+    until = keys.get("until")
+    words = until if isinstance(until, (list, tuple)) else (until,)
+    length = next((keys[name] for name in _LENGTHS if keys.get(name) is not None), MAX_NEW_TOKENS)
+    values: dict[str, object] = {name: keys[name] for name in _FILTERS if keys.get(name) is not None}
+    values["temperature"] = (1.0 if temperature is None else temperature) if is_sampled else 0.0
+    return SamplingParams.from_mapping(
+        {**values, "max_tokens": length, "stop": [word for word in words if word], "seed": place}
+    )
