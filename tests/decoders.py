@@ -104,8 +104,11 @@ class Runner:
         self._executor = Executor(graph.backend, graph.network, Options(constants=graph.constants))
         self.reset(1)
 
-    def reset(self, slots: int) -> None:
-        """Empty the caches. What a slot does not hold yet is large, so that reading it shows."""
+    def reset(self, slots: int, readable: int = 1 << 20) -> None:
+        """Empty the caches. What a slot does not hold yet is large, so that reading it shows.
+
+        readable: how many tokens of a slot may be read at all; the rest is not a number, even where it is masked.
+        """
         shapes = [
             (slots, layer.attention.num_key_value_heads, self._length, layer.attention.head_dim)
             for layer in self._spec.layers
@@ -115,6 +118,8 @@ class Runner:
             for index, shape in enumerate(shapes)
             for kind in ("key", "value")
         }
+        for array in self._cache.values():
+            array[:, :, readable:] = math.nan
         self.lengths = [0] * slots
 
     def step(self, ids: torch.Tensor, counts: list[int] | None = None, **more: Any) -> dict[str, torch.Tensor]:
@@ -136,17 +141,20 @@ class Runner:
         return outputs
 
 
-def builds(graph: Graph, capabilities: Sequence[int] = ()) -> bool:
+def builds(graph: Graph, capabilities: Sequence[int] = (), *, has_decode: bool = False) -> bool:
     """Whether TensorRT-RTX builds the network, for 1 to 4 slots and up to T new tokens.
 
     capabilities: compute capabilities to build for; all that it knows where none is named.
+    has_decode: with a second profile, of one new token.
     """
-    config, profile = graph.builder.create_builder_config(), graph.builder.create_optimization_profile()
-    for index in range(graph.network.num_inputs):
-        tensor = graph.network.get_input(index)
-        shapes = [_sized(tuple(tensor.shape), batch, new) for batch, new in ((1, 1), (2, 8), (4, T))]
-        profile.set_shape(tensor.name, *shapes)
-    config.add_optimization_profile(profile)
+    config = graph.builder.create_builder_config()
+    for new_tokens in ((1, 8, T), (1, 1, 1))[: 1 + has_decode]:
+        profile = graph.builder.create_optimization_profile()
+        sizes = zip((1, 2, 4), new_tokens, (1, T // 2, T), strict=True)
+        named = [{"batch": batch, "new_tokens": new, "kv_window": window} for batch, new, window in sizes]
+        for spec in graph.inputs:
+            profile.set_shape(spec.name, *(spec.shape_at(each) for each in named))
+        config.add_optimization_profile(profile)
     config.builder_optimization_level = 0
     if capabilities:
         config.num_compute_capabilities = len(capabilities)
@@ -154,12 +162,6 @@ def builds(graph: Graph, capabilities: Sequence[int] = ()) -> bool:
         named = getattr(graph.backend.trt.ComputeCapability, f"SM{capability}")
         config.set_compute_capability(named, index)
     return graph.builder.build_serialized_network(graph.network, config) is not None
-
-
-def _sized(shape: tuple[int, ...], batch: int, new: int) -> tuple[int, ...]:
-    """Return an input's shape with its dynamic axes filled in: first the batch, then the new tokens."""
-    sizes = iter((batch, new))
-    return tuple(next(sizes) if size < 0 else size for size in shape)
 
 
 def relative_rms(got: torch.Tensor, want: torch.Tensor) -> float:

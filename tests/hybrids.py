@@ -83,7 +83,7 @@ CASES = (
     Case("DetrForObjectDetection", "detr", _BOXES, _DETR, (69, 90)),
     Case("RTDetrForObjectDetection", "rt_detr", _BOXES, _RT_DETR, (64, 96)),
     Case("RTDetrV2ForObjectDetection", "rt_detr_v2", _BOXES, {**_RT_DETR, "decoder_offset_scale": 0.7}, (96, 64)),
-    Case("RTDetrV2ForObjectDetection", "rt_detr_v2", _BOXES, _DISCRETE, (64, 96), "discrete"),
+    Case("RTDetrV2ForObjectDetection", "rt_detr_v2", _BOXES, _DISCRETE, (96, 64), "discrete"),
 )
 
 

@@ -210,3 +210,41 @@ def detector(size: int = 64, *, is_dynamic: bool = False) -> onnx.ModelProto:
     ]
     initializers = [constant("slope", slope), constant("offset", offset), constant("last", [2], "int64")]
     return model(nodes, [tensor("images", "batch", 3, *edges)], [tensor("rows", "batch", 6, 50)], initializers)
+
+
+def crowded_detector(layout: str = "channels-first", *, opset: int = 17) -> onnx.ModelProto:
+    """images [batch, 3, 64, 64] -> rows of 64 boxes that overlap, of three classes, as YOLOv8's or YOLOv5's."""
+    count = 7 if layout == "channels-first" else 8
+    cells = np.stack(np.meshgrid(np.arange(8), np.arange(8))).reshape(2, 64) * 8.0
+    offset = np.zeros((count, 64), np.float32)
+    offset[:2], offset[2:4] = cells - 4, 12
+    scale = np.array([16, 16, 20, 20] + [1] * (count - 4), np.float32)[:, None]
+    nodes = [
+        helper.make_node("Conv", ["images", "weight"], ["cells"], name="cells", strides=[8, 8]),
+        helper.make_node("Reshape", ["cells", "shape"], ["flat"], name="flat"),
+        helper.make_node("Sigmoid", ["flat"], ["shares"], name="shares"),
+        helper.make_node("Mul", ["shares", "scale"], ["scaled"], name="scaled"),
+        helper.make_node("Add", ["scaled", "offset"], ["rows"], name="rows"),
+    ]
+    outputs = [tensor("rows", "batch", count, 64)]
+    if layout == "anchors":
+        nodes.append(helper.make_node("Transpose", ["rows"], ["turned"], name="turned", perm=[0, 2, 1]))
+        outputs = [tensor("turned", "batch", 64, count)]
+    kernels = np.random.default_rng(0).standard_normal((count, 3, 8, 8)) / 7
+    initializers = [
+        constant("weight", kernels - kernels.mean((1, 2, 3), keepdims=True)),  # a grey cell has shares of 0.5
+        constant("shape", [0, count, -1], "int64"),
+        constant("scale", scale),
+        constant("offset", offset),
+    ]
+    inputs = [tensor("images", "batch", 3, 64, 64)]
+    return model(nodes, inputs, outputs, initializers, opset=opset)
+
+
+def per_pixel(channels: int) -> onnx.ModelProto:
+    """images [batch, 3, 32, 32] -> values [batch, channels, 8, 8]."""
+    node = helper.make_node("Conv", ["images", "weight"], ["values"], name="values", strides=[4, 4])
+    kernels = np.random.default_rng(0).standard_normal((channels, 3, 4, 4))
+    held = [constant("weight", kernels - kernels.mean((1, 2, 3), keepdims=True))]  # grey has values of 0
+    outputs = [tensor("values", "batch", channels, 8, 8)]
+    return model([node], [tensor("images", "batch", 3, 32, 32)], outputs, held)

@@ -55,14 +55,14 @@ def write_markdown(path: Path, outcomes: list[Outcome], provenance: dict[str, An
     counted = counts(outcomes)
     versions = ", ".join(f"{name} {version}" for name, version in provenance["versions"].items())
     lines = [
-        "# Conformance with the ONNX node tests",
+        "# ONNX conformance",
         "",
-        f"Every ONNX node case of the onnx wheel ({versions}), rewritten as `trtkit build` does, parsed and built by",
-        "TensorRT-RTX and executed by the reference executor; outputs are compared with the case's own at its own",
-        "tolerance. A case that does not come through as it is runs again *with constants*: its vectors and scalars",
-        "(sizes, axes, thresholds), but the first input, are part of the model, as they are in models. Rows of -1",
-        "behind the boxes of NonMaxSuppression, whose output has a fixed size here, are left out.",
-        "`make conformance` repeats it. `benchmarks/conformance.json` names every case with TensorRT's full words.",
+        f"Every ONNX node case in the onnx wheel ({versions}), rewritten as in `trtkit build`, parsed and built by",
+        "TensorRT-RTX and run by the reference executor; outputs are compared with the case's at its own tolerance.",
+        "A case that fails unchanged runs again *with constants*: its vectors and scalars (sizes, axes, thresholds),",
+        "except the first input, become part of the model, as in real models. The rows of -1 after the boxes of",
+        "NonMaxSuppression, whose output has a fixed size here, are ignored. Reproduce it with `make conformance`.",
+        "`benchmarks/conformance.json` lists every case with TensorRT's full message.",
         "",
         "| stage | cases |",
         "| --- | --- |",

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+
+    import torch
 
     from tests.conftest import Ran
     from trtkit import LLM
+    from trtkit.config.schema import TorchSource
     from trtkit.runtime.text import Tokenizer
 
 
@@ -90,3 +93,28 @@ def greedy(tiny_folder: Path) -> Callable[[list[int], int], list[int]]:
         return [int(token) for token in found[0, len(ids) :]]
 
     return generate
+
+
+@pytest.fixture(scope="module")
+def one_export() -> Iterator[None]:
+    """Let torch export equal modules once: compositions differ in what comes after."""
+    import hashlib
+
+    from trtkit.sources.torch import attempts
+
+    export, done = attempts.export, dict[str, tuple[str, bytes]]()
+
+    def shared(module: torch.nn.Module, source: TorchSource, sizes: Mapping[str, int], path: Path) -> str:
+        digest = hashlib.sha256(f"{module}{source}{sizes}".encode())
+        for name, tensor in module.state_dict().items():
+            digest.update(name.encode() + tensor.numpy().tobytes())
+        key = digest.hexdigest()
+        if key not in done:
+            done[key] = export(module, source, sizes, path), path.read_bytes()
+        detail, exported = done[key]
+        path.write_bytes(exported)
+        return detail
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attempts, "export", shared)
+        yield

@@ -28,11 +28,14 @@ def onnx_path(workspace: Path) -> Path:
 
 WRONG_LOADS = (
     (trtkit.Load(concurrency=[0]), "`concurrency`: 0 is below 1"),
-    (trtkit.Load(request_rate=[0.0]), "`speed` or a `request_rate` is not above 0"),
+    (trtkit.Load(request_rate=[0.0]), "`speed` and `request_rate` must be above 0"),
     (trtkit.Load(request_rate=[1.0], arrivals="even"), "`arrivals` is 'even'"),  # type: ignore[arg-type]
     (trtkit.Load(input_deviation=-1), "`input_deviation`: -1 is below 0"),
-    (trtkit.Load(concurrency=[1], request_rate=[1.0]), "`concurrency` and `request_rate` are two loads"),
-    (trtkit.Load(trace="t.jsonl", prompts="p.jsonl"), "a trace says how long its prompts are"),
+    (trtkit.Load(concurrency=[1], request_rate=[1.0]), "`concurrency` and `request_rate` cannot be combined"),
+    (
+        trtkit.Load(trace="t.jsonl", prompts="p.jsonl"),
+        "`prompts` cannot be combined with a trace, which sets the prompt lengths",
+    ),
     (trtkit.Load(trace="nowhere.jsonl"), "nowhere.jsonl: the trace cannot be read"),
     (trtkit.Load(goodput={"fast": 1}), "`fast:1` is not an objective"),
 )
@@ -58,7 +61,7 @@ def test_a_network_goes_from_onnx_to_a_server(onnx_path: Path, workspace: Path) 
     assert repr(measured).startswith("m: reference executor, CPU, fp16\nx 2x3, trtkit: ")
     with pytest.raises(BenchError, match="`runtime` is 'cuda'"):
         trtkit.bench(bundle, runtime="cuda")  # type: ignore[arg-type]
-    with pytest.raises(BenchError, match="`concurrency` means nothing for a network of arrays"):
+    with pytest.raises(BenchError, match="`concurrency` does not apply to a network of arrays"):
         trtkit.bench(bundle, load=trtkit.Load(concurrency=[2]), is_unverified=True)
     (row,) = trtkit.plan(bundle, ["l4"]).gpus
     assert row.gpu.key == "l4"
@@ -100,12 +103,12 @@ def test_a_language_model_is_quantized_built_and_answers(tiny_folder: Path, tiny
     (case,) = trtkit.bench(bundle, load=load, runtime=one_slot, is_unverified=True).cases
     assert case.results[0].metrics["good_request_count"].avg == 2
     assert [request.input_tokens for request in case.results[0].requests] == [8, 8]
-    with pytest.raises(BenchError, match="`batches` means nothing for a language model"):
+    with pytest.raises(BenchError, match="`batches` does not apply to a language model"):
         trtkit.bench(bundle, batches=[2])
     for wrong, message in WRONG_LOADS:
         with pytest.raises(BenchError, match=message):
             trtkit.bench(bundle, load=wrong, is_unverified=True)
-    with pytest.raises(RequestError, match="nothing to evaluate on"):
+    with pytest.raises(RequestError, match="nothing to evaluate"):
         trtkit.evaluate(bundle)
     with pytest.raises(RequestError, match="0 or more windows of at least 2 tokens"):
         trtkit.evaluate(bundle, "t.txt", window_tokens=1)

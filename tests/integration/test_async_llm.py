@@ -118,7 +118,7 @@ def test_a_request_that_takes_long_to_prepare_delays_nobody_and_can_be_aborted(
         for name in "abc":
             engine.submit(PROMPTS[1], guided, name, news[name].put)
         engine.submit(PROMPTS[0], GREEDY, "d", news["d"].put)
-        assert str(news["d"].get(timeout=60)).startswith("3 requests are waiting already")
+        assert str(news["d"].get(timeout=60)).startswith("3 requests are already waiting")
         engine.abort("a")
         assert str(news["a"].get(timeout=60)).startswith("a: the request was aborted")
         engine.submit(PROMPTS[0], GREEDY, "e", news["e"].put)

@@ -194,8 +194,8 @@ def test_torch_compile_says_which_compiler_is_missing(
     monkeypatch.setenv("CXX", "no-such-compiler")
     words = ("--unverified", "--trust-source", "--compare", "torch.compile", "-q")
     assert refuses("bench", "bundles/m", *words) == (
-        "--compare torch.compile: it compiles with `no-such-compiler`, which is not found\n"
-        "fix: install it, or name another one in the environment as CXX; --compare torch needs none"
+        "--compare torch.compile: torch.compile needs the C++ compiler `no-such-compiler`, which was not found\n"
+        "fix: install it, or set CXX to another compiler; --compare torch needs none"
     )
 
 

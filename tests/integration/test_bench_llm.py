@@ -232,19 +232,19 @@ def test_the_table_and_csv_say_what_computes(bundle: Path, workspace: Path, trtk
         (
             ["--input-len", 90, "--output-len", 20],
             1,
-            "90 input and 20 output tokens are more than the 96 that a slot",
+            "90 input and 20 output tokens exceed the 96 that a slot",
         ),
         (["--shared-tokens", 200], 1, "--shared-tokens: 200 shared tokens do not fit in prompts of 128"),
         (
             ["--compare", "onnxruntime", "--input-len", 4],
             1,
-            "`onnxruntime` is nothing to compare a language model with",
+            "cannot compare a language model with `onnxruntime`",
         ),
         (["--goodput", "fast", "--input-len", 4], 1, "--goodput: `fast` is not an objective"),
         (["--trace", "none.jsonl"], 1, "none.jsonl: the trace cannot be read"),
         (["--concurrency", 1, "--request-rate", 2], 2, "--concurrency and --request-rate cannot be combined"),
         (["--batch", 2], 2, "--batch does not apply to language models"),
-        (["--request-rate", 1, "--compare", "transformers", "--input-len", 4], 1, "transformers runs batches"),
+        (["--request-rate", 1, "--compare", "transformers", "--input-len", 4], 1, "transformers runs fixed batches"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(

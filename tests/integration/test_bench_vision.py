@@ -129,7 +129,7 @@ def test_static_networks_and_several_inputs(tmp_path: Path, trtkit: Run) -> None
 
 def test_a_bundle_that_was_not_verified_is_refused(tmp_path: Path, refuses: Callable[..., str], trtkit: Run) -> None:
     path = build(tmp_path)
-    fix = f"fix: run `trtkit verify {path}`, or measure all the same with `--unverified`"
+    fix = f"fix: run `trtkit verify {path}`, or benchmark anyway with `--unverified`"
     assert refuses("bench", path, "-q") == f"{path}: the bundle was never verified\n{fix}"
     ran = trtkit("bench", path, "--unverified", "--batch", 1, *QUICK)
     assert ran.code == 0
@@ -145,7 +145,7 @@ def test_a_bundle_that_was_not_verified_is_refused(tmp_path: Path, refuses: Call
 def test_what_cannot_be_compared_or_written_is_refused(bundle: Path, refuses: Callable[..., str]) -> None:
     kinds = "torch, torch.compile, onnxruntime, for a language model transformers, or a bundle's folder"
     assert refuses("bench", bundle, "--compare", "tf", "-q") == (
-        f"--compare: `tf` is nothing to compare with\nfix: use {kinds}"
+        f"--compare: cannot compare with `tf`\nfix: use {kinds}"
     )
     assert refuses("bench", bundle, "--compare", "torch", "-q") == (
         "--compare torch: an ONNX source has no PyTorch module\nfix: use --compare onnxruntime"

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from tests.decoder_cases import CASES, VARIED, Case
-from tests.decoders import T, builds, executor_of, graph_of, model_of, relative_rms
+from tests.decoder_cases import CASES, VARIED, Case, case
+from tests.decoders import Runner, T, builds, executor_of, graph_of, model_of, relative_rms
 from tests.selection import slow_unless
 from trtkit.dtypes import BF16, FP16, FP32, DType
 from trtkit.network.decoder import DecoderOptions
@@ -17,6 +17,10 @@ IDS = torch.randint(3, 67, (6, 21), generator=torch.Generator().manual_seed(1))
 BUILDS = slow_unless(
     lambda case, dtype: dtype is FP16 or case.name in VARIED, itertools.product(CASES, (FP16, BF16, FP32))
 )
+FEW_HEADS = [
+    case(f"{heads}-heads-{groups}", "llama", head_dim=16, num_attention_heads=heads, num_key_value_heads=groups)
+    for heads, groups in ((1, 1), (2, 1), (2, 2), (3, 1), (3, 3))
+]
 families = pytest.mark.parametrize("case", CASES, ids=str)
 
 
@@ -64,6 +68,38 @@ def test_slots_of_different_lengths_give_what_each_gives_alone(case: Case) -> No
         assert relative_rms(got, want) <= 1e-4
 
 
+@families
+def test_attention_reads_no_cached_tokens_beyond_its_window(case: Case) -> None:
+    """Those beyond are not numbers, so reading them would show even where they are masked."""
+    options = DecoderOptions(FP32, T, has_all_logits=True, has_kv_window=True)
+    runner = Runner(model_of(case).spec, graph_of(model_of(case), options), FP32)
+    runner.reset(6, readable=24)
+    windows = (12, 16, 24)
+    chunks = [
+        runner.step(part, key_positions=torch.arange(window, dtype=torch.int32))["logits"]
+        for part, window in zip(IDS.split(8, 1), windows, strict=True)
+    ]
+    assert relative_rms(torch.cat(chunks, 1), model_of(case).logits(IDS)) <= 1e-4
+
+
+@pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in (*VARIED, "mistral", "falcon-alibi")], ids=str)
+def test_networks_with_a_window_build(case: Case, dtype: DType) -> None:
+    graph = graph_of(model_of(case), DecoderOptions(dtype, T, has_kv_window=True))
+    assert builds(graph, has_decode=True)
+
+
 @pytest.mark.parametrize(("case", "dtype"), BUILDS, ids=str)
 def test_the_network_builds(case: Case, dtype: DType) -> None:
     assert builds(graph_of(model_of(case), DecoderOptions(dtype, T)))
+
+
+@pytest.mark.parametrize("few", FEW_HEADS, ids=str)
+@pytest.mark.parametrize("dtype", [FP16, BF16], ids=str)
+def test_few_query_heads_decode_and_build(few: Case, dtype: DType) -> None:
+    """TensorRT-RTX 1.7.1 has no fused attention for one new token of fewer than four query heads."""
+    runner = executor_of(few, dtype)
+    runner.reset(6)
+    logits = torch.cat([runner.step(part)["logits"] for part in (IDS[:, :-1], IDS[:, -1:])], 1)
+    assert relative_rms(logits, model_of(few).logits(IDS, dtype)) <= 10 * dtype.tolerance
+    assert builds(graph_of(model_of(few), DecoderOptions(dtype, T)), has_decode=True)

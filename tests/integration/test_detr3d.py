@@ -34,6 +34,7 @@ TINY = {
     "max_detections": 40,
 }
 torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_export")
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def edit(folder: Path, **fields: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"cameras": 5}, "has shape [24, 32], wanted is [20, 32]"),
+        ({"cameras": 5}, "has shape [24, 32]; expected [20, 32]"),
         ({"max_detections": 1000}, "`max_detections` 1000 is above the 600 that queries and classes give"),
         ({"num_attention_heads": 5}, "`hidden_size` 32 is not a multiple of `num_attention_heads` 5"),
         ({"deformable": [False]}, "`deformable` and `blocks` name different numbers of stages"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+import trtkit
 from tests.docs import DOCS, ROOT, blocks
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 # Tags whose address a browser fetches by itself, and the attribute that has it.
 _FETCHED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src", "video": "src"}
+
+EDIT = "https://git.example/trtkit/edit/main/docs/"
 
 
 class Fetched(HTMLParser):
@@ -39,10 +43,11 @@ class Fetched(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site as `make docs` builds it, in strict mode: a warning fails."""
+    """The site as `make docs` builds it, in strict mode: a warning fails, unless `--quiet` hides it from the count."""
     folder = tmp_path_factory.mktemp("site")
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "TRTKIT_EDIT_URI": EDIT}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -65,16 +70,44 @@ def test_every_command_and_class_has_its_section(site: Path) -> None:
     commands = (site / "reference/commands.html").read_text(encoding="utf-8")
     assert [name for name in [*COMMANDS, "bench diff", "plugins check"] if f">trtkit {name}<" not in commands] == []
     python = (site / "reference/python.html").read_text(encoding="utf-8")
-    names = (
-        "LLM.generate",
-        "AsyncLLM.abort",
-        "SamplingParams",
-        "open_model",
-        "Graph.constant",
-        "rms_norm",
-        "attention",
+    names = ("LLM.generate", "AsyncLLM.abort", "SamplingParams", "open_model")
+    assert [name for name in names if f'id="trtkit.{name}"' not in python] == []
+    networks = (site / "reference/networks.html").read_text(encoding="utf-8")
+    names = ("graph.Graph.constant", "ops.norm.rms_norm", "ops.attention.attention")
+    assert [name for name in names if f'id="trtkit.network.{name}"' not in networks] == []
+
+
+def test_the_index_leads_to_every_public_name(site: Path) -> None:
+    index = (site / "reference/index.html").read_text(encoding="utf-8")
+    public = [name for name in trtkit.__all__ if name != "__version__"]
+    assert [name for name in public if f'href="python.html#trtkit.{name}"' not in index] == []
+    assert 'href="networks.html#trtkit.network.ops.norm.rms_norm"' in index
+
+
+def test_an_argument_has_its_type_and_meaning(site: Path) -> None:
+    """Of a docstring's `out: the bundle's folder, ...`; types lead to their classes."""
+    text = (site / "reference/python.html").read_text(encoding="utf-8")
+    build = text[text.index('id="trtkit.build"') : text.index('id="trtkit.verify"')]
+    words = re.sub(r"<[^>]+>|\s+", " ", build)
+    assert re.search(
+        r"out \( str \| Path \| None ,.{1,20}default: None \) [^ ]+ the bundle's folder", " ".join(words.split())
     )
-    assert [name for name in names if f'">{name}<' not in python] == []
+    assert 'href="#trtkit.bundle.bundle.Bundle"' in build
+
+
+@pytest.mark.parametrize(
+    ("page", "file"),
+    [
+        ("verify.html", "docs/verify.md"),
+        ("plugins.html", "plugins/README.md"),
+        ("examples/ocr.html", "examples/ocr/README.md"),
+        ("reference/commands.html", None),
+        ("config.html", None),
+    ],
+)
+def test_a_page_can_be_edited_where_it_is_written(site: Path, page: str, file: str | None) -> None:
+    links = re.findall(r'<a href="([^"]*)"[^>]*rel="edit"', (site / page).read_text(encoding="utf-8"))
+    assert links == ([] if file is None else [EDIT.removesuffix("docs/") + file])
 
 
 def test_search_knows_every_page(site: Path) -> None:

@@ -70,4 +70,4 @@ def test_questions_are_answered_as_transformers_answers_them(
 def test_nothing_to_evaluate_on_is_refused(tiny_bundle: Path, trtkit: Run) -> None:
     ran = trtkit("eval", tiny_bundle)
     assert ran.code == 2
-    assert "give --perplexity FILE or --questions for a language model" in ran.err
+    assert "give --perplexity FILE, --questions or --tasks for a language model" in ran.err

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from tests.conftest import TRTKIT
-from tests.models import classifier, save
-from tests.tiny_chat import LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,112 +142,10 @@ def test_a_request_that_fails_leaves_the_others_alone(tiny_bundle: Path, tmp_pat
     assert ran.err == f"error: {file}:1: {reason}\n"
 
 
-def test_bad_lines_are_told_before_anything_runs(tiny_bundle: Path, workspace: Path, refuses: Any) -> None:
-    write(
-        workspace / "p.jsonl",
-        {"prompt": "a"},
-        "{",
-        {"prompt": "a", "tempratur": 1},
-        {"prompt": "a " * LENGTH},
-        {"prompt": "a", "eos_token_id": "<|end|>"},
-    )
-    said = refuses("generate", tiny_bundle, "--prompts", "p.jsonl", code=2)
-    assert said == (
-        "the prompts cannot be used; nothing was run\n"
-        "  p.jsonl:2: invalid JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)\n"
-        '    fix: write one object a line: {"prompt": "Gravity is"}; plain lines need a name that ends in .txt\n'
-        "  p.jsonl:3: tempratur: unknown setting\n"
-        "    fix: did you mean `temperature`?\n"
-        f"  p.jsonl:4: the prompt has 114 tokens; a slot holds {LENGTH}\n"
-        "    fix: shorten it, or build with a larger `llm.max_sequence_length`\n"
-        "  p.jsonl:5: eos_token_id: `<|end|>` is not one token of this model\n"
-        "    fix: did you mean `<|im_end|>`?"
-    )
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "expected"),
-    [
-        (
-            ["--slots", 0],
-            2,
-            "--slots: 0 slots asked, the engine has 1 to 3\nfix: use 1 to 3, or build with a larger `llm.",
-        ),
-        (["--slots", 4], 2, "--slots: 4 slots asked, the engine has 1 to 3\n"),
-        (["--lookup", 2, "--draft", "x"], 2, "--lookup, --draft: both `draft` and `lookup` are given\nfix: choose one"),
-        (["--prefill-budget", 0], 2, "--prefill-budget: a budget of 0 tokens a step computes nothing"),
-        (["--runtime", "tensorrt"], 1, "no GPU to run the engine\nfix: use `--runtime reference`"),
-        (
-            ["--num-beams", 4],
-            2,
-            "the prompts cannot be used; nothing was run\n  prompt 0: num_beams: 4 beams need as many slots",
-        ),
-        (
-            ["--num-beams", 2, "--temperature", 0.5],
-            2,
-            "the options cannot be used\n"
-            "  --temperature: `0.5` with `num_beams=2`: beam search draws nothing\n"
-            "    fix: leave out `temperature`, or `num_beams`",
-        ),
-        (["--eos-token-id", "<|end|>"], 2, "the options cannot be used\n  --eos-token-id: `<|end|>` is not one token"),
-        (["--prompts", "no.jsonl"], 2, "no.jsonl: the prompts cannot be read: No such file or directory"),
-        (["--regex", "("], 2, "the prompts cannot be used; nothing was run\n  prompt 0: "),
-    ],
-)
-def test_what_cannot_be_is_refused(
-    words: list[Any], code: int, expected: str, tiny_bundle: Path, refuses: Callable[..., str]
-) -> None:
-    if words[0] == "--runtime" and torch.cuda.is_available():
-        pytest.skip("a GPU is here")
-    assert refuses("generate", tiny_bundle, "--prompt", "a", *words, code=code).startswith(expected)
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (
-            ["--prompt", "a", "--no-chat", "--system", "b"],
-            "Error: --system needs the chat template: leave out --no-chat\n",
-        ),
-        (["--prompt", "a", "--logprobs", "1"], "Error: --logprobs is only included in JSON: add --json\n"),
-        (["--prompt", "a", "--top-k", "x"], "Error: Invalid value for '--top-k': 'x' is not a valid integer.\n"),
-    ],
-)
-def test_options_that_do_not_go_together_are_wrong_usage(words: list[str], expected: str, trtkit: Run) -> None:
-    ran = trtkit("generate", "bundles/m", *words)
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.endswith(expected)
-
-
-def test_nothing_to_answer_is_wrong_usage(tiny_bundle: Path, trtkit: Run) -> None:
-    ran = trtkit("generate", tiny_bundle)
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.endswith("Error: nothing to answer: give TEXT or --prompts FILE\n")
-
-
 def test_texts_stand_after_the_bundle(tiny_bundle: Path, trtkit: Run) -> None:
     by_option = trtkit("generate", tiny_bundle, "--prompt", "a", "--prompt", "b", "--max-new-tokens", 3, "-q")
     assert by_option.code == 0
     assert trtkit("generate", tiny_bundle, "a", "b", "--max-tokens", 3, "-q").out == by_option.out
-
-
-@pytest.mark.parametrize("command", [["generate", "--prompt", "a"], ["chat"], ["eval", "--perplexity", "t.txt"]])
-def test_only_language_models_are_taken(command: list[str], workspace: Path, trtkit: Run, refuses: Any) -> None:
-    assert refuses(command[0], "nowhere", *command[1:]) == (
-        "nowhere: not a bundle: `manifest.json` is missing\nfix: give a folder that `trtkit build` wrote"
-    )
-    save(classifier(batch=1), workspace / "m.onnx")
-    (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\n")
-    assert trtkit("build", "m.yaml").code == 0
-    assert refuses(command[0], "bundles/m", *command[1:]) == (
-        "bundles/m: the bundle does not hold a language model\nfix: give a bundle that was built from an `llm` config"
-    )
-
-
-def test_an_error_is_json_where_json_was_asked(tiny_bundle: Path, trtkit: Run) -> None:
-    ran = trtkit("generate", tiny_bundle, "--prompt", "", "--json")
-    assert ran.code == 2
-    assert ran.json()["problems"] == [{"what": "the prompt is empty", "where": "--prompt", "fix": ""}]
 
 
 def test_a_reader_that_leaves_early_is_no_fault(tiny_bundle: Path, tmp_path: Path) -> None:
@@ -275,31 +169,3 @@ def test_ctrl_c_ends_a_stream_and_keeps_its_text(tiny_bundle: Path, start_trtkit
     assert set(first + rest) <= {"a", "b", "\n"}
     if process.returncode != 0:  # it may have been done already
         assert (process.returncode, err) == (130, "\ncancelled\n")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("generate", "b", "--prompt", "Gravity is"),
-        ("chat", "b"),
-        ("eval", "b", "--perplexity", "p.txt"),
-        ("verify", "b", "-q"),
-        ("inspect", "b"),
-        ("bench", "b", "--unverified", "-q"),
-        ("deploy", "b", "--to", "triton", "--repository", "r", "-q"),
-    ],
-)
-def test_a_tokenizer_with_swapped_ids_is_refused(
-    words: tuple[str, ...], tiny_bundle: Path, workspace: Path, refuses: Callable[..., str]
-) -> None:
-    shutil.copytree(tiny_bundle, workspace / "b")
-    (workspace / "p.txt").write_text("Gravity is")
-    file = workspace / "b/model/tokenizer.json"
-    data = json.loads(file.read_text())
-    first, second, *_ = data["model"]["vocab"]
-    vocab = data["model"]["vocab"]
-    vocab[first], vocab[second] = vocab[second], vocab[first]
-    file.write_text(json.dumps(data))
-    assert refuses(*words) == (
-        "b/model/tokenizer.json: the file has changed since the build: SHA-256 mismatch\nfix: build the bundle again"
-    )

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from tests.conftest import Ran
 
+pytestmark = pytest.mark.usefixtures("one_export")
+
 
 def edit(folder: Path, **fields: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
@@ -161,7 +163,7 @@ def test_missing_and_misshapen_weights_are_named_all_at_once(vit: Path, refuses:
     assert refuses("build", "m.yaml") == (
         "the weights do not fit a `vit` of this config\n"
         f"  {where}: `layernorm.weight` is missing, of shape [32]\n"
-        f"  {where}: `pooler.dense.bias` has shape [19], wanted is [20]\n"
+        f"  {where}: `pooler.dense.bias` has shape [19]; expected [20]\n"
         f"  {where}: `surplus` is not a weight of this model"
     )
 

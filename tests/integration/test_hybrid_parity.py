@@ -16,6 +16,8 @@ from trtkit.verification.rows import paired_rows
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("one_export")
+
 
 def paired(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the rows in transformers' order: near-equal scores of proposals may swap them."""

@@ -42,8 +42,14 @@ def draw(r: random.Random) -> Asked:
 
 @pytest.mark.parametrize(
     ("options", "seed"),
-    [({}, 0), ({"min_shared_tokens": 1}, 1), ({"token_budget": 3, "min_shared_tokens": 1}, 2)],
-    ids=["plain", "shared beginnings", "small budget"],
+    [
+        ({}, 0),
+        ({"min_shared_tokens": 1}, 1),
+        ({"token_budget": 3, "min_shared_tokens": 1}, 2),
+        ({"overlap": True}, 3),
+        ({"overlap": True, "token_budget": 3, "min_shared_tokens": 1}, 4),
+    ],
+    ids=["plain", "shared beginnings", "small budget", "overlap", "overlap, small budget"],
 )
 @pytest.mark.parametrize("count", [60, pytest.param(200, marks=pytest.mark.slow)])
 def test_requests_that_come_and_go_get_what_each_gets_alone(options: dict[str, Any], seed: int, count: int) -> None:
@@ -70,7 +76,29 @@ def test_requests_that_come_and_go_get_what_each_gets_alone(options: dict[str, A
             assert tuple(finished.token_ids) == expected, asked[name]
     assert sum(finished.reason == "abort" for finished in found.values()) > count // 40
     assert tested.statistics.preemptions > 0
-    assert tested.statistics.reused_tokens > 0 or not options
+    assert tested.statistics.reused_tokens > 0 or "min_shared_tokens" not in options
+    assert is_clean(tested)
+
+
+@pytest.mark.parametrize("options", [{}, {"token_budget": 4, "min_shared_tokens": 1}], ids=str)
+def test_steps_are_launched_before_the_last_ones_tokens_are_known(options: dict[str, Any]) -> None:
+    """Greedy and sampled requests with ends of all kinds: nothing waits, and no token is another one."""
+    r, kinds = random.Random(5), (KINDS[0], KINDS[2], KINDS[3])
+    asked = {}
+    for index in range(40):
+        prompt = tuple(r.randrange(3, 67) for _ in range(r.randint(1, 20)))
+        params = {"max_tokens": r.randint(1, 30), **r.choice(kinds)(r), "stop_token_ids": (r.randrange(3, 67),)}
+        asked[f"r{index}"] = Asked(prompt, tuple(params.items()))
+    tested = engine(SLOTS, overlap=True, **options)
+    answers = run(tested, [each.request(name) for name, each in asked.items()])
+    assert {name: tuple(finished.token_ids) for name, finished in answers.items()} == {
+        name: alone(each) for name, each in asked.items()
+    }
+    assert {finished.reason for finished in answers.values()} == {"stop", "length"}
+    statistics = tested.statistics
+    assert statistics.synchronous_steps <= statistics.steps // 10  # those whose sequences are moved together
+    assert 0 < statistics.discarded_tokens <= len(asked)
+    assert statistics.generated_tokens == sum(len(finished.token_ids) for finished in answers.values())
     assert is_clean(tested)
 
 
@@ -78,7 +106,7 @@ def test_requests_that_come_and_go_get_what_each_gets_alone(options: dict[str, A
 @given(st.data())
 def test_no_schedule_changes_a_token(data: st.DataObject) -> None:
     budget, shared = data.draw(st.sampled_from([None, 1, 5])), data.draw(st.sampled_from([1, 4, 1000]))
-    tested = engine(SLOTS, token_budget=budget, min_shared_tokens=shared)
+    tested = engine(SLOTS, token_budget=budget, min_shared_tokens=shared, overlap=data.draw(st.booleans()))
     asked: dict[str, Asked] = {}
     found, cancelled = {}, set()
     for kind in data.draw(st.lists(st.sampled_from(["submit", "submit", "step", "step", "cancel"]), max_size=30)):

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     [
         ("", {}, "the prompt has no tokens"),
         ([], {}, "the prompt has no tokens"),
-        ([1.5], {}, "a prompt's tokens are whole numbers, `1.5` is not one"),
-        ([True], {}, "a prompt's tokens are whole numbers, `True` is not one"),
+        ([1.5], {}, "`1.5` is not a token id: prompts are whole numbers"),
+        ([True], {}, "`True` is not a token id: prompts are whole numbers"),
         ({"prompt_token_ids": 5}, {}, "a prompt cannot be a int"),
         ("a \ud800 b", {}, r"prompt: character 2 is half of a surrogate pair, U\+D800: not valid text"),
         ({"messages": [{"role": "user", "content": "\udfff"}]}, {}, r"surrogate pair, U\+DFFF"),
         ("x" * 65_537, {}, "the prompt has 65537 characters; at most 65536 are read"),
         ({"messages": [{"role": "user", "content": "x" * 70_000}]}, {}, "at most 65536 are read"),
-        ({"prompt": "a", "prompt_token_ids": [1]}, {}, "a prompt is one thing, 2 are given"),
+        ({"prompt": "a", "prompt_token_ids": [1]}, {}, "a prompt takes exactly one kind of input; got 2"),
         ({"messages": [{"content": 1}]}, {}, "the chat template does not take these messages"),
         ([5] * 97, {}, "the prompt has 97 tokens; a slot holds 96"),
-        ("the", {"num_beams": 5}, "5 beams need as many slots, there are 4"),
+        ("the", {"num_beams": 5}, "5 beams need 5 slots; the engine has 4"),
         ("the", {"stop_token_ids": (320,)}, "token 320 is not in the vocabulary"),
         ("the", {"guided_json": {"type": "nonsense"}}, "guided_json"),
         (
@@ -63,8 +63,8 @@ def test_every_problem_of_every_prompt_is_told_before_anything_runs(llm: LLM) ->
         "    fix: give token ids of this model's tokenizer\n"
         "  prompt 2: bad_words: token 320 is not in the vocabulary, which ends at 319\n"
         "    fix: give token ids of this model's tokenizer\n"
-        "  prompt 3: num_beams: 5 beams need as many slots, there are 4\n"
-        "    fix: ask for fewer, or open more slots"
+        "  prompt 3: num_beams: 5 beams need 5 slots; the engine has 4\n"
+        "    fix: use fewer beams, or open the bundle with more slots"
     )
     assert not outputs
     assert not llm.frontend.jobs
@@ -82,11 +82,11 @@ def test_a_single_prompt_has_an_error_of_its_own(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"slots": 0}, "0 slots asked, the engine has 1 to 4"),
-        ({"slots": 5}, "5 slots asked, the engine has 1 to 4"),
-        ({"prefill_budget": 0}, "a budget of 0 tokens a step computes nothing"),
+        ({"slots": 0}, "0 slots requested; the engine takes 1 to 4"),
+        ({"slots": 5}, "5 slots requested; the engine takes 1 to 4"),
+        ({"prefill_budget": 0}, "a budget of 0 tokens per step computes nothing"),
         ({"lookup": -1}, "a negative number of tokens to guess"),
-        ({"lookup": 2, "draft": "x"}, "both `draft` and `lookup` are given"),
+        ({"lookup": 2, "draft": "x"}, "`draft` and `lookup` cannot be combined"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str, llm_bundle: Path) -> None:

@@ -121,6 +121,11 @@ def test_inputs_say_what_their_axes_are_and_who_feeds_them(llama: Path, trtkit: 
         "kv_lengths": ("scheduler", batch),
         "last_token_index": ("scheduler", batch),
     }
+    used = trtkit("build", "m.yaml", "--set", "llm.kv_window=used", "--output", "used", "--json").json()["manifest"]
+    window = {each["name"]: each for each in used["inputs"]}["key_positions"]
+    assert (window["feeder"], window["axes"], window["shape"]) == ("scheduler", ["kv_window"], [-1])
+    shapes = [{"min": [1], "opt": [16], "max": [32]}] * 2
+    assert [profile["key_positions"] for profile in used["profiles"]] == shapes
     caches = [each for each in inputs.values() if each["feeder"] == "cache"]
     assert {tuple(each["axes"]) for each in caches} == {("batch", "key_value_heads", "cached_tokens", "head_dim")}
     outputs = {each["name"]: each for each in manifest["outputs"]}
@@ -206,7 +211,7 @@ def test_missing_and_misshapen_weights_are_named_all_at_once(llama: Path, refuse
     save_file(weights, llama / "model.safetensors", {"format": "pt"})
     said = refuses("build", "m.yaml")
     assert "`model.layers.0.self_attn.q_proj.weight` is missing" in said
-    assert "`model.norm.weight` has shape [41], wanted is [42]" in said
+    assert "`model.norm.weight` has shape [41]; expected [42]" in said
     assert "`surplus`" in said
 
 

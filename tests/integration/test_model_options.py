@@ -112,6 +112,9 @@ def test_old_names_work_with_a_note(model: Path, trtkit: Callable[..., Ran]) -> 
         0,
         "note: `--out` is now `--save`; the old name will be removed\n",
     )
+    ran = trtkit("config", "schema", "-o", "schema.json")
+    assert (ran.code, ran.err) == (0, "note: `-o` is now `--save`; the old name will be removed\n")
+    assert Path("schema.json").is_file()
 
 
 def test_usage_errors_are_json_too(workspace: Path, trtkit: Callable[..., Ran]) -> None:

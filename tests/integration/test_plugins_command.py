@@ -45,7 +45,7 @@ def test_check_compares_every_implementation(trtkit: Callable[..., Ran]) -> None
 
 
 def test_an_unknown_op_is_named(refuses: Callable[..., str]) -> None:
-    assert refuses("plugins", "check", "conv").startswith("unknown custom op `conv`\nfix: known are DeformConv2d, ")
+    assert refuses("plugins", "check", "conv").startswith("unknown custom op `conv`\nfix: known: DeformConv2d, ")
 
 
 def _files_of_the_readme() -> dict[str, str]:

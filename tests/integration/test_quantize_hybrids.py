@@ -153,13 +153,14 @@ def refusal(wide: Path, refuses: Refuses, quantize: str, *words: str, code: int 
 
 def test_a_part_that_is_not_there(wide: Path, refuses: Refuses) -> None:
     assert refusal(wide, refuses, "{parts: {encoders: int8_wo}}") == (
-        "the model cannot be quantized so\n  quantize.parts: no part `encoders`\n    fix: its parts are patch, encoder"
+        "the model cannot be quantized this way\n"
+        "  quantize.parts: no part `encoders`\n    fix: its parts are patch, encoder"
     )
 
 
 def test_a_method_that_a_part_cannot_have(wide: Path, refuses: Refuses) -> None:
     assert refusal(wide, refuses, "{method: mxfp8, parts: {encoder: int4_awq}}") == (
-        "the model cannot be quantized so\n"
+        "the model cannot be quantized this way\n"
         "  quantize.method: part `patch` comes through ONNX and cannot be mxfp8\n"
         "    fix: use one of int8, fp8, int8_wo, int4_wo, or `none`: `quantize.parts.patch: int8`\n"
         "  quantize.parts.encoder.method: part `encoder` is written by the network API and cannot be int4_awq\n"
@@ -169,8 +170,8 @@ def test_a_method_that_a_part_cannot_have(wide: Path, refuses: Refuses) -> None:
 
 def test_options_of_language_models(wide: Path, refuses: Refuses) -> None:
     said = refusal(wide, refuses, "{method: int8_wo, kv_cache: int8, parts: {patch: {method: int8_wo, head: true}}}")
-    assert "quantize.kv_cache: a type of caches applies to language models only" in said
-    assert "quantize.parts.patch.head: an output projection applies to language models only" in said
+    assert "quantize.kv_cache: a KV cache format applies to language models only" in said
+    assert "quantize.parts.patch.head: an output head applies to language models only" in said
 
 
 def test_globs_that_match_nothing(wide: Path, tmp_path: Path) -> None:
@@ -185,7 +186,7 @@ def test_globs_that_match_nothing(wide: Path, tmp_path: Path) -> None:
 
 def test_nothing_left_of_a_part(wide: Path, refuses: Refuses, tmp_path: Path) -> None:
     said = refusal(wide, refuses, "{parts: {encoder: {method: int8_wo, exclude: ['encoder.*']}}}")
-    assert "quantize.parts.encoder: nothing of part `encoder` is quantized so\n" in said
+    assert "quantize.parts.encoder: the method would quantize nothing in part `encoder`\n" in said
     folder = Path(shutil.copytree(wide / "model", tmp_path / "model"))
     with pytest.raises(QuantizeError, match="int4_wo finds nothing to quantize in part `patch`") as caught:
         make(WIDE, folder, "fused", quantize={"parts": {"patch": "int4_wo"}})

@@ -112,12 +112,12 @@ def test_layers_may_stay_or_have_the_other_method(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "asked", "said"),
     [
-        (["method=fp8"], {}, "mixtures of experts take `int8_wo` and `int4_wo`, not `fp8`"),
+        (["method=fp8"], {}, "mixtures of experts support `int8_wo` and `int4_wo`, not `fp8`"),
         (["method=int8_wo", 'layers={"*.mlp.*": int4_awq}'], {}, "matches no linear layer"),
         (["method=int8_wo", 'layers={"*.experts.*": int4_awq}'], {}, "`int4_wo`, not `int4_awq`"),
-        (["method=int8_wo", "kv_cache=int8"], {}, "mixtures of experts take `int8_wo` and `int4_wo`: caches stay"),
+        (["method=int8_wo", "kv_cache=int8"], {}, "the KV cache of a mixture of experts cannot be quantized"),
         (["method=int8_wo"], {"sensitivity": True}, "layers of a mixture of experts are not scored one by one"),
-        (["method=int4_wo", "block=128"], {}, "blocks of 128 do not divide the 64 columns"),
+        (["method=int4_wo", "block=128"], {}, "a block size of 128 does not divide the 64 columns"),
     ],
 )
 def test_what_mixtures_cannot_have_is_said(

@@ -60,8 +60,8 @@ def test_no_data(refused: Callable[..., TrtkitError]) -> None:
     error = refused(data=None)
     assert isinstance(error, QuantizeError)
     assert str(error) == (
-        "quantize.calibration: this method measures the model on data, and none is given\n"
-        "fix: name images like those it will see: `--set quantize.calibration.data=FOLDER`, or `--calib FOLDER`"
+        "quantize.calibration: this method needs calibration data, and none is given\n"
+        "fix: give images like those the model will see: `--set quantize.calibration.data=FOLDER`, or `--calib FOLDER`"
     )
 
 
@@ -102,8 +102,8 @@ def test_images_for_a_config_that_says_nothing_of_images(refused: Callable[..., 
         ({"images": pictures(2)[:, 0]}, "`images` has shape [1, 32, 32], [batch, 3, 32, 32] is needed"),
         ({"images": pictures(2).astype(np.float64)}, "`images` has type float64, float32 is needed"),
         ({"images": np.full((2, 3, 32, 32), np.nan, np.float32)}, "`images` holds NaN or infinite values"),
-        ({"images": pictures(2)[:0]}, "the arrays hold samples of no equal number: 0 of `images`"),
-        ({"images": np.float32(1)}, "the arrays hold samples of no equal number: 0 of `images`"),
+        ({"images": pictures(2)[:0]}, "the arrays hold different numbers of samples: 0 of `images`"),
+        ({"images": np.float32(1)}, "the arrays hold different numbers of samples: 0 of `images`"),
     ],
 )
 def test_arrays_that_do_not_fit(arrays: dict[str, Any], what: str, refused: Callable[..., TrtkitError]) -> None:
@@ -126,14 +126,14 @@ def test_activations_that_are_not_numbers(refused: Callable[..., TrtkitError]) -
     error = refused(model)
     assert error.what == "`l1`, which `block/conv2` reads, is NaN or infinite on the calibration data"
     assert error.where == "a.npz"
-    assert error.fix == "give other data, or leave the node out: `quantize.exclude: ['block/conv2']`"
+    assert error.fix == "give other data, or exclude the node: `quantize.exclude: ['block/conv2']`"
 
 
 def test_data_without_any_variation(refused: Callable[..., TrtkitError]) -> None:
     save("a.npz", images=np.full((2, 3, 32, 32), 0.5, np.float32))
     error = refused()
     assert error.what == "`images`, which `stem/conv` reads, is 0.5 everywhere on the calibration data"
-    assert error.fix.startswith("give data like what it will see, or leave the node out")
+    assert error.fix.startswith("give data like what it will see, or exclude the node")
 
 
 @pytest.mark.usefixtures("data")
@@ -166,8 +166,8 @@ def test_globs_that_match_nothing(refused: Callable[..., TrtkitError]) -> None:
 @pytest.mark.parametrize("method", ["int8_sq", "int4_awq", "int4_gptq", "fp8_pc", "nvfp4", "mxfp8", "as_stored"])
 def test_methods_of_language_models(method: str, refused: Callable[..., TrtkitError]) -> None:
     assert str(refused(method=method)) == (
-        "the model cannot be quantized so\n"
-        f"  quantize.method: `{method}` is not for vision models\n"
+        "the model cannot be quantized this way\n"
+        f"  quantize.method: `{method}` does not apply to vision models\n"
         "    fix: use one of int8, fp8, int8_wo, int4_wo"
     )
 
@@ -183,7 +183,7 @@ def test_options_of_language_models_are_named_all_at_once(refused: Callable[...,
 @pytest.mark.parametrize("method", ["int8", "int8_wo", "int4_wo"])
 def test_nothing_left_to_quantize(method: str, refused: Callable[..., TrtkitError]) -> None:
     error = refused(method=method, exclude=["*"])
-    assert error.what == f"{method} finds nothing to quantize: no large enough product that is not excluded"
+    assert error.what == f"{method} finds nothing to quantize: every product is excluded or too small"
 
 
 def test_a_block_that_does_not_divide(refused: Callable[..., TrtkitError]) -> None:
@@ -191,8 +191,8 @@ def test_a_block_that_does_not_divide(refused: Callable[..., TrtkitError]) -> No
     inputs, outputs = [models.tensor("images", "batch", 96)], [models.tensor("y", "batch", 1024)]
     model = models.model([node], inputs, outputs, [models.weights("w", 96, 1024)])
     assert str(refused(model, method="int4_wo", block=64)) == (
-        "quantize.block: blocks of 64 do not divide the 96 inputs of `head`\n"
-        "fix: remove `block`, which takes the largest that divides, or exclude head"
+        "quantize.block: a block size of 64 does not divide the 96 inputs of `head`\n"
+        "fix: remove `block` to use the largest size that divides, or exclude head"
     )
 
 
@@ -201,7 +201,7 @@ def test_a_model_that_is_quantized_already(refused: Callable[..., TrtkitError]) 
     model = lifted(small(), INT8)
     assert quantize_weights(model, INT8, (), None) == 2
     error = refused(model)
-    assert (error.what, error.where) == ("the model has Q/DQ nodes already", "quantize")
+    assert (error.what, error.where) == ("the model already has Q/DQ nodes", "quantize")
 
 
 @pytest.mark.parametrize("target", ["sm86", "any"])
@@ -222,4 +222,4 @@ def test_the_command_line_says_how_to_give_data(workspace: Path, refuses: Callab
     models.save(small(), workspace / "m.onnx")
     (workspace / "m.yaml").write_text("source: {onnx: m.onnx}\nprofiles: [{batch: [1, 4, 8]}]\n")
     message = refuses("build", "m.yaml", "--quiet", "--set", "quantize.method=int8")
-    assert message.startswith("quantize.calibration: this method measures the model on data, and none is given")
+    assert message.startswith("quantize.calibration: this method needs calibration data, and none is given")

@@ -139,7 +139,7 @@ def test_what_a_tower_cannot_have(refuses: Refuses) -> None:
     said = refusal(vlm, refuses, "{parts: {language: int8_wo}}", 2)
     assert said.endswith("quantize.parts: no part `language`\n    fix: its parts are vision")
     said = refusal(vlm, refuses, "{parts: {vision: int4_awq}}", 2)
-    assert "quantize.parts.vision.method: `int4_awq` is not for vision models" in said
+    assert "quantize.parts.vision.method: `int4_awq` does not apply to vision models" in said
     said = refusal(VLMS["qwen2-vl"], refuses, "{parts: {vision: {method: int8, calibration: {data: m.yaml}}}}", 1)
     assert said == (
         "quantize.parts.vision.method: calibration is not yet supported for towers with "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -13,6 +14,8 @@ import torch
 from tests.decoders import Runner, T, builds, relative_rms, rtx
 from tests.quantized_checkpoints import FORMATS, WEIGHT_ONLY, save_gpt2, save_llama, save_mixture
 from trtkit.dtypes import FP16, FP32, DType
+from trtkit.engine.decoder_stage import engine_bytes
+from trtkit.engine.stages import DecoderSize
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights
 from trtkit.network.decoder import DecoderOptions, build_decoder
@@ -86,6 +89,14 @@ def test_logits_are_those_of_transformers_on_the_dequantized_weights(name: str) 
     is_exact = name.rpartition("/")[2] in WEIGHT_ONLY
     assert relative_rms(logits(name, FP32), wanted(name)) < (1e-4 if is_exact else 2e-2)
     assert relative_rms(logits(name, FP16), wanted(name)) < (2e-2 if is_exact else 0.1)
+
+
+def test_room_is_needed_for_the_quantized_weights() -> None:
+    source, size = opened("gptq"), DecoderSize("llama", 0, 10**9, 0, 0)
+    stored = sum(path.stat().st_size for path in source.files)
+    assert 0 < engine_bytes(source, size) == stored < 10**9
+    assert engine_bytes(source, replace(size, weight_bytes=7)) == 7
+    assert engine_bytes(replace(source, quantized_by=""), size) == 10**9
 
 
 @pytest.mark.parametrize("name", [*FORMATS, "gpt2/gptq"])

@@ -18,8 +18,8 @@ from trtkit.runtime.generation import Request
         ([5] * 65, {}, "r: the prompt has 65 tokens; a slot holds 64"),
         ([5, 67], {}, "r: token 67 is not in the vocabulary"),
         ([-1], {}, "r: token -1 is not in the vocabulary"),
-        ([5], {"num_beams": 5}, "num_beams: 5 beams need as many slots, there are 4"),
-        ([5], {"prompt_logprobs": 1}, "prompt_logprobs: the engine gives logits of the last token only"),
+        ([5], {"num_beams": 5}, "num_beams: 5 beams need 5 slots; the engine has 4"),
+        ([5], {"prompt_logprobs": 1}, "prompt_logprobs: the engine outputs logits of the last token only"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_refused(prompt: list[int], params: dict[str, Any], message: str) -> None:
@@ -34,7 +34,7 @@ def test_a_full_queue_refuses_and_keeps_what_waits() -> None:
     tested = engine(1, max_queue=2)
     for index in range(2):
         tested.submit(Request(str(index), [5], settings(max_tokens=2, temperature=0)))
-    with pytest.raises(GenerationError, match="2 requests are waiting already"):
+    with pytest.raises(GenerationError, match="2 requests are already waiting"):
         tested.submit(Request("more", [5], settings(max_tokens=2)))
     assert run(tested, []).keys() == {"0", "1"}
 

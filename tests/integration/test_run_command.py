@@ -107,8 +107,8 @@ def test_without_a_task_the_outputs_are_saved(workspace: Path, trtkit: Trtkit) -
         (CONFIG, ["tiny.yaml"], "tiny.yaml: unknown kind of file `.yaml`\nfix: give pictures"),
         (CONFIG, ["photo.png", "copy/photo.png"], "copy/photo.png: two inputs are called `photo.png`"),
         (CONFIG, ["empty"], "empty: the folder holds no pictures and no videos"),
-        (CONFIG, ["photo.png", "--batch", "9"], "batch: 9 pictures at once; the engine takes 1 to 4"),
-        (CONFIG.replace("preprocess", "# "), ["photo.png"], "tiny: the config does not say how a picture becomes"),
+        (CONFIG, ["photo.png", "--batch", "9"], "batch: a batch of 9 pictures; the engine takes 1 to 4"),
+        (CONFIG.replace("preprocess", "# "), ["photo.png"], "tiny: the config does not define how a picture becomes"),
         (
             CONFIG.replace("classification, labels: names.txt", "segmentation"),
             ["photo.png"],

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(trtkit.__file__).parent
 ROOT = PACKAGE.parent
-MOST = 104
+MOST = 1
 # What not to write, as a regular expression, and what to write.
 PHRASES = {
     r"(?<!there )\b(is|are|was) no (?!longer|more\b|such|way|need|reason)": "is not a",
@@ -39,13 +39,13 @@ PHRASES = {
     r"\bstands? (before|for|in|at|on|where)\b": "comes before, means, is in",
     r"\bin (the|its|their) place( of)?\b": "instead of",
     r"\bis (to be )?had\b": "is available",
-    r"\bthe least\b": "at least",
+    r"\b(are|from|is) the least\b|\bthe least (and|of|that)\b": "at least",
     r"\bof (yours|one's own|the reader's own)\b": "your own",
     r"\bha(s|ve) no meaning\b": "does not apply to",
     r"\bif (it|there) is none\b|\bwhat is none\b": "if it is not one",
     r"\bno whole\b": "not a complete",
     r"\bnobody vouches for\b": "untrusted",
-    r"\bthat (goes|leaves|left)\b": "that disconnects",
+    r"\bthat (goes|leaves|left)\b(?! through)": "that disconnects",
     r"\bsay(s)? (what|which|how) \w+ (fits|can)\b": "estimate",
     r"\bwhat stands\b": "what is",
     r"\bwithout a word\b": "silently",

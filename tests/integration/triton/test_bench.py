@@ -109,7 +109,7 @@ def test_a_load_needs_a_server_and_has_nobody_beside_it(vision_folder: Path, ser
         ran = trtkit(*words, *more)
         assert (ran.code, text in ran.err) == (2, True), ran.err
     ran = trtkit(*words[:3], "--url", url(served), "--model", "plain", "--goodput", "e2e:5")
-    assert (ran.code, "`goodput` is of a load, and there is none" in ran.err) == (1, True), ran.err
+    assert (ran.code, "`goodput` describes a load, and none is set" in ran.err) == (1, True), ran.err
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -129,6 +129,6 @@ def test_what_is_no_endpoint_or_model_is_refused(
     )
     assert refuses(*words, "--url", "grpc://127.0.0.1:9").startswith("grpc://127.0.0.1:9: no Triton server answers")
     assert refuses(*words, "--url", url(served), "--model", "nobody") == (
-        f"{url(served)}: the server has no model `nobody` that is ready\n"
-        "fix: name the model as its repository does: --model NAME"
+        f"{url(served)}: the server has no ready model `nobody`\n"
+        "fix: give the model's name in the repository: --model NAME"
     )

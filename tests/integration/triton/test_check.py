@@ -118,7 +118,7 @@ def test_a_deployed_bundle_is_right(served: Served, bundle: Path, trtkit: Trtkit
 def test_the_model_is_found_by_the_bundles_name(served: Served, bundle: Path, trtkit: Trtkit) -> None:
     ran = trtkit("check", served.grpc, "--protocol", "grpc", "--bundle", bundle, "--json")
     report = ran.json()
-    assert (ran.code, report["status"], report["version"]) == (0, "right", "2.51.0")
+    assert (ran.code, report["verdict"], report["status"], report["version"]) == (0, "PASS", "right", "2.51.0")
     assert [(model["name"], model["known"]) for model in report["models"]] == [("tiny", "answered as the bundle does")]
 
 
@@ -178,7 +178,7 @@ def test_streamed_answers_are_put_together(served: Served, text_bundle: Path, tr
 def test_streams_take_grpc(served: Served, text_bundle: Path, trtkit: Trtkit) -> None:
     ran = trtkit("check", served.http, "--model", "spells", "--bundle", text_bundle)
     assert (ran.code, ran.out) == (1, "")
-    assert f"http://{served.http}: `spells` streams its answers, which takes gRPC" in ran.err
+    assert f"http://{served.http}: `spells` streams its answers, which needs gRPC" in ran.err
     assert "fix: give the gRPC endpoint: grpc://HOST:PORT" in ran.err
 
 

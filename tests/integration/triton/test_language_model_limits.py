@@ -81,9 +81,9 @@ def test_a_wrong_request_is_the_clients_fault(served: Served, inputs: dict[str, 
             {"num_return_sequences": 2147483647, "top_k": 5},
             "num_return_sequences: `2147483647` is above the limit, 1024",
         ),
-        ({"num_return_sequences": 9, "top_k": 5}, "num_return_sequences: `9` answers are more than the queue takes, 8"),
+        ({"num_return_sequences": 9, "top_k": 5}, "num_return_sequences: `9` answers exceed the queue's limit, 8"),
         ({"beam_width": 2147483647}, "beam_width: `2147483647` is above the limit, 1024"),
-        ({"beam_width": 4}, "beam_width: 4 beams need as many slots, there are 3"),
+        ({"beam_width": 4}, "beam_width: 4 beams need 4 slots; the engine has 3"),
         ({"beam_width": 2, "length_penalty": 1e30}, "length_penalty: `1e+30` is above the limit, 5"),
         ({"bad_words": ["x"] * 1025}, "bad_words: 1025 words are more than the limit, 1024"),
         ({"bad_words": ["x" * 5000]}, "bad_words: a word of 5000 bytes; the limit is 4096"),
@@ -202,5 +202,5 @@ def test_a_full_queue_refuses_and_recovers(served: Served) -> None:
 
     with ThreadPoolExecutor(24) as pool:
         found = set(pool.map(ask, range(24)))
-    assert found == {"answered", "8 requests are waiting already"}
+    assert found == {"answered", "8 requests are already waiting"}
     assert generate(served, MODEL, text_input=PROMPT, max_tokens=2)[0] == 200

@@ -19,7 +19,7 @@ from trtkit.cli.main import main
 from trtkit.inputs.images import decode_image
 from trtkit.runtime.model import open_model
 from trtkit.runtime.page import page_reader, read_page
-from trtkit.runtime.tasks.answers import Boxes
+from trtkit.runtime.tasks.answers import Boxes, ClassMap, DepthMap, Embedding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,7 +38,19 @@ preprocess: {{resize: {{letterbox: [64, 64]}}}}
 task:
   kind: detection
   labels: "{folder}/names.txt"
-  boxes: {{layout: channels-first, min_score: 0.5, max_boxes: 20}}
+  boxes: {{layout: channels-first, min_score: 0.5, max_boxes: 20, nms: {nms}}}
+"""
+DETECTORS = {"detector": "host", "selecting": "engine"}
+OTHERS = {
+    "segments": (models.per_pixel(4), "segmentation", "letterbox"),
+    "depths": (models.per_pixel(1), "depth", "exact"),
+    "vectors": (models.classifier(size=32), "embedding", "exact"),
+}
+OTHER = """\
+source: {{onnx: {folder}/{name}.onnx}}
+profiles: [{{batch: [1, 2, 4]}}]
+preprocess: {{resize: {{{resize}: [32, 32]}}}}
+task: {{kind: {kind}}}
 """
 CAT, PAGE = sample("chelsea.png"), sample("page.png")
 
@@ -59,6 +71,11 @@ def served(folder: Path) -> Iterator[Served]:
     reads = ["--recognizer", bundles["ppocr-rec"], "--name", "ocr"]
     main(["deploy", bundles["ppocr-det"], *reads, "--repository", repository, "-q"])
     _deploy_detector(folder, repository)
+    for name, (model, kind, resize) in OTHERS.items():
+        models.save(model, folder / f"{name}.onnx")
+        (folder / f"{name}.yaml").write_text(OTHER.format(folder=folder, name=name, kind=kind, resize=resize))
+        main(["build", str(folder / f"{name}.yaml"), "-o", str(folder / name), "-q"])
+        main(["deploy", str(folder / name), "--repository", repository, "-q"])
     with serving(folder / "models") as running:
         yield running
 
@@ -66,26 +83,61 @@ def served(folder: Path) -> Iterator[Served]:
 def _deploy_detector(folder: Path, repository: str) -> None:
     models.save(models.detector(), folder / "detector.onnx")
     (folder / "names.txt").write_text("dark\nlight\n")
-    (folder / "detector.yaml").write_text(DETECTOR.format(folder=folder))
-    main(["build", str(folder / "detector.yaml"), "-o", str(folder / "detector"), "-q"])
-    main(["deploy", str(folder / "detector"), "--repository", repository, "-q"])
+    for name, nms in DETECTORS.items():
+        (folder / f"{name}.yaml").write_text(DETECTOR.format(folder=folder, nms=nms))
+        main(["build", str(folder / f"{name}.yaml"), "-o", str(folder / name), "-q"])
+        main(["deploy", str(folder / name), "--repository", repository, "-q"])
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_boxes_are_in_pixels_of_each_picture_of_a_batch(served: Served, folder: Path, protocol: str) -> None:
+@pytest.mark.parametrize("name", DETECTORS)
+def test_boxes_are_in_pixels_of_each_picture_of_a_batch(served: Served, folder: Path, name: str, protocol: str) -> None:
     """64 x 64 is the input: a picture of 200 x 100 lies between bars of 16 rows, scaled by 0.32."""
     pictures = [Image.new("RGB", (200, 100), "white"), Image.new("RGB", (50, 80), "black")]
-    found = ask(connect(served, protocol), "detector", image=[[png(picture)] for picture in pictures])
+    found = ask(connect(served, protocol), name, image=[[png(picture)] for picture in pictures])
     assert found["num_boxes"].tolist() == [[1], [1]]
     assert found["label"][:, :2].tolist() == [[b"light", b""], [b"dark", b""]]
     assert found["class_id"][:, :2].tolist() == [[1, -1], [0, -1]]
     assert found["box"].shape == (2, 20, 4)
-    answers = list(open_model(folder / "detector").predict(pictures))
+    answers = list(open_model(folder / name).predict(pictures))
     for row, answer in enumerate(answers):
         assert isinstance(answer, Boxes)
         assert found["box"][row, 0] == pytest.approx(answer.boxes[0].corners, abs=1e-3)
         assert found["score"][row, 0] == pytest.approx(answer.boxes[0].score, abs=1e-5)
     assert found["box"][0, 0] == pytest.approx((100, 50, 200, 100), abs=1e-3)
+
+
+def noise(*sizes: tuple[int, int]) -> list[Image.Image]:
+    random = np.random.default_rng(0)
+    return [Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8)) for width, height in sizes]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("name", OTHERS)
+def test_maps_and_vectors_are_those_of_run(served: Served, folder: Path, name: str, protocol: str) -> None:
+    client = connect(served, protocol)
+    for pictures in (noise((50, 40), (50, 40)), noise((33, 70))):
+        found = ask(client, name, image=[[png(picture)] for picture in pictures])
+        for row, answer in enumerate(open_model(folder / name).predict(pictures)):
+            if isinstance(answer, ClassMap):
+                assert list(found) == ["class_id"]
+                assert found["class_id"][row].shape == answer.ids.shape == pictures[row].size[::-1]
+                assert (found["class_id"][row] == answer.ids).mean() > 0.999
+                assert len(np.unique(answer.ids)) > 1
+            elif isinstance(answer, DepthMap):
+                assert found["depth"][row].shape == pictures[row].size[::-1]
+                np.testing.assert_allclose(found["depth"][row], answer.values, atol=1e-4)
+            else:
+                assert isinstance(answer, Embedding)
+                np.testing.assert_allclose(found["embedding"][row], answer.vector, atol=1e-5)
+
+
+def test_maps_of_one_request_have_one_size(served: Served) -> None:
+    images = [[png(picture)] for picture in noise((50, 40), (20, 40))]
+    with pytest.raises(InferenceServerException) as error:
+        ask(connect(served, "http"), "depths", image=images)
+    assert error.value.status() == "400"
+    assert "maps of one request have the sizes of its images: 40x20, 40x50" in error.value.message()
 
 
 def png(picture: Image.Image) -> bytes:

@@ -41,7 +41,7 @@ from trtkit.errors import BackendError, GenerationError, RequestError, SourceErr
 ERRORS = [
     RequestError("`0` is not a length", "max_tokens"),
     SourceError("not an image", "image"),
-    GenerationError("8 requests are waiting already"),
+    GenerationError("8 requests are already waiting"),
     BackendError("TensorRT could not run the engine"),
     ValueError("nobody expected this"),
 ]
@@ -241,7 +241,7 @@ def test_errors_have_the_status_of_whose_fault_they_are(tmp_path: Path) -> None:
     assert statuses == [
         (400, "max_tokens: `0` is not a length"),
         (400, "image: not an image"),
-        (503, "8 requests are waiting already"),
+        (503, "8 requests are already waiting"),
         (500, "the model failed: TensorRT could not run the engine"),
         (500, "the model failed: ValueError: nobody expected this"),
     ]

@@ -123,7 +123,7 @@ def test_images_and_placeholders_are_as_many(count: int, found: int) -> None:
         llm.generate({"prompt": "<image>" * found + "What?", "images": [picture(9, 9)] * count})
     assert str(caught.value) == (
         f"images: the prompt has {found} placeholders for {count} images\n"
-        "fix: write `<image>` once for each image, or give messages with image content"
+        "fix: write `<image>` once per image, or give messages with image content"
     )
 
 
@@ -200,7 +200,7 @@ def test_an_image_of_a_shape_that_the_model_refuses() -> None:
     [
         ([{"type": "video"}], "message content cannot be {'type': 'video'}"),
         (["Hi"], "message content cannot be Hi"),
-        ([{"type": "image"}], "a message has an image without a file, and `images` holds no more"),
+        ([{"type": "image"}], "a message has an image without a file, and `images` has none left"),
     ],
 )
 def test_content_that_is_neither_text_nor_image(content: list[Any], said: str) -> None:
@@ -212,7 +212,7 @@ def test_content_that_is_neither_text_nor_image(content: list[Any], said: str) -
 def test_images_that_no_message_has_a_place_for() -> None:
     with LLM(bundle_of(LLAVA), runtime="reference") as llm, pytest.raises(RequestError) as caught:
         llm.generate({"messages": [{"role": "user", "content": "Hi"}], "images": [picture(9, 9)]})
-    assert caught.value.what == "1 images are given that no message has a place for"
+    assert caught.value.what == "1 images have no place in any message"
 
 
 def test_something_that_cannot_be_an_image() -> None:
@@ -243,7 +243,7 @@ def test_a_tower_that_is_not_known(refuses: Refuses, tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("clip_vision_model", "ijepa"))
     said = refuses("build", config_of(folder))
     assert "`vision_config.model_type` is `ijepa`" in said
-    assert "fix: known are clip_vision_model, siglip_vision_model" in said
+    assert "fix: known: clip_vision_model, siglip_vision_model" in said
 
 
 def test_a_model_that_memory_cannot_hold_is_refused_before_its_tower_is_exported(

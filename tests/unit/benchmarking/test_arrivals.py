@@ -43,5 +43,5 @@ def test_a_constant_rate_and_a_trace() -> None:
 @pytest.mark.parametrize("rate", [0, -1, float("nan")])
 def test_a_rate_is_above_zero(rate: float) -> None:
     for make in (poisson_arrivals, constant_arrivals):
-        with pytest.raises(ValueError, match="is not above 0"):
+        with pytest.raises(ValueError, match="the rate must be above 0"):
             make(rate, 3)

@@ -180,7 +180,7 @@ _FIELD = "bad.json: not a report of version 1: "
         (damaged(computes=1), _FIELD + "VisionReport.computes: expected str, got '1'"),
         (
             report_text(report(theirs=[1.0] * 9)),
-            "the reports have no case in common that the same contender was measured",
+            "the reports share no case that was measured for the same contender",
         ),
     ],
 )
@@ -194,5 +194,5 @@ def test_a_contender_that_one_report_lacks_is_refused() -> None:
     with pytest.raises(BenchError) as caught:
         diff_reports(report(ours=run(1)), report(ours=run(1)), relative_to="ort")
     assert str(caught.value) == (
-        "--relative-to: `ort` has no latency of the same rounds at images 1x3\nfix: run both with --compare ort"
+        "--relative-to: `ort` has no latency from the same rounds at images 1x3\nfix: run both with --compare ort"
     )

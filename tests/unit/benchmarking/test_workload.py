@@ -50,7 +50,7 @@ def test_more_shared_than_there_is_is_refused() -> None:
 
 def test_a_request_longer_than_a_slot_is_refused() -> None:
     check_fits([Work((1,) * 60, 4)], 64, "llama")
-    with pytest.raises(BenchError, match="61 input and 4 output tokens are more than the 64 that a slot holds"):
+    with pytest.raises(BenchError, match="61 input and 4 output tokens exceed the 64 that a slot holds"):
         check_fits([Work((1, 2), 3), Work((1,) * 61, 4)], 64, "llama")
 
 
@@ -86,16 +86,16 @@ def test_azures_trace(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "the trace holds no requests"),
-        ("{}", "trace:1: not a request of a trace: timestamp is missing"),
-        ("\n[1]", "trace:2: not a request of a trace: 'list' object has no attribute 'get'"),
-        ("x", "trace:1: not a request of a trace: Expecting value: line 1 column 1 (char 0)"),
+        ("{}", "trace:1: not a trace request: timestamp is missing"),
+        ("\n[1]", "trace:2: not a trace request: 'list' object has no attribute 'get'"),
+        ("x", "trace:1: not a trace request: Expecting value: line 1 column 1 (char 0)"),
         (
             '{"timestamp": 1, "input_length": 0, "output_length": 2}',
             "trace:1: a request of 0 input and 2 output tokens",
         ),
         ('{"timestamp": NaN, "input_length": 1, "output_length": 2}', "trace:1: a request at nan ms"),
-        ("TIMESTAMP,ContextTokens\n", "trace:1: the trace lacks the column GeneratedTokens"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\nnow,1,2", "trace:2: not a request of a trace: Invalid isoformat"),
+        ("TIMESTAMP,ContextTokens\n", "trace:1: the trace has no column `GeneratedTokens`"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nnow,1,2", "trace:2: not a trace request: Invalid isoformat"),
     ],
 )
 def test_what_is_no_trace_is_refused_with_its_line(text: str, message: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def test_config_of_an_onnx_file_builds(trtkit: Callable[..., Ran], workspace: Path) -> None:
     onnx.save(classifier(size="side"), str(workspace / "tiny.onnx"))
-    assert trtkit("config", "init", "tiny.onnx", "-o", "tiny.yaml").out == "wrote tiny.yaml\n"
+    assert trtkit("config", "init", "tiny.onnx", "--save", "tiny.yaml").out == "wrote tiny.yaml\n"
     text = (workspace / "tiny.yaml").read_text()
     data = yaml.safe_load(text)
     assert data["source"] == {"onnx": "tiny.onnx"}  # relative to the config
@@ -58,10 +58,10 @@ def test_keys_that_are_offered_are_valid(trtkit: Callable[..., Ran], workspace: 
 
 def test_init_does_not_overwrite(trtkit: Callable[..., Ran], workspace: Path) -> None:
     (workspace / "mine.yaml").write_text("mine")
-    ran = trtkit("config", "init", "llama", "-o", "mine.yaml")
+    ran = trtkit("config", "init", "llama", "--save", "mine.yaml")
     assert (ran.code, (workspace / "mine.yaml").read_text()) == (2, "mine")
     assert "`mine.yaml` already exists; choose another file or add --force" in ran.err
-    assert trtkit("config", "init", "llama", "-o", "mine.yaml", "--force").code == 0
+    assert trtkit("config", "init", "llama", "--save", "mine.yaml", "--force").code == 0
 
 
 def test_init_of_what_is_not_a_model(refuses: Callable[..., str], workspace: Path) -> None:
@@ -91,7 +91,7 @@ def test_validate_knows_targets_and_keys_of_other_models(trtkit: Callable[..., R
 
 def test_schema_takes_every_shipped_config(trtkit: Callable[..., Ran], workspace: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    assert trtkit("config", "schema", "-o", "schema.json").code == 0
+    assert trtkit("config", "schema", "--save", "schema.json").code == 0
     schema = json.loads((workspace / "schema.json").read_text())
     assert schema == json.loads(trtkit("config", "schema").out)
     validator = jsonschema.Draft202012Validator(schema)

@@ -125,10 +125,23 @@ def test_version_is_the_packages(trtkit: Callable[..., Ran]) -> None:
     assert trtkit("--version").out == f"trtkit, version {__version__}\n"
 
 
-def test_unknown_command_is_a_usage_error(trtkit: Callable[..., Ran]) -> None:
-    ran = trtkit("bild")
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["biuld"], "No such command 'biuld'. Did you mean 'build'?"),
+        (["config", "inti"], "No such command 'inti'. Did you mean 'init'?"),
+        (["plugins", "lsit"], "No such command 'lsit'. Did you mean 'list'?"),
+        (["build", "--targt"], "No such option '--targt'. Did you mean '--target'?"),
+        (["frobnicate"], "No such command 'frobnicate'."),
+    ],
+)
+def test_misspelled_command_or_option_is_answered_with_a_close_name(
+    words: list[str], what: str, trtkit: Callable[..., Ran]
+) -> None:
+    ran = trtkit(*words)
     assert (ran.code, ran.out) == (2, "")
-    assert "No such command 'bild'" in ran.err
+    assert f"Error: {what}\n" in ran.err
+    assert trtkit(*words, "--json").json()["what"] == what
 
 
 def test_reader_that_leaves_early_is_no_fault() -> None:

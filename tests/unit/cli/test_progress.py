@@ -59,6 +59,22 @@ def test_a_pipe_hears_of_a_long_phase_now_and_then(monkeypatch: pytest.MonkeyPat
     ]
 
 
+def test_a_pipe_hears_of_every_detail_and_a_phase_that_is_resumed_has_its_own_estimate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, out = Clock(), io.StringIO()
+    monkeypatch.setattr(progress.time, "monotonic", clock)
+    show = progress._Lines(Console(file=out))
+    show(Advance("inner", 0, 3))
+    for done, detail in ((6, "batch 1"), (7, "batch 1"), (8, "batch 8")):
+        show(Advance("measure", done, 9, detail))
+        clock.now_s += 10
+    assert out.getvalue().splitlines() == [
+        "[   0.0 s] measure batch 1 6/9",
+        "[  20.0 s] measure batch 8 8/9, 0:10 left",
+    ]
+
+
 def test_a_phase_without_a_total_says_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, out = Clock(), io.StringIO()
     monkeypatch.setattr(progress.time, "monotonic", clock)

@@ -146,7 +146,7 @@ def test_options_that_cannot_be_read_say_so(words: list[str], expected: str) -> 
     [
         (
             ["--eos-token-id", "<|im_edn|>", "--top-p", "3"],
-            "  --eos-token-id: `<|im_edn|>` is not one token of this model\n"
+            "  --eos-token-id: `<|im_edn|>` is not a single token of this model\n"
             "    fix: did you mean `<|im_end|>` or `<|im_start|>`?\n"
             "  --top-p: `3.0` is not a finite number above 0 and at most 1\n"
             "    fix: 1 keeps every token; `temperature=0` takes the most likely one",
@@ -157,8 +157,8 @@ def test_options_that_cannot_be_read_say_so(words: list[str], expected: str) -> 
         ),
         (
             ["--eos-token-id", "zzz yyy"],
-            "  --eos-token-id: `zzz yyy` is not one token of this model\n"
-            "    fix: give a token's id, or its text as the vocabulary has it",
+            "  --eos-token-id: `zzz yyy` is not a single token of this model\n"
+            "    fix: give a token id, or the token's text as in the vocabulary",
         ),
         (
             ["--do-sample", "--temperature", "0"],

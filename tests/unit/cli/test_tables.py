@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from trtkit.cli.tables import count_text, profiles_text, shape_text, size_text, weights_text
+from trtkit.cli.tables import count_text, profiles_text, shape_text, weights_text
+from trtkit.report.cells import size_text
 
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (97.7 * 2**20, "97.7 MiB"), (5 * 2**40, "5120.0 GiB")],
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (97.7 * 2**20, "97.7 MiB"), (5 * 2**40, "5.0 TiB")],
 )
 def test_sizes_have_binary_prefixes(size: float, text: str) -> None:
     assert size_text(size) == text

@@ -42,16 +42,17 @@ def test_input_of_two_parts_is_one_input() -> None:
 @pytest.mark.parametrize(
     ("shape", "said"),
     [
-        (("batch", 4, 2), "rank 4 is given, rank 3 is wanted"),
-        (("batch", 4, 2, 3), "axis 3 is 2, 3 is wanted"),
-        (("6*batch", 4, 2, 2), "the batch is `batch`, `6*batch` is wanted"),
-        ((1, 4, 2, 2), "the batch is `batch`, 1 is wanted"),
+        (("batch", 4, 2), "got rank 4; expected rank 3"),
+        (("batch", 4, 2, 3), "axis 3 is 2; expected 3"),
+        (("6*batch", 4, 2, 2), "the batch is `batch`; expected `6*batch`"),
+        ((1, 4, 2, 2), "the batch is `batch`; expected 1"),
     ],
 )
 def test_seam_between_other_shapes_is_refused(shape: tuple[int | str, ...], said: str) -> None:
     wanted = f"[{', '.join(str(dim) for dim in shape)}]"
     assert problems(with_head_input(Port("map", shape))) == (
-        f"  seam `backbone.map -> head.map`: {said}: `backbone.map` gives [batch, 4, 2, 2], `head.map` wants {wanted}\n"
+        f"  seam `backbone.map -> head.map`: {said}: `backbone.map` gives [batch, 4, 2, 2], "
+        f"`head.map` expects {wanted}\n"
         "    fix: change one of the two ports"
     )
 
@@ -59,7 +60,7 @@ def test_seam_between_other_shapes_is_refused(shape: tuple[int | str, ...], said
 def test_seam_between_floats_casts_and_between_other_types_is_refused() -> None:
     check_spec(with_head_input(Port("map", MAP.shape, "fp32")))
     assert problems(with_head_input(Port("map", MAP.shape, "int32"))) == (
-        "  seam `backbone.map -> head.map`: type fp32 is given, int32 is wanted\n"
+        "  seam `backbone.map -> head.map`: got type fp32; expected int32\n"
         "    fix: change one of the two ports: a seam casts between floating-point types only"
     )
 
@@ -76,7 +77,7 @@ def test_missing_parts_ports_and_outputs_are_named_all_at_once() -> None:
         "  seam `backbone.maps -> head.mask`: part `head` has no input `mask`",
         "    fix: its inputs are map",
         "  no part gives output `head.boxes`",
-        "    fix: known are backbone.map, head.logits",
+        "    fix: known: backbone.map, head.logits",
     ]
 
 

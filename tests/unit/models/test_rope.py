@@ -73,7 +73,7 @@ def test_sliding_layers_of_old_gemma3_files_have_their_own_base_and_no_scaling()
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"rope_type": "spiral"}, "config.json: `rope_type` is `spiral`, which is not known\nfix: known are default, "),
+        ({"rope_type": "spiral"}, "config.json: `rope_type` is `spiral`, which is not known\nfix: known: default, "),
         ({"rope_type": "yarn"}, "config.json: rope type `yarn` needs `factor`"),
         (
             {"rope_type": "linear", "factor": 2.0, "phase": 1.0},

@@ -193,8 +193,7 @@ def test_a_family_that_is_not_known() -> None:
     with pytest.raises(SourceError) as caught:
         vision_spec({"model_type": "owl"}, LIMITS)
     assert str(caught.value) == (
-        "config.json: `owl` is not a vision-language family\nfix: known are idefics3, "
-        "llava, qwen2_5_vl, qwen2_vl, smolvlm"
+        "config.json: `owl` is not a vision-language family\nfix: known: idefics3, llava, qwen2_5_vl, qwen2_vl, smolvlm"
     )
 
 

@@ -35,7 +35,7 @@ def test_every_fault_is_told_at_once() -> None:
     assert str(caught.value) == (
         "the weights do not fit a `llama` of this config\n"
         "  model.safetensors: `model.norm.weight` is missing, of shape [48]\n"
-        "  model.safetensors: `lm_head.weight` has shape [66, 48], wanted is [67, 48]\n"
+        "  model.safetensors: `lm_head.weight` has shape [66, 48]; expected [67, 48]\n"
         "  model.safetensors: `model.layers.0.self_attn.q_proj.bias` is not a weight of this model"
     )
 

@@ -96,9 +96,9 @@ def test_two_exported_parts_are_parsed_as_one_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "said"),
     [
-        (("batch", 4), "axis 1 is 4, 3 is wanted: the tensor is [?, 4], the port says [batch, 3]"),
-        ((2, 3), "the batch is 2, `batch` is wanted: the tensor is [2, 3], the port says [batch, 3]"),
-        (("batch", 3, 1), "rank 3 is given, rank 2 is wanted: the tensor is [?, 3, 1], the port says [batch, 3]"),
+        (("batch", 4), "axis 1 is 4; expected 3: the tensor is [?, 4], the port says [batch, 3]"),
+        ((2, 3), "the batch is 2; expected `batch`: the tensor is [2, 3], the port says [batch, 3]"),
+        (("batch", 3, 1), "got rank 3; expected rank 2: the tensor is [?, 3, 1], the port says [batch, 3]"),
     ],
 )
 def test_tensor_of_another_shape_than_its_port_is_refused(

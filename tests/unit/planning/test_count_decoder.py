@@ -88,6 +88,15 @@ def test_cache_bytes_are_those_of_transformers_cache() -> None:
     assert decoder_model("tiny", decoder_spec(TINY_LLAMA), FP16).kv_bytes_per_token * 2 * 33 == held
 
 
+def test_a_window_reads_its_part_of_the_caches() -> None:
+    """T of a network with a window is what attention reads."""
+    counts, windowed = (counted(TINY_LLAMA, kv_window=window) for window in ("full", "used"))
+    point = (3, 1, 64)
+    assert windowed.cache_bytes.at(point) == counts.cache_bytes.at(point)
+    assert windowed.products == counts.products
+    assert 0 <= windowed.fused_bytes.at(point) - counts.fused_bytes.at(point) < 100  # where slices begin
+
+
 @pytest.mark.parametrize("fields", [TINY_LLAMA, {**TINY_LLAMA, "model_type": "mistral", "sliding_window": 24}])
 @pytest.mark.parametrize("point", [(1, 1, 48), (5, 1, 200), (2, 9, 130)])
 def test_functions_give_what_the_network_of_that_size_is_said_to_cost(fields: dict[str, Any], point: Point) -> None:

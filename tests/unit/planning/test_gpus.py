@@ -34,9 +34,9 @@ def test_narrower_types_are_not_slower(gpu: PlannedGpu) -> None:
 
 @every_gpu
 def test_rates_are_not_the_sparse_ones(gpu: PlannedGpu) -> None:
-    # Tensor cores do 4 times the work of FP32 units on GeForce cards of Ada, 32 times on data-centre Blackwell.
+    # Tensor cores do twice the work of FP32 units on GeForce cards, 32 times on data-centre Blackwell.
     if "fp16" in gpu.rates:
-        assert 2 <= gpu.rates["fp16"] / gpu.rates["fp32"] <= 32
+        assert 1.99 <= gpu.rates["fp16"] / gpu.rates["fp32"] <= 32
     if "fp8" in gpu.rates and "fp16" in gpu.rates:
         assert gpu.rates["fp8"] / gpu.rates["fp16"] == pytest.approx(2, rel=0.02)
 
@@ -60,7 +60,7 @@ def test_unknown_gpu_names_its_neighbours() -> None:
     with pytest.raises(PlanError) as error:
         find_gpus(["h200", "h20"])
     assert str(error.value).startswith("--gpu: unknown GPU `h20`\nfix: did you mean `h200`")
-    assert error.value.fix.endswith(f"known are {', '.join(KEYS)}")
+    assert error.value.fix.endswith(f"known: {', '.join(KEYS)}")
     with pytest.raises(PlanError, match="unknown GPU `radeon`") as error:
         find_gpus(["radeon"])
     assert error.value.exit_code == 2

@@ -152,9 +152,9 @@ def test_a_network_tells_how_its_writer_wrote_each_layer(name: str, tmp_path: Pa
     ("asked", "what"),
     [
         ({"quant_method": "hqq"}, "`quant_method` is `hqq`"),
-        ({"quant_method": "gptq", "bits": 3}, "weights of 3 bits have no form in TensorRT"),
+        ({"quant_method": "gptq", "bits": 3}, "TensorRT does not support 3-bit weights"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "`quant_algo` is `W4A8_AWQ`"),
-        ({"quant_method": "gptq", "group_size": 36}, "blocks of 36 do not divide the 384 columns of"),
+        ({"quant_method": "gptq", "group_size": 36}, "a block size of 36 does not divide the 384 columns of"),
         ({"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"}, "caches in NVFP4 are not supported"),
     ],
 )
@@ -165,6 +165,6 @@ def test_configs_that_no_network_is_written_for_are_refused(asked: dict[str, Any
 
 def test_gpus_without_the_type_do_not_take_the_model() -> None:
     model, counts = planned(method="nvfp4")
-    question = Question(model, counts, workload(model, 20, 12, concurrency=1, chunk=16))
+    question = Question(model, counts, workload(model, (20, 12), concurrency=1, chunk=16))
     takes = {gpu.key: plan_llm(question, gpu).takes_precision for gpu in find_gpus(["t4", "h200", "rtx5090"])}
     assert takes == {"t4": False, "h200": False, "rtx5090": True}

@@ -56,7 +56,7 @@ def test_inputs_of_unequal_counts_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros((3, 1), np.float32), y=np.zeros((2, 1), np.float32))
     with pytest.raises(QuantizeError) as caught:
         read_calibration(config(tmp_path / "a.npz"), inputs)
-    assert caught.value.what == "the arrays hold samples of no equal number: 3 of `x`, 2 of `y`"
+    assert caught.value.what == "the arrays hold different numbers of samples: 3 of `x`, 2 of `y`"
 
 
 @pytest.mark.parametrize("sizes", [[7], [1000, 1000], [30000] * 5, [12345, 12345, 12345]])

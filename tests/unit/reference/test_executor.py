@@ -28,11 +28,11 @@ def _double_relu(net: Any, dtype: torch.dtype = torch.float32) -> Any:
         ({"input0": np.zeros(2, np.float32), "y": 1}, "unknown input `y`\nfix: the network's inputs are input0"),
         (
             {"input0": np.zeros(2, np.float64)},
-            "input `input0`: type float64 given, fp32 wanted\nfix: convert it to float32",
+            "input `input0`: got type float64; expected fp32\nfix: convert it to float32",
         ),
         (
             {"input0": np.zeros((1, 3), np.float32)},
-            "input `input0`: shape [1, 3] given, [2] wanted\nfix: -1 stands for any size",
+            "input `input0`: got shape [1, 3]; expected [2]\nfix: -1 means any size",
         ),
     ],
 )

@@ -213,13 +213,13 @@ def test_counts_that_no_model_has_are_refused_by_name(count: int, tmp_path: Path
     with pytest.raises(TrtkitError) as caught:
         decoder_spec({**LLAMA, "num_hidden_layers": count})
     assert str(caught.value) == (
-        f"config.json: `num_hidden_layers` is `{count}`, wanted is an integer from 1 to 10000\n"
+        f"config.json: `num_hidden_layers` is `{count}`; expected an integer from 1 to 10000\n"
         "fix: take config.json from the model's own folder"
     )
     (tmp_path / "config.json").write_text(json.dumps({**TRTLLM, "mapping": {"tp_size": count}}))
     with pytest.raises(TrtkitError) as caught:
         open_trtllm(tmp_path)
     assert str(caught.value) == (
-        f"config.json: `mapping.tp_size` is `{count}`, wanted is an integer from 1 to 4096\n"
+        f"config.json: `mapping.tp_size` is `{count}`; expected an integer from 1 to 4096\n"
         "fix: copy or download the file again"
     )

@@ -16,5 +16,5 @@ def test_activations_match_transformers(name: str, dtype: str) -> None:
 
 
 def test_an_unknown_activation_is_named() -> None:
-    with pytest.raises(NetworkError, match=r"unknown activation `xielu`\nfix: known are gelu, "):
+    with pytest.raises(NetworkError, match=r"unknown activation `xielu`\nfix: known: gelu, "):
         evaluate(lambda t: activation(t, "xielu"), random(1, 1, 4))

@@ -227,7 +227,7 @@ def test_a_model_of_which_all_is_known_opens(tmp_path: Path) -> None:
         (lambda w: w.add_array("llama.rope.dimension_sections", [1, 2]), "`llama.rope.dimension_sections` is `[1, 2]`"),
         (lambda w: w.add_causal_attention(False), "m.gguf: this is an encoder: its tokens see later ones"),
         (rotated(2), "m.gguf: only 2 of 4 elements of each head are rotated"),
-        (lambda w: w.add_value_length(8), "m.gguf: value heads of 8 beside key heads of 4 are not supported"),
+        (lambda w: w.add_value_length(8), "m.gguf: value heads of size 8 with key heads of size 4 are not supported"),
         (
             lambda w: w.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE),
             "m.gguf: rope scaling `longrope` is not supported; linear, yarn, longrope and llama3 are",
@@ -261,12 +261,12 @@ def test_what_is_not_supported_is_named(keys: Callable[[Writer], Any], message: 
 
 def test_an_unknown_architecture_names_the_known(tmp_path: Path) -> None:
     assert refused(tiny(tmp_path / "m.gguf", architecture="rwkv7")) == (
-        f"m.gguf: architecture `rwkv7` is not supported\nfix: known are {', '.join(FAMILIES)}"
+        f"m.gguf: architecture `rwkv7` is not supported\nfix: known: {', '.join(FAMILIES)}"
     )
 
 
 def test_grouped_heads_are_refused_where_the_family_has_none(tmp_path: Path) -> None:
-    assert "m.gguf: 2 key heads beside 4 query heads are not supported for `gpt2`" in refused(
+    assert "m.gguf: 2 key heads for 4 query heads are not supported for `gpt2`" in refused(
         tiny(tmp_path / "m.gguf", lambda w: w.add_layer_norm_eps(1e-5), architecture="gpt2")
     )
 

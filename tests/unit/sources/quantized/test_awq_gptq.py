@@ -98,7 +98,7 @@ def refused(tensors: Arrays, asked: dict[str, Any]) -> str:
         (AWQ | {"group_size": 64}, "a: 3 groups of 64 columns are not the matrix's 96"),
         (
             AWQ | {"quant_method": "exl2"},
-            "model/config.json: `quant_method` is `exl2`\nfix: known are `modelopt`, `awq`, `gptq`, "
+            "model/config.json: `quant_method` is `exl2`\nfix: known: `modelopt`, `awq`, `gptq`, "
             "`compressed-tensors`, `fp8`",
         ),
     ],
@@ -110,7 +110,7 @@ def test_configs_that_are_not_supported_are_refused(asked: dict[str, Any], messa
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (GPTQ | {"bits": 3}, "quantization_config.bits: weights of 3 bits have no form in TensorRT"),
+        (GPTQ | {"bits": 3}, "quantization_config.bits: TensorRT does not support 3-bit weights"),
         (GPTQ | {"checkpoint_format": "marlin"}, "GPTQ's format `marlin` is not known\nfix: quantize again with"),
     ],
 )

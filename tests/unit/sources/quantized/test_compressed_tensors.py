@@ -188,7 +188,7 @@ def refused(tensors: dict[str, Any], asked: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"format": "mxfp4-pack-quantized"}, "format `mxfp4-pack-quantized` is not supported\nfix: known are dense, "),
+        ({"format": "mxfp4-pack-quantized"}, "format `mxfp4-pack-quantized` is not supported\nfix: known: dense, "),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "format `sparse-24-bitmask` is not supported"),
         ({"transform_config": {"config_groups": {"R1": {}}}}, "the model's activations are rotated while it runs"),
         ({"config_groups": {}}, "model.a: no group of `config_groups` has weights and targets it"),

@@ -181,7 +181,7 @@ def refused(folder: Path) -> str:
     [
         (
             {"quantization": {"quant_algo": "W4A8_AWQ", "kv_cache_quant_algo": "FP8"}},
-            "`quantization.quant_algo` is `W4A8_AWQ`: known are W8A16, W4A16, W4A16_AWQ, W8A8_SQ_PER_CHANNEL, FP8, ",
+            "`quantization.quant_algo` is `W4A8_AWQ`: known: W8A16, W4A16, W4A16_AWQ, W8A8_SQ_PER_CHANNEL, FP8, ",
         ),
         ({"quantization": {"kv_cache_quant_algo": "NVFP4"}}, "`quantization.kv_cache_quant_algo` is `NVFP4`: known"),
         ({"mapping": {"tp_size": 1, "pp_size": 2}}, "`mapping.pp_size` is `2`: write the checkpoint with `pp_size` 1"),
@@ -200,7 +200,7 @@ def test_what_is_not_supported_is_named(fields: dict[str, Any], message: str, tm
 def test_an_unknown_architecture_names_the_known(tmp_path: Path) -> None:
     assert refused(changed(tmp_path, architecture="MambaForCausalLM")) == (
         f"{tmp_path / 'config.json'}: architecture `MambaForCausalLM` is not supported"
-        "\nfix: known are LlamaForCausalLM, Qwen2ForCausalLM, GPT2LMHeadModel, GPTForCausalLM"
+        "\nfix: known: LlamaForCausalLM, Qwen2ForCausalLM, GPT2LMHeadModel, GPTForCausalLM"
     )
 
 
