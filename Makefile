@@ -56,6 +56,18 @@ test: $(STAMPS)/dev $(STAMPS)/triton ## Run the tests, but for the slow ones.
 slow: $(STAMPS)/dev $(STAMPS)/triton ## Run the slow tests: every shipped config is built.
 	$(PYTEST) -m "slow and not conformance"
 
+# In an environment on top of .venv: it brings some forty packages that nothing else here needs.
+$(STAMPS)/harness: $(STAMPS)/dev
+	@echo "installing lm-evaluation-harness into $(VENV)/harness"
+	@rm -rf $(VENV)/harness && $(BIN)/python -m venv $(VENV)/harness
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > $$(echo $(VENV)/harness/lib/python3*/site-packages)/below.pth
+	@$(VENV)/harness/bin/pip install --quiet -c constraints.txt 'lm-eval[hf]>=0.4.13,<0.5'
+	@touch $@
+
+harness: $(STAMPS)/harness ## Evaluate by lm-evaluation-harness, and compare with its own Hugging Face model.
+	OMP_NUM_THREADS=1 $(VENV)/harness/bin/python -m pytest tests/integration/test_eval_tasks.py
+
 conformance: $(STAMPS)/dev ## Run ONNX's whole node test suite, and real vision models in 8 bits.
 	$(BIN)/python -m tests.conformance
 	$(PYTEST) -m conformance tests/integration
@@ -71,7 +83,7 @@ layers: $(STAMPS)/dev ## Check that imports go down only.
 	$(BIN)/lint-imports --no-cache
 
 docs: $(STAMPS)/dev ## Build the site of the docs into build/site; open its index.html.
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
 
 check: lint types layers test ## What CI runs; the tests build the site of the docs, strictly as `make docs`.
@@ -86,7 +98,13 @@ bench: $(STAMPS)/dev ## Run the benchmarks and write benchmarks/results/.
 ops-report: $(STAMPS)/dev ## Check custom ops and compile their kernels, and write docs/custom-ops.md.
 	$(BIN)/python -m benchmarks.custom_ops
 
+gpu-kit: $(STAMPS)/demo ## Pack TensorRT-RTX, trtkit and what they need for a machine with a GPU and no network.
+	@$(BIN)/python -m tests.gpu.pack
+
+gpu-report: $(STAMPS)/demo ## Write docs/gpu.md from benchmarks/gpu/, what the kit learned on GPUs.
+	@$(BIN)/python -m tests.gpu.page
+
 clean: ## Remove the environment and what was built.
 	rm -rf $(VENV) bundles build dist
 
-.PHONY: help install demo triton test slow conformance lint types layers docs check format bench ops-report clean
+.PHONY: help install demo triton test slow conformance harness lint types layers docs check format bench ops-report gpu-kit gpu-report clean

@@ -25,7 +25,7 @@ from trtkit.config.schema import (
     VisionOptions,
 )
 from trtkit.config.targets import Target
-from trtkit.config.task import Preprocess, Resize, Task, VerifyOptions
+from trtkit.config.task import Boxes, Preprocess, Resize, Task, VerifyOptions
 from trtkit.deployment.triton.options import DeployOptions, LlmServing, QueueOptions
 from trtkit.quantization_methods import BLOCKS, FORMATS, METHODS, Method, Use, methods_for
 
@@ -51,6 +51,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("preprocess", Preprocess),
     ("preprocess.resize", Resize),
     ("task", Task),
+    ("task.boxes", Boxes),
     ("verify", VerifyOptions),
     ("a file in configs/targets/", Target),
 )
@@ -59,7 +60,7 @@ _INTRO = """\
 # Config reference
 
 Written by `python docs/generate.py` from `trtkit/config/`. Unknown keys are errors, with their line and the nearest
-known key. Relative paths are relative to the config's folder, those given by `--set` to the current one.
+known key. Relative paths start at the config's folder, those in `--set` at the current one.
 `package://module/path` is a file inside an installed package.
 """
 
@@ -67,8 +68,8 @@ known key. Relative paths are relative to the config's folder, those given by `-
 _DEPLOY_INTRO = """\
 # Options of trtkit deploy
 
-Written by `python docs/generate.py` from `trtkit/deployment/triton/options.py`: what
-`trtkit deploy --set KEY=VALUE` takes.
+Written by `python docs/generate.py` from `trtkit/deployment/triton/options.py`: the keys of
+`trtkit deploy --set KEY=VALUE`.
 """
 
 
@@ -139,12 +140,12 @@ def _parts() -> str:
     """Return the table of the methods that the parts of a model may have."""
     names = {use: ", ".join(f"`{name}`" for name in methods_for(use)) for use in ("vision", "written", "experts")}
     rows = (
-        ("comes through ONNX: patches, backbones", f"those of vision models: {names['vision']}"),
+        ("goes through ONNX: patches, backbones", f"those of vision models: {names['vision']}"),
         (
             "written by the network API: encoders, decoders",
             f"{names['written']}; activations are scaled at run time, by token, or by block where weights are",
         ),
-        ("a language model beside a vision tower", "all of language models"),
+        ("the language model of a vision-language model", "all methods of language models"),
         ("its vision tower, `parts.vision`", "those of vision models"),
         ("a mixture of experts", names["experts"]),
     )

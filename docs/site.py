@@ -10,6 +10,7 @@ import posixpath
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urljoin
 
 import reference
 from mkdocs.structure.files import File, Files
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-_WRITTEN = {"reference/commands.md": reference.commands, "reference/python.md": reference.python}
+_WRITTEN = {"reference/commands.md": reference.commands, "reference/index.md": reference.index}
 _FOUND = (*ROOT.glob("examples/**/README.md"), ROOT / "plugins/README.md")
 _READMES = sorted(str(readme.parent.relative_to(ROOT)) for readme in _FOUND)
+_GENERATED = ("config.md", "conformance.md", "custom-ops.md", "deploy-options.md", "gpu.md")
 _LINK = re.compile(r"(\]\()([^)\s:#]+)((?:#[^)]*)?\))")
 _CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
@@ -43,6 +45,16 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Turn links between files of the repository into links between pages of the site."""
     own = page.file.src_uri
     return _outside_code(markdown, lambda text: _LINK.sub(lambda link: _relinked(own, link), text))
+
+
+def on_pre_page(page: Page, config: MkDocsConfig, **_: object) -> Page:
+    """Lead the edit link of a README to where it is; a page that the code writes has none."""
+    folder = page.file.src_uri.removesuffix(".md")
+    if config.edit_uri and folder in _READMES:
+        page.edit_url = urljoin(config.edit_uri, f"../{folder}/README.md")
+    elif page.file.src_uri in _GENERATED:
+        page.edit_url = None
+    return page
 
 
 def _targets(file: File) -> set[str]:
