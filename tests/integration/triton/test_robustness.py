@@ -7,7 +7,6 @@ import io
 import json
 import random
 import socket
-import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 
 EVERY, GRPC_EVERY = 100, 6
-LIMIT_S = 60.0
 # Of the server and its Python processes together, from after the first fifth of the requests to the end.
 GROWTH_MIB = 8
 MODELS = {"tiny": ("image", "BYTES", [1, 1]), "plain": ("images", "FP32", [1, 3, 16, 16])}
@@ -195,7 +193,7 @@ def test_malformed_requests_lose_no_right_one_and_keep_no_memory(served: Served,
     stub = GRPCInferenceServiceStub(grpc.insecure_channel(served.grpc))
     picture, x = sample("chelsea.png"), np.random.default_rng(0).standard_normal((2, 3, 16, 16)).astype(np.float32)
     wanted = ask(client, "tiny", image=[[picture]]), ask(client, "plain", images=x)
-    before, started = 0.0, time.monotonic()
+    before = 0.0
     is_ready = {name: state.is_ready for name, state in served.states.items()}
     answers: list[tuple[int, str]] = []
     for index in range(requests):
@@ -211,7 +209,7 @@ def test_malformed_requests_lose_no_right_one_and_keep_no_memory(served: Served,
             np.testing.assert_allclose(found[1]["logits"], wanted[1]["logits"], rtol=1e-5)
         if index == requests // 5:
             before = memory_mib(served)
-    took, grown = time.monotonic() - started, memory_mib(served) - before
+    grown = memory_mib(served) - before
     assert {name: client.is_model_ready(name) for name in served.states} == is_ready
     assert served.server.exit_code() is None
     statuses = Counter(status for status, _ in answers)
@@ -220,4 +218,3 @@ def test_malformed_requests_lose_no_right_one_and_keep_no_memory(served: Served,
     assert [text for status, text in answers if status == 500 and "parse" not in text] == []
     assert statuses[400] > requests // 4
     assert grown < GROWTH_MIB, f"{grown:.1f} MiB above {before:.0f}"
-    assert took < LIMIT_S

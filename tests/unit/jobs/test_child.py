@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -63,10 +62,8 @@ def test_exception_in_the_listener_ends_the_job_at_once(kind: Callable[..., Runn
     def cancel(_event: Event) -> None:
         raise KeyboardInterrupt
 
-    started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         digest(kind(cancel), hf=str(tmp_path))
-    assert time.monotonic() - started < 10
 
 
 @pytest.mark.children
