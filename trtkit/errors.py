@@ -126,6 +126,10 @@ class GenerationError(TrtkitError):
     """Text that cannot be generated: a full queue, a runtime that is not there, a request that was lost."""
 
 
+class OverloadedError(GenerationError):
+    """A request that comes while too many wait: it may come again."""
+
+
 class RequestError(GenerationError):
     """A prompt or settings that no run could serve."""
 

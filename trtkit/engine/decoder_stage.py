@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
@@ -19,6 +19,7 @@ from trtkit.network.graph import Graph
 from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from trtkit.backends import Backend
@@ -85,7 +86,7 @@ def _write_network(backend: Backend, opened: OpenedDecoder, steps: Steps, severi
 def _carry(opened: OpenedDecoder, folder: Path, steps: Steps) -> None:
     """Put config and tokenizer into the bundle, and the embedding table where the engine takes vectors."""
     (folder / "model").mkdir(exist_ok=True)
-    text = json.dumps(dict(opened.source.config), indent=1)
+    text = json.dumps(_named(opened.source.config), indent=1)
     (folder / "model" / "config.json").write_text(text + "\n", encoding="utf-8")
     written = opened.source.tokenizer.write(folder / "model")
     steps.add("tokenizer", ", ".join(path.name for path in written) or "the source has none")
@@ -93,3 +94,11 @@ def _carry(opened: OpenedDecoder, folder: Path, steps: Steps) -> None:
         table = embedding_table(opened.spec, opened.weights(), dtype_of(opened.config.precision))
         path = write_embeddings(table, folder)
         steps.add("embeddings", f"{path.name}, {path.stat().st_size / 2**20:.1f} MiB, is read beside the engine")
+
+
+def _named(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json that names its `architectures`: GGUF and others do not, and servers ask for it."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+
+    name = CLASSES.get(str(config.get("model_type")))
+    return {**({"architectures": [name]} if name else {}), **config}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.errors import GenerationError, RequestError
+from trtkit.errors import OverloadedError, RequestError
 from trtkit.runtime.generation.beams import BeamSearch
 from trtkit.runtime.generation.running import Group
 
@@ -28,7 +28,7 @@ class Waiting:
         return len(self._heap)
 
     def check_room(self, count: int) -> None:
-        """Raise RequestError for more requests than ever fit, GenerationError for more than fit now."""
+        """Raise RequestError for more requests than ever fit, OverloadedError for more than fit now."""
         if self._limit is None:
             return
         if count > self._limit:
@@ -36,7 +36,7 @@ class Waiting:
             raise RequestError(what, "n", "ask for fewer, or raise `max_queue`")
         if len(self._heap) + count > self._limit:
             fix = "wait for answers, or raise `max_queue`"
-            raise GenerationError(f"{len(self._heap)} requests are already waiting", "", fix)
+            raise OverloadedError(f"{len(self._heap)} requests are already waiting", "", fix)
 
     def add(self, request: Request) -> None:
         """Take a new request. Raises as `check_room` does."""

@@ -84,7 +84,7 @@ class Engine:
         return len(self._waiting)
 
     def submit(self, request: Request) -> None:
-        """Take a request. Raises RequestError where no run could serve it, GenerationError where the queue is full."""
+        """Take a request. Raises RequestError where no run could serve it, OverloadedError where the queue is full."""
         self.check(request)
         self._waiting.add(request)
 
@@ -93,7 +93,7 @@ class Engine:
         check_request(request, self.execution)
 
     def check_room(self, count: int) -> None:
-        """Raise RequestError for more requests than ever fit the queue, GenerationError for more than fit now."""
+        """Raise RequestError for more requests than ever fit the queue, OverloadedError for more than fit now."""
         self._waiting.check_room(count)
 
     def cancel(self, request_id: str) -> bool:

@@ -140,10 +140,13 @@ class EngineThread:
 
 
 class AsyncLLM:
-    """An open bundle for coroutines, which share one batch. options: keywords of RuntimeOptions."""
+    """An open bundle for coroutines, which share one batch. options: keywords of RuntimeOptions.
+
+    thread: the engine's.
+    """
 
     def __init__(self, bundle: TextBundle | Bundle | Path | str, **options: Any) -> None:
-        self._engine = EngineThread(bundle, **options)
+        self.thread = EngineThread(bundle, **options)
         self._count = 0
 
     async def generate(
@@ -164,7 +167,7 @@ class AsyncLLM:
         def put(item: Delta | Exception) -> None:
             loop.call_soon_threadsafe(news.put_nowait, item)
 
-        self._engine.submit(prompt, sampling_params or default_params(), name, put, priority)
+        self.thread.submit(prompt, sampling_params or default_params(), name, put, priority)
         is_done = False
         try:
             while not is_done:
@@ -176,12 +179,12 @@ class AsyncLLM:
                 yield item
         finally:
             if not is_done:
-                self._engine.abort(name)
+                self.thread.abort(name)
 
     async def abort(self, request_id: str) -> None:
         """End a request."""
-        self._engine.abort(request_id)
+        self.thread.abort(request_id)
 
     def close(self) -> None:
         """End all requests and free the memory."""
-        self._engine.close()
+        self.thread.close()

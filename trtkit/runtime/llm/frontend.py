@@ -35,6 +35,7 @@ class RuntimeOptions:
     prefill_budget: new tokens per step. max_queue: maximum requests that wait for a slot.
     lookup: number of tokens to guess from earlier text. draft: bundle of a smaller model that guesses `draft_tokens`.
     has_cuda_graphs: whether to capture and replay an engine's decode steps.
+    detokenizes: whether answers have text; without, stop strings cannot end them.
     needs_all_logits: run on the reference executor if the engine returns only the last token's logits.
     """
 
@@ -47,6 +48,7 @@ class RuntimeOptions:
     draft: str | Path | None = None
     draft_tokens: int = 4
     has_cuda_graphs: bool = True
+    detokenizes: bool = True
     needs_all_logits: bool = False
 
 
@@ -65,6 +67,7 @@ class Frontend:
         )
         text = replace(text, has_all_logits=self.execution.has_all_logits)
         self.text, self.tokenizer, self.reader = text, text.tokenizer, text.reader
+        self._words = text.tokenizer if options.detokenizes else None
         self.vocabulary = text.vocabulary  # here, since two threads will prepare prompts by it
         self._tower = None if text.images is None else open_tower(opened, options.runtime)
         engine_options = EngineOptions(
@@ -103,7 +106,7 @@ class Frontend:
         params = prepared.settings.params
         self.engine.check_room(1 if params.num_beams > 1 else params.n)
         read = self.check(prepared).read
-        job = Job(name, read.text, read.ids, params, self.tokenizer, is_streamed)
+        job = Job(name, read.text, read.ids, params, self._words, is_streamed)
         self._submit(job.start(prepared.settings, priority), read)
         self.jobs[name] = job
         if is_streamed:

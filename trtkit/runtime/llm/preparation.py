@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtkit.errors import GenerationError
+from trtkit.errors import GenerationError, OverloadedError
 from trtkit.runtime.llm.prompts import characters
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Preparation:
             if not is_full and not is_taken:
                 self._orders[order.request_id] = order
         if is_full:
-            order.on_news(GenerationError(f"{self._most} requests are already waiting", "", "wait for answers"))
+            order.on_news(OverloadedError(f"{self._most} requests are already waiting", "", "wait for answers"))
         elif is_taken:
             order.on_news(GenerationError("a request with this id is already running", order.request_id))
         else:

@@ -1,0 +1,1 @@
+"""Language models behind NVIDIA Dynamo: its frontend speaks OpenAI's API, trtkit's workers run the bundles."""

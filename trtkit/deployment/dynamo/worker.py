@@ -1,0 +1,155 @@
+"""One bundle as a worker of NVIDIA Dynamo: `python -m trtkit.deployment.dynamo.worker BUNDLE --name NAME`.
+
+Dynamo's frontend applies chat templates, tokenizes, detokenizes, watches for stop strings and parses tool calls; the
+worker gets token ids and gives token ids. It finds the frontend by Dynamo's environment: `DYN_FILE_KV` and others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dynamo.common.backend.engine import EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, LlmRegistration
+from dynamo.common.backend.run import run
+from dynamo.common.backend.worker import WorkerConfig
+from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument, Unknown
+
+from trtkit.deployment.dynamo.chunks import chunk
+from trtkit.deployment.dynamo.requests import default_settings, read_request
+from trtkit.errors import OverloadedError, ProblemsError, RequestError, TrtkitError
+from trtkit.runtime.llm import AsyncLLM
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from dynamo.llm import Context
+
+BLOCK_SIZE = 16
+"""Tokens of a block, by which the router knows what a worker's cache holds."""
+_LAST_WORDS_S = 0.5
+log = logging.getLogger("trtkit.dynamo")
+
+
+class BundleWorker(LLMEngine):
+    """Runs a bundle for Dynamo."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._model = options.bundle / "model"
+        self._llm: AsyncLLM | None = None
+        self._numbers = itertools.count()
+        self._names: dict[str, str] = {}
+
+    @classmethod
+    async def from_args(cls, argv: list[str] | None = None) -> tuple[BundleWorker, WorkerConfig]:
+        """Return the worker of a command line, and how it is registered."""
+        options = _parser().parse_args(argv)
+        return cls(options), WorkerConfig(
+            namespace=options.namespace,
+            component="trtkit",
+            endpoint="generate",
+            model_name=str(options.bundle / "model"),
+            served_model_name=options.name or options.bundle.resolve().name,
+            endpoint_types=options.endpoint_types,
+            discovery_backend=options.discovery,
+            request_plane="tcp",
+            event_plane="zmq",
+            tool_call_parser=options.tool_call_parser,
+            reasoning_parser=options.reasoning_parser,
+        )
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        """Open the bundle."""
+        options = {"slots": self._options.slots, "max_queue": self._options.max_queue, "detokenizes": False}
+        self._llm = await asyncio.to_thread(AsyncLLM, self._options.bundle, **options)
+        frontend = self._llm.thread.frontend
+        text, execution = frontend.text, frontend.execution
+        self._defaults = default_settings(self._model)
+        registration = LlmRegistration(
+            context_length=text.max_length,
+            kv_cache_block_size=BLOCK_SIZE,
+            total_kv_blocks=execution.slots * text.max_length // BLOCK_SIZE,
+            max_num_seqs=execution.slots,
+            max_num_batched_tokens=execution.max_prefill_length,
+        )
+        return EngineConfig(str(self._model), llm=registration)
+
+    async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
+        """Answer a request token by token. Ending the generator, or `abort`, frees its slot."""
+        llm = self._opened
+        text = llm.thread.frontend.text
+        name = self._names[context.id()] = f"{context.id()}/{next(self._numbers)}"
+        try:
+            prompt, params = read_request(request, self._defaults, text.max_length)
+            async for delta in llm.generate(prompt, params, name):
+                if delta.finish_reason == "error":
+                    raise Unknown(str(delta.stop_reason))
+                yield chunk(delta, text.tokenizer, has_logprobs=params.logprobs is not None)  # type: ignore[misc]
+        except TrtkitError as error:
+            raise self._told(error) from None
+        finally:
+            self._names.pop(context.id(), None)
+
+    async def abort(self, context: Context) -> None:
+        """End a request whose client has gone."""
+        name = self._names.get(context.id())
+        if name is not None:
+            await self._opened.abort(name)
+
+    async def health_check_payload(self) -> dict[str, Any]:
+        """Return the request that an idle worker is probed with."""
+        return {"token_ids": [0], "stop_conditions": {"max_tokens": 1}, "sampling_options": {"temperature": 0.0}}
+
+    async def cleanup(self) -> None:
+        """End all requests and free the memory."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await asyncio.to_thread(llm.close)
+
+    @property
+    def _opened(self) -> AsyncLLM:
+        if self._llm is None:
+            raise EngineShutdown("the worker is stopping")
+        return self._llm
+
+    def _told(self, error: TrtkitError) -> Exception:
+        """Return an error as Dynamo knows it: a wrong request, a full queue, or an engine that has ended."""
+        if isinstance(error, RequestError):
+            return InvalidArgument(_one_line(error))
+        if isinstance(error, OverloadedError):
+            return HttpError(503, _one_line(error))
+        if self._llm is not None and self._llm.thread.failure is not None:
+            log.critical("the engine has failed, its process ends", exc_info=self._llm.thread.failure)
+            asyncio.get_running_loop().call_later(_LAST_WORDS_S, os._exit, 1)
+        return EngineShutdown(_one_line(error))
+
+
+def _one_line(error: TrtkitError) -> str:
+    """Return an error's problems and fixes in one line."""
+    problems = error.problems if isinstance(error, ProblemsError) else (error,)
+    parts = [f"{each.where}: {each.what}" if each.where else each.what for each in problems]
+    fixes = [f"{part} ({each.fix})" if each.fix else part for part, each in zip(parts, problems, strict=True)]
+    return "; ".join(fixes)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m trtkit.deployment.dynamo.worker", description=__doc__)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--name", help="the model's name in requests; the folder's by default")
+    parser.add_argument("--namespace", default="dynamo")
+    parser.add_argument("--slots", type=int, help="sequences at once; the engine's by default")
+    parser.add_argument("--max-queue", type=int, default=512, help="prompts that may wait for a slot")
+    parser.add_argument("--endpoint-types", default="chat,completions")
+    parser.add_argument("--discovery", default="file", choices=("file", "kubernetes", "etcd", "mem"))
+    parser.add_argument("--tool-call-parser")
+    parser.add_argument("--reasoning-parser")
+    return parser
+
+
+if __name__ == "__main__":
+    run(BundleWorker)
