@@ -12,7 +12,7 @@ import pytest
 
 from tests.tiny_llm import GREEDY, PROMPTS
 from trtkit import LLM, AsyncLLM, SamplingParams
-from trtkit.errors import RequestError
+from trtkit.errors import GenerationError, RequestError
 from trtkit.runtime.llm import EngineThread, TextBundle
 
 if TYPE_CHECKING:
@@ -132,3 +132,26 @@ def test_a_request_that_takes_long_to_prepare_delays_nobody_and_can_be_aborted(
         is_free.set()
         engine.close()
     assert news["a"].empty()
+
+
+def test_work_on_the_engine_and_after_steps_is_done_in_its_thread(llm_bundle: Path) -> None:
+    steps: list[tuple[str, int]] = []
+    tested = EngineThread(
+        llm_bundle,
+        lambda engine: steps.append((threading.current_thread().name, engine.statistics.steps)),
+        runtime="reference",
+    )
+    assert tested.run(lambda _: threading.current_thread().name).result() == "trtkit-engine"
+    assert steps == []
+    with pytest.raises(ZeroDivisionError):
+        tested.run(lambda _: 1 // 0).result()
+    news: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    tested.submit(PROMPTS[0], GREEDY, "a", news.put)
+    while news.get().output is None:
+        pass
+    assert tested.run(lambda engine: engine.free_slots).result() == tested.frontend.engine.slots.count
+    assert steps == [("trtkit-engine", count) for count in range(1, len(steps) + 1)]
+    assert len(steps) > 1
+    tested.close()
+    with pytest.raises(GenerationError, match="the engine has stopped"):
+        tested.run(lambda engine: engine.free_slots).result()

@@ -21,6 +21,7 @@ class Sequences:
 
     tokens: [slots, T] int64, the prompt and what was generated after it. lengths: [slots], tokens known.
     prompt_lengths: [slots], how many of them are the prompt's. soft: vectors in the prompts, of slots that have some.
+    versions: [slots], how often a slot's tokens were replaced; otherwise they are only appended to, or cut.
     """
 
     def __init__(self, slots: int, max_length: int) -> None:
@@ -28,6 +29,7 @@ class Sequences:
         self.tokens: Ints = np.zeros((slots, max_length + 1), np.int64)
         self.lengths: Ints = np.zeros(slots, np.int64)
         self.prompt_lengths: Ints = np.zeros(slots, np.int64)
+        self.versions: Ints = np.zeros(slots, np.int64)
         self.soft: dict[int, SoftTokens] = {}
 
     def start(
@@ -69,6 +71,7 @@ class Sequences:
         return [token for token in self.generated(slot).tolist() if token != UNKNOWN]
 
     def _set_soft(self, slot: int, soft: SoftTokens | None) -> None:
+        self.versions[slot] += 1
         self.soft.pop(slot, None)
         if soft is not None:
             self.soft[slot] = soft

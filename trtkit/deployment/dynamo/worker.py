@@ -63,7 +63,7 @@ class BundleWorker(LLMEngine):
             reasoning_parser=options.reasoning_parser,
         )
 
-    async def start(self, worker_id: int) -> EngineConfig:
+    async def start(self, worker_id: int) -> EngineConfig:  # noqa: ARG002
         """Open the bundle."""
         options = {"slots": self._options.slots, "max_queue": self._options.max_queue, "detokenizes": False}
         self._llm = await asyncio.to_thread(AsyncLLM, self._options.bundle, **options)

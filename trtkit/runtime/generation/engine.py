@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.decoder import DecoderExecution
     from trtkit.runtime.generation.proposers import Proposer
     from trtkit.runtime.generation.request import Finished, Request
+    from trtkit.runtime.generation.slots import Slots
     from trtkit.runtime.generation.state import Statistics
 
 
@@ -67,6 +68,11 @@ class Engine:
     def statistics(self) -> Statistics:
         """What has been done so far."""
         return self._state.statistics
+
+    @property
+    def slots(self) -> Slots:
+        """Which slot holds what; to be read only, between steps."""
+        return self._state.slots
 
     @property
     def has_work(self) -> bool:

@@ -6,7 +6,8 @@ import asyncio
 import queue
 import threading
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtkit.errors import GenerationError
 from trtkit.runtime.llm.frontend import Frontend, RuntimeOptions
@@ -18,10 +19,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.bundle.bundle import Bundle
+    from trtkit.runtime.generation import Engine
     from trtkit.runtime.llm.outputs import Delta
     from trtkit.runtime.llm.prompts import PreparedPrompt, Prompt
     from trtkit.runtime.llm.text_bundle import TextBundle
     from trtkit.runtime.sampling.params import SamplingParams
+
+    _Work = Callable[[Engine | Exception], None]
+
+T = TypeVar("T")
 
 
 class EngineThread:
@@ -30,12 +36,18 @@ class EngineThread:
     The thread opens the bundle too: libgomp counts the worker threads of every thread that ever computed, and where
     they are more than the cores, workers sleep between operations instead of waiting for the next (SmolLM2 on two
     cores: 26 tokens a second instead of 42). Prompts are tokenized, and guides compiled, in other threads: see
-    Preparation.
+    Preparation. on_step: called after every step, in the engine's thread; what it raises ends the engine.
     """
 
-    def __init__(self, bundle: TextBundle | Bundle | Path | str, **options: Any) -> None:
+    def __init__(
+        self,
+        bundle: TextBundle | Bundle | Path | str,
+        on_step: Callable[[Engine], None] | None = None,
+        **options: Any,
+    ) -> None:
         self._opened: Future[Frontend] = Future()
-        self._orders: queue.SimpleQueue[tuple[Order, PreparedPrompt] | str | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[Order, PreparedPrompt] | _Work | str | None] = queue.SimpleQueue()
+        self._on_step = on_step
         self._listeners: dict[str, Callable[[Delta | Exception], None]] = {}
         self.failure: Exception | None = None
         read = RuntimeOptions(**options)
@@ -56,6 +68,14 @@ class EngineThread:
         if self._refuses(on_news):
             return
         self._preparation.add(Order(prompt, params, request_id, priority, on_news))
+
+    def run(self, work: Callable[[Engine], T]) -> Future[T]:
+        """Do `work` on the engine, in its thread, between two steps."""
+        future: Future[T] = Future()
+        if self._refuses(partial(_settle, future, work)):
+            return future
+        self._orders.put(partial(_settle, future, work))
+        return future
 
     def abort(self, request_id: str) -> None:
         """End a request; its last delta has the finish reason `abort`, or there is an error if it had not begun."""
@@ -97,6 +117,8 @@ class EngineThread:
             is_open = self._take_orders(frontend)
             try:
                 frontend.step()
+                if self._on_step is not None:
+                    self._on_step(frontend.engine)
                 news = frontend.news()
             except Exception as error:
                 self.failure = error
@@ -110,6 +132,8 @@ class EngineThread:
             order = self._orders.get()
             if isinstance(order, tuple):
                 order[0].on_news(stopped)
+            elif callable(order):
+                order(stopped)
 
     def _take_orders(self, frontend: Frontend) -> bool:
         """Take all orders that wait, and wait for one where there is nothing to do; return False to close."""
@@ -122,6 +146,8 @@ class EngineThread:
                 return False
             if isinstance(order, str):
                 frontend.cancel(order)
+            elif callable(order):
+                order(frontend.engine)
             else:
                 self._start(frontend, *order)
 
@@ -137,6 +163,16 @@ class EngineThread:
         listener = self._listeners.pop(name, None) if is_last else self._listeners.get(name)
         if listener is not None:
             listener(news)
+
+
+def _settle(future: Future[T], work: Callable[[Engine], T], engine: Engine | Exception) -> None:
+    """Let `future` have what `work` returns or raises, or why there is no engine."""
+    try:
+        if isinstance(engine, Exception):
+            raise engine
+        future.set_result(work(engine))
+    except Exception as error:
+        future.set_exception(error)
 
 
 class AsyncLLM:

@@ -1,0 +1,83 @@
+"""Tells Dynamo's router, after every step, what a worker's cache holds and how full it is."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from dynamo.common.backend.publisher import ComponentSnapshot
+
+from trtkit.deployment.dynamo.held_blocks import BLOCK_SIZE, HeldBlocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trtkit.deployment.dynamo.held_blocks import Event
+    from trtkit.runtime.generation import Engine
+
+_RANK = 0  # of data-parallel ranks, of which a worker has one
+log = logging.getLogger("trtkit.dynamo")
+T = TypeVar("T")
+
+
+class EventPublisher(Protocol):
+    """Dynamo's KvEventPublisher."""
+
+    def publish_batch(self, events: Sequence[Event]) -> None:
+        """Send events in their order."""
+        ...
+
+
+class LoadPublisher(Protocol):
+    """Dynamo's SnapshotPublisher."""
+
+    def publish(self, dp_rank: int, snapshot: ComponentSnapshot) -> None:
+        """Send how full a cache is."""
+        ...
+
+
+class CacheEvents:
+    """An EngineThread's `on_step`. Publishers may be set at any time, from any thread: what is held then is sent first.
+
+    A publisher that fails is told nothing more: requests go on, and are routed without it.
+    """
+
+    def __init__(self, block_size: int = BLOCK_SIZE) -> None:
+        self.events: EventPublisher | None = None
+        self.load: LoadPublisher | None = None
+        self._size = block_size
+        self._blocks: HeldBlocks | None = None
+        self._snapshot: ComponentSnapshot | None = None
+
+    def update(self, engine: Engine) -> None:
+        """Publish what has changed since the last call; called in the engine's thread."""
+        if self.events is not None:
+            self._blocks = self._blocks or HeldBlocks(engine.slots.count, self._size)
+            if changes := self._blocks.changes(engine.slots):
+                self.events = _told(self.events, lambda to: to.publish_batch(changes))
+        if self.load is not None:
+            snapshot = load_of(engine, self._size)
+            if snapshot != self._snapshot:
+                self._snapshot = snapshot
+                self.load = _told(self.load, lambda to: to.publish(_RANK, snapshot))
+
+
+def load_of(engine: Engine, block_size: int = BLOCK_SIZE) -> ComponentSnapshot:
+    """Return how full an engine's cache is. A slot that has ended is free: what it holds gives way."""
+    slots, statistics = engine.slots, engine.statistics
+    used = int((-(-slots.cached[slots.is_running] // block_size)).sum())
+    total = slots.count * (engine.execution.max_length // block_size)
+    prompts = statistics.prompt_tokens + statistics.reused_tokens
+    hit_rate = statistics.reused_tokens / prompts if prompts else None
+    used = min(used, total)
+    return ComponentSnapshot(used, total, used / max(total, 1), _RANK, hit_rate)
+
+
+def _told(publisher: T, tell: Callable[[T], None]) -> T | None:
+    """Return the publisher, None if it failed."""
+    try:
+        tell(publisher)
+    except Exception:
+        log.exception("the router is told nothing more of this worker's cache: its publisher failed")
+        return None
+    return publisher

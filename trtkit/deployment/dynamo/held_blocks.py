@@ -1,0 +1,116 @@
+"""The blocks of tokens that an engine's slots hold, followed from step to step."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from trtkit.runtime.generation.slots import Slots
+    from trtkit.runtime.sequences import Ints
+
+BLOCK_SIZE = 16
+"""Tokens of a block, by which a router knows what a worker's cache holds."""
+
+
+class Stored(TypedDict):
+    """Blocks that follow each other and that a cache holds now. parent_hash: of the block before; None at a start."""
+
+    type: Literal["stored"]
+    token_ids: list[int]
+    num_block_tokens: list[int]
+    block_hashes: list[int]
+    parent_hash: NotRequired[int | None]
+
+
+class Removed(TypedDict):
+    """Blocks that a cache holds no more."""
+
+    type: Literal["removed"]
+    block_hashes: list[int]
+
+
+Event = Stored | Removed
+
+
+class HeldBlocks:
+    """Counts who holds each full block: several slots may, and the block is gone with the last of them.
+
+    A block's hash is signed, of 64 bits, and covers all tokens before it. Slots with images hold nothing here: their
+    tokens do not say what is cached.
+    """
+
+    def __init__(self, slots: int, block_size: int = BLOCK_SIZE) -> None:
+        self._size = block_size
+        self._chains: list[list[int]] = [[] for _ in range(slots)]
+        self._counts: Ints = np.zeros(slots, np.int64)
+        self._versions: Ints = np.zeros(slots, np.int64)
+        self._holders: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def changes(self, slots: Slots) -> list[Event]:
+        """Return what has changed since the last call. Only slots with other tokens or other blocks are looked at."""
+        counts, versions = slots.cached // self._size, slots.sequences.versions
+        counts[list(slots.sequences.soft)] = 0
+        is_replaced = versions != self._versions
+        changed = np.flatnonzero(is_replaced | (counts != self._counts)).tolist()
+        was_held: dict[int, bool] = {}
+        for slot in changed:
+            same = 0 if is_replaced[slot] else int(min(counts[slot], self._counts[slot]))
+            tokens = slots.sequences.tokens[slot, : counts[slot] * self._size]
+            self._replace(slot, self._chain(tokens, self._chains[slot][:same]), same, was_held)
+        self._counts, self._versions = counts, versions.copy()
+        new = {block for block, was in was_held.items() if not was and block in self._holders}
+        gone = [block for block, was in was_held.items() if was and block not in self._holders]
+        removed: list[Event] = [Removed(type="removed", block_hashes=gone)] if gone else []
+        return [*removed, *self._stored(slots, changed, new)]
+
+    def _chain(self, tokens: Ints, chain: list[int]) -> list[int]:
+        """Return the hashes of all blocks of `tokens`. chain: those of the first blocks, already known."""
+        hashes = chain[:]
+        for block in tokens.reshape(-1, self._size)[len(chain) :]:
+            parent = hashes[-1].to_bytes(8, "little", signed=True) if hashes else b""
+            digest = blake2b(parent + block.tobytes(), digest_size=8).digest()
+            hashes.append(int.from_bytes(digest, "little", signed=True))
+        return hashes
+
+    def _replace(self, slot: int, chain: list[int], same: int, was_held: dict[int, bool]) -> None:
+        """Let a slot hold `chain`; note of each block that this concerns whether it was held before the step.
+
+        same: how many of its blocks are the same for sure.
+        """
+        old, holders = self._chains[slot], self._holders
+        while same < min(len(old), len(chain)) and old[same] == chain[same]:
+            same += 1
+        for block in chain[same:]:
+            was_held.setdefault(block, block in holders)
+            holders[block] = holders.get(block, 0) + 1
+        for block in old[same:]:
+            was_held.setdefault(block, True)
+            holders[block] -= 1
+            if not holders[block]:
+                del holders[block]
+        self._chains[slot] = chain
+
+    def _stored(self, slots: Slots, changed: Sequence[int], new: set[int]) -> Iterator[Stored]:
+        """Yield the `new` blocks once each, after those before them. Who holds a block holds all before it."""
+        for slot in changed:
+            chain = self._chains[slot]
+            start = next((at for at, block in enumerate(chain) if block in new), len(chain))
+            if start == len(chain):
+                continue
+            new.difference_update(chain)
+            tokens = slots.sequences.tokens[slot, start * self._size : len(chain) * self._size].tolist()
+            yield Stored(
+                type="stored",
+                token_ids=tokens,
+                num_block_tokens=[self._size] * (len(chain) - start),
+                block_hashes=chain[start:],
+                parent_hash=chain[start - 1] if start else None,
+            )
