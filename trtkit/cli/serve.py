@@ -1,4 +1,4 @@
-"""`trtkit serve`."""
+"""`trtkit serve`: which server, and a model repository with Triton."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ import click
 from trtkit.cli import completions
 from trtkit.cli.options import is_verbose, json_option, quiet_option
 from trtkit.cli.say import say, warn
+from trtkit.cli.serve_bundle import serve_bundle
+from trtkit.cli.serve_options import bundle_options, repository_options
 from trtkit.cli.visible import echo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from trtkit.deployment.triton.endpoints import Endpoints, ModelState
     from trtkit.deployment.triton.local_server import LocalServer, ServeOptions
@@ -25,55 +27,75 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
+  trtkit serve bundles/llama
+  trtkit serve bundles/llama --replicas 2 --http-port 9000
   trtkit serve models
   trtkit serve models --http-port 9000 --grpc-port 9001 --metrics-port 9002
   trtkit serve models --model-control-mode explicit --load resnet50
   trtkit serve models --server /opt/tritonserver/bin/tritonserver --quiet
 
 \b
-The server is the first of: --server, TRTKIT_TRITON_SERVER, `tritonserver` on
+Triton's server is the first of: --server, TRTKIT_TRITON_SERVER, `tritonserver` on
 PATH, NVIDIA's container, nvidia-pytriton, the environment's `triton-server`.
 Ctrl-C and SIGTERM stop it. Port 0 picks a free port.
 Exit codes: 0 stopped, 1 failed, or the server or a Python model's process
-died (restart it), 2 wrong usage."""
+died (restart it), 2 wrong usage. A worker that dies is started again."""
+
+
+_OF_BUNDLES = ["name", "replicas", "slots", "max_queue", "router", "migrations", "body_mib"]
+_OF_BUNDLES += ["tool_call_parser", "reasoning_parser"]
+_OF_REPOSITORIES = ["server", "grpc_port", "metrics_port", "control_mode", "load", "allow_undeployed"]
 
 
 @click.command(epilog=EPILOG)
-@click.argument("repository", shell_complete=completions.folders)
-@click.option("--server", metavar="PATH", help="tritonserver binary, or the folder that holds it.")
+@click.argument("path", metavar="BUNDLE|REPOSITORY", shell_complete=completions.folders)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True)
-@click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001, show_default=True)
-@click.option("--metrics-port", type=click.IntRange(0, 65535), default=8002, show_default=True)
-@click.option(
-    "--model-control-mode",
-    "control_mode",
-    type=click.Choice(["none", "explicit"]),
-    default="none",
-    show_default=True,
-    help="Load all models, or those of --load and those that clients request.",
-)
-@click.option("--load", multiple=True, metavar="NAME", help="Load this model; repeatable.")
-@click.option("--allow-undeployed", is_flag=True, help="Also serve models that trtkit did not deploy; runs their code.")
+@bundle_options
+@repository_options
 @json_option
 @quiet_option
-def command(repository: str, load: tuple[str, ...], as_json: bool, quiet: bool, **options: Any) -> None:
-    """Serve a model repository with a local Triton server.
+@click.pass_context
+def command(context: click.Context, /, path: str, as_json: bool, quiet: bool, **options: Any) -> None:
+    """Serve a language model behind OpenAI's API, or a model repository with Triton.
 
-    Checks the folder REPOSITORY, starts the server on the loopback address by default, and lists the models that are
-    ready. The server's log goes to stderr; --quiet limits it to warnings and errors. --json prints one line once the
-    models are loaded.
+    A BUNDLE of a language model is served by NVIDIA Dynamo's frontend and --replicas workers; prints the URL and a
+    request to try once a prompt was answered. A REPOSITORY, as `trtkit deploy` writes it, is checked and served by a
+    local Triton server. Both listen on the loopback address by default. Logs go to stderr; --quiet limits them to
+    warnings and errors. --json prints one line once the models are loaded.
     """
+    from trtkit.bundle.bundle import is_bundle
+
+    is_one = is_bundle(Path(path))
+    _check_options(context, _OF_REPOSITORIES if is_one else _OF_BUNDLES, "a repository" if is_one else "a bundle")
+    own = {name: options[name] for name in ("host", "http_port", *(_OF_BUNDLES if is_one else _OF_REPOSITORIES))}
+    signal.signal(signal.SIGTERM, _interrupt)
+    if is_one:
+        serve_bundle(Path(path), own, as_json=as_json, quiet=quiet)
+    else:
+        _serve_repository(Path(path), own, as_json=as_json, quiet=quiet)
+
+
+def _check_options(context: click.Context, names: Sequence[str], of: str) -> None:
+    """Raise UsageError for an option that only the other kind of server has."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{parameter.opts[0]} is for {of}")
+
+
+def _serve_repository(repository: Path, options: dict[str, Any], *, as_json: bool, quiet: bool) -> None:
+    """Serve with Triton until Ctrl-C or SIGTERM."""
     from trtkit.deployment.triton.extra import require_extra
 
     require_extra()
     from trtkit.deployment.triton.local_server import LocalServer
 
+    load = options.pop("load")
     if load and options["control_mode"] == "none":
         raise click.UsageError("--load needs --model-control-mode explicit")
-    files = _find_server(options["server"], Path(repository))
-    serve_options = _options(Path(repository), files, load, options)
-    signal.signal(signal.SIGTERM, _interrupt)
+    files = _find_server(options["server"], repository)
+    serve_options = _options(repository, files, load, options)
     try:
         with LocalServer(files, serve_options, _log_to_stderr(quiet=quiet)) as server:
             _serve(server, as_json=as_json)

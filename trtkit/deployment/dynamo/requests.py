@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-_SAMPLING = ("n", "temperature", "top_p", "top_k", "min_p", "seed")
-_SAMPLING += ("presence_penalty", "frequency_penalty", "repetition_penalty")
-_STOPS = ("max_tokens", "min_tokens", "ignore_eos")
-_OUTPUTS = ("logprobs", "prompt_logprobs")
+_SAMPLING = ["n", "temperature", "top_p", "top_k", "min_p", "seed"]
+_SAMPLING += ["presence_penalty", "frequency_penalty", "repetition_penalty"]
+_STOPS = ["max_tokens", "min_tokens", "ignore_eos"]
+_OUTPUTS = ["logprobs", "prompt_logprobs"]
 _GUIDES = {"json": "guided_json", "regex": "guided_regex", "grammar": "guided_grammar", "choice": "guided_choice"}
 # Where trtkit's settings are, by Dynamo's group.
 _GROUPS = {"sampling_options": _SAMPLING, "stop_conditions": _STOPS, "output_options": _OUTPUTS}

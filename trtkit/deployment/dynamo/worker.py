@@ -6,12 +6,10 @@ worker gets token ids and gives token ids. It finds the frontend by Dynamo's env
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import logging
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dynamo.common.backend.engine import EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, LlmRegistration
@@ -21,16 +19,16 @@ from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument, Un
 
 from trtkit.deployment.dynamo.chunks import chunk
 from trtkit.deployment.dynamo.requests import default_settings, read_request
-from trtkit.errors import OverloadedError, ProblemsError, RequestError, TrtkitError
+from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE, worker_parser
+from trtkit.errors import OverloadedError, Problem, ProblemsError, RequestError, TrtkitError
 from trtkit.runtime.llm import AsyncLLM
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    import argparse
+    from collections.abc import AsyncGenerator, Sequence
 
-    from dynamo.llm import Context
+    from dynamo._core import Context
 
-BLOCK_SIZE = 16
-"""Tokens of a block, by which the router knows what a worker's cache holds."""
 _LAST_WORDS_S = 0.5
 log = logging.getLogger("trtkit.dynamo")
 
@@ -48,7 +46,7 @@ class BundleWorker(LLMEngine):
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[BundleWorker, WorkerConfig]:
         """Return the worker of a command line, and how it is registered."""
-        options = _parser().parse_args(argv)
+        options = worker_parser().parse_args(argv)
         return cls(options), WorkerConfig(
             namespace=options.namespace,
             component="trtkit",
@@ -61,6 +59,7 @@ class BundleWorker(LLMEngine):
             event_plane="zmq",
             tool_call_parser=options.tool_call_parser,
             reasoning_parser=options.reasoning_parser,
+            enable_kv_routing=options.has_kv_routing,
         )
 
     async def start(self, worker_id: int) -> EngineConfig:  # noqa: ARG002
@@ -131,24 +130,10 @@ class BundleWorker(LLMEngine):
 
 def _one_line(error: TrtkitError) -> str:
     """Return an error's problems and fixes in one line."""
-    problems = error.problems if isinstance(error, ProblemsError) else (error,)
+    problems: Sequence[Problem | TrtkitError] = error.problems if isinstance(error, ProblemsError) else (error,)
     parts = [f"{each.where}: {each.what}" if each.where else each.what for each in problems]
     fixes = [f"{part} ({each.fix})" if each.fix else part for part, each in zip(parts, problems, strict=True)]
     return "; ".join(fixes)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m trtkit.deployment.dynamo.worker", description=__doc__)
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("--name", help="the model's name in requests; the folder's by default")
-    parser.add_argument("--namespace", default="dynamo")
-    parser.add_argument("--slots", type=int, help="sequences at once; the engine's by default")
-    parser.add_argument("--max-queue", type=int, default=512, help="prompts that may wait for a slot")
-    parser.add_argument("--endpoint-types", default="chat,completions")
-    parser.add_argument("--discovery", default="file", choices=("file", "kubernetes", "etcd", "mem"))
-    parser.add_argument("--tool-call-parser")
-    parser.add_argument("--reasoning-parser")
-    return parser
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from trtkit.deployment import ports
+from trtkit.deployment.ports import check_free
 from trtkit.errors import DeployError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Endpoints:
         for option, port in ports.items():
             if list(ports.values()).count(port) > 1:
                 raise DeployError(f"port {port} is used twice", option, "give each endpoint its own port")
-            _check_free(self.host, port, option)
+            check_free(self.host, port, option)
 
 
 @dataclass(frozen=True)
@@ -82,14 +83,7 @@ class ModelState:
 
 def free_ports(host: str = "127.0.0.1") -> Endpoints:
     """Return endpoints on ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(3)]
-    try:
-        for each in sockets:
-            each.bind((host, 0))
-        return Endpoints(host, *(each.getsockname()[1] for each in sockets))
-    finally:
-        for each in sockets:
-            each.close()
+    return Endpoints(host, *ports.free_ports(3, host))
 
 
 def is_live(endpoints: Endpoints) -> bool:
@@ -150,14 +144,3 @@ def _ask(url: str, body: bytes | None) -> Any:
             return json.load(answer)
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise DeployError(f"the server does not answer: {error}", url) from None
-
-
-def _check_free(host: str, port: int, option: str) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            what = f"cannot listen on port {port} of {host}: {(error.strerror or str(error)).lower()}"
-            raise DeployError(what, option, "choose another port, or stop the process that uses it") from None

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
-import resource
-import signal
-import subprocess
 import tempfile
-import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
+from trtkit.deployment.process import POLL_S, ServerProcess
 from trtkit.deployment.triton.endpoints import Endpoints, ModelState, is_live, listens, model_states
 from trtkit.deployment.triton.health import lost_models, stubs
 from trtkit.deployment.triton.server_log import ServerLog
@@ -25,7 +19,7 @@ if TYPE_CHECKING:
 
     from trtkit.deployment.triton.server_files import ServerFiles
 
-_POLL_S, _SET_PARENT_DEATH_SIGNAL = 0.05, 1
+# Triton 2.51 copies a JSON body onto a thread's stack, and one over half a stack ends the server.
 _STACK_BYTES = 64 * 1024**2
 # Beyond the time that the server gives its models to end.
 _KILL_AFTER_S = 5.0
@@ -75,8 +69,7 @@ class LocalServer:
     ) -> None:
         self.files, self.options, self.log = files, options, ServerLog()
         self._on_line = on_line
-        self._process: subprocess.Popen[str] | None = None
-        self._reader: threading.Thread | None = None
+        self._process: ServerProcess | None = None
         self._scratch = tempfile.TemporaryDirectory(prefix="trtkit-triton-")
         self._memory_prefix = Path(self._scratch.name).name
 
@@ -110,7 +103,7 @@ class LocalServer:
             if timeout_s is not None and time.monotonic() - started > timeout_s:
                 what = f"the server is not ready after {timeout_s:.0f} s"
                 raise DeployError(what, str(self.files.binary), "; ".join(self.log.errors()) or "wait longer")
-            time.sleep(_POLL_S)
+            time.sleep(POLL_S)
         return model_states(self.options.endpoints)
 
     def wait(self) -> None:
@@ -121,7 +114,7 @@ class LocalServer:
         """
         running, is_suspect = stubs(self.pid), False
         while self.exit_code() is None:
-            time.sleep(10 * _POLL_S)
+            time.sleep(10 * POLL_S)
             before, running = running, stubs(self.pid)
             is_suspect = is_suspect or bool(before.keys() - running.keys())
             if is_suspect and self._has_answered_for_models():
@@ -146,98 +139,40 @@ class LocalServer:
         return all(listens(self.pid, port) for port in (ends.http_port, ends.grpc_port, ends.metrics_port))
 
     def exit_code(self) -> int | None:
-        """Return how the server ended, as subprocess has it, None while it runs; its processes stay to be stopped."""
-        status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) if self._is_unwaited else None
-        if status is None:
-            return self._running.returncode
-        return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+        """Return how the server ended, as subprocess has it, None while it runs."""
+        return self._running.exit_code()
 
     def death(self) -> DeployError:
         """Return the error that says how the server ended and why, in its own words."""
-        code = self.exit_code() or 0
-        if self._reader is not None:
-            self._reader.join(1.0)
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        how = self._running.ending()
         reasons = "; ".join(self.log.errors()) or "; ".join(list(self.log.lines)[-3:])
         return DeployError(f"tritonserver exited with {how}: {reasons}", str(self.files.binary))
 
     def stop(self) -> None:
         """End the server; what does not end in time, and every process it started, is killed."""
-        if self._process is None or not self._is_unwaited:
-            return  # never started, or stopped before: its number may be another's by now
+        if self._process is None:
+            return
         try:
-            if self.exit_code() is None:
-                self._process.send_signal(signal.SIGTERM)
-                self._await_end(self.options.exit_timeout_s + _KILL_AFTER_S)
+            self._process.stop(self.options.exit_timeout_s + _KILL_AFTER_S)
         finally:
-            self._clean_up(self._process)
+            for left in Path("/dev/shm").glob(f"{self._memory_prefix}*"):
+                left.unlink(missing_ok=True)
+            self._scratch.cleanup()
 
     @property
-    def _running(self) -> subprocess.Popen[str]:
+    def _running(self) -> ServerProcess:
         if self._process is None:
             raise DeployError("the server was not started")
         return self._process
-
-    @property
-    def _is_unwaited(self) -> bool:
-        return self._running.returncode is None
 
     def _start(self, backends: Path | None) -> None:
         flags = server_flags(self.options)
         if backends is not None:
             flags.append(f"--backend-directory={backends}")
         flags.append(f"--backend-config=python,shm-region-prefix-name={self._memory_prefix}")
-        self._process = subprocess.Popen(
-            [str(self.files.binary), *flags],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=self.files.environment(),
-            text=True,
-            errors="replace",
-            start_new_session=True,
-            preexec_fn=_first_calls(),  # noqa: PLW1509 (two system calls, looked up before)
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        command = [str(self.files.binary), *flags]
+        self._process = ServerProcess(command, self.files.environment(), self._note, _STACK_BYTES)
 
-    def _read(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.log.lines.append(line.rstrip("\n"))
-            with contextlib.suppress(OSError):  # who reads the log may be gone; the server must not wait for them
-                self._on_line(line.rstrip("\n"))
-
-    def _await_end(self, timeout_s: float) -> None:
-        started = time.monotonic()
-        while self.exit_code() is None and time.monotonic() - started < timeout_s:
-            time.sleep(_POLL_S)
-
-    def _clean_up(self, process: subprocess.Popen[str]) -> None:
-        """Kill what is left of the server's session before its number is free, and remove what it had open."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        if self._reader is not None:
-            self._reader.join(1.0)
-        for left in Path("/dev/shm").glob(f"{self._memory_prefix}*"):
-            left.unlink(missing_ok=True)
-        self._scratch.cleanup()
-
-
-def _first_calls() -> Callable[[], None]:
-    """Return what a new process calls first: it is to end when the one that started it is gone, however that went.
-
-    Its threads get larger stacks: Triton 2.51 copies a JSON body there, and one over half a stack ends the server.
-    """
-    prctl, (soft, hard) = ctypes.CDLL(None).prctl, resource.getrlimit(resource.RLIMIT_STACK)
-    is_small = soft != resource.RLIM_INFINITY and soft < _STACK_BYTES
-    is_allowed = hard == resource.RLIM_INFINITY or hard >= _STACK_BYTES
-    stack = (_STACK_BYTES, hard) if is_small and is_allowed else (soft, hard)
-
-    def call() -> None:
-        prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
-        resource.setrlimit(resource.RLIMIT_STACK, stack)
-
-    return call
+    def _note(self, line: str) -> None:
+        self.log.lines.append(line)
+        self._on_line(line)

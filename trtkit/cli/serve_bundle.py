@@ -1,0 +1,85 @@
+"""`trtkit serve BUNDLE`: a language model behind OpenAI's API."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from trtkit.cli.options import is_verbose
+from trtkit.cli.say import say, warn
+from trtkit.cli.visible import echo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from trtkit.deployment.dynamo.fleet import Fleet, FleetOptions
+
+
+def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: bool) -> None:
+    """Serve until Ctrl-C or SIGTERM. Raises DeployError, BundleError, MissingPackageError."""
+    from trtkit.deployment.dynamo.extra import require_dynamo
+
+    require_dynamo()
+    from trtkit.deployment.dynamo.fleet import Fleet, FleetOptions
+    from trtkit.deployment.dynamo.model_folder import read_model
+    from trtkit.deployment.ports import free_ports
+
+    model = read_model(path)
+    name = options.pop("name") or model.path.resolve().name
+    port = options.pop("http_port") or free_ports(1)[0]
+    fleet_options = FleetOptions(name, port=port, **options)
+    try:
+        with Fleet(model, fleet_options, _log_to_stderr(quiet=quiet)) as fleet:
+            _warn(fleet)
+            fleet.wait_ready()
+            _print(fleet, as_json=as_json)
+            fleet.watch()
+    except KeyboardInterrupt:
+        say("stopped")
+        sys.exit(0)
+
+
+def _warn(fleet: Fleet) -> None:
+    options = fleet.options
+    workers = f"{options.replicas} worker{'s' if options.replicas > 1 else ''}"
+    say(f"starting NVIDIA Dynamo's frontend and {workers} for {fleet.model.path}")
+    if not options.host.startswith(("127.", "localhost", "::1")):
+        warn(f"warning: other machines can reach {options.host}; Dynamo does not authenticate clients")
+    if not fleet.model.has_chat:
+        warn("note: the tokenizer has no chat template, so there are completions but no chat")
+
+
+def _print(fleet: Fleet, *, as_json: bool) -> None:
+    """Print where the model is, and a request to try."""
+    options = fleet.options
+    if as_json:
+        pids = {"frontend": fleet.frontend_pid, "workers": [member.process.pid for member in fleet.workers]}
+        echo(json.dumps({"url": options.url, "model": options.name, "chat": fleet.model.has_chat, "pids": pids}))
+        return
+    echo(f"{options.name} at {options.url}")
+    echo(_curl(options, has_chat=fleet.model.has_chat))
+    echo("Ctrl-C stops it")
+
+
+def _curl(options: FleetOptions, *, has_chat: bool) -> str:
+    question = "Why is the sky blue?"
+    body = {"messages": [{"role": "user", "content": question}]} if has_chat else {"prompt": question}
+    path = "chat/completions" if has_chat else "completions"
+    data = json.dumps({"model": options.name, **body, "max_tokens": 64})
+    return f"curl {options.url}/{path} -H 'Content-Type: application/json' -d '{data}'"
+
+
+def _log_to_stderr(*, quiet: bool) -> Callable[[str, str], None]:
+    """Return what shows the logs: who says it, then what; with --quiet only warnings and errors."""
+    import logging
+
+    log, is_shown = logging.getLogger("trtkit.server"), not is_verbose()
+
+    def show(name: str, line: str) -> None:
+        log.info("%s: %s", name, line)
+        if is_shown and not (quiet and " INFO " in line):
+            echo(f"{name}: {line}", err=True)
+
+    return show

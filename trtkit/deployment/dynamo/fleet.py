@@ -1,0 +1,267 @@
+"""Dynamo's frontend and its workers on this machine: started, watched, and stopped together."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+
+from trtkit.deployment.dynamo.broker import Broker
+from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE, MODULE
+from trtkit.deployment.ports import check_free, free_port_below
+from trtkit.deployment.process import POLL_S, ServerProcess
+from trtkit.errors import DeployError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.deployment.dynamo.model_folder import ServedModel
+
+Router = Literal["kv", "round-robin", "least-loaded", "power-of-two", "random"]
+_LAST_LINES = 20
+_SYSTEM_PORTS = 2**15  # Dynamo 1.6.1 reads a worker's port for health as 16 bits with a sign
+# A worker that fails so often within so many seconds is not started again.
+_MOST_FAILURES, _WITHIN_S = 3, 60.0
+# How often the workers' health is asked for, and how long one may give no answer before it is taken out.
+_LOOK_S, _SILENT_S = 2.0, 30.0
+
+
+@dataclass(frozen=True)
+class FleetOptions:
+    """How to serve a bundle.
+
+    name: the model's in requests. slots: sequences that a worker decodes at once; the engine's number if None.
+    max_queue: requests that wait for a slot at each worker. router: how requests are spread over several workers.
+    migrations: how often a request may go on at another worker when its own dies. body_mib: largest request.
+    exit_timeout_s: how long requests may take to end when the fleet stops.
+    """
+
+    name: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    replicas: int = 1
+    slots: int | None = None
+    max_queue: int = 512
+    router: Router = "kv"
+    migrations: int = 3
+    body_mib: int | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    exit_timeout_s: int = 10
+
+    @property
+    def url(self) -> str:
+        """The base URL for clients of OpenAI's API, as this machine reaches it."""
+        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
+        return f"http://[{host}]:{self.port}/v1" if ":" in host else f"http://{host}:{self.port}/v1"
+
+
+@dataclass
+class Member:
+    """A worker: its process, where it says how it is, and when it failed."""
+
+    number: int
+    process: ServerProcess
+    health_port: int
+    failures: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_FAILURES))
+    heard_s: float = field(default_factory=time.monotonic)
+
+
+class Fleet:
+    """A frontend and its workers; leaving the `with` block stops them.
+
+    on_line: gets who printed it and each line of their logs, from threads.
+    """
+
+    def __init__(
+        self, model: ServedModel, options: FleetOptions, on_line: Callable[[str, str], None] = lambda *_: None
+    ) -> None:
+        self.model, self.options = model, options
+        self._on_line = on_line
+        self._scratch = tempfile.TemporaryDirectory(prefix="trtkit-dynamo-")
+        self._last: dict[str, deque[str]] = {}
+        self._broker: Broker | None = None
+        self._frontend: ServerProcess | None = None
+        self.workers: list[Member] = []
+
+    def __enter__(self) -> Self:
+        try:
+            check_free(self.options.host, self.options.port, "--http-port")
+            self._broker = Broker() if self._routes_by_cache else None
+            for number in range(self.options.replicas):
+                self.workers.append(self._start_worker(number))
+            self._frontend = self._start("frontend", self._frontend_command(), {})
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def wait_ready(self) -> None:
+        """Wait until every worker is up and a prompt has been answered. Raises DeployError where a process ends."""
+        waiting = {member.number for member in self.workers}
+        while waiting:
+            self._raise_dead()
+            waiting -= {member.number for member in self.workers if _is_healthy(member.health_port)}
+            time.sleep(POLL_S)
+        body = {"model": self.options.name, "prompt": [0], "max_tokens": 1, "temperature": 0}
+        while not self._answers(body):
+            self._raise_dead()
+            time.sleep(POLL_S)
+
+    def watch(self) -> None:
+        """Keep the workers running until the frontend ends. Raises DeployError then, or where a worker keeps failing.
+
+        A worker that ends, or gives no sign for half a minute, is started again; its requests go on elsewhere.
+        """
+        while self._frontend is not None and self._frontend.exit_code() is None:
+            for index, member in enumerate(self.workers):
+                if member.process.exit_code() is None and _is_healthy(member.health_port):
+                    member.heard_s = time.monotonic()
+                elif member.process.exit_code() is not None or time.monotonic() - member.heard_s > _SILENT_S:
+                    self.workers[index] = self._restart(member)
+            time.sleep(_LOOK_S)
+        self._raise_dead()
+
+    def stop(self) -> None:
+        """End the frontend, so that no request comes, then the workers."""
+        processes = [process for process in (self._frontend, *(each.process for each in self.workers)) if process]
+        for process in processes:
+            process.ask_to_end()
+        for process in processes:
+            process.stop(self.options.exit_timeout_s)
+        if self._broker is not None:
+            self._broker.close()
+        self._scratch.cleanup()
+
+    @property
+    def frontend_pid(self) -> int | None:
+        """The frontend's process."""
+        return None if self._frontend is None else self._frontend.pid
+
+    @property
+    def _routes_by_cache(self) -> bool:
+        return self.options.router == "kv" and self.options.replicas > 1
+
+    def _restart(self, member: Member) -> Member:
+        """Start a worker again in the place of one that has failed. Raises DeployError where it fails too often."""
+        member.failures.append(time.monotonic())
+        name = _name(member.number)
+        if len(member.failures) == _MOST_FAILURES and member.failures[-1] - member.failures[0] < _WITHIN_S:
+            raise DeployError(f"{name} failed {_MOST_FAILURES} times within a minute: {self._said(name)}")
+        was_running = member.process.exit_code() is None
+        member.process.stop(0)
+        how = f"gave no sign for {_SILENT_S:.0f} s" if was_running else f"ended with {member.process.ending()}"
+        self._on_line("serve", f"{name} {how}; it is started again")
+        started = self._start_worker(member.number)
+        started.failures = member.failures
+        return started
+
+    def _start_worker(self, number: int) -> Member:
+        port, options = free_port_below(_SYSTEM_PORTS), self.options
+        command = [sys.executable, "-m", MODULE, str(self.model.path)]
+        command += ["--name", options.name, "--endpoint-types", self.model.endpoint_types]
+        command += ["--max-queue", str(options.max_queue)]
+        for flag, value in (
+            ("--slots", options.slots),
+            ("--tool-call-parser", options.tool_call_parser),
+            ("--reasoning-parser", options.reasoning_parser),
+        ):
+            command += [] if value is None else [flag, str(value)]
+        command += [] if self._routes_by_cache else ["--no-kv-routing"]
+        environment = {"DYN_SYSTEM_PORT": str(port), **_share(number, options.replicas)}
+        return Member(number, self._start(_name(number), command, environment), port)
+
+    def _frontend_command(self) -> list[str]:
+        options = self.options
+        router = options.router if options.replicas > 1 else "round-robin"
+        command = [sys.executable, "-m", "dynamo.frontend", "--http-host", options.host]
+        command += ["--http-port", str(options.port), "--discovery-backend", "file", "--request-plane", "tcp"]
+        command += ["--event-plane", "zmq", "--router-mode", router, "--migration-limit", str(options.migrations)]
+        return [*command, "--kv-cache-block-size", str(BLOCK_SIZE)]
+
+    def _start(self, name: str, command: list[str], environment: dict[str, str]) -> ServerProcess:
+        last = self._last.setdefault(name, deque(maxlen=_LAST_LINES))
+
+        def note(line: str) -> None:
+            last.append(line)
+            self._on_line(name, line)
+
+        return ServerProcess(command, {**os.environ, **self._environment(), **environment}, note)
+
+    def _environment(self) -> dict[str, str]:
+        """Return what all processes share: where they find each other, everything on the loopback address."""
+        body_mib = self.options.body_mib or (64 if self.model.takes_images else 4)
+        return {
+            "DYN_FILE_KV": str(Path(self._scratch.name) / "discovery"),
+            "DYN_TCP_RPC_HOST": "127.0.0.1",
+            "DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1",
+            "DYN_SYSTEM_HOST": "127.0.0.1",
+            "DYN_HTTP_BODY_LIMIT_MB": str(body_mib),
+            "DYN_HEALTH_CHECK_ENABLED": "true",
+            "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0",
+            "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
+            "DYN_LOG": os.environ.get("DYN_LOG", "warn"),
+            "HF_HUB_OFFLINE": "1",
+            **({} if self._broker is None else self._broker.environment),
+        }
+
+    def _answers(self, body: dict[str, object]) -> bool:
+        """Whether the model answers. Raises DeployError where it refuses."""
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.options.url}/completions", data, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=60):
+                return True
+        except urllib.error.HTTPError as error:
+            if error.code in {404, 503}:  # the model is not known yet
+                return False
+            raise DeployError(f"the model refuses a prompt: {error.read().decode()}") from None
+        except OSError:
+            return False
+
+    def _raise_dead(self) -> None:
+        """Raise DeployError where a process has ended."""
+        everyone = {_name(member.number): member.process for member in self.workers}
+        for name, process in {"frontend": self._frontend, **everyone}.items():
+            if process is not None and process.exit_code() is not None:
+                raise DeployError(f"the {name} ended with {process.ending()}: {self._said(name)}")
+
+    def _said(self, name: str) -> str:
+        """Return the last lines of a process."""
+        return "\n".join(list(self._last[name])[-6:])
+
+
+def _name(number: int) -> str:
+    return f"worker {number}"
+
+
+def _is_healthy(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def _share(number: int, replicas: int) -> dict[str, str]:
+    """Return a replica's part of the machine: GPUs in turn, or cores in equal parts where there is no GPU."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    installed = Path("/proc/driver/nvidia/gpus")
+    count = len(list(installed.iterdir())) if installed.is_dir() else 0
+    gpus = listed.split(",") if listed else [str(index) for index in range(count)]
+    if gpus:
+        return {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]}
+    if replicas == 1 or "OMP_NUM_THREADS" in os.environ:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // replicas))}

@@ -1,0 +1,46 @@
+"""What Dynamo's frontend reads of a bundle: tokenizer, config and chat template, checked before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.bundle.bundle import open_bundle
+from trtkit.errors import DeployError
+from trtkit.sources.safetensors_folder import json_object
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_AGAIN = "build it again with `trtkit build --no-cache`"
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A bundle that can be served. has_chat: whether it says how a conversation is written. takes_images: if any."""
+
+    path: Path
+    has_chat: bool
+    takes_images: bool
+
+    @property
+    def endpoint_types(self) -> str:
+        """OpenAI's endpoints, as Dynamo names them."""
+        return "chat,completions" if self.has_chat else "completions"
+
+
+def read_model(bundle: Path) -> ServedModel:
+    """Return what can be served. Raises BundleError, and DeployError for what the frontend could not read."""
+    opened = open_bundle(bundle)
+    folder = opened.path / "model"
+    if opened.manifest.interface != "tokens":
+        fix = f"`trtkit deploy {bundle} --to triton`, then `trtkit serve models`"
+        raise DeployError("OpenAI's API serves language models; the bundle holds a vision model", str(bundle), fix)
+    if not (folder / "tokenizer.json").is_file():
+        fix = "build from a source with a `tokenizer.json`, or serve token ids with Triton"
+        raise DeployError("the bundle has no `model/tokenizer.json`", str(bundle), fix)
+    if not json_object(folder / "config.json").get("architectures"):
+        raise DeployError("`model/config.json` does not name its `architectures`", str(bundle), _AGAIN)
+    settings = json_object(folder / "tokenizer_config.json")
+    has_chat = bool(settings.get("chat_template")) or (folder / "chat_template.jinja").is_file()
+    return ServedModel(opened.path, has_chat, opened.manifest.images is not None)

@@ -1,0 +1,26 @@
+"""The command line of a worker, which those who start one write and the worker reads."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+MODULE = "trtkit.deployment.dynamo.worker"
+BLOCK_SIZE = 16
+"""Tokens of a block, by which the router knows what a worker's cache holds."""
+
+
+def worker_parser() -> argparse.ArgumentParser:
+    """Return the parser of `python -m trtkit.deployment.dynamo.worker`."""
+    parser = argparse.ArgumentParser(f"python -m {MODULE}", description="Serve a bundle as a worker of NVIDIA Dynamo.")
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--name", help="the model's name in requests; the folder's by default")
+    parser.add_argument("--namespace", default="dynamo")
+    parser.add_argument("--slots", type=int, help="sequences at once; the engine's number by default")
+    parser.add_argument("--max-queue", type=int, default=512, help="prompts that may wait for a slot")
+    parser.add_argument("--endpoint-types", default="chat,completions")
+    parser.add_argument("--discovery", default="file", choices=("file", "kubernetes", "etcd", "mem"))
+    parser.add_argument("--tool-call-parser")
+    parser.add_argument("--reasoning-parser")
+    parser.add_argument("--no-kv-routing", dest="has_kv_routing", action="store_false")
+    return parser

@@ -1,0 +1,44 @@
+"""Ports of this machine: whether one is free, and those that are."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+from trtkit.errors import DeployError
+
+
+def check_free(host: str, port: int, option: str) -> None:
+    """Raise DeployError where nobody can listen: the port is taken, or the host is not this machine's."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            what = f"cannot listen on port {port} of {host}: {(error.strerror or str(error)).lower()}"
+            raise DeployError(what, option, "choose another port, or stop the process that uses it") from None
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Return ports that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind((host, 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def free_port_below(limit: int, host: str = "127.0.0.1") -> int:
+    """Return a port of 20,000 to `limit` that nobody listens on now."""
+    while True:
+        port = random.randrange(20_000, limit)
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port

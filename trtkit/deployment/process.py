@@ -1,0 +1,108 @@
+"""A server's process, started, read and stopped without leaving anything behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+POLL_S = 0.05
+_SET_PARENT_DEATH_SIGNAL = 1
+
+
+class ServerProcess:
+    """A command in a session of its own, which ends with the process that started it, however that went.
+
+    on_line: gets each line that it prints, from a thread. stack_bytes: of its threads at least, where that is allowed.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        on_line: Callable[[str], None],
+        stack_bytes: int = 0,
+    ) -> None:
+        self._on_line = on_line
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            preexec_fn=_first_calls(stack_bytes),  # noqa: PLW1509 (two system calls, looked up before)
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    def exit_code(self) -> int | None:
+        """Return how it ended, as subprocess has it, None while it runs; its own processes stay to be stopped."""
+        if self._process.returncode is not None:
+            return self._process.returncode
+        status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if status is None:
+            return None
+        return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+
+    def ending(self) -> str:
+        """Return how it ended, in words, once its last line is read."""
+        self._reader.join(1.0)
+        code = self.exit_code() or 0
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM, if it still runs."""
+        if self.exit_code() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def stop(self, timeout_s: float) -> None:
+        """End it; what does not end in time, and every process it started, is killed before its number is free."""
+        if self._process.returncode is not None:
+            return  # stopped before: its number may be another's by now
+        try:
+            self.ask_to_end()
+            started = time.monotonic()
+            while self.exit_code() is None and time.monotonic() - started < timeout_s:
+                time.sleep(POLL_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+            self._reader.join(1.0)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with contextlib.suppress(OSError):  # who reads the log may be gone; the server must not wait for them
+                self._on_line(line.rstrip("\n"))
+
+
+def _first_calls(stack_bytes: int) -> Callable[[], None]:
+    """Return what a new process calls first: it is to end when the one that started it is gone."""
+    prctl, (soft, hard) = ctypes.CDLL(None).prctl, resource.getrlimit(resource.RLIMIT_STACK)
+    is_small = soft != resource.RLIM_INFINITY and soft < stack_bytes
+    is_allowed = hard == resource.RLIM_INFINITY or hard >= stack_bytes
+    stack = (stack_bytes, hard) if is_small and is_allowed else (soft, hard)
+
+    def call() -> None:
+        prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+        resource.setrlimit(resource.RLIMIT_STACK, stack)
+
+    return call
