@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping
 
     from trtkit.runtime.generation.slots import Slots
     from trtkit.runtime.sequences import Ints
@@ -59,12 +59,12 @@ class HeldBlocks:
         counts, versions = slots.cached // self._size, slots.sequences.versions
         counts[list(slots.sequences.soft)] = 0
         is_replaced = versions != self._versions
-        changed = np.flatnonzero(is_replaced | (counts != self._counts)).tolist()
         was_held: dict[int, bool] = {}
-        for slot in changed:
+        changed: dict[int, int] = {}
+        for slot in np.flatnonzero(is_replaced | (counts != self._counts)).tolist():
             same = 0 if is_replaced[slot] else int(min(counts[slot], self._counts[slot]))
             tokens = slots.sequences.tokens[slot, : counts[slot] * self._size]
-            self._replace(slot, self._chain(tokens, self._chains[slot][:same]), same, was_held)
+            changed[slot] = self._replace(slot, self._chain(tokens, self._chains[slot][:same]), same, was_held)
         self._counts, self._versions = counts, versions.copy()
         new = {block for block, was in was_held.items() if not was and block in self._holders}
         gone = [block for block, was in was_held.items() if was and block not in self._holders]
@@ -80,10 +80,10 @@ class HeldBlocks:
             hashes.append(int.from_bytes(digest, "little", signed=True))
         return hashes
 
-    def _replace(self, slot: int, chain: list[int], same: int, was_held: dict[int, bool]) -> None:
-        """Let a slot hold `chain`; note of each block that this concerns whether it was held before the step.
+    def _replace(self, slot: int, chain: list[int], same: int, was_held: dict[int, bool]) -> int:
+        """Let a slot hold `chain`; return how many of its first blocks stay.
 
-        same: how many of its blocks are the same for sure.
+        same: how many stay for sure. was_held: gets, for each other block, whether it was held before the step.
         """
         old, holders = self._chains[slot], self._holders
         while same < min(len(old), len(chain)) and old[same] == chain[same]:
@@ -97,15 +97,20 @@ class HeldBlocks:
             if not holders[block]:
                 del holders[block]
         self._chains[slot] = chain
+        return same
 
-    def _stored(self, slots: Slots, changed: Sequence[int], new: set[int]) -> Iterator[Stored]:
-        """Yield the `new` blocks once each, after those before them. Who holds a block holds all before it."""
-        for slot in changed:
-            chain = self._chains[slot]
-            start = next((at for at, block in enumerate(chain) if block in new), len(chain))
+    def _stored(self, slots: Slots, changed: Mapping[int, int], new: set[int]) -> Iterator[Stored]:
+        """Yield the `new` blocks once each, after those before them. Who holds a block holds all before it.
+
+        changed: the first block of each slot that may be new.
+        """
+        for slot, first in changed.items():
+            chain, start = self._chains[slot], first
+            while start < len(chain) and chain[start] not in new:
+                start += 1
             if start == len(chain):
                 continue
-            new.difference_update(chain)
+            new.difference_update(chain[start:])
             tokens = slots.sequences.tokens[slot, start * self._size : len(chain) * self._size].tolist()
             yield Stored(
                 type="stored",

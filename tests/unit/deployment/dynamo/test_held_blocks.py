@@ -165,7 +165,7 @@ def test_only_slots_that_changed_are_looked_at(monkeypatch: pytest.MonkeyPatch) 
     slots, blocks, looked = slots_of([*range(8)], [*range(9, 17)]), HeldBlocks(2, BLOCK), []
     blocks.changes(slots)
     replace = HeldBlocks._replace
-    monkeypatch.setattr(HeldBlocks, "_replace", lambda *args: (looked.append(args[1]), replace(*args)))
+    monkeypatch.setattr(HeldBlocks, "_replace", lambda *args: (looked.append(args[1]), replace(*args))[1])
     slots.sequences.append(np.array([0, 1]), np.array([1, 2]))
     slots.cached += 1
     assert blocks.changes(slots) == []
