@@ -42,6 +42,7 @@ Exit codes: 0 stopped, 1 failed, or the server or a Python model's process
 died (restart it), 2 wrong usage. A worker that dies is started again."""
 
 
+Options = dict[str, Any]
 _OF_BUNDLES = ["name", "replicas", "slots", "max_queue", "router", "migrations", "body_mib"]
 _OF_BUNDLES += ["tool_call_parser", "reasoning_parser"]
 _OF_REPOSITORIES = ["server", "grpc_port", "metrics_port", "control_mode", "load", "allow_undeployed"]
@@ -57,7 +58,7 @@ _OF_REPOSITORIES = ["server", "grpc_port", "metrics_port", "control_mode", "load
 @quiet_option
 @click.pass_context
 def command(context: click.Context, /, path: str, as_json: bool, quiet: bool, **options: Any) -> None:
-    """Serve a language model behind OpenAI's API, or a model repository with Triton.
+    """Serve a language model with an OpenAI-compatible API, or a model repository with Triton.
 
     A BUNDLE of a language model is served by NVIDIA Dynamo's frontend and --replicas workers; prints the URL and a
     request to try once a prompt was answered. A REPOSITORY, as `trtkit deploy` writes it, is checked and served by a
@@ -84,7 +85,7 @@ def _check_options(context: click.Context, names: Sequence[str], of: str) -> Non
             raise click.UsageError(f"{parameter.opts[0]} is for {of}")
 
 
-def _serve_repository(repository: Path, options: dict[str, Any], *, as_json: bool, quiet: bool) -> None:
+def _serve_repository(repository: Path, options: Options, *, as_json: bool, quiet: bool) -> None:
     """Serve with Triton until Ctrl-C or SIGTERM."""
     from trtkit.deployment.triton.extra import require_extra
 
@@ -126,7 +127,7 @@ def _find_server(path: str | None, repository: Path) -> ServerFiles:
         raise DeployError(error.what, fix=fix) from None
 
 
-def _options(repository: Path, files: ServerFiles, load: tuple[str, ...], options: dict[str, Any]) -> ServeOptions:
+def _options(repository: Path, files: ServerFiles, load: tuple[str, ...], options: Options) -> ServeOptions:
     """Return how to serve, the repository checked. Raises ProblemsError, DeployError."""
     from trtkit.deployment.triton.local_server import ServeOptions
     from trtkit.deployment.triton.repository_check import check_repository, needed_flags
@@ -141,7 +142,7 @@ def _options(repository: Path, files: ServerFiles, load: tuple[str, ...], option
     return ServeOptions(repository, endpoints, mode, load, needed_flags(models, files))
 
 
-def _endpoints(options: dict[str, Any]) -> Endpoints:
+def _endpoints(options: Options) -> Endpoints:
     from trtkit.deployment.triton.endpoints import Endpoints, free_ports
 
     free = free_ports()

@@ -1,4 +1,4 @@
-"""`trtkit serve BUNDLE`: a language model behind OpenAI's API."""
+"""`trtkit serve BUNDLE`: a language model with an OpenAI-compatible API."""
 
 from __future__ import annotations
 

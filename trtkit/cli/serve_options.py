@@ -1,16 +1,16 @@
-"""The options of `trtkit serve`: those of a bundle behind OpenAI's API, and those of a repository with Triton."""
+"""The options of `trtkit serve`: for a bundle served by Dynamo, and for a repository served by Triton."""
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Command = Callable[..., Any]
+    Command = Callable[..., None]
 
 _BUNDLE = (
     click.option("--name", metavar="NAME", help="The model's name in requests.  [default: the folder's]"),

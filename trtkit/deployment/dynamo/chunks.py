@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -12,27 +12,30 @@ if TYPE_CHECKING:
     from trtkit.runtime.sampling.sampled import TokenLogprobs
     from trtkit.runtime.text import Tokenizer
 
-Json = dict[str, Any]
+Fields = dict[str, object]
 # OpenAI's protocol has numbers only.
 _LEAST = -9999.0
 
 
-def chunk(delta: Delta, tokenizer: Tokenizer | None, *, has_logprobs: bool) -> Json:
-    """Return a delta as a chunk; the last one of a request carries the usage, and log probabilities of the prompt."""
-    data: Json = {"index": delta.index, "token_ids": list(delta.token_ids)}
+def chunk(delta: Delta, tokenizer: Tokenizer | None, *, has_logprobs: bool) -> Fields:
+    """Return a delta as a chunk; the last one of a request carries how it ended, the usage, and the prompt's part.
+
+    Dynamo 1.6.1 ends a request at its first chunk with a finish reason: with several answers, only the last to end has
+    its own, and the frontend says `stop` for the others.
+    """
+    data: Fields = {"index": delta.index, "token_ids": list(delta.token_ids)}
     if has_logprobs:
         data["log_probs"] = [_finite(place.logprob) for place in delta.logprobs]
         data["top_logprobs"] = [_top(place, tokenizer) for place in delta.logprobs]
-    if delta.finish_reason is not None:
-        data["finish_reason"] = "cancelled" if delta.finish_reason == "abort" else delta.finish_reason
     if delta.output is not None:
+        data["finish_reason"] = "cancelled" if delta.finish_reason == "abort" else delta.finish_reason
         data["completion_usage"] = _usage(delta.output)
         if delta.output.prompt_logprobs is not None:
             data["engine_data"] = {"prompt_logprobs": _prompt_logprobs(delta.output.prompt_logprobs, tokenizer)}
     return data
 
 
-def _usage(output: RequestOutput) -> Json:
+def _usage(output: RequestOutput) -> Fields:
     prompt, answers = output.metrics.prompt_tokens, output.metrics.output_tokens
     cached = {"cached_tokens": output.metrics.reused_tokens}
     return {
@@ -43,23 +46,23 @@ def _usage(output: RequestOutput) -> Json:
     }
 
 
-def _top(place: TokenLogprobs, tokenizer: Tokenizer | None) -> list[Json]:
+def _top(place: TokenLogprobs, tokenizer: Tokenizer | None) -> list[Fields]:
     """Return the most likely tokens of a place, best first."""
     ranked = enumerate(place.top, 1)
     return [_entry(token, logprob, rank, tokenizer) for rank, (token, logprob) in ranked]
 
 
-def _entry(token: int, logprob: float, rank: int, tokenizer: Tokenizer | None) -> Json:
+def _entry(token: int, logprob: float, rank: int, tokenizer: Tokenizer | None) -> Fields:
     text = None if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
     return {"token_id": token, "token": text, "logprob": _finite(logprob), "rank": rank}
 
 
-def _prompt_logprobs(places: Sequence[TokenLogprobs], tokenizer: Tokenizer | None) -> list[Json | None]:
+def _prompt_logprobs(places: Sequence[TokenLogprobs], tokenizer: Tokenizer | None) -> list[Fields | None]:
     """Return what the model made of each token of the prompt; nothing stands before the first."""
     return [None, *(_prompt_place(place, tokenizer) for place in places)]
 
 
-def _prompt_place(place: TokenLogprobs, tokenizer: Tokenizer | None) -> Json:
+def _prompt_place(place: TokenLogprobs, tokenizer: Tokenizer | None) -> Fields:
     ranked = [(place.token, place.logprob, place.rank), *((*each, rank) for rank, each in enumerate(place.top, 1))]
     entries = [_entry(*each, tokenizer) for each in ranked]
     return {

@@ -158,7 +158,7 @@ class Fleet:
         member.failures.append(time.monotonic())
         name = _name(member.number)
         if len(member.failures) == _MOST_FAILURES and member.failures[-1] - member.failures[0] < _WITHIN_S:
-            raise DeployError(f"{name} failed {_MOST_FAILURES} times within a minute: {self._said(name)}")
+            raise DeployError(f"{name} failed {_MOST_FAILURES} times within a minute: {self._last_words(name)}")
         was_running = member.process.exit_code() is None
         member.process.stop(0)
         how = f"gave no sign for {_SILENT_S:.0f} s" if was_running else f"ended with {member.process.ending()}"
@@ -235,9 +235,9 @@ class Fleet:
         everyone = {_name(member.number): member.process for member in self.workers}
         for name, process in {"frontend": self._frontend, **everyone}.items():
             if process is not None and process.exit_code() is not None:
-                raise DeployError(f"the {name} ended with {process.ending()}: {self._said(name)}")
+                raise DeployError(f"the {name} ended with {process.ending()}: {self._last_words(name)}")
 
-    def _said(self, name: str) -> str:
+    def _last_words(self, name: str) -> str:
         """Return the last lines of a process."""
         return "\n".join(list(self._last[name])[-6:])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import Problem, RequestError
@@ -12,12 +13,13 @@ from trtkit.runtime.sampling.checks import raise_problems
 from trtkit.runtime.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
     from trtkit.runtime.llm.prompts import Prompt
 
-Json = dict[str, Any]
+Fields = Mapping[str, Any]
+Settings = dict[str, Any]
 
 _SAMPLING = ["n", "temperature", "top_p", "top_k", "min_p", "seed"]
 _SAMPLING += ["presence_penalty", "frequency_penalty", "repetition_penalty"]
@@ -31,22 +33,22 @@ _ELSEWHERE = {"stop", "include_stop_str_in_output", "skip_special_tokens", "retu
 _ELSEWHERE |= {"formatted_prompt", "guided_decoding"}
 _ELSEWHERE |= {"stop_token_ids", "stop_token_ids_visible", "stop_token_ids_hidden"}
 # Values that ask for nothing.
-_NEUTRAL: Json = {"use_beam_search": False, "length_penalty": 1.0}
+_NEUTRAL: Settings = {"use_beam_search": False, "length_penalty": 1.0}
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-def default_settings(model: Path) -> Json:
+def default_settings(model: Path) -> Settings:
     """Return what holds where a request says nothing: OpenAI's defaults, and before them the model's own.
 
     model: a bundle's folder with `generation_config.json`.
     """
     path = model / "generation_config.json"
     own = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    given = {name: own[name] for name in _DEFAULTS if own.get(name) is not None}
-    return {"temperature": 1.0} | (given if own.get("do_sample", True) else {"temperature": 0.0})
+    of_model = {name: own[name] for name in _DEFAULTS if own.get(name) is not None}
+    return {"temperature": 1.0} | (of_model if own.get("do_sample", True) else {"temperature": 0.0})
 
 
-def read_request(request: Mapping[str, Any], defaults: Json, max_length: int) -> tuple[Prompt, SamplingParams]:
+def read_request(request: Fields, defaults: Settings, max_length: int) -> tuple[Prompt, SamplingParams]:
     """Return the prompt and the settings of a request of Dynamo's.
 
     max_length: tokens that a slot holds; an answer without a limit goes that far.
@@ -55,27 +57,27 @@ def read_request(request: Mapping[str, Any], defaults: Json, max_length: int) ->
     raise_problems(list(_refused(request)))
     settings = dict(defaults)
     for group, names in _GROUPS.items():
-        asked = request.get(group) or {}
-        settings |= {name: asked[name] for name in names if asked.get(name) is not None}
+        values = request.get(group) or {}
+        settings |= {name: values[name] for name in names if values.get(name) is not None}
     for name, value in _guide(request).items():
         settings[_GUIDES[name]] = value
     ids = list(request["token_ids"])
     settings.setdefault("max_tokens", max(1, max_length - len(ids)))
     settings["stop_token_ids"] = _stop_ids(request, ignores_eos=bool(settings.get("ignore_eos")))
     settings["min_tokens"] = min(settings.get("min_tokens", 0), settings["max_tokens"])
-    prompt: Json = {"prompt_token_ids": ids}
+    prompt: Settings = {"prompt_token_ids": ids}
     if images := _images(request.get("multi_modal_data") or {}):
         prompt["images"] = images
     return prompt, SamplingParams.from_mapping(settings)
 
 
-def _refused(request: Mapping[str, Any]) -> Iterator[Problem]:
+def _refused(request: Fields) -> Iterator[Problem]:
     """Yield every setting that is neither done here nor by the frontend."""
-    asked = {**(request.get("sampling_options") or {}), **(request.get("stop_conditions") or {})}
+    values = {**(request.get("sampling_options") or {}), **(request.get("stop_conditions") or {})}
     more = (request.get("extra_args") or {}).get("sampling_options") or {}
     known = {*_ELSEWHERE, *_SAMPLING, *_STOPS}
-    for name, value in {**asked, **more}.items():
-        is_neutral = name == "best_of" and value == (asked.get("n") or 1)
+    for name, value in {**values, **more}.items():
+        is_neutral = name == "best_of" and value == (values.get("n") or 1)
         if value is not None and name not in known and not is_neutral and _NEUTRAL.get(name, ...) != value:
             yield Problem(f"`{name}` is not supported", name, "leave it out")
     for name, value in _guide(request).items():
@@ -84,19 +86,19 @@ def _refused(request: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(f"guided decoding by `{name}` is not supported: `{str(value)[:80]}`", name, fix)
 
 
-def _guide(request: Mapping[str, Any]) -> Json:
+def _guide(request: Fields) -> Settings:
     guide = (request.get("sampling_options") or {}).get("guided_decoding") or {}
     return {name: value for name, value in guide.items() if value is not None and name != "backend"}
 
 
-def _stop_ids(request: Mapping[str, Any], *, ignores_eos: bool) -> list[int]:
+def _stop_ids(request: Fields, *, ignores_eos: bool) -> list[int]:
     """Return the tokens that end the answer: those asked for, and the model's own unless they are ignored."""
     stops = request.get("stop_conditions") or {}
     kinds = ["stop_token_ids", "stop_token_ids_visible", *(() if ignores_eos else ("stop_token_ids_hidden",))]
     return list(dict.fromkeys(token for kind in kinds for token in stops.get(kind) or ()))
 
 
-def _images(media: Mapping[str, Any]) -> list[bytes]:
+def _images(media: Fields) -> list[bytes]:
     """Return the files of a request's images. Raises RequestError for other media and for addresses."""
     for kind, items in media.items():
         if kind != "image_url" and items:

@@ -13,11 +13,13 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from dynamo.common.backend.engine import EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, LlmRegistration
+from dynamo.common.backend.metrics import register_engine_registry
 from dynamo.common.backend.run import run
 from dynamo.common.backend.worker import WorkerConfig
 from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument, Unknown
 
 from trtkit.deployment.dynamo.chunks import chunk
+from trtkit.deployment.dynamo.metrics import engine_registry
 from trtkit.deployment.dynamo.requests import default_settings, read_request
 from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE, worker_parser
 from trtkit.errors import OverloadedError, Problem, ProblemsError, RequestError, TrtkitError
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from dynamo._core import Context
+    from dynamo._core.backend import EngineMetrics  # type: ignore[import-not-found]
 
 _LAST_WORDS_S = 0.5
 log = logging.getLogger("trtkit.dynamo")
@@ -103,6 +106,10 @@ class BundleWorker(LLMEngine):
     async def health_check_payload(self) -> dict[str, Any]:
         """Return the request that an idle worker is probed with."""
         return {"token_ids": [0], "stop_conditions": {"max_tokens": 1}, "sampling_options": {"temperature": 0.0}}
+
+    async def register_prometheus(self, metrics: EngineMetrics) -> None:
+        """Put the engine's counts among the process's metrics."""
+        register_engine_registry(metrics, engine_registry(self._opened.thread.frontend.engine))
 
     async def cleanup(self) -> None:
         """End all requests and free the memory."""

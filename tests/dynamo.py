@@ -1,0 +1,64 @@
+"""A real Dynamo for tests: a frontend and its workers on free ports, and clients for them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+import urllib.request
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from openai import OpenAI
+
+from trtkit.deployment.dynamo.fleet import Fleet, FleetOptions
+from trtkit.deployment.dynamo.model_folder import read_model
+from trtkit.deployment.ports import free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+MODEL = "chat"
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running fleet, and what its processes have printed."""
+
+    fleet: Fleet
+    log: list[str]
+
+    def client(self) -> OpenAI:
+        """Return a client that tries once."""
+        return OpenAI(base_url=self.fleet.options.url, api_key="none", timeout=TIMEOUT_S, max_retries=0)
+
+    def metric(self, name: str) -> float:
+        """Return the sum over all workers of `trtkit_<name>`."""
+        total = 0.0
+        for member in self.fleet.workers:
+            with urllib.request.urlopen(f"http://127.0.0.1:{member.health_port}/metrics", timeout=TIMEOUT_S) as answer:
+                text = answer.read().decode()
+            values = re.findall(rf"^trtkit_{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+            assert len(values) == 1, text
+            total += float(values[0])
+        return total
+
+
+@contextlib.contextmanager
+def serving(bundle: Path, **options: Any) -> Iterator[Served]:
+    """Serve a bundle; the fleet ends with the block."""
+    log: list[str] = []
+    fleet_options = FleetOptions(MODEL, port=free_ports(1)[0], exit_timeout_s=5, **options)
+    with Fleet(read_model(bundle), fleet_options, lambda name, line: log.append(f"{name}: {line}")) as fleet:
+        fleet.wait_ready()
+        yield Served(fleet, log)
+
+
+def wait_until(is_done: Callable[[], bool]) -> None:
+    """Wait for what must come to be."""
+    end = time.monotonic() + TIMEOUT_S
+    while not is_done():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.1)

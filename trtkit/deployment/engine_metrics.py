@@ -1,0 +1,25 @@
+"""What is told of a language model's engine, whichever server runs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trtkit.runtime.generation import Engine
+
+COUNTERS = {
+    "generated_tokens": "Tokens of answers.",
+    "prompt_tokens": "Tokens of prompts that were computed.",
+    "reused_tokens": "Tokens of prompts that were found in a cache.",
+    "preemptions": "Sequences that gave their slot to another and came back later.",
+}
+"""Fields of the engine's statistics."""
+
+
+def gauges(engine: Engine) -> dict[str, tuple[str, int]]:
+    """Return what goes up and down, by name: what it is, and its value now."""
+    return {
+        "slots_busy": ("Slots with a sequence in them.", engine.execution.slots - engine.free_slots),
+        "slots": ("Slots of the engine.", engine.execution.slots),
+        "requests_waiting": ("Prompts that wait for a slot.", engine.waiting),
+    }
