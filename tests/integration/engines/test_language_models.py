@@ -134,3 +134,26 @@ def test_generate_and_bench_run_the_engine(
         report = trtkit("bench", plain, *load, graphs).json()
         assert name in json.dumps(report), report
         assert "host memory" in json.dumps(report)
+
+
+@pytest.mark.parametrize("kind", [None, "int8", "fp8"])
+def test_prompts_travel_between_an_engine_and_the_reference(kind: str | None, gpu: Simulated, tmp_path: Path) -> None:
+    """One computes the prompt, the other, of other sizes, the answer; both ways."""
+    path, ids, bundles = str(tiny_llm.save_to_quantize(tmp_path)), list(range(10, 50)), []
+    quantize = ["quantize=null"] if kind is None else ["quantize.method=none", f"quantize.kv_cache={kind}"]
+    for slots, length in ((2, 96), (3, 64)):
+        sizes = [f"llm.max_batch_size={slots}", f"llm.max_sequence_length={length}", "target=sm89"]
+        config = load_config(path, [*quantize, *sizes])
+        bundles.append(build_bundle(config, tmp_path / f"{length}", new_runner(), use_cache=False).bundle)
+        gpu.plans.add(bundles[-1])
+    with LLM(bundles[0].path, runtime="reference") as llm:
+        want = llm.generate([ids], tiny_llm.GREEDY)[0].outputs[0].token_ids
+    for runtimes in (("tensorrt", "reference"), ("reference", "tensorrt")):
+        with LLM(bundles[0].path, runtime=runtimes[0]) as first, LLM(bundles[1].path, runtime=runtimes[1]) as second:
+            first.generate([ids], SamplingParams(max_tokens=1))
+            saved = first.frontend.engine.export_prefix(ids)
+            assert saved is not None
+            assert second.frontend.engine.import_prefix(ids, saved)
+            assert second.generate([ids], tiny_llm.GREEDY)[0].outputs[0].token_ids == want
+            assert second.frontend.engine.statistics.prompt_tokens == 0
+            assert second.frontend.engine.statistics.imported_tokens == len(ids) - 1

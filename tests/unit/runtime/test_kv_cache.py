@@ -9,7 +9,7 @@ import torch
 from tests.generation import LENGTH, decoder
 from trtkit.errors import ExecutionError
 from trtkit.network.input_spec import BATCH, Axis, InputSpec
-from trtkit.runtime.decoder import Call, KvCache, ReferenceDecoder, SavedSequence
+from trtkit.runtime.decoder import CacheForm, Call, KvCache, ReferenceDecoder, SavedSequence
 
 PROMPT = [5, 17, 3, 66, 21, 9, 9, 40, 12, 33, 7]
 SHAPES = {"past_key_0": (2, 4), "past_value_0": (2, 4), "past_key_1": (1, 6)}
@@ -64,7 +64,7 @@ def test_what_was_saved_is_a_copy() -> None:
     held = cache()
     before, saved = contents(held), held.save(1, 5)
     held.copy(0, 1, slice(0, 8))
-    assert all(torch.equal(array, before[name][1, :, :5]) for name, array in saved.arrays.items())
+    assert all(torch.equal(array, before[name][1, :, :5]) for name, array in saved.form.views(saved.data).items())
     held.load(2, saved)
     after = contents(held)
     for name, array in before.items():
@@ -100,17 +100,37 @@ def test_new_tokens_are_written_at_each_rows_start(dtype: torch.dtype) -> None:
         assert torch.equal(after[name].float(), want)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8, torch.float8_e4m3fn, torch.float64], ids=str)
+def test_a_saved_sequence_is_one_block_of_bytes(dtype: torch.dtype) -> None:
+    held, other = cache(dtype), cache(dtype)
+    saved = held.save(1, 5)
+    assert saved.data.shape == (saved.form.size_bytes,)
+    raw = bytearray(saved.data.numpy().tobytes())
+    before = contents(other)
+    other.load(2, SavedSequence(saved.form, torch.frombuffer(raw, dtype=torch.uint8)))
+    for name, array in contents(other).items():
+        assert torch.equal(array[2, :, :5].float(), contents(held)[name][1, :, :5].float())
+        assert torch.equal(array[2, :, 5:].float(), before[name][2, :, 5:].float())
+
+
 def test_what_does_not_fit_is_refused() -> None:
     held, saved = cache(), cache(torch.float16).save(0, 3)
     with pytest.raises(ExecutionError, match=r"KV cache: a slot of 8 tokens cannot hold 9"):
         held.save(0, 9)
-    with pytest.raises(ExecutionError, match=r"`past_key_0` is \[2, 3, 4\] in torch.float16, the model's is"):
+    what = "holds `past_key_0` of 2 heads of 4 in float16, the model `past_key_0` of 2 heads of 4 in float32"
+    with pytest.raises(ExecutionError, match=what):
         held.load(0, saved)
-    short = SavedSequence(2, {name: array.float() for name, array in saved.arrays.items()})
-    with pytest.raises(ExecutionError, match=r"is \[2, 3, 4\] in torch.float32, the model's is \[2, 2, 4\]"):
-        held.load(0, short)
-    other = SavedSequence(3, {"past_key_0": saved.arrays["past_key_0"]})
+    saved = held.save(0, 3)
+    for tokens in (2, 4):
+        with pytest.raises(ExecutionError, match=rf"{tokens} tokens take \d+ bytes; the saved sequence has 272"):
+            held.load(0, SavedSequence(held.form(tokens), saved.data))
+    for tokens in (-1, 0, 9):
+        with pytest.raises(ExecutionError, match=f"a slot of 8 tokens cannot hold {tokens}"):
+            held.load(0, SavedSequence(held.form(tokens), saved.data))
     with pytest.raises(ExecutionError, match="the saved sequence has 1 caches, the model 3"):
-        held.load(0, other)
+        held.load(0, SavedSequence(CacheForm("", 3, saved.form.arrays[:1]), saved.data))
+    held.model = "0123456789abcdef"
+    with pytest.raises(ExecutionError, match="is of model ``, the caches are of model `0123456789ab`"):
+        held.load(0, saved)
     with pytest.raises(ExecutionError, match=f"a slot of {LENGTH} tokens cannot hold 65"):
-        decoder(slots=1).cache.load(0, SavedSequence(65, {}))
+        decoder(slots=1).cache.save(0, 65)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from trtkit.errors import ExecutionError
+from trtkit.runtime.decoder.saved import CacheArray, CacheForm, SavedSequence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,20 +17,13 @@ if TYPE_CHECKING:
     from trtkit.runtime.device import Stream
 
 
-@dataclass(frozen=True, eq=False)
-class SavedSequence:
-    """The cached tokens of a sequence on the host. arrays: [K, tokens, H] by cache."""
-
-    tokens: int
-    arrays: Mapping[str, torch.Tensor]
-
-
 class KvCache:
     """Linear caches: each sequence has a slot of its own at full length, allocated once and never moved.
 
     specs: the network's inputs, of which the caches are taken. stream: of a device, which works on them in turn; None:
     the caller's own memory and time.
-    slots: sequences. max_length: T, tokens that a slot holds.
+    slots: sequences. max_length: T, tokens that a slot holds. model: digest of the model whose keys and values these
+    are; saved sequences of other models are refused.
     """
 
     def __init__(
@@ -42,6 +35,7 @@ class KvCache:
     ) -> None:
         self.specs = [spec for spec in specs if spec.feeder == "cache"]
         self.slots, self.max_length = slots, self.specs[0].size_of("cached_tokens")
+        self.model = ""
         self._stream, empty = stream, _empty if stream is None else stream.empty
         self._arrays = {spec.name: empty((slots, *spec.shape[1:]), dtype_of(spec)) for spec in self.specs}
         for array in self._arrays.values():
@@ -74,22 +68,41 @@ class KvCache:
         if source != target:
             self.copy(source, target, slice(0, count))
 
+    def form(self, tokens: int) -> CacheForm:
+        """Return what a saved sequence of `tokens` tokens is."""
+        arrays = (
+            CacheArray(name, str(array.dtype).removeprefix("torch."), array.shape[1], array.shape[3])
+            for name, array in self._arrays.items()
+        )
+        return CacheForm(self.model, tokens, tuple(arrays))
+
     def save(self, slot: int, count: int) -> SavedSequence:
         """Return the first `count` tokens of a slot, copied to the host."""
         self._check(count)
         if self._stream is not None:
             self._stream.synchronize()
-        arrays = {name: array[slot, :, :count].to("cpu", copy=True) for name, array in self._arrays.items()}
-        return SavedSequence(count, arrays)
+        form = self.form(count)
+        saved = SavedSequence(form, torch.zeros(form.size_bytes, dtype=torch.uint8))
+        for name, view in form.views(saved.data).items():
+            view.copy_(self._arrays[name][slot, :, :count])
+        return saved
 
     def load(self, slot: int, saved: SavedSequence) -> None:
-        """Begin a slot with a saved sequence. Raises ExecutionError for one of other caches, or of too many tokens."""
-        self._check(saved.tokens)
-        if fault := self._fault(saved):
-            raise ExecutionError(fault, "KV cache", "load a cache that the same engine saved")
-        for name, array in saved.arrays.items():
+        """Begin a slot with a saved sequence. Raises ExecutionError for what `check` refuses."""
+        self.check(saved)
+        for name, view in saved.form.views(saved.data).items():
             part = self._arrays[name][slot, :, : saved.tokens]
-            self._run(partial(part.copy_, array))
+            self._run(partial(part.copy_, view))
+
+    def check(self, saved: SavedSequence) -> None:
+        """Raise ExecutionError for a sequence of another model or other caches, of too many tokens or too few bytes."""
+        self._check(saved.tokens)
+        form = self.form(saved.tokens)
+        fault = saved.form.difference(form)
+        if not fault and (saved.data.dtype != torch.uint8 or saved.data.shape != (form.size_bytes,)):
+            fault = f"{saved.tokens} tokens take {form.size_bytes} bytes; the saved sequence has {saved.data.nbytes}"
+        if fault:
+            raise ExecutionError(fault, "KV cache", "load a sequence that was saved from the same model")
 
     def close(self) -> None:
         """Give the memory back."""
@@ -104,20 +117,9 @@ class KvCache:
 
     def _check(self, count: int) -> None:
         """Raise ExecutionError for more tokens than a slot holds."""
-        if count > self.max_length:
+        if not 0 < count <= self.max_length:
             what = f"a slot of {self.max_length} tokens cannot hold {count}"
             raise ExecutionError(what, "KV cache", "raise `llm.max_sequence_length`, or give fewer tokens")
-
-    def _fault(self, saved: SavedSequence) -> str:
-        """Say how a saved sequence differs from what the caches hold; empty if it does not."""
-        if saved.arrays.keys() != self._arrays.keys():
-            return f"the saved sequence has {len(saved.arrays)} caches, the model {len(self._arrays)} of other names"
-        for name, array in self._arrays.items():
-            want, have = (array.shape[1], saved.tokens, array.shape[3]), tuple(saved.arrays[name].shape)
-            if have != want or saved.arrays[name].dtype != array.dtype:
-                own = f"{list(have)} in {saved.arrays[name].dtype}"
-                return f"the saved `{name}` is {own}, the model's is {list(want)} in {array.dtype}"
-        return ""
 
 
 def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import TYPE_CHECKING, Literal
 
 from trtkit.backends import load_backend
@@ -44,16 +45,25 @@ def open_execution(
             what = "the engine outputs logits of the last token only"
             fix = "build with `--set llm.logits=all`, or use `--runtime reference`"
             raise GenerationError(what, str(bundle.path), fix)
-        return ReferenceDecoder(bundle_network(bundle, has_all_logits=True), count)
+        return _named(ReferenceDecoder(bundle_network(bundle, has_all_logits=True), count), bundle)
     device = engine_device(runtime)
     if device is not None:
         from trtkit.runtime.decoder.engine import DecoderPlan, EngineDecoder
 
         bundle.check_files()
         backend = load_backend(bundle.manifest.backend.name)
-        return EngineDecoder(backend, DecoderPlan.of(bundle), count, device, has_cuda_graphs=has_cuda_graphs)
+        plan = DecoderPlan.of(bundle)
+        return _named(EngineDecoder(backend, plan, count, device, has_cuda_graphs=has_cuda_graphs), bundle)
     bundle.check_network()
-    return ReferenceDecoder(bundle_network(bundle), count)
+    return _named(ReferenceDecoder(bundle_network(bundle), count), bundle)
+
+
+def _named(execution: DecoderExecution, bundle: Bundle) -> DecoderExecution:
+    """Return a bundle's execution, its cache named after weights and precision, not after the engine's sizes."""
+    manifest = bundle.manifest
+    files = sorted({file.sha256 for file in (*manifest.sources, *manifest.quantized)})
+    execution.cache.model = sha256("\n".join([manifest.config.precision, *files]).encode()).hexdigest()
+    return execution
 
 
 def _checked_slots(bundle: Bundle, slots: int | None) -> int:

@@ -105,8 +105,13 @@ def _admit(state: State, request: Request, min_shared_tokens: int) -> None:
     is_whole = request.settings.params.prompt_logprobs is not None
     source, common = (0, 0) if is_whole else slots.shared_prefix(ids, request.soft)
     common = common if common >= min_shared_tokens else 0
-    slot = slots.take(source, common)
-    if common:
+    imported = None if is_whole or request.soft else state.imports.take(ids, max(common + 1, min_shared_tokens))
+    slot = slots.take(source, common if imported is None else 0)
+    if imported is not None:
+        saved, common = imported
+        state.execution.cache.load(slot, saved)
+        state.statistics.imported_tokens += common
+    elif common:
         state.execution.cache.share(source, slot, common)
     slots.cached[slot] = common
     slots.sequences.start(slot, prompt, request.generated, request.soft)

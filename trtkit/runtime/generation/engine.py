@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.errors import RequestError
+from trtkit.errors import ExecutionError, RequestError
 from trtkit.runtime.generation.admission import Waiting, admit_waiting
 from trtkit.runtime.generation.decoding import decode
 from trtkit.runtime.generation.flight import Flight, can_launch, land, launch
+from trtkit.runtime.generation.imports import Imports
 from trtkit.runtime.generation.prefill import Chunk, group_chunks, plan_chunks, prefill_call
 from trtkit.runtime.generation.request import check_request
 from trtkit.runtime.generation.state import State
@@ -18,9 +19,11 @@ from trtkit.runtime.generation.tokens import take
 from trtkit.runtime.sampling.logprobs import token_logprobs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
-    from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.runtime.decoder import DecoderExecution, SavedSequence
     from trtkit.runtime.generation.proposers import Proposer
     from trtkit.runtime.generation.request import Finished, Request
     from trtkit.runtime.generation.slots import Slots
@@ -37,6 +40,7 @@ class EngineOptions:
     token_budget: new tokens of one step, decoding and prompts together; the engine's prefill length where None.
     max_queue: requests that may wait; None: any number. min_shared_tokens: the shortest beginning worth sharing.
     proposer: guesses tokens ahead, for speculative decoding.
+    most_imported_bytes: host memory for beginnings of prompts that other engines computed.
     overlap: launch a step before the host knows the last one's tokens; None: where the decoder computes meanwhile.
     """
 
@@ -44,6 +48,7 @@ class EngineOptions:
     max_queue: int | None = None
     min_shared_tokens: int = 16
     proposer: Proposer | None = None
+    most_imported_bytes: int = 1 << 30
     overlap: bool | None = None
 
 
@@ -59,7 +64,8 @@ class Engine:
         self._budget = self._options.token_budget or execution.max_prefill_length
         self._waiting = Waiting(self._options.max_queue)
         proposer = self._options.proposer
-        self._state = State(execution, reserve=1 if proposer is None else 1 + proposer.most)
+        reserve = 1 if proposer is None else 1 + proposer.most
+        self._state = State(execution, reserve, Imports(self._options.most_imported_bytes))
         wants_overlap = execution.is_asynchronous if self._options.overlap is None else self._options.overlap
         self._overlaps = wants_overlap and execution.takes_ids and proposer is None
         self._flight: Flight | None = None
@@ -101,6 +107,23 @@ class Engine:
     def check_room(self, count: int) -> None:
         """Raise RequestError for more requests than ever fit the queue, OverloadedError for more than fit now."""
         self._waiting.check_room(count)
+
+    def export_prefix(self, ids: Sequence[int]) -> SavedSequence | None:
+        """Return the longest beginning of a prompt that a slot's cache holds, without the last token; None if short."""
+        slot, common = self._state.slots.shared_prefix(ids)
+        return None if common < self._options.min_shared_tokens else self.execution.cache.save(slot, common)
+
+    def import_prefix(self, ids: Sequence[int], saved: SavedSequence) -> bool:
+        """Keep what another engine has computed of a prompt, for the next one that begins so.
+
+        ids: the cached tokens, or more. Return whether there is memory for it; if not, the prompt is computed here.
+        Raises ExecutionError for a sequence of another model, or of other caches, and for fewer ids than it has tokens.
+        """
+        self.execution.cache.check(saved)
+        if len(ids) < saved.tokens:
+            what = f"{len(ids)} token ids do not say what {saved.tokens} cached tokens are"
+            raise ExecutionError(what, "KV cache", "give the ids of all cached tokens")
+        return self._state.imports.add(np.asarray(ids[: saved.tokens], np.int64), saved)
 
     def cancel(self, request_id: str) -> bool:
         """End a request; the next step returns it with what it has. Return whether there was one."""

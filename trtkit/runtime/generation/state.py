@@ -15,13 +15,15 @@ from trtkit.runtime.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.runtime.generation.imports import Imports
     from trtkit.runtime.generation.request import FinishReason, Hypothesis, Request
     from trtkit.runtime.sequences import Ints
 
 
 @dataclass
 class Statistics:
-    """What an engine has done. prompt_tokens: computed; reused_tokens: of prompts, found in a cache.
+    """What an engine has done. prompt_tokens: computed; reused_tokens: of prompts, found in a cache;
+    imported_tokens: those of them that another engine computed.
 
     synchronous_steps: decoding steps that waited for the tokens of the step before, because the engine does not overlap
     or a row needs them: a grammar, a penalty, beams. discarded_tokens: drawn after a sequence's end.
@@ -30,6 +32,7 @@ class Statistics:
     steps: int = 0
     prompt_tokens: int = 0
     reused_tokens: int = 0
+    imported_tokens: int = 0
     generated_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -40,10 +43,11 @@ class Statistics:
 
 @dataclass(eq=False)
 class State:
-    """An engine's memory. reserve: places at a slot's end that idle rows may overwrite."""
+    """An engine's memory. reserve: places at a slot's end that idle rows may overwrite. imports: see Imports."""
 
     execution: DecoderExecution
     reserve: int
+    imports: Imports
     statistics: Statistics = field(default_factory=Statistics)
     finished: list[Finished] = field(default_factory=list)
 
