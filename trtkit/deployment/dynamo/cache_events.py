@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from dynamo.common.backend.publisher import ComponentSnapshot
 
-from trtkit.deployment.dynamo.held_blocks import BLOCK_SIZE, HeldBlocks
+from trtkit.deployment.dynamo.held_blocks import HeldBlocks
+from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 import numpy as np
 
+from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from trtkit.runtime.generation.slots import Slots
     from trtkit.runtime.sequences import Ints
-
-BLOCK_SIZE = 16
-"""Tokens of a block, by which a router knows what a worker's cache holds."""
 
 
 class Stored(TypedDict):

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo.common.backend.engine import EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, LlmRegistration
 from dynamo.common.backend.metrics import register_engine_registry
+from dynamo.common.backend.publisher import KvEventSource, PushSource
 from dynamo.common.backend.run import run
 from dynamo.common.backend.worker import WorkerConfig
 from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument, Unknown
 
+from trtkit.deployment.dynamo.cache_events import CacheEvents
 from trtkit.deployment.dynamo.chunks import chunk
 from trtkit.deployment.dynamo.metrics import engine_registry
 from trtkit.deployment.dynamo.requests import default_settings, read_request
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from dynamo._core import Context
     from dynamo._core.backend import EngineMetrics  # type: ignore[import-not-found]
 
+    from trtkit.deployment.dynamo.cache_events import EventPublisher, LoadPublisher
+
 _LAST_WORDS_S = 0.5
 log = logging.getLogger("trtkit.dynamo")
 
@@ -43,6 +47,7 @@ class BundleWorker(LLMEngine):
         self._options = options
         self._model = options.bundle / "model"
         self._llm: AsyncLLM | None = None
+        self._cache = CacheEvents()
         self._numbers = itertools.count()
         self._names: dict[str, str] = {}
 
@@ -68,7 +73,7 @@ class BundleWorker(LLMEngine):
     async def start(self, worker_id: int) -> EngineConfig:  # noqa: ARG002
         """Open the bundle."""
         options = {"slots": self._options.slots, "max_queue": self._options.max_queue, "detokenizes": False}
-        self._llm = await asyncio.to_thread(AsyncLLM, self._options.bundle, **options)
+        self._llm = await asyncio.to_thread(AsyncLLM, self._options.bundle, on_step=self._cache.update, **options)
         frontend = self._llm.thread.frontend
         text, execution = frontend.text, frontend.execution
         self._defaults = default_settings(self._model)
@@ -107,6 +112,18 @@ class BundleWorker(LLMEngine):
         """Return the request that an idle worker is probed with."""
         return {"token_ids": [0], "stop_conditions": {"max_tokens": 1}, "sampling_options": {"temperature": 0.0}}
 
+    async def kv_event_sources(self) -> list[KvEventSource]:
+        """Return where the router is told what the cache holds."""
+        return [PushSource(self._begin_events)]  # type: ignore[arg-type]
+
+    def component_metrics_dp_ranks(self) -> list[int]:
+        """Return the ranks whose load is told."""
+        return [0]
+
+    def attach_snapshot_publisher(self, publisher: LoadPublisher) -> None:
+        """Take what the load is told to."""
+        self._cache.load = publisher
+
     async def register_prometheus(self, metrics: EngineMetrics) -> None:
         """Put the engine's counts among the process's metrics."""
         register_engine_registry(metrics, engine_registry(self._opened.thread.frontend.engine))
@@ -116,6 +133,11 @@ class BundleWorker(LLMEngine):
         llm, self._llm = self._llm, None
         if llm is not None:
             await asyncio.to_thread(llm.close)
+
+    def _begin_events(self, publisher: EventPublisher) -> None:
+        """Take what the cache's contents are told to, and tell it what is held already."""
+        self._cache.events = publisher
+        self._opened.thread.run(self._cache.update)
 
     @property
     def _opened(self) -> AsyncLLM:

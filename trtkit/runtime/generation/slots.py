@@ -85,17 +85,17 @@ class Slots:
     def take(self, source: int, common: int) -> int:
         """Return a free slot for a prompt that shares `common` tokens with `source`, and mark it as running.
 
-        The source itself where it has ended and most of it is shared, or where no other is free; else an empty slot;
-        else the one that was left longest ago.
+        The source itself where it has ended and most of it is shared, or where no other is free; else an empty slot,
+        or one of a few tokens, as a health check leaves; else the one that was left longest ago.
         """
         is_free = ~self.is_running
-        others = np.flatnonzero(is_free & (np.arange(self.count) != source))
+        others = np.flatnonzero(is_free & ((np.arange(self.count) != source) | (common == 0)))
         can_go_on = bool(is_free[source]) and common > 0
         if can_go_on and (2 * common >= self.cached[source] or not others.size):
             chosen = source
         else:
             candidates = others if others.size else np.flatnonzero(is_free)
-            age = np.where(self.cached[candidates] > 0, self._used[candidates], -1)
+            age = np.where(self.cached[candidates] > _FIRST_BLOCK, self._used[candidates], -1)
             chosen = int(candidates[age.argmin()])
         self.is_running[chosen] = True
         self.touch(chosen)

@@ -29,3 +29,28 @@ def test_the_slot_that_is_most_alike_is_found_an_ended_one_first(seed: int) -> N
         slots.cached[slot] = rng.choice([0, len(tokens), rng.integers(len(tokens))])
         slots.is_running[slot] = rng.random() < 0.5
     assert slots.shared_prefix(prompt) == most_alike(slots, prompt)
+
+
+def hold(slots: Slots, slot: int, length: int) -> None:
+    slots.sequences.start(slot, range(length))
+    slots.cached[slot] = length
+    slots.is_running[slot] = True
+    slots.leave(slot, 1)
+
+
+def test_a_prompt_that_shares_nothing_takes_the_slot_that_was_left_longest_ago() -> None:
+    slots = Slots(3, 64)
+    for slot in (0, 1, 2):
+        hold(slots, slot, 30)
+    assert [slots.take(0, 0), slots.take(0, 0)] == [0, 1]
+
+
+def test_health_checks_leave_what_is_cached() -> None:
+    slots = Slots(3, 64)
+    for slot in (0, 1):
+        hold(slots, slot, 30)
+    for _ in range(5):
+        slot = slots.take(0, 0)
+        assert slot == 2
+        hold(slots, slot, 2)
+    assert slots.cached.tolist() == [30, 30, 2]
