@@ -8,6 +8,7 @@ STAMPS := $(VENV)/.stamps
 # processes would fight for the cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=40
 TRITON_SERVER := nvidia-pytriton==0.7.0 numpy==1.26.4
+DYNAMO := ai-dynamo==1.6.1 nixl==1.5.1
 
 .DEFAULT_GOAL := help
 
@@ -43,17 +44,26 @@ $(STAMPS)/triton: Makefile | $(STAMPS)/demo
 	@$(PIP) install --no-deps --target $(VENV)/triton-server $(TRITON_SERVER)
 	@touch $@
 
-install: $(STAMPS)/dev $(STAMPS)/triton ## Create .venv with everything the tests need.
+# What `ai-dynamo` and `nixl` ask for is either in trtkit's extras, not on PyPI, or a second build for another CUDA.
+$(STAMPS)/dynamo: Makefile | $(STAMPS)/demo
+	@echo "installing NVIDIA Dynamo into $(VENV)"
+	@$(PIP) install -c constraints.txt -e '.[dynamo,nixl]'
+	@$(PIP) install --no-deps $(DYNAMO)
+	@touch $@
 
-demo: $(STAMPS)/demo $(STAMPS)/triton ## Build, verify, quantize and serve a classifier and an LLM, without a GPU.
+install: $(STAMPS)/dev $(STAMPS)/triton $(STAMPS)/dynamo ## Create .venv with everything the tests need.
+
+demo: $(STAMPS)/demo $(STAMPS)/dynamo ## Build, verify, quantize and serve a classifier and an LLM, without a GPU.
 	@PATH=$(BIN):$$PATH sh examples/demo.sh
 
 triton: $(STAMPS)/triton ## Put a Triton server for `trtkit serve` and the tests into .venv.
 
-test: $(STAMPS)/dev $(STAMPS)/triton ## Run the tests, but for the slow ones.
+dynamo: $(STAMPS)/dynamo ## Put NVIDIA Dynamo for `trtkit serve BUNDLE` into .venv.
+
+test: $(STAMPS)/dev $(STAMPS)/triton $(STAMPS)/dynamo ## Run the tests, but for the slow ones.
 	$(PYTEST) -m "not slow and not conformance"
 
-slow: $(STAMPS)/dev $(STAMPS)/triton ## Run the slow tests: every shipped config is built.
+slow: $(STAMPS)/dev $(STAMPS)/triton $(STAMPS)/dynamo ## Run the slow tests: every shipped config is built.
 	$(PYTEST) -m "slow and not conformance"
 
 # In an environment on top of .venv: it brings some forty packages that nothing else here needs.

@@ -14,18 +14,17 @@ say trtkit verify bundles/llama --no-corners
 say trtkit generate bundles/llama "What is the capital of France?" --stats
 say trtkit build llama --set quantize.method=int8_wo -o bundles/llama-int8
 say trtkit eval bundles/llama-int8 --compare bundles/llama --perplexity README.md --windows 1
-say trtkit deploy bundles/llama --to triton --repository bundles/models
 
-printf '\n\033[1m$ trtkit serve bundles/models --quiet &\033[0m\n'
-trtkit serve bundles/models --quiet > bundles/serve.log 2>&1 &
+printf '\n\033[1m$ trtkit serve bundles/llama --quiet &\033[0m\n'
+trtkit serve bundles/llama --quiet > bundles/serve.log 2>&1 &
 server=$!
 trap 'kill $server && wait $server' EXIT
 until grep -q 'Ctrl-C stops it' bundles/serve.log; do
   kill -0 $server 2> /dev/null || { cat bundles/serve.log; trap - EXIT; exit 1; }
   sleep 0.2
 done
-tail -n 3 bundles/serve.log
-request='{"text_input": "Gravity is", "max_tokens": 8}'
-printf "\n\033[1m$ curl -s localhost:8000/v2/models/llama/generate -d '%s'\033[0m\n" "$request"
-curl -s localhost:8000/v2/models/llama/generate -d "$request"
+grep -v ': ' bundles/serve.log | tail -n 2
+request='{"model": "llama", "temperature": 0, "messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+printf "\n\033[1m$ curl -s localhost:8000/v1/chat/completions -H 'Content-Type: application/json' -d '%s'\033[0m\n" "$request"
+curl -s localhost:8000/v1/chat/completions -H 'Content-Type: application/json' -d "$request"
 echo

@@ -36,14 +36,18 @@ class Served:
 
     def metric(self, name: str) -> float:
         """Return the sum over all workers of `trtkit_<name>`."""
-        total = 0.0
-        for member in self.fleet.workers:
-            with urllib.request.urlopen(f"http://127.0.0.1:{member.health_port}/metrics", timeout=TIMEOUT_S) as answer:
-                text = answer.read().decode()
-            values = re.findall(rf"^trtkit_{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
-            assert len(values) == 1, text
-            total += float(values[0])
-        return total
+        return sum(self._metric(number, name) for number in range(len(self.fleet.workers)))
+
+    def busy_slots(self, number: int) -> int:
+        """Return how many slots of a worker have a sequence in them."""
+        return int(self._metric(number, "slots_busy"))
+
+    def _metric(self, number: int, name: str) -> float:
+        port = self.fleet.workers[number].health_port
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S) as answer:
+            text = answer.read().decode()
+        (value,) = re.findall(rf"^trtkit_{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+        return float(value)
 
 
 @contextlib.contextmanager

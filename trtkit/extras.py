@@ -37,12 +37,19 @@ EXTRAS = {
     "triton": "kernels",
     "tritonclient": "triton",
     "google": "triton",
+    "msgspec": "dynamo",
+    "prometheus_client": "dynamo",
+    "uvloop": "dynamo",
+    "zmq": "dynamo",
+    "nixl": "nixl",
     "altair": "report",
     "vl_convert": "report",
 }
 # Names of distributions that differ from the module's.
 _DISTRIBUTIONS = {
     "PIL": "pillow",
+    "prometheus_client": "prometheus-client",
+    "zmq": "pyzmq",
     "lm_eval": "lm-eval",
     "modelopt": "nvidia-modelopt",
     "google": "protobuf",

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from trtkit.cli.options import json_option, run_options
+from trtkit.deployment.dynamo.extra import install_command
 from trtkit.extras import install
 from trtkit.jobs.events import Phase
 
@@ -50,6 +51,7 @@ _TASKS = (
     ("language models", ("torch", "transformers", "tokenizers", "gguf", "jinja2", "llguidance"), ("llm",)),
     ("quantize language models", ("transformers", "modelopt.torch.quantization"), ("llm", "quantize")),
     ("compile custom op kernels", ("torch", "triton"), ("kernels",)),
+    ("serve with an OpenAI-compatible API", ("dynamo.frontend", "msgspec", "prometheus_client", "zmq"), ("dynamo",)),
     ("deploy to Triton", ("tritonclient.grpc", "google.protobuf", "PIL", "scipy"), ("triton",)),
 )
 _BUILDS = {"build ONNX models", "language models"}
@@ -88,7 +90,8 @@ def _task(task: str, modules: tuple[str, ...], extras: tuple[str, ...]) -> Task:
         try:
             importlib.import_module(module)
         except Exception as error:  # a broken library fails in any way it likes
-            return Task(task, f"`{module}`: {str(error).partition(chr(10))[0]}", install(*extras))
+            fix = install_command() if "dynamo" in extras else install(*extras)
+            return Task(task, f"`{module}`: {str(error).partition(chr(10))[0]}", fix)
     return Task(task, "", "")
 
 

@@ -46,7 +46,7 @@ GROUPS = {
     },
     "Deploy": {
         "deploy": "Deploy a bundle to a Triton model repository.",
-        "serve": "Serve a model repository with a local Triton server.",
+        "serve": "Serve a language model, or a model repository.",
         "check": "Check that a server serves a bundle correctly.",
     },
     "Shell": {

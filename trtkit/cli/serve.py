@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trtkit.deployment.triton.local_server import LocalServer, ServeOptions
     from trtkit.deployment.triton.server_files import ServerFiles
 
+Options = dict[str, Any]
 EPILOG = """\b
 Examples:
   trtkit serve bundles/llama
@@ -35,14 +36,14 @@ Examples:
   trtkit serve models --server /opt/tritonserver/bin/tritonserver --quiet
 
 \b
-Triton's server is the first of: --server, TRTKIT_TRITON_SERVER, `tritonserver` on
-PATH, NVIDIA's container, nvidia-pytriton, the environment's `triton-server`.
+Triton's server is the first of: --server, TRTKIT_TRITON_SERVER,
+`tritonserver` on PATH, NVIDIA's container, nvidia-pytriton, and the folder
+`triton-server` of the environment.
 Ctrl-C and SIGTERM stop it. Port 0 picks a free port.
 Exit codes: 0 stopped, 1 failed, or the server or a Python model's process
 died (restart it), 2 wrong usage. A worker that dies is started again."""
 
 
-Options = dict[str, Any]
 _OF_BUNDLES = ["name", "replicas", "slots", "max_queue", "router", "migrations", "body_mib"]
 _OF_BUNDLES += ["tool_call_parser", "reasoning_parser"]
 _OF_REPOSITORIES = ["server", "grpc_port", "metrics_port", "control_mode", "load", "allow_undeployed"]
@@ -195,7 +196,7 @@ def _serve(server: LocalServer, *, as_json: bool) -> None:
     raise server.death()
 
 
-def _report(server: LocalServer, version: str, states: list[ModelState]) -> dict[str, Any]:
+def _report(server: LocalServer, version: str, states: list[ModelState]) -> dict[str, object]:
     ends = server.options.endpoints
     return {
         "server": {"binary": str(server.files.binary), "version": version, "pid": server.pid},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
@@ -96,7 +96,7 @@ def _carry(opened: OpenedDecoder, folder: Path, steps: Steps) -> None:
         steps.add("embeddings", f"{path.name}, {path.stat().st_size / 2**20:.1f} MiB, is read beside the engine")
 
 
-def _named(config: Mapping[str, Any]) -> dict[str, Any]:
+def _named(config: Mapping[str, object]) -> dict[str, object]:
     """Return a config.json that names its `architectures`: GGUF and others do not, and servers ask for it."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib.util
 
 from trtkit.errors import MissingPackageError
+from trtkit.extras import install
 
 VERSION = "1.6.1"
-INSTALL = f"pip install 'trtkit[dynamo]' && pip install --no-deps ai-dynamo=={VERSION}"
+
+
+def install_command() -> str:
+    """Return what installs Dynamo: without what it asks for, since one package is not on PyPI and nothing needs it."""
+    return f"{install('dynamo')} && pip install --no-deps ai-dynamo=={VERSION}"
 
 
 def require_dynamo() -> None:
-    """Raise MissingPackageError where Dynamo is not installed.
-
-    `ai-dynamo` asks for a package that PyPI does not have and that nothing here uses, hence `--no-deps`.
-    """
+    """Raise MissingPackageError where Dynamo is not installed."""
     if importlib.util.find_spec("dynamo") is None or importlib.util.find_spec("dynamo.frontend") is None:
-        raise MissingPackageError("serving a language model needs NVIDIA Dynamo", fix=INSTALL)
+        raise MissingPackageError("serving a language model needs NVIDIA Dynamo", fix=install_command())

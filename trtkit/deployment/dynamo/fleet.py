@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -91,6 +92,7 @@ class Fleet:
         self._broker: Broker | None = None
         self._frontend: ServerProcess | None = None
         self.workers: list[Member] = []
+        self._lock, self._is_stopped = threading.Lock(), threading.Event()
 
     def __enter__(self) -> Self:
         try:
@@ -120,21 +122,28 @@ class Fleet:
             time.sleep(POLL_S)
 
     def watch(self) -> None:
-        """Keep the workers running until the frontend ends. Raises DeployError then, or where a worker keeps failing.
+        """Keep the workers running until the fleet is stopped.
 
         A worker that ends, or gives no sign for half a minute, is started again; its requests go on elsewhere.
+        Raises DeployError where the frontend ends, or a worker keeps failing.
         """
         while self._frontend is not None and self._frontend.exit_code() is None:
             for index, member in enumerate(self.workers):
                 if member.process.exit_code() is None and _is_healthy(member.health_port):
                     member.heard_s = time.monotonic()
                 elif member.process.exit_code() is not None or time.monotonic() - member.heard_s > _SILENT_S:
-                    self.workers[index] = self._restart(member)
-            time.sleep(_LOOK_S)
+                    with self._lock:
+                        if self._is_stopped.is_set():
+                            return
+                        self.workers[index] = self._restart(member)
+            if self._is_stopped.wait(_LOOK_S):
+                return
         self._raise_dead()
 
     def stop(self) -> None:
         """End the frontend, so that no request comes, then the workers."""
+        with self._lock:
+            self._is_stopped.set()
         processes = [process for process in (self._frontend, *(each.process for each in self.workers)) if process]
         for process in processes:
             process.ask_to_end()
@@ -143,6 +152,10 @@ class Fleet:
         if self._broker is not None:
             self._broker.close()
         self._scratch.cleanup()
+
+    def is_healthy(self, number: int) -> bool:
+        """Whether a worker says that it serves."""
+        return _is_healthy(self.workers[number].health_port)
 
     @property
     def frontend_pid(self) -> int | None:

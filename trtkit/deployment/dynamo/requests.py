@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.llm.prompts import Prompt
 
 Fields = Mapping[str, Any]
-Settings = dict[str, Any]
+Settings = dict[str, object]
 
 _SAMPLING = ["n", "temperature", "top_p", "top_k", "min_p", "seed"]
 _SAMPLING += ["presence_penalty", "frequency_penalty", "repetition_penalty"]
@@ -45,7 +45,7 @@ def default_settings(model: Path) -> Settings:
     path = model / "generation_config.json"
     own = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     of_model = {name: own[name] for name in _DEFAULTS if own.get(name) is not None}
-    return {"temperature": 1.0} | (of_model if own.get("do_sample", True) else {"temperature": 0.0})
+    return {"temperature": 1.0, **(of_model if own.get("do_sample", True) else {"temperature": 0.0})}
 
 
 def read_request(request: Fields, defaults: Settings, max_length: int) -> tuple[Prompt, SamplingParams]:
@@ -64,7 +64,6 @@ def read_request(request: Fields, defaults: Settings, max_length: int) -> tuple[
     ids = list(request["token_ids"])
     settings.setdefault("max_tokens", max(1, max_length - len(ids)))
     settings["stop_token_ids"] = _stop_ids(request, ignores_eos=bool(settings.get("ignore_eos")))
-    settings["min_tokens"] = min(settings.get("min_tokens", 0), settings["max_tokens"])
     prompt: Settings = {"prompt_token_ids": ids}
     if images := _images(request.get("multi_modal_data") or {}):
         prompt["images"] = images

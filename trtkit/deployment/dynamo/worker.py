@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dynamo.common.backend.engine import EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, LlmRegistration
 from dynamo.common.backend.metrics import register_engine_registry
@@ -108,7 +108,7 @@ class BundleWorker(LLMEngine):
         if name is not None:
             await self._opened.abort(name)
 
-    async def health_check_payload(self) -> dict[str, Any]:
+    async def health_check_payload(self) -> dict[str, object]:
         """Return the request that an idle worker is probed with."""
         return {"token_ids": [0], "stop_conditions": {"max_tokens": 1}, "sampling_options": {"temperature": 0.0}}
 

@@ -1,0 +1,167 @@
+"""What happens when workers die, and what strangers can send: two workers, each replaced once here."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import string
+import threading
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from openai import APIStatusError
+
+from tests.dynamo import MODEL, Served, wait_until
+from tests.integration.dynamo.test_openai import answers, complete
+from trtkit.deployment.triton.endpoints import listens
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+    from trtkit import LLM
+
+
+@pytest.fixture(scope="module", autouse=True)
+def watched(served: Served) -> None:
+    """The thread that starts workers again; `trtkit serve` watches in its own."""
+    threading.Thread(target=served.fleet.watch, daemon=True).start()
+
+
+def post(served: Served, body: bytes, path: str = "completions") -> tuple[int, bytes]:
+    request = urllib.request.Request(f"{served.fleet.options.url}/{path}", body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def kill_worker(served: Served, number: int) -> None:
+    """Kill a worker and wait until another is in its place."""
+    killed = served.fleet.workers[number].process.pid
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: served.fleet.workers[number].process.pid != killed)
+    wait_until(lambda: served.fleet.is_healthy(number))
+
+
+def test_an_answer_goes_on_when_its_worker_dies(served: Served, client: OpenAI, local: LLM) -> None:
+    settings: Any = {"max_tokens": 80, "temperature": 0.0, "extra_body": {"ignore_eos": True}}
+    (wanted,) = answers(local, "a", max_tokens=80, temperature=0.0, ignore_eos=True)
+    stream = complete(client, "a", stream=True, **settings)
+    texts = [next(iter(stream)).choices[0].text]
+    busy = [index for index in range(2) if served.busy_slots(index)]
+    assert len(busy) == 1
+    kill_worker(served, busy[0])
+    texts += [piece.choices[0].text for piece in stream if piece.choices]
+    assert "".join(texts) == wanted.text
+    assert any("it is started again" in line for line in served.log)
+
+
+def test_cancels_and_a_killed_worker_lose_and_change_nothing(served: Served, client: OpenAI, local: LLM) -> None:
+    """Every answer that comes is right, every request ends, no slot stays taken."""
+    choose = random.Random(5)
+    prompts = [f"{choose.choice('abc')} {choose.randrange(4)}" for _ in range(120)]
+    wanted = {prompt: answers(local, prompt, temperature=0.0)[0].text for prompt in set(prompts)}
+    cancelled = {index for index in range(120) if index % 7 == 3}
+
+    def ask(index: int) -> str:
+        if index == 40:
+            threading.Thread(target=kill_worker, args=(served, 1), daemon=True).start()
+        if index in cancelled:
+            stream = complete(client, prompts[index], stream=True, temperature=0)
+            next(iter(stream))
+            stream.close()
+            return wanted[prompts[index]]
+        return str(complete(client, prompts[index], temperature=0).choices[0].text)
+
+    with ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(ask, range(120))) == [wanted[prompt] for prompt in prompts]
+    wait_until(lambda: served.fleet.is_healthy(1))
+    wait_until(lambda: served.metric("slots_busy") == 0 and served.metric("requests_waiting") == 0)
+
+
+def test_every_port_is_on_the_loopback_address(served: Served) -> None:
+    """The processes' sockets, as the kernel lists them."""
+    fleet = served.fleet
+    assert fleet.frontend_pid is not None
+    assert listens(fleet.frontend_pid, fleet.options.port)
+    own = set()
+    for pid in (os.getpid(), fleet.frontend_pid, *(member.process.pid for member in fleet.workers)):
+        for name in Path(f"/proc/{pid}/fd").iterdir():
+            own.add(name.readlink().name if name.exists() else "")
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    addresses = {line[1].partition(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own}
+    assert addresses == {"0100007F"}
+    assert not [
+        line for line in Path("/proc/net/tcp6").read_text().splitlines()[1:] if f"socket:[{line.split()[9]}]" in own
+    ]
+
+
+def test_large_requests_are_refused(served: Served) -> None:
+    status, _ = post(served, json.dumps({"model": MODEL, "prompt": "a " * 5_000_000}).encode())
+    assert status == 413
+
+
+def test_a_schema_that_explodes_is_refused(served: Served, client: OpenAI, local: LLM) -> None:
+    schema = {"type": "integer", "allOf": [{"multipleOf": 999_983}, {"multipleOf": 999_979}]}
+    status, body = post(served, json.dumps({"model": MODEL, "prompt": "a", "guided_json": schema}).encode())
+    assert status == 400
+    assert b"guided_json" in body
+    assert complete(client, "a", temperature=0).choices[0].text == answers(local, "a", temperature=0.0)[0].text
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])
+def test_malformed_requests_are_refused_and_hurt_nobody(served: Served, client: OpenAI, local: LLM, count: int) -> None:
+    choose = random.Random(11)
+    fields = ["prompt", "temperature", "n", "stop", "logit_bias", "seed", "max_tokens", "guided_json", "stop_token_ids"]
+    fields += ["response_format", "logprobs", "stream", "top_k", "min_p", "min_tokens", "ignore_eos", "echo"]
+    values: list[Any] = [None, -1, 2**70, 1e308, "", "x" * 9999, [], [[]], {}, {"a": {"b": []}}, True, [None], -0.5]
+    (wanted,) = answers(local, "a", temperature=0.0)
+
+    def send(_index: int) -> int:
+        body: Any = {"model": MODEL, "prompt": "a", "max_tokens": 2}
+        body |= {choose.choice(fields): choose.choice(values) for _ in range(choose.randrange(1, 4))}
+        data = json.dumps(body).encode()
+        if choose.random() < 0.2:
+            cut = choose.randrange(len(data))
+            data = data[:cut] + choose.choice(string.punctuation).encode() * choose.randrange(3) + data[cut + 1 :]
+        status, _ = post(served, data, choose.choice(["completions", "chat/completions"]))
+        return status
+
+    with ThreadPoolExecutor(4) as pool:
+        statuses = list(pool.map(send, range(count)))
+    assert set(statuses) <= {200, 400, 422}
+    assert statuses.count(400) + statuses.count(422) > count // 3
+    assert complete(client, "a", temperature=0).choices[0].text == wanted.text
+    wait_until(lambda: served.metric("slots_busy") == 0)
+
+
+def test_clients_that_break_off_leave_no_request(served: Served, client: OpenAI) -> None:
+    body = json.dumps({"model": MODEL, "prompt": "a", "max_tokens": 80, "ignore_eos": True, "stream": True})
+    for _ in range(8):
+        with socket.create_connection(("127.0.0.1", served.fleet.options.port)) as connection:
+            head = ["POST /v1/completions HTTP/1.1", "Host: a", "Content-Type: application/json"]
+            connection.sendall("\r\n".join([*head, f"Content-Length: {len(body)}", "", body]).encode())
+            assert connection.recv(16).startswith(b"HTTP/1.1 200")
+    wait_until(lambda: served.metric("slots_busy") == 0)
+
+
+def test_more_than_the_queue_takes_is_503(client: OpenAI) -> None:
+    """Three of 30 answers run at a worker and 27 wait; 30 more are too many for a queue of 40."""
+
+    def ask(_index: int) -> int:
+        try:
+            complete(client, "a", max_tokens=40, n=30, extra_body={"ignore_eos": True})
+        except APIStatusError as error:
+            return error.status_code
+        return 200
+
+    with ThreadPoolExecutor(6) as pool:
+        assert set(pool.map(ask, range(6))) == {200, 503}
