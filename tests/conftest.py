@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from trtkit.cli.main import main
@@ -32,6 +33,9 @@ LONGEST = (
     "tests/integration/test_hybrid_build.py",
     "tests/integration/test_install.py",
 )
+# An example may take long: other programs run meanwhile.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 TRTKIT = [sys.executable, "-c", "from trtkit.cli import main; main()"]
 
 

@@ -101,7 +101,7 @@ def metric(served: Served, name: str) -> float:
     return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
 
 
-def wait_until(served: Served, name: str, is_so: Callable[[float], bool], timeout_s: float = 60.0) -> None:
+def wait_until(served: Served, name: str, is_so: Callable[[float], bool], timeout_s: float = 120.0) -> None:
     """Wait until a metric is as it should be; fail where it does not become so."""
     deadline = time.monotonic() + timeout_s
     while not is_so(value := metric(served, name)):

@@ -46,10 +46,14 @@ def sample(name: str) -> bytes:
     return resolve(f"package://skimage/data/{name}", "scikit-image==0.26.0").read_bytes()
 
 
-def executions(client: Any, model: str) -> tuple[int, int]:
-    """Return how many requests a model has answered, and in how many runs; the server counts a moment later."""
-    last, counts = None, _counts(client, model)
-    while counts != last:
+def executions(client: Any, model: str, least: int = 0) -> tuple[int, int]:
+    """Return how many requests a model has answered, `least` or more, and in how many runs.
+
+    The server counts a moment later, so what has changed is asked for again.
+    """
+    deadline, last, counts = time.monotonic() + TIMEOUT_S, None, _counts(client, model)
+    while counts != last or counts[0] < least:
+        assert time.monotonic() < deadline, f"{model} counts {counts[0]} requests"
         time.sleep(0.5)
         last, counts = counts, _counts(client, model)
     return counts

@@ -120,8 +120,8 @@ def test_search_knows_every_page(site: Path) -> None:
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no browser here")
 def test_search_finds_in_a_browser_without_a_server(site: Path, tmp_path: Path) -> None:
     words = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"]
-    words += ["--timeout=20000", "--dump-dom", f"{(site / 'index.html').as_uri()}?q=tolerance"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=100)
+    words += ["--timeout=60000", "--dump-dom", f"{(site / 'index.html').as_uri()}?q=tolerance"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
     assert re.search(r"\d+ matching documents", done.stdout)
     assert "Uncaught" not in done.stderr
 

@@ -159,7 +159,7 @@ def test_no_client_waits_for_the_largest_requests_of_others(served: Served, llm:
             assert text(answers(served, MODEL, text_input=PROMPT, max_tokens=3, priority=-1)) == wanted
             longest_s = max(longest_s, time.monotonic() - started)
     assert [each.result() for each in sent] == [None] * len(large)
-    assert 0 < longest_s < 20  # where they hold the engine up: minutes
+    assert 0 < longest_s < 60  # where they hold the engine up: minutes
 
 
 def test_over_grpc_a_wrong_request_names_the_input_too(served: Served) -> None:

@@ -159,10 +159,10 @@ def send(served: Served, request: tuple[str, dict[str, str], bytes], *, is_cut: 
     path, headers, body = request
     host, _, port = served.http.rpartition(":")
     if is_cut:
-        with socket.create_connection((host, int(port)), timeout=10) as line:
+        with socket.create_connection((host, int(port)), timeout=120) as line:
             line.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body) + 50}\r\n\r\n".encode() + body)
         return 0, ""
-    connection = http.client.HTTPConnection(host, int(port), timeout=10)
+    connection = http.client.HTTPConnection(host, int(port), timeout=120)
     try:
         connection.request("POST", path, body, headers)
         answer = connection.getresponse()
@@ -199,7 +199,7 @@ def test_malformed_requests_lose_no_right_one_and_keep_no_memory(served: Served,
     for index in range(requests):
         if index % GRPC_EVERY == 1:
             with pytest.raises(grpc.RpcError) as error:
-                stub.ModelInfer(grpc_request(fuzz.random), timeout=10)
+                stub.ModelInfer(grpc_request(fuzz.random), timeout=120)
             assert error.value.code() != grpc.StatusCode.DEADLINE_EXCEEDED
         else:
             answers.append(send(served, fuzz.request(), is_cut=index % 11 == 0))

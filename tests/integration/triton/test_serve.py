@@ -85,7 +85,7 @@ def scratch_of(pid: int) -> str:
     return Path(flag.partition("=")[2]).name
 
 
-def wait_until(is_done: Callable[[], bool], seconds: float = 30.0) -> bool:
+def wait_until(is_done: Callable[[], bool], seconds: float = 120.0) -> bool:
     end = time.monotonic() + seconds
     while not is_done() and time.monotonic() < end:
         time.sleep(0.05)
@@ -95,7 +95,7 @@ def wait_until(is_done: Callable[[], bool], seconds: float = 30.0) -> bool:
 def double(url: str) -> list[float]:
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1.5, -2.0]}]}
     request = urllib.request.Request(f"{url}/v2/models/doubles/infer", json.dumps(body).encode())
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         found: list[float] = json.load(answer)["outputs"][0]["data"]
     return found
 
@@ -109,12 +109,12 @@ def test_it_serves_says_what_failed_and_stops_without_a_trace(repository: Path, 
     assert models["broken"]["state"] == "UNAVAILABLE"
     assert "ValueError: the weights are gone" in models["broken"]["reason"]
     assert double(found["http"]) == [3.0, -4.0]
-    with urllib.request.urlopen(found["metrics"], timeout=30) as answer:
+    with urllib.request.urlopen(found["metrics"], timeout=120) as answer:
         assert b"nv_inference_request_success" in answer.read()
     stubs, scratch = children(pid), scratch_of(pid)
     assert stubs
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (0, "")
     assert "asked for 1" in err
     assert "the weights are gone" in err
@@ -133,7 +133,7 @@ def test_ctrl_c_stops_it_and_quiet_shows_no_information(repository: Path, start_
     assert [model["name"] for model in found["models"]] == ["doubles"]
     double(found["http"])
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 0
     assert err == ""
 
@@ -143,7 +143,7 @@ def test_a_server_that_is_killed_is_reported(repository: Path, start_trtkit: Sta
     pid = ready_line(process)["server"]["pid"]
     stubs = children(pid)
     os.kill(pid, signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "error: " in err
     assert "tritonserver exited with signal SIGKILL" in err
@@ -163,7 +163,7 @@ def test_when_a_models_process_is_killed_health_tells_and_serving_ends(repositor
     ran = subprocess.run(probe, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (1, "no process: doubles version 1\n")
     process.send_signal(signal.SIGCONT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "the process of `doubles` version 1 died: the server would report it as ready but fail its requests" in err
     assert not is_running(pid)
@@ -209,7 +209,7 @@ def test_without_any_model_that_loads_it_fails(tmp_path: Path, start_trtkit: Sta
         0,
         "-q",
     )
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 1
     words = " ".join(out.split())
     assert words.startswith("broken version 1 failed: Internal: ValueError: the weights are gone")
@@ -236,7 +236,7 @@ def test_errors_have_the_status_of_whose_fault_they_are(tmp_path: Path) -> None:
             body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [number, 0]}]}
             url = f"http://{served.http}/v2/models/refuses/infer"
             with pytest.raises(urllib.error.HTTPError) as error:
-                urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=30)
+                urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=120)
             statuses.append((error.value.code, json.load(error.value)["error"]))
     assert statuses == [
         (400, "max_tokens: `0` is not a length"),
@@ -252,6 +252,6 @@ def test_a_large_json_body_does_not_end_the_server(repository: Path) -> None:
         for mebibytes in (5, 24):
             url = f"http://{served.http}/v2/models/doubles/generate"
             body = json.dumps({"x": [1.0, 2.0], "note": "a" * (mebibytes * 2**20)}).encode()
-            with urllib.request.urlopen(urllib.request.Request(url, body), timeout=60) as answer:
+            with urllib.request.urlopen(urllib.request.Request(url, body), timeout=120) as answer:
                 assert json.load(answer)["y"] == [2.0, 4.0]
         assert served.server.exit_code() is None

@@ -49,7 +49,7 @@ def test_a_taken_port_is_told_before_anything_starts(repository: Path, refuses: 
     )
 
 
-def wait_until_listening(port: int, seconds: float = 30.0) -> None:
+def wait_until_listening(port: int, seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while True:
         try:

@@ -1,9 +1,8 @@
-"""Regression or noise: on simulated machines, on recorded samples with a slowdown put in, and on real runs."""
+"""Regression or noise: on simulated machines, on recorded samples with a slowdown put in, and on measured runs."""
 
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.bench_reports import llm_report, timed, vision_report
+from tests.unit.benchmarking.clocks import VirtualClock
 from trtkit.benchmarking.contenders import Contender
 from trtkit.benchmarking.diff import diff_reports
 from trtkit.benchmarking.records import RequestTimes
@@ -90,21 +90,26 @@ def test_few_samples_prove_nothing() -> None:
     assert verdict([1.0] * 4, [2.0] * 4) == "too few samples"
 
 
-def wait(name: str, seconds: float) -> Contender:
-    """A contender that takes a known time, as a server far away would."""
-    return Contender(name, "a wait", lambda _inputs: (time.sleep(seconds), {"y": np.zeros(1)})[1])
+def measured_runs(clock: VirtualClock, **seconds: float) -> list[VisionReport]:
+    """Return a report for each, measured in the same rounds on a clock where nothing takes quite what it should."""
+    noise = np.random.default_rng(0)
 
+    def wait(name: str, usual_s: float) -> Contender:
+        run = lambda _inputs: (clock.sleep(usual_s * noise.uniform(1, 1.06)), {"y": np.zeros(1)})[1]  # noqa: E731
+        return Contender(name, "a wait", run)
 
-def real_runs(**seconds: float) -> list[VisionReport]:
-    """Return a report for each, measured in the same rounds: a machine that is busier for a while is so for all."""
     contenders = [wait(name, each) for name, each in seconds.items()]
     rules = Rules(warmup_runs=1, warmup_s=0, min_runs=30, min_s=0)
     case = measure_case(ShapeCase({"x": (1,)}), contenders, Sample("x", {}), rules)
     return [report(ours=list(result.samples["latency"])) for result in case.results]
 
 
-def test_real_runs_of_the_same_thing_are_noise_and_ten_percent_more_is_a_regression() -> None:
-    before, again, slower = real_runs(before=0.05, again=0.05, slower=0.0555)
+def test_measured_runs_of_the_same_thing_are_noise_and_ten_percent_more_is_a_regression(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = VirtualClock()
+    monkeypatch.setattr("trtkit.benchmarking.timing.WallClock", lambda: clock)
+    before, again, slower = measured_runs(clock, before=0.05, again=0.05, slower=0.0555)
     assert diff_reports(before, again).rows[0].verdict == "noise"
     assert diff_reports(before, slower).rows[0].verdict == "regression"
 
