@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from trtkit.runtime.decoder import DecoderExecution
 
 
-def config_of(case: Case, folder: Path, **options: Any) -> ModelConfig:
-    """Return the config of a family's tiny model, which is saved below `folder`."""
+def config_of(case: Case, folder: Path, precision: str = "fp32", **options: Any) -> ModelConfig:
+    """Return the config of a family's tiny model, which is saved below `folder`. options: of `llm`."""
     model_of(case).hf.save_pretrained(folder / "model")
     tiny_llm.tokenizer().save_pretrained(folder / "model")
     sizes = {"max_batch_size": 3, "max_sequence_length": 32, "max_prefill_length": 8, **options}
-    return ModelConfig.model_validate({"source": {"hf": str(folder / "model")}, "precision": "fp32", "llm": sizes})
+    return ModelConfig.model_validate({"source": {"hf": str(folder / "model")}, "precision": precision, "llm": sizes})
 
 
-def bundle_of(case: Case, folder: Path, **options: Any) -> Bundle:
+def bundle_of(case: Case, folder: Path, precision: str = "fp32", **options: Any) -> Bundle:
     """Build it."""
-    return build_bundle(config_of(case, folder, **options), folder / "bundle", new_runner(), use_cache=False).bundle
+    config = config_of(case, folder, precision, **options)
+    return build_bundle(config, folder / "bundle", new_runner(), use_cache=False).bundle
 
 
 def greedy(execution: DecoderExecution, prompts: np.ndarray, steps: int) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -61,14 +61,17 @@ class Place:
         return bundle
 
     def median_ms(self, run: Callable[[], object], stream: Stream | None = None, repeats: int = 30) -> float:
-        """Return the median wall time of a call and of what it puts on the GPU, after three that warm up."""
-        repeats = 2 if self.is_simulated else repeats
+        """Return the median wall time of a call and of what it puts on the GPU, after three that warm up.
+
+        Without a GPU, it is that of a single call.
+        """
+        warm_ups, repeats = (0, 1) if self.is_simulated else (3, repeats)
         samples = []
-        for index in range(repeats + 3):
+        for index in range(warm_ups + repeats):
             started = time.perf_counter()
             run()
             self.synchronize(stream)
-            if index >= 3:
+            if index >= warm_ups:
                 samples.append((time.perf_counter() - started) * 1e3)
         return statistics.median(samples)
 

@@ -3,13 +3,17 @@ is used."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from trtkit.files import replace_file
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
     import torch
 
@@ -97,24 +101,34 @@ def greedy(tiny_folder: Path) -> Callable[[list[int], int], list[int]]:
 
 @pytest.fixture(scope="module")
 def one_export() -> Iterator[None]:
-    """Let torch export equal modules once: compositions differ in what comes after."""
-    import hashlib
-
+    """Let torch export equal modules once in all processes: compositions and precisions differ in what comes after."""
     from trtkit.sources.torch import attempts
 
-    export, done = attempts.export, dict[str, tuple[str, bytes]]()
+    export, folder = attempts.export, Path(os.environ["TRTKIT_CACHE_DIR"]).with_name("exports")
 
     def shared(module: torch.nn.Module, source: TorchSource, sizes: Mapping[str, int], path: Path) -> str:
-        digest = hashlib.sha256(f"{module}{source}{sizes}".encode())
-        for name, tensor in module.state_dict().items():
-            digest.update(name.encode() + tensor.numpy().tobytes())
-        key = digest.hexdigest()
-        if key not in done:
-            done[key] = export(module, source, sizes, path), path.read_bytes()
-        detail, exported = done[key]
-        path.write_bytes(exported)
-        return detail
+        kept = folder / f"{_digest(module)}-{hashlib.sha256(f'{source}{sizes}'.encode()).hexdigest()}.onnx"
+        detail = kept.with_suffix(".txt")
+        if not detail.exists():
+            folder.mkdir(exist_ok=True)
+            words = export(module, source, sizes, path)
+            replace_file(kept, path.read_bytes())
+            replace_file(detail, words.encode())
+        path.write_bytes(kept.read_bytes())
+        return detail.read_text()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attempts, "export", shared)
         yield
+
+
+def _digest(module: torch.nn.Module) -> str:
+    """Return what two modules share that compute the same: their parts with all settings, and their tensors."""
+    digest = hashlib.sha256()
+    for name, part in module.named_modules():
+        settings = {key: value for key, value in vars(part).items() if not key.startswith("_")}
+        digest.update(f"{name} {type(part)} {settings}".encode())
+    for tensors in (module.named_parameters(), module.named_buffers()):
+        for name, tensor in tensors:
+            digest.update(name.encode() + tensor.detach().numpy().tobytes())
+    return digest.hexdigest()

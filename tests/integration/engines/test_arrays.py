@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tests.simulated_tensorrt import Simulated
     from trtkit.bundle.bundle import Bundle
 
+pytestmark = pytest.mark.usefixtures("one_export")
 PROFILES = "profiles=[{batch: {min: 1, opt: 2, max: 4}}, {batch: {min: 5, opt: 6, max: 8}}]"
 
 
