@@ -22,7 +22,7 @@ help: ## Show the targets.
 # gigabytes of CUDA. Where those indexes cannot be reached, pip takes the build it finds.
 $(STAMPS)/torch: constraints.txt
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	@$(PIP) install -c constraints.txt uv
+	@$(PIP) install -c constraints.txt --upgrade pip uv
 	@echo "installing PyTorch into $(VENV)"
 	@UV_HTTP_RETRIES=1 $(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend=auto -c constraints.txt torch \
 	  2>/dev/null \

@@ -60,10 +60,10 @@ TEXT = {
 }
 LLAMA = {"model_type": "llama", **TEXT}
 MROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 3]}
-TOWER = {"hidden_size": 42, "intermediate_size": 52, "num_hidden_layers": 3, "num_attention_heads": 3}
+TOWER = {"hidden_size": 42, "intermediate_size": 52, "num_hidden_layers": 2, "num_attention_heads": 3}
 CLIP = {"model_type": "clip_vision_model", **TOWER, "image_size": 30, "patch_size": 6}
-SIGLIP = {"model_type": "siglip_vision_model", **TOWER, "image_size": 28, "patch_size": 7}
-QWEN = {"in_channels": 3, "patch_size": 4, "num_heads": 3, "depth": 3}
+SIGLIP = {"model_type": "siglip_vision_model", **TOWER, "num_hidden_layers": 3, "image_size": 28, "patch_size": 7}
+QWEN = {"in_channels": 3, "patch_size": 4, "num_heads": 3, "depth": 2}
 PATCHES = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 64 * 24}}
 TILED = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
 transformers_logging.disable_progress_bar()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtkit.deployment.triton.endpoints import free_ports
+from trtkit.deployment.triton.endpoints import Endpoints
 from trtkit.deployment.triton.local_server import LocalServer, ServeOptions
 from trtkit.deployment.triton.repository_check import needed_flags, read_repository
 from trtkit.deployment.triton.server_files import find_server
+from trtkit.errors import DeployError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +51,17 @@ class Served:
         return self.server.log.text
 
 
+def quiet_ports() -> Endpoints:
+    """Return endpoints on free ports below those that a system gives to whoever asks for any: nobody takes them
+    between this look and the server's start.
+    """
+    while True:
+        ends = Endpoints("127.0.0.1", *random.SystemRandom().sample(range(10_000, 30_000), 3))
+        with contextlib.suppress(DeployError):
+            ends.check_free()
+            return ends
+
+
 @contextlib.contextmanager
 def serving(repository: Path, *flags: str) -> Iterator[Served]:
     """Serve a repository as it is, unchecked, on free ports; the server ends with the block. Share one in a file.
@@ -57,7 +70,7 @@ def serving(repository: Path, *flags: str) -> Iterator[Served]:
     """
     files = find_server()
     all_flags = (*needed_flags(read_repository(repository), files), *flags)
-    options = ServeOptions(repository, free_ports(), flags=all_flags, exit_timeout_s=2)
+    options = ServeOptions(repository, quiet_ports(), flags=all_flags, exit_timeout_s=2)
     with LocalServer(files, options) as server:
         states = server.wait_ready(START_TIMEOUT_S)
         yield Served(server, {state.name: state for state in states})

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from tests.conftest import Ran
 
+pytestmark = pytest.mark.usefixtures("one_export")
+
 
 def built(trtkit: Callable[..., Ran], form: str) -> dict[str, int]:
     """Build with a form into a folder of its name; return how many layers there are of each type."""

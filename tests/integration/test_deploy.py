@@ -21,10 +21,11 @@ from trtkit.deployment.triton.repository_check import check_repository
 from trtkit.deployment.triton.server_files import find_server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tests.conftest import Ran
+    from trtkit.deployment.triton.served import ServedModel
 
     Trtkit = Callable[..., Ran]
 
@@ -127,9 +128,8 @@ def test_a_bundle_that_cannot_run_here_is_deployed_without_a_known_request(
 CHANGES = {"os.rename", "os.mkdir", "os.link", "os.remove", "os.rmdir", "open"}
 
 
-def killed_deployment(bundle: Path, repository: Path, step: int) -> bool:
+def killed_deployment(models: Sequence[ServedModel], repository: Path, step: int) -> bool:
     """Deploy in a process that is killed before its `step`-th change to a file; whether it was."""
-    models = served_models(DeployRequest(open_bundle(bundle)), DeployOptions())
     child = os.fork()
     if child == 0:
         done = 0
@@ -152,10 +152,10 @@ def killed_deployment(bundle: Path, repository: Path, step: int) -> bool:
 def test_a_deployment_killed_at_any_step_leaves_what_loads(bundle: Path, workspace: Path) -> None:
     """First deployment and second one, each killed at every change: what is there is whole, and the next one works."""
     repository, kept = workspace / "models", workspace / "kept"
-    steps = {}
+    models, steps = served_models(DeployRequest(open_bundle(bundle)), DeployOptions()), {}
     for round_ in ("first", "second"):
         step = 1
-        while killed_deployment(bundle, repository, step):
+        while killed_deployment(models, repository, step):
             there = is_whole(repository) if repository.exists() and any(repository.iterdir()) else []
             # Those that others use come first, so that an ensemble never lacks a step.
             assert set(there) == set(STEPS if round_ == "second" else STEPS[: len(there)])

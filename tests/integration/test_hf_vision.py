@@ -30,8 +30,9 @@ def swin() -> Any:
 
 
 def segformer() -> Any:
-    sizes = {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 24, 32], "decoder_hidden_size": 16, "num_labels": 5}
-    config = transformers.SegformerConfig(**sizes, image_size=32, num_attention_heads=[1, 1, 2, 2])
+    sizes = {"depths": [1, 1], "hidden_sizes": [8, 16], "decoder_hidden_size": 16, "num_labels": 5}
+    stages = {"num_encoder_blocks": 2, "num_attention_heads": [1, 2], "sr_ratios": [4, 1]}
+    config = transformers.SegformerConfig(**sizes, **stages, image_size=32)
     return transformers.SegformerForSemanticSegmentation(config)
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Run = Callable[..., Ran]
     Refuses = Callable[..., str]
 
+pytestmark = pytest.mark.usefixtures("one_export")
 EXPORTED = {"detr": "backbone", "rt_detr": "features", "rt_detr_v2": "features"}
 # Of a small random model's outputs, where inputs of layers are rounded too, which the reference's are not.
 FAST = ("ViTForImageClassification", "Dinov2Model-resized", "SiglipVisionModel", "DetrForObjectDetection")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     Run = Callable[..., Ran]
     Refuses = Callable[..., str]
 
+pytestmark = pytest.mark.usefixtures("one_export")
 _TOWER = {"hidden_size": 264, "intermediate_size": 320, "num_hidden_layers": 2, "num_attention_heads": 3}
 
 
