@@ -25,13 +25,18 @@ if TYPE_CHECKING:
 
 # Files, and folders whose files share bundles or a server, by the seconds they take.
 LONGEST = (
+    "tests/integration/engines",
     "tests/integration/triton",
     "tests/integration/vision_language",
     "tests/integration/test_hybrid_parity.py",
-    "tests/integration/test_detr3d.py",
-    "tests/integration/test_hf_vision.py",
-    "tests/integration/test_hybrid_build.py",
+    "tests/integration/test_decoder_parity.py",
     "tests/integration/test_install.py",
+    "tests/integration/test_disk.py",
+    "tests/integration/test_crash.py",
+    "tests/integration/test_custom_op_forms.py",
+    "tests/integration/test_hybrid_build.py",
+    "tests/integration/test_hf_vision.py",
+    "tests/integration/test_detr3d.py",
 )
 # An example may take long: other programs run meanwhile.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
