@@ -12,6 +12,7 @@ STAMPS := $(VENV)/.stamps
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=40
 TRITON_SERVER := nvidia-pytriton==0.7.0 numpy==1.26.4
 DYNAMO := ai-dynamo==1.6.1 nixl==1.5.1
+DYNAMO_EXTRAS := dynamo,nixl
 
 .DEFAULT_GOAL := help
 
@@ -51,8 +52,8 @@ $(STAMPS)/triton: Makefile | $(STAMPS)/demo
 # What `ai-dynamo` and `nixl` ask for is either in trtkit's extras, not on PyPI, or a second build for another CUDA.
 $(STAMPS)/dynamo: Makefile | $(STAMPS)/demo
 	@echo "installing NVIDIA Dynamo into $(VENV)"
-	@$(PIP) install -c constraints.txt -e '.[dynamo,nixl]'
-	@$(PIP) install --no-deps $(DYNAMO)
+	@$(call install,-c constraints.txt -e '.[$(DYNAMO_EXTRAS)]')
+	@$(call install,--no-deps $(DYNAMO))
 	@touch $@
 
 install: $(STAMPS)/dev $(STAMPS)/triton $(STAMPS)/dynamo ## Create .venv with everything the tests need.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LONGEST = (
     "tests/integration/engines",
     "tests/integration/triton",
+    "tests/integration/dynamo",
     "tests/integration/vision_language",
     "tests/integration/test_hybrid_parity.py",
     "tests/integration/test_decoder_parity.py",

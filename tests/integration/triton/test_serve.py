@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.triton import python_model, serving
+from tests.triton import python_model, quiet_ports, serving
 from tests.triton_models import DOUBLES, TENSORS
 from trtkit.deployment.triton.endpoints import Endpoints
 from trtkit.deployment.triton.local_server import LocalServer, ServeOptions
@@ -63,7 +63,9 @@ def ready_line(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def on_free_ports() -> list[object]:
-    return ["--http-port", 0, "--grpc-port", 0, "--metrics-port", 0, "--json"]
+    ends = quiet_ports()
+    ports = ["--http-port", ends.http_port, "--grpc-port", ends.grpc_port, "--metrics-port", ends.metrics_port]
+    return [*ports, "--json"]
 
 
 def is_running(pid: int) -> bool:
