@@ -39,7 +39,8 @@ _LOOK_S, _SILENT_S = 2.0, 30.0
 class FleetOptions:
     """How to serve a bundle.
 
-    name: the model's in requests. slots: sequences that a worker decodes at once; the engine's number if None.
+    name: the model's in requests. replicas: workers that answer. prefill_workers: more of them, which compute prompts
+    for the others. slots: sequences that a worker decodes at once; the engine's number if None.
     max_queue: requests that wait for a slot at each worker. router: how requests are spread over several workers.
     migrations: how often a request may go on at another worker when its own dies. body_mib: largest request.
     exit_timeout_s: how long requests may take to end when the fleet stops.
@@ -49,6 +50,7 @@ class FleetOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     replicas: int = 1
+    prefill_workers: int = 0
     slots: int | None = None
     max_queue: int = 512
     router: Router = "kv"
@@ -98,7 +100,7 @@ class Fleet:
         try:
             check_free(self.options.host, self.options.port, "--http-port")
             self._broker = Broker() if self._routes_by_cache else None
-            for number in range(self.options.replicas):
+            for number in range(self.options.replicas + self.options.prefill_workers):
                 self.workers.append(self._start_worker(number))
             self._frontend = self._start("frontend", self._frontend_command(), {})
         except BaseException:
@@ -192,7 +194,9 @@ class Fleet:
         ):
             command += [] if value is None else [flag, str(value)]
         command += [] if self._routes_by_cache else ["--no-kv-routing"]
-        environment = {"DYN_SYSTEM_PORT": str(port), **_share(number, options.replicas)}
+        if options.prefill_workers:
+            command += ["--role", "decode" if number < options.replicas else "prefill"]
+        environment = {"DYN_SYSTEM_PORT": str(port), **_share(number, options.replicas + options.prefill_workers)}
         return Member(number, self._start(_name(number), command, environment), port)
 
     def _frontend_command(self) -> list[str]:

@@ -17,10 +17,12 @@ from dynamo.common.backend.metrics import register_engine_registry
 from dynamo.common.backend.publisher import KvEventSource, PushSource
 from dynamo.common.backend.run import run
 from dynamo.common.backend.worker import WorkerConfig
+from dynamo.common.constants import DisaggregationMode
 from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument, Unknown
 
 from trtkit.deployment.dynamo.cache_events import CacheEvents
 from trtkit.deployment.dynamo.chunks import chunk
+from trtkit.deployment.dynamo.disaggregation import Decode, Prefill, prompt_alone, require_nixl
 from trtkit.deployment.dynamo.metrics import engine_registry
 from trtkit.deployment.dynamo.requests import default_settings, read_request
 from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE, worker_parser
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from dynamo._core.backend import EngineMetrics  # type: ignore[import-not-found]
 
     from trtkit.deployment.dynamo.cache_events import EventPublisher, LoadPublisher
+    from trtkit.runtime.generation import Engine
 
 _LAST_WORDS_S = 0.5
 log = logging.getLogger("trtkit.dynamo")
@@ -48,6 +51,8 @@ class BundleWorker(LLMEngine):
         self._model = options.bundle / "model"
         self._llm: AsyncLLM | None = None
         self._cache = CacheEvents()
+        self._prefill: Prefill | None = None
+        self._decode: Decode | None = None
         self._numbers = itertools.count()
         self._names: dict[str, str] = {}
 
@@ -57,7 +62,8 @@ class BundleWorker(LLMEngine):
         options = worker_parser().parse_args(argv)
         return cls(options), WorkerConfig(
             namespace=options.namespace,
-            component="trtkit",
+            component="prefill" if options.role == "prefill" else "trtkit",
+            disaggregation_mode=DisaggregationMode(options.role),
             endpoint="generate",
             model_name=str(options.bundle / "model"),
             served_model_name=options.name or options.bundle.resolve().name,
@@ -72,8 +78,9 @@ class BundleWorker(LLMEngine):
 
     async def start(self, worker_id: int) -> EngineConfig:  # noqa: ARG002
         """Open the bundle."""
+        await asyncio.to_thread(self._open_transfers)
         options = {"slots": self._options.slots, "max_queue": self._options.max_queue, "detokenizes": False}
-        self._llm = await asyncio.to_thread(AsyncLLM, self._options.bundle, on_step=self._cache.update, **options)
+        self._llm = await asyncio.to_thread(AsyncLLM, self._options.bundle, on_step=self._after_step, **options)
         frontend = self._llm.thread.frontend
         text, execution = frontend.text, frontend.execution
         self._defaults = default_settings(self._model)
@@ -92,15 +99,25 @@ class BundleWorker(LLMEngine):
         text = llm.thread.frontend.text
         name = self._names[context.id()] = f"{context.id()}/{next(self._numbers)}"
         try:
+            if self._decode is not None:
+                await self._decode.fetch(request, llm.thread)
+            if self._prefill is not None:
+                self._prefill.expect(name, request)
+                request = prompt_alone(request)  # type: ignore[assignment]
             prompt, params = read_request(request, self._defaults, text.max_length)
             async for delta in llm.generate(prompt, params, name):
                 if delta.finish_reason == "error":
                     raise Unknown(str(delta.stop_reason))
-                yield chunk(delta, text.tokenizer, has_logprobs=params.logprobs is not None)  # type: ignore[misc]
+                data = chunk(delta, text.tokenizer, has_logprobs=params.logprobs is not None)
+                if self._prefill is not None and delta.finish_reason is not None:
+                    data |= self._prefill.result(name)
+                yield data  # type: ignore[misc]
         except TrtkitError as error:
             raise self._told(error) from None
         finally:
             self._names.pop(context.id(), None)
+            if self._prefill is not None:
+                self._prefill.result(name)
 
     async def abort(self, context: Context) -> None:
         """End a request whose client has gone."""
@@ -128,11 +145,31 @@ class BundleWorker(LLMEngine):
         """Put the engine's counts among the process's metrics."""
         register_engine_registry(metrics, engine_registry(self._opened.thread.frontend.engine))
 
+    async def is_quiescent(self) -> bool:
+        """Return whether this worker may end: nobody reads from it."""
+        return self._prefill is None or self._prefill.is_quiescent()
+
     async def cleanup(self) -> None:
         """End all requests and free the memory."""
         llm, self._llm = self._llm, None
         if llm is not None:
             await asyncio.to_thread(llm.close)
+
+    def _open_transfers(self) -> None:
+        """Open what this worker's role needs."""
+        options = self._options
+        if options.role != "agg":
+            require_nixl()
+        if options.role == "prefill":
+            self._prefill = Prefill(options.lent_mib << 20, options.lent_s)
+        elif options.role == "decode":
+            self._decode = Decode(options.transfer_s)
+
+    def _after_step(self, engine: Engine) -> None:
+        """Tell the router and lend what the step has computed; in the engine's thread."""
+        self._cache.update(engine)
+        if self._prefill is not None:
+            self._prefill.update(engine)
 
     def _begin_events(self, publisher: EventPublisher) -> None:
         """Take what the cache's contents are told to, and tell it what is held already."""

@@ -22,5 +22,9 @@ def worker_parser() -> argparse.ArgumentParser:
     parser.add_argument("--discovery", default="file", choices=("file", "kubernetes", "etcd", "mem"))
     parser.add_argument("--tool-call-parser")
     parser.add_argument("--reasoning-parser")
+    parser.add_argument("--role", default="agg", choices=("agg", "prefill", "decode"), help="agg: prompts and answers")
+    parser.add_argument("--lent-mib", type=int, default=1024, help="prefill: memory for caches that are to be read")
+    parser.add_argument("--lent-s", type=float, default=60, help="prefill: how long each is kept")
+    parser.add_argument("--transfer-s", type=float, default=10, help="decode: how long one may take to arrive")
     parser.add_argument("--no-kv-routing", dest="has_kv_routing", action="store_false")
     return parser

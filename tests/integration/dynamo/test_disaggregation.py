@@ -1,0 +1,139 @@
+"""One worker computes prompts, another answers: the same tokens, and what is lost is computed again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import re
+import threading
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("nixl._api")
+
+from openai import InternalServerError
+
+from tests.dynamo import MODEL, Served, serving, wait_until
+from trtkit import SamplingParams
+from trtkit.deployment.dynamo.disaggregation import Decode, Prefill
+from trtkit.runtime.llm import EngineThread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from openai import OpenAI
+
+    from trtkit import LLM
+
+DECODE, PREFILL = 0, 1  # the fleet's workers
+PROMPTS = [f"{stem} is what a prompt of some length may begin with" for stem in ("a sky", "the sea", "any fire", "one")]
+
+
+@pytest.fixture(scope="module")
+def apart(chat_bundle: Path) -> Iterator[Served]:
+    with serving(chat_bundle, prefill_workers=1) as served:
+        yield served
+
+
+def metric(served: Served, worker: int, name: str) -> float:
+    """Return `trtkit_<name>` of one worker."""
+    port = served.fleet.workers[worker].health_port
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        (value,) = re.findall(rf"^trtkit_{name}(?:{{[^}}]*}})? (\S+)$", answer.read().decode(), re.MULTILINE)
+    return float(value)
+
+
+def complete(client: OpenAI, prompt: str, **settings: float) -> str:
+    asked = {"max_tokens": 12, "temperature": 0, **settings}
+    return str(client.completions.create(model=MODEL, prompt=prompt, **asked).choices[0].text)  # type: ignore[call-overload]
+
+
+def answer(local: LLM, prompt: str, **settings: float) -> str:
+    params = SamplingParams(**{"max_tokens": 12, "temperature": 0, **settings})
+    return local.generate([prompt], params)[0].outputs[0].text
+
+
+def test_answers_are_the_same_and_prompts_are_not_computed_where_they_are_answered(apart: Served, local: LLM) -> None:
+    client, counts = apart.client(), {}
+    before = {worker: metric(apart, worker, "prompt_tokens_total") for worker in (DECODE, PREFILL)}
+    seeded = {"temperature": 0.9, "top_p": 0.8, "seed": 7}
+    for prompt in PROMPTS:
+        assert complete(client, prompt) == answer(local, prompt)
+        assert complete(client, prompt, **seeded) == answer(local, prompt, **seeded)
+    for worker, count in before.items():
+        counts[worker] = metric(apart, worker, "prompt_tokens_total") - count
+    assert counts[DECODE] == 0
+    assert counts[PREFILL] >= sum(len(local.tokenizer.encode(prompt)) for prompt in PROMPTS)
+    assert complete(client, "short") == answer(local, "short")
+    assert not [line for line in apart.log if "did not arrive" in line]
+
+
+@pytest.mark.slow
+def test_answers_stay_right_when_the_prefill_worker_dies(chat_bundle: Path, local: LLM) -> None:
+    """Dynamo's frontend refuses prompts while no prefill worker is known; the fleet starts it again."""
+    with serving(chat_bundle, prefill_workers=1) as served:
+        client, answers = served.client(), []
+        watcher = threading.Thread(target=served.fleet.watch, daemon=True)
+        watcher.start()
+        assert complete(client, PROMPTS[0]) == answer(local, PROMPTS[0])
+        served.fleet.workers[PREFILL].process.stop(0)
+
+        def is_answered() -> bool:
+            with contextlib.suppress(InternalServerError):
+                answers.append(complete(client, PROMPTS[1]))
+            return bool(answers)
+
+        wait_until(is_answered)
+        assert answers == [answer(local, PROMPTS[1])]
+        assert complete(client, PROMPTS[2]) == answer(local, PROMPTS[2])
+
+
+def broken(loan: Any) -> Iterator[Any]:
+    """Yield what may reach a decode worker when all does not go well."""
+    yield None
+    yield {}
+    yield {**loan, "nonce": "0" * 32}
+    yield {**loan, "address": loan["address"] + 64}
+    yield {**loan, "form": {**loan["form"], "model": "another"}}
+    yield {**loan, "form": {**loan["form"], "tokens": loan["form"]["tokens"] - 1}}
+
+
+def test_a_loan_that_does_not_arrive_is_computed_again(llm_bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ids, decode = list(range(10, 50)), Decode(limit_s=10)
+    prefill = Prefill(1 << 20, keep_s=60)
+    thread = EngineThread(llm_bundle, prefill.update, runtime="reference")
+    other = EngineThread(llm_bundle, runtime="reference")
+
+    def tokens(of: EngineThread, params: SamplingParams) -> list[int]:
+        news: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        of.submit(ids, params, "only", news.put)
+        while (delta := news.get()).output is None:
+            pass
+        return list(delta.output.outputs[0].token_ids)
+
+    def lent() -> Any:
+        prefill.expect("a", {"token_ids": ids})
+        tokens(thread, SamplingParams(max_tokens=1, temperature=0))
+        return prefill.result("a")["disaggregated_params"]["loan"]
+
+    greedy = SamplingParams(max_tokens=8, temperature=0)
+    want, statistics = tokens(thread, greedy), other.frontend.engine.statistics
+    for wrong in broken(lent()):
+        asked = {"token_ids": ids, "prefill_result": {"disaggregated_params": {"loan": wrong}}}
+        asyncio.run(decode.fetch(asked, other))
+    told = [record.message for record in caplog.records if record.name == "trtkit.dynamo"]
+    assert len(told) == 5
+    assert all("a prompt of 40 tokens is computed here, its cache did not arrive" in line for line in told)
+    assert tokens(other, greedy) == want
+    assert (statistics.imported_tokens, statistics.prompt_tokens) == (0, len(ids))
+    ids[0] = 9
+    asyncio.run(decode.fetch({"token_ids": ids, "prefill_result": {"disaggregated_params": {"loan": lent()}}}, other))
+    assert tokens(other, greedy) == tokens(thread, greedy)
+    assert statistics.imported_tokens == len(ids) - 1
+    assert prefill.result("b") == {"disaggregated_params": {"loan": None}}
+    thread.close()
+    other.close()
