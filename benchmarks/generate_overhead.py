@@ -14,12 +14,14 @@ from trtkit.network.input_spec import Axis, InputSpec
 from trtkit.runtime.decoder import KvCache
 from trtkit.runtime.generation import Engine, Request
 from trtkit.runtime.generation.admission import Waiting, admit_waiting
+from trtkit.runtime.generation.imports import Imports
 from trtkit.runtime.generation.state import State
 from trtkit.runtime.sampling.params import SamplingParams
 from trtkit.runtime.sampling.settings import Settings, Vocabulary
 
 if TYPE_CHECKING:
     from trtkit.runtime.decoder import Call
+    from trtkit.runtime.decoder.call import Draw
 
 SLOTS, VOCABULARY, HISTORY = 64, 49152, 128
 SMALL = 512
@@ -50,9 +52,10 @@ class Nothing:
         self.slots, self.vocab_size, self.is_asynchronous = slots, vocabulary, is_asynchronous
         shape = Axis("batch"), Axis("key_value_heads", 1), Axis("cached_tokens", self.max_length), Axis("head_dim", 1)
         self.cache = KvCache([InputSpec("past", "fp32", shape, "cache")], slots, lambda _: torch.float32)
+        self.tokens = torch.zeros(slots, dtype=torch.int64)
         self.logits = torch.randn(slots, vocabulary, generator=torch.Generator().manual_seed(0))
 
-    def forward(self, call: Call) -> torch.Tensor:
+    def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:  # noqa: ARG002  # a protocol's name
         return self.logits[: len(call.starts)]
 
     def rows_to_run(self, _first_slot: int, rows: int) -> int:
@@ -108,7 +111,7 @@ def _scheduling() -> dict[str, Any]:
 
 def _admission() -> dict[str, Any]:
     """Return microseconds until a prompt of 2,000 tokens has a slot among 1,024, of which all but one are running."""
-    state = State(Nothing(1024, SMALL), reserve=1)
+    state = State(Nothing(1024, SMALL), 1, Imports(0))
     for slot in range(1023):
         _admit(state, str(slot), list(range(slot % 97, slot % 97 + 300)))
         state.slots.cached[slot] = 300

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -80,14 +81,19 @@ def test_requests_that_come_and_go_get_what_each_gets_alone(options: dict[str, A
     assert is_clean(tested)
 
 
-@pytest.mark.parametrize("options", [{}, {"token_budget": 4, "min_shared_tokens": 1}], ids=str)
-def test_steps_are_launched_before_the_last_ones_tokens_are_known(options: dict[str, Any]) -> None:
-    """Greedy and sampled requests with ends of all kinds: nothing waits, and no token is another one."""
-    r, kinds = random.Random(5), (KINDS[0], KINDS[2], KINDS[3])
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [({}, 40), ({"token_budget": 4, "min_shared_tokens": 1}, 40), ({"kernel": True}, 8)],
+    ids=["plain", "small budget", "kernel"],
+)
+def test_steps_are_launched_before_the_last_ones_tokens_are_known(options: dict[str, Any], count: int) -> None:
+    """Requests of all settings but beams, with ends of all kinds: nothing waits, and no token is another one."""
+    r = random.Random(5)
     asked = {}
-    for index in range(40):
+    for index in range(count):
         prompt = tuple(r.randrange(3, 67) for _ in range(r.randint(1, 20)))
-        params = {"max_tokens": r.randint(1, 30), **r.choice(kinds)(r), "stop_token_ids": (r.randrange(3, 67),)}
+        kind = KINDS[index % (len(KINDS) - 1)]
+        params = {"max_tokens": r.randint(1, 30), **kind(r), "stop_token_ids": (r.randrange(3, 67),)}
         asked[f"r{index}"] = Asked(prompt, tuple(params.items()))
     tested = engine(SLOTS, overlap=True, **options)
     answers = run(tested, [each.request(name) for name, each in asked.items()])
@@ -100,6 +106,22 @@ def test_steps_are_launched_before_the_last_ones_tokens_are_known(options: dict[
     assert 0 < statistics.discarded_tokens <= len(asked)
     assert statistics.generated_tokens == sum(len(finished.token_ids) for finished in answers.values())
     assert is_clean(tested)
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+def test_only_steps_with_rows_that_see_logits_on_the_host_are_synchronous(kernel: bool) -> None:
+    """A user's function sees the logits of 4 steps after the prompt's, beside a request that goes on for longer."""
+
+    def likes_seven(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.index_fill(-1, torch.tensor([7 if ids[0, -1] != 7 else 8]), 99.0)
+
+    tested = engine(SLOTS, overlap=True, kernel=kernel)
+    own = settings(max_tokens=5, temperature=0, logits_processors=(likes_seven,))
+    other = settings(max_tokens=12, temperature=0, repetition_penalty=1.4, ignore_eos=True)
+    answers = run(tested, [Request("own", [5, 6], own), Request("other", [9, 10, 11], other)])
+    assert answers["own"].token_ids == [7, 8, 7, 8, 7]
+    assert answers["other"].token_ids == run(engine(1), [Request("other", [9, 10, 11], other)])["other"].token_ids
+    assert tested.statistics.synchronous_steps == 4
 
 
 @hypothesis_settings(max_examples=25, deadline=None)

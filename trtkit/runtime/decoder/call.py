@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class Call:
     """New tokens for neighbouring slots, from `first_slot` on.
 
-    ids: [R, S]. starts: [R], tokens that each slot's cache holds already. counts: [R], how many of a row's ids are
-    tokens; the rest is padding, and a row of none is idle. soft: vectors in the prompts, by slot.
-    there: [R, 1] int32, ids that the host does not know yet, where the network computes; they come before `ids`.
+    ids: [R, S]; -1, in a row of one token, is the one that the slot drew last, which the host does not know yet.
+    starts: [R], tokens that each slot's cache holds already. counts: [R], how many of a row's ids are tokens; the rest
+    is padding, and a row of none is idle. soft: vectors in the prompts, by slot.
     """
 
     first_slot: int
@@ -34,7 +34,6 @@ class Call:
     starts: Ints
     counts: Ints
     soft: Mapping[int, SoftTokens] = field(default_factory=dict)
-    there: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check what would write into a neighbour's memory."""
@@ -92,15 +91,25 @@ class Call:
             raise ExecutionError(what, "KV cache", "open the model with more slots")
 
 
+class Draw(Protocol):
+    """Draws a step's tokens where its network computes, without the host, so that a CUDA graph can hold both."""
+
+    def __call__(self, logits: torch.Tensor, first_slot: int) -> None:
+        """Write the tokens of the slots from the first on from logits [R, V] into the decoder's `tokens`."""
+        ...
+
+
 class DecoderExecution(Protocol):
     """A decoder's network with KV caches of `slots` sequences.
 
     cache: their memory. max_length: T, tokens a slot holds. max_prefill_length: the most new tokens of one row in one
     call. is_asynchronous: `forward` returns before it has computed. takes_ids: the network itself reads token ids, so
-    they may be `there`. description: what computes, for people.
+    the host need not know them. tokens: [slots] int64, where it computes: what each slot drew last, for ids of -1.
+    description: what computes, for people.
     """
 
     cache: KvCache
+    tokens: torch.Tensor
     slots: int
     max_length: int
     max_prefill_length: int
@@ -110,10 +119,11 @@ class DecoderExecution(Protocol):
     takes_ids: bool
     description: str
 
-    def forward(self, call: Call) -> torch.Tensor:
+    def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens; return fp32 logits [R, V] of each row's last token, or [R, S, V] of all.
 
-        The result is valid until the next call. Raises ExecutionError where a row has no room.
+        draw: what follows a decode step. The result is valid until the next call. Raises ExecutionError where a row has
+        no room.
         """
         ...
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from trtkit.dtypes import DTYPES
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from trtkit.config.schema import LlmOptions
     from trtkit.engine.stages import PlanFile
     from trtkit.network.input_spec import InputSpec, Role
-    from trtkit.runtime.decoder.call import Call
+    from trtkit.runtime.decoder.call import Call, Draw
     from trtkit.runtime.decoder.embeddings import TokenEmbeddings
     from trtkit.runtime.device import Device, Graph
     from trtkit.runtime.loaded_engine import Context
@@ -54,6 +55,25 @@ class DecoderPlan:
         return cls(plan_files(bundle)[-1], inputs, options, bundle_embeddings(bundle.path), str(bundle.path))
 
 
+@dataclass(frozen=True)
+class _Step:
+    """What a call puts on the stream after its inputs, by which CUDA graphs are kept. Draws differ if they are others.
+
+    rows: R, from slot `first` on, of `size` new tokens. window: cached tokens that attention reads.
+    """
+
+    first: int
+    rows: int
+    size: int
+    window: int
+    draw: Draw | None
+
+    @property
+    def sizes(self) -> Mapping[Role, int]:
+        """The sizes of the dynamic axes."""
+        return {"batch": self.rows, "new_tokens": self.size, "kv_window": self.window}
+
+
 class EngineDecoder:
     """A DecoderExecution on a device. has_cuda_graphs: whether decode steps are captured and replayed.
 
@@ -75,24 +95,28 @@ class EngineDecoder:
         self.vocab_size = self._engine.outputs["logits"].shape[-1]
         self.cache = KvCache(specs, slots, _dtype, self._stream)
         self._specs = [spec for spec in specs if spec.feeder != "cache"]
-        self._graphs: dict[tuple[int, int, int], Graph | None] = {}
+        self.tokens = self._stream.empty((slots,), torch.int64)
+        self._graphs: dict[_Step, Graph | None] = {}
         self._has_cuda_graphs = has_cuda_graphs
         self._room = 0
         self._reserve(slots)
         self.description = f"{backend.name} {backend.version} on {device.name}"
 
-    def forward(self, call: Call) -> torch.Tensor:
+    def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens; see DecoderExecution."""
         call.check(self.slots, self.max_length)
         rows, size = call.ids.shape
         self._stream.wait_for_current()  # which may still read the last call's logits
         self._reserve(rows * size)
         self._copy_inputs(call)
-        graph = self._decode_graph(call) if size == 1 and self._has_cuda_graphs else None
-        if graph is None:
-            self._enqueue(self._context(size), call.first_slot, self._sizes(call))
-        else:
+        step = self._step(call, draw)
+        graph = self._graphs.get(step)
+        if graph is not None:
             graph.replay()
+        else:
+            self._launch(step)
+            if size == 1 and self._has_cuda_graphs and step not in self._graphs:
+                self._keep_graph(step)
         self._stream.hold_current()
         shape = (rows, size, self.vocab_size) if self.has_all_logits else (rows, self.vocab_size)
         return self._logits[: rows * size if self.has_all_logits else rows].view(shape)
@@ -108,8 +132,7 @@ class EngineDecoder:
         rows, size = call.ids.shape
         self._reserve(rows * size)
         self._copy_inputs(call)
-        context = self._context(size)
-        return context.layer_seconds(partial(self._enqueue, context, call.first_slot, self._sizes(call)))
+        return self._context(size).layer_seconds(partial(self._launch, self._step(call)))
 
     def close(self) -> None:
         """Keep what was compiled for this GPU for the next start, and give the memory back."""
@@ -137,6 +160,7 @@ class EngineDecoder:
         self._new = {
             spec.name: self._stream.empty((self._room * sizes[spec.name],), _dtype(spec)) for spec in eight_bits
         }
+        self._rows = self._stream.empty((self._room, 3), torch.int32)  # id, start and count of each
         rows = self._room if self.has_all_logits else self.slots
         self._logits = self._stream.empty((rows, self.vocab_size), torch.float32)
 
@@ -145,50 +169,69 @@ class EngineDecoder:
         for name, value in self._feed(call).items():
             target = self._inputs[name][: value.numel()]
             self._stream.run(partial(target.copy_, value.reshape(-1), non_blocking=True))
+        if call.ids.shape[1] == 1:
+            rows = np.stack([call.ids[:, 0], call.starts, call.counts], 1).astype(np.int32)
+            target = self._rows[: len(rows)]
+            self._stream.run(partial(target.copy_, torch.from_numpy(rows), non_blocking=True))
 
     def _feed(self, call: Call) -> dict[str, torch.Tensor]:
-        """Return the inputs of a call but its caches."""
-        feed = {name: torch.from_numpy(value) for name, value in call.feed().items() if name in self._inputs}
-        if call.there is not None:
-            feed["input_ids"] = call.there
+        """Return the inputs of a call but its caches, and but what a decode step makes of its rows on the device."""
+        feed: dict[str, torch.Tensor] = {}
+        if call.ids.shape[1] > 1:
+            feed = {name: torch.from_numpy(value) for name, value in call.feed().items() if name in self._inputs}
         if "rope_position_ids" in self._inputs:
             feed["rope_position_ids"] = torch.from_numpy(call.rope_position_ids())
         if self._embeddings is not None:
             feed["inputs_embeds"] = self._embeddings.inputs(call)
         return feed
 
+    def _unpack(self, first: int, rows: int) -> None:
+        """Make a decode step's inputs, as `Call.feed` does, and of the tokens that slots drew last."""
+        ids, starts, counts = self._rows[:rows].unbind(1)
+        drawn = self.tokens[first : first + rows].int()
+        inputs = {
+            "input_ids": torch.where(ids < 0, drawn, ids).clamp(min=0),  # a row that failed draws nothing more
+            "position_ids": starts,
+            "write_indices": starts,
+            "kv_lengths": (starts + counts).clamp(min=1),
+            "last_token_index": (counts - 1).clamp(min=0),
+        }
+        for name in inputs.keys() & self._inputs.keys():
+            self._inputs[name][:rows].copy_(inputs[name])
+
     def _buffer(self, spec: InputSpec) -> torch.Tensor:
         """Return room for an input of as many tokens as there is room for."""
         most: dict[Role, int] = {"batch": self._room, "new_tokens": 1, "kv_window": self.max_length}
         return self._stream.empty((math.prod(spec.shape_at(most)),), _dtype(spec))
 
-    def _sizes(self, call: Call) -> Mapping[Role, int]:
-        """Return the sizes of a call's dynamic axes."""
+    def _step(self, call: Call, draw: Draw | None = None) -> _Step:
+        """Return what a call puts on the stream after its inputs."""
         rows, size = call.ids.shape
         window = call.window(self.max_length) if "key_positions" in self._inputs else self.max_length
-        return {"batch": rows, "new_tokens": size, "kv_window": window}
+        return _Step(call.first_slot, rows, size, window, draw)
 
-    def _decode_graph(self, call: Call) -> Graph | None:
-        """Return the CUDA graph of a decode step of a call's shape, captured at first use; None if it cannot be."""
-        first, sizes = call.first_slot, self._sizes(call)
-        key = first, sizes["batch"], sizes["kv_window"]
-        if key not in self._graphs:
-            if len(self._graphs) == _MOST_GRAPHS:
-                self._graphs.pop(next(iter(self._graphs)))
-            context = self._context(1)
-            self._enqueue(context, first, sizes)  # what TensorRT sets up at first use is not captured
-            self._stream.synchronize()
-            is_capturable = context.is_capturable()
-            enqueue = partial(self._enqueue, context, first, sizes)
-            self._graphs[key] = self._stream.capture(enqueue) if is_capturable else None
-        return self._graphs[key]
+    def _keep_graph(self, step: _Step) -> None:
+        """Capture a decode step that has run once, for what TensorRT and Triton set up at first use is not captured."""
+        if len(self._graphs) == _MOST_GRAPHS:
+            self._graphs.pop(next(iter(self._graphs)))
+        self._stream.synchronize()
+        is_capturable = self._context(1).is_capturable()
+        self._graphs[step] = self._stream.capture(partial(self._launch, step)) if is_capturable else None
 
-    def _enqueue(self, context: Context, first: int, sizes: Mapping[Role, int]) -> None:
+    def _launch(self, step: _Step) -> None:
+        """Put a step's work on the stream: its inputs if it decodes, the network, and its draw."""
+        if step.size == 1:
+            self._stream.run(partial(self._unpack, step.first, step.rows))
+        self._enqueue(step)
+        if step.draw is not None:
+            self._stream.run(partial(step.draw, self._logits[: step.rows], step.first))
+
+    def _enqueue(self, step: _Step) -> None:
         """Give the context its shapes and addresses, and put its work on the stream."""
-        rows, size = sizes["batch"], sizes["new_tokens"]
+        context = self._context(step.size)
         for spec in self._specs:
-            context.set_input(spec.name, spec.shape_at(sizes), self._inputs[spec.name])
-        caches = self.cache.view(slice(first, first + rows))
+            context.set_input(spec.name, spec.shape_at(step.sizes), self._inputs[spec.name])
+        caches = self.cache.view(slice(step.first, step.first + step.rows))
         for spec in self.cache.specs:
             cache = caches[spec.name]
             context.set_input(spec.name, tuple(cache.shape), cache)
@@ -196,7 +239,7 @@ class EngineDecoder:
         context.set_address("logits", self._logits)
         context.enqueue()
         if self._new:
-            self._stream.run(partial(self._append, first, rows, size))
+            self._stream.run(partial(self._append, step.first, step.rows, step.size))
 
     def _append(self, first: int, rows: int, size: int) -> None:
         """Write new keys and values behind those of each slot."""

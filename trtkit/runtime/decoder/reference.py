@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from trtkit.dtypes import DTYPES
@@ -12,7 +13,7 @@ from trtkit.reference.precision import Precision
 from trtkit.runtime.decoder.kv_cache import KvCache
 
 if TYPE_CHECKING:
-    from trtkit.runtime.decoder.call import Call
+    from trtkit.runtime.decoder.call import Call, Draw
     from trtkit.runtime.decoder.network import DecoderNetwork
 
 
@@ -29,6 +30,7 @@ class ReferenceDecoder:
         self._names = {spec.name for spec in self._executor.inputs}
         hold = Precision(widen).storage
         self.cache = KvCache(network.graph.inputs, slots, lambda spec: hold(DTYPES[spec.dtype]))
+        self.tokens = torch.zeros(slots, dtype=torch.int64)
         self._appends = network.kv_cache is not None
         self.is_asynchronous, self.takes_ids = False, network.embeddings is None
         self.slots, self.max_length = slots, self.cache.max_length
@@ -37,13 +39,16 @@ class ReferenceDecoder:
         backend = network.backend
         self.description = f"reference executor on the {backend.name} {backend.version} network, CPU"
 
-    def forward(self, call: Call) -> torch.Tensor:
+    def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens; see DecoderExecution."""
         outputs = self._executor.run(self.inputs(call))
         if self._appends:
             new = {spec.name: outputs[spec.updated] for spec in self.cache.specs}
             self.cache.append(call.first_slot, torch.from_numpy(call.starts), new)
-        return outputs["logits"].float()
+        logits = outputs["logits"].float()
+        if draw is not None:
+            draw(logits.view(-1, self.vocab_size), call.first_slot)
+        return logits
 
     def rows_to_run(self, _first_slot: int, rows: int) -> int:
         """Return `rows`."""
@@ -57,8 +62,9 @@ class ReferenceDecoder:
         """Return every input of the network for a call; the caches are views."""
         call.check(self.slots, self.max_length)
         feed: dict[str, Any] = {name: value for name, value in call.feed().items() if name in self._names}
-        if call.there is not None:
-            feed["input_ids"] = call.there
+        if (call.ids < 0).any():
+            drawn = self.tokens[call.rows, None].clamp(min=0).numpy()  # a row that failed draws nothing more
+            feed["input_ids"] = np.where(call.ids < 0, drawn, call.ids).astype(np.int32)
         if "key_positions" in self._names:
             feed["key_positions"] = torch.arange(call.window(self.max_length), dtype=torch.int32)
         if "rope_position_ids" in self._names:

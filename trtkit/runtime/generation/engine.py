@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import ExecutionError, RequestError
+from trtkit.runtime.device import to_device
 from trtkit.runtime.generation.admission import Waiting, admit_waiting
 from trtkit.runtime.generation.decoding import decode
-from trtkit.runtime.generation.flight import Flight, can_launch, land, launch
+from trtkit.runtime.generation.flight import Flight, Step, can_launch, land, launch, take_off
 from trtkit.runtime.generation.imports import Imports
 from trtkit.runtime.generation.prefill import Chunk, group_chunks, plan_chunks, prefill_call
 from trtkit.runtime.generation.request import check_request
 from trtkit.runtime.generation.state import State
 from trtkit.runtime.generation.tokens import take
+from trtkit.runtime.sampling.kernel import has_triton
 from trtkit.runtime.sampling.logprobs import token_logprobs
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class EngineOptions:
     proposer: guesses tokens ahead, for speculative decoding.
     most_imported_bytes: host memory for beginnings of prompts that other engines computed.
     overlap: launch a step before the host knows the last one's tokens; None: where the decoder computes meanwhile.
+    kernel: sample with the Triton kernel, which is interpreted on a CPU; None: where logits are on a GPU.
     """
 
     token_budget: int | None = None
@@ -50,6 +53,7 @@ class EngineOptions:
     proposer: Proposer | None = None
     most_imported_bytes: int = 1 << 30
     overlap: bool | None = None
+    kernel: bool | None = None
 
 
 class Engine:
@@ -64,8 +68,9 @@ class Engine:
         self._budget = self._options.token_budget or execution.max_prefill_length
         self._waiting = Waiting(self._options.max_queue)
         proposer = self._options.proposer
-        reserve = 1 if proposer is None else 1 + proposer.most
-        self._state = State(execution, reserve, Imports(self._options.most_imported_bytes))
+        reserve, imports = 1 if proposer is None else 1 + proposer.most, Imports(self._options.most_imported_bytes)
+        has_kernel = execution.tokens.is_cuda and has_triton() if self._options.kernel is None else self._options.kernel
+        self._state = State(execution, reserve, imports, has_kernel=has_kernel)
         wants_overlap = execution.is_asynchronous if self._options.overlap is None else self._options.overlap
         self._overlaps = wants_overlap and execution.takes_ids and proposer is None
         self._flight: Flight | None = None
@@ -141,24 +146,25 @@ class Engine:
         state.statistics.steps += 1
         launched = self._launch()
         admit_waiting(state, self._waiting, self._options.min_shared_tokens)
-        ready = state.ready()
-        chunks = self._chunks(len(ready) if launched is None else len(launched.slots))
-        if launched is None and ready.size:
+        ready = state.ready() if launched is None else launched.slots
+        chunks = self._chunks(len(ready))
+        if launched is None and self._overlaps and can_launch(state, ready):  # who has just come
+            self._flight = take_off(state, launch(state, ready))
+        elif launched is None and ready.size:
             decode(state, ready, self._options.proposer)
         for group in group_chunks(chunks, self.execution.max_length):
             self._prefill(group)
         finished, state.finished = state.finished, []
         return finished
 
-    def _launch(self) -> Flight | None:
-        """Launch a step of those who decode, if nobody needs the tokens of the last one first; then take those."""
+    def _launch(self) -> Step | None:
+        """Launch a step of those who decode, if it need not know the tokens of the last one; then take those."""
         ready = self._state.ready() if self._overlaps else _NOBODY
-        last, self._flight = self._flight, None
-        if can_launch(self._state, ready):
-            self._flight = launch(self._state, ready, last)
-        if last is not None:
-            land(self._state, last)
-        return self._flight
+        step = launch(self._state, ready) if can_launch(self._state, ready) else None
+        if self._flight is not None:
+            land(self._state, self._flight)
+        self._flight = None if step is None else take_off(self._state, step)
+        return step
 
     def _chunks(self, decoding: int) -> list[Chunk]:
         """Return the pieces of prompts that this step computes; one token at least, so that no prompt waits forever."""
@@ -192,7 +198,7 @@ class Engine:
         if top is None:
             return
         ids = np.asarray(request.prompt_ids[chunk.start + 1 : chunk.start + chunk.count + 1], np.int64)
-        request.prompt_logprobs += token_logprobs(logits[: len(ids)], ids, top)
+        request.prompt_logprobs += token_logprobs(logits[: len(ids)], to_device(ids, logits.device), top)()
 
     def _check_options(self) -> None:
         """Raise RequestError for options that the execution does not allow."""

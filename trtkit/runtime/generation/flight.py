@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.runtime.device import start_copy, to_device
+from trtkit.runtime.device import to_device
 from trtkit.runtime.generation.decoding import are_scattered, decode_call
 from trtkit.runtime.generation.tokens import settle
-from trtkit.runtime.sampling.failures import reason
-from trtkit.runtime.sampling.sampled import NOTHING
 from trtkit.runtime.sequences import UNKNOWN
 
 if TYPE_CHECKING:
@@ -21,23 +18,25 @@ if TYPE_CHECKING:
     import torch
 
     from trtkit.arrays import Array
-    from trtkit.runtime.decoder import Call
     from trtkit.runtime.generation.state import State
+    from trtkit.runtime.sampling.sampled import Sampled
     from trtkit.runtime.sequences import Ints
 
 
 @dataclass(frozen=True, eq=False)
-class Flight:
-    """Tokens that were drawn and have not arrived. slots, lengths: [R], of the sequences with them.
+class Step:
+    """A step of the network that was launched. slots, lengths: [R], of the sequences that it read.
 
-    tenancies: [R], of the slots at the launch. tokens: [R], where they were drawn. arrive: waits for them on the host.
+    tenancies: [R], of the slots at the launch. logits: [R, V]. place: the slots, where it computes. is_drawn: whether
+    it has drawn the tokens of rows that do not need the host.
     """
 
     slots: Ints
     lengths: Ints
     tenancies: Ints
-    tokens: torch.Tensor
-    arrive: Callable[[], Array]
+    logits: torch.Tensor
+    place: torch.Tensor
+    is_drawn: bool
 
     def goes_on(self, state: State) -> Array:
         """Return [R], whether each slot still runs the request that it ran at the launch."""
@@ -45,51 +44,55 @@ class Flight:
         return is_same
 
 
+@dataclass(frozen=True, eq=False)
+class Flight:
+    """Tokens of a step that were drawn and have not arrived. arrive: waits for them on the host."""
+
+    step: Step
+    arrive: Callable[[], Sampled]
+
+
 def can_launch(state: State, ready: Ints) -> bool:
-    """Whether `ready`, sorted slots, can run before the tokens in flight are known."""
-    if not ready.size or state.running.groups or are_scattered(ready):
-        return False
-    return state.sampler.can_launch(ready)
+    """Whether `ready`, sorted slots, can run before the tokens in flight are known: beams wait to be chosen."""
+    return bool(ready.size) and not state.running.groups and not are_scattered(ready)
 
 
-def launch(state: State, ready: Ints, last: Flight | None) -> Flight:
-    """Run `ready` on the tokens known and those in flight, and draw the next ones; nothing is waited for."""
-    slots, sequences = state.slots, state.slots.sequences
+def launch(state: State, ready: Ints) -> Step:
+    """Run `ready` on the tokens known and those in flight; nothing is waited for."""
+    execution, lengths = state.execution, state.slots.sequences.lengths[ready]
     call = decode_call(state, ready)
-    if last is not None:
-        call = replace(call, there=_ids_there(call, ready, last, last.goes_on(state)))
-    logits = state.execution.forward(call)
+    draw = state.sampler.draw(ready, call.rows)
+    logits = execution.forward(call, draw)
     logits = logits[:, 0] if logits.dim() == 3 else logits
     if len(ready) < logits.shape[0]:
         logits = logits[to_device(ready - call.first_slot, logits.device)]
-    tokens = state.sampler.launch(logits, ready)
-    slots.cached[ready] = sequences.lengths[ready]
-    sequences.append(ready, np.full(len(ready), UNKNOWN))
-    return Flight(ready, sequences.lengths[ready], state.running.tenancies[ready], tokens, start_copy(tokens))
+    state.slots.cached[ready] = lengths
+    place = to_device(ready, logits.device)
+    return Step(ready, lengths, state.running.tenancies[ready], logits, place, draw is not None)
+
+
+def take_off(state: State, step: Step) -> Flight:
+    """Draw the tokens of a step that it has not drawn itself, now that the host knows all those before them."""
+    tokens, sequences, slots = state.execution.tokens, state.slots.sequences, step.slots
+    launched = state.sampler.launch(step.logits, slots, tokens[step.place] if step.is_drawn else None)
+    tokens[step.place] = launched.tokens
+    state.statistics.synchronous_steps += state.sampler.waits(slots)
+    running = slots[step.goes_on(state)]
+    sequences.append(running, np.full(len(running), UNKNOWN))
+    return Flight(step, launched)
 
 
 def land(state: State, flight: Flight) -> None:
     """Take the tokens of a flight and end the sequences they complete; drop those of slots that others have now."""
-    tokens, goes_on = flight.arrive(), flight.goes_on(state)
+    step, sampled = flight.step, flight.arrive()
+    goes_on = step.goes_on(state)
     state.statistics.discarded_tokens += int((~goes_on).sum())
-    is_good = goes_on & (tokens >= 0)
-    slots, lengths = flight.slots[is_good], flight.lengths[is_good]
-    for row in np.flatnonzero(goes_on & ~is_good).tolist():
-        slot = int(flight.slots[row])
-        state.slots.cut(slot, int(flight.lengths[row]) - 1)
-        largest = -math.inf if tokens[row] == NOTHING else math.nan
-        state.finish(slot, "error", reason(largest, 0, None))
-    state.slots.sequences.tokens[slots, lengths - 1] = tokens[is_good]
-    settle(state, slots, lengths, [None] * len(slots))
-
-
-def _ids_there(call: Call, ready: Ints, last: Flight, goes_on: Array) -> torch.Tensor:
-    """Return the ids [R, 1] of a call on the device: in flight for those that go on, otherwise known to the host."""
-    if len(call.starts) == len(ready) and np.array_equal(ready, last.slots) and goes_on.all():
-        ids = last.tokens[:, None]
-    else:
-        device = last.tokens.device
-        ids = to_device(call.ids, device)
-        rows = np.flatnonzero(goes_on & np.isin(last.slots, ready))
-        ids[to_device(last.slots[rows] - call.first_slot, device), 0] = last.tokens[to_device(rows, device)]
-    return ids.clamp(min=0).int()  # a row that failed draws nothing more
+    for row in np.flatnonzero(goes_on & (sampled.tokens < 0)).tolist():
+        slot = int(step.slots[row])
+        state.slots.cut(slot, int(step.lengths[row]))
+        state.finish(slot, "error", sampled.errors[row])
+    rows = np.flatnonzero(goes_on & (sampled.tokens >= 0))
+    slots, lengths, tokens = step.slots[rows], step.lengths[rows], sampled.tokens[rows]
+    state.sampler.accept(slots, tokens, is_counted=step.is_drawn)
+    state.slots.sequences.tokens[slots, lengths] = tokens
+    settle(state, slots, lengths + 1, [sampled.logprobs[row] for row in rows.tolist()])

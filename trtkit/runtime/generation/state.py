@@ -25,8 +25,8 @@ class Statistics:
     """What an engine has done. prompt_tokens: computed; reused_tokens: of prompts, found in a cache;
     imported_tokens: those of them that another engine computed.
 
-    synchronous_steps: decoding steps that waited for the tokens of the step before, because the engine does not overlap
-    or a row needs them: a grammar, a penalty, beams. discarded_tokens: drawn after a sequence's end.
+    synchronous_steps: decoding steps that the host waited for before it could launch the next: the engine does not
+    overlap, or a row is a beam, or a user's function has to see its logits. discarded_tokens: drawn after an end.
     """
 
     steps: int = 0
@@ -43,11 +43,15 @@ class Statistics:
 
 @dataclass(eq=False)
 class State:
-    """An engine's memory. reserve: places at a slot's end that idle rows may overwrite. imports: see Imports."""
+    """An engine's memory. reserve: places at a slot's end that idle rows may overwrite. imports: see Imports.
+
+    has_kernel: whether the Triton kernel samples.
+    """
 
     execution: DecoderExecution
     reserve: int
     imports: Imports
+    has_kernel: bool = False
     statistics: Statistics = field(default_factory=Statistics)
     finished: list[Finished] = field(default_factory=list)
 
@@ -55,7 +59,8 @@ class State:
         """Make what depends on the number of slots."""
         self.slots = Slots(self.execution.slots, self.execution.max_length)
         self.running = Running(self.execution.slots)
-        self.sampler = Sampler(self.slots.sequences, self.execution.vocab_size)
+        tokens = self.execution.tokens if self.has_kernel else None
+        self.sampler = Sampler(self.slots.sequences, self.execution.vocab_size, tokens)
 
     def fork(self, source: int, target: int) -> None:
         """Make `target` the same sequence as `source`: its cache, but for what is the same already, and its draws."""

@@ -50,12 +50,14 @@ class Use(IntFlag):
     MIN_P = 4096
     TYPICAL = 8192
     LOGPROBS = 16384
+    WORD_RUNS = 32768
 
 
 PROCESSORS = (
     Use.BIAS | Use.REPETITION | Use.COUNTS | Use.NGRAM | Use.BAD_WORDS | Use.MIN_TOKENS | Use.FORCE_WORDS | Use.GUIDE
 ) | Use.FUNCTIONS
-FILTERS = Use.TOP_K | Use.TOP_P | Use.MIN_P | Use.TYPICAL
+WAITS = Use.NGRAM | Use.WORD_RUNS | Use.FORCE_WORDS | Use.GUIDE | Use.FUNCTIONS
+"""What bars tokens by those before them: the host has to know these."""
 
 
 class Columns:
@@ -92,6 +94,7 @@ def _uses(settings: Settings) -> Iterator[Use]:
         Use.COUNTS: params.presence_penalty or params.frequency_penalty,
         Use.NGRAM: params.no_repeat_ngram_size,
         Use.BAD_WORDS: settings.bad_words,
+        Use.WORD_RUNS: any(len(word) > 1 for word in settings.bad_words),
         Use.MIN_TOKENS: params.min_tokens and settings.stop_ids,
         Use.FORCE_WORDS: settings.force_words,
         Use.GUIDE: params.guided,

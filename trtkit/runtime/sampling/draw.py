@@ -19,36 +19,33 @@ BLOCK = 64
 _WORDS = 4  # that Philox 4x64 makes at each count
 
 
-def largest(scores: Tensor) -> tuple[Array, Array]:
-    """Return the first of the largest scores in each row of [R, V], and it: [R] each. NaN counts as largest."""
+def largest_there(scores: Tensor) -> Tensor:
+    """Return the first of the largest scores in each row of [R, V], FAILED or NOTHING for a row without one.
+
+    It is where the scores are, which nobody waits for. A row whose largest score is not finite has no token.
+    """
     if scores.device.type == "cpu":
         host = scores.numpy()  # NumPy's argmax is several times as fast as torch's
         tokens = host.argmax(-1)
-        return tokens, host[np.arange(len(host)), tokens]
-    best = scores.argmax(-1, keepdim=True)
-    both = torch.cat([best.double(), scores.gather(-1, best).double()], -1).cpu().numpy()
-    return both[:, 0].astype("int64"), both[:, 1]
-
-
-def largest_there(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first of the largest scores in each row of [R, V], and FAILED or NOTHING [R] for a row without one.
-
-    Both are where the scores are, which nobody waits for. A row whose largest score is not finite has no token.
-    """
-    if scores.device.type == "cpu":
-        tokens, values = largest(scores)
-        failed = np.where(values == -np.inf, NOTHING, FAILED)
-        return torch.from_numpy(np.where(np.isfinite(values), tokens, failed)), torch.from_numpy(failed)
+        values = host[np.arange(len(host)), tokens]
+        is_there = np.isfinite(values)
+        if not is_there.all():
+            tokens = np.where(is_there, tokens, np.where(values == -np.inf, NOTHING, FAILED))
+        return torch.from_numpy(tokens)
     there = scores.argmax(-1)
     best = scores.gather(-1, there[:, None])[:, 0]
-    failures = torch.where(best == -torch.inf, NOTHING, FAILED)
-    return torch.where(best.isfinite(), there, failures), failures
+    return torch.where(best.isfinite(), there, failures(best))
 
 
-def draw(scores: Tensor, uniform: Array) -> tuple[Tensor, Tensor]:
-    """Return for each row of scores [R, W] the place where its CDF passes `uniform` [R], and the CDF's end.
+def failures(best: Tensor) -> Tensor:
+    """Return FAILED or NOTHING for rows without a token by their largest scores [R]."""
+    return FAILED + (NOTHING - FAILED) * (best == -torch.inf).long()
 
-    The end is NaN or 0 where nothing can be drawn. The CDF is summed in fp64, in the order of the row, so that a row's
+
+def draw(scores: Tensor, uniform: Array) -> Tensor:
+    """Return for each row of scores [R, W] the place where its CDF passes `uniform` [R], FAILED or NOTHING for none.
+
+    The CDF is summed in fp64, in the order of the row, so that a row's
     place depends on nothing but the row. Scores of -inf are never drawn, whatever the number.
     """
     cdf = scores.softmax(-1).cumsum(-1, dtype=torch.float64)
@@ -57,7 +54,7 @@ def draw(scores: Tensor, uniform: Array) -> tuple[Tensor, Tensor]:
     # Rounding may bring the product to the end itself, past every token.
     target = target.minimum(torch.nextafter(end, torch.zeros_like(end)))
     places = torch.searchsorted(cdf, target, right=True).clamp(max=scores.shape[-1] - 1)
-    return places.squeeze(-1), end.squeeze(-1)
+    return torch.where(end > 0, places, failures(scores.amax(-1, keepdim=True))).squeeze(-1)
 
 
 def uniform_block(seed: int, block: int) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-
+from trtkit.runtime.device import start_copy
 from trtkit.runtime.sampling.sampled import TokenLogprobs
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Callable
+
     from torch import Tensor
 
-    Array = np.ndarray[Any, Any]
 
+def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> Callable[[], list[TokenLogprobs]]:
+    """Start to compute what to report of tokens [R] under logits [R, V]; return what waits for it and returns it.
 
-def token_logprobs(logits: Tensor, tokens: Array, top: int) -> list[TokenLogprobs]:
-    """Return what to report of tokens [R] under logits [R, V], with the `top` most likely of each row."""
+    top: how many of the most likely tokens of each row.
+    """
     logs = logits.log_softmax(-1)
-    chosen = torch.from_numpy(tokens).to(logits.device).unsqueeze(-1)
-    own = logs.gather(-1, chosen)
-    ranks = ((logs > own).sum(-1) + 1).tolist()
+    own = logs.gather(-1, tokens.clamp(min=0).unsqueeze(-1))
     best = logs.topk(min(top, logs.shape[-1]), -1)
-    tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    columns = zip(tokens.tolist(), own.squeeze(-1).tolist(), ranks, tops, strict=True)
-    return [
-        TokenLogprobs(token, logprob, rank, tuple(zip(*top_of, strict=True)))
-        for token, logprob, rank, top_of in columns
-    ]
+    ranks = (logs > own).sum(-1) + 1
+    copies = [start_copy(values) for values in (tokens, own.squeeze(-1), ranks, best.indices, best.values)]
+
+    def arrived() -> list[TokenLogprobs]:
+        *columns, ids, values = (copy().tolist() for copy in copies)
+        tops = (tuple(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True))
+        return [TokenLogprobs(*row) for row in zip(*columns, tops, strict=True)]
+
+    return arrived

@@ -11,6 +11,7 @@ from trtkit.runtime.device import to_device
 from trtkit.runtime.sampling import filters
 from trtkit.runtime.sampling.columns import Columns, Use
 from trtkit.runtime.sampling.draw import draw
+from trtkit.runtime.sampling.sampled import FAILED, NOTHING
 from trtkit.runtime.sampling.weights import Filters, Workspace, row_weights
 
 if TYPE_CHECKING:
@@ -22,17 +23,18 @@ NARROW = 1024
 """Rows up to this width are sorted, all at once."""
 
 
-def drawn(scores: Tensor, slots: Array, columns: Columns, uniform: Array) -> tuple[Tensor, Tensor]:
-    """Return for each row of scores [R, V] of `slots` its token, and the mass it was drawn from: 0 or NaN for none."""
+def drawn(scores: Tensor, slots: Array, columns: Columns, uniform: Array) -> Tensor:
+    """Return the token of each row of scores [R, V] of `slots`, FAILED or NOTHING for a row without one."""
     if _is_sorted(scores):
         return draw(filtered(scores, slots, columns), uniform)
-    tokens, end = np.zeros(len(slots), np.int64), np.zeros(len(slots))
-    host, space = scores.numpy(), Workspace(scores.shape[1])
+    tokens, host, space = np.zeros(len(slots), np.int64), scores.numpy(), Workspace(scores.shape[1])
     for row, numbers in enumerate(Filters.of(slots, columns)):
         weights = row_weights(host[row], numbers, space)
         if weights is not None:
-            tokens[row], end[row] = weights.pick(uniform[row]), 1
-    return torch.from_numpy(tokens), torch.from_numpy(end)
+            tokens[row] = weights.pick(uniform[row])
+        else:
+            tokens[row] = NOTHING if host[row].max() == -np.inf else FAILED
+    return torch.from_numpy(tokens)
 
 
 def filtered(scores: Tensor, slots: Array, columns: Columns) -> Tensor:

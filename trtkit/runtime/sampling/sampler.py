@@ -2,42 +2,65 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from trtkit.runtime.device import to_device
-from trtkit.runtime.sampling.columns import PROCESSORS, Columns, SlotState, Use
-from trtkit.runtime.sampling.draw import Uniform, largest, largest_there
+from trtkit.runtime.device import start_copy, to_device
+from trtkit.runtime.sampling.columns import PROCESSORS, WAITS, Columns, SlotState, Use
+from trtkit.runtime.sampling.draw import Uniform, largest_there
 from trtkit.runtime.sampling.failures import reason
+from trtkit.runtime.sampling.kernel.steps import KernelSampler
 from trtkit.runtime.sampling.logprobs import token_logprobs
 from trtkit.runtime.sampling.processors.bars import bar, follow_guides, force
 from trtkit.runtime.sampling.processors.functions import call_functions
 from trtkit.runtime.sampling.processors.penalties import Counts, add_bias, penalise_counts, penalise_repetition
 from trtkit.runtime.sampling.processors.step import Step
 from trtkit.runtime.sampling.rows import drawn, filtered
-from trtkit.runtime.sampling.sampled import FAILED, Sampled, TokenLogprobs
+from trtkit.runtime.sampling.sampled import FAILED, NOTHING, Sampled, TokenLogprobs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from torch import Tensor
 
+    from trtkit.runtime.sampling.kernel.steps import KernelDraw
     from trtkit.runtime.sampling.settings import Settings
     from trtkit.runtime.sequences import Sequences
 
     Array = np.ndarray[Any, Any]
+    _Logprobs = Callable[[], Iterable[tuple[int, int, TokenLogprobs]]]
 
 # Plain numbers: operations of flags cost as much as those of arrays.
 _SAMPLE, _COUNTS, _GUIDE, _LOGPROBS = (int(use) for use in (Use.SAMPLE, Use.COUNTS, Use.GUIDE, Use.LOGPROBS))
-_PROCESSORS = int(PROCESSORS)
-_NEEDS_HOST = _PROCESSORS | _LOGPROBS
+_PROCESSORS, _WAITS, _FUNCTIONS = int(PROCESSORS), int(WAITS), int(Use.FUNCTIONS)
 _NONE = np.zeros(0, np.int64)
 
 
-class Sampler:
-    """What the slots of `sequences` go on with. A row depends on its own slot alone, whatever other rows there are."""
+@dataclass(frozen=True, eq=False)
+class Launched:
+    """Tokens [R] int64 that are being drawn, FAILED or NOTHING if there is none. Called, it waits for them."""
 
-    def __init__(self, sequences: Sequences, vocab_size: int) -> None:
+    tokens: Tensor
+    arrive: Callable[[], Sampled]
+
+    def __call__(self) -> Sampled:
+        """Return them."""
+        return self.arrive()
+
+
+class Sampler:
+    """What the slots of `sequences` go on with. A row depends on its own slot alone, whatever other rows there are.
+
+    tokens: [slots], where `draw` leaves tokens on a device; rows are then drawn by the Triton kernel, which is
+    interpreted on a CPU. None: they are drawn by NumPy and torch.
+    """
+
+    def __init__(self, sequences: Sequences, vocab_size: int, tokens: Tensor | None = None) -> None:
         slots = len(sequences.lengths)
         self._sequences = sequences
         self._columns = Columns(slots)
@@ -46,6 +69,9 @@ class Sampler:
         self._uniform = Uniform(slots)
         # Settings that any slot has ever used: a step need not look for others.
         self._ever = 0
+        self._kernel: KernelSampler | None = None
+        if tokens is not None:
+            self._kernel = KernelSampler(self._columns, self._states, sequences, tokens, vocab_size)
 
     def admit(self, slot: int, settings: Settings) -> None:
         """Take a slot whose tokens are in `sequences` already."""
@@ -57,6 +83,8 @@ class Sampler:
         self._ever |= int(self._columns.uses[slot])
         if self._columns.uses[slot] & _COUNTS:
             self._counts.admit(slot, generated)
+        if self._kernel is not None:
+            self._kernel.admit(slot)
 
     def release(self, slot: int) -> None:
         """Forget a slot."""
@@ -71,6 +99,8 @@ class Sampler:
         self._uniform.copy(source, target)
         if self._columns.uses[source] & _COUNTS:
             self._counts.copy(source, target)
+        if self._kernel is not None:
+            self._kernel.copy(source, target)
 
     def process(self, logits: Tensor, slots: Array) -> Tensor:
         """Return the scores [R, V] of logits [R, V] after every setting of the rows' slots; -inf cannot be drawn.
@@ -90,43 +120,45 @@ class Sampler:
 
     def sample(self, logits: Tensor, slots: Array) -> Sampled:
         """Return the next token of each row of logits [R, V], fp32."""
-        logits = logits.detach()
-        uses = self._columns.uses[slots]
-        union = int(np.bitwise_or.reduce(uses)) if self._ever else 0
-        scores, errors = self._processed(logits, slots, uses) if union & _PROCESSORS else (logits, {})
-        rows = np.flatnonzero(uses & _SAMPLE) if union & _SAMPLE else _NONE
-        if len(rows) < len(slots):
-            tokens, best = largest(scores)
-            bad = ~np.isfinite(best)
-        else:
-            tokens, bad = np.zeros(len(slots), np.int64), np.zeros(len(slots), np.bool_)
-        if len(rows):
-            bad[rows] = self._draw(scores, slots, rows, tokens)
-        if bad.any():
-            for row in np.flatnonzero(bad).tolist():
-                errors.setdefault(row, self._reason(scores[row], int(slots[row])))
-        return self._sampled(logits, slots, tokens, errors)
+        return self.launch(logits, slots)()
 
-    def can_launch(self, slots: Array) -> bool:
-        """Whether the next tokens of `slots` follow from their logits and numbers, and from no token before them."""
-        return not int(np.bitwise_or.reduce(self._columns.uses[slots])) & _NEEDS_HOST
+    def draw(self, slots: Array, rows: slice) -> KernelDraw | None:
+        """Return what draws tokens of `slots` right after a step of the slots `rows`; None without the kernel.
 
-    def launch(self, logits: Tensor, slots: Array) -> Tensor:
-        """Return the next token of each row [R] int64, where the logits [R, V] are; FAILED or NOTHING if there is none.
-
-        Tokens are those of `sample`. For slots that `can_launch`; the host need not know them yet to launch the next.
+        The host need not know the tokens before. Those of slots that need it, `launch` draws.
         """
-        logits = logits.detach()
-        tokens, failed = largest_there(logits)
-        rows = np.flatnonzero(self._columns.uses[slots] & _SAMPLE)
-        if rows.size:
-            ids, end = self._drawn(logits, slots, rows)
-            place = self._place(rows, logits)
-            tokens[place] = torch.where(end > 0, ids, failed[place])
-        return tokens
+        return None if self._kernel is None else self._kernel.draw(slots, rows, self._uniforms(slots))
 
-    def accept(self, slots: Array, tokens: Array) -> None:
-        """Note the tokens [R] that `slots` [R] go on with; the caller appends them to `sequences`."""
+    def launch(self, logits: Tensor, slots: Array, drawn: Tensor | None = None) -> Launched:
+        """Start to draw the next token of each row of logits [R, V]; nothing is waited for but users' functions.
+
+        drawn: [R], the tokens of the step's own `draw`: the rows that it left out are drawn, and written there.
+        """
+        logits, uses = logits.detach(), self._columns.uses[slots]
+        if drawn is None:
+            tokens, errors = self._tokens(logits, slots, uses)
+        else:
+            tokens, errors = drawn, {}
+            rows = np.flatnonzero(uses & _WAITS)
+            if rows.size:
+                tokens[self._place(rows, logits)], failed = self._tokens(
+                    self._rows(logits, rows), slots[rows], uses[rows]
+                )
+                errors = {int(rows[row]): error for row, error in failed.items()}
+        logprobs = self._start_logprobs(logits, slots, tokens) if self._ever & _LOGPROBS else None
+        return Launched(tokens, partial(self._sampled, slots, errors, start_copy(tokens), logprobs))
+
+    def waits(self, slots: Array) -> bool:
+        """Whether drawing a token of `slots` waits for its logits: users' functions see them."""
+        return bool(self._ever & _FUNCTIONS and int(np.bitwise_or.reduce(self._columns.uses[slots])) & _FUNCTIONS)
+
+    def accept(self, slots: Array, tokens: Array, *, is_counted: bool = False) -> None:
+        """Note the tokens [R] that `slots` [R] go on with; the caller appends them to `sequences`.
+
+        is_counted: they were drawn by a step's own `draw`, which counts them for the next.
+        """
+        if self._kernel is not None and not is_counted:
+            self._kernel.count(slots, tokens)
         if self._ever & _COUNTS:
             counted = (self._columns.uses[slots] & _COUNTS) > 0
             self._counts.accept(slots[counted], tokens[counted])
@@ -151,48 +183,65 @@ class Sampler:
         return step.scores, step.errors
 
     def _rows(self, scores: Tensor, rows: Array) -> Tensor:
-        """Return some rows of scores, without a copy if they are all."""
+        """Return some rows of scores or tokens, without a copy if they are all."""
         return scores if len(rows) == len(scores) else scores[self._place(rows, scores)]
 
     @staticmethod
     def _place(rows: Array, scores: Tensor) -> Tensor:
         return to_device(rows, scores.device)
 
-    def _draw(self, scores: Tensor, slots: Array, rows: Array, tokens: Array) -> Array:
-        """Write the tokens that `rows` draw; return [r], which of them have nothing to draw from."""
-        ids, end = self._drawn(scores, slots, rows)
-        tokens[rows] = ids.cpu().numpy()
-        return ~(end > 0).cpu().numpy()
+    def _tokens(self, logits: Tensor, slots: Array, uses: Array) -> tuple[Tensor, dict[int, str]]:
+        """Return the tokens [R] of rows where the logits [R, V] are, FAILED or NOTHING for none, and rows that failed.
 
-    def _drawn(self, scores: Tensor, slots: Array, rows: Array) -> tuple[Tensor, Tensor]:
-        """Return the tokens that `rows` draw, and the ends of their CDFs: 0 or NaN for no token."""
-        chosen = slots[rows]
-        steps = self._sequences.lengths[chosen] - self._sequences.prompt_lengths[chosen]
-        return drawn(self._rows(scores, rows), chosen, self._columns, self._uniform.at(chosen, steps))
+        The host knows all tokens before them.
+        """
+        union = int(np.bitwise_or.reduce(uses)) if self._ever else 0
+        scores, errors = self._processed(logits, slots, uses) if union & _PROCESSORS else (logits, {})
+        if self._kernel is not None:
+            return self._kernel.sample(scores, slots, self._uniforms(slots)), errors
+        rows = np.flatnonzero(uses & _SAMPLE) if union & _SAMPLE else _NONE
+        if len(rows) == len(slots):
+            return drawn(scores, slots, self._columns, self._uniforms(slots)), errors
+        tokens = largest_there(scores)
+        if rows.size:
+            place, chosen = self._place(rows, logits), slots[rows]
+            tokens[place] = drawn(scores[place], chosen, self._columns, self._uniforms(chosen))
+        return tokens, errors
 
-    def _reason(self, scores: Tensor, slot: int) -> str:
+    def _uniforms(self, slots: Array) -> Array:
+        """Return the numbers [R] that the next tokens of `slots` are drawn with."""
+        return self._uniform.at(slots, self._sequences.lengths[slots] - self._sequences.prompt_lengths[slots])
+
+    def _sampled(
+        self, slots: Array, failures: dict[int, str], arrive: Callable[[], Array], logprobs: _Logprobs | None
+    ) -> Sampled:
+        """Wait for tokens; say why there is none."""
+        tokens = arrive()
+        errors: list[str | None] = [None] * len(slots)
+        failed = np.flatnonzero(tokens < 0)
+        if failed.size or failures:
+            reasons = {row: self._reason(int(tokens[row]), int(slots[row])) for row in failed.tolist()}
+            for row, error in (reasons | failures).items():
+                errors[row] = error
+            tokens = np.where([error is None for error in errors], tokens, FAILED)
+        reports: list[TokenLogprobs | None] = [None] * len(slots)
+        for row, top, report in logprobs() if logprobs else ():
+            reports[row] = None if errors[row] else report.limited(top)
+        return Sampled(tokens, reports, errors)
+
+    def _reason(self, token: int, slot: int) -> str:
         state = self._states[slot]
         guided = state.settings.params.guided if state else None
-        return reason(float(scores.max()), int(self._columns.uses[slot]), guided)
+        return reason(-math.inf if token == NOTHING else math.nan, int(self._columns.uses[slot]), guided)
 
-    def _sampled(self, logits: Tensor, slots: Array, tokens: Array, failures: dict[int, str]) -> Sampled:
-        errors: list[str | None] = [None] * len(slots)
-        for row, error in failures.items():
-            errors[row], tokens[row] = error, FAILED
-        logprobs: list[TokenLogprobs | None] = [None] * len(slots)
-        if self._ever & _LOGPROBS:
-            self._report(logits, slots, tokens, logprobs)
-        return Sampled(tokens, logprobs, errors)
-
-    def _report(self, logits: Tensor, slots: Array, tokens: Array, logprobs: list[TokenLogprobs | None]) -> None:
-        """Write the log probabilities of rows that ask for them."""
-        asking = np.flatnonzero((self._columns.uses[slots] & _LOGPROBS > 0) & (tokens != FAILED))
-        if not asking.size:
-            return
-        tops = [self._top(int(slots[row])) for row in asking]
-        reports = token_logprobs(logits[self._place(asking, logits)], tokens[asking], max(tops))
-        for row, top, report in zip(asking.tolist(), tops, reports, strict=True):
-            logprobs[row] = report.limited(top)
+    def _start_logprobs(self, logits: Tensor, slots: Array, tokens: Tensor) -> _Logprobs | None:
+        """Start to compute the log probabilities of rows that ask for them: (row, how many, report)."""
+        rows = np.flatnonzero(self._columns.uses[slots] & _LOGPROBS)
+        if not rows.size:
+            return None
+        tops = [self._top(int(slots[row])) for row in rows]
+        arrive = token_logprobs(self._rows(logits, rows), self._rows(tokens, rows), max(tops))
+        return lambda: zip(rows.tolist(), tops, arrive(), strict=True)
 
     def _top(self, slot: int) -> int:
         state = self._states[slot]

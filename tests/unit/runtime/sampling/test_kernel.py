@@ -12,8 +12,9 @@ from tests.unit.runtime.sampling.rows import Rows
 from trtkit.dtypes import BF16, FP16, FP32, DType
 from trtkit.network.aot import COMPUTE_CAPABILITIES, compile_kernel
 from trtkit.runtime.sampling.columns import Columns
-from trtkit.runtime.sampling.kernel import kernels, numbers_of, sample
+from trtkit.runtime.sampling.kernel import Tables, kernels, numbers_of, sample
 from trtkit.runtime.sampling.params import SamplingParams
+from trtkit.runtime.sampling.sampled import FAILED, NOTHING
 from trtkit.runtime.sampling.settings import Settings
 
 FILTERS: list[dict[str, Any]] = [
@@ -53,7 +54,7 @@ def drawn_by_kernel(params: list[SamplingParams], rows: Rows, logits: torch.Tens
     steps = rows.sequences.lengths - rows.sequences.prompt_lengths
     uniform = rows.sampler._uniform.at(rows.slots, steps)
     numbers = torch.from_numpy(numbers_of(columns, rows.slots, uniform)).to(logits.device)
-    return sample(logits, numbers, **extras)
+    return sample(logits, numbers, Tables(**extras)).tolist()
 
 
 @pytest.mark.parametrize("vocab_size", [11, 2500])  # less than a block, and blocks with a rest; sorted, and not
@@ -62,9 +63,8 @@ def test_tokens_are_those_of_the_sampler(name: str, vocab_size: int) -> None:
     params = [SamplingParams(seed=row, **setting) for row, setting in enumerate(FILTERS * 2)]
     logits = distributions(len(params), vocab_size, 5)[name]
     rows = Rows(vocab_size, params)
-    tokens, is_bad = drawn_by_kernel(params, rows, logits)
-    assert not is_bad.any()
-    assert tokens.tolist() == rows.sampler.sample(logits, rows.slots).tokens.tolist()
+    tokens = drawn_by_kernel(params, rows, logits)
+    assert tokens == rows.sampler.sample(logits, rows.slots).tokens.tolist()
 
 
 def test_penalties_bias_and_bans_are_those_of_the_sampler() -> None:
@@ -94,9 +94,11 @@ def test_penalties_bias_and_bans_are_those_of_the_sampler() -> None:
     allowed = torch.full((12, 35), -1, dtype=torch.int32)
     allowed[:, 0] &= ~((1 << 5) | (1 << 6))
     allowed[:, 1099 // 32] &= ~(1 << 1099 % 32)
-    tokens, is_bad = drawn_by_kernel(params, rows, logits, bias=bias, counts=counts, allowed=allowed)
-    assert not is_bad.any()
-    assert tokens.tolist() == rows.sampler.sample(logits, rows.slots).tokens.tolist()
+    before = counts.clone()
+    tokens = drawn_by_kernel(params, rows, logits, bias=bias, counts=counts, allowed=allowed)
+    assert tokens == rows.sampler.sample(logits, rows.slots).tokens.tolist()
+    before[torch.arange(12), tokens] += 2
+    assert torch.equal(counts, before)
 
 
 def test_a_row_without_a_token_is_bad_and_the_others_are_not() -> None:
@@ -104,9 +106,9 @@ def test_a_row_without_a_token_is_bad_and_the_others_are_not() -> None:
     logits = torch.randn(5, 1300, generator=torch.manual_seed(0))
     logits[1, 1200], logits[2, 3], logits[3], logits[4, :1299] = torch.nan, torch.inf, -torch.inf, -torch.inf
     rows = Rows(1300, params)
-    tokens, is_bad = drawn_by_kernel(params, rows, logits)
-    assert is_bad.tolist() == [False, True, True, True, False]
-    assert tokens.tolist() == rows.sampler.sample(logits, rows.slots).tokens.tolist()  # -1 in both
+    tokens = drawn_by_kernel(params, rows, logits)
+    assert tokens[1:4] == [FAILED, FAILED, NOTHING]
+    assert [max(token, FAILED) for token in tokens] == rows.sampler.sample(logits, rows.slots).tokens.tolist()
 
 
 @pytest.mark.parametrize("uniform", [0.0, 5e-324, 0.5, 1 - 2**-53, 1.0])
@@ -114,10 +116,9 @@ def test_barred_tokens_are_never_drawn_at_the_edges(uniform: float) -> None:
     logits = torch.full((3, 1500), -torch.inf)
     logits[0, [2, 1100]], logits[1, 1499], logits[2, 0] = 0.0, -80.0, 3.0
     numbers = torch.tensor([[1, 1, 0, 0, 0, 0, 0, 1, uniform]], dtype=torch.float64).repeat(3, 1)
-    tokens, is_bad = sample(logits, numbers)
+    tokens = sample(logits, numbers)
     assert tokens[0] == (2 if uniform < 0.5 else 1100)
     assert tokens[1:].tolist() == [1499, 0]
-    assert not is_bad.any()
 
 
 @pytest.mark.parametrize("dtype", [FP32, FP16, BF16], ids=str)

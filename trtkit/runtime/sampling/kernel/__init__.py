@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ from trtkit.network.aot import load_kernel_module
 from trtkit.runtime.sampling.columns import Use
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
 
     from trtkit.arrays import Array
@@ -19,6 +22,11 @@ if TYPE_CHECKING:
 
 # A row that does not draw: the first of its largest scores.
 _GREEDY = {"temperature": 1.0, "top_k": 1.0, "below": 0.0, "min_p": 0.0, "typical": 1.0, "uniform": 0.0}
+
+
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return find_spec("triton") is not None
 
 
 def kernels(*, interpreted: bool = False) -> ModuleType:
@@ -46,27 +54,45 @@ def numbers_of(columns: Columns, slots: Array, uniform: Array) -> Array:
     return np.stack([np.where(draws, named[name], _GREEDY.get(name, named[name])) for name in named], 1)
 
 
+@dataclass(frozen=True)
+class Tables:
+    """What single tokens cost, a row each; None where no row needs it.
+
+    bias: [R, V] fp32, added to the logits. counts: [R, V] int32, for penalties: twice how often a token occurs in the
+    answer, plus 1 if it occurs in the prompt. allowed: [R, ceil(V / 32)] int32; bit i of word w is 0 if token 32 w + i
+    is banned.
+    """
+
+    bias: torch.Tensor | None = None
+    counts: torch.Tensor | None = None
+    allowed: torch.Tensor | None = None
+
+    def at(self, rows: slice) -> Tables:
+        """Return some rows of each."""
+        return Tables(*(table if table is None else table[rows] for table in self))
+
+    def __iter__(self) -> Iterator[torch.Tensor | None]:
+        """Yield each table."""
+        return iter((self.bias, self.counts, self.allowed))
+
+
 def sample(
     logits: torch.Tensor,
     numbers: torch.Tensor,
-    *,
-    bias: torch.Tensor | None = None,
-    counts: torch.Tensor | None = None,
-    allowed: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the token of each row of logits [R, V] as int64 [R], and whether it has none, as bool [R].
+    tables: Tables | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Return the token of each row of logits [R, V] as int64 [R], FAILED or NOTHING for a row without one.
 
-    Everything is on one device and nothing waits for the host, so that a graph can hold the call. A row without a token
-    has NaN, infinity, or only -inf; its token is -1. On a CPU the kernel is interpreted, for tests.
+    Everything is on one device and nothing waits for the host, so that a graph can hold the call. A row whose uniform
+    number is below 0 is left out. Counts of the tokens that are drawn go up. On a CPU the kernel is interpreted, for
+    tests.
 
-    numbers: [R, 9] fp64, see `numbers_of`. bias: [R, V] fp32, added to the logits. counts: [R, V] int32, for penalties:
-    twice how often a token occurs in the answer, plus 1 if it occurs in the prompt. allowed: [R, ceil(V / 32)] int32;
-    bit i of word w is 0 if token 32 w + i is banned.
+    numbers: [R, 9] fp64, see `numbers_of`. out: tokens [R], and memory [R, V] fp32 to work in; new ones if None.
     """
-    rows = logits.shape[0]
-    scores = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
-    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    is_bad = torch.empty(rows, dtype=torch.int8, device=logits.device)
+    if out is None:
+        rows, device = logits.shape[0], logits.device
+        out = torch.empty(rows, dtype=torch.int64, device=device), torch.empty(logits.shape, device=device)
     module = kernels(interpreted=logits.device.type == "cpu")
-    module.launch(logits.contiguous(), numbers, (bias, counts, allowed), (scores, tokens, is_bad))
-    return tokens, is_bad.bool()
+    module.launch(logits.contiguous(), numbers, tuple(tables or Tables()), out[::-1])
+    return out[0]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BLOCK = 1024
 """Tokens that a program looks at at a time."""
 NUMBERS = ("temperature", "repetition", "presence", "frequency", "top_k", "below", "min_p", "typical", "uniform")
-"""Columns of the numbers of a row."""
+"""Columns of the numbers of a row. A uniform number below 0 leaves the row out."""
 _WARPS = 16
 _WAYS = tl.constexpr(16)
 _LEAST = tl.constexpr(-(2**31))
@@ -177,12 +177,14 @@ def _draw(scores, V, top, center, furthest, uniform, BLOCK: tl.constexpr):
 
 @triton.jit
 def sample_rows(
-    logits_ptr, numbers_ptr, bias_ptr, counts_ptr, allowed_ptr, V, scores_ptr, tokens_ptr, bad_ptr,
+    logits_ptr, numbers_ptr, bias_ptr, counts_ptr, allowed_ptr, V, scores_ptr, tokens_ptr,
     HAS_BIAS: tl.constexpr, HAS_COUNTS: tl.constexpr, HAS_ALLOWED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Draw the token of one row; see `sample` for the arguments. Scores are what the filters leave, -inf elsewhere."""
     row = tl.program_id(0).to(tl.int64)
     numbers, scores = numbers_ptr + row * 9, scores_ptr + row * V
+    if tl.load(numbers + 8) < 0:
+        return
     top, faults = tl.full((), _NEVER, tl.float32), tl.full((), 0, tl.int32)
     for start in range(0, V, BLOCK):
         place = start + tl.arange(0, BLOCK)
@@ -193,12 +195,13 @@ def sample_rows(
         highest = tl.reduce(score, 0, _larger)
         top = tl.where(highest > top, highest, top)
     tl.debug_barrier()  # all threads see all scores
-    token = tl.full((), -1, tl.int32)
+    token = tl.where((faults == 0) & (top == _NEVER), -2, -1)  # NOTHING, FAILED
     if (faults == 0) & (top > _NEVER) & (top < -_NEVER):
         low, high = tl.full((), _LEAST, tl.int64), _key(top).to(tl.int64)
         least, count, none = tl.full((), _LEAST, tl.int32), tl.full((), 0, tl.int32), tl.full((), _LEAST, tl.int32)
         top_k, below = tl.load(numbers + 4), tl.load(numbers + 5)
         if (top_k > 0) & (top_k < V):
+            low = tl.where(top_k == 1, high, low)  # nothing to search for
             least = _least_key(scores, V, top, top, none, V - top_k, low, high, _BY_COUNT, BLOCK)
         if below > 0:
             under, total, _ = _mass(scores, V, top, least, BLOCK)
@@ -216,8 +219,10 @@ def sample_rows(
             nearest, infinity = tl.full((), 0, tl.int64), tl.full((), _INFINITY, tl.int64)
             furthest = _least_key(scores, V, top, center, none, total * typical, nearest, infinity, _BY_DISTANCE, BLOCK)
         token = _draw(scores, V, top, center, furthest, tl.load(numbers + 8), BLOCK)
+        if HAS_COUNTS:
+            drawn = counts_ptr + row * V + token
+            tl.store(drawn, tl.load(drawn) + 2)
     tl.store(tokens_ptr + row, token.to(tl.int64))
-    tl.store(bad_ptr + row, (token < 0).to(tl.int8))
 
 
 def launch(
@@ -226,7 +231,7 @@ def launch(
     extras: tuple[torch.Tensor | None, ...],
     outputs: tuple[torch.Tensor, ...],
 ) -> None:
-    """Run the kernel on logits [R, V]. extras: bias, counts, allowed. outputs: scores, tokens, is_bad."""
+    """Run the kernel on logits [R, V]. extras: bias, counts, allowed. outputs: scores, tokens."""
     pointers = [logits if extra is None else extra for extra in extras]  # what is not used is not read
     sample_rows[(logits.shape[0],)](
         logits, numbers, *pointers, logits.shape[1], *outputs, *(extra is not None for extra in extras), BLOCK,
@@ -237,7 +242,7 @@ def launch(
 def to_compile(dtype: DType) -> Kernel:
     """Return the kernel with everything it can do, and the types of its arguments."""
     inputs = {"logits_ptr": pointer(dtype), "numbers_ptr": "*fp64", "bias_ptr": "*fp32", "counts_ptr": "*i32"}
-    outputs = {"scores_ptr": "*fp32", "tokens_ptr": "*i64", "bad_ptr": "*i8"}
+    outputs = {"scores_ptr": "*fp32", "tokens_ptr": "*i64"}
     constants = {"HAS_BIAS": True, "HAS_COUNTS": True, "HAS_ALLOWED": True, "BLOCK": BLOCK}
     signature = {**inputs, "allowed_ptr": "*i32", "V": "i32", **outputs, **dict.fromkeys(constants, "constexpr")}
     return Kernel(sample_rows, signature, constants, _WARPS)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+from trtkit.runtime.device import to_device
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,4 +61,4 @@ class Step:
 
     def tensor(self, values: Array) -> Tensor:
         """Return an array where the scores are."""
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self.scores.device)
+        return to_device(np.ascontiguousarray(values), self.scores.device)
