@@ -31,7 +31,7 @@ _ALL = (
     Step("kernels", "Do custom ops' kernels compute their references, and how fast?", "kernels:ask", 90),
     Step("decode-window", "Does a step with `llm.kv_window: used` follow the tokens in use?", "decode:ask", 50,
          {"model": "smollm2-135m", "precision": "fp16", "kv_window": "used"}),
-    Step("loop", "What does a whole step of the generation engine cost, waiting and a step ahead?", "loop:ask", 60,
+    Step("loop", "What does a whole step of the generation engine cost, waiting and a step ahead?", "loop:ask", 80,
          {"model": "smollm2-135m"}),
     Step("sampling", "Does the sampling kernel draw the CPU's tokens? How fast is it?", "sampling:ask", 30),
     _decode("llama-1b", "int4", 70),

@@ -1,4 +1,4 @@
-"""Whole steps of the generation engine: decode, sample, schedule, with the host waiting for tokens and a step ahead."""
+"""Whole steps of the generation engine: decode, sample, schedule, with the host a step ahead and waiting for tokens."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "sampled": {"temperature": 0.8, "top_p": 0.9},
     "penalized": {"temperature": 0.8, "top_k": 50, "repetition_penalty": 1.1},
 }
+WAYS: dict[str, EngineOptions] = {
+    "a step ahead, sampled in its graph": EngineOptions(overlap=True, kernel=True),
+    "a step ahead, sampled by torch": EngineOptions(overlap=True, kernel=False),
+    "waiting, sampled by torch": EngineOptions(overlap=False, kernel=False),
+}
 
 
 def ask(place: Place, model: str) -> Iterator[Answer]:
@@ -31,18 +36,17 @@ def ask(place: Place, model: str) -> Iterator[Answer]:
     shape, bundle = decoder(place, model, "fp16")
     for rows in (1, shape.batch):
         for name, params in SAMPLING.items():
-            for overlap in (True, False):
+            for way, options in WAYS.items():
                 execution = open_execution(bundle, "tensorrt", rows)
-                engine = _running(execution, shape, params, overlap)
+                engine = _running(execution, shape, params, options)
                 ms = place.median_ms(engine.step)
-                what = f"{rows} slots, {name}, {'a step ahead' if overlap else 'waiting'}"
-                yield {"what": what, "step_ms": ms, "tokens_per_s": rows / ms * 1e3}
+                yield {"what": f"{rows} slots, {name}, {way}", "step_ms": ms, "tokens_per_s": rows / ms * 1e3}
                 execution.close()
 
 
-def _running(execution: DecoderExecution, shape: Shape, params: dict[str, Any], overlap: bool) -> Engine:
+def _running(execution: DecoderExecution, shape: Shape, params: dict[str, Any], options: EngineOptions) -> Engine:
     """Return an engine with a sequence that decodes in each slot."""
-    engine, vocabulary = Engine(execution, EngineOptions(overlap=overlap)), Vocabulary(shape.vocab, (2,))
+    engine, vocabulary = Engine(execution, options), Vocabulary(shape.vocab, (2,))
     most = shape.length - PROMPT - 8
     for seed in range(execution.slots):
         settings = Settings.resolve(SamplingParams(max_tokens=most, ignore_eos=True, seed=seed, **params), vocabulary)

@@ -46,7 +46,6 @@ MISTAKES = {
     "rows of other slots": (STEPS, "rows = slice(first_slot, first_slot + len(logits))", "rows = slice(len(logits))"),
     "idle rows that draw": (STEPS, "numbers[:, _UNIFORM] = _LEFT_OUT", "numbers[:, _UNIFORM] = 0.5"),
     "counts of who was there before": (STEPS, "table[slot] = neutral", "pass"),
-    "the host's tokens are not counted": (SAMPLER, "self._kernel.count(slots, tokens)", "pass"),
     "tokens are counted twice": (
         SAMPLER,
         "if self._kernel is not None and not is_counted:",
@@ -74,7 +73,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0.8, "seed": 4, "guided_choice": ("the quick brown fox", "do not go gentle"), "max_tokens": 12},
     {"temperature": 0, "frequency_penalty": 2.0, "bad_words": ((9, 9), (12,)), "logit_bias": {9: 30, 11: 30}},
     {"temperature": 0, "max_tokens": 5},
-    {"temperature": 0, "frequency_penalty": 2.0, "presence_penalty": 2.0, "logit_bias": {9: 30, 11: 30}},
+    {"temperature": 0, "frequency_penalty": 2.0, "presence_penalty": 2.0, "logit_bias": {9: 33, 11: 30}},
 ]
 LONG, LAST = (3, 6), (10, 11)  # prompts that others decode beside; requests that run alone, in one slot
 
