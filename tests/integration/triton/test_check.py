@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-import subprocess
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,10 +11,10 @@ import onnxruntime
 import pytest
 
 from tests import models
-from tests.conftest import TRTKIT
 from tests.triton import python_model, serving
 from tests.triton_models import ENSEMBLE, FAILS, FLIP_TENSORS, FLIPS, ONES, REFUSES, SPELLS, TEXT
 from trtkit.bundle.bundle import open_bundle
+from trtkit.cli.main import main
 from trtkit.deployment.known import KnownRequest, write_known
 from trtkit.extras import install
 
@@ -40,11 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("check")
     models.save(models.classifier(), folder / "tiny.onnx")
     (folder / "tiny.yaml").write_text(CONFIG)
-    for words in (
-        ["build", "tiny.yaml", "-o", "tiny", "-q"],
-        ["deploy", "tiny", "--repository", "models"],
-    ):
-        subprocess.run([*TRTKIT, *words], cwd=folder, check=True, capture_output=True)
+    with contextlib.chdir(folder):
+        main(["build", "tiny.yaml", "-o", "tiny", "-q"])
+        main(["deploy", "tiny", "--repository", "models", "-q"])
     return folder
 
 
