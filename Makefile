@@ -8,7 +8,7 @@ install = $(BIN)/uv pip install --quiet --python $(BIN)/python $1 2>/dev/null ||
 DEMO := rtx,onnx,torch,verify,quantize,llm,triton
 STAMPS := $(VENV)/.stamps
 # A file's fixtures are made once, the longest files start first (tests/conftest.py says which); torch's threads of two
-# processes would fight for the cores. The processes that tests start find what the first import has compiled.
+# processes would fight for the cores. The processes that tests start find what collecting them has compiled.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=40
 TRITON_SERVER := nvidia-pytriton==0.7.0 numpy==1.26.4
 DYNAMO := ai-dynamo==1.6.1 nixl==1.5.1

@@ -50,6 +50,15 @@ def pytest_configure() -> None:
     gc.set_threshold(20_000, 50, 100)
 
 
+def pytest_collection_finish() -> None:
+    """Tests, and the processes that they start, compile no factory beside its file, which a test may change at once.
+
+    What collecting imports is compiled once and kept, unless the environment forbids it.
+    """
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+
 class Scheduling(LoadFileScheduling):
     """A file's tests run in one process, and so do those of a folder below tests/integration."""
 
@@ -116,7 +125,6 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # factories are imported from here
     return folder
 
 
