@@ -44,7 +44,7 @@ Exit codes: 0 stopped, 1 failed, or the server or a Python model's process
 died (restart it), 2 wrong usage. A worker that dies is started again."""
 
 
-_OF_BUNDLES = ["name", "replicas", "slots", "max_queue", "router", "migrations", "body_mib"]
+_OF_BUNDLES = ["name", "replicas", "prefill_workers", "slots", "max_queue", "router", "migrations", "body_mib"]
 _OF_BUNDLES += ["tool_call_parser", "reasoning_parser"]
 _OF_REPOSITORIES = ["server", "grpc_port", "metrics_port", "control_mode", "load", "allow_undeployed"]
 

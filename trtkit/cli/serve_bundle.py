@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: bool) -> None:
     """Serve until Ctrl-C or SIGTERM. Raises DeployError, BundleError, MissingPackageError."""
-    from trtkit.deployment.dynamo.extra import require_dynamo
+    from trtkit.deployment.dynamo.extra import require_dynamo, require_nixl
 
     require_dynamo()
+    if options["prefill_workers"]:
+        require_nixl()
     from trtkit.deployment.dynamo.fleet import Fleet, FleetOptions
     from trtkit.deployment.dynamo.model_folder import read_model
     from trtkit.deployment.ports import free_ports
@@ -44,6 +46,8 @@ def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: b
 def _warn(fleet: Fleet) -> None:
     options = fleet.options
     workers = f"{options.replicas} worker{'s' if options.replicas > 1 else ''}"
+    if options.prefill_workers:
+        workers += f", {options.prefill_workers} more for prompts,"
     say(f"starting NVIDIA Dynamo's frontend and {workers} for {fleet.model.path}")
     if not options.host.startswith(("127.", "localhost", "::1")):
         warn(f"warning: other machines can reach {options.host}; Dynamo does not authenticate clients")

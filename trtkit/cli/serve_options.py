@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 _BUNDLE = (
     click.option("--name", metavar="NAME", help="The model's name in requests.  [default: the folder's]"),
     click.option("--replicas", type=click.IntRange(1, 64), default=1, show_default=True, help="Workers to start."),
+    click.option(
+        "--prefill-workers",
+        type=click.IntRange(0, 64),
+        default=0,
+        show_default=True,
+        help="More workers, which only compute prompts for the others; needs NIXL.",
+    ),
     click.option("--slots", type=click.IntRange(1), help="Sequences at once per worker.  [default: the engine's]"),
     click.option(
         "--max-queue",

@@ -7,16 +7,14 @@ Nothing depends on a loan: a prompt whose cache does not arrive is computed by t
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.deployment.dynamo.transfer import Borrower, Lender
-from trtkit.errors import MissingPackageError
 from trtkit.jobs.json_form import to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from dynamo.common.backend.engine import GenerateRequest
 
     from trtkit.deployment.dynamo.transfer import Loan
     from trtkit.runtime.generation import Engine
@@ -25,17 +23,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("trtkit.dynamo")
 
 
-def require_nixl() -> None:
-    """Raise MissingPackageError where NIXL is not installed."""
-    if importlib.util.find_spec("nixl") is None:
-        what = "prefill apart from decoding needs NIXL, which moves caches between workers"
-        raise MissingPackageError(what, fix="pip install --no-deps nixl==1.5.1 nixl-cu13==1.5.1")
-
-
-def prompt_alone(request: Mapping[str, Any]) -> dict[str, Any]:
+def prompt_alone(request: GenerateRequest) -> GenerateRequest:
     """Return the request that a prefill worker runs: its prompt, for one token, which nobody reads."""
-    kept = {name: request[name] for name in ("token_ids", "multi_modal_data") if request.get(name) is not None}
-    return {**kept, "stop_conditions": {"max_tokens": 1}, "sampling_options": {"temperature": 0.0}}
+    return {
+        "token_ids": request["token_ids"],
+        "multi_modal_data": request.get("multi_modal_data") or {},
+        "stop_conditions": {"max_tokens": 1},
+        "sampling_options": {"temperature": 0.0},
+    }
 
 
 class Prefill:
@@ -46,7 +41,7 @@ class Prefill:
         self._awaited: dict[str, list[int]] = {}
         self._loans: dict[str, Loan | None] = {}
 
-    def expect(self, name: str, request: Mapping[str, Any]) -> None:
+    def expect(self, name: str, request: GenerateRequest) -> None:
         """Lend a request's cache once its prompt is computed; prompts with images are not lent."""
         if not request.get("multi_modal_data"):
             self._awaited[name] = list(request["token_ids"])
@@ -59,7 +54,7 @@ class Prefill:
                 self._awaited.pop(name, None)
                 self._loans[name] = None if saved is None else self._lender.lend(ids, saved)
 
-    def result(self, name: str) -> dict[str, Any]:
+    def result(self, name: str) -> dict[str, object]:
         """Return what a request's last chunk tells the decode worker."""
         self._awaited.pop(name, None)
         loan = self._loans.pop(name, None)
@@ -76,7 +71,7 @@ class Decode:
     def __init__(self, limit_s: float) -> None:
         self._borrower = Borrower(limit_s)
 
-    async def fetch(self, request: Mapping[str, Any], thread: EngineThread) -> None:
+    async def fetch(self, request: GenerateRequest, thread: EngineThread) -> None:
         """Bring a prompt's cache here, if a prefill worker has lent it; what fails is logged, and computed here."""
         loan = ((request.get("prefill_result") or {}).get("disaggregated_params") or {}).get("loan")
         if loan is None:

@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ class Agent:
 
         strict = nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
         name = f"trtkit-{secrets.token_hex(8)}"
-        self._agent: Any = nixl_agent(name, nixl_agent_config(backends=["UCX"], sync_mode=strict))
+        self._agent = nixl_agent(name, nixl_agent_config(backends=["UCX"], sync_mode=strict))
 
     def register(self, memory: torch.Tensor) -> Callable[[], None]:
         """Let others read and write `memory` [bytes]; return what takes that back."""

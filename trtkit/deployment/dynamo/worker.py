@@ -22,7 +22,8 @@ from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument, Un
 
 from trtkit.deployment.dynamo.cache_events import CacheEvents
 from trtkit.deployment.dynamo.chunks import chunk
-from trtkit.deployment.dynamo.disaggregation import Decode, Prefill, prompt_alone, require_nixl
+from trtkit.deployment.dynamo.disaggregation import Decode, Prefill, prompt_alone
+from trtkit.deployment.dynamo.extra import require_nixl
 from trtkit.deployment.dynamo.metrics import engine_registry
 from trtkit.deployment.dynamo.requests import default_settings, read_request
 from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE, worker_parser
@@ -103,7 +104,7 @@ class BundleWorker(LLMEngine):
                 await self._decode.fetch(request, llm.thread)
             if self._prefill is not None:
                 self._prefill.expect(name, request)
-                request = prompt_alone(request)  # type: ignore[assignment]
+                request = prompt_alone(request)
             prompt, params = read_request(request, self._defaults, text.max_length)
             async for delta in llm.generate(prompt, params, name):
                 if delta.finish_reason == "error":
