@@ -25,6 +25,7 @@ Examples:
   trtkit deploy bundles/vit --to triton --repository models --instances 2 \\
       --set queue.delay_us=500 --set response_cache=true
   trtkit deploy bundles/llama --repository models --kubernetes manifests
+  trtkit deploy bundles/llama --to dynamo --kubernetes manifests
   trtkit deploy bundles/ppocr-det --recognizer bundles/ppocr-rec --name ocr \\
       --repository models
 
@@ -40,12 +41,11 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or options."""
 
 @click.command(epilog=EPILOG)
 @bundle_argument
-@click.option("--to", type=click.Choice(["triton"]), default="triton", show_default=True, help="Server to deploy to.")
+@click.option("--to", type=click.Choice(["triton", "dynamo"]), default="triton", show_default=True, help="Server.")
 @click.option(
     "--repository",
-    required=True,
     metavar="DIR",
-    help="Model repository; created if missing.",
+    help="Triton's model repository; created if missing.",
     shell_complete=completions.folders,
 )
 @click.option("--name", default="", metavar="NAME", help="Model name.  [default: the bundle's]")
@@ -79,8 +79,8 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or options."""
 @quiet_option
 def command(
     bundle: str,
-    to: str,  # noqa: ARG001 - there is one kind of server
-    repository: str,
+    to: str,
+    repository: str | None,
     name: str,
     form: Any,
     recognizer: str | None,
@@ -92,12 +92,19 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Deploy a bundle to a model repository of Triton Inference Server.
+    """Deploy a bundle to a model repository of Triton Inference Server, or a language model to Kubernetes.
 
     Writes config.pbtxt with the engine of BUNDLE or a model that runs on trtkit's runtime, and says which and why. If
     the config defines pre- and postprocessing, the model takes images and returns answers. Language models stream, with
     the input and output names of TensorRT-LLM's Triton backend.
+
+    --to dynamo writes the manifests of pods that run `trtkit serve BUNDLE`, each with --instances workers.
     """
+    if to == "dynamo":
+        _deploy_dynamo(bundle, name, kubernetes, instances or 1, as_json=as_json)
+        return
+    if repository is None:
+        raise click.UsageError("--to triton needs --repository")
     from trtkit.deployment.triton.extra import require_extra
 
     require_extra()
@@ -125,6 +132,23 @@ def command(
     else:
         _print(deployment, folder)
         echo("".join(f"wrote {file}\n" for file in files), nl=False)
+
+
+def _deploy_dynamo(bundle: str, name: str, kubernetes: str | None, workers: int, *, as_json: bool) -> None:
+    """Write the manifests of pods that run `trtkit serve`."""
+    from trtkit.deployment.dynamo.kubernetes import cluster_facts, write_manifests
+    from trtkit.deployment.dynamo.model_folder import read_model
+
+    if kubernetes is None:
+        raise click.UsageError("--to dynamo needs --kubernetes; `trtkit serve BUNDLE` serves on this machine")
+    model = read_model(Path(bundle))
+    facts = cluster_facts(name or model.path.resolve().name, model, workers)
+    files = [str(file) for file in write_manifests(facts, Path(kubernetes))]
+    if as_json:
+        click.echo(json.dumps({"name": facts.name, "model": facts.model, "kubernetes": files}))
+        return
+    echo("".join(f"wrote {file}\n" for file in files), nl=False)
+    echo(f"next: copy the bundle into the volume `{facts.name}`, build the image, `kubectl apply -f {kubernetes}`")
 
 
 def _write_cluster(deployment: Deployment, repository: Path, folder: Path) -> list[str]:

@@ -20,6 +20,7 @@ from openai import APIStatusError
 
 from tests.dynamo import MODEL, Served, wait_until
 from tests.integration.dynamo.test_openai import answers, complete
+from trtkit.deployment.dynamo.kubernetes import QUEUE_METRIC
 from trtkit.deployment.triton.endpoints import listens
 
 if TYPE_CHECKING:
@@ -102,6 +103,13 @@ def test_every_port_is_on_the_loopback_address(served: Served) -> None:
     assert not [
         line for line in Path("/proc/net/tcp6").read_text().splitlines()[1:] if f"socket:[{line.split()[9]}]" in own
     ]
+
+
+def test_kubernetes_finds_what_its_manifests_ask_for(served: Served) -> None:
+    root = served.fleet.options.url.removesuffix("/v1")
+    for path in ("/health", "/live"):
+        assert urllib.request.urlopen(f"{root}{path}", timeout=60).status == 200
+    assert QUEUE_METRIC in urllib.request.urlopen(f"{root}/metrics", timeout=60).read().decode()
 
 
 def test_large_requests_are_refused(served: Served) -> None:

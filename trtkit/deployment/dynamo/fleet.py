@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Router = Literal["kv", "round-robin", "least-loaded", "power-of-two", "random"]
 _LAST_LINES = 20
+# Warnings, but for a worker's answers to whoever asks how it is, and a line for each request.
+_LOG = "warn,tower_http=off,request_span=warn"
 _SYSTEM_PORTS = 2**15  # Dynamo 1.6.1 reads a worker's port for health as 16 bits with a sign
 # A worker that fails so often within so many seconds is not started again.
 _MOST_FAILURES, _WITHIN_S = 3, 60.0
@@ -117,7 +119,7 @@ class Fleet:
         while waiting:
             self._raise_dead()
             waiting -= {member.number for member in self.workers if _is_healthy(member.health_port)}
-            time.sleep(POLL_S)
+            time.sleep(10 * POLL_S)
         body = {"model": self.options.name, "prompt": [0], "max_tokens": 1, "temperature": 0}
         while not self._answers(body):
             self._raise_dead()
@@ -228,7 +230,7 @@ class Fleet:
             "DYN_HEALTH_CHECK_ENABLED": "true",
             "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0",
             "DYN_SDK_DISABLE_ANSI_LOGGING": "1",
-            "DYN_LOG": os.environ.get("DYN_LOG", "warn"),
+            "DYN_LOG": os.environ.get("DYN_LOG", _LOG),
             "HF_HUB_OFFLINE": "1",
             **({} if self._broker is None else self._broker.environment),
         }

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import yaml
-
+from trtkit.deployment.kubernetes_objects import (
+    Manifest,
+    claim,
+    cluster_name,
+    container_security,
+    deployment,
+    labels,
+    named_object,
+    pod_security,
+    resources,
+    service,
+    to_yaml,
+    write_files,
+)
 from trtkit.deployment.triton.commands import MODELS
-from trtkit.errors import DeployError
-from trtkit.files import replace_file
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.deployment.triton.commands import ContainerFacts
 
-Manifest = dict[str, Any]
-
 QUEUE_METRIC = "triton_queue_time_us"
-_USER = 1000  # `triton-server` in NVIDIA's container
 _GRACE_S, _START_PERIOD_S = 60, 5
 _PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 _CLAIM_NOTE = "Copy the repository into the volume; its nodes must be able to read it together."
@@ -59,48 +65,28 @@ def cluster_facts(name: str, repository: Path, container: ContainerFacts) -> Clu
     return ClusterFacts(cluster_name(name), container, storage_gib=max(1, math.ceil(2 * size / 2**30)))
 
 
-def cluster_name(model: str) -> str:
-    """Return a model's name as Kubernetes writes names: 63 lower-case letters, digits and dashes at most."""
-    name = re.sub(r"[^a-z0-9-]+", "-", model.lower()).strip("-")[:63].strip("-")
-    return name if name[:1].isalpha() else f"m-{name}"[:63]
-
-
 def manifests(facts: ClusterFacts) -> dict[str, str]:
     """Return file name to YAML: Deployment, Service, autoscaler, volume claim, network policy."""
     return {
-        "deployment.yaml": _yaml(_deployment(facts)),
-        "service.yaml": _yaml(_service(facts)),
-        "hpa.yaml": _yaml(_autoscaler(facts), _SCALE_NOTE),
-        "persistentvolumeclaim.yaml": _yaml(_claim(facts), _CLAIM_NOTE),
-        "networkpolicy.yaml": _yaml(_network_policy(facts), _NETWORK_NOTE),
+        "deployment.yaml": to_yaml(_deployment(facts)),
+        "service.yaml": to_yaml(_service(facts)),
+        "hpa.yaml": to_yaml(_autoscaler(facts), _SCALE_NOTE),
+        "persistentvolumeclaim.yaml": to_yaml(claim(facts.name, facts.storage_gib), _CLAIM_NOTE),
+        "networkpolicy.yaml": to_yaml(_network_policy(facts), _NETWORK_NOTE),
     }
 
 
 def write_manifests(facts: ClusterFacts, folder: Path) -> list[Path]:
     """Write the manifests; return the files. Raises DeployError where the folder cannot be written."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in manifests(facts).items():
-            replace_file(folder / name, text.encode())
-    except OSError as error:
-        what = f"cannot write the manifests: {(error.strerror or str(error)).lower()}"
-        raise DeployError(what, str(folder), "choose a writable `--kubernetes`") from None
-    return [folder / name for name in manifests(facts)]
+    return write_files(manifests(facts), folder)
 
 
 def _deployment(facts: ClusterFacts) -> Manifest:
-    labels = _labels(facts)
     scraped = {"prometheus.io/scrape": "true", "prometheus.io/port": str(_PORTS["metrics"])}
     pod = {
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": _GRACE_S,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": pod_security(),
         "containers": [_container(facts)],
         "volumes": [
             {"name": "models", "persistentVolumeClaim": {"claimName": facts.name, "readOnly": True}},
@@ -108,18 +94,10 @@ def _deployment(facts: ClusterFacts) -> Manifest:
             {"name": "tmp", "emptyDir": {}},
         ],
     }
-    spec = {
-        "replicas": facts.replicas,
-        "selector": {"matchLabels": labels},
-        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-        "template": {"metadata": {"labels": labels, "annotations": scraped}, "spec": pod},
-    }
-    return _object("apps/v1", "Deployment", facts, spec)
+    return deployment(facts.name, facts.replicas, pod, scraped)
 
 
 def _container(facts: ClusterFacts) -> Manifest:
-    gpus = {"nvidia.com/gpu": facts.container.gpus} if facts.container.gpus else {}
-    memory = f"{facts.memory_gib}Gi"
     ready = _probe("/v2/health/ready")
     return {
         "name": "triton",
@@ -134,15 +112,8 @@ def _container(facts: ClusterFacts) -> Manifest:
         "startupProbe": {**ready, "failureThreshold": max(1, facts.start_timeout_s // _START_PERIOD_S)},
         "readinessProbe": ready,
         "livenessProbe": {**_liveness(facts), "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 3},
-        "resources": {
-            "requests": {"cpu": facts.cpus, "memory": memory, **gpus},
-            "limits": {"memory": memory, **gpus},
-        },
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "resources": resources(facts.cpus, facts.memory_gib, facts.container.gpus),
+        "securityContext": container_security(),
         "volumeMounts": [
             {"name": "models", "mountPath": MODELS, "readOnly": True},
             {"name": "shm", "mountPath": "/dev/shm"},
@@ -163,8 +134,7 @@ def _liveness(facts: ClusterFacts) -> Manifest:
 
 
 def _service(facts: ClusterFacts) -> Manifest:
-    ports = [{"name": name, "port": port, "targetPort": name} for name, port in _PORTS.items()]
-    return _object("v1", "Service", facts, {"type": "ClusterIP", "selector": _labels(facts), "ports": ports})
+    return service(facts.name, _PORTS)
 
 
 def _autoscaler(facts: ClusterFacts) -> Manifest:
@@ -176,49 +146,17 @@ def _autoscaler(facts: ClusterFacts) -> Manifest:
         "metrics": [{"type": "Pods", "pods": {"metric": {"name": QUEUE_METRIC}, "target": target}}],
         "behavior": {"scaleDown": {"stabilizationWindowSeconds": 300}},
     }
-    return _object("autoscaling/v2", "HorizontalPodAutoscaler", facts, spec)
-
-
-def _claim(facts: ClusterFacts) -> Manifest:
-    storage = {"requests": {"storage": f"{facts.storage_gib}Gi"}}
-    return _object("v1", "PersistentVolumeClaim", facts, {"accessModes": ["ReadWriteMany"], "resources": storage})
+    return named_object("autoscaling/v2", "HorizontalPodAutoscaler", facts.name, spec)
 
 
 def _network_policy(facts: ClusterFacts) -> Manifest:
     requests = [{"port": name, "protocol": "TCP"} for name in ("http", "grpc")]
     spec = {
-        "podSelector": {"matchLabels": _labels(facts)},
+        "podSelector": {"matchLabels": labels(facts.name)},
         "policyTypes": ["Ingress"],
         "ingress": [
             {"from": [{"podSelector": {}}], "ports": requests},
             {"ports": [{"port": "metrics", "protocol": "TCP"}]},
         ],
     }
-    return _object("networking.k8s.io/v1", "NetworkPolicy", facts, spec)
-
-
-def _object(version: str, kind: str, facts: ClusterFacts, spec: Manifest) -> Manifest:
-    return {
-        "apiVersion": version,
-        "kind": kind,
-        "metadata": {"name": facts.name, "labels": _labels(facts)},
-        "spec": spec,
-    }
-
-
-def _labels(facts: ClusterFacts) -> dict[str, str]:
-    return {"app.kubernetes.io/name": facts.name, "app.kubernetes.io/managed-by": "trtkit"}
-
-
-class _Plain(yaml.SafeDumper):
-    """Writes what stands twice twice, without anchors."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        """Return True for everything."""
-        del data
-        return True
-
-
-def _yaml(data: Manifest, note: str = "") -> str:
-    comment = "".join(f"# {line}\n" for line in note.splitlines())
-    return comment + yaml.dump(data, Dumper=_Plain, sort_keys=False)
+    return named_object("networking.k8s.io/v1", "NetworkPolicy", facts.name, spec)

@@ -40,6 +40,8 @@ FIELDS = (
     Field("streaming", "bool"),
     Field("exclude_input_in_output", "bool"),
     Field("return_log_probs", "bool"),
+    Field("return_num_input_tokens", "bool"),  # Triton's OpenAI frontend sends both; both are always returned
+    Field("return_num_output_tokens", "bool"),
     Field("priority", "int32"),
     Field("pad_id", "int32"),
     Field("max_tokens", "int32", "max_tokens"),

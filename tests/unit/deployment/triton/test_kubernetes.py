@@ -6,12 +6,12 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from trtkit.deployment.kubernetes_objects import cluster_name
 from trtkit.deployment.triton.commands import ContainerFacts
 from trtkit.deployment.triton.kubernetes import (
     QUEUE_METRIC,
     ClusterFacts,
     cluster_facts,
-    cluster_name,
     manifests,
     write_manifests,
 )
