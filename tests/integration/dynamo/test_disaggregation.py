@@ -8,6 +8,7 @@ import queue
 import re
 import threading
 import urllib.request
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,7 +24,6 @@ from trtkit.runtime.llm import EngineThread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from openai import OpenAI
 
@@ -70,6 +70,14 @@ def test_answers_are_the_same_and_prompts_are_not_computed_where_they_are_answer
     assert counts[PREFILL] >= sum(len(local.tokenizer.encode(prompt)) for prompt in PROMPTS)
     assert complete(client, "short") == answer(local, "short")
     assert not [line for line in apart.log if "did not arrive" in line]
+
+
+def test_caches_are_lent_on_the_loopback_address(apart: Served) -> None:
+    pids = [member.process.pid for member in apart.fleet.workers]
+    sockets = {str(each.readlink()) for pid in pids for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink()}
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    listening = {line[1].split(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets}
+    assert listening == {"0100007F"}
 
 
 @pytest.mark.slow

@@ -226,6 +226,7 @@ class Fleet:
             "DYN_TCP_RPC_HOST": "127.0.0.1",
             "DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1",
             "DYN_SYSTEM_HOST": "127.0.0.1",
+            "UCX_NET_DEVICES": "lo",  # by which prefill workers lend caches
             "DYN_HTTP_BODY_LIMIT_MB": str(body_mib),
             "DYN_HEALTH_CHECK_ENABLED": "true",
             "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "0",
