@@ -91,7 +91,7 @@ lint: $(STAMPS)/dev ## Check style and format.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(STAMPS)/dev ## Check types.
+types: $(STAMPS)/dev $(STAMPS)/dynamo ## Check types.
 	$(BIN)/mypy
 
 layers: $(STAMPS)/dev ## Check that imports go down only.
