@@ -38,7 +38,7 @@ def test_an_onnx_file_of_a_detector_to_boxes_on_a_picture(tmp_path: Path) -> Non
 @pytest.mark.children
 def test_a_folder_of_a_llama_to_answers(tmp_path: Path) -> None:
     save_smollm2_words(tmp_path / "llama-1b")
-    printed = run_script(block_with("bundles/llama-1b") + "echo; trtkit list bundles --json", tmp_path)
+    printed = run_script(block_with("trtkit generate bundles/llama-1b") + "echo; trtkit list bundles --json", tmp_path)
     answer, _, listed = printed.rpartition("\n{")
     assert answer.strip()
     assert "llama-1b" in json.loads("{" + listed)["bundles"][0]["path"]
