@@ -44,12 +44,14 @@ def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: b
 
 
 def _warn(fleet: Fleet) -> None:
+    from trtkit.deployment.ports import is_loopback
+
     options = fleet.options
     workers = f"{options.replicas} worker{'s' if options.replicas > 1 else ''}"
     if options.prefill_workers:
         workers += f", {options.prefill_workers} more for prompts,"
     say(f"starting NVIDIA Dynamo's frontend and {workers} for {fleet.model.path}")
-    if not options.host.startswith(("127.", "localhost", "::1")):
+    if not is_loopback(options.host):
         warn(f"warning: other machines can reach {options.host}; Dynamo does not authenticate clients")
     if not fleet.model.has_chat:
         warn("note: the tokenizer has no chat template, so there are completions but no chat")

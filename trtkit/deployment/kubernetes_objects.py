@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,11 @@ from trtkit.errors import DeployError
 from trtkit.files import replace_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 Manifest = dict[str, Any]
+PROBE_S = 5
 _USER = 1000  # `triton-server` in NVIDIA's container
 
 
@@ -56,10 +58,62 @@ def container_security() -> Manifest:
     return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 
+def pod(container: Manifest, volumes: list[Manifest], grace_s: int) -> Manifest:
+    """Return a pod of one container that is not root, may write to /tmp and asks Kubernetes for nothing.
+
+    grace_s: how long its requests may take to end.
+    """
+    return {
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": grace_s,
+        "securityContext": pod_security(),
+        "containers": [container],
+        "volumes": [*volumes, {"name": "tmp", "emptyDir": {}}],
+    }
+
+
+def read_only(volume: str, claim_name: str) -> Manifest:
+    """Return a pod's volume of a claim, which it cannot write."""
+    return {"name": volume, "persistentVolumeClaim": {"claimName": claim_name, "readOnly": True}}
+
+
+def probe(path: str) -> Manifest:
+    """Return a probe of the port `http`, every PROBE_S seconds."""
+    return {"httpGet": {"path": path, "port": "http"}, "periodSeconds": PROBE_S, "timeoutSeconds": 5}
+
+
 def resources(cpus: int, memory_gib: int, gpus: int) -> Manifest:
     """Return what a container needs, and at most gets."""
     devices, memory = {"nvidia.com/gpu": gpus} if gpus else {}, f"{memory_gib}Gi"
     return {"requests": {"cpu": cpus, "memory": memory, **devices}, "limits": {"memory": memory, **devices}}
+
+
+def autoscaler(name: str, replicas: tuple[int, int], metric: str, average: int) -> Manifest:
+    """Return what keeps a metric of the pods at `average` by their number. replicas: fewest and most."""
+    target = {"type": "AverageValue", "averageValue": str(average)}
+    spec = {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+        "minReplicas": replicas[0],
+        "maxReplicas": max(replicas),
+        "metrics": [{"type": "Pods", "pods": {"metric": {"name": metric}, "target": target}}],
+        "behavior": {"scaleDown": {"stabilizationWindowSeconds": 300}},
+    }
+    return named_object("autoscaling/v2", "HorizontalPodAutoscaler", name, spec)
+
+
+def network_policy(name: str, own: Sequence[str], everybody: Sequence[str] = ()) -> Manifest:
+    """Return who reaches which ports, by name: pods of the namespace their `own`, others those for `everybody`."""
+    ports = [[{"port": port, "protocol": "TCP"} for port in of_them] for of_them in (own, everybody)]
+    ingress: list[Manifest] = [{"from": [{"podSelector": {}}], "ports": ports[0]}]
+    ingress += [{"ports": ports[1]}] if everybody else []
+    spec = {"podSelector": {"matchLabels": labels(name)}, "policyTypes": ["Ingress"], "ingress": ingress}
+    return named_object("networking.k8s.io/v1", "NetworkPolicy", name, spec)
+
+
+def room_gib(folder: Path) -> int:
+    """Return the GiB of a volume for a folder and as much again, for a newer version."""
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return max(1, math.ceil(2 * size / 2**30))
 
 
 def claim(name: str, storage_gib: int) -> Manifest:

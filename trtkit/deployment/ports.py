@@ -1,4 +1,4 @@
-"""Ports of this machine: whether one is free, and those that are."""
+"""Hosts and ports of this machine: who reaches them, whether one is free, and those that are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ import random
 import socket
 
 from trtkit.errors import DeployError
+
+_LOOPBACK = ("127.", "localhost", "::1")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a host."""
+    return host.startswith(_LOOPBACK)
+
+
+def reachable(host: str) -> str:
+    """Return a host in a URL, as this machine reaches it."""
+    host = "127.0.0.1" if host == "0.0.0.0" else host
+    return f"[{host}]" if ":" in host else host
 
 
 def check_free(host: str, port: int, option: str) -> None:

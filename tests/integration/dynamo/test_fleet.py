@@ -50,7 +50,7 @@ def kill_worker(served: Served, number: int) -> None:
     killed = served.fleet.workers[number].process.pid
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: served.fleet.workers[number].process.pid != killed)
-    wait_until(lambda: served.fleet.is_healthy(number))
+    wait_until(lambda: served.fleet.workers[number].is_healthy)
 
 
 def test_an_answer_goes_on_when_its_worker_dies(served: Served, client: OpenAI, local: LLM) -> None:
@@ -85,7 +85,7 @@ def test_cancels_and_a_killed_worker_lose_and_change_nothing(served: Served, cli
 
     with ThreadPoolExecutor(12) as pool:
         assert list(pool.map(ask, range(120))) == [wanted[prompt] for prompt in prompts]
-    wait_until(lambda: served.fleet.is_healthy(1))
+    wait_until(lambda: served.fleet.workers[1].is_healthy)
     wait_until(lambda: served.metric("slots_busy") == 0 and served.metric("requests_waiting") == 0)
 
 

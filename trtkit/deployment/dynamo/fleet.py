@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from trtkit.deployment.dynamo.broker import Broker
 from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE, MODULE
-from trtkit.deployment.ports import check_free, free_port_below
+from trtkit.deployment.ports import check_free, free_port_below, reachable
 from trtkit.deployment.process import POLL_S, ServerProcess
 from trtkit.errors import DeployError
 
@@ -65,8 +65,7 @@ class FleetOptions:
     @property
     def url(self) -> str:
         """The base URL for clients of OpenAI's API, as this machine reaches it."""
-        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
-        return f"http://[{host}]:{self.port}/v1" if ":" in host else f"http://{host}:{self.port}/v1"
+        return f"http://{reachable(self.host)}:{self.port}/v1"
 
 
 @dataclass
@@ -78,6 +77,15 @@ class Member:
     health_port: int
     failures: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_FAILURES))
     heard_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether it says that it serves."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
 
 
 class Fleet:
@@ -118,7 +126,7 @@ class Fleet:
         waiting = {member.number for member in self.workers}
         while waiting:
             self._raise_dead()
-            waiting -= {member.number for member in self.workers if _is_healthy(member.health_port)}
+            waiting -= {member.number for member in self.workers if member.is_healthy}
             time.sleep(10 * POLL_S)
         body = {"model": self.options.name, "prompt": [0], "max_tokens": 1, "temperature": 0}
         while not self._answers(body):
@@ -133,9 +141,10 @@ class Fleet:
         """
         while self._frontend is not None and self._frontend.exit_code() is None:
             for index, member in enumerate(self.workers):
-                if member.process.exit_code() is None and _is_healthy(member.health_port):
+                is_running = member.process.exit_code() is None
+                if is_running and member.is_healthy:
                     member.heard_s = time.monotonic()
-                elif member.process.exit_code() is not None or time.monotonic() - member.heard_s > _SILENT_S:
+                elif not is_running or time.monotonic() - member.heard_s > _SILENT_S:
                     with self._lock:
                         if self._is_stopped.is_set():
                             return
@@ -156,10 +165,6 @@ class Fleet:
         if self._broker is not None:
             self._broker.close()
         self._scratch.cleanup()
-
-    def is_healthy(self, number: int) -> bool:
-        """Whether a worker says that it serves."""
-        return _is_healthy(self.workers[number].health_port)
 
     @property
     def frontend_pid(self) -> int | None:
@@ -264,14 +269,6 @@ class Fleet:
 
 def _name(number: int) -> str:
     return f"worker {number}"
-
-
-def _is_healthy(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 def _share(number: int, replicas: int) -> dict[str, str]:

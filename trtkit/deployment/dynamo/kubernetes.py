@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.deployment.dynamo.extra import VERSION
 from trtkit.deployment.kubernetes_objects import (
+    PROBE_S,
     Manifest,
+    autoscaler,
     claim,
     cluster_name,
     container_security,
     deployment,
-    labels,
-    named_object,
-    pod_security,
+    network_policy,
+    pod,
+    probe,
+    read_only,
     resources,
+    room_gib,
     service,
     to_yaml,
     write_files,
@@ -62,8 +65,7 @@ class ClusterFacts:
 
 def cluster_facts(name: str, model: ServedModel, workers: int = 1) -> ClusterFacts:
     """Return what serves a bundle on a cluster: a volume with room for it and for a newer one."""
-    size = sum(path.stat().st_size for path in model.path.rglob("*") if path.is_file())
-    return ClusterFacts(cluster_name(name), name, max(1, math.ceil(2 * size / 2**30)), workers)
+    return ClusterFacts(cluster_name(name), name, room_gib(model.path), workers)
 
 
 def write_manifests(facts: ClusterFacts, folder: Path) -> list[Path]:
@@ -75,10 +77,10 @@ def manifests(facts: ClusterFacts) -> dict[str, str]:
     """Return file name to text."""
     return {
         "deployment.yaml": to_yaml(_deployment(facts)),
-        "service.yaml": to_yaml(_service(facts)),
+        "service.yaml": to_yaml(service(facts.name, {"http": _PORT})),
         "hpa.yaml": to_yaml(_autoscaler(facts), _SCALE_NOTE),
         "persistentvolumeclaim.yaml": to_yaml(claim(facts.name, facts.storage_gib), _CLAIM_NOTE),
-        "networkpolicy.yaml": to_yaml(_network_policy(facts), _NETWORK_NOTE),
+        "networkpolicy.yaml": to_yaml(network_policy(facts.name, ("http",)), _NETWORK_NOTE),
         "Dockerfile": _dockerfile(),
     }
 
@@ -100,18 +102,9 @@ USER 1000:1000
 
 
 def _deployment(facts: ClusterFacts) -> Manifest:
-    pod = {
-        "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": _GRACE_S,
-        "securityContext": pod_security(),
-        "containers": [_container(facts)],
-        "volumes": [
-            {"name": "bundle", "persistentVolumeClaim": {"claimName": facts.name, "readOnly": True}},
-            {"name": "tmp", "emptyDir": {}},
-        ],
-    }
+    volumes = [read_only("bundle", facts.name)]
     scraped = {"prometheus.io/scrape": "true", "prometheus.io/port": str(_PORT)}
-    return deployment(facts.name, facts.replicas, pod, scraped)
+    return deployment(facts.name, facts.replicas, pod(_container(facts), volumes, _GRACE_S), scraped)
 
 
 def _container(facts: ClusterFacts) -> Manifest:
@@ -122,9 +115,9 @@ def _container(facts: ClusterFacts) -> Manifest:
         "args": [*serve, "--host", "0.0.0.0", "--http-port", str(_PORT)],
         "env": [{"name": "HOME", "value": "/tmp"}, {"name": "TRTKIT_CACHE_DIR", "value": "/tmp/trtkit"}],
         "ports": [{"name": "http", "containerPort": _PORT}],
-        "startupProbe": {**_probe("/health"), "failureThreshold": _START_S // 5},
-        "readinessProbe": _probe("/health"),
-        "livenessProbe": _probe("/live"),
+        "startupProbe": {**probe("/health"), "failureThreshold": _START_S // PROBE_S},
+        "readinessProbe": probe("/health"),
+        "livenessProbe": probe("/live"),
         "resources": resources(facts.cpus, facts.memory_gib, facts.workers),
         "securityContext": container_security(),
         "volumeMounts": [
@@ -134,30 +127,5 @@ def _container(facts: ClusterFacts) -> Manifest:
     }
 
 
-def _probe(path: str) -> Manifest:
-    return {"httpGet": {"path": path, "port": "http"}, "periodSeconds": 5, "timeoutSeconds": 5}
-
-
-def _service(facts: ClusterFacts) -> Manifest:
-    return service(facts.name, {"http": _PORT})
-
-
 def _autoscaler(facts: ClusterFacts) -> Manifest:
-    target = {"type": "AverageValue", "averageValue": str(facts.queued)}
-    spec = {
-        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": facts.name},
-        "minReplicas": facts.replicas,
-        "maxReplicas": max(facts.replicas, facts.max_replicas),
-        "metrics": [{"type": "Pods", "pods": {"metric": {"name": QUEUE_METRIC}, "target": target}}],
-        "behavior": {"scaleDown": {"stabilizationWindowSeconds": 300}},
-    }
-    return named_object("autoscaling/v2", "HorizontalPodAutoscaler", facts.name, spec)
-
-
-def _network_policy(facts: ClusterFacts) -> Manifest:
-    spec = {
-        "podSelector": {"matchLabels": labels(facts.name)},
-        "policyTypes": ["Ingress"],
-        "ingress": [{"from": [{"podSelector": {}}], "ports": [{"port": "http", "protocol": "TCP"}]}],
-    }
-    return named_object("networking.k8s.io/v1", "NetworkPolicy", facts.name, spec)
+    return autoscaler(facts.name, (facts.replicas, facts.max_replicas), QUEUE_METRIC, facts.queued)

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from trtkit.deployment import ports
-from trtkit.deployment.ports import check_free
 from trtkit.errors import DeployError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LISTEN = "0A"  # a socket's state in /proc/net/tcp
-_LOOPBACK = ("127.", "localhost", "::1")
 _TIMEOUT_S = 10.0
 
 
@@ -35,7 +33,7 @@ class Endpoints:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine reaches it."""
-        return self.host.startswith(_LOOPBACK)
+        return ports.is_loopback(self.host)
 
     @property
     def http(self) -> str:
@@ -54,16 +52,15 @@ class Endpoints:
 
     @property
     def _reachable(self) -> str:
-        host = "127.0.0.1" if self.host == "0.0.0.0" else self.host
-        return f"[{host}]" if ":" in host else host
+        return ports.reachable(self.host)
 
     def check_free(self) -> None:
         """Raise DeployError where a port is taken, given twice, or the host is not this machine's."""
-        ports = {"--http-port": self.http_port, "--grpc-port": self.grpc_port, "--metrics-port": self.metrics_port}
-        for option, port in ports.items():
-            if list(ports.values()).count(port) > 1:
+        chosen = {"--http-port": self.http_port, "--grpc-port": self.grpc_port, "--metrics-port": self.metrics_port}
+        for option, port in chosen.items():
+            if list(chosen.values()).count(port) > 1:
                 raise DeployError(f"port {port} is used twice", option, "give each endpoint its own port")
-            check_free(self.host, port, option)
+            ports.check_free(self.host, port, option)
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.deployment.kubernetes_objects import (
+    PROBE_S,
     Manifest,
+    autoscaler,
     claim,
     cluster_name,
     container_security,
     deployment,
-    labels,
-    named_object,
-    pod_security,
+    network_policy,
+    pod,
+    probe,
+    read_only,
     resources,
+    room_gib,
     service,
     to_yaml,
     write_files,
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from trtkit.deployment.triton.commands import ContainerFacts
 
 QUEUE_METRIC = "triton_queue_time_us"
-_GRACE_S, _START_PERIOD_S = 60, 5
+_GRACE_S = 60
 _PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}
 _CLAIM_NOTE = "Copy the repository into the volume; its nodes must be able to read it together."
 _NETWORK_NOTE = "Triton asks nobody who they are: requests come from this namespace alone, metrics from anywhere."
@@ -61,18 +64,17 @@ class ClusterFacts:
 
 def cluster_facts(name: str, repository: Path, container: ContainerFacts) -> ClusterFacts:
     """Return what serves a repository on a cluster: a volume with room for it and as much again for new versions."""
-    size = sum(path.stat().st_size for path in repository.rglob("*") if path.is_file())
-    return ClusterFacts(cluster_name(name), container, storage_gib=max(1, math.ceil(2 * size / 2**30)))
+    return ClusterFacts(cluster_name(name), container, storage_gib=room_gib(repository))
 
 
 def manifests(facts: ClusterFacts) -> dict[str, str]:
     """Return file name to YAML: Deployment, Service, autoscaler, volume claim, network policy."""
     return {
         "deployment.yaml": to_yaml(_deployment(facts)),
-        "service.yaml": to_yaml(_service(facts)),
+        "service.yaml": to_yaml(service(facts.name, _PORTS)),
         "hpa.yaml": to_yaml(_autoscaler(facts), _SCALE_NOTE),
         "persistentvolumeclaim.yaml": to_yaml(claim(facts.name, facts.storage_gib), _CLAIM_NOTE),
-        "networkpolicy.yaml": to_yaml(_network_policy(facts), _NETWORK_NOTE),
+        "networkpolicy.yaml": to_yaml(network_policy(facts.name, ("http", "grpc"), ("metrics",)), _NETWORK_NOTE),
     }
 
 
@@ -83,22 +85,15 @@ def write_manifests(facts: ClusterFacts, folder: Path) -> list[Path]:
 
 def _deployment(facts: ClusterFacts) -> Manifest:
     scraped = {"prometheus.io/scrape": "true", "prometheus.io/port": str(_PORTS["metrics"])}
-    pod = {
-        "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": _GRACE_S,
-        "securityContext": pod_security(),
-        "containers": [_container(facts)],
-        "volumes": [
-            {"name": "models", "persistentVolumeClaim": {"claimName": facts.name, "readOnly": True}},
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{facts.container.shm_mib}Mi"}},
-            {"name": "tmp", "emptyDir": {}},
-        ],
-    }
-    return deployment(facts.name, facts.replicas, pod, scraped)
+    volumes = [
+        read_only("models", facts.name),
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{facts.container.shm_mib}Mi"}},
+    ]
+    return deployment(facts.name, facts.replicas, pod(_container(facts), volumes, _GRACE_S), scraped)
 
 
 def _container(facts: ClusterFacts) -> Manifest:
-    ready = _probe("/v2/health/ready")
+    ready = probe("/v2/health/ready")
     return {
         "name": "triton",
         "image": facts.container.image,
@@ -109,7 +104,7 @@ def _container(facts: ClusterFacts) -> Manifest:
             {"name": "TRTKIT_CACHE_DIR", "value": "/tmp/trtkit"},
         ],
         "ports": [{"name": name, "containerPort": port} for name, port in _PORTS.items()],
-        "startupProbe": {**ready, "failureThreshold": max(1, facts.start_timeout_s // _START_PERIOD_S)},
+        "startupProbe": {**ready, "failureThreshold": max(1, facts.start_timeout_s // PROBE_S)},
         "readinessProbe": ready,
         "livenessProbe": {**_liveness(facts), "periodSeconds": 10, "timeoutSeconds": 10, "failureThreshold": 3},
         "resources": resources(facts.cpus, facts.memory_gib, facts.container.gpus),
@@ -122,41 +117,12 @@ def _container(facts: ClusterFacts) -> Manifest:
     }
 
 
-def _probe(path: str) -> Manifest:
-    return {"httpGet": {"path": path, "port": "http"}, "periodSeconds": _START_PERIOD_S, "timeoutSeconds": 5}
-
-
 def _liveness(facts: ClusterFacts) -> Manifest:
     """Return what tells that the pod must be restarted: Triton stays live when a Python model's process is gone."""
     if facts.container.needs_trtkit:
         return {"exec": {"command": ["python3", "-m", "trtkit.deployment.triton.health", str(_PORTS["http"])]}}
-    return _probe("/v2/health/live")
-
-
-def _service(facts: ClusterFacts) -> Manifest:
-    return service(facts.name, _PORTS)
+    return probe("/v2/health/live")
 
 
 def _autoscaler(facts: ClusterFacts) -> Manifest:
-    target = {"type": "AverageValue", "averageValue": str(facts.queue_us)}
-    spec = {
-        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": facts.name},
-        "minReplicas": facts.replicas,
-        "maxReplicas": max(facts.replicas, facts.max_replicas),
-        "metrics": [{"type": "Pods", "pods": {"metric": {"name": QUEUE_METRIC}, "target": target}}],
-        "behavior": {"scaleDown": {"stabilizationWindowSeconds": 300}},
-    }
-    return named_object("autoscaling/v2", "HorizontalPodAutoscaler", facts.name, spec)
-
-
-def _network_policy(facts: ClusterFacts) -> Manifest:
-    requests = [{"port": name, "protocol": "TCP"} for name in ("http", "grpc")]
-    spec = {
-        "podSelector": {"matchLabels": labels(facts.name)},
-        "policyTypes": ["Ingress"],
-        "ingress": [
-            {"from": [{"podSelector": {}}], "ports": requests},
-            {"ports": [{"port": "metrics", "protocol": "TCP"}]},
-        ],
-    }
-    return named_object("networking.k8s.io/v1", "NetworkPolicy", facts.name, spec)
+    return autoscaler(facts.name, (facts.replicas, facts.max_replicas), QUEUE_METRIC, facts.queue_us)
