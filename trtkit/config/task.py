@@ -60,13 +60,14 @@ class Boxes(StrictModel):
 
     layout: `channels-first` [N, 4+C, A], center, size, scores (YOLOv8, YOLO11; poses have keypoints after the scores);
         `anchors` [N, A, 5+C], with an objectness (YOLOv5); `queries`, boxes [N, Q, 4] as fractions of the input and
-        logits [N, Q, C] (DETR); `suppressed` [N, M, 6], corners, score, class (YOLOv10, exports with NMS).
+        logits [N, Q, C] (DETR); `suppressed` [N, M, 6], corners, score, class (YOLOv10, exports with NMS); `text-map`
+        [N, 1, h, w], probabilities of text (PP-OCR, DBNet), whose boxes surround lines of text.
     scores: of `queries`, how logits become scores; with softmax, the last class means no object.
     nms: where non-maximum suppression of `channels-first` and `anchors` runs. `engine` puts it into the network, whose
         outputs then are `num_detections`, `detection_boxes`, `detection_scores` and `detection_classes`.
     """
 
-    layout: Literal["channels-first", "anchors", "queries", "suppressed"]
+    layout: Literal["channels-first", "anchors", "queries", "suppressed", "text-map"]
     scores: Literal["sigmoid", "softmax"] | None = None
     min_score: float = Field(0.25, ge=0, le=1, description="Minimum score of a box.")
     max_iou: float = Field(

@@ -11,6 +11,7 @@ from trtkit.config.task import Preprocess
 from trtkit.errors import BundleError
 from trtkit.inputs.images import image_input
 from trtkit.runtime.tasks import ctc_characters, ctc_scores, ctc_text
+from trtkit.runtime.tasks.text_map import text_boxes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,11 +23,6 @@ if TYPE_CHECKING:
 
 Box = tuple[int, int, int, int]
 """left, top, right, bottom in pixels."""
-
-# The detector marks the core of a line; text reaches about half of its height beyond it on every side.
-MARGIN = 0.5
-THRESHOLD = 0.3
-SMALLEST_HEIGHT = 4
 
 
 class PageReader(StrictModel):
@@ -98,15 +94,7 @@ def find_lines(probability: Array, size: tuple[int, int]) -> list[Box]:
 
     probability: of text, [H, W]. size: width and height of the page in pixels.
     """
-    from scipy import ndimage
-
-    regions, _ = ndimage.label(probability > THRESHOLD)
-    scale = size[0] / probability.shape[1], size[1] / probability.shape[0]
-    boxes = [
-        _grown(rows, columns, scale, size)
-        for rows, columns in ndimage.find_objects(regions)
-        if rows.stop - rows.start >= SMALLEST_HEIGHT
-    ]
+    boxes: list[Box] = [tuple(map(round, box)) for box in text_boxes(probability, size).boxes.tolist()]
     return in_reading_order([box for box in boxes if box[0] < box[2] and box[1] < box[3]])
 
 
@@ -120,14 +108,6 @@ def in_reading_order(boxes: Sequence[Box]) -> list[Box]:
             rows.append(row := [])
         row.append(box)
     return [box for row in rows for box in sorted(row)]
-
-
-def _grown(rows: slice, columns: slice, scale: tuple[float, float], size: tuple[int, int]) -> Box:
-    """Return a region of the map as a box on the page, with a margin."""
-    margin = MARGIN * (rows.stop - rows.start)
-    left, right = (columns.start - margin) * scale[0], (columns.stop + margin) * scale[0]
-    top, bottom = (rows.start - margin) * scale[1], (rows.stop + margin) * scale[1]
-    return max(0, round(left)), max(0, round(top)), min(size[0], round(right)), min(size[1], round(bottom))
 
 
 def _widths(recognizer: Bundle) -> tuple[int, int]:

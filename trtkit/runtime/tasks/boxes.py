@@ -6,6 +6,8 @@ Layouts, of pixels of the input unless said otherwise:
 - `anchors` [N, A, 5+C]: the same with an objectness before the classes (YOLOv5, YOLOX once decoded).
 - `queries` boxes [N, Q, 4] as center and size in shares of the input, and logits [N, Q, C] (DETR and its kin).
 - `suppressed` [N, M, 6]: corners, score, class; what is left after suppression, padded with rows of score 0.
+
+`text_map.py` reads maps of text.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
 
-Layout = Literal["channels-first", "anchors", "queries", "suppressed"]
+Layout = Literal["channels-first", "anchors", "queries", "suppressed", "text-map"]
 Scores = Literal["probabilities", "sigmoid", "softmax"]
 
 

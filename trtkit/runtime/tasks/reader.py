@@ -15,6 +15,7 @@ from trtkit.runtime.tasks.answers import Box, Boxes, Classes, ClassMap, DepthMap
 from trtkit.runtime.tasks.classes import metadata_labels, read_labels, softmax, top_classes
 from trtkit.runtime.tasks.maps import class_map, depth_map
 from trtkit.runtime.tasks.text import ctc_characters, ctc_scores, ctc_text
+from trtkit.runtime.tasks.text_map import text_boxes
 from trtkit.sources import package_file
 from trtkit.sources.huggingface.preprocessing import folder_labels
 from trtkit.sources.onnx_file import metadata_value
@@ -117,6 +118,9 @@ def read_boxes(task: Task, arrays: Mapping[str, Array], size: tuple[int, int]) -
     if options.nms == "engine":
         return box_layouts.read_selected(*(arrays[name] for name in NMS_OUTPUTS))
     limits = box_layouts.Limits(options.min_score, options.max_iou, options.max_boxes)
+    if options.layout == "text-map":
+        (maps,) = arrays.values()
+        return [box_layouts.strongest(text_boxes(each[0], size), limits) for each in maps]
     if options.layout == "queries":
         assert options.scores is not None
         places, logits = sorted(arrays.values(), key=lambda array: array.shape[-1] != 4)
@@ -155,6 +159,8 @@ def _own_labels(task: Task, bundle: Bundle) -> tuple[str, ...]:
     """Return the classes that the model itself names: in its ONNX file, or in the folder that it was built from."""
     if task.kind not in {"classification", "detection", "segmentation"}:
         return ()
+    if task.boxes is not None and task.boxes.layout == "text-map":
+        return ("text",)
     if bundle.is_one_file and (labels := metadata_labels(bundle.onnx_path())):
         return labels
     folder = bundle.manifest.config.source.hf
@@ -178,8 +184,16 @@ def _fits(task: Task, outputs: Sequence[IoRecord]) -> bool:
         ranks = _RANKS[task.kind]
         is_depth_map = task.kind != "depth" or len(shapes[0]) == 3 or shapes[0][1] in {1, -1}
         return len(shapes[0]) in ranks and is_depth_map
-    if any(len(shape) != 3 for shape in shapes):
+    is_map = task.boxes.layout == "text-map"
+    if any(len(shape) != (4 if is_map else 3) for shape in shapes):
         return False
+    if is_map:
+        return len(shapes) == 1 and shapes[0][1] in {1, -1}
+    return _rows_fit(task, shapes)
+
+
+def _rows_fit(task: Task, shapes: Sequence[tuple[int, ...]]) -> bool:
+    assert task.boxes is not None
     if task.boxes.layout == "queries":
         return len(shapes) == 2 and sum(shape[2] == 4 for shape in shapes) == 1
     row = shapes[0][1] if task.boxes.layout == "channels-first" else shapes[0][2]
@@ -194,7 +208,7 @@ def _fits(task: Task, outputs: Sequence[IoRecord]) -> bool:
 def _classes(task: Task, outputs: Sequence[IoRecord]) -> int:
     """Return how many classes the outputs have, 0 if the shapes do not say."""
     first = outputs[0].shape
-    if task.kind in {"classification", "segmentation"}:
+    if task.kind in {"classification", "segmentation"} or (task.boxes and task.boxes.layout == "text-map"):
         count = first[1]
     elif task.boxes is None or task.boxes.layout == "suppressed" or task.has_engine_nms or task.kind == "pose":
         return 0

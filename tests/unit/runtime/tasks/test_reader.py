@@ -62,6 +62,16 @@ def test_what_was_suppressed_by_the_network_is_taken_as_it_is() -> None:
     assert answer.boxes[0].corners == pytest.approx((0, 0, 100, 50))
 
 
+def test_a_map_of_text_gives_boxes_that_reach_beyond_the_cores_of_lines() -> None:
+    """100 x 50 in 64 x 64: scaled by 0.64, 16 rows of bars above; the map has half of the input's resolution."""
+    probability = np.zeros((1, 1, 32, 32), np.float32)
+    probability[0, 0, 12:16, 10:20] = 0.8
+    probability[0, 0, 18:22, 10:20] = 0.4  # text, but not enough of it
+    answer = boxes_of(Reader(task("detection", boxes={"layout": "text-map", "min_score": 0.5}), ("text",)), probability)
+    assert str(answer) == "1 box: text 0.80"
+    assert answer.boxes[0].corners == pytest.approx((16 / 0.64, 4 / 0.64, 44 / 0.64, 20 / 0.64))
+
+
 def test_a_class_without_a_name_is_an_error() -> None:
     rows = np.array([[[0, 16, 64, 48, 0.9, 2]]], np.float32)
     with pytest.raises(SourceError, match=r"answers class 2; `task\.labels` names 2"):
@@ -86,6 +96,7 @@ POSE = {"layout": "channels-first"}
         (task("detection", boxes={"layout": "anchors"}), [(1, 25200, 85)]),
         (task("detection", boxes={"layout": "suppressed"}), [(1, 300, 6)]),
         (task("detection", boxes=QUERIES), [(-1, 300, 80), (-1, 300, 4)]),
+        (task("detection", boxes={"layout": "text-map"}), [(-1, 1, -1, -1)]),
         (task("pose", boxes=POSE), [(1, 56, 8400)]),
         (task("depth"), [(-1, 1, 64, 64)]),
         (task("depth"), [(-1, 64, 64)]),
@@ -105,6 +116,7 @@ def test_outputs_that_fit_the_task(what: Task, shapes: list[tuple[int, ...]]) ->
         (task("detection", boxes={"layout": "suppressed"}), [(1, 300, 7)]),
         (task("detection", boxes=QUERIES), [(-1, 300, 80)]),
         (task("detection", boxes=QUERIES), [(-1, 300, 4), (-1, 300, 4)]),
+        (task("detection", boxes={"layout": "text-map"}), [(-1, 2, -1, -1)]),
         (task("pose", boxes=POSE), [(1, 57, 8400)]),
         (task("segmentation"), [(-1, 64, 64)]),
         (task("depth"), [(-1, 3, 64, 64)]),
