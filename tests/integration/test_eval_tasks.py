@@ -224,7 +224,7 @@ def test_the_harness_measures_as_with_its_own_model(
 @HARNESS
 def test_tasks_that_are_not_there_are_named(tiny_bundle: Path, refuses: Callable[..., str], tmp_path: Path) -> None:
     folder = write_tasks(tmp_path)
-    assert "there is no task `trtkit_choises`\nfix: did you mean `trtkit_choices`" in refuses(
+    assert "unknown task `trtkit_choises`\nfix: did you mean `trtkit_choices`" in refuses(
         "eval", tiny_bundle, "--tasks", "trtkit_choises", "--include-path", folder
     )
     (tmp_path / "rows.jsonl").unlink()

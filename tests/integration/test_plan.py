@@ -208,7 +208,7 @@ def test_page_shows_every_kind_of_layer_and_loads_nothing(
     )
     assert len(rows(curves)) == sum(len(gpu["curve"]) for gpu in plan["gpus"])
     assert {"fp8 cache", "tensor", "pipeline"} <= set(page.cells)
-    assert "there is no roof to draw" in trtkit_page(trtkit, tiny, workspace, "thor")
+    assert "so the page has no roofline for it" in trtkit_page(trtkit, tiny, workspace, "thor")
     assert list(workspace.glob(".*partial")) == []
 
 

@@ -1,1 +1,1 @@
-"""Measure how fast a model is, beside what else could serve it and what the hardware allows."""
+"""Measure how fast a model is, compared with what else could serve it and what the hardware allows."""

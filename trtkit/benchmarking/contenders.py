@@ -42,7 +42,7 @@ TORCH, COMPILED, ONNX_RUNTIME = "torch", "torch.compile", "onnxruntime"
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """Something that computes. name: in ratios. computes: in words, where too; it stands beside every figure.
+    """Something that computes. name: in ratios. computes: in words, where too; it is shown with every figure.
 
     place: CPU, GPU, or None where that is not known. precision: of the measured bundle's network, where this is it.
     layer_seconds: how long each layer of one run took; None where nobody can tell. cuda_graphs: in words.

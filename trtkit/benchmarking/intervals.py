@@ -1,4 +1,4 @@
-"""How sure a ratio of medians is: bootstrap intervals that know samples beside each other are alike.
+"""How sure a ratio of medians is: bootstrap intervals that account for neighbouring samples being alike.
 
 A machine is slow for a while, not for one sample. So whole blocks of neighbours are drawn (the circular block
 bootstrap, Politis and Romano 1992), of about the cube root of the sample count: single samples would promise too much.

@@ -32,7 +32,7 @@ class Served:
 
 
 class TextServer(Protocol):
-    """Answers requests. name: in ratios. computes: in words, where too; it stands beside every figure.
+    """Answers requests. name: in ratios. computes: in words, where too; it is shown with every figure.
 
     place: CPU, GPU, or None where that is not known.
     """

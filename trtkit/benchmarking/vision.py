@@ -1,4 +1,4 @@
-"""Measure a network of tensors in, tensors out: latency and throughput at each shape, beside others."""
+"""Measure a network of tensors in, tensors out: latency and throughput at each shape, compared with others."""
 
 from __future__ import annotations
 

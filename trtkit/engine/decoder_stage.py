@@ -93,7 +93,7 @@ def _carry(opened: OpenedDecoder, folder: Path, steps: Steps) -> None:
     if opened.takes_embeddings:
         table = embedding_table(opened.spec, opened.weights(), dtype_of(opened.config.precision))
         path = write_embeddings(table, folder)
-        steps.add("embeddings", f"{path.name}, {path.stat().st_size / 2**20:.1f} MiB, is read beside the engine")
+        steps.add("embeddings", f"{path.name}, {path.stat().st_size / 2**20:.1f} MiB, is read next to the engine")
 
 
 def _named(config: Mapping[str, object]) -> dict[str, object]:

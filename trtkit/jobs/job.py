@@ -45,7 +45,7 @@ class Job(Generic[Request, Result]):
 
 @dataclass(frozen=True)
 class Context:
-    """What a running job is given beside its request.
+    """What a running job gets in addition to its request.
 
     report: takes its events. log: the file with all that its process has printed so far, TensorRT's log among it.
     severity: the least severe messages that TensorRT's logger writes; None leaves that to the job.

@@ -42,7 +42,7 @@ def llm_assumptions(model: DecoderModel, work: Workload) -> list[str]:
         notes.append("quantized layers compute in the type of codes and inputs; input factors (AWQ) are not counted")
     if model.keeps_new:
         notes.append(
-            "caches in eight bits need room for one step's new keys and values besides, and are read in "
+            "8-bit caches also need room for one step's new keys and values, and are read in "
             f"{model.dtype} by one layer at a time"
         )
     if model.has_windows:

@@ -99,7 +99,7 @@ class DecoderModel:
 
     @property
     def keeps_new(self) -> bool:
-        """Whether new keys and values need room beside the caches."""
+        """Whether new keys and values need room next to the caches."""
         return self.kv_dtype.bits == 8
 
     @property
@@ -201,7 +201,7 @@ class Formulas:
 
 
 def formulas(model: DecoderModel, counts: Counts, work: Workload) -> Formulas:
-    """Return what the published formulas say beside what was counted.
+    """Return what the published formulas say, to compare with what was counted.
 
     One decode step: 2 operations for each weight but those that are looked up, and 4 N H for each cached token and
     layer. A cache: 2 layers K H elements for each token.

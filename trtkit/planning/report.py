@@ -268,7 +268,7 @@ def gpu_facts(gpu: PlannedGpu) -> Json:
 
 
 def _gpu(plan: LlmGpu | VisionGpu) -> Json:
-    """Return a GPU's row with the plan and the speed beside it."""
+    """Return a GPU's row with the plan and its speed."""
     own: Json = _form(plan)
     return {**gpu_facts(plan.gpu), **own.pop("speed"), **own}
 

@@ -174,7 +174,7 @@ def _roofline(plan: Report, gpu: PlannedGpu) -> str:
     types = sorted({dtype for step in plan.step.values() for dtype in step.products})
     rates = {dtype: rate for dtype in types if (rate := gpu.rate(dtype)) is not None}
     if not rates:
-        return f"<p>No rate of {escape(', '.join(types))} is known: there is no roof to draw.</p>"
+        return f"<p>No rate is known for {escape(', '.join(types))}, so the page has no roofline for it.</p>"
     by = charts.colour("phase", "layers of", {phase: _PHASES[phase] for phase in plan.step})
     return charts.roofline(rates, gpu.bandwidth_bytes_per_s, list(_points(plan, gpu, rates)), by)
 

@@ -164,7 +164,7 @@ class CudaStream:
 
 @dataclass(frozen=True, eq=False)
 class CudaGraph:
-    """A graph of torch's, which by itself would be replayed on the current stream."""
+    """A graph of torch's, which would otherwise be replayed on the current stream."""
 
     stream: CudaStream
     graph: torch.cuda.CUDAGraph

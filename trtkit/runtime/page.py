@@ -41,7 +41,7 @@ class PageReader(StrictModel):
         return [self._line(page.crop(box)) for box in boxes]
 
     def _line(self, line: Image.Image) -> Array:
-        """Return a line as an input: one that is too long is squeezed, behind a short one stands grey."""
+        """Return a line as an input: one that is too long is squeezed, a short one padded with grey."""
         low, high = self.widths
         pixels = image_input(line, self.recognizer)
         if pixels.shape[3] > high:

@@ -32,7 +32,7 @@ def agreement(
     """Compare the answers in the first output of every (ours, reference) pair. onnx: has the alphabet of a text task.
 
     Without a task, outputs that are plainly a detector's are decoded. required: the share that must be equal, where the
-    task does not say. Raises SourceError where there is no alphabet.
+    task does not say. Raises SourceError if there is no alphabet.
     """
     if task is None:
         return _detections(pairs, min(required, _DETECTIONS))

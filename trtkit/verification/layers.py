@@ -1,4 +1,4 @@
-"""Each tensor's error and range: the network in its own precision beside the same network widened."""
+"""Each tensor's error and range: the network in its own precision compared with the same network widened."""
 
 from __future__ import annotations
 

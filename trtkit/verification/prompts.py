@@ -40,7 +40,7 @@ class Prompt:
 
 
 def read_prompts(paths: Sequence[str], opened: DecoderSource, options: LlmOptions) -> list[Prompt]:
-    """Return a prompt a line of the given text files, else trtkit's own; random ids where there is no tokenizer.
+    """Return a prompt per line of the given text files, else trtkit's own; random ids without a tokenizer.
 
     Raises SourceError for files that cannot be read and for prompts that are empty or too long.
     """

@@ -30,7 +30,7 @@ def quantized_tolerance(config: ModelConfig) -> float:
 
 
 def hybrid_tolerance(config: ModelConfig, quantization: HybridQuantization | None) -> float:
-    """Return what quantizing a hybrid may cost beside rounded weights of written parts, which the reference has too."""
+    """Return what quantizing a hybrid may cost on top of its written parts' rounded weights, as in the reference."""
     if quantization is None or config.verify.max_relative_rms_error is not None:
         return 0.0
     parsed = [each.options.method for each in quantization.choices.values() if isinstance(each.part, OnnxPart)]

@@ -129,7 +129,7 @@ def choose_reference(config: ModelConfig, against: str | None, origin: Origin) -
 
     against: "onnxruntime" or "torch", or None for the default. A source that is gone or is another one than the
     bundle was built from gives way to the network's own ONNX file, and the description says so. Raises SourceError
-    where `torch` is asked for and there is no module.
+    if `torch` is requested and there is no module.
     """
     source = config.source
     if source.onnx is not None and against == "torch":

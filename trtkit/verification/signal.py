@@ -1,4 +1,4 @@
-"""Whether a pass proves anything: how far a model's outputs move with its inputs, beside the error."""
+"""Whether a pass means anything: how far outputs move with inputs, compared with the error."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The part of an output that is farthest from its reference: a channel, a query, a position, on its own scale.
 
-One error over a whole output hides those of small numbers beside large ones, as a detector's scores beside its boxes.
+One error over a whole output hides those of small numbers among large ones, as a detector's scores among its boxes.
 """
 
 from __future__ import annotations

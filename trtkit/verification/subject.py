@@ -37,7 +37,7 @@ _END_TO_END = 10
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A model beside its reference.
+    """A model and its reference.
 
     config: as `execution`'s outputs are read. onnx: the one file that is the whole model; None if there are several
         parts. opened: the source of such a model. tolerance: relative RMS error that its outputs may have.

@@ -107,7 +107,7 @@ def _tasks(request: TasksRequest) -> tuple[TaskManager, list[str]]:
         matches = manager.match_tasks([name])
         if not matches:
             fix = did_you_mean(name, manager.all_tasks) or "`lm-eval ls tasks` lists them; --include-path adds yours"
-            raise SourceError(f"there is no task `{name}`", "--tasks", fix)
+            raise SourceError(f"unknown task `{name}`", "--tasks", fix)
         names += matches
     return manager, list(dict.fromkeys(names))
 

@@ -1,4 +1,4 @@
-"""A model beside its reference: runs both, and makes their outputs comparable."""
+"""A model and its reference: runs both, and makes their outputs comparable."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class Verifier:
         return self.execution.summary() if isinstance(self.execution, RowsExecution) else None
 
     def engine(self) -> StagesExecution | None:
-        """Return the engines on the GPU that is here, None if none were built or there is no GPU."""
+        """Return the engines on the GPU, None if there are no engines or no GPU."""
         device = devices.find_device()
         if not self._engines or device is None:
             return None

@@ -24,7 +24,7 @@ def read_text(calibration: Calibration) -> str:
     """Return the calibration text. Raises QuantizeError where none is named or it cannot be read."""
     if calibration.data is None:
         fix = "give text like what the model will read: `--calib FILE`, or `quantize.calibration.data`"
-        raise QuantizeError("this method needs calibration text, and none is given", "quantize.calibration", fix)
+        raise QuantizeError("this method needs calibration text", "quantize.calibration", fix)
     path: Path = package_file.resolve(calibration.data)
     try:
         return path.read_text(encoding="utf-8")

@@ -116,7 +116,7 @@ class _Shards:
 
 
 def _write_config(opened: DecoderSource, choice: Choice, folder: Path) -> None:
-    """Write config.json and ModelOpt's file beside it."""
+    """Write config.json and ModelOpt's file next to it."""
     names = {WEIGHTS_ONLY[choice.of(layer).format] for layer in choice.methods}
     section: Json = {"quant_algo": names.pop() if len(names) == 1 else "MIXED_PRECISION"}
     if choice.block:

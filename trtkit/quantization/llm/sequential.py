@@ -57,7 +57,7 @@ class _Inputs:
 
 @dataclass(eq=False)
 class _Call:
-    """A call of a block: its hidden state, and what it gets besides."""
+    """A call of a block: its hidden state, and its other arguments."""
 
     hidden: torch.Tensor | None
     others: tuple[Any, ...] = ()

@@ -49,7 +49,7 @@ def read_calibration(config: ModelConfig, inputs: Sequence[TensorSpec]) -> list[
     calibration = config.quantize.calibration
     if calibration.data is None:
         fix = "give images like those the model will see: `--set quantize.calibration.data=FOLDER`, or `--calib FOLDER`"
-        raise QuantizeError("this method needs calibration data, and none is given", "quantize.calibration", fix)
+        raise QuantizeError("this method needs calibration data", "quantize.calibration", fix)
     path = package_file.resolve(calibration.data)
     files = sample_files(path)
     images = [file for file in files if file.suffix.lower() != ".npz"]

@@ -1,4 +1,4 @@
-"""A model's convolutions and matrix products beside their quantized selves: what each loses, which means it moves."""
+"""A model's convolutions and matrix products compared with their quantized forms: what each loses."""
 
 from __future__ import annotations
 

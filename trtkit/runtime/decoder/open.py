@@ -80,7 +80,7 @@ def _checked_slots(bundle: Bundle, slots: int | None) -> int:
 def engine_device(runtime: Runtime) -> Device | None:
     """Return where TensorRT is to run the engine, None if the reference executor is to compute.
 
-    Raises GenerationError if TensorRT is wanted and there is no GPU.
+    Raises GenerationError if TensorRT is requested and there is no GPU.
     """
     device = None if runtime == "reference" else devices.find_device()
     if runtime == "tensorrt" and device is None:

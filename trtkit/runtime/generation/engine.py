@@ -1,4 +1,4 @@
-"""In-flight batching: requests join and leave at every step; prompts are computed in chunks beside decoding."""
+"""In-flight batching: requests join and leave at every step; prompts are computed in chunks while others decode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request needs before the engine: tokens, words, guides. Done beside the engine's thread, which goes on."""
+"""What a request needs before the engine: tokens, words, guides, prepared in threads of their own."""
 
 from __future__ import annotations
 

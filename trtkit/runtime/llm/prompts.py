@@ -82,7 +82,7 @@ class PromptReader:
         return self.merge(self.tokens(prompt))
 
     def tokens(self, prompt: Prompt) -> ReadPrompt:
-        """Return a prompt's tokens, its images beside them. Raises RequestError for what the model cannot take."""
+        """Return a prompt's tokens and its images. Raises RequestError for what the model cannot take."""
         text, ids, images = self._read(prompt)
         return ReadPrompt(text, ids, tuple(images))
 
@@ -94,7 +94,7 @@ class PromptReader:
         return replace(read, ids=merged.ids, merged=merged)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the tokens of a text. Raises RequestError where there is no tokenizer."""
+        """Return the tokens of a text. Raises RequestError if there is no tokenizer."""
         if self._tokenizer is None:
             raise RequestError("the bundle has no tokenizer", "prompt", "give token ids")
         return self._tokenizer.encode(text, add_special_tokens)

@@ -40,7 +40,7 @@ class Vocabulary:
         if not isinstance(word, str):
             return (word,)
         if self.encode is None:
-            raise ValueError(f"`{word}` is text, and there is no tokenizer to encode it")
+            raise ValueError(f"`{word}` is text, which the bundle has no tokenizer to encode")
         encodings = {tuple(int(token) for token in self.encode(text)): None for text in (word, f" {word}")}
         spellings = tuple(ids for ids in encodings if ids)
         if not spellings:
@@ -109,7 +109,7 @@ def _guide(params: SamplingParams, vocabulary: Vocabulary) -> Guide | None:
     if not params.guided:
         return None
     if vocabulary.guides is None:
-        raise RequestError("guided output needs a tokenizer, and there is none", params.guided)
+        raise RequestError("guided output needs a tokenizer; the bundle has none", params.guided)
     return vocabulary.guides.guide(params, vocabulary.eos_ids)
 
 

@@ -17,7 +17,7 @@ _MOST_READ = 256 * 1024  # characters of parts that are compiled to find a fault
 
 
 def place_of_fault(schema: Mapping[str, Any], message: str, fault: Callable[[Mapping[str, Any]], str]) -> str:
-    """Return the JSON pointer of the innermost part that by itself has the fault `message`; `#` is the whole schema.
+    """Return the JSON pointer of the innermost part that alone has the fault `message`; `#` is the whole schema.
 
     fault: the message that a schema is refused with, empty for a right one. A large schema is not searched to its end.
     """

@@ -1,7 +1,7 @@
 """What a wide row draws from: temperature and filters over one row at a time, in the processor's cache, with no sort.
 
 The formulas are those of `filters`, on weights 2^y in place of probabilities: y = score / temperature * log2(e). A row
-is computed by itself, so that it depends on no other.
+is computed on its own, so that it depends on no other.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class Tokenizer:
         return [int(each) for each in ids]
 
     def token_id(self, text: str) -> int | None:
-        """Return the id of a token by its text, as `<|im_end|>`; None where there is no such token."""
+        """Return the id of a token by its text, as `<|im_end|>`; None if there is no such token."""
         token = self.hf.get_vocab().get(text)
         return None if token is None else int(token)
 
@@ -172,7 +172,7 @@ def _ids(value: Any) -> list[int]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Return a JSON object, empty where there is no file. Raises GenerationError where it is none."""
+    """Return a JSON object, empty if there is no file. Raises GenerationError if it is not an object."""
     if not path.is_file():
         return {}
     try:

@@ -235,7 +235,7 @@ def test_a_grammar_is_compiled_once(factory: GuideFactory) -> None:
 def test_guides_need_a_tokenizer() -> None:
     from trtkit.errors import RequestError
 
-    with pytest.raises(RequestError, match="guided output needs a tokenizer, and there is none"):
+    with pytest.raises(RequestError, match="guided output needs a tokenizer; the bundle has none"):
         Rows(9, [SamplingParams(guided_regex="a")])
 
     class Slow:

@@ -231,7 +231,7 @@ def test_words_and_tokens_without_sense_for_the_model_are_refused_at_once() -> N
     with pytest.raises(SettingsError) as caught:
         Settings.resolve(params, Vocabulary(9))
     assert [f"{problem.where}: {problem.what}" for problem in caught.value.problems] == [
-        "bad_words: `x` is text, and there is no tokenizer to encode it",
+        "bad_words: `x` is text, which the bundle has no tokenizer to encode",
         "stop_token_ids: token 10 is not in the vocabulary, which ends at 8",
         "logit_bias: token 11 is not in the vocabulary, which ends at 8",
         "bad_words: token 9 is not in the vocabulary, which ends at 8",
