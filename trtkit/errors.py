@@ -136,6 +136,10 @@ class RequestError(GenerationError):
     exit_code = 2
 
 
+class RankError(TrtkitError):
+    """A rank of a group of processes that died, hangs, or computes something else than the others."""
+
+
 class PlanError(TrtkitError):
     """A question about capacity that has no answer: an unknown GPU, lengths the model does not have."""
 

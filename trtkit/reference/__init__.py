@@ -2,7 +2,18 @@
 
 from trtkit.reference.arrays import to_array, to_tensor
 from trtkit.reference.executor import Executor, NetworkInput, Options, run_ranks
-from trtkit.reference.ranks import Group
+from trtkit.reference.ranks import GlooRank, Group, Rank
 from trtkit.reference.side_table import constants_from_onnx
 
-__all__ = ["Executor", "Group", "NetworkInput", "Options", "constants_from_onnx", "run_ranks", "to_array", "to_tensor"]
+__all__ = [
+    "Executor",
+    "GlooRank",
+    "Group",
+    "NetworkInput",
+    "Options",
+    "Rank",
+    "constants_from_onnx",
+    "run_ranks",
+    "to_array",
+    "to_tensor",
+]

@@ -17,7 +17,7 @@ from trtkit.reference.precision import Precision
 from trtkit.reference.program import execute, observe, timed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from trtkit.backends import Backend
     from trtkit.dtypes import DType
@@ -37,7 +37,7 @@ class Options:
     widen: None for the network's own precision; "fp32" or "fp64" computes its fp16, bf16 and fp32 tensors in that type.
     device: a torch device.
     in_place_caches: KV-cache updates write into the cache given as input instead of a copy of it.
-    ranks: this rank's place in a `Group`, for a network with collectives; see `run_ranks`.
+    ranks: this rank, for a network with collectives: a thread of a `Group` (see `run_ranks`), or a process (GlooRank).
     """
 
     constants: Mapping[str, Any] = field(default_factory=dict)
@@ -119,7 +119,7 @@ class Executor:
     def leave_group(self) -> None:
         """Let the other ranks fail instead of waiting for this one."""
         if self._ranks is not None:
-            self._ranks.group.barrier.abort()
+            self._ranks.leave()
 
     def _observer(
         self, wanted: set[int], kept: dict[int, Tensor], on_tensor: Callable[[str, Tensor], None] | None
@@ -189,7 +189,7 @@ class Executor:
         return spec.name
 
 
-def run_ranks(executors: list[Executor], inputs: list[Mapping[str, Any]]) -> list[dict[str, Tensor]]:
+def run_ranks(executors: Sequence[Executor], inputs: Sequence[Mapping[str, Any]]) -> list[dict[str, Tensor]]:
     """Run one executor per rank at once and return their outputs. The first rank's error is raised."""
 
     def run(executor: Executor, own: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -1,18 +1,52 @@
-"""The ranks of a multi-device network, as threads of one process."""
+"""The ranks of a multi-device network: threads of one process, or processes that exchange tensors by gloo."""
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
+from datetime import timedelta
 from threading import Barrier
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
+
+import torch
+
+from trtkit.errors import RankError
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Sequence
+
+    from torch._C._distributed_c10d import Store, Work
+
+COLLECTIVE_TIMEOUT_S = 10.0
+"""How long a rank waits for the others at a layer: they do the same work, so they arrive at about the same time."""
+_LOOPBACK = "127.0.0.1"
+
+
+class Rank(Protocol):
+    """One rank of a group. rank: from 0 on. count: how many there are."""
+
+    @property
+    def rank(self) -> int:
+        """Which one it is."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many ranks there are."""
+        ...
+
+    def exchange(self, key: str, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return what every rank brought to the layer `key`, by rank. Waits for all of them."""
+        ...
+
+    def leave(self) -> None:
+        """Let the other ranks fail instead of waiting for this one."""
+        ...
 
 
 @dataclass
 class Group:
-    """Ranks that exchange tensors. count: how many."""
+    """Ranks that exchange tensors, as threads. count: how many."""
 
     count: int
     posted: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
@@ -20,14 +54,14 @@ class Group:
     def __post_init__(self) -> None:
         self.barrier = Barrier(self.count)
 
-    def member(self, rank: int) -> Rank:
+    def member(self, rank: int) -> ThreadRank:
         """Return the group as rank `rank` sees it."""
-        return Rank(self, rank)
+        return ThreadRank(self, rank)
 
 
 @dataclass(frozen=True)
-class Rank:
-    """One rank of a group."""
+class ThreadRank:
+    """A rank of a group of threads."""
 
     group: Group
     rank: int
@@ -44,3 +78,95 @@ class Rank:
         parts = [self.group.posted[key, rank] for rank in range(self.count)]
         self.group.barrier.wait()
         return parts
+
+    def leave(self) -> None:
+        """Let the other ranks fail instead of waiting for this one."""
+        self.group.barrier.abort()
+
+
+class GlooGroup(Protocol):
+    """What is used of torch's ProcessGroupGloo."""
+
+    def rank(self) -> int:
+        """Which rank of the group this is."""
+        ...
+
+    def size(self) -> int:
+        """How many ranks there are."""
+        ...
+
+    def allgather(self, outputs: Sequence[torch.Tensor], tensor: torch.Tensor, timeout: timedelta) -> Work:
+        """Gather every rank's tensor."""
+        ...
+
+    def broadcast(self, tensor: torch.Tensor, root: int, timeout: timedelta) -> Work:
+        """Copy the root's tensor into everybody's."""
+        ...
+
+    def send(self, tensors: Sequence[torch.Tensor], rank: int, tag: int) -> Work:
+        """Send to one rank."""
+        ...
+
+    def recv(self, tensors: Sequence[torch.Tensor], rank: int, tag: int) -> Work:
+        """Receive from one rank."""
+        ...
+
+
+class GlooRank:
+    """A rank that is a process. Tensors are gathered, not reduced: every rank then adds them up in the same order.
+
+    group: of gloo, see `gloo_group`. timeout_s: of each exchange. Tensors may have any type; they are on the CPU.
+    """
+
+    def __init__(self, group: GlooGroup, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> None:
+        self._group, self.timeout_s = group, timeout_s
+        self.rank, self.count = group.rank(), group.size()
+
+    def exchange(self, key: str, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return what every rank brought to the layer `key`, by rank. Waits for all of them.
+
+        Raises RankError if another rank is at another layer or has another shape, is gone, or does not arrive in time.
+        """
+        place = f"{key} {tensor.dtype} {list(tensor.shape)}"
+        mark = torch.tensor([zlib.crc32(place.encode())]).view(torch.uint8)
+        data = torch.cat([mark, tensor.contiguous().reshape(-1).view(torch.uint8)])
+        parts = [torch.empty_like(data) for _ in range(self.count)]
+        try:
+            self._group.allgather(parts, data, timedelta(seconds=self.timeout_s)).wait()
+        except RuntimeError as error:
+            raise RankError(f"rank {self.rank} waited for the others in vain: {_first_line(error)}", key) from error
+        for rank, part in enumerate(parts):
+            if not torch.equal(part[: len(mark)], mark):
+                what = f"rank {rank} is at another layer than rank {self.rank}, or brings another shape than `{place}`"
+                raise RankError(what, key, "give every rank the same bundle and the same calls")
+        return [part[len(mark) :].clone().view(tensor.dtype).view(tensor.shape) for part in parts]
+
+    def leave(self) -> None:
+        """Do nothing: the others notice that the process is gone, or wait until their time is up."""
+
+
+def gloo_group(
+    store: Store, rank: int, count: int, timeout_s: float = COLLECTIVE_TIMEOUT_S, host: str = _LOOPBACK
+) -> GlooGroup:
+    """Return a gloo group of this process alone, apart from torch's default group.
+
+    store: a part of one that all ranks share, used by no other group. timeout_s: of connecting, and of operations
+    without a limit of their own. host: the address of this machine that the ranks listen on; empty for the one that its
+    name resolves to.
+    Raises RankError if the others do not connect in time.
+    """
+    from torch.distributed import ProcessGroupGloo
+
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._timeout = timedelta(seconds=timeout_s)
+    device = ProcessGroupGloo.create_device(hostname=host) if host else ProcessGroupGloo.create_default_device()
+    options._devices = [device]
+    try:
+        return cast("GlooGroup", ProcessGroupGloo(store, rank, count, options))
+    except RuntimeError as error:
+        raise RankError(f"rank {rank} cannot reach the other ranks: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    """Return what gloo says, without where in its source."""
+    return str(error).partition("\n")[0].rpartition("] ")[2][:200]

@@ -1,4 +1,4 @@
-"""Collectives between the ranks of one process."""
+"""Collectives between ranks: threads of one process, or processes."""
 
 from __future__ import annotations
 
