@@ -70,6 +70,7 @@ class DecoderModel:
     active_parameters: int
     looked_up: int
     hidden_size: int
+    vocab_size: int
     attention: tuple[AttentionSpec, ...]
     max_length: int
     saved_bytes: int = 0
@@ -151,6 +152,7 @@ def decoder_model(name: str, spec: DecoderSpec, dtype: DType, max_length: int = 
         parameters - _idle_parameters(spec),
         sum(sizes.get(path, 0) for path in tables),
         spec.hidden_size,
+        spec.vocab_size,
         tuple(layer.attention for layer in spec.layers),
         min(limits, default=0),
     )

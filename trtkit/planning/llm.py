@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtkit.planning.formats import FORMATS, in_format, quantized_bytes
@@ -35,7 +35,7 @@ class Question:
 def plan_llm(question: Question, gpu: PlannedGpu, demand: Demand = NO_DEMAND) -> LlmGpu:
     """Return everything about one GPU. Times are floors: nothing that runs this network there can be faster."""
     model, counts, work = question.model, question.counts, question.work
-    footprint = Footprint(counts, model.weight_bytes, model.kv_bytes_per_token, work.chunk, model.keeps_new)
+    footprint = _footprint(model, counts, work.chunk)
     need = footprint.need(work.concurrency, work.length)
     batch = footprint.largest_batch(work.length, gpu.memory_bytes)
     limit = model.max_length or _NO_LIMIT
@@ -92,6 +92,12 @@ def cost_per_million(price_per_hour: float | None, per_second: float) -> float |
     return None if price_per_hour is None else price_per_hour / 3600 / per_second * 1e6
 
 
+def _footprint(model: DecoderModel, counts: Counts, chunk: int) -> Footprint:
+    """Return what the model keeps on one GPU. chunk: new tokens of each slot in a prefill step."""
+    sizes = model.weight_bytes, model.kv_bytes_per_token
+    return Footprint(counts, *sizes, chunk, model.vocab_size, model.keeps_new)
+
+
 def _batches(most: int) -> list[int]:
     """Return powers of two up to the largest batch, and that one."""
     powers = [2**power for power in range(most.bit_length())]
@@ -105,7 +111,7 @@ def _in_format(question: Question, gpu: PlannedGpu, form: Format) -> FormatPlan:
     saved = quantized_bytes(question.counts, model.dtype, form.weight_bits)
     kv = model.kv_bytes_per_token * (form.kv_bits or model.dtype.bits) // model.dtype.bits
     keeps_new = form.kv_bits is not None or model.keeps_new
-    footprint = Footprint(counts, model.weight_bytes - saved, kv, work.chunk, keeps_new)
+    footprint = Footprint(counts, model.weight_bytes - saved, kv, work.chunk, model.vocab_size, keeps_new)
     return FormatPlan(
         name=form.name,
         weight_bytes=footprint.weights,
@@ -127,7 +133,8 @@ def _split(question: Question, gpu: PlannedGpu, kind: str, gpus: int) -> SplitPl
     share = tensor_share(counts, model, gpus) if is_tensor else counts
     weights = split_weight_bytes(counts, model, gpus) if is_tensor else -(-model.weight_bytes // gpus)
     kept = kv_share(model, gpus) if is_tensor else -(-model.layers // gpus) / model.layers
-    footprint = Footprint(share, weights, round(kept * model.kv_bytes_per_token), work.chunk, model.keeps_new)
+    kv = round(kept * model.kv_bytes_per_token)
+    footprint = replace(_footprint(model, share, work.chunk), weights=weights, kv_per_token=kv)
     tpot = floor(share, (work.concurrency, 1, work.mean_length), gpu)
     at_once = work.concurrency if is_tensor else gpus * work.concurrency
     need = footprint.need(at_once, work.length)

@@ -1,4 +1,4 @@
-"""Does it fit: weights, caches and activations against a GPU's memory; the largest batch and context."""
+"""Does it fit: weights, caches, activations and sampling against a GPU's memory; the largest batch and context."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ class Need:
     weights: int
     kv_cache: int
     activations: int
+    sampling: int = 0
     reserve: int = RESERVE_BYTES
 
     @property
     def total(self) -> int:
         """The sum."""
-        return self.weights + self.kv_cache + self.activations + self.reserve
+        return self.weights + self.kv_cache + self.activations + self.sampling + self.reserve
 
     def to_json(self) -> Json:
         """Return all parts with their sum."""
@@ -42,12 +43,14 @@ class Footprint:
 
     weights: bytes. kv_per_token: bytes, of all layers. chunk: new tokens of each slot in a prefill step, which the
     activations follow from. keeps_new: engines with caches in eight bits give a step's keys and values apart.
+    vocab_size: of the logits that are sampled.
     """
 
     counts: Counts
     weights: int
     kv_per_token: int
     chunk: int
+    vocab_size: int
     keeps_new: bool = False
 
     def need(self, batch: int, length: int) -> Need:
@@ -55,7 +58,7 @@ class Footprint:
         new = min(self.chunk, length)
         activations = self.counts.activation_bytes((batch, new, length))
         tokens = batch * (length + new) if self.keeps_new else batch * length
-        return Need(self.weights, self.kv_per_token * tokens, activations)
+        return Need(self.weights, self.kv_per_token * tokens, activations, sampling_bytes(batch, self.vocab_size))
 
     def largest_batch(self, length: int, memory_bytes: int) -> int:
         """Return the most slots of `length` tokens that fit, 0 where not even one does."""
@@ -64,6 +67,14 @@ class Footprint:
     def largest_context(self, batch: int, memory_bytes: int, limit: int) -> int:
         """Return the most tokens that each of `batch` slots can hold, up to `limit`; 0 where not even one fits."""
         return largest(lambda length: self.need(batch, length).total <= memory_bytes, limit)
+
+
+def sampling_bytes(slots: int, vocab_size: int) -> int:
+    """Return what sampling on a GPU keeps of its slots, whatever settings they use.
+
+    For each token of the vocabulary that is a score, a bias and a count of 4 bytes, and one bit whether it is allowed.
+    """
+    return slots * (3 * 4 * vocab_size + 4 * -(-vocab_size // 32))
 
 
 def largest(fits: Callable[[int], bool], limit: int) -> int:

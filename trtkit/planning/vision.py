@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.planning.llm import cost_per_million
 from trtkit.planning.load import NO_DEMAND
-from trtkit.planning.memory import LARGEST_BATCH, RESERVE_BYTES, Need, largest
+from trtkit.planning.memory import LARGEST_BATCH, Need, largest
 from trtkit.planning.report import VisionGpu, VisionSpeed
 from trtkit.planning.roofline import floor, unfused_s
 
@@ -66,4 +66,4 @@ def speed(counts: Counts, batch: int, gpu: PlannedGpu, price_per_hour: float | N
 
 def memory_need(counts: Counts, batch: int) -> Need:
     """Return the bytes of weights, and of results that are alive at once, nothing fused."""
-    return Need(counts.weight_bytes, 0, counts.activation_bytes((batch, 0, 0)), RESERVE_BYTES)
+    return Need(counts.weight_bytes, 0, counts.activation_bytes((batch, 0, 0)))

@@ -32,7 +32,7 @@ def made_once() -> None:
 
 def footprint(chunk: int = 512) -> Footprint:
     model = question(LLAMA).model
-    return Footprint(published_counts(LLAMA), model.weight_bytes, model.kv_bytes_per_token, chunk)
+    return Footprint(published_counts(LLAMA), model.weight_bytes, model.kv_bytes_per_token, chunk, model.vocab_size)
 
 
 @given(batches, batches, lengths, lengths)

@@ -94,7 +94,7 @@ def test_caches_in_eight_bits_are_half_and_keep_new_ones_apart(kind: str) -> Non
     less = plain.fused_bytes.at(POINT) - counts.fused_bytes.at(POINT)
     assert less == counts.cache_bytes.at(POINT) + written
     assert counts.products == plain.products
-    footprint = Footprint(counts, model.weight_bytes, model.kv_bytes_per_token, 16, model.keeps_new)
+    footprint = Footprint(counts, model.weight_bytes, model.kv_bytes_per_token, 16, model.vocab_size, model.keeps_new)
     assert footprint.need(3, 40).kv_cache == 3 * (40 + 16) * model.kv_bytes_per_token
     one_layer = 2 * POINT[0] * POINT[2] * FP16.size_bytes(2 * 64)
     grown = counts.activation_bytes(POINT) - plain.activation_bytes(POINT)

@@ -12,6 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tests.unit.runtime.sampling.rows import EOS, Rows
+from trtkit.planning.memory import sampling_bytes
 from trtkit.runtime.sampling.params import SamplingParams
 from trtkit.runtime.sampling.sampler import Sampler
 from trtkit.runtime.sampling.settings import Settings
@@ -140,3 +141,17 @@ def test_a_row_that_fails_says_why() -> None:
     sampled = tested.step(logits)
     assert_same(expected.step(logits), sampled)
     assert sampled.errors == ["no token is left: `bad_words` bars every one", "the model's logits hold NaN or infinity"]
+
+
+def test_plans_count_the_memory_that_sampling_takes_on_the_device() -> None:
+    """A slot's settings that need every table; tables have a row for every slot, used or not."""
+    params = SamplingParams(temperature=1.0, logit_bias={3: 1.0}, presence_penalty=1.0, bad_words=[[5]])
+    rows = KernelRows(VOCAB, [params, params])
+    for row in range(2):
+        rows.admit(row, ([0], []))
+    draw = rows.sampler.draw(rows.slots, slice(FIRST, FIRST + 2))
+    assert draw is not None
+    kept = (draw.scores, *draw.tables)
+    assert all(table is not None for table in kept)
+    size_bytes = sum(table.nbytes for table in kept if table is not None)
+    assert size_bytes == sampling_bytes(2 + FIRST, VOCAB)
