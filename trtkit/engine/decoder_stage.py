@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import dtype_of
-from trtkit.engine.decoders import decoder_profiles, decoder_size, head_note, llm_options, open_decoder, rope_note
+from trtkit.engine.decoders import (
+    decoder_profiles,
+    decoder_size,
+    engine_bytes,
+    head_note,
+    llm_options,
+    open_decoder,
+    rope_note,
+)
 from trtkit.engine.embeddings import embedding_table, write_embeddings
 from trtkit.engine.reported import Reported
 from trtkit.engine.room import Load, check_room
@@ -26,7 +34,6 @@ if TYPE_CHECKING:
     from trtkit.engine.decoders import OpenedDecoder
     from trtkit.engine.stages import DecoderSize, StageRequest
     from trtkit.jobs.job import Context
-    from trtkit.sources.decoder_source import DecoderSource
 
 
 def write_decoder(request: StageRequest, backend: Backend, context: Context) -> WrittenNetwork:
@@ -55,12 +62,6 @@ def write_decoder(request: StageRequest, backend: Backend, context: Context) -> 
         tuple(graph.inputs),
         (graph,),
     )
-
-
-def engine_bytes(source: DecoderSource, size: DecoderSize) -> int:
-    """Return the bytes of the engine's weights at least: quantized layers stay as small as they are in their files."""
-    stored = sum(path.stat().st_size for path in source.files)
-    return min(size.weight_bytes, stored) if source.quantized_by else size.weight_bytes
 
 
 def _describe_source(opened: OpenedDecoder, size: DecoderSize, steps: Steps) -> None:

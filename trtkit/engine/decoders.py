@@ -174,3 +174,9 @@ def decoder_size(opened: OpenedDecoder) -> DecoderSize:
     per_token = cached.size_bytes(spec.cached_elements)
     per_slot = per_token * llm_options(config).max_sequence_length
     return DecoderSize(spec.model_type, parameters, dtype.size_bytes(parameters), per_token, per_slot)
+
+
+def engine_bytes(source: DecoderSource, size: DecoderSize) -> int:
+    """Return the bytes of the engine's weights at least: quantized layers stay as small as they are in their files."""
+    stored = sum(path.stat().st_size for path in source.files)
+    return min(size.weight_bytes, stored) if source.quantized_by else size.weight_bytes

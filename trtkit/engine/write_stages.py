@@ -12,21 +12,20 @@ from typing import TYPE_CHECKING
 from trtkit.backends import BACKENDS
 from trtkit.bundle.bundle import QUANTIZED
 from trtkit.dtypes import dtype_of
-from trtkit.engine.decoders import checked_spec, makes_checkpoint
+from trtkit.engine.decoders import decoder_size, engine_bytes, makes_checkpoint, open_decoder
 from trtkit.engine.hybrids import open_hybrid
 from trtkit.engine.jobs import PREPARE, PrepareRequest
 from trtkit.engine.parsing import run_stage
-from trtkit.engine.room import Load, check_room, hybrid_load
+from trtkit.engine.room import Load, check_room
 from trtkit.engine.stages import PlanOptions, Prepared, PreparedStage, StageRequest, StageResult
 from trtkit.engine.tower_data import measured_on_arrays
 from trtkit.engine.vision_language import PROCESSOR_FILES, open_vision
 from trtkit.errors import ConfigError, QuantizeError
 from trtkit.models.model import VISION
-from trtkit.models.weights import model_weights
 from trtkit.network.targets import check_named_types
 from trtkit.quantization.jobs import CHECK_TARGET, QUANTIZE_LLM, QuantizeRequest, TargetRequest
 from trtkit.quantization_methods import METHODS
-from trtkit.sources.decoder_source import open_decoder_source
+from trtkit.sources.huggingface.wrapped_config import inner_name
 from trtkit.sources.safetensors_folder import read_folder
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from trtkit.engine.vision_language import OpenedVision
     from trtkit.jobs.events import Step
     from trtkit.jobs.runner import Runner
+    from trtkit.models.model import Model
     from trtkit.network.profile import ResolvedProfile
 
 
@@ -70,7 +70,7 @@ def write_stages(inputs: BuildInputs, folder: Path, runner: Runner, *, builds: b
     if builds:
         _check_quantization(inputs, runner)
         if inputs.model.takes_images:
-            check_room(_vision_language_load(inputs.config, open_vision(inputs.config)), folder)
+            check_room(vision_language_load(inputs.model, open_vision(inputs.config)), folder)
     prepared = prepare_stages(inputs, folder, runner)
     written = WrittenModel(
         prepared, tuple(_write(inputs, stage, folder, runner, builds=builds) for stage in prepared.stages)
@@ -169,10 +169,15 @@ def _of_tower() -> Iterator[None]:
         raise QuantizeError(error.what, key(error.where), error.fix) from None
 
 
-def _vision_language_load(config: ModelConfig, opened: OpenedVision) -> Load:
-    """Return what the build has to hold: the language model as its spec says, the rest of the files is the tower."""
-    spec = checked_spec(config, open_decoder_source(config.source))
-    parameters = sum(math.prod(weight.shape) for weight in model_weights(spec))
-    stored = read_folder(opened.folder)[0].values()
-    exported = max(0, sum(math.prod(array.shape) for array in stored) - parameters)
-    return hybrid_load(parameters + exported, exported, dtype_of(config.precision))
+def vision_language_load(model: Model, opened: OpenedVision) -> Load:
+    """Return what the build has to hold at least: both networks in their precision, quantized weights as they are.
+
+    A language model that the build quantizes first is counted when it is written.
+    """
+    arrays = read_folder(opened.folder)[0]
+    exported = sum(math.prod(array.shape) for name, array in arrays.items() if inner_name(name) is None)
+    tower_bytes = dtype_of(opened.config.precision).size_bytes(exported)
+    if makes_checkpoint(model.config):
+        return Load(tower_bytes, exported, tower_bytes)
+    decoder = open_decoder(model)
+    return Load(engine_bytes(decoder.source, decoder_size(decoder)) + tower_bytes, exported, tower_bytes)

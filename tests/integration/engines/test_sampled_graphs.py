@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,7 @@ from trtkit.runtime.sampling.settings import Settings, Vocabulary
 if TYPE_CHECKING:
     from tests.simulated_tensorrt import Simulated
     from trtkit.runtime.generation import Statistics
+    from trtkit.runtime.sampling.sampler import Launched
 
 ENGINE, STEPS = "trtkit.runtime.decoder.engine", "trtkit.runtime.sampling.kernel.steps"
 SAMPLER, FLIGHT = "trtkit.runtime.sampling.sampler", "trtkit.runtime.generation.flight"
@@ -53,7 +55,8 @@ MISTAKES = {
     ),
     "ends that stay barred": (STEPS, "self._end_bars(slots[uses & int(Use.MIN_TOKENS) > 0])", "pass"),
     "the host's tokens are not told": (FLIGHT, "tokens[step.place] = launched.tokens", "pass"),
-    "a launch before the tokens": (FLIGHT, "state.sampler.accept(slots, tokens, is_counted=step.is_drawn)", "pass"),
+    "a launch before the tokens": (FLIGHT, "state.sampler.accept(slots, tokens, is_counted=flight.is_counted)", "pass"),
+    "first tokens are not counted": (FLIGHT, "state.sampler.count_drawn(slots, launched.tokens)", "True"),
 }
 SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0, "max_tokens": 11},
@@ -74,6 +77,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 0, "frequency_penalty": 2.0, "bad_words": ((9, 9), (12,)), "logit_bias": {9: 30, 11: 30}},
     {"temperature": 0, "max_tokens": 5},
     {"temperature": 0, "frequency_penalty": 2.0, "presence_penalty": 2.0, "logit_bias": {9: 33, 11: 30}},
+    {"temperature": 0, "frequency_penalty": 0.9, "logit_bias": {9: 7.0, 11: 6.5}, "max_tokens": 6},
 ]
 LONG, LAST = (3, 6), (10, 11)  # prompts that others decode beside; requests that run alone, in one slot
 
@@ -120,6 +124,29 @@ def test_steps_in_graphs_draw_the_same_and_none_waits(bundle: Bundle, expected: 
     assert {reason for _, reason, _ in answers.values()} == {"stop", "length"}
     assert statistics.synchronous_steps == 0
     assert statistics.generated_tokens == sum(len(tokens) for tokens, _, _ in answers.values())
+
+
+def test_the_step_after_a_prompt_is_launched_before_its_first_token_arrives(bundle: Bundle, gpu: Simulated) -> None:
+    gpu.plans.add(bundle)
+    execution, events = open_execution(bundle, "tensorrt", 1), []
+    engine = Engine(execution, EngineOptions(kernel=True, overlap=True))
+    forward, start = execution.forward, engine._state.sampler.launch
+
+    def record_forward(call: Any, draw: Any = None) -> Any:
+        events.append(f"run {call.ids.shape[1]}")
+        return forward(call, draw)
+
+    def record_launch(*arguments: Any) -> Launched:
+        launched = start(*arguments)
+        return replace(launched, arrive=lambda: (events.append("arrived"), launched())[1])
+
+    execution.forward, engine._state.sampler.launch = record_forward, record_launch  # type: ignore[method-assign]
+    vocabulary = Vocabulary(execution.vocab_size, (tiny_llm.END,), None, None)
+    engine.submit(Request("0", [20, 30, 40], Settings.resolve(SamplingParams(temperature=0, max_tokens=3), vocabulary)))
+    while engine.has_work:
+        engine.step()
+    execution.close()
+    assert events == ["run 3", "run 1", "arrived", "run 1", "arrived", "arrived"]
 
 
 @pytest.mark.parametrize("name", MISTAKES)

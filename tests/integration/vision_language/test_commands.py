@@ -17,7 +17,11 @@ from tests.tiny_vlm import VLMS, Reference, Vlm, bundle_of, folder_of, picture, 
 from trtkit import LLM
 from trtkit.bundle.bundle import open_bundle
 from trtkit.cli.tables import bundle_summary, show
+from trtkit.config.schema import ModelConfig
+from trtkit.engine.vision_language import open_vision
+from trtkit.engine.write_stages import vision_language_load
 from trtkit.errors import RequestError
+from trtkit.resolve import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -254,6 +258,27 @@ def test_a_model_that_memory_cannot_hold_is_refused_before_its_tower_is_exported
     fields["text_config"]["intermediate_size"] = 2**28
     (folder / "config.json").write_text(json.dumps(fields))
     assert "GiB of memory needed" in refuses("build", config_of(folder))
+
+
+def test_room_is_checked_for_both_networks_in_their_own_precision() -> None:
+    folder = folder_of(LLAVA)
+    sizes = {name: array.numel() for name, array in load_file(folder / "model.safetensors").items()}
+    tower = sum(size for name, size in sizes.items() if "language_model" not in name and "lm_head" not in name)
+    text = sum(sizes.values()) - tower
+    quantize = {"method": "int8_wo"}
+    for keys, expected_bytes in (
+        ({"precision": "fp32"}, 4 * (text + tower)),
+        ({"precision": "bf16", "vision": {"precision": "fp32"}}, 2 * text + 4 * tower),
+        ({"precision": "bf16", "quantize": quantize}, 2 * tower),  # the checkpoint is counted when it is there
+    ):
+        fields = {
+            "name": "tiny",
+            "source": {"hf": str(folder)},
+            "llm": {"max_sequence_length": 96, "max_prefill_length": 32},
+        }
+        model = resolve(ModelConfig.model_validate({**fields, **keys}))
+        load = vision_language_load(model, open_vision(model.config))
+        assert (load.engine_bytes, load.exported) == (expected_bytes, tower)
 
 
 def test_a_vision_language_model_for_text_only(trtkit: Run, tmp_path: Path, photos: list[Path]) -> None:

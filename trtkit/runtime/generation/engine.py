@@ -11,7 +11,7 @@ from trtkit.errors import ExecutionError, RequestError
 from trtkit.runtime.device import to_device
 from trtkit.runtime.generation.admission import Waiting, admit_waiting
 from trtkit.runtime.generation.decoding import decode
-from trtkit.runtime.generation.flight import Flight, Step, can_launch, land, launch, take_off
+from trtkit.runtime.generation.flight import Flight, Step, begin, can_launch, land, launch, take_off
 from trtkit.runtime.generation.imports import Imports
 from trtkit.runtime.generation.prefill import Chunk, group_chunks, plan_chunks, prefill_call
 from trtkit.runtime.generation.request import check_request
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.generation.request import Finished, Request
     from trtkit.runtime.generation.slots import Slots
     from trtkit.runtime.generation.state import Statistics
+    from trtkit.runtime.sequences import Ints
 
 
 _NOBODY = np.zeros(0, np.int64)
@@ -73,7 +74,7 @@ class Engine:
         self._state = State(execution, reserve, imports, has_kernel=has_kernel)
         wants_overlap = execution.is_asynchronous if self._options.overlap is None else self._options.overlap
         self._overlaps = wants_overlap and execution.takes_ids and proposer is None
-        self._flight: Flight | None = None
+        self._flights: list[Flight] = []
 
     @property
     def statistics(self) -> Statistics:
@@ -88,7 +89,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._state.running.requests or self._waiting or self._state.finished or self._flight)
+        return bool(self._state.running.requests or self._waiting or self._state.finished or self._flights)
 
     @property
     def free_slots(self) -> int:
@@ -149,7 +150,7 @@ class Engine:
         ready = state.ready() if launched is None else launched.slots
         chunks = self._chunks(len(ready))
         if launched is None and self._overlaps and can_launch(state, ready):  # who has just come
-            self._flight = take_off(state, launch(state, ready))
+            self._flights.append(take_off(state, launch(state, ready)))
         elif launched is None and ready.size:
             decode(state, ready, self._options.proposer)
         for group in group_chunks(chunks, self.execution.max_length):
@@ -161,9 +162,9 @@ class Engine:
         """Launch a step of those who decode, if it need not know the tokens of the last one; then take those."""
         ready = self._state.ready() if self._overlaps else _NOBODY
         step = launch(self._state, ready) if can_launch(self._state, ready) else None
-        if self._flight is not None:
-            land(self._state, self._flight)
-        self._flight = None if step is None else take_off(self._state, step)
+        for flight in self._flights:
+            land(self._state, flight)
+        self._flights = [] if step is None else [take_off(self._state, step)]
         return step
 
     def _chunks(self, decoding: int) -> list[Chunk]:
@@ -189,7 +190,14 @@ class Engine:
                 last.append(chunk.count - 1)
         if rows:
             chosen = logits[rows, last] if logits.dim() == 3 else logits[rows]
-            take(self._state, np.array([group[row].slot for row in rows]), chosen)
+            self._begin(np.array([group[row].slot for row in rows]), chosen)
+
+    def _begin(self, ready: Ints, logits: torch.Tensor) -> None:
+        """Draw the first tokens of prompts; if steps overlap, the host takes them after it has launched the next."""
+        if self._overlaps and not self._state.running.is_beam[ready].any():
+            self._flights.append(begin(self._state, ready, logits))
+        else:
+            take(self._state, ready, logits)
 
     def _note_prompt(self, chunk: Chunk, logits: torch.Tensor) -> None:
         """Keep the log probabilities of a prompt's own tokens, where asked. logits: [S, V]."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array
     from trtkit.runtime.generation.state import State
     from trtkit.runtime.sampling.sampled import Sampled
+    from trtkit.runtime.sampling.sampler import Launched
     from trtkit.runtime.sequences import Ints
 
 
@@ -46,10 +47,14 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Flight:
-    """Tokens of a step that were drawn and have not arrived. arrive: waits for them on the host."""
+    """Tokens of a step that were drawn and have not arrived. arrive: waits for them on the host.
+
+    is_counted: whether the device has counted them for penalties.
+    """
 
     step: Step
     arrive: Callable[[], Sampled]
+    is_counted: bool
 
 
 def can_launch(state: State, ready: Ints) -> bool:
@@ -73,13 +78,26 @@ def launch(state: State, ready: Ints) -> Step:
 
 def take_off(state: State, step: Step) -> Flight:
     """Draw the tokens of a step that it has not drawn itself, now that the host knows all those before them."""
-    tokens, sequences, slots = state.execution.tokens, state.slots.sequences, step.slots
-    launched = state.sampler.launch(step.logits, slots, tokens[step.place] if step.is_drawn else None)
+    state.statistics.synchronous_steps += state.sampler.waits(step.slots)
+    return Flight(step, _draw(state, step), step.is_drawn)
+
+
+def begin(state: State, slots: Ints, logits: torch.Tensor) -> Flight:
+    """Draw the first tokens of `slots` [R], whose prompts are computed, from logits [R, V]; nothing is waited for."""
+    lengths, place = state.slots.sequences.lengths[slots], to_device(slots, logits.device)
+    step = Step(slots, lengths, state.running.tenancies[slots], logits, place, is_drawn=False)
+    launched = _draw(state, step)
+    return Flight(step, launched, state.sampler.count_drawn(slots, launched.tokens))
+
+
+def _draw(state: State, step: Step) -> Launched:
+    """Draw a step's tokens and append them to its sequences as unknown ones."""
+    tokens = state.execution.tokens
+    launched = state.sampler.launch(step.logits, step.slots, tokens[step.place] if step.is_drawn else None)
     tokens[step.place] = launched.tokens
-    state.statistics.synchronous_steps += state.sampler.waits(slots)
-    running = slots[step.goes_on(state)]
-    sequences.append(running, np.full(len(running), UNKNOWN))
-    return Flight(step, launched)
+    running = step.slots[step.goes_on(state)]
+    state.slots.sequences.append(running, np.full(len(running), UNKNOWN))
+    return launched
 
 
 def land(state: State, flight: Flight) -> None:
@@ -93,6 +111,6 @@ def land(state: State, flight: Flight) -> None:
         state.finish(slot, "error", sampled.errors[row])
     rows = np.flatnonzero(goes_on & (sampled.tokens >= 0))
     slots, lengths, tokens = step.slots[rows], step.lengths[rows], sampled.tokens[rows]
-    state.sampler.accept(slots, tokens, is_counted=step.is_drawn)
+    state.sampler.accept(slots, tokens, is_counted=flight.is_counted)
     state.slots.sequences.tokens[slots, lengths] = tokens
     settle(state, slots, lengths + 1, [sampled.logprobs[row] for row in rows.tolist()])

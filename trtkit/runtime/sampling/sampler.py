@@ -168,6 +168,12 @@ class Sampler:
                 if state and state.guide and tokens[row] != FAILED:
                     state.guide.accept(int(tokens[row]))
 
+    def count_drawn(self, slots: Array, tokens: Tensor) -> bool:
+        """Count tokens [R] that were drawn where they are, for the kernel's next step; return whether there is one."""
+        if self._kernel is not None:
+            self._kernel.count_drawn(slots, tokens)
+        return self._kernel is not None
+
     def _processed(self, logits: Tensor, slots: Array, uses: Array) -> tuple[Tensor, dict[int, str]]:
         """Return the scores before temperature and filters, a copy where anything changes, and rows that failed."""
         if not int(np.bitwise_or.reduce(uses)) & _PROCESSORS:

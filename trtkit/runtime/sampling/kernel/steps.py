@@ -102,6 +102,14 @@ class KernelSampler:
             twice = torch.full(place[0].shape, 2, dtype=torch.int32, device=self._device)
             self._tables.counts.index_put_(place, twice, accumulate=True)
 
+    def count_drawn(self, slots: Array, tokens: torch.Tensor) -> None:
+        """Count tokens [R], which are on the device and below 0 where there is none, for penalties."""
+        rows = np.flatnonzero(self._columns.uses[slots] & _COUNTS)
+        if self._tables.counts is not None and rows.size:
+            drawn = tokens[self._there(rows)]
+            place = self._there(slots[rows]), drawn.clamp(min=0)
+            self._tables.counts.index_put_(place, torch.where(drawn < 0, 0, 2).int(), accumulate=True)
+
     def draw(self, slots: Array, rows: slice, uniform: Array) -> KernelDraw:
         """Return what draws the tokens of `slots` [R] in a step of the slots `rows`, with uniform numbers [R]."""
         uses = self._columns.uses[slots]
