@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 import socket
+import urllib.request
 
 from trtkit.errors import DeployError
 
+open_local = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+"""`urlopen` for servers on this machine: proxies that the environment names do not reach them."""
 _LOOPBACK = ("127.", "localhost", "::1")
 
 

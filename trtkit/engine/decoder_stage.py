@@ -98,8 +98,12 @@ def _carry(opened: OpenedDecoder, folder: Path, steps: Steps) -> None:
 
 
 def _named(config: Mapping[str, object]) -> dict[str, object]:
-    """Return a config.json that names its `architectures`: GGUF and others do not, and servers ask for it."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+    """Return a config.json that names its `architectures`: GGUF and others do not, and servers ask for it.
 
-    name = CLASSES.get(str(config.get("model_type")))
+    The text models of some vision-language models have no class of their own with a head, e.g. Qwen2.5-VL's.
+    """
+    from transformers.models.auto import modeling_auto as auto
+
+    classes = {**auto.MODEL_MAPPING_NAMES, **auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
+    name = classes.get(str(config.get("model_type")))
     return {**({"architectures": [name]} if name else {}), **config}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from trtkit.deployment.dynamo.broker import Broker
 from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE, MODULE
-from trtkit.deployment.ports import check_free, free_port_below, reachable
+from trtkit.deployment.ports import check_free, free_port_below, open_local, reachable
 from trtkit.deployment.process import POLL_S, ServerProcess
 from trtkit.errors import DeployError
 
@@ -31,6 +31,14 @@ _LAST_LINES = 20
 # Warnings, but for a worker's answers to whoever asks how it is, and a line for each request.
 _LOG = "warn,tower_http=off,request_span=warn"
 _SYSTEM_PORTS = 2**15  # Dynamo 1.6.1 reads a worker's port for health as 16 bits with a sign
+# For its router, the frontend fetches the beginning of each image that a request names by its address; the worker then
+# refuses the address. It asks this machine's workers for their models' files, and nobody else: no port is 0.
+_NOWHERE = "http://127.0.0.1:0"
+_FETCHES_NOTHING = {
+    **dict.fromkeys(("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"), _NOWHERE),
+    **dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1"),
+    "DYN_MM_ALLOW_INTERNAL": "0",
+}
 # A worker that fails so often within so many seconds is not started again.
 _MOST_FAILURES, _WITHIN_S = 3, 60.0
 # How often the workers' health is asked for, and how long one may give no answer before it is taken out.
@@ -82,7 +90,7 @@ class Member:
     def is_healthy(self) -> bool:
         """Whether it says that it serves."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}/health", timeout=5) as answer:
+            with open_local(f"http://127.0.0.1:{self.health_port}/health", timeout=5) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
@@ -112,7 +120,7 @@ class Fleet:
             self._broker = Broker() if self._routes_by_cache else None
             for number in range(self.options.replicas + self.options.prefill_workers):
                 self.workers.append(self._start_worker(number))
-            self._frontend = self._start("frontend", self._frontend_command(), {})
+            self._frontend = self._start("frontend", self._frontend_command(), _FETCHES_NOTHING)
         except BaseException:
             self.stop()
             raise
@@ -246,7 +254,7 @@ class Fleet:
         data = json.dumps(body).encode()
         request = urllib.request.Request(f"{self.options.url}/completions", data, {"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=60):
+            with open_local(request, timeout=60):
                 return True
         except urllib.error.HTTPError as error:
             if error.code in {404, 503}:  # the model is not known yet

@@ -27,7 +27,15 @@ from trtkit.deployment.dynamo.extra import require_nixl
 from trtkit.deployment.dynamo.metrics import engine_registry
 from trtkit.deployment.dynamo.requests import default_settings, read_request
 from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE, worker_parser
-from trtkit.errors import OverloadedError, Problem, ProblemsError, RequestError, TrtkitError
+from trtkit.errors import (
+    GenerationError,
+    OverloadedError,
+    Problem,
+    ProblemsError,
+    RequestError,
+    SourceError,
+    TrtkitError,
+)
 from trtkit.runtime.llm import AsyncLLM
 
 if TYPE_CHECKING:
@@ -184,15 +192,18 @@ class BundleWorker(LLMEngine):
         return self._llm
 
     def _told(self, error: TrtkitError) -> Exception:
-        """Return an error as Dynamo knows it: a wrong request, a full queue, or an engine that has ended."""
-        if isinstance(error, RequestError):
+        """Return an error as Dynamo knows it: a wrong request, a full queue, or an engine that has ended.
+
+        Dynamo sends nothing more to a worker that says it has ended, and the request to another.
+        """
+        if isinstance(error, (RequestError, SourceError)):  # a source is an image that cannot be read
             return InvalidArgument(_one_line(error))
         if isinstance(error, OverloadedError):
             return HttpError(503, _one_line(error))
         if self._llm is not None and self._llm.thread.failure is not None:
             log.critical("the engine has failed, its process ends", exc_info=self._llm.thread.failure)
             asyncio.get_running_loop().call_later(_LAST_WORDS_S, os._exit, 1)
-        return EngineShutdown(_one_line(error))
+        return (EngineShutdown if isinstance(error, GenerationError) else Unknown)(_one_line(error))
 
 
 def _one_line(error: TrtkitError) -> str:

@@ -86,7 +86,7 @@ def free_ports(host: str = "127.0.0.1") -> Endpoints:
 def is_live(endpoints: Endpoints) -> bool:
     """Whether the server answers; it does once its models are loaded or have failed."""
     try:
-        with urllib.request.urlopen(f"{endpoints.http}/v2/health/live", timeout=_TIMEOUT_S) as answer:
+        with ports.open_local(f"{endpoints.http}/v2/health/live", timeout=_TIMEOUT_S) as answer:
             return bool(answer.status == 200)
     except (OSError, http.client.HTTPException):
         return False
@@ -137,7 +137,7 @@ def _listeners(port: int) -> Iterator[str]:
 
 def _ask(url: str, body: bytes | None) -> Any:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, body), timeout=_TIMEOUT_S) as answer:
+        with ports.open_local(urllib.request.Request(url, body), timeout=_TIMEOUT_S) as answer:
             return json.load(answer)
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise DeployError(f"the server does not answer: {error}", url) from None
