@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from tests.decoder_cases import Case
     from trtkit.models.spec import DecoderSpec
+    from trtkit.reference.ranks import Rank
 
 T = 32
 """Length of the caches."""
@@ -95,13 +96,16 @@ def executor_of(case: Case, dtype: DType) -> Runner:
 
 
 class Runner:
-    """A network with caches for some slots."""
+    """A network with caches for some slots. rank: its place in a group, if several ranks share the model."""
 
-    def __init__(self, spec: DecoderSpec, graph: Graph, dtype: DType, length: int = T) -> None:
+    def __init__(
+        self, spec: DecoderSpec, graph: Graph, dtype: DType, length: int = T, rank: Rank | None = None
+    ) -> None:
         self._spec, self.backend, self._length = spec, graph.backend, length
         self._graph = graph  # keeps the weights alive
         self._dtype = getattr(torch, dtype.torch)
-        self._executor = Executor(graph.backend, graph.network, Options(constants=graph.constants))
+        options = Options(constants=graph.constants, ranks=rank)
+        self._executor = Executor(graph.backend, graph.network, options)
         self.reset(1)
 
     def reset(self, slots: int, readable: int = 1 << 20) -> None:
@@ -109,13 +113,13 @@ class Runner:
 
         readable: how many tokens of a slot may be read at all; the rest is not a number, even where it is masked.
         """
-        shapes = [
-            (slots, layer.attention.num_key_value_heads, self._length, layer.attention.head_dim)
-            for layer in self._spec.layers
-        ]
+        shapes = {
+            index: (slots, layer.attention.num_key_value_heads, self._length, layer.attention.head_dim)
+            for index, layer in self._spec.numbered_layers
+        }
         self._cache = {
             f"{kind}_{index}": torch.full(shape, 100.0, dtype=self._dtype)
-            for index, shape in enumerate(shapes)
+            for index, shape in shapes.items()
             for kind in ("key", "value")
         }
         for array in self._cache.values():

@@ -115,11 +115,31 @@ class QuantizedMatrix:
         """Whether inputs are multiplied, put in order or quantized before the product."""
         return not (self.input_factors is None and self.inputs is None and self.columns is None)
 
-    def rows(self, order: Array) -> QuantizedMatrix:
+    def rows(self, order: Array | slice) -> QuantizedMatrix:
         """Return the matrix with its rows in another order, or some of them."""
         scales = self.scales[order] if self.scales.ndim else self.scales
         offsets = None if self.offsets is None else self.offsets[order]
         return replace(self, codes=self.codes[order], scales=scales, offsets=offsets)
+
+    def column_range(self, columns: range) -> QuantizedMatrix:
+        """Return the matrix of neighbouring inputs. Raises SourceError if that splits what has a scale in common."""
+        size, start, stop = self.shape[1], columns.start, columns.stop
+        if self.columns is not None:
+            what = "its columns are ordered by activation (act-order), so neighbouring inputs share scales with others"
+            raise SourceError(what, fix="quantize without act-order, or do not split the layer")
+        unit = self.block or (2 if self.dtype.bits == 4 else 1)
+        if start % unit or stop % unit:
+            what = f"inputs {start} to {stop - 1} of {size} split a block of {unit}"
+            raise SourceError(what, fix="quantize with smaller blocks, or use fewer ranks")
+        factors = None if self.input_factors is None else self.input_factors[start:stop]
+        blocks = slice(start // unit, stop // unit)
+        scales = self.scales[:, blocks] if self.scales.ndim == 2 else self.scales
+        offsets = None
+        if self.offsets is not None:
+            offsets = self.offsets[:, blocks] if self.scales.ndim == 2 else self.offsets
+        step = 2 if self.dtype.bits == 4 else 1
+        codes = self.codes[:, start // step : stop // step]
+        return replace(self, codes=codes, scales=scales, offsets=offsets, input_factors=factors)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """Return the dequantized weights, so that readers who want an array get one."""

@@ -123,6 +123,7 @@ class _Key:
 
 _KEYS = (
     _Key("llm", lambda c: c.llm is not None, _TOKENS),
+    _Key("parallel", lambda c: c.parallel is not None, _TOKENS),
     _Key("vision", lambda c: c.vision is not None, {_VISION_LANGUAGE}),
     _Key("route", lambda c: c.route is not None, {_VISION, _HYBRID}),
     _Key("compose", lambda c: c.compose != "fused", {_HYBRID}),

@@ -11,6 +11,7 @@ from trtkit.config.strict import StrictModel
 from trtkit.config.targets import Target
 from trtkit.jobs.events import Step
 from trtkit.models.model import Interface, PartKind, Writer
+from trtkit.models.parallel import Grid, grid_of
 from trtkit.network.input_spec import Axis, Feeder, InputSpec, Role
 from trtkit.network.profile import ResolvedProfile
 from trtkit.network.record import Totals
@@ -113,12 +114,29 @@ class OnnxRecord(StrictModel):
     grid_samples: tuple[tuple[str, str], ...]
 
 
+class RankRecord(StrictModel):
+    """One rank's network and engine of a decoder that several ranks share; see `parallel` in the config.
+
+    weight_bytes, kv_bytes_per_slot: what its GPU holds.
+    """
+
+    rank: int = Field(ge=0)
+    engine: str
+    inputs: tuple[IoRecord, ...]
+    outputs: tuple[IoRecord, ...]
+    profiles: tuple[ResolvedProfile, ...]
+    totals: Totals
+    weight_bytes: int
+    kv_bytes_per_slot: int
+
+
 class StageRecord(StrictModel):
     """One network and its engine: the parts in it and the ONNX file of those that were parsed.
 
     Stages run in order. Inputs and outputs are called as the model's own, or `part.output`: each stage takes what an
     earlier one gives by the same name. writer: who made the network: TensorRT's parser, a family's parts, or the
-    decoder of language models. engine: the plan's path.
+    decoder of language models. engine: the plan's path. ranks: of a decoder that several share; the stage's own
+    engine, inputs and profiles are the first one's, its outputs the last one's, its totals all of theirs.
     """
 
     name: str
@@ -130,6 +148,7 @@ class StageRecord(StrictModel):
     outputs: tuple[IoRecord, ...]
     profiles: tuple[ResolvedProfile, ...]
     totals: Totals
+    ranks: tuple[RankRecord, ...] = ()
 
 
 class ImagesRecord(StrictModel):
@@ -156,6 +175,7 @@ class ImagesRecord(StrictModel):
 class DecoderRecord(StrictModel):
     """A decoder-only LLM in the engine's precision; KV of one slot is at the engine's full length.
 
+    weight_bytes, kv_bytes_per_token, kv_bytes_per_slot: what all ranks hold together.
     embeddings: the table that is read beside an engine which takes vectors. images: of a vision-language model.
     """
 
@@ -223,7 +243,7 @@ class Manifest(ModelRecord):
         listed = {file.path for file in (*self.engines, *self.network_files())}
         for stage in self.stages:
             onnx = () if stage.onnx is None else (stage.onnx.path, stage.onnx.parsed)
-            for name in (stage.engine, *onnx):
+            for name in (stage.engine, *(rank.engine for rank in stage.ranks), *onnx):
                 if name not in listed:
                     raise ValueError(f"file `{name}` has no digest")
         return self
@@ -232,6 +252,11 @@ class Manifest(ModelRecord):
     def interface(self) -> Interface:
         """Whether the model takes and gives arrays, or is a decoder of tokens."""
         return "arrays" if self.decoder is None else "tokens"
+
+    @property
+    def grid(self) -> Grid:
+        """The ranks that share a language model."""
+        return grid_of(self.config)
 
     @property
     def images(self) -> ImagesRecord | None:

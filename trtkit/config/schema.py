@@ -173,6 +173,22 @@ class LlmOptions(StrictModel):
         return self
 
 
+class ParallelOptions(StrictModel):
+    """How many GPUs (ranks) share a decoder-only LLM: max(tensor, expert) * pipeline of them."""
+
+    tensor: StrictInt = Field(1, ge=1, le=1024, description="Ranks that share each layer's heads and columns.")
+    expert: StrictInt = Field(
+        1, ge=1, le=1024, description="Groups of ranks that share a mixture's experts; divides `tensor` if that is set."
+    )
+    pipeline: StrictInt = Field(1, ge=1, le=1024, description="Stages that share the layers.")
+
+    @model_validator(mode="after")
+    def _experts_fit(self) -> Self:
+        if self.tensor > 1 and self.tensor % self.expert:
+            raise ValueError(f"`expert`, {self.expert}, does not divide `tensor`, {self.tensor}")
+        return self
+
+
 class VisionOptions(StrictModel):
     """The vision tower of a vision-language model."""
 
@@ -221,6 +237,7 @@ class ModelConfig(StrictModel):
     build: BuildOptions = Field(BuildOptions(), description="TensorRT builder options.")
     custom_ops: CustomOpOptions = Field(CustomOpOptions(), description="How to build operators that TensorRT lacks.")
     llm: LlmOptions | None = Field(None, description="Engine size of a decoder-only LLM.")
+    parallel: ParallelOptions | None = Field(None, description="GPUs that share a decoder-only LLM.")
     quantize: QuantizeOptions | None = Field(None, description="Quantization of weights, activations and KV caches.")
     vision: VisionOptions | None = Field(None, description="The vision tower of a vision-language model.")
     preprocess: Preprocess | None = Field(None, description="Image preprocessing.")

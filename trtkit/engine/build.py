@@ -12,7 +12,7 @@ from trtkit.bundle.manifest import BackendRecord, BuildMetrics, FileRecord, Mani
 from trtkit.engine import cache
 from trtkit.engine.build_inputs import BuildInputs, gather_inputs
 from trtkit.engine.model_record import file_record, joint_network, model_record
-from trtkit.engine.write_stages import WrittenModel, plan_name, write_stages
+from trtkit.engine.write_stages import WrittenModel, plan_names, write_stages
 from trtkit.errors import BundleError
 from trtkit.files import MANIFEST
 
@@ -88,9 +88,8 @@ def _adopted(bundle: Bundle, inputs: BuildInputs) -> Bundle:
 
 
 def _manifest(inputs: BuildInputs, written: WrittenModel, folder: Path) -> Manifest:
-    results = written.results
+    results = written.all_results
     plans = [result.plan for result in results if result.plan is not None]
-    names = [plan_name(stage.name) for stage in inputs.model.stages]
     return Manifest(
         **dict(model_record(inputs, written, folder)),
         name=inputs.config.name,
@@ -102,7 +101,7 @@ def _manifest(inputs: BuildInputs, written: WrittenModel, folder: Path) -> Manif
         quantized=_quantized(folder),
         engines=tuple(
             FileRecord(path=name, size_bytes=plan.size_bytes, sha256=plan.sha256)
-            for name, plan in zip(names, plans, strict=True)
+            for name, plan in zip(plan_names(inputs.model), plans, strict=True)
         ),
         files=(),
         warnings=tuple(dict.fromkeys(line for plan in plans for line in plan.warnings)),

@@ -23,6 +23,7 @@ from trtkit.engine.room import Load, check_room
 from trtkit.engine.stages import WrittenNetwork
 from trtkit.jobs.events import Phase
 from trtkit.jobs.steps import Steps
+from trtkit.models.parallel import grid_of
 from trtkit.network.graph import Graph
 from trtkit.resolve import resolve
 
@@ -40,13 +41,15 @@ def write_decoder(request: StageRequest, backend: Backend, context: Context) -> 
     """Read the source and write the network; config, tokenizer and embeddings go into the bundle."""
     steps = Steps(context.report)
     context.report(Phase("read source"))
-    opened = open_decoder(resolve(ModelConfig.model_validate_json(request.config)), request.quantized)
+    opened = open_decoder(resolve(ModelConfig.model_validate_json(request.config)), request.quantized, request.rank)
     size = decoder_size(opened)
-    _describe_source(opened, size, steps)
-    check_room(Load(engine_bytes(opened.source, size)), request.folder)
+    if request.rank == 0:
+        _describe_source(opened, size, steps)
+    check_room(Load(engine_bytes(opened.source, size, grid_of(opened.config).ranks)), request.folder)
     graph = _write_network(backend, opened, steps, context.severity)
     profiles = decoder_profiles(graph.inputs, llm_options(opened.config))
-    _carry(opened, request.folder, steps)
+    if request.rank == 0:
+        _carry(opened, request.folder, steps)
     is_quantized = bool(opened.source.quantized_by)
     return WrittenNetwork(
         graph.network,
@@ -92,7 +95,7 @@ def _carry(opened: OpenedDecoder, folder: Path, steps: Steps) -> None:
     written = opened.source.tokenizer.write(folder / "model")
     steps.add("tokenizer", ", ".join(path.name for path in written) or "the source has none")
     if opened.takes_embeddings:
-        table = embedding_table(opened.spec, opened.weights(), dtype_of(opened.config.precision))
+        table = embedding_table(opened.spec, opened.all_weights(), dtype_of(opened.config.precision))
         path = write_embeddings(table, folder)
         steps.add("embeddings", f"{path.name}, {path.stat().st_size / 2**20:.1f} MiB, is read next to the engine")
 

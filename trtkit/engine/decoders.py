@@ -10,6 +10,8 @@ from trtkit.config.schema import LlmOptions, ModelConfig
 from trtkit.dtypes import dtype_of
 from trtkit.engine.stages import DecoderSize
 from trtkit.errors import ConfigError, Problem
+from trtkit.models.parallel import SINGLE, check_grid, grid_of, rank_spec
+from trtkit.models.rank_weights import RankWeights
 from trtkit.models.registry import decoder_spec
 from trtkit.models.rope import original_length
 from trtkit.models.weights import find_weights, model_weights, stored_spec
@@ -31,11 +33,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class OpenedDecoder:
-    """A language model with its source open: what networks of it are written from."""
+    """A language model with its source open: what networks of it are written from.
+
+    spec: of the whole model. rank: the one of the config's grid that networks are written for.
+    """
 
     model: Model
     source: DecoderSource
     spec: DecoderSpec
+    rank: int = 0
 
     @property
     def config(self) -> ModelConfig:
@@ -47,24 +53,34 @@ class OpenedDecoder:
         """Whether the engine takes vectors in place of ids: asked for, or because the model takes images."""
         return takes_embeddings(self.model)
 
+    @property
+    def own(self) -> DecoderSpec:
+        """What the rank computes of the model."""
+        return rank_spec(self.spec, grid_of(self.config), self.rank)
+
     def weights(self) -> Mapping[str, Any]:
-        """Return the weights by path, read when asked for. Raises SourceError for those that are missing or differ."""
+        """Return the rank's weights by path, read when asked for. Raises what `all_weights` does."""
+        whole = self.all_weights()
+        return whole if grid_of(self.config) == SINGLE else RankWeights(self.spec, self.own, whole)
+
+    def all_weights(self) -> Mapping[str, Any]:
+        """Return the whole model's weights. Raises SourceError, ProblemsError for those that are missing or differ."""
         return find_weights(self.spec, self.source.checkpoint, self.source.where)
 
     def write(self, graph: Graph, weights: Mapping[str, Any], logits: Literal["all", "last"] | None = None) -> Graph:
         """Write the network into the empty `graph`. logits: in place of those that the config asks for."""
         options = replace(network_options(self.model, logits), kv_cache=self.source.kv_cache)
-        build_decoder(graph, self.spec, weights, options)
+        build_decoder(graph, self.own, weights, options)
         return graph
 
 
-def open_decoder(model: Model, quantized: Path | None = None) -> OpenedDecoder:
-    """Open the source of a language model, or the checkpoint `quantized` made of it.
+def open_decoder(model: Model, quantized: Path | None = None, rank: int = 0) -> OpenedDecoder:
+    """Open the source of a language model, or the checkpoint `quantized` made of it, for one rank of its grid.
 
     Raises ConfigError for options that the model or the method does not allow, SourceError, ProblemsError.
     """
     source = open_config_source(model.config, quantized)
-    return OpenedDecoder(model, source, checked_spec(model.config, source))
+    return OpenedDecoder(model, source, checked_spec(model.config, source), rank)
 
 
 def open_config_source(config: ModelConfig, quantized: Path | None = None) -> DecoderSource:
@@ -108,13 +124,17 @@ def rope_note(spec: DecoderSpec, options: LlmOptions) -> str:
 
 
 def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
-    """Return the model's spec. Raises ConfigError for a slot that is longer than the model's positions."""
+    """Return the model's spec.
+
+    Raises ConfigError for a slot that is longer than the model's positions, and for a grid that cannot share the model.
+    """
     spec = stored_spec(opened.config, opened.where, opened.checkpoint)
     length, limit = llm_options(config).max_sequence_length, spec.max_position_embeddings
     if limit and length > limit:
         what = f"{length} is above the model's `max_position_embeddings`, {limit}"
         problem = Problem(what, "llm.max_sequence_length", f"lower it to {limit} or less")
         raise ConfigError(f"the config does not fit {opened.where}", [problem])
+    check_grid(spec, grid_of(config), opened.where)
     return spec
 
 
@@ -163,20 +183,22 @@ def decoder_profiles(inputs: Sequence[InputSpec], options: LlmOptions) -> tuple[
 
 
 def decoder_size(opened: OpenedDecoder) -> DecoderSize:
-    """Return parameter count, weight bytes and KV-cache bytes (linear caches: every layer at full length).
+    """Return the model's parameter count, and a rank's weight bytes and KV-cache bytes.
 
-    Weight bytes are those of an unquantized network.
+    Weight bytes are those of an unquantized network; linear caches have every layer at full length.
     """
-    spec, config, kv_cache = opened.spec, opened.config, opened.source.kv_cache
-    parameters = sum(math.prod(weight.shape) for weight in model_weights(spec))
+    config, kv_cache = opened.config, opened.source.kv_cache
+    parameters, own = (
+        sum(math.prod(weight.shape) for weight in model_weights(spec)) for spec in (opened.spec, opened.own)
+    )
     dtype = dtype_of(config.precision)
     cached = dtype if kv_cache is None else dtype_of(kv_cache.format)
-    per_token = cached.size_bytes(spec.cached_elements)
+    per_token = cached.size_bytes(opened.own.cached_elements)
     per_slot = per_token * llm_options(config).max_sequence_length
-    return DecoderSize(spec.model_type, parameters, dtype.size_bytes(parameters), per_token, per_slot)
+    return DecoderSize(opened.spec.model_type, parameters, dtype.size_bytes(own), per_token, per_slot)
 
 
-def engine_bytes(source: DecoderSource, size: DecoderSize) -> int:
-    """Return the bytes of the engine's weights at least: quantized layers stay as small as they are in their files."""
-    stored = sum(path.stat().st_size for path in source.files)
+def engine_bytes(source: DecoderSource, size: DecoderSize, ranks: int = 1) -> int:
+    """Return the bytes of a rank's weights at least: quantized layers stay as small as they are in their files."""
+    stored = sum(path.stat().st_size for path in source.files) // ranks
     return min(size.weight_bytes, stored) if source.quantized_by else size.weight_bytes

@@ -13,18 +13,19 @@ from trtkit.bundle.manifest import (
     OnnxRecord,
     PartRecord,
     PortRecord,
+    RankRecord,
     StageRecord,
 )
 from trtkit.dtypes import dtype_of
 from trtkit.engine.embeddings import EMBEDDINGS
 from trtkit.engine.vision_language import images_record, open_vision
-from trtkit.engine.write_stages import plan_name
+from trtkit.engine.write_stages import plan_names
 from trtkit.network.hybrid import input_name, port_dtype
-from trtkit.network.record import join_records
+from trtkit.network.record import join_records, join_totals
 from trtkit.sources.digest import sha256_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from trtkit.dtypes import DType
@@ -39,19 +40,21 @@ if TYPE_CHECKING:
 
 def model_record(inputs: BuildInputs, written: WrittenModel, folder: Path) -> ModelRecord:
     """Return what is known of the model. folder: the bundle, which paths are relative to."""
-    network, size = joint_network(inputs.model, written), written.results[-1].decoder
+    network = joint_network(inputs.model, written)
+    sizes = [size for result in written.ranks or written.results[-1:] if (size := result.decoder) is not None]
     spec, seams = inputs.model.spec, _seams(inputs.model)
+    stages = _stages(inputs.model, written, folder)
     return ModelRecord(
         config=inputs.config,
         target=inputs.target,
         steps=written.steps,
         inputs=_inputs(network.inputs, written.results[-1], seams),
-        outputs=_outputs(network.outputs),
+        outputs=stages[-1].outputs if written.ranks else _outputs(network.outputs),
         profiles=written.profiles,
-        model_type=size.model_type if size is not None else "" if spec is None else spec.model_type,
-        stages=_stages(inputs.model, written, folder),
-        totals=network.totals(),
-        decoder=None if size is None else _decoder(inputs.model, size, folder),
+        model_type=sizes[0].model_type if sizes else "" if spec is None else spec.model_type,
+        stages=stages,
+        totals=stages[-1].totals if written.ranks else network.totals(),
+        decoder=_decoder(inputs.model, sizes, folder) if sizes else None,
     )
 
 
@@ -75,30 +78,52 @@ def joint_network(model: Model, written: WrittenModel) -> NetworkRecord:
 
 
 def _stages(model: Model, written: WrittenModel, folder: Path) -> tuple[StageRecord, ...]:
-    seams = _seams(model)
-    stages = zip(model.stages, written.prepared.stages, written.results, strict=True)
-    return tuple(
+    seams, names = _seams(model), plan_names(model)
+    stages = enumerate(zip(model.stages, written.prepared.stages, written.results, strict=True))
+    records = tuple(
         StageRecord(
             name=stage.name,
             writer=stage.writer,
             parts=tuple(_part(model, part, result) for part in stage.parts),
-            engine=plan_name(stage.name),
+            engine=names[index],
             onnx=None if prepared.onnx is None else _onnx(prepared.onnx, folder),
             inputs=_inputs(result.network.inputs, result, seams),
             outputs=_outputs(result.network.outputs),
             profiles=result.profiles,
             totals=result.network.totals(),
         )
-        for stage, prepared, result in stages
+        for index, (stage, prepared, result) in stages
     )
+    return (*records[:-1], _shared(records[-1], model, written)) if written.ranks else records
 
 
-def _decoder(model: Model, size: DecoderSize, folder: Path) -> DecoderRecord:
+def _shared(stage: StageRecord, model: Model, written: WrittenModel) -> StageRecord:
+    """Return the record of a decoder that several ranks share."""
+    engines = plan_names(model)[len(model.stages) - 1 :]
+    sizes = [result.decoder for result in written.ranks if result.decoder is not None]
+    ranks = tuple(
+        RankRecord(
+            rank=rank,
+            engine=engine,
+            inputs=_inputs(result.network.inputs, result, set()),
+            outputs=_outputs(result.network.outputs),
+            profiles=result.profiles,
+            totals=result.network.totals(),
+            weight_bytes=size.weight_bytes,
+            kv_bytes_per_slot=size.kv_bytes_per_slot,
+        )
+        for rank, (engine, result, size) in enumerate(zip(engines, written.ranks, sizes, strict=True))
+    )
+    totals = join_totals(rank.totals for rank in ranks)
+    return stage.model_copy(update={"outputs": ranks[-1].outputs, "totals": totals, "ranks": ranks})
+
+
+def _decoder(model: Model, sizes: Sequence[DecoderSize], folder: Path) -> DecoderRecord:
     return DecoderRecord(
-        parameters=size.parameters,
-        weight_bytes=size.weight_bytes,
-        kv_bytes_per_token=size.kv_bytes_per_token,
-        kv_bytes_per_slot=size.kv_bytes_per_slot,
+        parameters=sizes[0].parameters,
+        weight_bytes=sum(size.weight_bytes for size in sizes),
+        kv_bytes_per_token=sum(size.kv_bytes_per_token for size in sizes),
+        kv_bytes_per_slot=sum(size.kv_bytes_per_slot for size in sizes),
         embeddings=file_record(folder, EMBEDDINGS),
         images=images_record(open_vision(model.config)) if model.takes_images else None,
     )

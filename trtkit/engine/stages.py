@@ -105,6 +105,7 @@ class StageRequest:
 
     config: the ModelConfig as JSON, for writers that read the source. folder: the bundle under construction.
     quantized: the checkpoint that was made of the config's source; None if the source itself is read.
+    rank: of the config's grid, for the decoder.
     """
 
     stage: PreparedStage
@@ -114,11 +115,15 @@ class StageRequest:
     folder: Path
     plan: Path | None = None
     quantized: Path | None = None
+    rank: int = 0
 
 
 @dataclass(frozen=True)
 class DecoderSize:
-    """What a language model weighs, in the engine's precision; KV of one slot is at the engine's full length."""
+    """What a language model weighs, in the engine's precision; KV of one slot is at the engine's full length.
+
+    parameters: of the whole model; the rest is what one rank holds.
+    """
 
     model_type: str
     parameters: int

@@ -22,6 +22,7 @@ from trtkit.engine.tower_data import measured_on_arrays
 from trtkit.engine.vision_language import PROCESSOR_FILES, open_vision
 from trtkit.errors import ConfigError, QuantizeError
 from trtkit.models.model import VISION
+from trtkit.models.parallel import grid_of
 from trtkit.network.targets import check_named_types
 from trtkit.quantization.jobs import CHECK_TARGET, QUANTIZE_LLM, QuantizeRequest, TargetRequest
 from trtkit.quantization_methods import METHODS
@@ -44,15 +45,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WrittenModel:
-    """All stages, written and perhaps built."""
+    """All stages, written and perhaps built. ranks: of a decoder that several share, each one's result by rank.
+
+    results: by stage; of a decoder that several ranks share, the first one's.
+    """
 
     prepared: Prepared
     results: tuple[StageResult, ...]
+    ranks: tuple[StageResult, ...] = ()
 
     @property
     def steps(self) -> tuple[Step, ...]:
         """What was done, in order."""
-        return (*self.prepared.steps, *(step for result in self.results for step in result.steps))
+        return (*self.prepared.steps, *(step for result in self.all_results for step in result.steps))
+
+    @property
+    def all_results(self) -> tuple[StageResult, ...]:
+        """The results of all stages and ranks, in the order of their engines."""
+        return (*self.results, *self.ranks[1:])
 
     @property
     def profiles(self) -> tuple[ResolvedProfile, ...]:
@@ -60,9 +70,18 @@ class WrittenModel:
         return self.prepared.profiles or self.results[-1].profiles
 
 
-def plan_name(stage: str) -> str:
-    """Return where a stage's plan lies in the bundle."""
-    return f"engines/{stage}.plan"
+def plan_name(stage: str, rank: int | None = None) -> str:
+    """Return where a stage's plan lies in the bundle. rank: of a grid; None if the stage has one engine."""
+    return f"engines/{stage}.plan" if rank is None else f"engines/{stage}.rank{rank}.plan"
+
+
+def plan_names(model: Model) -> tuple[str, ...]:
+    """Return where the plans of all stages and ranks lie, as `WrittenModel.all_results` lists them."""
+    count, decoder = grid_of(model.config).ranks, model.stages[-1].name
+    if count == 1:
+        return tuple(plan_name(stage.name) for stage in model.stages)
+    earlier = (plan_name(stage.name) for stage in model.stages[:-1])
+    return (*earlier, *(plan_name(decoder, rank) for rank in range(count)))
 
 
 def write_stages(inputs: BuildInputs, folder: Path, runner: Runner, *, builds: bool) -> WrittenModel:
@@ -72,9 +91,7 @@ def write_stages(inputs: BuildInputs, folder: Path, runner: Runner, *, builds: b
         if inputs.model.takes_images:
             check_room(vision_language_load(inputs.model, open_vision(inputs.config)), folder)
     prepared = prepare_stages(inputs, folder, runner)
-    written = WrittenModel(
-        prepared, tuple(_write(inputs, stage, folder, runner, builds=builds) for stage in prepared.stages)
-    )
+    written = _write_all(inputs, prepared, folder, runner, builds=builds)
     if inputs.model.takes_images:
         source = open_vision(inputs.config).folder
         for name in PROCESSOR_FILES:
@@ -107,12 +124,23 @@ def _prepare_tower(inputs: BuildInputs, folder: Path, runner: Runner) -> Prepare
     return replace(prepared, steps=steps, stages=stages)
 
 
-def _write(inputs: BuildInputs, stage: PreparedStage, folder: Path, runner: Runner, *, builds: bool) -> StageResult:
-    """Write one stage's network, built if wanted."""
-    request = stage_request(inputs.config, inputs.target, inputs.backend, stage, folder)
-    if builds:
-        request = replace(request, plan=folder / plan_name(stage.name))
-    return run_stage(runner, request)
+def _write_all(inputs: BuildInputs, prepared: Prepared, folder: Path, runner: Runner, *, builds: bool) -> WrittenModel:
+    """Write every stage's network, and every rank's of a decoder, one after another; built if wanted."""
+    count, results, ranks = grid_of(inputs.config).ranks, [], []
+    for stage in prepared.stages:
+        request = stage_request(inputs.config, inputs.target, inputs.backend, stage, folder)
+        is_shared = stage.writer == "decoder" and count > 1
+        for rank in range(count if is_shared else 1):
+            plan = folder / plan_name(stage.name, rank if is_shared else None) if builds else None
+            result = run_stage(runner, replace(request, plan=plan, rank=rank))
+            ranks += [_of_rank(rank, result)] if is_shared else []
+            results += [result] if rank == 0 else []
+    return WrittenModel(prepared, (*results[:-1], ranks[0] if ranks else results[-1]), tuple(ranks))
+
+
+def _of_rank(rank: int, result: StageResult) -> StageResult:
+    """Return a rank's result, its steps named after the rank."""
+    return replace(result, steps=tuple(replace(step, name=f"rank {rank} {step.name}") for step in result.steps))
 
 
 def stage_request(

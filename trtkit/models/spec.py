@@ -6,9 +6,26 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 Scaling = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
+
+
+@dataclass(frozen=True)
+class Share:
+    """One of `count` shares of something that several ranks hold together; `index` says which."""
+
+    index: int = 0
+    count: int = 1
+
+    def of(self, size: int) -> range:
+        """Return this share of `size` items: neighbours, the first shares one longer if they are not equal."""
+        least, longer = divmod(size, self.count)
+        start = self.index * least + min(self.index, longer)
+        return range(start, start + least + (self.index < longer))
+
+
+WHOLE = Share()
 
 
 @dataclass(frozen=True)
@@ -61,6 +78,7 @@ class AttentionSpec:
     softcap: scores become softcap * tanh(scores / softcap). has_sinks: one learned score per head joins the softmax.
     has_alibi: scores fall linearly with distance, by ALiBi's slopes times alibi_scale (Falcon: scale).
     rope: None if nothing turns. sliding_window: tokens that one sees, itself included; None for all.
+    share: of all heads, of which these are one rank's; the ranks' outputs are summed.
     """
 
     num_attention_heads: int
@@ -78,6 +96,7 @@ class AttentionSpec:
     alibi_scale: float = 1.0
     rope: RopeSpec | None = None
     sliding_window: int | None = None
+    share: Share = WHOLE
 
     @property
     def cached_elements(self) -> int:
@@ -90,6 +109,7 @@ class MlpSpec:
     """A feed-forward block: `down(act(gate(x)) * up(x))`, or `down(act(up(x)))` where not gated.
 
     is_fused: gate and up are one matrix, gate first.
+    share: of the intermediate size, of which this is one rank's; the ranks' outputs are summed.
     """
 
     intermediate_size: int
@@ -97,6 +117,7 @@ class MlpSpec:
     is_gated: bool = True
     is_fused: bool = False
     has_bias: bool = False
+    share: Share = WHOLE
 
 
 @dataclass(frozen=True)
@@ -104,6 +125,7 @@ class MoeSpec:
     """A mixture of experts: each token's `top_k` by router softmax; norm_topk_prob: their scores sum to 1.
 
     shared: an expert that all tokens take, weighted by a sigmoid of its own router.
+    share: of the experts, which this rank computes; tokens are routed among all. The ranks' outputs are summed.
     """
 
     num_experts: int
@@ -111,6 +133,17 @@ class MoeSpec:
     expert: MlpSpec
     norm_topk_prob: bool
     shared: MlpSpec | None = None
+    share: Share = WHOLE
+
+    @property
+    def experts(self) -> range:
+        """The experts that this rank computes."""
+        return self.share.of(self.num_experts)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks hold the experts together, whole ones or parts of each."""
+        return self.share.count * self.expert.share.count
 
 
 @dataclass(frozen=True)
@@ -165,6 +198,8 @@ class DecoderSpec:
     max_position_embeddings: the longest sequence that the model was made for; 0 where there is no such limit.
     is_in_out: matrices inside layers are stored [in, out] (GPT-2's Conv1D).
     prefix: what a checkpoint of the bare model leaves off all names; empty where nothing is.
+    vocab_share: of the rows of embedding and head, which this rank holds. stage: of the model's layers, which this
+        pipeline stage computes; `layers` are those, numbered from `first_layer` on.
     """
 
     model_type: str
@@ -178,6 +213,29 @@ class DecoderSpec:
     embedding: EmbeddingSpec = EmbeddingSpec()
     is_in_out: bool = False
     prefix: str = ""
+    vocab_share: Share = WHOLE
+    stage: Share = WHOLE
+    first_layer: int = 0
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether this stage begins with token ids, and holds the embedding."""
+        return self.stage.index == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether this stage ends with logits, and holds the head."""
+        return self.stage.index == self.stage.count - 1
+
+    @property
+    def vocab_rows(self) -> int:
+        """Rows of the embedding and of the head that every rank holds; those beyond the vocabulary are not used."""
+        return -(-self.vocab_size // self.vocab_share.count)
+
+    @property
+    def numbered_layers(self) -> Iterator[tuple[int, LayerSpec]]:
+        """The layers with their numbers in the whole model."""
+        return enumerate(self.layers, self.first_layer)
 
     @property
     def cached_elements(self) -> int:

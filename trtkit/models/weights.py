@@ -168,12 +168,14 @@ def _checkpoint_name(spec: DecoderSpec, path: str) -> str:
 
 def _model(spec: DecoderSpec) -> Iterator[_Part]:
     """Yield every path of the model with its shape."""
-    D, V = spec.hidden_size, spec.vocab_size
-    yield "embedding.weight", (V, D)
-    if spec.embedding.positions is not None:
-        yield "position_embedding.weight", (spec.embedding.positions.count + spec.embedding.positions.offset, D)
-    yield from _norm("embedding_norm", spec.embedding.norm, D)
-    for index, layer in enumerate(spec.layers):
+    D, V = spec.hidden_size, spec.vocab_rows
+    if spec.is_first_stage or (spec.is_last_stage and spec.head.is_tied):
+        yield "embedding.weight", (V, D)
+    if spec.is_first_stage:
+        if spec.embedding.positions is not None:
+            yield "position_embedding.weight", (spec.embedding.positions.count + spec.embedding.positions.offset, D)
+        yield from _norm("embedding_norm", spec.embedding.norm, D)
+    for index, layer in spec.numbered_layers:
         inside = f"layers.{index}"
         for name in spec.block.norms:
             yield from _norm(f"{inside}.{name}", spec.block.norm, D)
@@ -182,6 +184,8 @@ def _model(spec: DecoderSpec) -> Iterator[_Part]:
             yield from _moe(f"{inside}.moe", layer.feed_forward, spec)
         else:
             yield from _mlp(f"{inside}.mlp", layer.feed_forward, spec)
+    if not spec.is_last_stage:
+        return
     yield from _norm("final_norm", spec.head.norm, D)
     if not spec.head.is_tied:
         yield "lm_head.weight", (V, D)
@@ -239,7 +243,7 @@ def _mlp(path: str, mlp: MlpSpec, spec: DecoderSpec) -> Iterator[_Part]:
 
 def _moe(path: str, moe: MoeSpec, spec: DecoderSpec) -> Iterator[_Part]:
     yield from _linear(f"{path}.router", spec, (moe.num_experts, spec.hidden_size), has_bias=False)
-    for index in range(moe.num_experts):
+    for index in moe.experts:
         yield from _mlp(f"{path}.experts.{index}", moe.expert, spec)
     if moe.shared is not None:
         yield from _mlp(f"{path}.shared", moe.shared, spec)

@@ -15,7 +15,8 @@ from trtkit.network.host_array import COMPUTE_TYPES
 from trtkit.network.input_spec import BATCH, NEW_TOKENS, Axis, InputSpec
 from trtkit.network.ops.activation import tanh
 from trtkit.network.ops.arithmetic import cast
-from trtkit.network.ops.gather import embedding, pick, token_at
+from trtkit.network.ops.collective import all_gather_last
+from trtkit.network.ops.gather import embedding, embedding_of_share, pick, token_at
 from trtkit.network.ops.linear import linear
 from trtkit.network.ops.mask import alibi_mask, alibi_slopes, appended_positions, cached_positions, causal_mask
 from trtkit.network.ops.shape import concat, take, unsqueeze
@@ -24,10 +25,14 @@ from trtkit.network.rope_tables import rope_tables
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trtkit.models.spec import AttentionSpec, DecoderSpec, RopeSpec
+    from trtkit.models.spec import AttentionSpec, DecoderSpec, RopeSpec, Share
     from trtkit.network.graph import Graph, Tensor
     from trtkit.network.host_array import Array
     from trtkit.quantized_matrix import KvQuantization
+
+
+HIDDEN_STATES, NEXT_HIDDEN_STATES = "previous_hidden_states", "next_hidden_states"
+"""What a pipeline stage takes from the one before it, and gives to the next: [B, S, D]."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,9 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     `position_ids` are positions in the cache and determine causality. M-RoPE rotates by `rope_position_ids` [3, B, S]:
     time, height and width. `key_positions` [T'] is 0, 1, 2, ...: attention reads that many cached tokens of each slot,
     at least the longest `kv_lengths`.
+    A pipeline stage after the first takes `previous_hidden_states` [B, S, D] in place of tokens; one before the last
+    gives `next_hidden_states` in place of logits. What ranks of a stage share is joined by collectives among them, so
+    that all have the same hidden states and logits.
     Outputs: `logits` in fp32, and for each layer `present_key_<i>`, `present_value_<i>`, which share the inputs'
     memory.
     Every sequence is a slot with its own lengths. New tokens beyond a slot's `kv_lengths` are padding, which is written
@@ -90,13 +98,16 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     weights = Weights(graph, arrays, options.dtype, spec.is_in_out)
     x, table, inputs = _embed(weights, spec, options)
     positions = _Rows(graph, options, inputs)
-    for index, layer in enumerate(spec.layers):
+    for index, layer in spec.numbered_layers:
         past = _past(graph, layer.attention, options, index, inputs)
         with graph.scope(f"layers.{index}"):
             x, present = decoder_layer(weights, x, (spec.block, layer), positions.of(layer.attention), past)
         graph.output(present.keys, f"present_key_{index}")
         graph.output(present.values, f"present_value_{index}")
-    _head(weights, spec, options, x, table)
+    if spec.is_last_stage:
+        _head(weights, spec, options, x, table)
+    else:
+        graph.output(x, NEXT_HIDDEN_STATES)
 
 
 def _check(spec: DecoderSpec, options: DecoderOptions) -> None:
@@ -104,10 +115,11 @@ def _check(spec: DecoderSpec, options: DecoderOptions) -> None:
     if options.dtype not in COMPUTE_TYPES:
         names = ", ".join(str(dtype) for dtype in COMPUTE_TYPES)
         raise NetworkError(f"a network cannot be written in {options.dtype}", spec.model_type, f"use one of {names}")
-    if options.kv_cache is not None and len(options.kv_cache.key_scales) != len(spec.layers):
-        counts = (
-            f"{len(options.kv_cache.key_scales)} layers' caches have scales, the model has {len(spec.layers)} layers"
-        )
+    last = spec.first_layer + len(spec.layers)
+    if options.kv_cache is not None and (
+        len(options.kv_cache.key_scales) < last or (spec.is_last_stage and len(options.kv_cache.key_scales) > last)
+    ):
+        counts = f"{len(options.kv_cache.key_scales)} layers' caches have scales, the model has {last} layers"
         raise NetworkError(counts, spec.model_type, "quantize the caches again")
     positions = spec.embedding.positions
     if positions is not None and options.max_sequence_length > positions.count:
@@ -120,21 +132,30 @@ def _check(spec: DecoderSpec, options: DecoderOptions) -> None:
 
 def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> tuple[Tensor, Tensor | None, _Inputs]:
     """Add the inputs; return the first hidden state [B, S, D], the embedding table, and the other inputs."""
-    graph, D = weights.graph, spec.hidden_size
-    table = None
-    if options.has_embeds_input:
-        axes = (BATCH, NEW_TOKENS, Axis("hidden_size", D))
-        x = graph.take(InputSpec("inputs_embeds", options.dtype.name, axes, "request"))
+    graph = weights.graph
+    hidden = (BATCH, NEW_TOKENS, Axis("hidden_size", spec.hidden_size))
+    takes_ids = spec.is_first_stage and not options.has_embeds_input
+    if not spec.is_first_stage:
+        x = graph.take(InputSpec(HIDDEN_STATES, options.dtype.name, hidden, "stage"))
+    elif options.has_embeds_input:
+        x = graph.take(InputSpec("inputs_embeds", options.dtype.name, hidden, "request"))
     else:
         tokens = graph.take(InputSpec("input_ids", options.ids_dtype.name, (BATCH, NEW_TOKENS), "request"))
     inputs = _scheduled(graph, options, has_sections=_has_sections(spec))
+    table = None
     with graph.scope("embedding"):
-        if not options.has_embeds_input or spec.head.is_tied:
+        if takes_ids or (spec.is_last_stage and spec.head.is_tied):
             table = weights.get("weight")
-        if not options.has_embeds_input and table is not None:
-            x = embedding(tokens, table)
-            x = x * spec.embedding.scale if spec.embedding.scale != 1 else x
-    return _position(weights, x, spec, inputs), table, inputs
+        if takes_ids and table is not None:
+            x = _rows_of(tokens, table, spec)
+    return _position(weights, x, spec, inputs) if spec.is_first_stage else x, table, inputs
+
+
+def _rows_of(tokens: Tensor, table: Tensor, spec: DecoderSpec) -> Tensor:
+    """Return the embedding [B, S, D] of tokens [B, S]."""
+    is_whole = spec.vocab_share.count == 1
+    x = embedding(tokens, table) if is_whole else embedding_of_share(tokens, table, spec.vocab_share)
+    return x * spec.embedding.scale if spec.embedding.scale != 1 else x
 
 
 def _scheduled(graph: Graph, options: DecoderOptions, *, has_sections: bool) -> _Inputs:
@@ -186,7 +207,7 @@ class _Rows:
 
     def __init__(self, graph: Graph, options: DecoderOptions, inputs: _Inputs) -> None:
         self._graph, self._options, self._inputs = graph, options, inputs
-        self._masks: dict[tuple[int | None, tuple[int, float] | None], Tensor] = {}
+        self._masks: dict[tuple[int | None, tuple[int, Share, float] | None], Tensor] = {}
         self._keys: Tensor | None = None
         self._tables: list[tuple[RopeSpec, tuple[Tensor, Tensor]]] = []
 
@@ -199,14 +220,16 @@ class _Rows:
     def _mask(self, attention: AttentionSpec) -> Tensor:
         window = attention.sliding_window
         window = None if window is None or window >= self._options.max_sequence_length else window
-        alibi = (attention.num_attention_heads, attention.alibi_scale) if attention.has_alibi else None
+        share = attention.share
+        heads = attention.num_attention_heads * share.count
+        alibi = (heads, share, attention.alibi_scale) if attention.has_alibi else None
         if (window, alibi) not in self._masks:
             ids = cast(self._inputs.position_ids, INT32)
             keys = self._key_positions(ids)
             mask = causal_mask(ids, self._inputs.kv_lengths, keys, window)
             if alibi is not None:
-                heads, scale = alibi
-                mask = alibi_mask(mask, ids, alibi_slopes(heads) * scale, self._options.dtype, keys)
+                slopes = alibi_slopes(heads)[share.of(heads)] * attention.alibi_scale
+                mask = alibi_mask(mask, ids, slopes, self._options.dtype, keys)
             self._masks[window, alibi] = mask
         return self._masks[window, alibi]
 
@@ -258,6 +281,10 @@ def _head(weights: Weights, spec: DecoderSpec, options: DecoderOptions, x: Tenso
         bias = weights.get("bias", x.rank) if head.has_bias else None
         tied = table if head.is_tied else None
         logits = cast(weights.product(x, bias) if tied is None else linear(x, tied, bias), FP32)
+        if spec.vocab_share.count > 1:
+            logits = all_gather_last(logits, spec.vocab_share.count)
+            if logits.shape[-1] > spec.vocab_size:
+                logits = take(logits, -1, 0, spec.vocab_size)
         if head.logit_scale != 1:
             logits = logits * head.logit_scale
         if head.softcap is not None:

@@ -115,6 +115,22 @@ def record_from_json(data: Any) -> NetworkRecord:
     return replace(record, vision=record_from_json(data["vision"])) if "vision" in data else record
 
 
+def join_totals(parts: Iterable[Totals]) -> Totals:
+    """Return the counts and sums of several networks together."""
+    known = list(parts)
+    types, weights = Counter[str](), Counter[str]()
+    for part in known:
+        types.update(part.layers_by_type)
+        weights.update(part.weight_bytes)
+    return Totals(
+        layers=sum(part.layers for part in known),
+        layers_by_type=dict(types.most_common()),
+        weight_bytes=dict(weights),
+        flops=sum(part.flops for part in known),
+        bytes_moved=sum(part.bytes_moved for part in known),
+    )
+
+
 def join_records(records: Iterable[NetworkRecord], inputs: Iterable[str], outputs: Iterable[str]) -> NetworkRecord:
     """Return one record of several networks. inputs, outputs: the names of the model's own."""
     known = list(records)

@@ -58,7 +58,9 @@ def attention_block(
         q, k = _rotate("rope_q", q, spec.rope, positions), _rotate("rope_k", k, spec.rope, positions)
         (keys, values), present = _remember(past, k, v)
         attended = _attend(weights, (scale_query(q, spec.scale), keys, values), positions, spec)
-        return weights.linear("o", merge_heads(attended), has_bias=spec.has_output_bias), present
+        return weights.linear(
+            "o", merge_heads(attended), has_bias=spec.has_output_bias, ranks=spec.share.count
+        ), present
 
 
 def _remember(past: Past, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor], Past]:
@@ -88,7 +90,7 @@ def _project(weights: Weights, x: Tensor, spec: AttentionSpec) -> tuple[Tensor, 
             return _split_groups(qkv, spec)
         q, k, v = split(qkv, -1, (N * H, K * H, K * H))
     if spec.qk_norm == "all" and spec.norm is not None:
-        q, k = norm_block(weights, "q_norm", q, spec.norm), norm_block(weights, "k_norm", k, spec.norm)
+        q, k = (norm_block(weights, f"{name}_norm", x, spec.norm, spec.share.count) for name, x in (("q", q), ("k", k)))
     return split_heads(q, N), split_heads(k, K), split_heads(v, K)
 
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from trtkit.models.spec import MlpSpec, MoeSpec
 from trtkit.network.ops.activation import activation, sigmoid
+from trtkit.network.ops.collective import all_reduce
 from trtkit.network.ops.linear import linear
 from trtkit.network.ops.moe import combine_experts, routing_weights
-from trtkit.network.ops.shape import concat, split, unsqueeze
+from trtkit.network.ops.shape import concat, split, take, unsqueeze
 
 if TYPE_CHECKING:
     from trtkit.network.blocks.weights import Weights
@@ -22,8 +23,11 @@ def feed_forward_block(weights: Weights, x: Tensor, spec: MlpSpec | MoeSpec) -> 
     return mlp_block(weights, "mlp", x, spec)
 
 
-def mlp_block(weights: Weights, name: str, x: Tensor, spec: MlpSpec) -> Tensor:
-    """Compute down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate; x [B, S, D]."""
+def mlp_block(weights: Weights, name: str, x: Tensor, spec: MlpSpec, ranks: int | None = None) -> Tensor:
+    """Compute down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate; x [B, S, D].
+
+    ranks: whose outputs are summed; all that share the block if None.
+    """
     with x.graph.scope(name):
         if spec.is_fused:
             both = weights.linear("gate_up", x, has_bias=spec.has_bias)
@@ -34,36 +38,41 @@ def mlp_block(weights: Weights, name: str, x: Tensor, spec: MlpSpec) -> Tensor:
             inner = activation(gate, spec.activation) * weights.linear("up", x, has_bias=spec.has_bias)
         else:
             inner = activation(weights.linear("up", x, has_bias=spec.has_bias), spec.activation)
-        return weights.linear("down", inner, has_bias=spec.has_bias)
+        return weights.linear("down", inner, has_bias=spec.has_bias, ranks=ranks or spec.share.count)
 
 
 def moe_block(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
     """Apply each token's top-k experts, and the shared expert if there is one; x [B, S, D]."""
     with x.graph.scope("moe"):
         routing = routing_weights(weights.linear("router", x), spec.top_k, is_normalized=spec.norm_topk_prob)
+        if spec.share.count > 1:
+            routing = take(routing, -1, spec.experts.start, len(spec.experts))
         y = combine_experts(_all_experts(weights, unsqueeze(x, 1), spec), routing)
         if spec.shared is None:
-            return y
-        share = sigmoid(weights.linear("shared_router", x))
-        return y + share * mlp_block(weights, "shared", x, spec.shared)
+            return all_reduce(y, spec.ranks)
+        is_joint = spec.shared.share.count == spec.ranks and not spec.shared.has_bias
+        y = y if is_joint else all_reduce(y, spec.ranks)
+        weight = sigmoid(weights.linear("shared_router", x))
+        y = y + weight * mlp_block(weights, "shared", x, spec.shared, 1 if is_joint else None)
+        return all_reduce(y, spec.ranks) if is_joint else y
 
 
 def _all_experts(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
     """Compute every expert's gated MLP: x [B, 1, S, D] -> [B, E, S, D]."""
-    if weights.is_quantized("experts/0/gate"):  # each expert may change its inputs in its own way
-        each = [mlp_block(weights, f"experts/{index}", x, spec.expert) for index in range(spec.num_experts)]
+    if weights.is_quantized(f"experts/{spec.experts.start}/gate"):  # each expert may change its inputs in its own way
+        each = [mlp_block(weights, f"experts/{index}", x, spec.expert, ranks=1) for index in spec.experts]
         return concat(each, axis=1)
-    gate, up, down = (_stacked(weights, name, spec.num_experts) for name in ("gate", "up", "down"))
+    gate, up, down = (_stacked(weights, name, spec.experts) for name in ("gate", "up", "down"))
     with x.graph.scope("experts"):
         inner = activation(linear(x, gate), spec.expert.activation) * linear(x, up)
         return linear(inner, down)
 
 
-def _stacked(weights: Weights, name: str, count: int) -> Tensor:
+def _stacked(weights: Weights, name: str, experts: range) -> Tensor:
     """Return the experts' matrices `name` as one tensor [1, E, out, in], joined by TensorRT rather than in memory."""
     graph = weights.graph
     parts = []
-    for index in range(count):
+    for index in experts:
         with graph.scope(f"experts/{index}/{name}"):
             parts.append(weights.get("weight", 4))
     with graph.scope(f"experts/{name}"):

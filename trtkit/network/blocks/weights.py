@@ -11,6 +11,7 @@ import numpy as np
 from trtkit.errors import NetworkError
 from trtkit.network.blocks.quantized import QuantizedLinears
 from trtkit.network.lowering.sampling import GRID_SAMPLE
+from trtkit.network.ops.collective import all_reduce
 from trtkit.network.ops.linear import linear
 from trtkit.quantized_matrix import QuantizedMatrix
 
@@ -69,11 +70,17 @@ class Weights:
         with self.graph.scope(name):
             return isinstance(self.array("weight"), QuantizedMatrix)
 
-    def linear(self, name: str, x: Tensor, *, has_bias: bool = False) -> Tensor:
-        """Apply the linear layer `name` of the current scope to x [..., in] -> [..., out]."""
+    def linear(self, name: str, x: Tensor, *, has_bias: bool = False, ranks: int = 1) -> Tensor:
+        """Apply the linear layer `name` of the current scope to x [..., in] -> [..., out].
+
+        ranks: how many hold parts of the inputs; their outputs are summed before the bias is added.
+        """
         with self.graph.scope(name):
             bias = self.get("bias", x.rank) if has_bias else None
-            return self.product(x, bias, is_in_out=self.is_in_out)
+            if ranks == 1:
+                return self.product(x, bias, is_in_out=self.is_in_out)
+            y = all_reduce(self.product(x, None, is_in_out=self.is_in_out), ranks)
+            return y if bias is None else y + bias
 
     def linear_by_rows(self, name: str, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Apply equal shares of the rows of layer `name`, and of its bias, to one input [..., in] each."""

@@ -6,15 +6,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trtkit.network.ops.arithmetic import select
+from trtkit.network.ops.collective import all_reduce
 from trtkit.network.ops.shape import unsqueeze
 
 if TYPE_CHECKING:
+    from trtkit.models.spec import Share
     from trtkit.network.graph import Tensor
 
 
 def embedding(ids: Tensor, table: Tensor) -> Tensor:
     """Look up rows: ids [B, S], table [V, D] -> [B, S, D]."""
     return ids.graph.add(ids.graph.network.add_gather(table.trt, ids.trt, 0), "gather")
+
+
+def embedding_of_share(ids: Tensor, table: Tensor, share: Share) -> Tensor:
+    """Look up rows of a table [rows, D] that is one rank's share of a whole one: ids [B, S] -> [B, S, D].
+
+    Ids that other ranks hold are zeros here; the ranks' results are summed.
+    """
+    with ids.graph.scope("vocab_share"):
+        rows = table.shape[0]
+        local = ids - share.index * rows
+        is_here = (local > -1) & (local < rows)
+        rows_here = embedding(select(is_here, local, 0), table)
+        return all_reduce(select(unsqueeze(is_here, 2), rows_here, 0.0), share.count)
 
 
 def token_at(x: Tensor, index: Tensor) -> Tensor:

@@ -8,18 +8,23 @@ import numpy as np
 
 from trtkit.dtypes import FP32
 from trtkit.network.ops.arithmetic import cast, mean, sqrt
+from trtkit.network.ops.collective import all_reduce
 
 if TYPE_CHECKING:
     from trtkit.network.graph import Tensor
 
 
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float = 0.0) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float = 0.0, ranks: int = 1) -> Tensor:
     """Divide the last axis by its root mean square, times weight + offset. x: [..., D].
 
+    ranks: how many hold equal parts of the axis; the mean is over all of them.
     Source: https://arxiv.org/abs/1910.07467. Gemma's weights are stored with an offset of -1.
     """
     x32 = cast(x, FP32)
-    y = x32 / sqrt(mean(x32 * x32, axis=-1) + eps)
+    squares = mean(x32 * x32, axis=-1)
+    if ranks > 1:
+        squares = all_reduce(squares, ranks) / ranks
+    y = x32 / sqrt(squares + eps)
     if weight is not None:
         scale = cast(weight, FP32)
         y = y * (scale + weight_offset if weight_offset else scale)

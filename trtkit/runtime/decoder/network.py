@@ -49,8 +49,12 @@ def decoder_network(
 ) -> DecoderNetwork:
     """Return the network that a build writes; `logits` changes what it gives. embeddings: where they are known."""
     weights, options = opened.weights(), llm_options(opened.config)
-    if embeddings is None and opened.takes_embeddings:
-        embeddings = TokenEmbeddings(embedding_table(opened.spec, weights, dtype_of(opened.config.precision)))
+    if not opened.own.is_first_stage:
+        embeddings = None
+    elif embeddings is None and opened.takes_embeddings:
+        embeddings = TokenEmbeddings(
+            embedding_table(opened.spec, opened.all_weights(), dtype_of(opened.config.precision))
+        )
     return DecoderNetwork(
         backend,
         opened.write(Graph(backend), weights, logits),
@@ -69,13 +73,13 @@ def config_network(
     return decoder_network(load_backend(backend), open_decoder(resolve(config), quantized), logits)
 
 
-def bundle_network(bundle: Bundle, *, has_all_logits: bool = False) -> DecoderNetwork:
-    """Return the network of an LLM bundle; with logits of every token if wanted, whatever its engine gives.
+def bundle_network(bundle: Bundle, rank: int = 0, *, has_all_logits: bool = False) -> DecoderNetwork:
+    """Return the network of one rank of an LLM bundle; with logits of every token if wanted, whatever its engine gives.
 
     Raises BundleError if the source is not the one that the bundle was built from.
     """
     config = bundle.manifest.config
     bundle.check_sources({file.sha256 for file in digest_source(config.source)})
-    opened = open_decoder(resolve(config), bundle.quantized_path)
+    opened = open_decoder(resolve(config), bundle.quantized_path, rank)
     backend = load_backend(bundle.manifest.backend.name)
     return decoder_network(backend, opened, "all" if has_all_logits else None, bundle_embeddings(bundle.path))

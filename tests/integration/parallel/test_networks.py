@@ -1,0 +1,146 @@
+"""Several ranks give what one gives: every decoder family; tensor, expert and pipeline parallel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.decoder_cases import CASES, VARIED, Case
+from tests.decoders import builds, executor_of, model_of, relative_rms
+from tests.parallel import Ranks
+from tests.selection import slow_unless
+from trtkit.dtypes import FP16, FP32
+from trtkit.models.parallel import Grid
+from trtkit.models.spec import MoeSpec
+
+IDS = torch.randint(3, 67, (3, 9), generator=torch.Generator().manual_seed(1))
+# Sizes that 2, 4 and 8 ranks share: of 8 heads; of 2 key/value heads, which more ranks hold twice; of 67 tokens, which
+# no number of ranks divides.
+_HEADS = {6: 8, 4: 8}
+_SIZES = {"intermediate_size": 80, "ffn_dim": 80, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56}
+_EXPERTS = {"num_local_experts": 8, "num_experts": 8}
+
+
+def shared(case: Case) -> Case:
+    """Return the case with sizes that 8 ranks can share."""
+
+    def size(key: str, value: Any) -> Any:
+        if key in ("num_attention_heads", "n_head", "num_key_value_heads"):
+            return _HEADS.get(value, value)
+        if key in ("hidden_size", "n_embd", "word_embed_proj_dim"):
+            heads = case.config.get("num_attention_heads", case.config.get("n_head", 6))
+            return value * 8 // heads
+        return (_SIZES | _EXPERTS).get(key, value)
+
+    return replace(case, config={key: size(key, value) for key, value in case.config.items()})
+
+
+SHARED = [shared(case) for case in CASES]
+MIXTURES = [case for case in SHARED if any(key in case.config for key in _EXPERTS)]
+FEW = [case for case in SHARED if case.name in VARIED]
+TENSOR = slow_unless(lambda case, tensor: tensor == 4 or case.name in VARIED, [(c, n) for c in SHARED for n in (2, 4)])
+
+
+def errors(case: Case, grid: Grid) -> float:
+    """Return the error of the ranks' logits against one rank's; infinite if the ranks of the last stage differ.
+
+    Prompts of different lengths are prefilled together, then each slot takes two greedy steps.
+    """
+    one, ranks = executor_of(case, FP32), Ranks(model_of(case), grid)
+    one.reset(3)
+    ranks.reset(3)
+    worst, ids, counts = 0.0, IDS, [9, 4, 7]
+    for _ in range(3):
+        ends = torch.arange(3), torch.tensor(counts) - 1
+        want, all_logits = one.step(ids, counts)["logits"][ends], [each[ends] for each in ranks.step(ids, counts)]
+        if any(not torch.equal(logits, all_logits[0]) for logits in all_logits):
+            return float("inf")
+        best = want.argmax(-1)
+        assert torch.equal(all_logits[0].argmax(-1), best)
+        worst = max(worst, relative_rms(all_logits[0], want))
+        ids, counts = best[:, None], [1, 1, 1]
+    return worst
+
+
+@pytest.mark.parametrize(("case", "tensor"), TENSOR, ids=str)
+def test_tensor_parallel_ranks_give_the_logits_and_tokens_of_one(case: Case, tensor: int) -> None:
+    assert errors(case, Grid(tensor)) <= 1e-5
+
+
+@pytest.mark.parametrize("case", MIXTURES, ids=str)
+@pytest.mark.parametrize("grid", [Grid(1, 2), Grid(1, 4), Grid(4, 2), Grid(4, 4), Grid(8, 2)], ids=str)
+def test_expert_parallel_ranks_give_the_logits_and_tokens_of_one(case: Case, grid: Grid) -> None:
+    assert errors(case, grid) <= 1e-5
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+@pytest.mark.parametrize("grid", [Grid(1, 1, 2), Grid(2, 1, 2)], ids=str)
+def test_pipeline_stages_give_the_logits_and_tokens_of_one(case: Case, grid: Grid) -> None:
+    assert errors(case, grid) <= 1e-5
+
+
+def test_more_ranks_than_key_value_heads_hold_them_twice() -> None:
+    case = next(case for case in SHARED if case.name == "llama")
+    ranks = Ranks(model_of(case), Grid(8))
+    assert [spec.layers[0].attention.num_key_value_heads for spec in ranks.specs] == [1] * 8
+    assert errors(case, Grid(8)) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3_moe"])
+def test_16_bit_ranks_agree_with_one_to_rounding(name: str) -> None:
+    case = next(case for case in SHARED if case.name == name)
+    one, ranks = executor_of(case, FP16), Ranks(model_of(case), Grid(2), FP16)
+    one.reset(3)
+    ranks.reset(3)
+    assert relative_rms(ranks.step(IDS)[0], one.step(IDS)["logits"]) <= 10 * FP16.tolerance
+
+
+def test_weights_of_another_rank_are_noticed() -> None:
+    """What the comparison above is worth: two ranks' output projections change places."""
+    case = next(case for case in SHARED if case.name == "llama")
+    model, path = model_of(case), "layers.1.attention.o.weight"
+    right = Ranks(model, Grid(2))
+    both = [right.weights[rank][path] for rank in (0, 1)]
+    wrong = Ranks(model, Grid(2), changed={(0, path): both[1], (1, path): both[0]})
+    for ranks in (right, wrong):
+        ranks.reset(3)
+    assert relative_rms(wrong.step(IDS)[0], right.step(IDS)[0]) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "grid"),
+    [
+        ("llama", Grid(2)),
+        ("llama", Grid(4)),
+        ("qwen3_moe", Grid(2, 2)),
+        ("falcon-alibi", Grid(2)),
+        ("gpt2", Grid(2, 1, 2)),
+    ],
+    ids=str,
+)
+def test_tensorrt_builds_every_rank(name: str, grid: Grid) -> None:
+    case = next(case for case in SHARED if case.name == name)
+    ranks = Ranks(model_of(case), grid, FP16)
+    for graph in ranks.graphs[:: max(1, grid.ranks - 1)]:
+        assert builds(graph, has_decode=True)
+
+
+def test_each_expert_is_held_once() -> None:
+    case = next(case for case in SHARED if case.name == "qwen3_moe")
+    ranks, one = Ranks(model_of(case), Grid(4, 2, 2)), Ranks(model_of(case), Grid())
+
+    def experts(held: dict[str, Any]) -> int:
+        return sum(array.numel() for path, array in held.items() if "experts" in path)
+
+    assert sum(map(experts, ranks.weights)) == experts(one.weights[0])
+    assert max(map(experts, ranks.weights)) * 8 == experts(one.weights[0])
+
+
+def test_mixtures_are_in_the_cases() -> None:
+    assert {case.model_type for case in MIXTURES} == {"mixtral", "qwen2_moe", "qwen3_moe"}
+    assert all(
+        any(isinstance(layer.feed_forward, MoeSpec) for layer in model_of(case).spec.layers) for case in MIXTURES
+    )

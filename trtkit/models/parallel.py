@@ -1,0 +1,169 @@
+"""How the ranks of a grid share a decoder: which heads, columns, experts, rows and layers each one holds.
+
+Tensor parallel as in Megatron-LM (https://arxiv.org/abs/1909.08053): projections into heads and into the intermediate
+size are split by rows, those back by columns, and the ranks' partial outputs are summed; embedding and head are split
+by vocabulary. Expert parallel: a rank computes whole experts. Pipeline parallel: a stage computes some of the layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from trtkit.errors import ConfigError, Problem
+from trtkit.models.spec import WHOLE, LayerSpec, MlpSpec, MoeSpec, Share
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trtkit.config.schema import ModelConfig
+    from trtkit.models.spec import DecoderSpec
+
+SECTION = "parallel"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How many ranks share each layer (`tensor`), its experts (`expert`), and all layers (`pipeline`).
+
+    The ranks of a stage are neighbours: rank r is number r % stage_ranks of stage r // stage_ranks.
+    """
+
+    tensor: int = 1
+    expert: int = 1
+    pipeline: int = 1
+
+    @property
+    def stage_ranks(self) -> int:
+        """Ranks of one pipeline stage, among which all collectives are."""
+        return max(self.tensor, self.expert)
+
+    @property
+    def ranks(self) -> int:
+        """All ranks."""
+        return self.stage_ranks * self.pipeline
+
+    def stage(self, rank: int) -> Share:
+        """Return which pipeline stage a rank is in."""
+        return Share(rank // self.stage_ranks, self.pipeline)
+
+    def tensor_share(self, rank: int) -> Share:
+        """Return which share of heads, intermediate sizes and vocabulary a rank holds."""
+        return Share(rank % self.stage_ranks, self.tensor) if self.tensor > 1 else WHOLE
+
+    def expert_shares(self, rank: int) -> tuple[Share, Share]:
+        """Return which share of the experts a rank holds, and which share of each one's intermediate size."""
+        inner = self.stage_ranks // self.expert if self.tensor > 1 else 1
+        expert, within = divmod(rank % self.stage_ranks, inner)
+        return Share(expert, self.expert), Share(within, inner)
+
+
+SINGLE = Grid()
+
+
+def grid_of(config: ModelConfig) -> Grid:
+    """Return the grid that a config asks for."""
+    options = config.parallel
+    return SINGLE if options is None else Grid(options.tensor, options.expert, options.pipeline)
+
+
+def check_grid(spec: DecoderSpec, grid: Grid, where: str) -> None:
+    """Raise ConfigError with every way in which a model cannot be shared so."""
+    problems = list(_problems(spec, grid))
+    if problems:
+        raise ConfigError(f"the config does not fit {where}", problems)
+
+
+def rank_spec(spec: DecoderSpec, grid: Grid, rank: int) -> DecoderSpec:
+    """Return what one rank of a grid computes of a model."""
+    if grid == SINGLE:
+        return spec
+    stage = grid.stage(rank)
+    held = stage.of(len(spec.layers))
+    return replace(
+        spec,
+        layers=tuple(_layer(spec.layers[index], grid, rank) for index in held),
+        vocab_share=grid.tensor_share(rank),
+        stage=stage,
+        first_layer=held.start,
+    )
+
+
+def _layer(layer: LayerSpec, grid: Grid, rank: int) -> LayerSpec:
+    """Return a rank's share of a layer."""
+    tensor = grid.tensor_share(rank)
+    heads, kv_heads = layer.attention.num_attention_heads, layer.attention.num_key_value_heads
+    attention = replace(
+        layer.attention,
+        num_attention_heads=len(tensor.of(heads)),
+        num_key_value_heads=len(kv_heads_of(tensor, kv_heads)),
+        share=tensor,
+    )
+    feed_forward = layer.feed_forward
+    if isinstance(feed_forward, MlpSpec):
+        return LayerSpec(attention, _mlp(feed_forward, tensor))
+    experts, inner = grid.expert_shares(rank)
+    shared = None if feed_forward.shared is None else _mlp(feed_forward.shared, tensor)
+    return LayerSpec(
+        attention, replace(feed_forward, expert=_mlp(feed_forward.expert, inner), shared=shared, share=experts)
+    )
+
+
+def _mlp(mlp: MlpSpec, share: Share) -> MlpSpec:
+    return replace(mlp, intermediate_size=len(share.of(mlp.intermediate_size)), share=share)
+
+
+def kv_heads_of(share: Share, heads: int) -> range:
+    """Return the key/value heads of a share: some of its own, or one that other shares hold too."""
+    if share.count <= heads:
+        return share.of(heads)
+    head = share.index * heads // share.count
+    return range(head, head + 1)
+
+
+def _problems(spec: DecoderSpec, grid: Grid) -> Iterator[Problem]:
+    mixtures = [layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, MoeSpec)]
+    if grid.pipeline > len(spec.layers):
+        yield _problem(
+            "pipeline", grid.pipeline, f"the model has {len(spec.layers)} layers", range(1, len(spec.layers) + 1)
+        )
+    if grid.expert > 1 and not mixtures:
+        yield Problem("the model is not a mixture of experts", f"{SECTION}.expert", "remove it")
+    elif any(moe.num_experts % grid.expert for moe in mixtures):
+        counts = sorted({moe.num_experts for moe in mixtures})
+        what = f"must divide the number of experts, {' and '.join(map(str, counts))}"
+        yield _problem("expert", grid.expert, what, _divisors(counts))
+    if grid.tensor > 1:
+        yield from _tensor_problems(spec, grid, mixtures)
+
+
+def _tensor_problems(spec: DecoderSpec, grid: Grid, mixtures: list[MoeSpec]) -> Iterator[Problem]:
+    attentions = {(layer.attention.num_attention_heads, layer.attention.num_key_value_heads) for layer in spec.layers}
+    sizes = {layer.feed_forward.intermediate_size for layer in spec.layers if isinstance(layer.feed_forward, MlpSpec)}
+    sizes |= {moe.shared.intermediate_size for moe in mixtures if moe.shared is not None}
+
+    def fits(tensor: int) -> bool:
+        inner = max(1, tensor // grid.expert)
+        heads_fit = all(N % tensor == 0 and (K % tensor == 0 or tensor % K == 0) for N, K in attentions)
+        sizes_fit = all(size % tensor == 0 for size in sizes)
+        return heads_fit and sizes_fit and all(moe.expert.intermediate_size % inner == 0 for moe in mixtures)
+
+    if not fits(grid.tensor):
+        heads = ", ".join(f"{N} query and {K} key/value heads" for N, K in sorted(attentions))
+        inner = sorted(sizes | {moe.expert.intermediate_size for moe in mixtures})
+        what = f"does not divide {heads} and intermediate sizes of {', '.join(map(str, inner))}"
+        most = max(N for N, _ in attentions)
+        allowed = [count for count in range(1, most + 1) if count % grid.expert == 0 and fits(count)]
+        yield _problem("tensor", grid.tensor, what, allowed)
+    normed = (layer.attention for layer in spec.layers if layer.attention.qk_norm == "all")
+    if any(attention.norm is not None and attention.norm.kind != "rms" for attention in normed):
+        yield Problem("a layer norm over all heads cannot be shared by ranks", f"{SECTION}.tensor", "set it to 1")
+
+
+def _problem(key: str, value: int, what: str, allowed: range | list[int]) -> Problem:
+    choices = ", ".join(map(str, list(allowed)[:12])) or "1"
+    return Problem(f"{value}: {what}", f"{SECTION}.{key}", f"use one of {choices}")
+
+
+def _divisors(counts: list[int]) -> list[int]:
+    return [count for count in range(1, min(counts) + 1) if not any(each % count for each in counts)]

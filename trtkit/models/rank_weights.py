@@ -1,0 +1,184 @@
+"""One rank's weights, cut out of the whole model's as they are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trtkit.errors import ConfigError, Problem, SourceError
+from trtkit.models.parallel import SECTION, kv_heads_of
+from trtkit.models.spec import MlpSpec, MoeSpec
+from trtkit.models.weights import model_weights
+from trtkit.quantized_matrix import QuantizedMatrix
+
+if TYPE_CHECKING:
+    from trtkit.arrays import Array
+    from trtkit.models.spec import AttentionSpec, DecoderSpec, LayerSpec, Share
+
+
+class RankWeights(Mapping[str, Any]):
+    """One rank's weights by path, each cut out of the whole model's when asked for.
+
+    spec: of the whole model. own: what the rank computes. weights: the whole model's, by path.
+    """
+
+    def __init__(self, spec: DecoderSpec, own: DecoderSpec, weights: Mapping[str, Any]) -> None:
+        self._spec, self._weights = spec, weights
+        self._shapes = {weight.path: weight.shape for weight in model_weights(own)}
+        self._layers = dict(zip((number for number, _ in own.numbered_layers), own.layers, strict=True))
+        self._vocab = own.vocab_share
+
+    def __getitem__(self, path: str) -> Any:
+        """Return a weight. Raises ConfigError where a share would split what is quantized together."""
+        shape = self._shapes[path]
+        cut = self._cut(path)
+        array = self._weights[self._source_path(path)]
+        is_in_out = self._spec.is_in_out and len(shape) == 2 and path.startswith("layers.")
+        try:
+            part = cut.of(array, is_in_out=is_in_out)
+        except SourceError as error:
+            raise ConfigError(f"`{SECTION}.tensor` splits `{path}`", [Problem(error.what)], error.fix) from error
+        is_turned = is_in_out and isinstance(array, QuantizedMatrix)
+        assert tuple(part.shape) == (shape[::-1] if is_turned else shape), f"{path}: {part.shape} for {shape}"
+        return part
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def _source_path(self, path: str) -> str:
+        """Return a weight's path in the whole model, where heads that have names of their own are numbered on."""
+        matched = _LISTED_HEAD.match(path)
+        if matched is None:
+            return path
+        number, name, head, rest = matched.groups()
+        q_heads, kv_heads = self._heads(int(number))
+        first = (q_heads if name == "q_norm" else kv_heads).start
+        return f"layers.{number}.attention.{name}.heads.{first + int(head)}.{rest}"
+
+    def _heads(self, number: int) -> tuple[range, range]:
+        """Return a layer's query heads, and its key/value heads, that this rank holds."""
+        share, whole = self._layers[number].attention.share, self._spec.layers[number].attention
+        return share.of(whole.num_attention_heads), kv_heads_of(share, whole.num_key_value_heads)
+
+    def _cut(self, path: str) -> _Cut:
+        """Return which rows and columns of a weight of the whole model this rank holds."""
+        matched = _LAYER.match(path)
+        if matched is None:
+            is_by_vocabulary = path.startswith(("embedding.", "lm_head."))
+            return _Cut(rows=_vocab_rows(self._vocab, self._spec.vocab_size)) if is_by_vocabulary else _Cut()
+        number, part, name = int(matched[1]), matched[2], matched[3]
+        own, whole = self._layers[number], self._spec.layers[number]
+        if part != "attention":
+            return _feed_forward_cut(own, whole, f"{part}.{name}")
+        if own.attention.share.count == 1:
+            return _Cut()
+        return _attention_cut(whole.attention, *self._heads(number), name)
+
+
+@dataclass(frozen=True, eq=False)
+class _Cut:
+    """Outputs (rows) and inputs (columns) that a share of a weight has; None for all."""
+
+    rows: Array | None = None
+    columns: range | None = None
+
+    def of(self, array: Any, *, is_in_out: bool) -> Any:
+        """Return the share of an array [out, in], or [in, out], or [out]. Raises SourceError if it splits a block."""
+        rows = None if self.rows is None else _as_slice(self.rows)
+        if isinstance(array, QuantizedMatrix):
+            part = array if rows is None else array.rows(rows)
+            return part if self.columns is None else part.column_range(self.columns)
+        columns = None if self.columns is None else slice(self.columns.start, self.columns.stop)
+        if rows is not None:
+            array = array[:, rows] if is_in_out else array[rows]
+        if columns is not None:
+            array = array[columns] if is_in_out else array[:, columns]
+        return array
+
+
+def _attention_cut(whole: AttentionSpec, q_heads: range, kv_heads: range, name: str) -> _Cut:
+    """Return the cut of a weight of attention. name: such as `q.weight`."""
+    module, size = name.partition(".")[0], whole.head_dim
+    if module == "o":
+        return _Cut() if name.endswith(".bias") else _Cut(columns=_span(q_heads, size))
+    if module == "qkv":
+        return _Cut(rows=_fused_rows(whole, q_heads, kv_heads))
+    heads = kv_heads if module in ("k", "v", "k_norm") else q_heads
+    is_norm = module.endswith("_norm")
+    if module == "sinks" or (is_norm and whole.qk_norm == "each_head"):
+        return _Cut(rows=np.asarray(heads))
+    return _Cut() if is_norm and whole.qk_norm != "all" else _Cut(rows=_rows(heads, size))
+
+
+def _feed_forward_cut(own: LayerSpec, whole: LayerSpec, name: str) -> _Cut:
+    """Return the cut of a weight of a feed-forward block. name: such as `mlp.gate.weight` or `moe.router.weight`."""
+    part, mixture = own.feed_forward, whole.feed_forward
+    if isinstance(part, MlpSpec) and isinstance(mixture, MlpSpec):
+        return _mlp_cut(part.share, mixture.intermediate_size, name)
+    assert isinstance(part, MoeSpec)
+    assert isinstance(mixture, MoeSpec)
+    if name.startswith("moe.experts."):
+        return _mlp_cut(part.expert.share, mixture.expert.intermediate_size, name)
+    if name.startswith("moe.shared.") and part.shared is not None and mixture.shared is not None:
+        return _mlp_cut(part.shared.share, mixture.shared.intermediate_size, name)
+    return _Cut()  # routers are whole
+
+
+def _mlp_cut(share: Share, size: int, name: str) -> _Cut:
+    """Return the cut of a matrix or bias of an MLP. name: ends with `gate.weight`, `down.bias` and the like."""
+    if share.count == 1:
+        return _Cut()
+    module, kind = name.split(".")[-2:]
+    own = share.of(size)
+    if module == "down":
+        return _Cut() if kind == "bias" else _Cut(columns=own)
+    rows = np.asarray(own)
+    return _Cut(rows=np.concatenate([rows, rows + size]) if module == "gate_up" else rows)
+
+
+def _fused_rows(whole: AttentionSpec, q_heads: range, kv_heads: range) -> Array:
+    """Return the rows of fused query, key and value projections."""
+    N, K, H = whole.num_attention_heads, whole.num_key_value_heads, whole.head_dim
+    if whole.qkv == "concatenated":
+        keys = range(N + kv_heads.start, N + kv_heads.stop)
+        values = range(N + K + kv_heads.start, N + K + kv_heads.stop)
+        return np.concatenate([_rows(heads, H) for heads in (q_heads, keys, values)])
+    group = N // K  # each key/value head follows its query heads
+    rows = []
+    for head in kv_heads:
+        first = head * (group + 2)
+        rows += [_rows(range(first + q % group, first + q % group + 1), H) for q in q_heads if q // group == head]
+        rows.append(_rows(range(first + group, first + group + 2), H))
+    return np.concatenate(rows)
+
+
+def _vocab_rows(share: Share, size: int) -> Array:
+    """Return a share's rows of a table of `size`: equally many for all, the last row again where there are too few."""
+    count = -(-size // share.count)
+    return np.minimum(np.arange(share.index * count, (share.index + 1) * count), size - 1)
+
+
+def _span(items: range, size: int) -> range:
+    """Return the elements of neighbouring items of `size` elements."""
+    return range(items.start * size, items.stop * size)
+
+
+def _rows(items: range, size: int) -> Array:
+    return np.asarray(_span(items, size))
+
+
+def _as_slice(rows: Array) -> Array | slice:
+    """Return neighbouring rows as a slice, which takes no copy."""
+    first = int(rows[0])
+    return slice(first, first + len(rows)) if np.array_equal(rows, np.arange(first, first + len(rows))) else rows
+
+
+_LAYER = re.compile(r"layers\.(\d+)\.(attention|mlp|moe)\.(.+)$")
+_LISTED_HEAD = re.compile(r"layers\.(\d+)\.attention\.([qk]_norm)\.heads\.(\d+)\.(\w+)$")

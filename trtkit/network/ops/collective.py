@@ -1,0 +1,42 @@
+"""Collectives among the ranks of a pipeline stage: TensorRT's DistCollective layers, which NCCL carries out.
+
+TensorRT gives back none of a collective's parameters, so that each layer's metadata holds them as JSON. A layer's ranks
+must be set before its output is asked for.
+Source: `INetworkDefinition::addDistCollective` in NvInfer.h.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from trtkit.network.ops.shape import reshape, transpose, unsqueeze
+
+if TYPE_CHECKING:
+    from trtkit.network.graph import Tensor
+
+
+def all_reduce(x: Tensor, ranks: int) -> Tensor:
+    """Return the sum of every rank's x; x itself if there is one rank."""
+    return x if ranks == 1 else _collective(x, "ALL_REDUCE", "SUM", ranks)
+
+
+def all_gather_last(x: Tensor, ranks: int) -> Tensor:
+    """Join every rank's x [..., n] along the last axis: [..., ranks * n], in the order of ranks."""
+    if ranks == 1:
+        return x
+    with x.graph.scope("all_gather"):
+        parts = _collective(unsqueeze(x, 0), "ALL_GATHER", "NONE", ranks)  # [ranks, ..., n]
+        joined = transpose(parts, (*range(1, x.rank), 0, x.rank))
+        return reshape(joined, (*[0] * (x.rank - 1), ranks * x.shape[-1]))
+
+
+def _collective(x: Tensor, operation: str, reduction: str, ranks: int) -> Tensor:
+    graph, trt = x.graph, x.graph.backend.trt
+    kinds = getattr(trt.CollectiveOperation, operation), getattr(trt.ReduceOperation, reduction)
+    layer = graph.network.add_dist_collective(x.trt, *kinds, -1, None)
+    if layer is not None:
+        layer.num_ranks = ranks
+        stated = {"operation": operation, "reduce_op": reduction, "root": -1, "ranks": ranks}
+        layer.metadata = json.dumps({"collective": stated})
+    return graph.add(layer, operation.lower())
