@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trtkit.arrays import Array
 from trtkit.errors import ConfigError, Problem, SourceError
 from trtkit.models.parallel import SECTION, kv_heads_of
 from trtkit.models.spec import MlpSpec, MoeSpec
@@ -16,23 +17,25 @@ from trtkit.models.weights import model_weights
 from trtkit.quantized_matrix import QuantizedMatrix
 
 if TYPE_CHECKING:
-    from trtkit.arrays import Array
     from trtkit.models.spec import AttentionSpec, DecoderSpec, LayerSpec, Share
 
 
-class RankWeights(Mapping[str, Any]):
+Weight = Array | QuantizedMatrix
+
+
+class RankWeights(Mapping[str, Weight]):
     """One rank's weights by path, each cut out of the whole model's when asked for.
 
     spec: of the whole model. own: what the rank computes. weights: the whole model's, by path.
     """
 
-    def __init__(self, spec: DecoderSpec, own: DecoderSpec, weights: Mapping[str, Any]) -> None:
+    def __init__(self, spec: DecoderSpec, own: DecoderSpec, weights: Mapping[str, Weight]) -> None:
         self._spec, self._weights = spec, weights
         self._shapes = {weight.path: weight.shape for weight in model_weights(own)}
         self._layers = dict(zip((number for number, _ in own.numbered_layers), own.layers, strict=True))
         self._vocab = own.vocab_share
 
-    def __getitem__(self, path: str) -> Any:
+    def __getitem__(self, path: str) -> Weight:
         """Return a weight. Raises ConfigError where a share would split what is quantized together."""
         shape = self._shapes[path]
         cut = self._cut(path)
@@ -89,7 +92,7 @@ class _Cut:
     rows: Array | None = None
     columns: range | None = None
 
-    def of(self, array: Any, *, is_in_out: bool) -> Any:
+    def of(self, array: Weight, *, is_in_out: bool) -> Weight:
         """Return the share of an array [out, in], or [in, out], or [out]. Raises SourceError if it splits a block."""
         rows = None if self.rows is None else _as_slice(self.rows)
         if isinstance(array, QuantizedMatrix):
