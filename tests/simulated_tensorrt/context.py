@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from tests.simulated_tensorrt.runtime import SimulatedEngine
     from tests.simulated_tensorrt.runtime_config import RuntimeConfig
+    from trtkit.reference import Rank
 
     Shape = tuple[int, ...]
 
@@ -62,7 +63,7 @@ class SimulatedContext:
         self._shapes: dict[str, Shape] = {}
         self._addresses: dict[str, int] = {}
         self._allocators: dict[str, Any] = {}
-        self._communicator: object = None
+        self.communicator: Rank | None = None
         self._outputs: dict[tuple[tuple[str, Shape], ...], dict[str, Shape]] = {}
 
     def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
@@ -106,10 +107,16 @@ class SimulatedContext:
         return True
 
     def set_communicator(self, communicator: object) -> bool:
-        """Take the communicator of the ranks, once."""
-        if self._communicator is not None:
+        """Take the communicator of the ranks, once; wait for the others to do the same."""
+        if self.communicator is not None:
             return self._refuse("setCommunicator: existing communicator must be null")
-        self._communicator = communicator
+        ranks = self.engine.device.communicators.get(_pointer(communicator))
+        if ranks is None:
+            return self._refuse("setCommunicator: not a capsule of a communicator")
+        if ranks.count != self.engine.network.ranks:
+            return self._refuse(f"setCommunicator: {ranks.count} ranks; the engine has {self.engine.network.ranks}")
+        ranks.exchange(f"communicator of context {self.engine.contexts.index(self)}", torch.zeros(1))
+        self.communicator = ranks
         return True
 
     def get_tensor_shape(self, name: str) -> Shape:
@@ -146,6 +153,9 @@ class SimulatedContext:
         """Read the inputs, compute, and write the outputs."""
         self._check_memory(launch)
         engine = self.engine
+        if engine.ranks.count > 1 and self.communicator not in engine.device.communicators.values():
+            raise SimulatedError("the communicator was given back before the context")
+        engine.ranks.communicator = self.communicator
         inputs = {name: self._view(name, launch) for name in engine.inputs}
         layers = None if self.profiler is None else self._report_layer
         outputs = engine.executor.run(inputs, on_layer=layers)
@@ -179,7 +189,15 @@ class SimulatedContext:
                 return f"`{name}` is written to the memory of `{cache}`, but has another address"
         if engine.device.capturing is not None and not self.is_stream_capturable(handle):
             return "the engine cannot be captured: its shapes follow from data"
-        return self._conflict(handle)
+        return self._fault_of_ranks() or self._conflict(handle)
+
+    def _fault_of_ranks(self) -> str:
+        """Say why the engine's collectives cannot run; empty if they can, or if it has none."""
+        count = self.engine.network.ranks
+        if count > 1 and self.communicator is None:
+            return f"the engine has collectives of {count} ranks and no communicator is set"
+        is_captured = count > 1 and self.engine.device.capturing is not None
+        return "collectives in a graph: a rank that does not capture hangs the others" if is_captured else ""
 
     def _conflict(self, handle: int) -> str:
         """Say which work of another stream, that nobody has waited for, uses the same memory or the same profile."""
@@ -255,6 +273,16 @@ class SimulatedContext:
                 tensors = map(definition.get_output, range(definition.num_outputs))
                 self._outputs[key] = {tensor.name: tuple(tensor.shape) for tensor in tensors}
         return self._outputs[key]
+
+
+def _pointer(communicator: object) -> int:
+    """Return what a capsule holds; 0 for anything else."""
+    read = ctypes.pythonapi.PyCapsule_GetPointer
+    read.restype, read.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    try:
+        return read(communicator, b"ncclComm_t") or 0
+    except ValueError:
+        return 0
 
 
 def _overlap(ours: list[tuple[str, int, int]], theirs: list[tuple[str, int, int]]) -> str:

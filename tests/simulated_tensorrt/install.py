@@ -38,5 +38,5 @@ def simulate(replace: Replace) -> Simulated:
     """
     trt, simulated = load_backend("tensorrt_rtx").trt, Simulated()
     replace(trt, "Runtime", partial(simulated.runtime, trt))
-    replace(devices, "find_device", lambda: simulated.device)
+    replace(devices, "find_device", lambda _index=None: simulated.device)
     return simulated

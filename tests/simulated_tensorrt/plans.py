@@ -21,34 +21,42 @@ if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.bundle.bundle import Bundle
     from trtkit.network.profile import ResolvedProfile
+    from trtkit.reference import Rank
 
 
 @dataclass(frozen=True, eq=False)
 class PlannedNetwork:
-    """A plan's network. profiles: of its own inputs. owner: what must live as long as it."""
+    """A plan's network. profiles: of its own inputs. owner: what must live as long as it.
+
+    ranks: how many share it, each with a plan of its own.
+    """
 
     backend: Backend
     definition: Any
     constants: Mapping[str, Any]
     profiles: tuple[ResolvedProfile, ...]
     owner: object
+    ranks: int = 1
 
-    def executor(self) -> Executor:
-        """Return what computes it, caches in place as engines update them."""
-        return Executor(self.backend, self.definition, Options(constants=self.constants, in_place_caches=True))
+    def executor(self, ranks: Rank) -> Executor:
+        """Return what computes it, caches in place as engines update them. ranks: for its collectives."""
+        options = Options(constants=self.constants, in_place_caches=True, ranks=ranks if self.ranks > 1 else None)
+        return Executor(self.backend, self.definition, options)
 
 
 class Plans:
     """The networks of bundles' plans, opened when they are needed."""
 
     def __init__(self) -> None:
-        self._bundles: dict[str, tuple[Bundle, int]] = {}
+        self._bundles: dict[str, tuple[Bundle, int, int]] = {}
         self._networks: dict[str, PlannedNetwork] = {}
 
     def add(self, bundle: Bundle, in_place_of: Bundle | None = None) -> None:
         """Know the plans of a bundle; those of another one, of as many stages, compute what its own do."""
-        for index, stage in enumerate((in_place_of or bundle).manifest.stages):
-            self._bundles[_digest(((in_place_of or bundle).path / stage.engine).read_bytes())] = bundle, index
+        loaded = in_place_of or bundle
+        for index, stage in enumerate(loaded.manifest.stages):
+            for rank, engine in enumerate([each.engine for each in stage.ranks] or [stage.engine]):
+                self._bundles[_digest((loaded.path / engine).read_bytes())] = bundle, index, rank
 
     def add_network(self, plan: bytes, network: PlannedNetwork) -> None:
         """Know a plan of no bundle."""
@@ -65,13 +73,15 @@ def _digest(plan: bytes) -> str:
     return hashlib.sha256(plan).hexdigest()
 
 
-def _network(bundle: Bundle, index: int) -> PlannedNetwork:
+def _network(bundle: Bundle, index: int, rank: int) -> PlannedNetwork:
     manifest = bundle.manifest
     backend, profiles = load_backend(manifest.backend.name), manifest.stages[index].profiles
     if manifest.interface == "tokens":
         if index == len(manifest.stages) - 1:
-            written = bundle_network(bundle)
-            return PlannedNetwork(backend, written.graph.network, written.graph.constants, profiles, written)
+            written, stage = bundle_network(bundle, rank), manifest.stages[index]
+            profiles = stage.ranks[rank].profiles if stage.ranks else profiles
+            ranks = manifest.grid.stage_ranks
+            return PlannedNetwork(backend, written.graph.network, written.graph.constants, profiles, written, ranks)
         onnx = bundle.onnx_path(manifest.stages[index].name)
         parsed = parse_onnx(backend, onnx, "ERROR")
         return PlannedNetwork(backend, parsed.definition, constants_from_onnx(onnx), profiles, parsed)

@@ -8,7 +8,10 @@ from tests.simulated_tensorrt.context import SimulatedContext
 from tests.simulated_tensorrt.runtime_config import RuntimeConfig
 
 if TYPE_CHECKING:
+    import torch
+
     from tests.simulated_tensorrt.plans import PlannedNetwork, Plans
+    from trtkit.reference import Rank
     from trtkit.runtime.device import HostDevice
 
 
@@ -54,6 +57,28 @@ class SimulatedRuntime:
         return self.engines[-1]
 
 
+class ContextRanks:
+    """A Rank whose exchanges are those of the context that computes. count: how many ranks the engine was built for."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.communicator: Rank | None = None
+
+    @property
+    def rank(self) -> int:
+        """Which rank the context's communicator has."""
+        assert self.communicator is not None
+        return self.communicator.rank
+
+    def exchange(self, key: str, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Exchange through the context's communicator."""
+        assert self.communicator is not None
+        return self.communicator.exchange(key, tensor)
+
+    def leave(self) -> None:
+        """Do nothing."""
+
+
 class SimulatedEngine:
     """An ICudaEngine: its network, its tensors, and the contexts that use it."""
 
@@ -64,7 +89,8 @@ class SimulatedEngine:
         self.outputs = {tensor.name: tensor for tensor in map(definition.get_output, range(definition.num_outputs))}
         self.tensors = {**self.inputs, **self.outputs}
         self._aliases: dict[str, str] = dict(_cache_updates(network))
-        self.executor = network.executor()
+        self.ranks = ContextRanks(network.ranks)
+        self.executor = network.executor(self.ranks)
         self.contexts: list[SimulatedContext] = []
         self.compiled: list[tuple[int, tuple[tuple[int, ...], ...]]] = []
 

@@ -31,7 +31,7 @@ def main(function: str, request: str, events: int, context: Context) -> None:
     data = json.loads(sys.stdin.readline())
     wait_briefly()
     gc.set_threshold(*_GC_THRESHOLDS)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
 
     def send(event: dict[str, Any]) -> None:
         os.write(events, json.dumps(event).encode() + b"\n")
@@ -53,7 +53,7 @@ def answer(function: str, request: str, data: Any, context: Context) -> dict[str
         return {"event": "error", **error_to_json(fault)}
 
 
-def _exit_with_parent() -> None:
+def exit_with_parent() -> None:
     """Wait for the end of stdin, which comes when the parent is gone, then leave at once.
 
     Reads the descriptor itself: a thread inside `sys.stdin` holds a lock that Python waits for at exit, then aborts.

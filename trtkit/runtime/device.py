@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
-from trtkit.errors import ExecutionError
+from trtkit.errors import ExecutionError, RankError
+from trtkit.runtime.communicator import HostCommunicator, NcclCommunicator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trtkit.arrays import Array
+    from trtkit.reference import Rank
+    from trtkit.runtime.communicator import Communicator
 
 ALIGNMENT = 256
 """What TensorRT asks of every address, in bytes. Source: `IExecutionContext::setTensorAddress`, NvInferRuntime.h."""
@@ -77,10 +80,25 @@ class Device(Protocol):
         """Return a new stream."""
         ...
 
+    def connect(self, ranks: Rank) -> Communicator:
+        """Return what connects it with the devices of the other ranks, all of which call this at once."""
+        ...
 
-def find_device() -> Device | None:
-    """Return the GPU that engines run on here, None if there is none."""
-    return CudaDevice() if torch.cuda.is_available() else None
+
+def find_device(index: int | None = None) -> Device | None:
+    """Return the GPU that engines run on here: number `index`, or the current one. None if there is none.
+
+    Raises RankError for a rank that has no GPU on a machine that has some.
+    """
+    if not torch.cuda.is_available():
+        return None
+    if index is not None:
+        count = torch.cuda.device_count()
+        if index >= count:
+            fix = "use a machine with a GPU for each rank, several machines by torchrun, or `--runtime reference`"
+            raise RankError(f"the rank needs GPU {index}; this machine has {count}", "ranks", fix)
+        use_device(index)
+    return CudaDevice()
 
 
 def to_device(array: Array, device: torch.device) -> torch.Tensor:
@@ -119,6 +137,10 @@ class CudaDevice:
     def stream(self) -> Stream:
         """Return a new stream."""
         return CudaStream()
+
+    def connect(self, ranks: Rank) -> Communicator:
+        """Return a communicator of NCCL's."""
+        return NcclCommunicator(ranks)
 
 
 class CudaStream:
@@ -177,13 +199,14 @@ class CudaGraph:
 class HostDevice:
     """Host memory with a GPU's rules: aligned, filled with NaN until written, work that waits until it is waited for.
 
-    streams: by handle, as TensorRT names them.
+    streams: by handle, as TensorRT names them. communicators: the ranks that a communicator's pointer stands for.
     """
 
     def __init__(self) -> None:
         self.name = "host memory"
         self.memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self.streams: dict[int, HostStream] = {}
+        self.communicators: dict[int, Rank] = {}
         self.capturing: HostGraph | None = None
         self._sizes: dict[int, int] = {}
 
@@ -192,6 +215,10 @@ class HostDevice:
         stream = HostStream(self, len(self.streams) + 1)
         self.streams[stream.handle] = stream
         return stream
+
+    def connect(self, ranks: Rank) -> HostCommunicator:
+        """Return a communicator that stands for the ranks themselves."""
+        return HostCommunicator(self.communicators, ranks)
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return aligned memory whose bytes are 255: NaN, or an integer that is nobody's token. Not in a capture."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trtkit.backends import Backend
+    from trtkit.runtime.communicator import Communicator
     from trtkit.runtime.device import Stream
 
     Shape = tuple[int, ...]
@@ -133,6 +134,10 @@ class Context:
     def set_output_allocator(self, name: str, allocator: Any) -> None:
         """Let an output whose size follows from the data be allocated while the engine runs."""
         self._check(self._context.set_output_allocator(name, allocator), f"the allocator of `{name}`")
+
+    def set_communicator(self, communicator: Communicator) -> None:
+        """Connect it with the contexts of the other ranks; returns once all of them have called this."""
+        self._check(self._context.set_communicator(communicator.handle), "the communicator of the ranks")
 
     def shape(self, name: str) -> Shape:
         """Return a tensor's shape at the inputs' shapes, -1 where it follows from the data."""

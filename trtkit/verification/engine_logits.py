@@ -8,7 +8,8 @@ from trtkit.engine.decoders import llm_options
 from trtkit.jobs.events import Phase
 from trtkit.runtime import device as devices
 from trtkit.runtime.decoder import ReferenceDecoder
-from trtkit.runtime.decoder.engine import DecoderPlan, EngineDecoder
+from trtkit.runtime.decoder.engine import EngineDecoder
+from trtkit.runtime.decoder.plan import DecoderPlan
 from trtkit.verification.compare import worst
 from trtkit.verification.logits import compare_rows
 from trtkit.verification.report import EngineOutputs

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,6 +11,7 @@ from tests.gpu.networks import build_plan, relative_rms
 from trtkit.dtypes import FP32
 from trtkit.network.graph import Graph
 from trtkit.network.trt_errors import error_recorder
+from trtkit.reference import Group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,9 +24,10 @@ SIZE = 64
 
 def ask(place: Place) -> Iterator[Answer]:
     """Set a communicator of one rank, once and again, and run."""
-    communicator = object() if place.is_simulated else _communicator()
+    communicator = place.device.connect(Group(1).member(0))
     for has_product in (False, True):
-        yield from _all_reduce(place, communicator, has_product)
+        yield from _all_reduce(place, communicator.handle, has_product)
+    communicator.close()
 
 
 def _all_reduce(place: Place, communicator: object, has_product: bool) -> Iterator[Answer]:
@@ -66,14 +67,3 @@ def _network(place: Place, w: torch.Tensor | None) -> Graph:
     layer.metadata = json.dumps({"collective": {"operation": "ALL_REDUCE", "reduce_op": "SUM"}})
     graph.output(graph.add(layer, "all_reduce"), "y")
     return graph
-
-
-def _communicator() -> Any:
-    """Return an NCCL communicator of one rank, in a capsule."""
-    nccl = ctypes.CDLL("libnccl.so.2")  # torch has loaded it
-    communicator, device = ctypes.c_void_p(), (ctypes.c_int * 1)(0)
-    if nccl.ncclCommInitAll(ctypes.byref(communicator), 1, device):
-        raise RuntimeError("ncclCommInitAll failed")
-    capsule = ctypes.pythonapi.PyCapsule_New
-    capsule.restype, capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    return capsule(communicator, None, None)

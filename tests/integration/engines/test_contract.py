@@ -16,6 +16,7 @@ from trtkit.engine.build import build_bundle
 from trtkit.errors import BackendError, ExecutionError
 from trtkit.jobs.runner import new_runner
 from trtkit.network.trt_errors import error_recorder
+from trtkit.reference import Group
 from trtkit.runtime.loaded_engine import LoadedEngine
 
 if TYPE_CHECKING:
@@ -186,9 +187,12 @@ def test_a_communicator_is_set_once(gpu: Simulated, engine: LoadedEngine) -> Non
     engine.context(0)
     context = gpu.runtimes[-1].engines[-1].contexts[-1]
     context.error_recorder = recorder = error_recorder(BACKEND)
-    assert context.set_communicator(object())
     assert not context.set_communicator(object())
-    assert recorder.texts == ["setCommunicator: existing communicator must be null"]
+    communicator = gpu.device.connect(Group(1).member(0))
+    assert context.set_communicator(communicator.handle)
+    assert not context.set_communicator(communicator.handle)
+    refusals = ["not a capsule of a communicator", "existing communicator must be null"]
+    assert recorder.texts == [f"setCommunicator: {each}" for each in refusals]
 
 
 def test_kernels_are_compiled_once_for_a_gpu(

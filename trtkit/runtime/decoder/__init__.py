@@ -3,9 +3,10 @@
 from trtkit.runtime.decoder.call import Call, DecoderExecution
 from trtkit.runtime.decoder.kv_cache import KvCache
 from trtkit.runtime.decoder.network import DecoderNetwork, bundle_network, config_network, decoder_network
-from trtkit.runtime.decoder.open import Runtime, engine_device, open_execution
+from trtkit.runtime.decoder.open import open_execution
 from trtkit.runtime.decoder.reference import ReferenceDecoder
 from trtkit.runtime.decoder.saved import CacheForm, SavedSequence
+from trtkit.runtime.decoder.single import Runtime, engine_device
 
 __all__ = [
     "CacheForm",

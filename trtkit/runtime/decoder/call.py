@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
     import torch
 
+    from trtkit.network.input_spec import InputSpec
     from trtkit.runtime.decoder.kv_cache import KvCache
+    from trtkit.runtime.decoder.saved import CacheForm, SavedSequence
     from trtkit.runtime.sequences import Ints
     from trtkit.runtime.soft_tokens import SoftTokens
 
@@ -26,7 +28,8 @@ class Call:
 
     ids: [R, S]; -1, in a row of one token, is the one that the slot drew last, which the host does not know yet.
     starts: [R], tokens that each slot's cache holds already. counts: [R], how many of a row's ids are tokens; the rest
-    is padding, and a row of none is idle. soft: vectors in the prompts, by slot.
+    is padding, and a row of none is idle. soft: vectors in the prompts, by slot. hidden: [R, S, D], what the pipeline
+    stage before made of the tokens; None on the first stage.
     """
 
     first_slot: int
@@ -34,6 +37,7 @@ class Call:
     starts: Ints
     counts: Ints
     soft: Mapping[int, SoftTokens] = field(default_factory=dict)
+    hidden: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check what would write into a neighbour's memory."""
@@ -99,16 +103,49 @@ class Draw(Protocol):
         ...
 
 
+class SequenceCache(Protocol):
+    """What is done with cached sequences between calls. model: digest of the model that computes them."""
+
+    model: str
+
+    def copy(self, source: int, target: int, tokens: slice) -> None:
+        """Copy cached tokens of slot `source` to slot `target`."""
+        ...
+
+    def share(self, source: int, target: int, count: int) -> None:
+        """Let `target` begin with the first `count` tokens of `source`."""
+        ...
+
+    def form(self, tokens: int) -> CacheForm:
+        """Return what a saved sequence of `tokens` tokens is."""
+        ...
+
+    def save(self, slot: int, count: int) -> SavedSequence:
+        """Return the first `count` tokens of a slot, copied to the host."""
+        ...
+
+    def load(self, slot: int, saved: SavedSequence) -> None:
+        """Begin a slot with a saved sequence. Raises ExecutionError for what `check` refuses."""
+        ...
+
+    def check(self, saved: SavedSequence) -> None:
+        """Raise ExecutionError for a sequence of another model or other caches, of too many tokens or too few bytes."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back."""
+        ...
+
+
 class DecoderExecution(Protocol):
     """A decoder's network with KV caches of `slots` sequences.
 
-    cache: their memory. max_length: T, tokens a slot holds. max_prefill_length: the most new tokens of one row in one
+    max_length: T, tokens a slot holds. max_prefill_length: the most new tokens of one row in one
     call. is_asynchronous: `forward` returns before it has computed. takes_ids: the network itself reads token ids, so
     the host need not know them. tokens: [slots] int64, where it computes: what each slot drew last, for ids of -1.
     description: what computes, for people.
     """
 
-    cache: KvCache
     tokens: torch.Tensor
     slots: int
     max_length: int
@@ -118,6 +155,11 @@ class DecoderExecution(Protocol):
     is_asynchronous: bool
     takes_ids: bool
     description: str
+
+    @property
+    def cache(self) -> SequenceCache:
+        """The memory of the caches."""
+        ...
 
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens; return fp32 logits [R, V] of each row's last token, or [R, S, V] of all.
@@ -137,4 +179,22 @@ class DecoderExecution(Protocol):
 
     def close(self) -> None:
         """Give the memory back."""
+        ...
+
+
+class StageExecution(DecoderExecution, Protocol):
+    """A DecoderExecution of one rank. Unless it is the last stage of a pipeline, it gives hidden states [R, S, D].
+
+    hidden: the input that takes those of the stage before; None on the first stage.
+    """
+
+    hidden: InputSpec | None
+
+    @property
+    def cache(self) -> KvCache:
+        """The memory of this rank's caches."""
+        ...
+
+    def abort(self) -> None:
+        """Let go of collectives that wait for a rank that is gone; from any thread."""
         ...

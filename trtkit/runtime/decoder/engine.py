@@ -10,49 +10,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from trtkit.dtypes import DTYPES
-from trtkit.engine.decoders import llm_options
-from trtkit.engine.stages import plan_files
-from trtkit.errors import GenerationError
-from trtkit.runtime.decoder.embeddings import bundle_embeddings
+from trtkit.network.decoder import HIDDEN_STATES, NEXT_HIDDEN_STATES
 from trtkit.runtime.decoder.kv_cache import KvCache
-from trtkit.runtime.device import ALIGNMENT
+from trtkit.runtime.decoder.plan import check_alignment, dtype_of
 from trtkit.runtime.loaded_engine import LoadedEngine
 from trtkit.runtime.runtime_cache import cache_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from trtkit.backends import Backend
-    from trtkit.bundle.bundle import Bundle
-    from trtkit.config.schema import LlmOptions
-    from trtkit.engine.stages import PlanFile
     from trtkit.network.input_spec import InputSpec, Role
+    from trtkit.runtime.communicator import Communicator
     from trtkit.runtime.decoder.call import Call, Draw
-    from trtkit.runtime.decoder.embeddings import TokenEmbeddings
+    from trtkit.runtime.decoder.plan import DecoderPlan
     from trtkit.runtime.device import Device, Graph
     from trtkit.runtime.loaded_engine import Context
 
 _PREFILL, _DECODE = 0, 1  # the engine's profiles, in the order that `decoder_profiles` gives them
 _MOST_GRAPHS = 64  # each holds some MiB on the GPU; the oldest goes
-
-
-@dataclass(frozen=True, eq=False)
-class DecoderPlan:
-    """A decoder's engine, and what its network says of it. where: names it in errors."""
-
-    file: PlanFile
-    inputs: Sequence[InputSpec]
-    options: LlmOptions
-    embeddings: TokenEmbeddings | None
-    where: str
-
-    @classmethod
-    def of(cls, bundle: Bundle) -> DecoderPlan:
-        """Return that of a language model's bundle."""
-        inputs = [record.spec for record in bundle.manifest.stages[-1].inputs]
-        options = llm_options(bundle.manifest.config)
-        return cls(plan_files(bundle)[-1], inputs, options, bundle_embeddings(bundle.path), str(bundle.path))
 
 
 @dataclass(frozen=True)
@@ -75,7 +51,7 @@ class _Step:
 
 
 class EngineDecoder:
-    """A DecoderExecution on a device. has_cuda_graphs: whether decode steps are captured and replayed.
+    """A StageExecution on a device. has_cuda_graphs: whether decode steps are captured and replayed.
 
     Raises BackendError if TensorRT does not load the plan there, GenerationError if a slot's cache does not begin at
     an address that TensorRT takes.
@@ -85,19 +61,23 @@ class EngineDecoder:
         self, backend: Backend, plan: DecoderPlan, slots: int, device: Device, *, has_cuda_graphs: bool = True
     ) -> None:
         options, specs, cache = plan.options, plan.inputs, cache_file(plan.file.sha256)
-        _check_alignment(plan, slots)
+        check_alignment(plan, slots)
         self._stream = device.stream()
         self._engine = LoadedEngine(backend, plan.file.path, self._stream, cache, is_captured=has_cuda_graphs)
         self.slots, self.max_length = slots, options.max_sequence_length
-        self.max_prefill_length, self.has_all_logits = options.max_prefill_length, options.logits == "all"
+        self.max_prefill_length = options.max_prefill_length
+        self.hidden = next((spec for spec in specs if spec.name == HIDDEN_STATES), None)
+        self._output = self._engine.outputs["logits" if "logits" in self._engine.outputs else NEXT_HIDDEN_STATES]
+        self.has_all_logits = options.logits == "all" or self._output.name == NEXT_HIDDEN_STATES
         self._embeddings = plan.embeddings
         self.is_asynchronous, self.takes_ids = True, self._embeddings is None
-        self.vocab_size = self._engine.outputs["logits"].shape[-1]
-        self.cache = KvCache(specs, slots, _dtype, self._stream)
+        self.vocab_size = self._output.shape[-1]
+        self.cache = KvCache(specs, slots, dtype_of, self._stream)
         self._specs = [spec for spec in specs if spec.feeder != "cache"]
         self.tokens = self._stream.empty((slots,), torch.int64)
         self._graphs: dict[_Step, Graph | None] = {}
         self._has_cuda_graphs = has_cuda_graphs
+        self._communicator: Communicator | None = None
         self._room = 0
         self._reserve(slots)
         self.description = f"{backend.name} {backend.version} on {device.name}"
@@ -134,12 +114,26 @@ class EngineDecoder:
         self._copy_inputs(call)
         return self._context(size).layer_seconds(partial(self._launch, self._step(call)))
 
+    def connect(self, communicator: Communicator) -> None:
+        """Let the engine's collectives reach the other ranks: its contexts in an order that is the same on all."""
+        self._communicator = communicator
+        for profile in (_PREFILL, _DECODE):
+            self._engine.context(profile).set_communicator(communicator)
+
+    def abort(self) -> None:
+        """Let go of collectives that wait for a rank that is gone; from any thread."""
+        if self._communicator is not None:
+            self._communicator.abort()
+
     def close(self) -> None:
         """Keep what was compiled for this GPU for the next start, and give the memory back."""
-        self._stream.synchronize()
+        if self._communicator is None:  # the work of ranks may wait for one that is gone
+            self._stream.synchronize()
         self._graphs.clear()
         self._engine.close()
         self.cache.close()
+        if self._communicator is not None:
+            self._communicator.close()
 
     def _context(self, size: int) -> Context:
         """Return the context of the profile for `size` new tokens a row."""
@@ -155,14 +149,14 @@ class EngineDecoder:
         if "key_positions" in self._inputs:  # calls differ in how many of them they read
             positions = torch.arange(self.max_length, dtype=torch.int32)
             self._stream.run(partial(self._inputs["key_positions"].copy_, positions))
-        eight_bits = [spec for spec in self.cache.specs if _dtype(spec).itemsize == 1]
+        eight_bits = [spec for spec in self.cache.specs if dtype_of(spec).itemsize == 1]
         sizes = {spec.name: spec.size_of("key_value_heads") * spec.size_of("head_dim") for spec in eight_bits}
         self._new = {
-            spec.name: self._stream.empty((self._room * sizes[spec.name],), _dtype(spec)) for spec in eight_bits
+            spec.name: self._stream.empty((self._room * sizes[spec.name],), dtype_of(spec)) for spec in eight_bits
         }
         self._rows = self._stream.empty((self._room, 3), torch.int32)  # id, start and count of each
         rows = self._room if self.has_all_logits else self.slots
-        self._logits = self._stream.empty((rows, self.vocab_size), torch.float32)
+        self._logits = self._stream.empty((rows, self.vocab_size), self._output.dtype)
 
     def _copy_inputs(self, call: Call) -> None:
         """Put copies of a call's inputs on the stream."""
@@ -183,6 +177,8 @@ class EngineDecoder:
             feed["rope_position_ids"] = torch.from_numpy(call.rope_position_ids())
         if self._embeddings is not None:
             feed["inputs_embeds"] = self._embeddings.inputs(call)
+        if call.hidden is not None:
+            feed[HIDDEN_STATES] = call.hidden
         return feed
 
     def _unpack(self, first: int, rows: int) -> None:
@@ -202,7 +198,7 @@ class EngineDecoder:
     def _buffer(self, spec: InputSpec) -> torch.Tensor:
         """Return room for an input of as many tokens as there is room for."""
         most: dict[Role, int] = {"batch": self._room, "new_tokens": 1, "kv_window": self.max_length}
-        return self._stream.empty((math.prod(spec.shape_at(most)),), _dtype(spec))
+        return self._stream.empty((math.prod(spec.shape_at(most)),), dtype_of(spec))
 
     def _step(self, call: Call, draw: Draw | None = None) -> _Step:
         """Return what a call puts on the stream after its inputs."""
@@ -236,7 +232,7 @@ class EngineDecoder:
             cache = caches[spec.name]
             context.set_input(spec.name, tuple(cache.shape), cache)
             context.set_address(spec.updated, self._new.get(spec.name, cache))
-        context.set_address("logits", self._logits)
+        context.set_address(self._output.name, self._logits)
         context.enqueue()
         if self._new:
             self._stream.run(partial(self._append, step.first, step.rows, step.size))
@@ -249,23 +245,3 @@ class EngineDecoder:
         }
         new = {name: self._new[name][: math.prod(shape)].view(shape) for name, shape in shapes.items()}
         self.cache.append(first, self._inputs["write_indices"][:rows].long(), new)
-
-
-def _dtype(spec: InputSpec) -> torch.dtype:
-    """Return the type of an input in torch."""
-    dtype: torch.dtype = getattr(torch, DTYPES[spec.dtype].torch)
-    return dtype
-
-
-def _check_alignment(plan: DecoderPlan, slots: int) -> None:
-    """Raise GenerationError if the second slot's cache would not begin at an address that TensorRT takes."""
-    for spec in plan.inputs:
-        slot_bytes = math.prod(spec.shape[1:]) * _dtype(spec).itemsize
-        if spec.feeder == "cache" and slots > 1 and slot_bytes % ALIGNMENT:
-            token_bytes = slot_bytes // spec.size_of("cached_tokens")
-            multiple = ALIGNMENT // math.gcd(ALIGNMENT, token_bytes)
-            what = (
-                f"a slot of `{spec.name}` has {slot_bytes} bytes, not a multiple of TensorRT's alignment, {ALIGNMENT}"
-            )
-            fix = f"build with an `llm.max_sequence_length` that {multiple} divides, or use one slot"
-            raise GenerationError(what, plan.where, fix)

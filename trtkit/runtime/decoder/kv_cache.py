@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trtkit.errors import ExecutionError
-from trtkit.runtime.decoder.saved import CacheArray, CacheForm, SavedSequence
+from trtkit.runtime.decoder.saved import CacheArray, CacheForm, SavedSequence, check_saved, check_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -78,7 +77,7 @@ class KvCache:
 
     def save(self, slot: int, count: int) -> SavedSequence:
         """Return the first `count` tokens of a slot, copied to the host."""
-        self._check(count)
+        check_tokens(count, self.max_length)
         if self._stream is not None:
             self._stream.synchronize()
         form = self.form(count)
@@ -96,13 +95,7 @@ class KvCache:
 
     def check(self, saved: SavedSequence) -> None:
         """Raise ExecutionError for a sequence of another model or other caches, of too many tokens or too few bytes."""
-        self._check(saved.tokens)
-        form = self.form(saved.tokens)
-        fault = saved.form.difference(form)
-        if not fault and (saved.data.dtype != torch.uint8 or saved.data.shape != (form.size_bytes,)):
-            fault = f"{saved.tokens} tokens take {form.size_bytes} bytes; the saved sequence has {saved.data.nbytes}"
-        if fault:
-            raise ExecutionError(fault, "KV cache", "load a sequence that was saved from the same model")
+        check_saved(saved, self.form(saved.tokens), self.max_length)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -114,12 +107,6 @@ class KvCache:
             work()
         else:
             self._stream.run(work)
-
-    def _check(self, count: int) -> None:
-        """Raise ExecutionError for more tokens than a slot holds."""
-        if not 0 < count <= self.max_length:
-            what = f"a slot of {self.max_length} tokens cannot hold {count}"
-            raise ExecutionError(what, "KV cache", "raise `llm.max_sequence_length`, or give fewer tokens")
 
 
 def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -1,23 +1,17 @@
-"""Choose what runs a bundle: TensorRT where a GPU is, else the reference executor."""
+"""Open a language model's bundle, of one rank or of several."""
 
 from __future__ import annotations
 
 from hashlib import sha256
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from trtkit.backends import load_backend
-from trtkit.engine.decoders import llm_options
-from trtkit.errors import GenerationError, RequestError
-from trtkit.runtime import device as devices
-from trtkit.runtime.decoder.network import bundle_network
-from trtkit.runtime.decoder.reference import ReferenceDecoder
+from trtkit.errors import GenerationError
+from trtkit.runtime.decoder.single import OpenOptions, checked_slots, open_rank
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.decoder.call import DecoderExecution
-    from trtkit.runtime.device import Device
-
-Runtime = Literal["auto", "tensorrt", "reference"]
+    from trtkit.runtime.decoder.single import Runtime
 
 
 def open_execution(
@@ -33,29 +27,22 @@ def open_execution(
     has_cuda_graphs: whether an engine's decode steps are replayed; the reference executor has none.
     needs_all_logits: open the reference executor where the engine gives the last token's logits only.
 
+    A bundle of several ranks runs as as many processes, which this one starts, or which a launcher such as torchrun has
+    started; a launched process that is not rank 0 serves until rank 0 closes, and exits.
+
     Raises GenerationError for a bundle of no LLM and for TensorRT without a GPU, RequestError for slots that the
-    engine does not have, BundleError where the bundle's files or its source have changed.
+    engine does not have, BundleError where the bundle's files or its source have changed, RankError where a rank fails.
     """
     if bundle.manifest.interface != "tokens":
         what = "the bundle does not hold a language model"
         raise GenerationError(what, str(bundle.path), "give a bundle that was built from an `llm` config")
-    count = _checked_slots(bundle, slots)
-    if needs_all_logits and llm_options(bundle.manifest.config).logits != "all":
-        if runtime == "tensorrt":
-            what = "the engine outputs logits of the last token only"
-            fix = "build with `--set llm.logits=all`, or use `--runtime reference`"
-            raise GenerationError(what, str(bundle.path), fix)
-        return _named(ReferenceDecoder(bundle_network(bundle, has_all_logits=True), count), bundle)
-    device = engine_device(runtime)
-    if device is not None:
-        from trtkit.runtime.decoder.engine import DecoderPlan, EngineDecoder
+    count = checked_slots(bundle, slots)
+    options = OpenOptions(runtime, count, has_cuda_graphs=has_cuda_graphs, needs_all_logits=needs_all_logits)
+    if bundle.manifest.grid.ranks == 1:
+        return _named(open_rank(bundle, options), bundle)
+    from trtkit.runtime.distributed.open import open_distributed
 
-        bundle.check_files()
-        backend = load_backend(bundle.manifest.backend.name)
-        plan = DecoderPlan.of(bundle)
-        return _named(EngineDecoder(backend, plan, count, device, has_cuda_graphs=has_cuda_graphs), bundle)
-    bundle.check_network()
-    return _named(ReferenceDecoder(bundle_network(bundle), count), bundle)
+    return _named(open_distributed(bundle, options), bundle)
 
 
 def _named(execution: DecoderExecution, bundle: Bundle) -> DecoderExecution:
@@ -64,25 +51,3 @@ def _named(execution: DecoderExecution, bundle: Bundle) -> DecoderExecution:
     files = sorted({file.sha256 for file in (*manifest.sources, *manifest.quantized)})
     execution.cache.model = sha256("\n".join([manifest.config.precision, *files]).encode()).hexdigest()
     return execution
-
-
-def _checked_slots(bundle: Bundle, slots: int | None) -> int:
-    """Return how many slots to open."""
-    limit = llm_options(bundle.manifest.config).max_batch_size
-    if slots is None:
-        return limit
-    if not 1 <= slots <= limit:
-        fix = f"use 1 to {limit}, or build with a larger `llm.max_batch_size`"
-        raise RequestError(f"{slots} slots requested; the engine takes 1 to {limit}", "slots", fix)
-    return slots
-
-
-def engine_device(runtime: Runtime) -> Device | None:
-    """Return where TensorRT is to run the engine, None if the reference executor is to compute.
-
-    Raises GenerationError if TensorRT is requested and there is no GPU.
-    """
-    device = None if runtime == "reference" else devices.find_device()
-    if runtime == "tensorrt" and device is None:
-        raise GenerationError("no GPU to run the engine", fix="use `--runtime reference`, which needs none")
-    return device

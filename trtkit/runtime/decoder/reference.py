@@ -8,26 +8,33 @@ import numpy as np
 import torch
 
 from trtkit.dtypes import DTYPES
+from trtkit.network.decoder import HIDDEN_STATES, NEXT_HIDDEN_STATES
 from trtkit.reference import Executor, Options
 from trtkit.reference.precision import Precision
 from trtkit.runtime.decoder.kv_cache import KvCache
 
 if TYPE_CHECKING:
+    from trtkit.reference import Rank
     from trtkit.runtime.decoder.call import Call, Draw
     from trtkit.runtime.decoder.network import DecoderNetwork
 
 
 class ReferenceDecoder:
-    """A DecoderExecution on torch. Caches are updated where they are, as the engine does.
+    """A StageExecution on torch. Caches are updated where they are, as the engine does.
 
     widen: "fp64" computes all but exactly, so that how tokens are batched cannot be told from the logits.
+    ranks: those of a network with collectives.
     """
 
-    def __init__(self, network: DecoderNetwork, slots: int, widen: str | None = None) -> None:
-        options = Options(constants=network.graph.constants, in_place_caches=True, widen=widen)
+    def __init__(
+        self, network: DecoderNetwork, slots: int, widen: str | None = None, ranks: Rank | None = None
+    ) -> None:
+        options = Options(constants=network.graph.constants, in_place_caches=True, widen=widen, ranks=ranks)
         self._network = network  # its graph owns the weights
         self._executor = Executor(network.backend, network.graph.network, options)
         self._names = {spec.name for spec in self._executor.inputs}
+        self.hidden = next((spec for spec in network.graph.inputs if spec.name == HIDDEN_STATES), None)
+        self._gives_logits = "logits" in self._executor.output_names
         hold = Precision(widen).storage
         self.cache = KvCache(network.graph.inputs, slots, lambda spec: hold(DTYPES[spec.dtype]))
         self.tokens = torch.zeros(slots, dtype=torch.int64)
@@ -45,6 +52,8 @@ class ReferenceDecoder:
         if self._appends:
             new = {spec.name: outputs[spec.updated] for spec in self.cache.specs}
             self.cache.append(call.first_slot, torch.from_numpy(call.starts), new)
+        if not self._gives_logits:
+            return outputs[NEXT_HIDDEN_STATES]
         logits = outputs["logits"].float()
         if draw is not None:
             draw(logits.view(-1, self.vocab_size), call.first_slot)
@@ -71,7 +80,12 @@ class ReferenceDecoder:
             feed["rope_position_ids"] = call.rope_position_ids()
         if self._network.embeddings is not None:
             feed["inputs_embeds"] = self._network.embeddings.inputs(call)
+        if self.hidden is not None:
+            feed[HIDDEN_STATES] = call.hidden
         return feed | self.cache.view(call.rows)
+
+    def abort(self) -> None:
+        """Do nothing: exchanges between processes end when one of them does."""
 
     def close(self) -> None:
         """Forget the caches."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from trtkit.errors import ExecutionError
+
 _ALIGNMENT = 16  # bytes; torch views values only at multiples of their size
 
 
@@ -76,6 +78,23 @@ class SavedSequence:
     def tokens(self) -> int:
         """How many tokens it has."""
         return self.form.tokens
+
+
+def check_saved(saved: SavedSequence, own: CacheForm, max_length: int) -> None:
+    """Raise ExecutionError for a sequence that caches of the form `own` and `max_length` tokens cannot take."""
+    check_tokens(saved.tokens, max_length)
+    fault = saved.form.difference(own)
+    if not fault and (saved.data.dtype != torch.uint8 or saved.data.shape != (own.size_bytes,)):
+        fault = f"{saved.tokens} tokens take {own.size_bytes} bytes; the saved sequence has {saved.data.nbytes}"
+    if fault:
+        raise ExecutionError(fault, "KV cache", "load a sequence that was saved from the same model")
+
+
+def check_tokens(count: int, max_length: int) -> None:
+    """Raise ExecutionError for more tokens than a slot holds."""
+    if not 0 < count <= max_length:
+        what = f"a slot of {max_length} tokens cannot hold {count}"
+        raise ExecutionError(what, "KV cache", "raise `llm.max_sequence_length`, or give fewer tokens")
 
 
 def _aligned(size: int) -> int:

@@ -1,0 +1,40 @@
+"""One tiny model on several grids."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import tiny_llm
+from trtkit.config.schema import ModelConfig
+from trtkit.engine.build import build_bundle
+from trtkit.jobs.runner import new_runner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+GRIDS = {
+    "one": None,
+    "tensor": {"tensor": 2},
+    "pipeline": {"pipeline": 2},
+    "both": {"tensor": 2, "pipeline": 2},
+}
+SIZES = {"max_batch_size": 8, "max_sequence_length": 128, "max_prefill_length": 64}
+
+
+@pytest.fixture(scope="session")
+def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return the folder of the model's bundle for a grid, built when it is first needed."""
+    folder = tmp_path_factory.mktemp("ranks")
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64}
+    tiny_llm.save(folder / "model", num_hidden_layers=4, **heads)
+
+    @cache
+    def bundle(grid: str) -> Path:
+        config = {"source": {"hf": str(folder / "model")}, "precision": "fp32", "llm": SIZES, "parallel": GRIDS[grid]}
+        return build_bundle(ModelConfig.model_validate(config), folder / grid, new_runner()).bundle.path
+
+    return bundle

@@ -1,0 +1,48 @@
+"""Engines of several ranks on the simulated runtime: processes that a launcher starts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.engine_decoders import greedy
+from tests.integration.parallel.simulated_rank import PROMPTS, STEPS
+from trtkit.bundle.bundle import open_bundle
+from trtkit.runtime.decoder import open_execution
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[3]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+
+
+def launch(count: int, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as `count` ranks."""
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+    command = [*TORCHRUN, "--nproc-per-node", str(count), *words]
+    return subprocess.run(
+        command, check=False, env=os.environ | own, cwd=ROOT, text=True, capture_output=True, timeout=300
+    )
+
+
+@pytest.mark.parametrize(("grid", "count"), [("tensor", 2), ("pipeline", 2)])
+def test_engines_of_ranks_generate_what_one_rank_does(
+    bundle_of: Callable[[str], Path], tmp_path: Path, grid: str, count: int
+) -> None:
+    script = "tests/integration/parallel/simulated_rank.py"
+    done = launch(
+        count, script, str(bundle_of(grid)), f"{tmp_path}/answer.npz", TRTKIT_CACHE_DIR=str(tmp_path / "cache")
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer = np.load(tmp_path / "answer.npz")
+    tokens, logits = greedy(open_execution(open_bundle(bundle_of("one")), "reference"), PROMPTS, STEPS)
+    assert np.array_equal(answer["tokens"], tokens)
+    assert np.abs(answer["logits"] - np.array(logits)).max() < 1e-4
+    assert answer["connected"] == (2 if grid == "tensor" else 0)  # both contexts, in every rank

@@ -1,0 +1,104 @@
+"""Open the network of one rank: on TensorRT where a GPU is present, else on the reference executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from trtkit.backends import load_backend
+from trtkit.engine.decoders import llm_options
+from trtkit.errors import GenerationError, RequestError
+from trtkit.runtime import device as devices
+from trtkit.runtime.decoder.network import bundle_network
+from trtkit.runtime.decoder.reference import ReferenceDecoder
+
+if TYPE_CHECKING:
+    from trtkit.bundle.bundle import Bundle
+    from trtkit.reference import Rank
+    from trtkit.runtime.decoder.call import StageExecution
+    from trtkit.runtime.decoder.engine import EngineDecoder
+    from trtkit.runtime.device import Device
+
+Runtime = Literal["auto", "tensorrt", "reference"]
+
+
+@dataclass(frozen=True)
+class OpenOptions:
+    """How to open a decoder. slots: sequences at once. has_cuda_graphs: whether decode steps are captured and replayed.
+
+    needs_all_logits: open the reference executor if the engine gives the last token's logits only. parts: in how many
+    parts pipeline stages run a call; None for what suits the call.
+    """
+
+    runtime: Runtime
+    slots: int
+    has_cuda_graphs: bool = True
+    needs_all_logits: bool = False
+    parts: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Peers:
+    """A rank among others. gpu: its number on this machine. members: the ranks of its stage; None if it is alone."""
+
+    rank: int
+    gpu: int | None = None
+    members: Rank | None = None
+
+
+ALONE = Peers(0)
+
+
+def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> StageExecution:
+    """Open a bundle's network, or that of one rank.
+
+    Raises GenerationError for TensorRT without a GPU, BundleError where the bundle's files or its source have changed.
+    """
+    needs_reference = options.needs_all_logits and llm_options(bundle.manifest.config).logits != "all"
+    if needs_reference and options.runtime == "tensorrt":
+        what = "the engine outputs logits of the last token only"
+        fix = "build with `--set llm.logits=all`, or use `--runtime reference`"
+        raise GenerationError(what, str(bundle.path), fix)
+    device = None if needs_reference else engine_device(options.runtime, peers.gpu)
+    if device is not None:
+        return _open_engine(bundle, options, peers, device)
+    if not needs_reference:
+        bundle.check_network()
+    network = bundle_network(bundle, peers.rank, has_all_logits=needs_reference)
+    return ReferenceDecoder(network, options.slots, ranks=peers.members)
+
+
+def _open_engine(bundle: Bundle, options: OpenOptions, peers: Peers, device: Device) -> EngineDecoder:
+    """Open a rank's engine. Steps with collectives are not captured: no GPU has shown that this works."""
+    from trtkit.runtime.decoder.engine import EngineDecoder
+    from trtkit.runtime.decoder.plan import DecoderPlan
+
+    bundle.check_files()
+    backend, plan = load_backend(bundle.manifest.backend.name), DecoderPlan.of(bundle, peers.rank)
+    has_cuda_graphs = options.has_cuda_graphs and peers.members is None
+    engine = EngineDecoder(backend, plan, options.slots, device, has_cuda_graphs=has_cuda_graphs)
+    if peers.members is not None:
+        engine.connect(device.connect(peers.members))
+    return engine
+
+
+def engine_device(runtime: Runtime, gpu: int | None = None) -> Device | None:
+    """Return where TensorRT is to run the engine, on GPU `gpu` if given; None if the reference executor is to compute.
+
+    Raises GenerationError if TensorRT is wanted and there is no GPU.
+    """
+    device = None if runtime == "reference" else devices.find_device(gpu)
+    if runtime == "tensorrt" and device is None:
+        raise GenerationError("no GPU to run the engine", fix="use `--runtime reference`, which needs none")
+    return device
+
+
+def checked_slots(bundle: Bundle, slots: int | None) -> int:
+    """Return how many slots to open. Raises RequestError for more than the engine has."""
+    limit = llm_options(bundle.manifest.config).max_batch_size
+    if slots is None:
+        return limit
+    if not 1 <= slots <= limit:
+        fix = f"use 1 to {limit}, or build with a larger `llm.max_batch_size`"
+        raise RequestError(f"{slots} slots requested; the engine takes 1 to {limit}", "slots", fix)
+    return slots

@@ -1,0 +1,103 @@
+"""The KV caches of all ranks as one: what rank 0 does with its own, every rank does with its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from trtkit.runtime.decoder.saved import CacheForm, SavedSequence, check_saved
+from trtkit.runtime.distributed.messages import Command, Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trtkit.runtime.decoder.kv_cache import KvCache
+    from trtkit.runtime.decoder.saved import CacheArray
+    from trtkit.runtime.distributed.channel import Channel
+
+
+class GroupCache:
+    """A SequenceCache of all ranks. A saved sequence holds every rank's part, by rank.
+
+    own: rank 0's. arrays: those of every rank. run: tells the other ranks a message and does rank 0's share of it.
+    """
+
+    def __init__(
+        self,
+        own: KvCache,
+        arrays: Sequence[tuple[CacheArray, ...]],
+        channel: Channel,
+        run: Callable[[Message, Callable[[], None]], None],
+    ) -> None:
+        self._own, self._channel, self._run = own, channel, run
+        self._parts = [CacheForm("", 0, each) for each in arrays]
+        self.model = ""
+
+    def copy(self, source: int, target: int, tokens: slice) -> None:
+        """Copy cached tokens of slot `source` to slot `target`."""
+        start, stop, _ = tokens.indices(self._own.max_length)
+        message = Message(Command.COPY, (source, target, start, stop))
+        self._run(message, lambda: self._own.copy(source, target, tokens))
+
+    def share(self, source: int, target: int, count: int) -> None:
+        """Let `target` begin with the first `count` tokens of `source`."""
+        if source != target:
+            self.copy(source, target, slice(0, count))
+
+    def form(self, tokens: int) -> CacheForm:
+        """Return what a saved sequence of `tokens` tokens is: each rank's arrays, with the rank in their names."""
+        named = [
+            replace(array, name=f"rank{rank}/{array.name}")
+            for rank, part in enumerate(self._parts)
+            for array in part.arrays
+        ]
+        return CacheForm(self.model, tokens, tuple(named))
+
+    def save(self, slot: int, count: int) -> SavedSequence:
+        """Return the first `count` tokens of a slot, copied from all ranks."""
+        form = self.form(count)
+        data = torch.empty(form.size_bytes, dtype=torch.uint8)
+
+        def gather() -> None:
+            for rank, (start, stop) in enumerate(self._bounds(count)):
+                if rank:
+                    data[start:stop] = self._channel.receive(rank, (stop - start,), torch.uint8)
+                else:
+                    data[start:stop] = self._own.save(slot, count).data
+
+        self._run(Message(Command.SAVE, (slot, count)), gather)
+        return SavedSequence(form, data)
+
+    def load(self, slot: int, saved: SavedSequence) -> None:
+        """Begin a slot with a saved sequence. Raises ExecutionError for what `check` refuses."""
+        self.check(saved)
+        starts = [start for start, _ in self._bounds(saved.tokens)]
+        message = Message(Command.LOAD, (slot, saved.tokens, *starts), {"data": saved.data})
+        self._run(message, lambda: load_part(self._own, 0, message))
+
+    def check(self, saved: SavedSequence) -> None:
+        """Raise ExecutionError for a sequence of another model or grid, of too many tokens or too few bytes."""
+        check_saved(saved, self.form(saved.tokens), self._own.max_length)
+
+    def close(self) -> None:
+        """Give rank 0's memory back."""
+        self._own.close()
+
+    def _bounds(self, tokens: int) -> list[tuple[int, int]]:
+        """Return where each rank's part of a saved sequence begins and ends."""
+        bounds, start = [], 0
+        for part in self._parts:
+            size = replace(part, tokens=tokens).size_bytes
+            bounds.append((start, start + size))
+            start += size
+        return bounds
+
+
+def load_part(own: KvCache, rank: int, message: Message) -> None:
+    """Begin a slot with this rank's part of a saved sequence."""
+    slot, tokens, *starts = message.numbers
+    form = own.form(tokens)
+    start = starts[rank]
+    own.load(slot, SavedSequence(form, message.tensors["data"][start : start + form.size_bytes].clone()))

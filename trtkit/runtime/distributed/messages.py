@@ -1,0 +1,101 @@
+"""What rank 0 tells the others, as bytes: safetensors, since they come from another process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum, auto
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load, save
+
+from trtkit.runtime.decoder.call import Call
+from trtkit.runtime.soft_tokens import SoftTokens
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_HEAD = "head"
+_SOFT_FIELDS = ("places", "keys", "rope_positions")
+
+
+class Command(IntEnum):
+    """What every rank is to do."""
+
+    CLOSE = auto()
+    FORWARD = auto()
+    CHECK = auto()
+    TIME = auto()
+    COPY = auto()
+    SAVE = auto()
+    LOAD = auto()
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """A command with its numbers and arrays."""
+
+    command: Command
+    numbers: tuple[int, ...] = ()
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def data(self) -> torch.Tensor:
+        """Return it as bytes [N] uint8."""
+        head = torch.tensor([self.command, *self.numbers])
+        tensors = {name: tensor.contiguous() for name, tensor in self.tensors.items()}
+        return torch.frombuffer(bytearray(save({_HEAD: head, **tensors})), dtype=torch.uint8)
+
+    @classmethod
+    def read(cls, data: torch.Tensor) -> Message:
+        """Return what `data` made bytes of."""
+        tensors = load(data.numpy().tobytes())
+        command, *numbers = tensors.pop(_HEAD).tolist()
+        return cls(Command(command), tuple(numbers), tensors)
+
+
+class CallWriter:
+    """Calls as messages. The vectors of a prompt are sent once."""
+
+    def __init__(self) -> None:
+        self._sent: dict[int, SoftTokens] = {}
+
+    def message(self, command: Command, call: Call) -> Message:
+        """Return a call as a message, with the vectors of its slots that were not sent yet."""
+        tensors = {name: torch.from_numpy(getattr(call, name)) for name in ("ids", "starts", "counts")}
+        rows = call.rows
+        own = {slot: soft for slot, soft in call.soft.items() if rows.start <= slot < rows.stop}
+        for slot, soft in own.items():
+            if self._sent.get(slot) is not soft:
+                self._sent[slot] = soft
+                tensors |= {f"{slot}.{name}": value for name, value in _soft_tensors(soft).items()}
+        return Message(command, (call.first_slot, *own), tensors)
+
+
+class CallReader:
+    """Messages as calls, with the vectors that came with earlier ones."""
+
+    def __init__(self) -> None:
+        self._soft: dict[int, SoftTokens] = {}
+
+    def call(self, message: Message) -> Call:
+        """Return the call of a message."""
+        first_slot, *slots = message.numbers
+        ids, starts, counts = (message.tensors[name].numpy() for name in ("ids", "starts", "counts"))
+        for slot in slots:
+            if f"{slot}.vectors" in message.tensors:
+                self._soft[slot] = _soft_tokens(message.tensors, slot)
+        return Call(first_slot, ids, starts, counts, {slot: self._soft[slot] for slot in slots})
+
+
+def _soft_tensors(soft: SoftTokens) -> dict[str, torch.Tensor]:
+    arrays = {name: getattr(soft, name) for name in _SOFT_FIELDS}
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
+    return {"vectors": soft.vectors, **tensors}
+
+
+def _soft_tokens(tensors: Mapping[str, torch.Tensor], slot: int) -> SoftTokens:
+    arrays = {name: tensors.get(f"{slot}.{name}") for name in _SOFT_FIELDS}
+    places, keys, positions = (None if array is None else array.numpy() for array in arrays.values())
+    assert places is not None
+    assert keys is not None
+    return SoftTokens(places, tensors[f"{slot}.vectors"], keys, positions)

@@ -1,0 +1,68 @@
+"""A call in parts that pipeline stages run one after another, so that several stages work at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trtkit.runtime.decoder.call import Call
+
+_PARTS_PER_STAGE = 4
+"""GPipe's rule: at four parts per stage the bubble is small. Source: Huang et al., 2019, section 2.3."""
+_LEAST_TOKENS = 64
+"""Of a part: fewer do not occupy a device."""
+
+
+def parts_of(call: Call, stages: int) -> int:
+    """Return in how many parts a call is run best. A decode step is one: each part reads all weights again."""
+    if stages == 1 or call.ids.shape[1] == 1:
+        return 1
+    return max(1, min(_PARTS_PER_STAGE * stages, int(call.ids.size) // _LEAST_TOKENS))
+
+
+def split(call: Call, parts: int) -> list[Call]:
+    """Return a call in at most `parts` parts: by rows if there are as many, else by tokens, in order."""
+    rows, size = call.ids.shape
+    if parts <= 1:
+        return [call]
+    if rows >= parts:
+        return [_rows(call, each[0], each[-1] + 1) for each in np.array_split(np.arange(rows), parts)]
+    length = math.ceil(size / parts)
+    return [_tokens(call, first, min(first + length, size)) for first in range(0, size, length)]
+
+
+def join(call: Call, parts: Sequence[Call], logits: Sequence[torch.Tensor], *, has_all_logits: bool) -> torch.Tensor:
+    """Return a call's logits [R, V], or [R, S, V] of all tokens, from those of its parts."""
+    if len(parts) == 1:
+        return logits[0]
+    if len(parts[0].starts) < len(call.starts):
+        return torch.cat(list(logits))
+    if has_all_logits:
+        return torch.cat(list(logits), 1)
+    last = np.maximum(call.counts - 1, 0) // parts[0].ids.shape[1]
+    return torch.stack([logits[part][row] for row, part in enumerate(last.tolist())])
+
+
+def gpipe_bubble(stages: int, parts: int) -> float:
+    """Return the share of a stage's steps that it is idle, by GPipe's formula (p - 1) / (m + p - 1)."""
+    return (stages - 1) / (parts + stages - 1)
+
+
+def _rows(call: Call, first: int, stop: int) -> Call:
+    rows = slice(first, stop)
+    first_slot = call.first_slot + int(first)
+    return replace(call, first_slot=first_slot, ids=call.ids[rows], starts=call.starts[rows], counts=call.counts[rows])
+
+
+def _tokens(call: Call, first: int, stop: int) -> Call:
+    """Return tokens `first` to `stop` of each row. A row that has ended writes its padding after its tokens."""
+    done = np.minimum(call.counts, first)
+    counts = np.minimum(call.counts, stop) - done
+    return replace(call, ids=call.ids[:, first:stop], starts=call.starts + done, counts=counts)

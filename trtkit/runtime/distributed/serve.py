@@ -1,0 +1,59 @@
+"""Every rank but the first: do what rank 0 says until it says that it is over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.runtime.distributed.cache import load_part
+from trtkit.runtime.distributed.messages import CallReader, Command
+
+if TYPE_CHECKING:
+    from trtkit.runtime.distributed.group import RankGroup
+    from trtkit.runtime.distributed.messages import Message
+    from trtkit.runtime.distributed.stage import StageRunner
+
+
+def serve(group: RankGroup, runner: StageRunner) -> None:
+    """Do what rank 0 says. The engine is released before the group ends. Raises the fault of a rank that failed."""
+    server = _Server(group, runner)
+    try:
+        message = None
+        while message is None or message.command != Command.CLOSE:
+            with group.guarded():
+                message = group.channel.hear()
+                server.do(message)
+    finally:
+        runner.execution.close()
+        group.close()
+
+
+class _Server:
+    def __init__(self, group: RankGroup, runner: StageRunner) -> None:
+        self._group, self._runner = group, runner
+        self._reader = CallReader()
+
+    def do(self, message: Message) -> None:
+        """Do this rank's share of a message."""
+        execution, numbers = self._runner.execution, message.numbers
+        match message.command:
+            case Command.FORWARD | Command.CHECK:
+                self._run(message)
+            case Command.TIME:
+                execution.layer_seconds(self._reader.call(message))
+            case Command.COPY:
+                source, target, start, stop = numbers
+                execution.cache.copy(source, target, slice(start, stop))
+            case Command.SAVE:
+                slot, count = numbers
+                data = execution.cache.save(slot, count).data
+                self._group.channel.finish([self._group.channel.send(0, data)])
+            case Command.LOAD:
+                load_part(execution.cache, self._group.world.rank, message)
+            case Command.CLOSE:
+                pass
+
+    def _run(self, message: Message) -> None:
+        run = self._runner.check if message.command == Command.CHECK else self._runner.forward
+        logits = run(self._reader.call(message))
+        if logits is not None and self._runner.is_pipeline:
+            self._runner.send_logits(logits)

@@ -1,0 +1,86 @@
+"""Which process of how many this is, and where they meet."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from trtkit.reference.ranks import gloo_group
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from trtkit.reference.ranks import GlooGroup
+
+LOOPBACK = "127.0.0.1"
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+CONNECT_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, eq=False)
+class World:
+    """A rank's place among `count` processes.
+
+    local_rank: its number on this machine, which is its GPU. store: what all ranks read and write. host: the address
+    that ranks listen on; empty for the one that the machine's name resolves to. is_launched: whether a launcher such as
+    torchrun started the ranks; otherwise rank 0 did.
+    """
+
+    rank: int
+    count: int
+    local_rank: int
+    store: Store
+    host: str
+    is_launched: bool
+
+    def group(self, name: str, ranks: range) -> GlooGroup:
+        """Return a gloo group of `ranks`, of which this is one; all of them call this at about the same time."""
+        from torch._C._distributed_c10d import PrefixStore
+
+        store = PrefixStore(f"{name} {ranks.start}", self.store)
+        return gloo_group(store, ranks.index(self.rank), len(ranks), CONNECT_TIMEOUT_S, self.host)
+
+
+def launched_world() -> World | None:
+    """Return the world that a launcher states in the environment (RANK, WORLD_SIZE, ...); None without a launcher."""
+    if any(name not in os.environ for name in _VARIABLES):
+        return None
+    from torch._C._distributed_c10d import PrefixStore
+
+    store, rank, count = _rendezvous()
+    number = store.add(f"trtkit groups of rank {rank}", 1)  # the same on every rank: they open the same bundles
+    master = os.environ["MASTER_ADDR"]
+    host = LOOPBACK if master == "localhost" or master.startswith("127.") else ""
+    local = int(os.environ.get("LOCAL_RANK", rank))
+    return World(rank, count, local, PrefixStore(f"trtkit {number}", store), host, is_launched=True)
+
+
+def host_world(count: int) -> tuple[World, int]:
+    """Return rank 0 of a world of this machine's processes, and the port of its store, on the loopback address."""
+    from torch._C._distributed_c10d import TCPStore
+
+    listener = socket.socket()
+    listener.bind((LOOPBACK, 0))
+    listener.listen()
+    port: int = listener.getsockname()[1]
+    store = TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    return World(0, count, 0, store, LOOPBACK, is_launched=False), port
+
+
+def member_world(rank: int, count: int, port: int) -> World:
+    """Return another rank of the world that `host_world` began."""
+    from torch._C._distributed_c10d import TCPStore
+
+    return World(rank, count, rank, TCPStore(LOOPBACK, port, is_master=False), LOOPBACK, is_launched=False)
+
+
+@cache
+def _rendezvous() -> tuple[Store, int, int]:
+    """Return the launcher's store, once a process: rank 0 may hold its port."""
+    from torch.distributed import rendezvous  # type: ignore[attr-defined]
+
+    store, rank, count = next(rendezvous("env://"))
+    return store, rank, count
