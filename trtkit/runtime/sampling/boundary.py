@@ -9,10 +9,10 @@ import numpy as np
 if TYPE_CHECKING:
     from trtkit.arrays import Array
 
-_SORTED = 4096  # so many values are sorted
-_SAMPLE = 768
+_SORTED = 6144  # so many values are sorted
+_SAMPLE = 1024
 _GROUPS = 64
-_SIGMAS = 2
+_SIGMAS = 2.5
 
 
 def mass(weights: Array) -> float:
@@ -22,11 +22,11 @@ def mass(weights: Array) -> float:
     return float(total + weights[even:].sum(dtype=np.float64) if even < len(weights) else total)
 
 
-def boundary(keys: Array, weights: Array | None, target: float, spare: Array) -> tuple[float, float]:
+def boundary(keys: Array, weights: Array, target: float, spare: Array) -> tuple[float, float]:
     """Return the least key up to which the weights [n] add up to more than `target`, and the weight of lesser keys.
 
     The keys of a sample bracket the answer; what is outside the bracket is summed and left, until few remain. The
-    sample decides only how fast that is: every sum is of all keys. weights: all 1 if None. spare: [n] fp32, scratch.
+    sample decides only how fast that is: every sum is of all keys. spare: [n] fp32, scratch.
     """
     before = 0.0
     while len(keys) > _SORTED:
@@ -43,7 +43,7 @@ def boundary(keys: Array, weights: Array | None, target: float, spare: Array) ->
                 np.greater_equal(keys, low, out=below)
                 below &= keys <= high
                 place = np.flatnonzero(below)
-            inside = float(len(place)) if weights is None else mass(weights[place])
+            inside = mass(weights[place])
             if before + inside <= target:
                 before, place = before + inside, np.flatnonzero(keys > high)
             elif low == high:
@@ -52,52 +52,61 @@ def boundary(keys: Array, weights: Array | None, target: float, spare: Array) ->
             return high, before
         is_same = weights is keys
         keys = keys[place]
-        weights = None if weights is None else keys if is_same else weights[place]
+        weights = keys if is_same else weights[place]
     return _sorted_boundary(keys, weights, target, before)
 
 
-def _bracket(keys: Array, weights: Array | None, target: float) -> tuple[float, float]:
+def _bracket(keys: Array, weights: Array, target: float) -> tuple[float, float]:
     """Return two keys that the answer is probably between; one twice if there are many keys between any two."""
     stride = len(keys) // _SAMPLE + 1
-    sample = keys[::stride]
-    if weights is None:
-        sample, place = np.sort(sample), int(target / stride)
-    elif weights is keys:
-        sample = np.sort(sample)
+    if weights is keys:
+        sample = np.sort(keys[::stride])
         place = int(np.searchsorted(sample.cumsum(dtype=np.float64), target / stride))
+        margin = int(_SIGMAS * (place * max(len(sample) - place, 0) / len(sample)) ** 0.5) + 4
+        first, last = place - margin, place + margin
     else:
-        sample, sums = _weighted_sample(keys, weights, stride)
-        place = int(np.searchsorted(sums, target))
-    count = len(sample)
-    place = min(max(place, 0), count - 1)
-    margin = int(_SIGMAS * (place * (count - place) / count) ** 0.5) + 4
-    low, high = sample[max(place - margin, 0)], sample[min(place + margin, count - 1)]
+        sample, first, last = _weighted_sample(keys, weights, target)
+    first, last = (min(max(each, 0), len(sample) - 1) for each in (first, last))
+    low, high = sample[first], sample[last]
     inside = np.searchsorted(sample, high, "right") - np.searchsorted(sample, low, "left")
-    if inside * 2 > count:
-        low = high = sample[place]
+    if inside * 2 > len(sample):
+        low = high = sample[(first + last) // 2]
     return float(low), float(high)
 
 
-def _weighted_sample(keys: Array, weights: Array, stride: int) -> tuple[Array, Array]:
-    """Return keys in order with the sums that they stand for: of a stride each, and the heaviest for themselves."""
-    heavy = np.flatnonzero(weights > mass(weights) / _SAMPLE)
-    light = weights[::stride].astype(np.float64)
+def _weighted_sample(keys: Array, weights: Array, target: float) -> tuple[Array, int, int]:
+    """Return keys in order, and the places that the target is probably between.
+
+    A key of each stride stands for the stride's weight, the heaviest for their own, so only the others' sums are
+    uncertain. Sums are scaled to the total, which is known.
+    """
+    total, stride = mass(weights), len(keys) // _SAMPLE + 1
+    limit = total / (4 * _SAMPLE)
+    heavy = np.flatnonzero(weights > limit) if weights.max() > limit else np.zeros(0, np.int64)
+    light = weights[::stride] * np.float64(stride)
     light[heavy[heavy % stride == 0] // stride] = 0
     sample = np.concatenate([keys[::stride], keys[heavy]])
     order = sample.argsort()
-    return sample[order], np.concatenate([light * stride, weights[heavy]])[order].cumsum()
+    sums = np.concatenate([light, weights[heavy]])[order].cumsum()
+    spread = np.concatenate([light * light, np.zeros(len(heavy))])[order].cumsum()
+    share, scaled = target / total, target / total * sums[-1]
+    below = spread[min(int(np.searchsorted(sums, scaled)), len(sums) - 1)]
+    margin = _SIGMAS * ((1 - share) ** 2 * below + share**2 * (spread[-1] - below)) ** 0.5
+    first, last = np.searchsorted(sums, [scaled - margin, scaled + margin])
+    return sample[order], int(first) - 2, int(last) + 2
 
 
-def _masked(weights: Array | None, chosen: Array, spare: Array) -> float:
-    if weights is None:
-        return float(np.count_nonzero(chosen))
-    return mass(np.multiply(weights, chosen, out=spare[: len(weights)]))
+def _masked(weights: Array, chosen: Array, spare: Array) -> float:
+    """Return the sum of the chosen weights. The mask is widened first: a product of two types is slower than both."""
+    product = spare[: len(weights)]
+    product[:] = chosen
+    product *= weights
+    return mass(product)
 
 
-def _sorted_boundary(keys: Array, weights: Array | None, target: float, before: float) -> tuple[float, float]:
-    if weights is None or weights is keys:
-        ordered = np.sort(keys)
-        sums = np.ones(len(keys)) if weights is None else ordered
+def _sorted_boundary(keys: Array, weights: Array, target: float, before: float) -> tuple[float, float]:
+    if weights is keys:
+        sums = ordered = np.sort(keys)
     else:
         order = keys.argsort()
         ordered, sums = keys[order], weights[order]

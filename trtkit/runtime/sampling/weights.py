@@ -147,7 +147,9 @@ def _top_k(scores: Array, k: int, space: Workspace) -> tuple[float, Array | None
         if places is not None:
             candidates = scores[places]
             return float(np.partition(candidates, len(places) - k)[len(places) - k]), places
-    least = boundary(scores, None, len(scores) - k + 0.5, space.spare)[0]
+    space.spare[:] = scores
+    space.spare.partition(len(scores) - k)
+    least = float(space.spare[len(scores) - k])
     return least, _if_few(scores, _slightly_less(least))
 
 
@@ -187,10 +189,25 @@ def _typical(weights: Weights, share: float) -> None:
     keys, spare, total = weights.space.keys[:count], weights.space.spare[:count], mass(weights.values)
     weights.exponents(keys)
     torch.from_numpy(keys).clamp_(min=_LEAST_EXPONENT)
-    keys -= np.float32(mass(np.multiply(keys, weights.values, out=spare)) / total)
+    mean = np.float32(mass(np.multiply(keys, weights.values, out=spare)) / total)
+    likely = _if_few(weights.values, _unlikely(weights, mean, (1 - share) * total))
+    if likely is not None:
+        weights.keep(likely)
+        keys = keys[likely]
+    keys -= mean
     np.abs(keys, out=keys)
     target = total * (share - float(np.spacing(np.float32(share))) / 2)
     weights.values *= keys <= np.float32(boundary(keys, weights.values, target, spare)[0])
+
+
+def _unlikely(weights: Weights, mean: np.float32, may_go: float) -> float:
+    """Return a weight so small that all tokens below it are removed, 0 if there is none.
+
+    Tokens of less than twice that have less than `may_go` together, and none is closer to the mean than the likeliest.
+    """
+    least = 0.98 * may_go / len(weights.values)
+    is_far = least > 0 and 2 * mean - log2(least) >= log2(float(weights.values.max()))
+    return least / 2 if is_far else 0.0
 
 
 def _picked(weights: Array, uniform: float, cdf: Array) -> int:

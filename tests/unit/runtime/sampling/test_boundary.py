@@ -40,4 +40,3 @@ def test_the_sum_in_sorted_order_passes_the_target_at_the_boundary(name: str, we
     np.testing.assert_allclose(before, weights[keys < at].sum(dtype=np.float64), rtol=1e-6, atol=1e-9)
     if weighing == "as many":
         assert at == keys[order[place]]
-        assert boundary(keys, None, target, spare) == (at, before)
