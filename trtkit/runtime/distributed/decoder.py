@@ -12,7 +12,7 @@ from trtkit.runtime.distributed.cache import GroupCache
 from trtkit.runtime.distributed.messages import CallWriter, Command, Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
@@ -54,6 +54,11 @@ class DistributedDecoder:
     def pipeline_steps(self) -> PipelineSteps:
         """The steps of the pipeline so far, of which some were idle."""
         return self._runner.steps
+
+    @property
+    def member_pids(self) -> Mapping[int, int]:
+        """The process ids of the ranks that this process started, by rank."""
+        return self._group.member_pids
 
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens on every rank; see DecoderExecution."""

@@ -15,7 +15,7 @@ from trtkit.runtime.distributed.messages import Command, Message
 from trtkit.runtime.distributed.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from trtkit.runtime.distributed.members import Members
     from trtkit.runtime.distributed.world import World
@@ -45,6 +45,11 @@ class RankGroup:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def member_pids(self) -> Mapping[int, int]:
+        """The process ids of the ranks that this process started, by rank."""
+        return {} if self._members is None else self._members.pids
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:

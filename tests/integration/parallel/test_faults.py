@@ -1,0 +1,122 @@
+"""A rank that dies, hangs or fails ends all of them, with one error that names it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from trtkit.bundle.bundle import open_bundle
+from trtkit.errors import GenerationError, RankError
+from trtkit.runtime.decoder import Call
+from trtkit.runtime.decoder.single import OpenOptions
+from trtkit.runtime.distributed.open import open_distributed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from trtkit.runtime.distributed.decoder import DistributedDecoder
+
+    BundleOf = Callable[[str], Path]
+
+LIMIT_S = 10.0
+
+
+def run_until_it_fails(decoder: DistributedDecoder) -> RankError:
+    """Decode until a rank is missed; return the error."""
+    prompt = Call(0, np.ones((2, 4), np.int64), np.zeros(2, np.int64), np.full(2, 4))
+    while True:
+        try:
+            decoder.forward(prompt)
+        except RankError as error:
+            return error
+
+
+def running(pids: Iterable[int]) -> list[int]:
+    """Return the processes that there still are."""
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def fail(path: Path, ending: signal.Signals, r: random.Random) -> tuple[int, RankError, float]:
+    """Send a signal to a random rank at a random step; return the rank, the error, and how long it took."""
+    decoder = open_distributed(open_bundle(path), OpenOptions("reference", 2))
+    pids = decoder.member_pids
+    rank = r.choice(sorted(pids))
+    sent: list[float] = []
+    timer = threading.Timer(r.uniform(0, 0.3), lambda: (os.kill(pids[rank], ending), sent.append(time.monotonic())))
+    timer.start()
+    error = run_until_it_fails(decoder)
+    took_s = time.monotonic() - sent[0]
+    assert not running(pids.values())
+    with pytest.raises(RankError) as again:
+        decoder.cache.copy(0, 1, slice(0, 4))
+    assert str(again.value) == str(error)
+    decoder.close()
+    return rank, error, took_s
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_rank_that_is_killed_at_a_random_step_ends_all(bundle_of: BundleOf, count: int) -> None:
+    r = random.Random(count)
+    for _ in range(count):
+        rank, error, took_s = fail(bundle_of("both"), signal.SIGKILL, r)
+        assert str(error) == f"ranks: rank {rank} has ended: signal SIGKILL\nfix: open the bundle again"
+        assert took_s < LIMIT_S  # the issue's limit; it takes a tenth of a second
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_all(bundle_of: BundleOf) -> None:
+    rank, error, took_s = fail(bundle_of("both"), signal.SIGSTOP, random.Random(0))
+    assert error.what == f"rank {rank} has not answered for 5 seconds"
+    assert took_s < LIMIT_S
+
+
+def test_ranks_end_with_the_process_that_started_them(bundle_of: BundleOf) -> None:
+    code = (
+        "import sys, time; from trtkit.bundle.bundle import open_bundle\n"
+        "from trtkit.runtime.decoder import open_execution\n"
+        "execution = open_execution(open_bundle(sys.argv[1]), 'reference', 1)\n"
+        "print(*execution.member_pids.values(), flush=True); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", code, str(bundle_of("both"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids = [int(word) for word in process.stdout.readline().split()]
+        assert running(pids) == pids
+        process.kill()
+    end = time.monotonic() + LIMIT_S
+    while running(pids) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not running(pids)
+
+
+def test_a_failure_at_the_start_leaves_no_process(bundle_of: BundleOf) -> None:
+    with pytest.raises(GenerationError, match="no GPU to run the engine"):
+        open_distributed(open_bundle(bundle_of("tensor")), OpenOptions("tensorrt", 1))
+    assert not _children()
+
+
+def test_a_rank_that_fails_says_why(bundle_of: BundleOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The children cannot import torch: the error has their last line."""
+    (tmp_path / "safetensors.py").write_text("raise ImportError('planted')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    with pytest.raises(RankError) as error:
+        open_distributed(open_bundle(bundle_of("tensor")), OpenOptions("reference", 1))
+    assert error.value.what == "rank 1 has ended: exit code 1; its last words: ImportError: planted"
+    assert not _children()
+
+
+def _children() -> list[str]:
+    """Return this process's children that are ranks."""
+    command = ["ps", "--ppid", str(os.getpid()), "-o", "args="]
+    lines = subprocess.run(command, check=False, capture_output=True, text=True).stdout.splitlines()
+    return [line for line in lines if "trtkit.runtime.distributed" in line]

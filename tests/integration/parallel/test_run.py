@@ -1,0 +1,127 @@
+"""Several ranks as processes give what one rank gives."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from tests.generation import settings
+from tests.integration.test_in_flight_batching import KINDS
+from trtkit.bundle.bundle import open_bundle
+from trtkit.errors import ExecutionError
+from trtkit.runtime.decoder import Call, DecoderExecution, open_execution
+from trtkit.runtime.decoder.single import OpenOptions
+from trtkit.runtime.distributed.micro_batches import gpipe_bubble
+from trtkit.runtime.distributed.open import open_distributed
+from trtkit.runtime.generation import Engine, EngineOptions, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    BundleOf = Callable[[str], Path]
+
+VOCABULARY = 320
+
+
+def answers(execution: DecoderExecution, count: int) -> dict[str, list[int]]:
+    """Return the tokens of requests of all settings, beams too, that come one every other step; half begin alike."""
+    r, stem = random.Random(count), list(range(5, 45))
+    engine = Engine(execution, EngineOptions(min_shared_tokens=4))
+    tokens, step = {}, 0
+    while engine.has_work or step < 2 * count:
+        if step % 2 == 0 and step < 2 * count:
+            own = [r.randrange(3, VOCABULARY) for _ in range(r.randint(1, 40))]
+            params = {"max_tokens": r.randint(2, 20), **r.choice(KINDS)(r)}
+            prompt = stem[: r.randint(1, 40)] + own[:8] if r.random() < 0.5 else own
+            engine.submit(Request(f"r{step // 2}", prompt, settings(VOCABULARY, **params)))
+        tokens |= {each.request.id: each.token_ids for each in engine.step()}
+        step += 1
+    assert engine.statistics.reused_tokens > 0
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("grid", "count"),
+    [
+        ("tensor", 30),
+        ("both", 30),
+        pytest.param("tensor", 200, marks=pytest.mark.slow),
+        pytest.param("pipeline", 200, marks=pytest.mark.slow),
+    ],
+)
+def test_requests_in_flight_get_what_one_rank_gives(bundle_of: BundleOf, grid: str, count: int) -> None:
+    expected = answers(open_execution(open_bundle(bundle_of("one")), "reference"), count)
+    execution = open_execution(open_bundle(bundle_of(grid)), "reference")
+    assert answers(execution, count) == expected
+    execution.close()
+
+
+@pytest.fixture(scope="module")
+def four(bundle_of: BundleOf) -> Iterator[DecoderExecution]:
+    """Two stages of two ranks, which run a call in four parts."""
+    execution = open_distributed(open_bundle(bundle_of("both")), OpenOptions("reference", 8, parts=4))
+    yield execution
+    execution.close()
+
+
+@pytest.fixture(scope="module")
+def one(bundle_of: BundleOf) -> DecoderExecution:
+    return open_execution(open_bundle(bundle_of("one")), "reference")
+
+
+def prompts(rows: int, size: int, counts: list[int]) -> Call:
+    ids = np.random.default_rng(rows).integers(3, VOCABULARY, (rows, size))
+    return Call(0, ids, np.zeros(rows, np.int64), np.array(counts))
+
+
+@pytest.mark.parametrize(
+    ("call", "parts"),
+    [
+        (prompts(8, 5, [5, 4, 3, 0, 5, 1, 2, 5]), 4),
+        (prompts(2, 33, [33, 9]), 4),
+        (prompts(1, 3, [3]), 3),
+        (prompts(5, 1, [1] * 5), 4),
+    ],
+    ids=["rows", "tokens of two rows", "fewer tokens than parts", "a decode step"],
+)
+def test_a_call_in_parts_gives_the_same_logits(
+    four: DecoderExecution, one: DecoderExecution, call: Call, parts: int
+) -> None:
+    before = four.pipeline_steps.total, four.pipeline_steps.busy
+    logits, expected = four.forward(call), one.forward(call)
+    live = call.counts > 0
+    torch.testing.assert_close(logits[live], expected[live], atol=1e-4, rtol=1e-4)
+    total, busy = four.pipeline_steps.total - before[0], four.pipeline_steps.busy - before[1]
+    assert (total, busy) == (parts + 1, parts)
+    assert 1 - busy / total == pytest.approx(gpipe_bubble(2, parts))
+
+
+def test_a_saved_sequence_holds_every_ranks_part(four: DecoderExecution, one: DecoderExecution) -> None:
+    prompt = prompts(1, 20, [20])
+    four.forward(prompt)
+    saved = four.cache.save(0, 20)
+    names = {array.name.partition("/")[0] for array in saved.form.arrays}
+    assert names == {"rank0", "rank1", "rank2", "rank3"}
+    four.forward(Call(0, prompt.ids[:, ::-1].copy(), prompt.starts, prompt.counts))
+    four.cache.load(5, saved)
+    four.cache.copy(5, 6, slice(0, 20))
+    step = Call(6, np.array([[7]]), np.array([20]), np.array([1]))
+    one.forward(prompt)
+    expected = one.forward(Call(0, step.ids, step.starts, step.counts))
+    torch.testing.assert_close(four.forward(step), expected, atol=1e-4, rtol=1e-4)
+    with pytest.raises(ExecutionError, match="the saved sequence is of model|the saved sequence has"):
+        one.cache.check(saved)
+
+
+def test_the_layers_of_a_pipeline_are_not_timed(four: DecoderExecution) -> None:
+    with pytest.raises(ExecutionError) as error:
+        four.layer_seconds(prompts(1, 2, [2]))
+    assert str(error.value) == (
+        "parallel.pipeline: the layers of a pipeline's stages cannot be timed\n"
+        "fix: time a bundle without pipeline stages"
+    )
