@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.deployment.known import KnownRequest, read_all_known, write_known
+from trtkit.bundle.known import KnownRequest, read_all_known, write_known
 from trtkit.errors import BundleError, TrtkitError
 from trtkit.inputs.images import decode_image
 from trtkit.inputs.samples import random_sample

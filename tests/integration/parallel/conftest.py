@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -38,3 +40,10 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
         return build_bundle(ModelConfig.model_validate(config), folder / grid, new_runner()).bundle.path
 
     return bundle
+
+
+def rank_processes() -> list[str]:
+    """Return this process's children that are ranks."""
+    command = ["ps", "--ppid", str(os.getpid()), "-o", "args="]
+    lines = subprocess.run(command, check=False, capture_output=True, text=True).stdout.splitlines()
+    return [line for line in lines if "trtkit.runtime.distributed" in line]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
+import shutil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from tests.generation import settings
+from tests.integration.parallel.conftest import rank_processes
 from tests.integration.test_in_flight_batching import KINDS
+from trtkit import LLM, SamplingParams
 from trtkit.bundle.bundle import open_bundle
-from trtkit.errors import ExecutionError
+from trtkit.bundle.known import KnownRequest, write_known
+from trtkit.errors import ExecutionError, RankError
 from trtkit.runtime.decoder import Call, DecoderExecution, open_execution
 from trtkit.runtime.decoder.single import OpenOptions
 from trtkit.runtime.distributed.micro_batches import gpipe_bubble
@@ -22,6 +25,9 @@ from trtkit.runtime.generation import Engine, EngineOptions, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from trtkit.runtime.distributed.decoder import DistributedDecoder
 
     BundleOf = Callable[[str], Path]
 
@@ -32,7 +38,8 @@ def answers(execution: DecoderExecution, count: int) -> dict[str, list[int]]:
     """Return the tokens of requests of all settings, beams too, that come one every other step; half begin alike."""
     r, stem = random.Random(count), list(range(5, 45))
     engine = Engine(execution, EngineOptions(min_shared_tokens=4))
-    tokens, step = {}, 0
+    tokens: dict[str, list[int]] = {}
+    step = 0
     while engine.has_work or step < 2 * count:
         if step % 2 == 0 and step < 2 * count:
             own = [r.randrange(3, VOCABULARY) for _ in range(r.randint(1, 40))]
@@ -62,7 +69,7 @@ def test_requests_in_flight_get_what_one_rank_gives(bundle_of: BundleOf, grid: s
 
 
 @pytest.fixture(scope="module")
-def four(bundle_of: BundleOf) -> Iterator[DecoderExecution]:
+def four(bundle_of: BundleOf) -> Iterator[DistributedDecoder]:
     """Two stages of two ranks, which run a call in four parts."""
     execution = open_distributed(open_bundle(bundle_of("both")), OpenOptions("reference", 8, parts=4))
     yield execution
@@ -90,7 +97,7 @@ def prompts(rows: int, size: int, counts: list[int]) -> Call:
     ids=["rows", "tokens of two rows", "fewer tokens than parts", "a decode step"],
 )
 def test_a_call_in_parts_gives_the_same_logits(
-    four: DecoderExecution, one: DecoderExecution, call: Call, parts: int
+    four: DistributedDecoder, one: DecoderExecution, call: Call, parts: int
 ) -> None:
     before = four.pipeline_steps.total, four.pipeline_steps.busy
     logits, expected = four.forward(call), one.forward(call)
@@ -101,7 +108,7 @@ def test_a_call_in_parts_gives_the_same_logits(
     assert 1 - busy / total == pytest.approx(gpipe_bubble(2, parts))
 
 
-def test_a_saved_sequence_holds_every_ranks_part(four: DecoderExecution, one: DecoderExecution) -> None:
+def test_a_saved_sequence_holds_every_ranks_part(four: DistributedDecoder, one: DecoderExecution) -> None:
     prompt = prompts(1, 20, [20])
     four.forward(prompt)
     saved = four.cache.save(0, 20)
@@ -114,11 +121,35 @@ def test_a_saved_sequence_holds_every_ranks_part(four: DecoderExecution, one: De
     one.forward(prompt)
     expected = one.forward(Call(0, step.ids, step.starts, step.counts))
     torch.testing.assert_close(four.forward(step), expected, atol=1e-4, rtol=1e-4)
-    with pytest.raises(ExecutionError, match="the saved sequence is of model|the saved sequence has"):
+    with pytest.raises(ExecutionError, match=r"the saved sequence (is of model|has)"):
         one.cache.check(saved)
 
 
-def test_the_layers_of_a_pipeline_are_not_timed(four: DecoderExecution) -> None:
+def known(text: str) -> KnownRequest:
+    inputs = {
+        "text_input": np.array([[b"the quick brown"]], dtype=np.object_),
+        "max_tokens": np.array([[8]], dtype=np.int32),
+        "temperature": np.zeros((1, 1), dtype=np.float32),
+    }
+    return KnownRequest(inputs, {"text_output": np.array([[text.encode()]], dtype=np.object_)}, 0.0)
+
+
+def test_ranks_that_answer_the_known_request_otherwise_do_not_start(bundle_of: BundleOf, tmp_path: Path) -> None:
+    with LLM(bundle_of("one"), runtime="reference") as llm:
+        text = llm.generate("the quick brown", SamplingParams(temperature=0, max_tokens=8))[0].outputs[0].text
+    path = shutil.copytree(bundle_of("tensor"), tmp_path / "bundle")
+    write_known(open_bundle(path), [known(text)])
+    with LLM(path, runtime="reference") as llm:
+        assert llm.statistics.generated_tokens == 0
+    write_known(open_bundle(path), [known(text + "!")])
+    before = rank_processes()
+    with pytest.raises(RankError) as error:
+        LLM(path, runtime="reference")
+    assert error.value.what == f"the ranks answer the known request with `{text}`, not `{text}!`"
+    assert rank_processes() == before
+
+
+def test_the_layers_of_a_pipeline_are_not_timed(four: DistributedDecoder) -> None:
     with pytest.raises(ExecutionError) as error:
         four.layer_seconds(prompts(1, 2, [2]))
     assert str(error.value) == (

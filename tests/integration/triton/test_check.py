@@ -14,8 +14,8 @@ from tests import models
 from tests.triton import python_model, serving
 from tests.triton_models import ENSEMBLE, FAILS, FLIP_TENSORS, FLIPS, ONES, REFUSES, SPELLS, TEXT
 from trtkit.bundle.bundle import open_bundle
+from trtkit.bundle.known import KnownRequest, write_known
 from trtkit.cli.main import main
-from trtkit.deployment.known import KnownRequest, write_known
 from trtkit.extras import install
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
+from tests.gloo import gloo_ranks
 from trtkit.errors import RankError
-from trtkit.reference import Executor, GlooRank, Group, Options, run_ranks
+from trtkit.reference import Executor, Group, Options, run_ranks
 from trtkit.reference.ranks import gloo_group
 
 if TYPE_CHECKING:
@@ -29,14 +30,6 @@ OPERATIONS = [
     ("GATHER", "NONE", 1),
     ("SCATTER", "NONE", 1),
 ]
-
-
-def gloo_ranks(count: int, timeout_s: float = 10.0) -> list[GlooRank]:
-    """Return a gloo group; its members may be used by one thread each."""
-    store = HashStore()
-    with ThreadPoolExecutor(count) as pool:
-        groups = list(pool.map(lambda rank: gloo_group(store, rank, count), range(count)))
-    return [GlooRank(group, timeout_s) for group in groups]
 
 
 def network(backend: Any, logger: Any, operation: str, reduce_op: str, root: int) -> Any:

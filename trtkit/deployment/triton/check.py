@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tritonclient.utils import np_to_triton_dtype
 
-from trtkit.deployment.known import read_known
+from trtkit.bundle.known import read_known
 from trtkit.deployment.triton.answer_difference import answer_difference
 from trtkit.deployment.triton.model_config import TRITON_TYPES
 from trtkit.deployment.triton.tensor_model import max_batch_size
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.bundle.bundle import Bundle
+    from trtkit.bundle.known import KnownRequest
     from trtkit.bundle.manifest import IoRecord
-    from trtkit.deployment.known import KnownRequest
     from trtkit.runtime.triton_client import Client, ServedInterface, ServedTensor
 
 Verdict = Literal["PASS", "FAIL (not ready)", "FAIL (differs from the bundle)"]

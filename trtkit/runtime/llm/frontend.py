@@ -13,6 +13,7 @@ from trtkit.errors import RequestError
 from trtkit.runtime.decoder import open_execution
 from trtkit.runtime.generation import DraftProposer, Engine, EngineOptions, LookupProposer, Request
 from trtkit.runtime.llm.job import Job
+from trtkit.runtime.llm.known_answer import check_known_answer
 from trtkit.runtime.llm.text_bundle import TextBundle, read_text_bundle
 from trtkit.runtime.vision_language import open_tower
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.decoder import DecoderExecution, Runtime
     from trtkit.runtime.generation.proposers import Proposer
-    from trtkit.runtime.llm.outputs import Delta
+    from trtkit.runtime.llm.outputs import CompletionOutput, Delta
     from trtkit.runtime.llm.prompts import PreparedPrompt, Prompt, ReadPrompt
     from trtkit.runtime.sampling.params import SamplingParams
     from trtkit.runtime.soft_tokens import SoftTokens
@@ -70,13 +71,15 @@ class Frontend:
         self._words = text.tokenizer if options.detokenizes else None
         self.vocabulary = text.vocabulary  # here, since two threads will prepare prompts by it
         self._tower = None if text.images is None else open_tower(opened, options.runtime)
+        self.jobs: dict[str, Job] = {}
+        self._numbers = itertools.count()
+        self._news: dict[tuple[str, int], Job] = {}
+        if opened.manifest.grid.ranks > 1:
+            self._check_ranks()
         engine_options = EngineOptions(
             options.prefill_budget, options.max_queue, options.min_shared_tokens, self._proposer(options)
         )
         self.engine = Engine(self.execution, engine_options)
-        self.jobs: dict[str, Job] = {}
-        self._numbers = itertools.count()
-        self._news: dict[tuple[str, int], Job] = {}
 
     def add(
         self,
@@ -152,6 +155,22 @@ class Frontend:
     def close(self) -> None:
         """Give the memory back."""
         self.execution.close()
+
+    def _check_ranks(self) -> None:
+        """Ask the known request, in an engine of its own."""
+        self.engine = Engine(self.execution)
+        try:
+            check_known_answer(self.text.bundle, self._answer)
+        except BaseException:
+            self.execution.close()
+            raise
+
+    def _answer(self, prompt: str | list[int], params: SamplingParams) -> CompletionOutput:
+        """Answer one prompt now."""
+        job = self.add(prompt, params)
+        while not job.is_done:
+            self.step()
+        return job.completions[0]
 
     def _news_of(self, job: Job, index: int) -> None:
         self._news[job.id, index] = job

@@ -7,7 +7,7 @@ import pytest
 
 from tests.deployments import classifier
 from trtkit.bundle.bundle import Bundle, open_bundle
-from trtkit.deployment.known import FILE, KnownRequest, list_known, read_all_known, read_known, write_known
+from trtkit.bundle.known import FILE, KnownRequest, list_known, read_all_known, read_known, write_known
 from trtkit.deployment.make_known import ensure_known
 from trtkit.errors import BundleError
 from trtkit.runtime.model import open_model
