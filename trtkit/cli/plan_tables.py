@@ -10,8 +10,9 @@ from rich.text import Text
 
 from trtkit.cli.tables import count_text, pairs, plural, shape_text
 from trtkit.planning.gpus import efficiency_text
+from trtkit.planning.links import known_links
 from trtkit.planning.load import HOURS_PER_MONTH
-from trtkit.planning.report import FormatPlan, LlmGpu, LlmReport, LlmSpeed, SplitPlan, VisionGpu
+from trtkit.planning.report import FormatPlan, GridPlan, LlmGpu, LlmReport, LlmSpeed, VisionGpu
 from trtkit.report.cells import size_text
 
 if TYPE_CHECKING:
@@ -199,7 +200,8 @@ def _details(plan: LlmGpu | VisionGpu) -> Iterator[Table]:
         yield _curve(plan)
     if isinstance(plan, LlmGpu):
         yield _formats(plan)
-        yield _splits(plan)
+        if plan.grids:
+            yield _grids(plan)
 
 
 def _formats(gpu: LlmGpu) -> Table:
@@ -211,16 +213,30 @@ def _formats(gpu: LlmGpu) -> Table:
     return formats
 
 
-def _splits(gpu: LlmGpu) -> Table:
-    """Return what several GPUs would change."""
-    headers = ("con-\ncurrent", "GiB", "fits", "batch", "TTFT\nms", "TPOT\nms", "tokens\n/s", "sent")
-    splits = _numbers(f"{gpu.gpu.key}: several GPUs, GiB per GPU, transfers not timed", ("parallel",), *headers)
-    for row in gpu.splits:
-        numbers = (_ms(row.ttft), _ms(row.tpot), _rate(row.decode_tokens_per_second))
+def _grids(gpu: LlmGpu) -> Table:
+    """Return what several GPUs give."""
+    headers = (
+        "GPUs",
+        "con-\ncurrent",
+        "GiB",
+        "fits",
+        "batch",
+        "TTFT\nms",
+        "TPOT\nms",
+        "links\nms",
+        "tokens\n/s",
+        "best",
+    )
+    title = f"{gpu.gpu.key}: several GPUs over {known_links().links[gpu.gpu.link].name}, GiB per GPU"
+    table = _numbers(title, ("tensor x\npipeline",), *headers)
+    for row in gpu.grids:
+        times = (_number(1e3 * seconds) for seconds in (row.ttft_s, row.tpot_s, row.links_s_per_step))
         need = f"{row.memory_per_gpu.total / 2**30:.1f}"
-        name, sent = f"{row.kind} {row.gpus}", size_text(row.sent_bytes_per_step)
-        splits.add_row(name, str(row.at_once), need, _fits(row), str(row.largest_batch), *numbers, sent)
-    return splits
+        counts = (str(row.gpus), str(row.at_once), need, _fits(row), str(row.largest_batch))
+        rate, best = _rate(row.decode_tokens_per_second), ", ".join(row.best_at)
+        table.add_row(f"{row.tensor} x {row.pipeline}", *counts, *times, rate, best)
+    table.caption = f"tensor parallelism makes a decode step faster up to {gpu.tensor_pays_up_to} GPUs"
+    return table
 
 
 def _curve(gpu: LlmGpu | VisionGpu) -> Table:
@@ -245,7 +261,7 @@ def _numbers(title: str, first: Sequence[str], *columns: str) -> Table:
     return table
 
 
-def _fits(row: LlmGpu | VisionGpu | FormatPlan | SplitPlan) -> str:
+def _fits(row: LlmGpu | VisionGpu | FormatPlan | GridPlan) -> str:
     if isinstance(row, LlmGpu | VisionGpu) and not row.takes_precision:
         return "no dtype"
     return "yes" if row.fits else "no"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trtkit.planning.links import GPUS_PER_NODE
 from trtkit.planning.memory import RESERVE_BYTES
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ def llm_assumptions(model: DecoderModel, work: Workload) -> list[str]:
         f"decoding is timed at {work.mean_length} cached tokens, the mean; a slot holds {work.length}",
         "caches are linear and as long as needed; attention computes and reads all of a cache, masked parts too; the "
         "row `reads` has what an engine's attention is given, by `llm.kv_window`",
-        "what other formats and several GPUs would change is arithmetic: engines are for one GPU, and in few bits as "
-        "`quantize` in a config or the checkpoint says",
-        "links between GPUs are not timed: their speed is not in the table",
+        "other formats are arithmetic: engines are quantized as `quantize` in a config or the checkpoint says",
+        f"several GPUs: links at their published bandwidth, {GPUS_PER_NODE} GPUs a node and InfiniBand between nodes, "
+        "rings with NCCL's constants, nothing overlapped with computing; pipelines are full, one batch a stage",
         *_ALWAYS,
     ]
     if model.active_parameters < model.parameters:

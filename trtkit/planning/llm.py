@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtkit.planning.formats import FORMATS, in_format, quantized_bytes
+from trtkit.planning.grids import plan_grids, tensor_pays_up_to
 from trtkit.planning.load import NO_DEMAND
 from trtkit.planning.memory import Footprint
-from trtkit.planning.report import FormatPlan, LlmGpu, LlmSpeed, SplitPlan
+from trtkit.planning.report import FormatPlan, LlmGpu, LlmSpeed
 from trtkit.planning.roofline import compute_bound_batch, floor, unfused_s
-from trtkit.planning.splits import SIZES, all_reduce_bytes, kv_share, split_weight_bytes, tensor_share
 
 if TYPE_CHECKING:
     from trtkit.planning.counts import Counts
-    from trtkit.planning.decoder_model import DecoderModel, Workload
+    from trtkit.planning.decoder_model import DecoderModel
     from trtkit.planning.formats import Format
     from trtkit.planning.gpus import PlannedGpu
     from trtkit.planning.load import Demand
+    from trtkit.planning.question import Question
 
 _NO_LIMIT = 2**24
 """Where the search for a context ends, for models without a limit of their own."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """A model with its counts, and the work it is to do."""
-
-    model: DecoderModel
-    counts: Counts
-    work: Workload
 
 
 def plan_llm(question: Question, gpu: PlannedGpu, demand: Demand = NO_DEMAND) -> LlmGpu:
@@ -61,7 +52,8 @@ def plan_llm(question: Question, gpu: PlannedGpu, demand: Demand = NO_DEMAND) ->
         load=demand.plan(speed.output_tokens_per_second / work.output_len, fits=fits and takes),
         curve=tuple(speeds(question, gpu, size, price) for size in _batches(batch)),
         formats=tuple(_in_format(question, gpu, form) for form in formats if form.fits(gpu)),
-        splits=tuple(_split(question, gpu, kind, size) for kind in ("tensor", "pipeline") for size in SIZES),
+        grids=plan_grids(question, gpu),
+        tensor_pays_up_to=tensor_pays_up_to(question, gpu),
     )
 
 
@@ -120,34 +112,4 @@ def _in_format(question: Question, gpu: PlannedGpu, form: Format) -> FormatPlan:
         largest_batch=footprint.largest_batch(work.length, gpu.memory_bytes),
         ttft=floor(counts, (1, work.input_len, work.input_len), gpu),
         tpot=floor(counts, (work.concurrency, 1, work.mean_length), gpu),
-    )
-
-
-def _split(question: Question, gpu: PlannedGpu, kind: str, gpus: int) -> SplitPlan:
-    """Return what `gpus` GPUs of a kind of parallelism give, without the time of what they send each other.
-
-    A pipeline is full: each of its GPUs works on another batch, and keeps its layers' caches of all of them.
-    """
-    model, work, counts = question.model, question.work, question.counts
-    is_tensor = kind == "tensor"
-    share = tensor_share(counts, model, gpus) if is_tensor else counts
-    weights = split_weight_bytes(counts, model, gpus) if is_tensor else -(-model.weight_bytes // gpus)
-    kept = kv_share(model, gpus) if is_tensor else -(-model.layers // gpus) / model.layers
-    kv = round(kept * model.kv_bytes_per_token)
-    footprint = replace(_footprint(model, share, work.chunk), weights=weights, kv_per_token=kv)
-    tpot = floor(share, (work.concurrency, 1, work.mean_length), gpu)
-    at_once = work.concurrency if is_tensor else gpus * work.concurrency
-    need = footprint.need(at_once, work.length)
-    hop = model.dtype.size_bytes(work.concurrency * model.hidden_size)
-    return SplitPlan(
-        kind=kind,
-        gpus=gpus,
-        at_once=at_once,
-        memory_per_gpu=need,
-        fits=need.total <= gpu.memory_bytes,
-        largest_batch=footprint.largest_batch(work.length, gpu.memory_bytes),
-        ttft=floor(share, (1, work.input_len, work.input_len), gpu),
-        tpot=tpot,
-        decode_tokens_per_second=at_once / tpot.seconds,
-        sent_bytes_per_step=all_reduce_bytes(model, work.concurrency, gpus) if is_tensor else hop,
     )

@@ -16,9 +16,10 @@ from trtkit.planning.assumptions import llm_assumptions, vision_assumptions
 from trtkit.planning.count_network import count_bundle, count_config
 from trtkit.planning.decoder_model import decoder_model, formulas, workload
 from trtkit.planning.jobs import COUNT_DECODER, CountRequest
-from trtkit.planning.llm import Question, plan_llm
+from trtkit.planning.llm import plan_llm
 from trtkit.planning.load import Demand
 from trtkit.planning.quantized_by import quantized_of
+from trtkit.planning.question import Question
 from trtkit.planning.report import CacheRead, LayerGroup, LayerWork, LlmReport, StepWork, VisionReport
 from trtkit.planning.roofline import intensity
 from trtkit.planning.vision import VisionQuestion, plan_vision
@@ -81,7 +82,7 @@ def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> Ll
         slot_length=options.max_sequence_length if is_sized else 0,
     )
     counts = _count(planned, quantized, work.length, runner)
-    question = Question(model, counts, work)
+    question = Question(model, counts, work, spec)
     points = {"prefill": (1, work.input_len, work.input_len), "decode": (work.concurrency, 1, work.mean_length)}
     windowed = model.windowed_kv_bytes(work.length)
     return LlmReport(

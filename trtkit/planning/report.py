@@ -102,20 +102,26 @@ class FormatPlan:
     tpot: Floor
 
 
-@dataclass(frozen=True)
-class SplitPlan:
-    """What several GPUs give. kind: `tensor` or `pipeline`. at_once: requests of all of them together."""
+@dataclass(frozen=True, kw_only=True)
+class GridPlan:
+    """What a grid of GPUs gives, with the time of its links. at_once: requests of all pipeline stages together.
 
-    kind: str
+    links_s_per_step: of a decode step, a part of `tpot_s`. best_at: among the grids of as many GPUs that fit.
+    """
+
+    tensor: int
+    pipeline: int
     gpus: int
     at_once: int
     memory_per_gpu: Need
     fits: bool
     largest_batch: int
-    ttft: Floor
-    tpot: Floor
-    decode_tokens_per_second: float
+    ttft_s: float
+    tpot_s: float
+    links_s_per_step: float
     sent_bytes_per_step: int
+    decode_tokens_per_second: float
+    best_at: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +146,8 @@ class LlmGpu:
     load: LoadPlan | None
     curve: tuple[LlmSpeed, ...]
     formats: tuple[FormatPlan, ...]
-    splits: tuple[SplitPlan, ...]
+    grids: tuple[GridPlan, ...]
+    tensor_pays_up_to: int | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A plan as one HTML page: what fits, speed and price at best, rooflines with the model's layers, formats, splits."""
+"""A plan as one HTML page: what fits, speed and price at best, rooflines with the model's layers, formats, grids."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from trtkit.planning.gpus import efficiency_text
+from trtkit.planning.links import known_links
 from trtkit.planning.load import HOURS_PER_MONTH
 from trtkit.planning.report import LlmGpu, LlmReport, LlmSpeed
 from trtkit.report import charts
@@ -115,7 +116,7 @@ def _bound(time: Floor) -> str:
 
 
 def _gpu(plan: Report, gpu: LlmGpu | VisionGpu) -> Iterator[str]:
-    """Yield one GPU's roofline, batches, formats and splits."""
+    """Yield one GPU's roofline, batches, formats and grids."""
     yield _roofline(plan, gpu.gpu)
     if gpu.gpu.matmul_efficiency:
         yield f"<p class='note'>{escape(_measured(gpu.gpu))}</p>"
@@ -128,7 +129,9 @@ def _gpu(plan: Report, gpu: LlmGpu | VisionGpu) -> Iterator[str]:
             for each in gpu.formats
         ]  # fmt: skip
         yield from section("Formats of weights and caches", table(headers, rows), level=3)
-        yield from section("Several GPUs, links not timed", _splits(gpu), level=3)
+        if gpu.grids:
+            link = known_links().links[gpu.gpu.link].name
+            yield from section(f"Several GPUs over {link}", _grids(gpu), level=3)
 
 
 def _measured(gpu: PlannedGpu) -> str:
@@ -158,15 +161,17 @@ _SPEED = {
 }
 
 
-def _splits(gpu: LlmGpu) -> str:
-    headers = ("parallel", "GPUs", "requests at once", "memory of each", "fits", "largest batch", "TTFT", "TPOT",
-               "output tokens/s while decoding", "sent per step")  # fmt: skip
-    rows = [
-        (each.kind, each.gpus, each.at_once, size(each.memory_per_gpu.total), _yes(each.fits), each.largest_batch,
-         _ms(each.ttft), _ms(each.tpot), number(each.decode_tokens_per_second), size(each.sent_bytes_per_step))
-        for each in gpu.splits
+def _grids(gpu: LlmGpu) -> str:
+    headers = ("tensor", "pipeline", "GPUs", "requests at once", "memory of each", "fits", "largest batch", "TTFT",
+               "TPOT", "links in TPOT", "output tokens/s while decoding", "sent per step", "best at")  # fmt: skip
+    rows: list[tuple[Value, ...]] = [
+        (each.tensor, each.pipeline, each.gpus, each.at_once, size(each.memory_per_gpu.total), _yes(each.fits),
+         each.largest_batch, *(milliseconds(1e3 * s) for s in (each.ttft_s, each.tpot_s, each.links_s_per_step)),
+         number(each.decode_tokens_per_second), size(each.sent_bytes_per_step), ", ".join(each.best_at))
+        for each in gpu.grids
     ]  # fmt: skip
-    return table(headers, rows)
+    note = f"<p>Tensor parallelism makes a decode step faster up to {gpu.tensor_pays_up_to} GPUs.</p>"
+    return note + table(headers, rows)
 
 
 def _roofline(plan: Report, gpu: PlannedGpu) -> str:

@@ -12,7 +12,7 @@ from trtkit.models.registry import decoder_spec
 from trtkit.planning.count_decoder import count_decoder
 from trtkit.planning.decoder_model import DecoderModel, decoder_model, workload
 from trtkit.planning.jobs import CountRequest
-from trtkit.planning.llm import Question
+from trtkit.planning.question import Question
 from trtkit.planning.source import architectures
 
 if TYPE_CHECKING:
@@ -55,4 +55,4 @@ def question(name: str, input_len: int = 512, output_len: int = 128, concurrency
     """Return a published model with work to do."""
     model = published_model(name)
     work = workload(model, (input_len, output_len), concurrency=concurrency, chunk=512)
-    return Question(model, published_counts(name), work)
+    return Question(model, published_counts(name), work, decoder_spec(architectures()[name]["fields"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -10,12 +11,13 @@ from hypothesis import strategies as st
 
 from tests.unit.planning.planned import counted, published_counts, question
 from trtkit.dtypes import FP16
+from trtkit.models.parallel import Grid
 from trtkit.planning.formats import FORMATS, Format, in_format, quantized_bytes
 from trtkit.planning.gpus import PlannedGpu, find_gpus, planned_gpus
+from trtkit.planning.grids import link_seconds, rank_bytes, tensor_share
 from trtkit.planning.llm import cost_per_million, plan_llm, speeds
 from trtkit.planning.memory import Footprint, largest
 from trtkit.planning.roofline import compute_bound_batch, floor, group_floor, unfused_s
-from trtkit.planning.splits import all_reduce_bytes, kv_share, split_weight_bytes, tensor_share
 
 H200, L4 = find_gpus(["h200", "l4"])
 LLAMA = "llama-2-7b"
@@ -129,16 +131,49 @@ def test_prefill_floor_is_operations_over_rate() -> None:
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 def test_a_share_of_tensor_parallelism_is_the_whole_divided(gpus: int) -> None:
     asked = question("llama-3.1-8b")
-    share = tensor_share(asked.counts, asked.model, gpus)
+    share = tensor_share(asked.counts, asked, Grid(gpus))
     for point in ((1, 512, 512), (16, 1, 4096)):
         whole, part = asked.counts.products["bf16"].at(point), share.products["bf16"].at(point)
         assert part == pytest.approx(whole / gpus, rel=1e-3)
-    weights = split_weight_bytes(asked.counts, asked.model, gpus)
-    divided = asked.model.weight_bytes - 2 * asked.model.looked_up
-    assert weights == pytest.approx(divided / gpus + 2 * asked.model.looked_up, rel=1e-3)
-    assert kv_share(asked.model, gpus) == 1 / gpus  # 8 key/value heads
-    assert kv_share(asked.model, 16) == 1 / 8
-    assert all_reduce_bytes(asked.model, 1, gpus) == 2 * 32 * (2 * (gpus - 1) * 4096 * 2 // gpus)
+    weights, cache = rank_bytes(asked, Grid(gpus))
+    assert weights == pytest.approx(asked.model.weight_bytes / gpus, rel=1e-3)  # norms are whole
+    assert cache * gpus == asked.model.kv_bytes_per_token  # 8 key/value heads
+    assert rank_bytes(asked, Grid(16))[1] * 8 == asked.model.kv_bytes_per_token
+    hidden, logits = 4096 * 2, 128256 * 4
+    sent = link_seconds(asked, H200, Grid(gpus), 1, 1)[1]
+    assert sent == (2 * 65 * hidden + logits) * (gpus - 1) // gpus
+
+
+def test_a_pipeline_holds_its_layers_and_sends_hidden_states() -> None:
+    asked = question("llama-3.1-8b", concurrency=4)
+    weights, cache = rank_bytes(asked, Grid(pipeline=2))
+    assert asked.model.weight_bytes / 2 < weights < 0.55 * asked.model.weight_bytes  # the embedding, or the head
+    assert 2 * cache == asked.model.kv_bytes_per_token
+    assert link_seconds(asked, H200, Grid(pipeline=2), 4, 4)[1] == 4 * 4096 * 2
+
+
+def test_grids_that_cannot_share_the_model_are_left_out() -> None:
+    shared = {(each.tensor, each.pipeline) for each in plan_llm(question("llama-3.1-8b"), H200).grids}
+    assert {(2, 1), (1, 2), (8, 2), (16, 1)} <= shared
+    odd = question("llama-3.1-8b")
+    layers = tuple(
+        replace(layer, attention=replace(layer.attention, num_attention_heads=31)) for layer in odd.spec.layers
+    )
+    grids = plan_llm(replace(odd, spec=replace(odd.spec, layers=layers)), H200).grids
+    assert {each.tensor for each in grids} == {1}
+
+
+def test_the_best_grids_are_those_that_fit() -> None:
+    grids = plan_llm(question("llama-3.1-8b", concurrency=16), L4).grids
+    assert {each.best_at for each in grids if each.gpus == 4} == {("TPOT",), ("tokens/s",), ()}
+    assert not [each for each in grids if each.best_at and not each.fits]
+    assert all(each.links_s_per_step < each.tpot_s for each in grids)
+
+
+def test_no_grid_is_planned_for_gpus_without_a_known_link() -> None:
+    orin = plan_llm(question("llama-3.1-8b"), find_gpus(["orin"])[0])
+    assert orin.grids == ()
+    assert orin.tensor_pays_up_to is None
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)

@@ -22,10 +22,11 @@ from trtkit.network.decoder import DecoderOptions, build_decoder
 from trtkit.network.graph import Graph
 from trtkit.planning.decoder_model import DecoderModel, decoder_model, workload
 from trtkit.planning.gpus import find_gpus
-from trtkit.planning.llm import Question, plan_llm
+from trtkit.planning.llm import plan_llm
 from trtkit.planning.memory import Footprint
 from trtkit.planning.quantization_config import by_config
 from trtkit.planning.quantized_by import by_options, by_source
+from trtkit.planning.question import Question
 from trtkit.quantization.llm.choice import linear_layers
 from trtkit.quantized_model import LayerForm, QuantizedModel
 from trtkit.sources.decoder_source import open_hf_folder
@@ -165,6 +166,6 @@ def test_configs_that_no_network_is_written_for_are_refused(asked: dict[str, Any
 
 def test_gpus_without_the_type_do_not_take_the_model() -> None:
     model, counts = planned(method="nvfp4")
-    question = Question(model, counts, workload(model, (20, 12), concurrency=1, chunk=16))
+    question = Question(model, counts, workload(model, (20, 12), concurrency=1, chunk=16), SPEC)
     takes = {gpu.key: plan_llm(question, gpu).takes_precision for gpu in find_gpus(["t4", "h200", "rtx5090"])}
     assert takes == {"t4": False, "h200": False, "rtx5090": True}
