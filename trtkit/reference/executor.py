@@ -110,6 +110,11 @@ class Executor:
         outputs = {name: values[slot] for name, slot in zip(self.output_names, self._program.outputs, strict=True)}
         return {name: value for name, value in tensors.items() if value is not None} | outputs
 
+    @property
+    def tensor_names(self) -> set[str]:
+        """The names of all tensors of the network."""
+        return set(self._slots)
+
     def layer_seconds(self, inputs: Mapping[str, Any]) -> dict[str, float]:
         """Run once; return how long each layer took, in the order they ran. Layers of one name are added up."""
         seconds: dict[str, float] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ import torch
 from trtkit.backends import load_backend
 from trtkit.engine.decoders import llm_options, open_decoder
 from trtkit.jobs.events import Phase, Progress, Verdict
+from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.quantization_methods import FORMATS
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.resolve import resolve
@@ -26,6 +27,7 @@ from trtkit.verification.layers import layer_errors
 from trtkit.verification.logits import LogitsCompared, compare_rows
 from trtkit.verification.perplexity import mean_loss, windows
 from trtkit.verification.prompts import Prompt, read_prompts
+from trtkit.verification.ranks import RankedDecoder, rank_errors, rank_networks, reference_decoder, single
 from trtkit.verification.report import Agreement, Check, Corner, LayerError, Output, Perplexity, Report
 from trtkit.verification.rounded_inputs import round_inputs
 from trtkit.verification.signal import hollow_outputs
@@ -61,9 +63,10 @@ class DecoderVerifier:
         self._decoder = open_decoder(resolve(self.config), request.quantized)
         self.backend, self.opened = load_backend(request.backend), self._decoder.source
         report(Phase("write network"))
-        self.network = decoder_network(self.backend, self._decoder, "all")
+        self.ranks = None if grid_of(self.config) == SINGLE else rank_networks(self.backend, self._decoder, "all")
+        self.network = decoder_network(self.backend, single(self._decoder), "all")
         self.decoder = ReferenceDecoder(self.network, _SLOTS)
-        self.stepper = Stepper(self.decoder)
+        self.stepper = Stepper(self.decoder if self.ranks is None else RankedDecoder(self.ranks, _SLOTS))
         report(Phase("load reference"))
         self.reference = TransformersReference(self.opened, llm_options(self.config).max_sequence_length)
         tolerance, least = tolerance_of(self.config), self._rounding()
@@ -83,15 +86,16 @@ class DecoderVerifier:
 
     @cached_property
     def engine_network(self) -> DecoderNetwork:
-        """The network exactly as the engine has it: its own kind of logits."""
+        """The network exactly as the engine of one rank has it: its own kind of logits."""
         if llm_options(self.config).logits == "all":
             return self.network
         return decoder_network(self.backend, self._decoder)
 
     def engine_stepper(self) -> Stepper:
-        """Return what steps that network."""
-        is_own = self.engine_network is self.network
-        return self.stepper if is_own else Stepper(ReferenceDecoder(self.engine_network, 1))
+        """Return what steps that network, or those of all ranks."""
+        if llm_options(self.config).logits == "all":
+            return self.stepper
+        return Stepper(reference_decoder(self.backend, self._decoder, 1))
 
     def logits(self, prompt: Prompt) -> torch.Tensor:
         """Return logits [S, V] of one prompt, prefilled at once."""
@@ -116,6 +120,8 @@ def verify(request: VerifyRequest, context: Context) -> Report:
     context.report(Phase("compare greedy tokens"))
     answers = _greedy(verifier, prompts)
     corners = _corners(verifier, prompts, context.report) if request.request.corners else []
+    if verifier.ranks is not None:
+        corners.append(_ranks_corner(verifier, prompts))
     perplexity = _perplexity(verifier, Path(request.request.text), context.report) if request.request.text else None
     same = sum(ours == theirs for ours, theirs in answers) / len(answers)
     # Where two tokens are nearly equally likely, the rounding of 16 bits may choose; that of fp32 does not.
@@ -196,6 +202,16 @@ def _corners(verifier: DecoderVerifier, prompts: list[Prompt], report: Listener)
     return [*corners, _corner("slots of different lengths", shapes, rows, verifier)]
 
 
+def _ranks_corner(verifier: DecoderVerifier, prompts: list[Prompt]) -> Corner:
+    """Compare all ranks' logits with those of one rank's network."""
+    alone, pairs = Stepper(verifier.decoder), []
+    for prompt in prompts:
+        alone.reset(1)
+        pairs.append((verifier.logits(prompt), alone.step([prompt.ids])[0]))
+    grid = grid_of(verifier.config)
+    return _corner(f"{grid.ranks} ranks and one", {"tensor, expert, pipeline": tuple(astuple(grid))}, pairs, verifier)
+
+
 def _corner(name: str, shapes: Shapes, pairs: list[tuple[Any, Any]], verifier: DecoderVerifier) -> Corner:
     compared = worst([compare_rows(ours, whole, verifier.limits) for ours, whole in pairs])
     return corner(name, shapes, compared, verifier.limits)
@@ -218,12 +234,15 @@ def _perplexity(verifier: DecoderVerifier, path: Path, report: Listener) -> Perp
 
 
 def _layers(verifier: DecoderVerifier, prompt: Prompt, report: Listener) -> tuple[LayerError, ...]:
-    """Measure every tensor on one prefill against the network widened."""
+    """Measure every tensor on one prefill against the network widened; of several ranks, those that all hold."""
     report(Phase("compare layers"))
     count = len(prompt.ids)
-    inputs = verifier.decoder.inputs(Call(0, np.array([prompt.ids]), np.array([0]), np.array([count])))
+    call = Call(0, np.array([prompt.ids]), np.array([0]), np.array([count]))
     network, constants = verifier.network.graph.network, verifier.network.graph.constants
-    errors = layer_errors(verifier.backend, network, inputs, constants)
+    if verifier.ranks is not None:
+        errors = rank_errors(verifier.backend, verifier.ranks, verifier.network, call)
+    else:
+        errors = layer_errors(verifier.backend, network, verifier.decoder.inputs(call), constants)
     return tuple(replace(error, node=error.layer) for error in errors)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.engine.decoders import llm_options
 from trtkit.jobs.events import Phase
+from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.runtime import device as devices
 from trtkit.runtime.decoder import ReferenceDecoder
 from trtkit.runtime.decoder.engine import EngineDecoder
@@ -37,11 +38,13 @@ def compare_engine(
 ) -> EngineOutputs | None:
     """Compare the engine's logits with those of its own network; None if there is no engine or no GPU.
 
+    Engines of several ranks run together only, which `trtkit generate` does; they are not compared here.
+
     Both are given the same tokens: prompts in chunks that the engine takes, then the reference's own next tokens.
     write: returns the network.
     """
     device = devices.find_device()
-    if not request.engines or device is None:
+    if not request.engines or device is None or grid_of(request.config) != SINGLE:
         return None
     report(Phase("compare the engine"))
     network, comparisons = write(), []

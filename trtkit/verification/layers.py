@@ -55,7 +55,7 @@ def layer_errors(
     Networks of fp16 and bf16 widen to fp32, those of fp32 to fp64. In as many passes as it takes for the widened
     tensors of one to stay within a GiB. reference: returns tensors of these names from elsewhere.
     """
-    names = _makers(backend, network)
+    names = makers(backend, network)
     widen = "fp32" if any(name.dtype in {"fp16", "bf16"} for name in names.values()) else "fp64"
     wide = Executor(backend, network, Options(constants=constants, widen=widen))
     own = Executor(backend, network, Options(constants=constants))
@@ -66,13 +66,13 @@ def layer_errors(
             sizes[tensor] = value.numel() * _WIDE_BYTES
 
     own.run(inputs, on_tensor=note)
-    wide_inputs, errors = _widened(inputs, widen), dict[str, LayerError]()
+    wide_inputs, errors = widened(inputs, widen), dict[str, LayerError]()
     for group in passes(sizes, PASS_BYTES):
         others, kept = reference(group), wide.run(wide_inputs, keep=group)
 
         def take(tensor: str, value: Any, group: set[str] = group, kept: Any = kept, others: Any = others) -> None:
             if tensor in group and tensor in kept:
-                errors[tensor] = _measure(names[tensor], tensor, value, kept[tensor], others.get(tensor))
+                errors[tensor] = measure(names[tensor], tensor, value, kept[tensor], others.get(tensor))
 
         own.run(inputs, on_tensor=take)
     return [errors[tensor] for tensor in sizes if tensor in errors]
@@ -92,7 +92,7 @@ def passes(sizes: Mapping[str, int], limit: int) -> Iterator[set[str]]:
         yield group
 
 
-def _makers(backend: Backend, network: Any) -> dict[str, LayerName]:
+def makers(backend: Backend, network: Any) -> dict[str, LayerName]:
     """Map each tensor to its layer; the parser notes the ONNX node as `[ONNX Layer: name]`."""
     from trtkit.dtypes import from_tensorrt
 
@@ -108,14 +108,14 @@ def _makers(backend: Backend, network: Any) -> dict[str, LayerName]:
     return makers
 
 
-def _widened(inputs: Mapping[str, Any], widen: str) -> dict[str, torch.Tensor]:
+def widened(inputs: Mapping[str, Any], widen: str) -> dict[str, torch.Tensor]:
     """Return float inputs in the type that the widened network takes."""
     dtype = torch.float64 if widen == "fp64" else torch.float32
     tensors = {name: to_tensor(value, name) for name, value in inputs.items()}
     return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
-def _measure(name: LayerName, tensor: str, value: torch.Tensor, wide: torch.Tensor, reference: Any) -> LayerError:
+def measure(name: LayerName, tensor: str, value: torch.Tensor, wide: torch.Tensor, reference: Any) -> LayerError:
     """Compare one tensor with its widened self."""
     value, wide = (each.detach().to(torch.float64) for each in (value, wide))  # fp8 has few operations of its own
     magnitude = wide.abs()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -13,14 +13,21 @@ if TYPE_CHECKING:
 
     import torch
 
-    from trtkit.runtime.decoder import DecoderExecution
     from trtkit.runtime.soft_tokens import SoftTokens
+
+
+class Forward(Protocol):
+    """What runs calls."""
+
+    def forward(self, call: Call) -> torch.Tensor:
+        """Run new tokens; return logits [R, V], or [R, S, V] of all tokens."""
+        ...
 
 
 class Stepper:
     """Sequences in a decoder's first slots. lengths: cached tokens of each."""
 
-    def __init__(self, decoder: DecoderExecution) -> None:
+    def __init__(self, decoder: Forward) -> None:
         self._decoder = decoder
         self.reset(1)
 

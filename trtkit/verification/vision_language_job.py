@@ -17,7 +17,7 @@ from trtkit.inputs.images import read_image
 from trtkit.jobs.events import Phase
 from trtkit.models.model import VISION
 from trtkit.resolve import resolve
-from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
+from trtkit.runtime.decoder import decoder_network
 from trtkit.runtime.text import open_tokenizer
 from trtkit.runtime.vision_language import ImagePrompts, reference_tower
 from trtkit.verification.decoder_job import ROUNDED_ACTIVATIONS, rounds_activations
@@ -25,6 +25,7 @@ from trtkit.verification.dequantized import wrapped_folder
 from trtkit.verification.engine_logits import compare_engine
 from trtkit.verification.job import corner
 from trtkit.verification.logits import LogitsCompared, compare_rows
+from trtkit.verification.ranks import reference_decoder
 from trtkit.verification.report import Agreement, Check, Corner, Output, Report
 from trtkit.verification.signal import hollow_outputs
 from trtkit.verification.slices import limits_of
@@ -74,7 +75,7 @@ class VisionLanguageVerifier:
         report(Phase("write network"))
         self._decoder = model = open_decoder(resolve(self.config), request.quantized)
         self.backend = load_backend(request.backend)
-        self.stepper = Stepper(ReferenceDecoder(decoder_network(self.backend, model, "all"), 1))
+        self.stepper = Stepper(reference_decoder(self.backend, model, 1, "all"))
         onnx = request.stages[0].onnx
         assert onnx is not None
         self._tower: VisionTower = reference_tower(self._record, self.backend, onnx.path)

@@ -59,6 +59,10 @@ class ReferenceDecoder:
             draw(logits.view(-1, self.vocab_size), call.first_slot)
         return logits
 
+    def tensors(self, call: Call, names: set[str]) -> dict[str, torch.Tensor]:
+        """Run new tokens; return the outputs, and the tensors of these names that the network has."""
+        return self._executor.run(self.inputs(call), keep=names & self._executor.tensor_names)
+
     def rows_to_run(self, _first_slot: int, rows: int) -> int:
         """Return `rows`."""
         return rows

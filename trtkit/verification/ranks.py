@@ -1,0 +1,141 @@
+"""All ranks of a language model in one process, and how what they hold alike differs from what one rank computes."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from trtkit.models.parallel import SINGLE, grid_of
+from trtkit.network.decoder import NEXT_HIDDEN_STATES
+from trtkit.reference import Executor, Group, Options
+from trtkit.runtime.decoder import ReferenceDecoder, decoder_network
+from trtkit.verification.layers import makers, measure, widened
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Literal
+
+    import torch
+
+    from trtkit.backends import Backend
+    from trtkit.engine.decoders import OpenedDecoder
+    from trtkit.models.parallel import Grid
+    from trtkit.reference.ranks import Rank
+    from trtkit.runtime.decoder import Call, DecoderNetwork
+    from trtkit.verification.layers import LayerName
+    from trtkit.verification.report import LayerError
+
+# What every rank of a stage holds: residual sums and norms. Norms inside attention are of a rank's own heads.
+_ALIKE = re.compile(r"layers\.\d+/([^/]+|\w+_norm/[^/]+)$|(embedding|embedding_norm|final_norm)/[^/]+$")
+_REDUCED = "/all_reduce"
+
+
+@dataclass(frozen=True, eq=False)
+class RankNetworks:
+    """The networks of all ranks, by rank."""
+
+    grid: Grid
+    networks: tuple[DecoderNetwork, ...]
+
+    def members(self) -> list[Rank]:
+        """Return every rank's place in its stage: threads of this process."""
+        groups = [Group(self.grid.stage_ranks) for _ in range(self.grid.pipeline)]
+        places = (divmod(rank, self.grid.stage_ranks) for rank in range(self.grid.ranks))
+        return [groups[stage].member(number) for stage, number in places]
+
+    def stages(self) -> Iterator[range]:
+        """Yield the ranks of each stage."""
+        for first in range(0, self.grid.ranks, self.grid.stage_ranks):
+            yield range(first, first + self.grid.stage_ranks)
+
+
+class RankedDecoder:
+    """Runs calls on all ranks, those of a stage as threads; the reference executor computes."""
+
+    def __init__(self, ranks: RankNetworks, slots: int) -> None:
+        self._ranks = ranks
+        pairs = zip(ranks.networks, ranks.members(), strict=True)
+        self.decoders = [ReferenceDecoder(network, slots, ranks=member) for network, member in pairs]
+
+    def forward(self, call: Call) -> torch.Tensor:
+        """Run new tokens; return the first rank's fp32 logits [R, V], or [R, S, V] of all tokens."""
+        for stage in self._ranks.stages():
+            with ThreadPoolExecutor(len(stage)) as pool:
+                outputs = list(pool.map(lambda rank, call=call: self.decoders[rank].forward(call), stage))
+            call = replace(call, hidden=outputs[0])
+        assert call.hidden is not None
+        return call.hidden
+
+
+def rank_networks(
+    backend: Backend, opened: OpenedDecoder, logits: Literal["all", "last"] | None = None
+) -> RankNetworks:
+    """Return the networks that a build writes for all ranks; `logits` changes what they give."""
+    grid = grid_of(opened.config)
+    networks = (decoder_network(backend, replace(opened, rank=rank), logits) for rank in range(grid.ranks))
+    return RankNetworks(grid, tuple(networks))
+
+
+def single(opened: OpenedDecoder) -> OpenedDecoder:
+    """Return the same model as one rank computes it."""
+    config = opened.config.model_copy(update={"parallel": None})
+    return replace(opened, model=replace(opened.model, config=config), rank=0)
+
+
+def reference_decoder(
+    backend: Backend, opened: OpenedDecoder, slots: int, logits: Literal["all", "last"] | None = None
+) -> ReferenceDecoder | RankedDecoder:
+    """Return what computes the networks that a build writes: one rank's, or all of them together."""
+    if grid_of(opened.config) == SINGLE:
+        return ReferenceDecoder(decoder_network(backend, opened, logits), slots)
+    return RankedDecoder(rank_networks(backend, opened, logits), slots)
+
+
+def rank_errors(backend: Backend, ranks: RankNetworks, whole: DecoderNetwork, call: Call) -> list[LayerError]:
+    """Compare what every rank of a stage should hold alike with the network of one rank, widened, in execution order.
+
+    Of ranks that differ, the worst one counts. The sum of the ranks' products is compared with the product of one.
+    """
+    names = makers(backend, whole.graph.network)
+    inputs = ReferenceDecoder(whole, len(call.starts)).inputs(call)
+    type_of = "fp32" if any(name.dtype in {"fp16", "bf16"} for name in names.values()) else "fp64"
+    wide = Executor(backend, whole.graph.network, Options(constants=whole.graph.constants, widen=type_of))
+    counterparts = {name: _counterpart(name, names) for name in _rank_tensors(backend, ranks)}
+    kept = wide.run(widened(inputs, type_of), keep={name for name in counterparts.values() if name})
+    errors: dict[str, LayerError] = {}
+    for values in _values(ranks, call, [name for name, whole_name in counterparts.items() if whole_name]):
+        for tensor, value in values.items():
+            name = names[counterparts[tensor]]
+            error = measure(replace(name, layer=tensor), tensor, value, kept[counterparts[tensor]], None)
+            if tensor not in errors or error.relative_rms_error > errors[tensor].relative_rms_error:
+                errors[tensor] = error
+    return list(errors.values())
+
+
+def _rank_tensors(backend: Backend, ranks: RankNetworks) -> list[str]:
+    """Return the tensors that ranks hold alike."""
+    names: dict[str, LayerName] = {}
+    for network in ranks.networks:
+        names |= makers(backend, network.graph.network)
+    computed = (name for name, maker in names.items() if maker.kind != "CONSTANT")
+    return [name for name in computed if name.endswith(_REDUCED) or _ALIKE.match(name)]
+
+
+def _counterpart(name: str, names: Mapping[str, LayerName]) -> str:
+    """Return what one rank's network calls the same tensor; empty if it has none."""
+    summed = name.removesuffix(_REDUCED)
+    own = [f"{summed}/matmul", f"{summed.rpartition('/')[0]}/gather"] if name.endswith(_REDUCED) else [name]
+    return next((each for each in own if each in names), "")
+
+
+def _values(ranks: RankNetworks, call: Call, wanted: Sequence[str]) -> Iterator[dict[str, torch.Tensor]]:
+    """Yield each rank's wanted tensors, stage by stage."""
+    decoder = RankedDecoder(ranks, len(call.starts))
+    for stage in ranks.stages():
+        decoders = [decoder.decoders[rank] for rank in stage]
+        with ThreadPoolExecutor(len(decoders)) as pool:
+            results = list(pool.map(lambda each, call=call: each.tensors(call, set(wanted)), decoders))
+        yield from ({name: values[name] for name in wanted if name in values} for values in results)
+        call = replace(call, hidden=results[0].get(NEXT_HIDDEN_STATES))
