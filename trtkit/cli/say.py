@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from trtkit.cli.options import is_logged, is_quiet, is_verbose
@@ -9,8 +11,8 @@ from trtkit.cli.visible import echo
 
 
 def say(text: str) -> None:
-    """Tell what happens, unless --quiet."""
-    _tell(text, "info", is_shown=not is_quiet())
+    """Tell what happens, unless --quiet; of several ranks that a launcher started, the first speaks."""
+    _tell(text, "info", is_shown=not is_quiet() and os.environ.get("RANK", "0") == "0")
 
 
 def warn(text: str) -> None:

@@ -6,7 +6,14 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+from torch._C._distributed_c10d import HashStore
+
 from tests.integration.parallel.test_engines import launch
+from trtkit.bundle.bundle import open_bundle
+from trtkit.errors import RequestError
+from trtkit.runtime.decoder import open_execution
+from trtkit.runtime.distributed import world
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,12 +31,25 @@ def test_torchrun_prints_what_one_process_prints(bundle_of: Callable[[str], Path
     assert len(expected) > 8
 
 
-def test_another_number_of_ranks_is_refused(bundle_of: Callable[[str], Path]) -> None:
-    done = launch(3, "-m", "trtkit", "generate", str(bundle_of("tensor")), *PROMPT)
-    assert done.returncode != 0
-    refusal = (
-        "error: WORLD_SIZE: 3 ranks were launched; the bundle has 2\n"
-        "fix: launch 2 ranks, or start the command without a launcher\n"
+def test_another_number_of_ranks_is_refused(bundle_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RequestError) as error:
+        open_execution(open_bundle(bundle_of("tensor")))
+    assert str(error.value) == (
+        "WORLD_SIZE: 3 ranks were launched; the bundle has 2\n"
+        "fix: launch 2 ranks, or start the command without a launcher"
     )
-    assert refusal in done.stderr
-    assert not done.stdout
+
+
+def test_launched_ranks_serve_one_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    monkeypatch.setattr(world, "_rendezvous", lambda: (store, 0, 2))
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    assert world.launched_world().host == "127.0.0.1"
+    with pytest.raises(RequestError) as error:
+        world.launched_world()
+    assert str(error.value) == (
+        "RANK: the launched ranks serve one bundle, which has been opened\n"
+        "fix: open one bundle of several ranks, or start without a launcher: every bundle then starts its own ranks"
+    )

@@ -18,7 +18,7 @@ from trtkit.runtime.distributed.group import JOIN_TIMEOUT_S, RankGroup
 from trtkit.runtime.distributed.members import Members
 from trtkit.runtime.distributed.serve import serve
 from trtkit.runtime.distributed.stage import Place, StageRunner
-from trtkit.runtime.distributed.world import host_world, launched_world
+from trtkit.runtime.distributed.world import host_world, launched_count, launched_world
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
@@ -31,16 +31,17 @@ def open_distributed(bundle: Bundle, options: OpenOptions) -> DistributedDecoder
 
     Raises RequestError where the launcher's ranks are not as many as the bundle's, RankError where a rank fails.
     """
-    count, world = bundle.manifest.grid.ranks, launched_world()
-    if world is not None:
-        if world.count != count:
-            what = f"{world.count} ranks were launched; the bundle has {count}"
-            raise RequestError(what, "WORLD_SIZE", f"launch {count} ranks, or start the command without a launcher")
-        if world.rank:
-            _serve_and_exit(bundle, options, world)
-        return _open(bundle, options, RankGroup(world))
-    world, port = host_world(count)
-    return _open(bundle, options, RankGroup(world, Members(bundle.path, count, port, options)))
+    count, launched = bundle.manifest.grid.ranks, launched_count()
+    if launched is None:
+        world, port = host_world(count)
+        return _open(bundle, options, RankGroup(world, Members(bundle.path, count, port, options)))
+    if launched != count:
+        what = f"{launched} ranks were launched; the bundle has {count}"
+        raise RequestError(what, "WORLD_SIZE", f"launch {count} ranks, or start the command without a launcher")
+    world = launched_world()
+    if world.rank:
+        _serve_and_exit(bundle, options, world)
+    return _open(bundle, options, RankGroup(world))
 
 
 def serve_rank(bundle: Bundle, options: OpenOptions, world: World) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from trtkit.errors import RequestError
 from trtkit.reference.ranks import gloo_group
 
 if TYPE_CHECKING:
@@ -44,18 +45,28 @@ class World:
         return gloo_group(store, ranks.index(self.rank), len(ranks), CONNECT_TIMEOUT_S, self.host)
 
 
-def launched_world() -> World | None:
-    """Return the world that a launcher states in the environment (RANK, WORLD_SIZE, ...); None without a launcher."""
+def launched_count() -> int | None:
+    """Return how many ranks a launcher such as torchrun started (RANK, WORLD_SIZE, ...); None without a launcher."""
     if any(name not in os.environ for name in _VARIABLES):
         return None
+    return int(os.environ["WORLD_SIZE"])
+
+
+def launched_world() -> World:
+    """Return the world that the launcher states in the environment.
+
+    Raises RequestError on rank 0 the second time: the other ranks serve one bundle and exit.
+    """
     from torch._C._distributed_c10d import PrefixStore
 
     store, rank, count = _rendezvous()
-    number = store.add(f"trtkit groups of rank {rank}", 1)  # the same on every rank: they open the same bundles
+    if rank == 0 and store.add("trtkit groups", 1) > 1:
+        fix = "open one bundle of several ranks, or start without a launcher: every bundle then starts its own ranks"
+        raise RequestError("the launched ranks serve one bundle, which has been opened", "RANK", fix)
     master = os.environ["MASTER_ADDR"]
     host = LOOPBACK if master == "localhost" or master.startswith("127.") else ""
     local = int(os.environ.get("LOCAL_RANK", rank))
-    return World(rank, count, local, PrefixStore(f"trtkit {number}", store), host, is_launched=True)
+    return World(rank, count, local, PrefixStore("trtkit", store), host, is_launched=True)
 
 
 def host_world(count: int) -> tuple[World, int]:
