@@ -45,7 +45,7 @@ FULL = {
 class Nothing:
     """A decoder whose logits are always the same. is_asynchronous: whether steps overlap, as on a GPU."""
 
-    max_length, max_prefill_length = 4096, 512
+    max_length, max_prefill_length = 4096, 2048
     has_all_logits, takes_ids, description = False, True, "nothing"
 
     def __init__(self, slots: int = SLOTS, vocabulary: int = VOCABULARY, *, is_asynchronous: bool = False) -> None:
@@ -137,7 +137,9 @@ def _engine(nothing: Nothing, params: dict[str, Any]) -> Engine:
     for seed in range(nothing.slots):
         settings = Settings.resolve(SamplingParams(max_tokens=3900, ignore_eos=True, seed=seed, **params), vocabulary)
         engine.submit(Request(str(seed), list(range(300, 300 + HISTORY)), settings))
-    while engine.statistics.generated_tokens < 2 * nothing.slots:
+    while engine.statistics.prompt_tokens + engine.statistics.reused_tokens < nothing.slots * HISTORY:
+        engine.step()
+    for _ in range(3):
         engine.step()
     return engine
 

@@ -46,10 +46,11 @@ class Sequences:
         self.prompt_lengths[slot], self.lengths[slot] = prompt, length
         self._set_soft(slot, soft)
 
-    def append(self, slots: Ints, tokens: Ints) -> None:
-        """Add one token to each of `slots` [R]."""
-        self.tokens[slots, self.lengths[slots]] = tokens
-        self.lengths[slots] += 1
+    def append(self, slots: Ints, tokens: Ints | int) -> None:
+        """Add one token to each of `slots` [R], or the same to all."""
+        lengths = self.lengths[slots]
+        self.tokens[slots, lengths] = tokens
+        self.lengths[slots] = lengths + 1
 
     def copy(self, source: int, target: int) -> None:
         """Make `target` the same sequence as `source`."""

@@ -172,8 +172,8 @@ class Engine:
         unread = self._state.unread()
         if not unread.size:
             return []
-        in_turn = sorted(unread.tolist(), key=self._state.running.turn)
         budget = max(1, self._budget - decoding)
+        in_turn = self._state.running.in_turn(unread)
         return plan_chunks(in_turn, self._state.slots, budget, self.execution.max_prefill_length)
 
     def _prefill(self, group: list[Chunk]) -> None:

@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 class Step:
     """A step of the network that was launched. slots, lengths: [R], of the sequences that it read.
 
-    tenancies: [R], of the slots at the launch. logits: [R, V]. place: the slots, where it computes. is_drawn: whether
-    it has drawn the tokens of rows that do not need the host.
+    tenancies: [R], of the slots at the launch. logits: [R, V]. place: the slots, as an index where it computes.
+    is_drawn: whether it has drawn the tokens of rows that do not need the host.
     """
 
     slots: Ints
     lengths: Ints
     tenancies: Ints
     logits: torch.Tensor
-    place: torch.Tensor
+    place: torch.Tensor | slice
     is_drawn: bool
 
     def goes_on(self, state: State) -> Array:
@@ -72,8 +72,7 @@ def launch(state: State, ready: Ints) -> Step:
     if len(ready) < logits.shape[0]:
         logits = logits[to_device(ready - call.first_slot, logits.device)]
     state.slots.cached[ready] = lengths
-    place = to_device(ready, logits.device)
-    return Step(ready, lengths, state.running.tenancies[ready], logits, place, draw is not None)
+    return Step(ready, lengths, state.running.tenancies[ready], logits, _place(ready, logits), draw is not None)
 
 
 def take_off(state: State, step: Step) -> Flight:
@@ -84,8 +83,8 @@ def take_off(state: State, step: Step) -> Flight:
 
 def begin(state: State, slots: Ints, logits: torch.Tensor) -> Flight:
     """Draw the first tokens of `slots` [R], whose prompts are computed, from logits [R, V]; nothing is waited for."""
-    lengths, place = state.slots.sequences.lengths[slots], to_device(slots, logits.device)
-    step = Step(slots, lengths, state.running.tenancies[slots], logits, place, is_drawn=False)
+    lengths, tenancies = state.slots.sequences.lengths[slots], state.running.tenancies[slots]
+    step = Step(slots, lengths, tenancies, logits, _place(slots, logits), is_drawn=False)
     launched = _draw(state, step)
     return Flight(step, launched, state.sampler.count_drawn(slots, launched.tokens))
 
@@ -93,24 +92,33 @@ def begin(state: State, slots: Ints, logits: torch.Tensor) -> Flight:
 def _draw(state: State, step: Step) -> Launched:
     """Draw a step's tokens and append them to its sequences as unknown ones."""
     tokens = state.execution.tokens
-    launched = state.sampler.launch(step.logits, step.slots, tokens[step.place] if step.is_drawn else None)
+    launched = state.sampler.launch(step.logits, step.slots, tokens[step.place].clone() if step.is_drawn else None)
     tokens[step.place] = launched.tokens
-    running = step.slots[step.goes_on(state)]
-    state.slots.sequences.append(running, np.full(len(running), UNKNOWN))
+    state.slots.sequences.append(step.slots[step.goes_on(state)], UNKNOWN)
     return launched
+
+
+def _place(slots: Ints, logits: torch.Tensor) -> torch.Tensor | slice:
+    """Return `slots` as an index on the device of `logits`, a slice if they are neighbours in order."""
+    first, count = int(slots[0]), len(slots)
+    if count == int(slots[-1]) - first + 1 and (count == 1 or bool((slots[1:] > slots[:-1]).all())):
+        return slice(first, first + count)
+    return to_device(slots, logits.device)
 
 
 def land(state: State, flight: Flight) -> None:
     """Take the tokens of a flight and end the sequences they complete; drop those of slots that others have now."""
     step, sampled = flight.step, flight.arrive()
     goes_on = step.goes_on(state)
-    state.statistics.discarded_tokens += int((~goes_on).sum())
-    for row in np.flatnonzero(goes_on & (sampled.tokens < 0)).tolist():
-        slot = int(step.slots[row])
-        state.slots.cut(slot, int(step.lengths[row]))
-        state.finish(slot, "error", sampled.errors[row])
-    rows = np.flatnonzero(goes_on & (sampled.tokens >= 0))
+    state.statistics.discarded_tokens += len(goes_on) - int(np.count_nonzero(goes_on))
+    for row, error in sampled.errors.items():
+        if goes_on[row]:
+            slot = int(step.slots[row])
+            state.slots.cut(slot, int(step.lengths[row]))
+            state.finish(slot, "error", error)
+            goes_on[row] = False
+    rows = goes_on.nonzero()[0]
     slots, lengths, tokens = step.slots[rows], step.lengths[rows], sampled.tokens[rows]
     state.sampler.accept(slots, tokens, is_counted=flight.is_counted)
     state.slots.sequences.tokens[slots, lengths] = tokens
-    settle(state, slots, lengths + 1, [sampled.logprobs[row] for row in rows.tolist()])
+    settle(state, slots, lengths + 1, sampled.logprobs_of(rows))

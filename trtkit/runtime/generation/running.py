@@ -44,6 +44,7 @@ class Running:
         self.is_watched: Bools = np.zeros(slots, np.bool_)
         self.is_beam: Bools = np.zeros(slots, np.bool_)
         self.tenancies: Ints = np.zeros(slots, np.int64)
+        self._turns: Ints = np.zeros((2, slots), np.int64)  # arrival and priority of each slot's request
 
     def add(self, slot: int, request: Request, end: int) -> None:
         """Let a request run in a slot."""
@@ -56,6 +57,7 @@ class Running:
         self.ends[slot] = end
         self.is_watched[slot] = request.watcher is not None or request.settings.params.logprobs is not None
         self.requests[slot] = request
+        self._turns[:, slot] = request.arrival, request.priority
         self.tenancies[slot] += 1
 
     def add_group(self, group: Group, end: int) -> None:
@@ -81,10 +83,10 @@ class Running:
         """Return the slots that a request holds."""
         return [slot for slot, request in self.requests.items() if request.id == request_id]
 
-    def turn(self, slot: int) -> tuple[int, int]:
-        """Return what a slot's request is sorted by: priority, then arrival."""
-        request = self.requests[slot]
-        return request.priority, request.arrival
+    def in_turn(self, slots: Ints) -> list[int]:
+        """Return slots in the order of their requests: by priority, then by arrival."""
+        order: list[int] = slots[np.lexsort(self._turns[:, slots])].tolist()
+        return order
 
     def giving_way(self, priority: int) -> list[int]:
         """Return the slots of requests after `priority`, the first to give way last: of least priority, the latest.
@@ -92,4 +94,5 @@ class Running:
         Beam searches keep their slots: they are not worth computing again.
         """
         after = [slot for slot, request in self.requests.items() if request.priority > priority]
-        return sorted((slot for slot in after if not self.is_beam[slot]), key=self.turn)
+        slots = np.array(after, np.int64)
+        return self.in_turn(slots[~self.is_beam[slots]])

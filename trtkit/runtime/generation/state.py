@@ -6,8 +6,6 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from trtkit.runtime.generation.request import Finished
 from trtkit.runtime.generation.running import Running
 from trtkit.runtime.generation.slots import Slots
@@ -108,9 +106,11 @@ class State:
         """Return the slots, in order, whose last token alone is not in the cache, and that have more to generate."""
         lengths = self.slots.sequences.lengths
         is_ready = (self.slots.cached == lengths - 1) & (lengths < self.running.ends)
-        return np.flatnonzero(self.slots.is_running & is_ready)
+        ready: Ints = (self.slots.is_running & is_ready).nonzero()[0]
+        return ready
 
     def unread(self) -> Ints:
         """Return the slots, in order, with more to read than that."""
         is_behind = self.slots.cached < self.slots.sequences.lengths - 1
-        return np.flatnonzero(self.slots.is_running & is_behind)
+        unread: Ints = (self.slots.is_running & is_behind).nonzero()[0]
+        return unread

@@ -11,7 +11,7 @@ import torch
 from trtkit.runtime.generation.beams import place
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from trtkit.runtime.generation.running import Group
     from trtkit.runtime.generation.slots import Bools
@@ -43,24 +43,25 @@ def _draw(state: State, slots: Ints, logits: torch.Tensor) -> Bools:
     """Draw a token for each slot; those that cannot go on end with the reason."""
     sampled = state.sampler.sample(logits, slots)
     state.slots.cached[slots] = state.slots.sequences.lengths[slots]
-    if not any(sampled.errors):
+    if not sampled.errors:
         return _append(state, slots, sampled.tokens, sampled.logprobs)
-    goes_on = np.array([error is None for error in sampled.errors])
-    for row in np.flatnonzero(~goes_on).tolist():
-        state.finish(int(slots[row]), "error", sampled.errors[row])
-    logprobs = [item for item, is_good in zip(sampled.logprobs, goes_on, strict=True) if is_good]
-    goes_on[goes_on] = _append(state, slots[goes_on], sampled.tokens[goes_on], logprobs)
+    goes_on = np.ones(len(slots), np.bool_)
+    for row, error in sampled.errors.items():
+        state.finish(int(slots[row]), "error", error)
+        goes_on[row] = False
+    rows = np.flatnonzero(goes_on)
+    goes_on[rows] = _append(state, slots[rows], sampled.tokens[rows], sampled.logprobs_of(rows))
     return goes_on
 
 
-def _append(state: State, slots: Ints, tokens: Ints, logprobs: Sequence[TokenLogprobs | None]) -> Bools:
+def _append(state: State, slots: Ints, tokens: Ints, logprobs: Mapping[int, TokenLogprobs]) -> Bools:
     """Add a token to each slot's sequence, and end those that are complete."""
     state.sampler.accept(slots, tokens)
     state.slots.sequences.append(slots, tokens)
     return settle(state, slots, state.slots.sequences.lengths[slots], logprobs)
 
 
-def settle(state: State, slots: Ints, lengths: Ints, logprobs: Sequence[TokenLogprobs | None]) -> Bools:
+def settle(state: State, slots: Ints, lengths: Ints, logprobs: Mapping[int, TokenLogprobs]) -> Bools:
     """Tell the last of the first `lengths` [R] tokens of `slots`; end the sequences that it completes.
 
     Return who goes on. What was drawn after an end is forgotten.
@@ -72,9 +73,9 @@ def settle(state: State, slots: Ints, lengths: Ints, logprobs: Sequence[TokenLog
     is_last = is_stop | (lengths >= running.ends[slots])
     is_first = lengths == sequences.prompt_lengths[slots] + 1
     goes_on: Bools = ~is_last
-    for row in np.flatnonzero(is_last | is_first | running.is_watched[slots]).tolist():
+    for row in (is_last | is_first | running.is_watched[slots]).nonzero()[0].tolist():
         end = None if not is_last[row] else "stop" if is_stop[row] else "length"
-        goes_on[row] = _tell(state, (int(slots[row]), int(lengths[row])), logprobs[row], end)
+        goes_on[row] = _tell(state, (int(slots[row]), int(lengths[row])), logprobs.get(row), end)
     return goes_on
 
 

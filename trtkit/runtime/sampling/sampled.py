@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
 
 FAILED, NOTHING = -1, -2
@@ -34,10 +36,16 @@ class TokenLogprobs:
 class Sampled:
     """The next token of each row.
 
-    tokens: [R] int64; -1 (FAILED) in rows that have none. logprobs: of rows that ask, else None.
-    errors: why a row has no token, else None: its request ends, the others go on.
+    tokens: [R] int64; -1 (FAILED) in rows that have none. logprobs: of rows that ask, by row.
+    errors: why a row has no token, by row: its request ends, the others go on.
     """
 
     tokens: np.ndarray[Any, np.dtype[np.int64]]
-    logprobs: list[TokenLogprobs | None]
-    errors: list[str | None]
+    logprobs: Mapping[int, TokenLogprobs]
+    errors: Mapping[int, str]
+
+    def logprobs_of(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Mapping[int, TokenLogprobs]:
+        """Return the log probabilities of some rows, by their places among those."""
+        if not self.logprobs or len(rows) == len(self.tokens):
+            return self.logprobs
+        return {place: self.logprobs[row] for place, row in enumerate(rows.tolist()) if row in self.logprobs}

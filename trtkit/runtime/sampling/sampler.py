@@ -223,17 +223,14 @@ class Sampler:
     ) -> Sampled:
         """Wait for tokens; say why there is none."""
         tokens = arrive()
-        errors: list[str | None] = [None] * len(slots)
-        failed = np.flatnonzero(tokens < 0)
-        if failed.size or failures:
-            reasons = {row: self._reason(int(tokens[row]), int(slots[row])) for row in failed.tolist()}
-            for row, error in (reasons | failures).items():
-                errors[row] = error
-            tokens = np.where([error is None for error in errors], tokens, FAILED)
-        reports: list[TokenLogprobs | None] = [None] * len(slots)
-        for row, top, report in logprobs() if logprobs else ():
-            reports[row] = None if errors[row] else report.limited(top)
-        return Sampled(tokens, reports, errors)
+        errors = failures
+        if failures or (len(tokens) and tokens.min() < 0):
+            failed = np.flatnonzero(tokens < 0).tolist()
+            errors = {row: self._reason(int(tokens[row]), int(slots[row])) for row in failed} | failures
+            tokens = tokens.copy()
+            tokens[list(errors)] = FAILED
+        reports = logprobs() if logprobs else ()
+        return Sampled(tokens, {row: report.limited(top) for row, top, report in reports if row not in errors}, errors)
 
     def _reason(self, token: int, slot: int) -> str:
         state = self._states[slot]

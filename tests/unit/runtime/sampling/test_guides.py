@@ -56,7 +56,7 @@ def answers(
     for step in range(max(one.max_tokens for one in params)):
         logits = noise[(torch.from_numpy(rows.slots) * 5 + step * 7) % 16] + closing * (2 + 0.2 * step)
         sampled = rows.step(logits)
-        assert not any(sampled.errors)
+        assert not sampled.errors
         for slot in rows.slots[sampled.tokens == EOS]:
             ids = rows.sequences.generated(slot)[:-1]
             texts[slot] = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
@@ -176,15 +176,15 @@ def test_a_guide_that_leaves_no_token_fails_its_row_only(factory: GuideFactory, 
     params = [short, SamplingParams(guided_json=True, seed=0), SamplingParams(temperature=0)]
     rows = Rows(len(tokenizer), params, guides=factory, eos_ids=(EOS,))
     logits = torch.randn(3, len(tokenizer), generator=torch.manual_seed(0))
-    assert rows.step(logits).errors == [None, None, None]
+    assert rows.step(logits).errors == {}
     error = "no token is left: `min_tokens` and `guided_choice` bar every one"
-    assert rows.sampler.sample(logits, rows.slots).errors == [error, None, None]
+    assert rows.sampler.sample(logits, rows.slots).errors == {0: error}
 
 
 def test_a_token_outside_the_grammar_fails_its_row_with_the_reason(factory: GuideFactory, tokenizer: Any) -> None:
     rows = Rows(len(tokenizer), [SamplingParams(guided_regex="ab")], guides=factory)
     rows.sampler.accept(rows.slots, np.array(tokenizer.encode("zz")[:1]))
-    (error,) = rows.sampler.sample(torch.zeros(1, len(tokenizer)), rows.slots).errors
+    (error,) = rows.sampler.sample(torch.zeros(1, len(tokenizer)), rows.slots).errors.values()
     assert error is not None
     assert error.startswith("the answer cannot follow `guided_regex`: ")
     assert "doesn't satisfy the grammar" in error

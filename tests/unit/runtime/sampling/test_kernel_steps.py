@@ -140,7 +140,8 @@ def test_a_row_that_fails_says_why() -> None:
     logits[0, EOS], logits[1, 5] = -torch.inf, torch.nan  # an end is no bad word
     sampled = tested.step(logits)
     assert_same(expected.step(logits), sampled)
-    assert sampled.errors == ["no token is left: `bad_words` bars every one", "the model's logits hold NaN or infinity"]
+    reasons = ["no token is left: `bad_words` bars every one", "the model's logits hold NaN or infinity"]
+    assert sampled.errors == dict(enumerate(reasons))
 
 
 def test_plans_count_the_memory_that_sampling_takes_on_the_device() -> None:

@@ -30,7 +30,7 @@ def test_greedy_rows_take_the_largest_beside_rows_that_draw() -> None:
     sampled = rows.sampler.sample(logits, rows.slots)
     assert sampled.tokens[[0, 2]].tolist() == logits.argmax(-1)[[0, 2]].tolist()
     assert sampled.tokens.dtype == np.int64
-    assert (sampled.errors, sampled.logprobs) == ([None] * 3, [None] * 3)
+    assert (sampled.errors, sampled.logprobs) == ({}, {})
 
 
 def test_logits_of_the_caller_stay_as_they_are() -> None:
@@ -51,7 +51,7 @@ def test_a_released_slot_leaves_nothing_to_the_next_request() -> None:
     rows = rows_again(rows, SamplingParams(temperature=0), [3], [])
     logits = random_logits(1, 9)
     assert torch.equal(rows.process(logits), logits)
-    assert rows.sampler.sample(logits, rows.slots).logprobs == [None]
+    assert rows.sampler.sample(logits, rows.slots).logprobs == {}
 
 
 def rows_again(rows: Rows, params: SamplingParams, prompt: list[int], generated: list[int], slot: int = 0) -> Rows:
@@ -193,7 +193,7 @@ def test_a_row_that_fails_says_why_and_leaves_the_others(setting: dict[str, Any]
     rows = Rows(5, [SamplingParams(seed=1), faulty, SamplingParams(temperature=0)])
     logits = random_logits(3, 5)
     sampled = rows.step(logits)
-    assert sampled.errors == [None, error, None]
+    assert sampled.errors == {1: error}
     assert sampled.tokens[1] == FAILED
     chosen = np.array([0, 2])
     alone = Rows(5, [SamplingParams(seed=1), SamplingParams(temperature=0)]).sampler.sample(
@@ -211,7 +211,7 @@ def test_logits_that_are_no_numbers_fail_their_row_only(setting: dict[str, Any],
     logits[1, vocab_size - 2] = value
     logits[2] = -torch.inf
     sampled = rows.sampler.sample(logits, rows.slots)
-    assert sampled.errors == [None, "the model's logits hold NaN or infinity", "the model's logits are all -inf"]
+    assert sampled.errors == {1: "the model's logits hold NaN or infinity", 2: "the model's logits are all -inf"}
     assert sampled.tokens[1:].tolist() == [FAILED, FAILED]
 
 
@@ -225,7 +225,7 @@ def test_log_probabilities_are_the_models_own_with_ranks() -> None:
     logits = random_logits(3, 7)
     sampled = rows.sampler.sample(logits, rows.slots)
     logs = logits.log_softmax(-1)
-    first, second, third = sampled.logprobs
+    first, second, third = (sampled.logprobs.get(row) for row in range(3))
     assert second is None
     assert first is not None
     assert third is not None
