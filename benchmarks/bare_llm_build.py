@@ -22,9 +22,9 @@ from trtkit.sources.decoder_source import open_hf_folder
 from trtkit.sources.safetensors_folder import read_folder
 
 folder, precision, out = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-started = time.perf_counter()
 backend = load_backend("tensorrt_rtx")
 trt = backend.trt
+started = time.perf_counter()
 spec = decoder_spec(json.loads((folder / "config.json").read_text()))
 graph = Graph(backend)
 if precision == "int4":

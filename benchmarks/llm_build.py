@@ -202,7 +202,7 @@ def main(names: list[str] | None = None) -> None:
     precisions, sizes = known.get("build", {}), known.get("sizes", {})
     for name in names or (*PRECISIONS, *SIZES):
         if name in SIZES:  # large ones take minutes and what a warm-up changes is little of them
-            sizes[name] = figures("int4", name, (1, REPEATS) if float(name) < 1 else (0, 1))
+            sizes[name] = figures("int4", name, (1, 3 * REPEATS) if float(name) < 1 else (0, 1))
         else:
             precisions[name] = figures(name)
         ordered = {name: precisions[name] for name in PRECISIONS if name in precisions}

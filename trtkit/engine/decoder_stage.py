@@ -24,6 +24,7 @@ from trtkit.engine.stages import WrittenNetwork
 from trtkit.jobs.events import Phase
 from trtkit.jobs.steps import Steps
 from trtkit.models.parallel import grid_of
+from trtkit.models.registry import ARCHITECTURES
 from trtkit.network.graph import Graph
 from trtkit.resolve import resolve
 
@@ -101,12 +102,6 @@ def _carry(opened: OpenedDecoder, folder: Path, steps: Steps) -> None:
 
 
 def _named(config: Mapping[str, object]) -> dict[str, object]:
-    """Return a config.json that names its `architectures`: GGUF and others do not, and servers ask for it.
-
-    The text models of some vision-language models have no class of their own with a head, e.g. Qwen2.5-VL's.
-    """
-    from transformers.models.auto import modeling_auto as auto
-
-    classes = {**auto.MODEL_MAPPING_NAMES, **auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
-    name = classes.get(str(config.get("model_type")))
+    """Return a config.json that names its `architectures`: GGUF and others do not, and servers ask for it."""
+    name = ARCHITECTURES.get(str(config.get("model_type")))
     return {**({"architectures": [name]} if name else {}), **config}

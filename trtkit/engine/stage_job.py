@@ -15,6 +15,8 @@ from trtkit.network.describe import describe
 from trtkit.network.targets import check_types
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trtkit.backends import Backend
     from trtkit.engine.stages import StageRequest, WrittenNetwork
     from trtkit.jobs.job import Context
@@ -22,9 +24,9 @@ if TYPE_CHECKING:
 
 def build_stage(request: StageRequest, context: Context) -> StageResult:
     """Write a stage's network, describe it at its `opt` shapes, and build it if a plan is wanted."""
-    backend, options = load_backend(request.backend), request.options
+    backend, options, write = load_backend(request.backend), request.options, _writer(request)
     started = time.perf_counter()
-    network = _write(request, backend, context)
+    network = write(request, backend, context)
     written = time.perf_counter()
     record = describe(backend, network.definition, network.opt_shapes)
     record = record.with_quantization(network.quantized, network.kv_cache)
@@ -49,18 +51,18 @@ def build_stage(request: StageRequest, context: Context) -> StageResult:
     )
 
 
-def _write(request: StageRequest, backend: Backend, context: Context) -> WrittenNetwork:
-    """Let the stage's writer make its network; the others are not imported."""
+def _writer(request: StageRequest) -> Callable[[StageRequest, Backend, Context], WrittenNetwork]:
+    """Return what writes the stage's network; the others are not imported."""
     match request.stage.writer:
         case "parser":
             from trtkit.engine.parsed_stage import write_parsed
 
-            return write_parsed(request, backend, context)
+            return write_parsed
         case "parts":
             from trtkit.engine.parts_stage import write_parts
 
-            return write_parts(request, backend, context)
+            return write_parts
         case "decoder":
             from trtkit.engine.decoder_stage import write_decoder
 
-            return write_decoder(request, backend, context)
+            return write_decoder

@@ -44,6 +44,36 @@ FAMILIES = {
     "starcoder2": "starcoder2",
 }
 
+ARCHITECTURES = {
+    "bloom": "BloomForCausalLM",
+    "cohere": "CohereForCausalLM",
+    "falcon": "FalconForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "gpt_bigcode": "GPTBigCodeForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "opt": "OPTForCausalLM",
+    "phi": "PhiForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen2_5_vl_text": "Qwen2_5_VLTextModel",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen2_vl_text": "Qwen2VLTextModel",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "stablelm": "StableLmForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+}
+"""The class of transformers for each `model_type`; text models of some vision-language models have none with a head."""
+
 
 def decoder_spec(fields: Mapping[str, Any], where: str = "config.json") -> DecoderSpec:
     """Return the model that a `config.json` describes.

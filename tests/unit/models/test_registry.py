@@ -8,7 +8,7 @@ import pytest
 
 from trtkit.errors import ProblemsError, SourceError
 from trtkit.models import decoders
-from trtkit.models.registry import FAMILIES, decoder_spec, is_language_model, unsupported_family
+from trtkit.models.registry import ARCHITECTURES, FAMILIES, decoder_spec, is_language_model, unsupported_family
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -94,6 +94,13 @@ def test_families_are_small_files_of_data_that_never_import_each_other() -> None
         imported = {node.module or "" for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
         assert len(text.splitlines()) <= 60, name
         assert not {module for module in imported if "decoders" in module or module.startswith(("torch", "tensorrt"))}
+
+
+def test_architectures_are_those_of_transformers() -> None:
+    from transformers.models.auto import modeling_auto as auto
+
+    classes = {**auto.MODEL_MAPPING_NAMES, **auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
+    assert {model_type: classes[model_type] for model_type in FAMILIES} == ARCHITECTURES
 
 
 @pytest.mark.parametrize(
