@@ -155,3 +155,25 @@ def test_work_on_the_engine_and_after_steps_is_done_in_its_thread(llm_bundle: Pa
     tested.close()
     with pytest.raises(GenerationError, match="the engine has stopped"):
         tested.run(lambda engine: engine.free_slots).result()
+
+
+def test_an_engine_that_hangs_shows_it_and_an_idle_one_does_not(llm_bundle: Path) -> None:
+    may_go, news = threading.Event(), queue.SimpleQueue[Any]()
+
+    def wait(_: Any) -> None:
+        may_go.wait(60)
+
+    thread = EngineThread(llm_bundle, wait, runtime="reference")
+    assert thread.silent_s == 0
+    thread.submit("a", SamplingParams(temperature=0, max_tokens=1), "only", news.put)
+    before = 0.0
+    for _ in range(3):
+        while thread.silent_s <= before + 0.01:
+            pass
+        before = thread.silent_s
+    may_go.set()
+    news.get(timeout=60)
+    thread.run(lambda _: None).result()
+    while thread.silent_s > 0:
+        pass
+    thread.close()

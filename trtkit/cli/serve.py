@@ -41,11 +41,12 @@ Triton's server is the first of: --server, TRTKIT_TRITON_SERVER,
 `triton-server` of the environment.
 Ctrl-C and SIGTERM stop it. Port 0 picks a free port.
 Exit codes: 0 stopped, 1 failed, or the server or a Python model's process
-died (restart it), 2 wrong usage. A worker that dies is started again."""
+died (restart it), 2 wrong usage. A worker that dies or hangs is started
+again."""
 
 
 _OF_BUNDLES = ["name", "replicas", "prefill_workers", "slots", "max_queue", "router", "migrations", "body_mib"]
-_OF_BUNDLES += ["tool_call_parser", "reasoning_parser"]
+_OF_BUNDLES += ["hang_timeout_s", "tool_call_parser", "reasoning_parser"]
 _OF_REPOSITORIES = ["server", "grpc_port", "metrics_port", "control_mode", "load", "allow_undeployed"]
 
 

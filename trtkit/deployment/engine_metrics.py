@@ -11,15 +11,24 @@ COUNTERS = {
     "generated_tokens": "Tokens of answers.",
     "prompt_tokens": "Tokens of prompts that were computed.",
     "reused_tokens": "Tokens of prompts that were found in a cache.",
+    "imported_tokens": "Tokens of prompts, among those found in a cache, that another engine computed.",
     "preemptions": "Sequences that gave their slot to another and came back later.",
 }
 """Fields of the engine's statistics."""
 
 
-def gauges(engine: Engine) -> dict[str, tuple[str, int]]:
+def hit_rate(engine: Engine) -> float | None:
+    """Return which part of all prompts' tokens was found in a cache; None before the first prompt."""
+    statistics = engine.statistics
+    prompts = statistics.prompt_tokens + statistics.reused_tokens
+    return statistics.reused_tokens / prompts if prompts else None
+
+
+def gauges(engine: Engine) -> dict[str, tuple[str, float]]:
     """Return what goes up and down, by name: what it is, and its value now."""
     return {
         "slots_busy": ("Slots with a sequence in them.", engine.execution.slots - engine.free_slots),
         "slots": ("Slots of the engine.", engine.execution.slots),
         "requests_waiting": ("Prompts that wait for a slot.", engine.waiting),
+        "cache_hit_rate": ("Part of all prompts' tokens that was found in a cache.", hit_rate(engine) or 0.0),
     }

@@ -26,7 +26,7 @@ def chat_bundle(tiny_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def served(chat_bundle: Path) -> Iterator[Served]:
-    with serving(chat_bundle, replicas=2, max_queue=40, tool_call_parser="hermes") as running:
+    with serving(chat_bundle, replicas=2, max_queue=40, hang_timeout_s=8, tool_call_parser="hermes") as running:
         yield running
 
 

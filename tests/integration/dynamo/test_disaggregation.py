@@ -67,6 +67,7 @@ def test_answers_are_the_same_and_prompts_are_not_computed_where_they_are_answer
     for worker, count in before.items():
         counts[worker] = metric(apart, worker, "prompt_tokens_total") - count
     assert counts[DECODE] == 0
+    assert metric(apart, DECODE, "imported_tokens_total") > 0 == metric(apart, PREFILL, "imported_tokens_total")
     assert counts[PREFILL] >= sum(len(local.tokenizer.encode(prompt)) for prompt in PROMPTS)
     assert complete(client, "short") == answer(local, "short")
     assert not [line for line in apart.log if "did not arrive" in line]

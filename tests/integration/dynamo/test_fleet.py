@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import signal
 import socket
 import string
 import threading
+import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +27,8 @@ from trtkit.deployment.dynamo.kubernetes import QUEUE_METRIC
 from trtkit.deployment.triton.endpoints import listens
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from openai import OpenAI
 
     from trtkit import LLM
@@ -64,6 +68,57 @@ def test_an_answer_goes_on_when_its_worker_dies(served: Served, client: OpenAI, 
     texts += [piece.choices[0].text for piece in stream if piece.choices]
     assert "".join(texts) == wanted.text
     assert any("it is started again" in line for line in served.log)
+
+
+@pytest.fixture(params=["process", pytest.param("engine", marks=pytest.mark.slow)])
+def hang(request: pytest.FixtureRequest) -> Callable[[int], None]:
+    """What makes a worker hang: all of it stops, or only the thread of its engine."""
+    return stop_process if request.param == "process" else stop_busiest_thread
+
+
+def stop_process(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+
+
+def stop_busiest_thread(pid: int) -> None:
+    """Stop the thread that computes, as a debugger does, until it is killed."""
+    before = cpu_ticks(pid)
+    time.sleep(0.3)
+    thread = max((ticks - before.get(each, 0), each) for each, ticks in cpu_ticks(pid).items())[1]
+    threading.Thread(target=hold, args=(thread,), daemon=True).start()
+
+
+def cpu_ticks(pid: int) -> dict[int, int]:
+    """Return the processor time that each thread of a process has taken."""
+    stats = {int(each.name): (each / "stat").read_text() for each in Path(f"/proc/{pid}/task").iterdir()}
+    fields = {thread: text.rpartition(")")[2].split() for thread, text in stats.items()}
+    return {thread: int(each[11]) + int(each[12]) for thread, each in fields.items()}
+
+
+def hold(thread: int) -> None:
+    attach, wall = 16, 0x4000_0000
+    assert ctypes.CDLL(None, use_errno=True).ptrace(attach, thread, None, None) == 0, ctypes.get_errno()
+    os.waitpid(thread, wall)  # it has stopped
+    os.waitpid(thread, wall)  # it was killed
+
+
+def test_answers_go_on_when_a_worker_hangs(
+    served: Served, client: OpenAI, local: LLM, hang: Callable[[int], None]
+) -> None:
+    (wanted,) = answers(local, "b", max_tokens=80, temperature=0.0, ignore_eos=True)
+    hung, logged = served.fleet.workers[0].process.pid, len(served.log)
+
+    def ask(_index: int) -> str:
+        text: str = complete(client, "b", max_tokens=80, temperature=0, extra_body={"ignore_eos": True}).choices[0].text
+        return text
+
+    with ThreadPoolExecutor(32) as pool:
+        texts = [pool.submit(ask, index) for index in range(64)]
+        wait_until(lambda: served.busy_slots(0) > 0)
+        hang(hung)
+        assert {each.result() for each in texts} == {wanted.text}
+    wait_until(lambda: served.fleet.workers[0].process.pid != hung and served.fleet.workers[0].is_healthy)
+    assert any("hung for 8 s (--hang-timeout); it is started again" in line for line in served.log[logged:])
 
 
 def test_cancels_and_a_killed_worker_lose_and_change_nothing(served: Served, client: OpenAI, local: LLM) -> None:

@@ -58,6 +58,31 @@ def test_a_conversation_is_answered(client: OpenAI, local: LLM) -> None:
     assert answer.usage.completion_tokens == len(wanted.token_ids)
 
 
+def test_conversations_find_their_caches_again(served: Served, client: OpenAI, local: LLM) -> None:
+    """Each second turn goes to the worker that has the first, and computes only what is new."""
+    histories: list[list[Any]] = [
+        [{"role": "user", "content": f"{word} the sky is high"}] for word in ("one", "two", "six")
+    ]
+    first = []
+    for history in histories:
+        answer = client.chat.completions.create(model=MODEL, messages=history, max_tokens=4, temperature=0)
+        first.append(answer.usage.prompt_tokens if answer.usage else 0)
+        history += [
+            {"role": "assistant", "content": answer.choices[0].message.content},
+            {"role": "user", "content": "?"},
+        ]
+    computed = served.metric("prompt_tokens_total")
+    for history, length in zip(histories, first, strict=True):
+        answer = client.chat.completions.create(model=MODEL, messages=history, max_tokens=4, temperature=0)
+        (wanted,) = answers(local, {"messages": history}, temperature=0.0, max_tokens=4)
+        assert answer.choices[0].message.content == wanted.text
+        usage: Any = answer.usage
+        assert usage.prompt_tokens_details.cached_tokens >= length
+        computed += usage.prompt_tokens - usage.prompt_tokens_details.cached_tokens
+    assert served.metric("prompt_tokens_total") == computed
+    assert 0 < served.metric("cache_hit_rate") < 2  # the sum over two workers
+
+
 def test_a_stream_has_the_same_text_and_its_usage(client: OpenAI, local: LLM) -> None:
     (wanted,) = answers(local, {"messages": MESSAGES}, **SEEDED)
     pieces = list(chat(client, stream=True, stream_options={"include_usage": True}, **SEEDED))

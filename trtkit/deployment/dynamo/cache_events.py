@@ -9,6 +9,7 @@ from dynamo.common.backend.publisher import ComponentSnapshot
 
 from trtkit.deployment.dynamo.held_blocks import HeldBlocks
 from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE
+from trtkit.deployment.engine_metrics import hit_rate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,13 +66,11 @@ class CacheEvents:
 
 def load_of(engine: Engine, block_size: int = BLOCK_SIZE) -> ComponentSnapshot:
     """Return how full an engine's cache is. A slot that has ended is free: what it holds gives way."""
-    slots, statistics = engine.slots, engine.statistics
+    slots = engine.slots
     used = int((-(-slots.cached[slots.is_running] // block_size)).sum())
     total = slots.count * (engine.execution.max_length // block_size)
-    prompts = statistics.prompt_tokens + statistics.reused_tokens
-    hit_rate = statistics.reused_tokens / prompts if prompts else None
     used = min(used, total)
-    return ComponentSnapshot(used, total, used / max(total, 1), _RANK, hit_rate)
+    return ComponentSnapshot(used, total, used / max(total, 1), _RANK, hit_rate(engine))
 
 
 def _told(publisher: T, tell: Callable[[T], None]) -> T | None:

@@ -11,11 +11,12 @@ import time
 import urllib.error
 import urllib.request
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from trtkit.deployment.dynamo.broker import Broker
+from trtkit.deployment.dynamo.member import MOST_FAILURES, Member
 from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE, MODULE
 from trtkit.deployment.ports import check_free, free_port_below, open_local, reachable
 from trtkit.deployment.process import POLL_S, ServerProcess
@@ -39,10 +40,10 @@ _FETCHES_NOTHING = {
     **dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1"),
     "DYN_MM_ALLOW_INTERNAL": "0",
 }
-# A worker that fails so often within so many seconds is not started again.
-_MOST_FAILURES, _WITHIN_S = 3, 60.0
-# How often the workers' health is asked for, and how long one may give no answer before it is taken out.
-_LOOK_S, _SILENT_S = 2.0, 30.0
+# A worker that fails MOST_FAILURES times within so many seconds is not started again.
+_WITHIN_S = 60.0
+# How often workers are looked at.
+_LOOK_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class FleetOptions:
     for the others. slots: sequences that a worker decodes at once; the engine's number if None.
     max_queue: requests that wait for a slot at each worker. router: how requests are spread over several workers.
     migrations: how often a request may go on at another worker when its own dies. body_mib: largest request.
+    hang_timeout_s: how long a step of a worker may take before the worker is started again.
     exit_timeout_s: how long requests may take to end when the fleet stops.
     """
 
@@ -68,32 +70,13 @@ class FleetOptions:
     body_mib: int | None = None
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
+    hang_timeout_s: int = 120
     exit_timeout_s: int = 10
 
     @property
     def url(self) -> str:
         """The base URL for clients of OpenAI's API, as this machine reaches it."""
         return f"http://{reachable(self.host)}:{self.port}/v1"
-
-
-@dataclass
-class Member:
-    """A worker: its process, where it says how it is, and when it failed."""
-
-    number: int
-    process: ServerProcess
-    health_port: int
-    failures: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_FAILURES))
-    heard_s: float = field(default_factory=time.monotonic)
-
-    @property
-    def is_healthy(self) -> bool:
-        """Whether it says that it serves."""
-        try:
-            with open_local(f"http://127.0.0.1:{self.health_port}/health", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
 
 
 class Fleet:
@@ -144,15 +127,12 @@ class Fleet:
     def watch(self) -> None:
         """Keep the workers running until the fleet is stopped.
 
-        A worker that ends, or gives no sign for half a minute, is started again; its requests go on elsewhere.
+        A worker that ends, or hangs, is started again; its requests go on elsewhere.
         Raises DeployError where the frontend ends, or a worker keeps failing.
         """
         while self._frontend is not None and self._frontend.exit_code() is None:
             for index, member in enumerate(self.workers):
-                is_running = member.process.exit_code() is None
-                if is_running and member.is_healthy:
-                    member.heard_s = time.monotonic()
-                elif not is_running or time.monotonic() - member.heard_s > _SILENT_S:
+                if member.process.exit_code() is not None or member.is_hung(self.options.hang_timeout_s):
                     with self._lock:
                         if self._is_stopped.is_set():
                             return
@@ -187,11 +167,15 @@ class Fleet:
         """Start a worker again in the place of one that has failed. Raises DeployError where it fails too often."""
         member.failures.append(time.monotonic())
         name = _name(member.number)
-        if len(member.failures) == _MOST_FAILURES and member.failures[-1] - member.failures[0] < _WITHIN_S:
-            raise DeployError(f"{name} failed {_MOST_FAILURES} times within a minute: {self._last_words(name)}")
+        if len(member.failures) == MOST_FAILURES and member.failures[-1] - member.failures[0] < _WITHIN_S:
+            raise DeployError(f"{name} failed {MOST_FAILURES} times within a minute: {self._last_words(name)}")
         was_running = member.process.exit_code() is None
         member.process.stop(0)
-        how = f"gave no sign for {_SILENT_S:.0f} s" if was_running else f"ended with {member.process.ending()}"
+        how = (
+            f"hung for {self.options.hang_timeout_s} s (--hang-timeout)"
+            if was_running
+            else f"ended with {member.process.ending()}"
+        )
         self._on_line("serve", f"{name} {how}; it is started again")
         started = self._start_worker(member.number)
         started.failures = member.failures

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from trtkit.deployment.dynamo.worker_options import SILENT
 from trtkit.deployment.engine_metrics import COUNTERS, gauges
 
 if TYPE_CHECKING:
@@ -15,25 +16,27 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
-    from trtkit.runtime.generation import Engine
+    from trtkit.runtime.llm import EngineThread
 
 
 class EngineCollector(Collector):
     """Reads an engine's counts whenever they are asked for."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, thread: EngineThread) -> None:
+        self._thread = thread
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics `trtkit_*`."""
+        engine = self._thread.frontend.engine
         for name, text in COUNTERS.items():
-            yield CounterMetricFamily(f"trtkit_{name}", text, getattr(self._engine.statistics, name))
-        for name, (text, value) in gauges(self._engine).items():
+            yield CounterMetricFamily(f"trtkit_{name}", text, getattr(engine.statistics, name))
+        for name, (text, value) in gauges(engine).items():
             yield GaugeMetricFamily(f"trtkit_{name}", text, value)
+        yield GaugeMetricFamily(SILENT, "Seconds that the engine's step takes by now.", self._thread.silent_s)
 
 
-def engine_registry(engine: Engine) -> CollectorRegistry:
-    """Return a registry with an engine's metrics."""
+def engine_registry(thread: EngineThread) -> CollectorRegistry:
+    """Return a registry with the metrics of a thread's engine."""
     registry = CollectorRegistry()
-    registry.register(EngineCollector(engine))
+    registry.register(EngineCollector(thread))
     return registry

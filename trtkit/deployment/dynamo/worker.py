@@ -152,7 +152,7 @@ class BundleWorker(LLMEngine):
 
     async def register_prometheus(self, metrics: EngineMetrics) -> None:
         """Put the engine's counts among the process's metrics."""
-        register_engine_registry(metrics, engine_registry(self._opened.thread.frontend.engine))
+        register_engine_registry(metrics, engine_registry(self._opened.thread))
 
     async def is_quiescent(self) -> bool:
         """Return whether this worker may end: nobody reads from it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -50,6 +51,7 @@ class EngineThread:
         self._on_step = on_step
         self._listeners: dict[str, Callable[[Delta | Exception], None]] = {}
         self.failure: Exception | None = None
+        self._is_waiting, self._turn_s, self._ordered_s = False, time.monotonic(), 0.0
         read = RuntimeOptions(**options)
         self._thread = threading.Thread(target=self._run, args=(bundle, read), name="trtkit-engine", daemon=True)
         self._thread.start()
@@ -74,13 +76,20 @@ class EngineThread:
         future: Future[T] = Future()
         if self._refuses(partial(_settle, future, work)):
             return future
-        self._orders.put(partial(_settle, future, work))
+        self._put(partial(_settle, future, work))
         return future
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the thread last turned to its orders, 0 while none waits: how long its step takes, or hangs."""
+        if self._is_waiting:
+            return 0.0 if self._orders.empty() else time.monotonic() - self._ordered_s
+        return time.monotonic() - self._turn_s
 
     def abort(self, request_id: str) -> None:
         """End a request; its last delta has the finish reason `abort`, or there is an error if it had not begun."""
         if not self._preparation.cancel(request_id):
-            self._orders.put(request_id)
+            self._put(request_id)
 
     def close(self) -> None:
         """End all requests and the thread."""
@@ -92,7 +101,12 @@ class EngineThread:
     def _hand_over(self, order: Order, prepared: PreparedPrompt) -> None:
         """Give the engine what is prepared."""
         if not self._refuses(order.on_news):
-            self._orders.put((order, prepared))
+            self._put((order, prepared))
+
+    def _put(self, order: tuple[Order, PreparedPrompt] | _Work | str) -> None:
+        if self._orders.empty():
+            self._ordered_s = time.monotonic()
+        self._orders.put(order)
 
     def _refuses(self, on_news: Callable[[Delta | Exception], None]) -> bool:
         """Whether the engine takes no more requests; then this one is told."""
@@ -138,10 +152,12 @@ class EngineThread:
     def _take_orders(self, frontend: Frontend) -> bool:
         """Take all orders that wait, and wait for one where there is nothing to do; return False to close."""
         while True:
+            self._turn_s, self._is_waiting = time.monotonic(), not frontend.engine.has_work
             try:
-                order = self._orders.get(block=not frontend.engine.has_work)
+                order = self._orders.get(block=self._is_waiting)
             except queue.Empty:
                 return True
+            self._turn_s, self._is_waiting = time.monotonic(), False
             if order is None:
                 return False
             if isinstance(order, str):
