@@ -31,6 +31,6 @@ def test_a_proxy_of_the_environment_is_passed_by(monkeypatch: pytest.MonkeyPatch
         threading.Thread(target=server.handle_request, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/"
         with pytest.raises(urllib.error.URLError):
-            urllib.request.urlopen(url, timeout=10)
+            urllib.request.build_opener().open(url, timeout=10)
         with open_local(url, timeout=10) as answer:
             assert answer.status == 204

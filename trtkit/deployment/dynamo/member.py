@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trtkit.deployment.process import ServerProcess
 
 MOST_FAILURES = 3
-_TIMEOUT_S = 5
+_TIMEOUT_S, _OPEN_S = 5, 600
 _METRIC = re.compile(r"^(trtkit_\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
@@ -38,17 +38,17 @@ class Member:
     def is_hung(self, limit_s: float) -> bool:
         """Whether a step of its engine, or an answer to this question, has taken longer than the limit.
 
-        A busy engine may keep Dynamo's own probe waiting, an idle one may not. Nothing limits how long a bundle opens.
+        A busy engine may keep Dynamo's own probe waiting, an idle one may not. Opening a bundle may take ten minutes.
         """
         self.is_started = self.is_started or self.is_healthy
-        text = self._read("metrics") if self.is_started else ""
+        text = self._read("metrics") if self.is_started else None
         values = {name: float(value) for name, value in _METRIC.findall(text or "")}
         if values.get(SILENT, 0.0) > limit_s:
             return True
         is_busy = any(values.get(f"trtkit_{name}") for name in ("slots_busy", "requests_waiting"))
-        if not self.is_started or (text is not None and (is_busy or self.is_healthy)):
+        if text is not None and (is_busy or self.is_healthy):
             self.heard_s = time.monotonic()
-        return time.monotonic() - self.heard_s > limit_s
+        return time.monotonic() - self.heard_s > (limit_s if self.is_started else max(limit_s, _OPEN_S))
 
     def _read(self, path: str) -> str | None:
         """Return what its own port answers, None if that is no 200."""
