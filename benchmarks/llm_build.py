@@ -40,7 +40,7 @@ LLAMA = {
     "rope_theta": 10000.0,
     "hidden_act": "silu",
 }
-_NAMES = (
+NAMES = (
     "vocab_size",
     "hidden_size",
     "intermediate_size",
@@ -66,7 +66,7 @@ ROOT = Path(__file__).parents[1]
 
 def config_of(size: str) -> dict[str, Any]:
     """Return the config.json of a size."""
-    return {**LLAMA, **dict(zip(_NAMES, SIZES[size], strict=True))}
+    return {**LLAMA, **dict(zip(NAMES, SIZES[size], strict=True))}
 
 
 def weights_folder(dtype: str, size: str) -> Path:
@@ -89,7 +89,7 @@ def weights_folder(dtype: str, size: str) -> Path:
     return folder
 
 
-class _Shards:
+class Shards:
     """Write arrays to files of about SHARD_BYTES in a folder, with their index."""
 
     def __init__(self, folder: Path) -> None:
@@ -120,7 +120,7 @@ def _save_int4(folder: Path, config: dict[str, Any]) -> None:
     """Write random codes with their scales: as ModelOpt does, and beside it as TensorRT takes them (`trt/`)."""
     spec, generator = decoder_spec(config), np.random.default_rng(0)
     linear = {f"{layer.name}.weight" for layer in linear_layers(spec)} - {"lm_head.weight"}
-    theirs, ours = _Shards(folder), _Shards(folder / "trt")
+    theirs, ours = Shards(folder), Shards(folder / "trt")
     for weight in model_weights(spec):
         if weight.path not in linear:
             drawn = _drawn(generator, weight.shape).astype(np.float16)
@@ -143,7 +143,7 @@ def _save(folder: Path, config: dict[str, Any], dtype: str) -> None:
     import ml_dtypes
 
     kind = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}[dtype]
-    generator, shards = np.random.default_rng(0), _Shards(folder)
+    generator, shards = np.random.default_rng(0), Shards(folder)
     for weight in model_weights(decoder_spec(config)):
         shards.add(weight.name, _drawn(generator, weight.shape).astype(kind))
     shards.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,11 +13,12 @@ from trtkit.arrays import Array
 from trtkit.errors import ConfigError, Problem, SourceError
 from trtkit.models.parallel import SECTION, kv_heads_of
 from trtkit.models.spec import MlpSpec, MoeSpec
-from trtkit.models.weights import model_weights
+from trtkit.models.weights import WeightArrays, model_weights
 from trtkit.quantized_matrix import QuantizedMatrix
 
 if TYPE_CHECKING:
     from trtkit.models.spec import AttentionSpec, DecoderSpec, LayerSpec, Share
+    from trtkit.models.weights import Stored
 
 
 Weight = Array | QuantizedMatrix
@@ -39,7 +40,7 @@ class RankWeights(Mapping[str, Weight]):
         """Return a weight. Raises ConfigError where a share would split what is quantized together."""
         shape = self._shapes[path]
         cut = self._cut(path)
-        array = self._weights[self._source_path(path)]
+        array, cut = self._read(self._source_path(path), cut)
         is_in_out = self._spec.is_in_out and len(shape) == 2 and path.startswith("layers.")
         try:
             part = cut.of(array, is_in_out=is_in_out)
@@ -48,6 +49,16 @@ class RankWeights(Mapping[str, Weight]):
         is_turned = is_in_out and isinstance(array, QuantizedMatrix)
         assert tuple(part.shape) == (shape[::-1] if is_turned else shape), f"{path}: {part.shape} for {shape}"
         return part
+
+    def _read(self, path: str, cut: _Cut) -> tuple[Weight, _Cut]:
+        """Return a weight with what to cut out of it; of one that is stored in parts, the part that holds it."""
+        stored = self._weights.stored(path) if isinstance(self._weights, WeightArrays) else None
+        while stored is not None and stored.parts:
+            narrowed = cut.within(stored)
+            if narrowed is None:
+                break
+            stored, cut = narrowed
+        return self._weights[path] if stored is None else stored.read(), cut
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
@@ -91,6 +102,17 @@ class _Cut:
 
     rows: Array | None = None
     columns: range | None = None
+
+    def within(self, stored: Stored) -> tuple[Stored, _Cut] | None:
+        """Return the part of an array [out, in] or [out] that holds the cut, and the cut there; None if none does."""
+        if stored.axis == 0 and self.rows is not None:
+            part = stored.part_with(0, int(self.rows.min()), int(self.rows.max()) + 1)
+            return None if part is None else (part[0], replace(self, rows=self.rows - part[1]))
+        if stored.axis == 1 and self.columns is not None:
+            part = stored.part_with(1, self.columns.start, self.columns.stop)
+            moved = None if part is None else range(self.columns.start - part[1], self.columns.stop - part[1])
+            return None if part is None else (part[0], replace(self, columns=moved))
+        return None
 
     def of(self, array: Weight, *, is_in_out: bool) -> Weight:
         """Return the share of an array [out, in], or [in, out], or [out]. Raises SourceError if it splits a block."""

@@ -7,15 +7,35 @@ Paths are those of network layers with dots: `layers.7.attention.q.weight`. A fa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from trtkit.errors import Problem, ProblemsError
 from trtkit.models.registry import decoder_spec
 from trtkit.models.spec import AttentionSpec, DecoderSpec, MlpSpec, MoeSpec, NormSpec
+
+
+class Stored(Protocol):
+    """A weight that was not read yet. parts: what it is joined from along `axis`; none for one of its own."""
+
+    axis: int
+
+    @property
+    def parts(self) -> Sequence[Stored]:
+        """What it is joined from."""
+        ...
+
+    def part_with(self, axis: int, start: int, stop: int) -> tuple[Stored, int] | None:
+        """Return the part that holds all of these rows or columns, and where it begins; None if no one part does."""
+        ...
+
+    def read(self) -> Any:
+        """Return the array, mapped or decoded."""
+        ...
+
 
 Shape = tuple[int, ...]
 _Part = tuple[str, Shape]
@@ -48,6 +68,11 @@ class WeightArrays(Mapping[str, Any]):
 
     def __getitem__(self, path: str) -> Any:
         return self._source[self._names[path]]
+
+    def stored(self, path: str) -> Stored | None:
+        """Return a weight without reading it, where the source can tell."""
+        stored = getattr(self._source, "stored", None)
+        return stored(self._names[path]) if stored else None
 
     def name_of(self, path: str) -> str:
         """Return what the source calls a weight."""

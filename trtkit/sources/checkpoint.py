@@ -22,11 +22,28 @@ class StoredArray:
     """An array that was not read yet.
 
     read: maps or decodes it, anew at each call. is_quantized: it is a `QuantizedMatrix` [out, in], in all families.
+    parts: what it is joined from along `axis`, in order; none for an array of its own.
     """
 
     shape: tuple[int, ...]
     read: Callable[[], Array]
     is_quantized: bool = False
+    parts: tuple[StoredArray, ...] = ()
+    axis: int = 0
+
+    @property
+    def first(self) -> StoredArray:
+        """The first of its parts that is an array of its own: all have one type."""
+        return self.parts[0].first if self.parts else self
+
+    def part_with(self, axis: int, start: int, stop: int) -> tuple[StoredArray, int] | None:
+        """Return the part that holds all of these rows or columns, and where it begins; None if no one part does."""
+        first = 0
+        for part in self.parts if axis == self.axis else ():
+            if first <= start and stop <= first + part.shape[axis]:
+                return part, first
+            first += part.shape[axis]
+        return None
 
 
 class Checkpoint(Mapping[str, Array]):
@@ -46,6 +63,10 @@ class Checkpoint(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._stored)
+
+    def stored(self, name: str) -> StoredArray:
+        """Return an array without reading it."""
+        return self._stored[name]
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Return an array's shape without reading it."""

@@ -89,7 +89,7 @@ _CODES = ("int8", "uint8", "int32", "float8_e4m3fn", "float8_e5m2")
 def check_rest(stored: Stored) -> None:
     """Raise ProblemsError naming weights that are codes, although nothing says by what they are multiplied."""
     names = [name for name, array in stored.items() if name.endswith(".weight") and not array.is_quantized]
-    kinds = {name: str(stored[name].read().dtype) for name in names}
+    kinds = {name: str(stored[name].first.read().dtype) for name in names}
     problems = [Problem(f"`{name}` holds {kind}", name) for name, kind in kinds.items() if kind in _CODES]
     if problems:
         raise ProblemsError("quantized weights without scales", problems, "copy the checkpoint's files again")

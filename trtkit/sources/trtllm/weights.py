@@ -163,9 +163,10 @@ def _joined(parts: Sequence[StoredArray], axis: int) -> StoredArray:
     shape[axis] = sum(part.shape[axis] for part in parts)
     if parts[0].is_quantized:
         join: Any = join_columns if axis else join_rows
-        return StoredArray(tuple(shape), lambda: join([part.read() for part in parts]), is_quantized=True)
+        read_all: Any = lambda: join([part.read() for part in parts])  # noqa: E731
+        return StoredArray(tuple(shape), read_all, is_quantized=True, parts=tuple(parts), axis=axis)
     read: Callable[[], Array] = lambda: np.concatenate([part.read() for part in parts], axis)  # noqa: E731
-    return StoredArray(tuple(shape), read)
+    return StoredArray(tuple(shape), read, parts=tuple(parts), axis=axis)
 
 
 def _oriented(stored: StoredArray, family: _Family) -> StoredArray:
