@@ -195,7 +195,8 @@ class Fleet:
         command += [] if self._routes_by_cache else ["--no-kv-routing"]
         if options.prefill_workers:
             command += ["--role", "decode" if number < options.replicas else "prefill"]
-        environment = {"DYN_SYSTEM_PORT": str(port), **_share(number, options.replicas + options.prefill_workers)}
+        share = share_of_machine(number, options.replicas + options.prefill_workers, self.model.ranks)
+        environment = {"DYN_SYSTEM_PORT": str(port), **share}
         return Member(number, self._start(_name(number), command, environment), port)
 
     def _frontend_command(self) -> list[str]:
@@ -263,14 +264,15 @@ def _name(number: int) -> str:
     return f"worker {number}"
 
 
-def _share(number: int, replicas: int) -> dict[str, str]:
-    """Return a replica's part of the machine: GPUs in turn, or cores in equal parts where there is no GPU."""
+def share_of_machine(number: int, workers: int, ranks: int) -> dict[str, str]:
+    """Return a worker's part of the machine: a GPU per rank, in turn, or cores in equal parts if there is no GPU."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     installed = Path("/proc/driver/nvidia/gpus")
     count = len(list(installed.iterdir())) if installed.is_dir() else 0
     gpus = listed.split(",") if listed else [str(index) for index in range(count)]
     if gpus:
-        return {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]}
-    if replicas == 1 or "OMP_NUM_THREADS" in os.environ:
+        own = dict.fromkeys(gpus[(number * ranks + rank) % len(gpus)] for rank in range(ranks))
+        return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
+    if workers * ranks == 1 or "OMP_NUM_THREADS" in os.environ:
         return {}
-    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // replicas))}
+    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // (workers * ranks)))}

@@ -47,7 +47,7 @@ Needs prometheus-adapter, which takes the frontend's metric as it is. Its rule, 
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """What is served where. name: of all objects. workers: in a pod, each on a GPU of its own.
+    """What is served where. name: of all objects. workers: in a pod, each on GPUs of its own: one per rank.
 
     queued: requests that may wait in a pod before another is added.
     """
@@ -56,6 +56,7 @@ class ClusterFacts:
     model: str
     storage_gib: int
     workers: int = 1
+    ranks: int = 1
     replicas: int = 1
     max_replicas: int = 4
     cpus: int = 4
@@ -65,7 +66,7 @@ class ClusterFacts:
 
 def cluster_facts(name: str, model: ServedModel, workers: int = 1) -> ClusterFacts:
     """Return what serves a bundle on a cluster: a volume with room for it and for a newer one."""
-    return ClusterFacts(cluster_name(name), name, room_gib(model.path), workers)
+    return ClusterFacts(cluster_name(name), name, room_gib(model.path), workers, model.ranks)
 
 
 def write_manifests(facts: ClusterFacts, folder: Path) -> list[Path]:
@@ -118,7 +119,7 @@ def _container(facts: ClusterFacts) -> Manifest:
         "startupProbe": {**probe("/health"), "failureThreshold": _START_S // PROBE_S},
         "readinessProbe": probe("/health"),
         "livenessProbe": probe("/live"),
-        "resources": resources(facts.cpus, facts.memory_gib, facts.workers),
+        "resources": resources(facts.cpus, facts.memory_gib, facts.workers * facts.ranks),
         "securityContext": container_security(),
         "volumeMounts": [
             {"name": "bundle", "mountPath": _BUNDLE, "readOnly": True},

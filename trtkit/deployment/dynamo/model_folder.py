@@ -17,11 +17,15 @@ _AGAIN = "build it again with `trtkit build --no-cache`"
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A bundle that can be served. has_chat: whether it says how a conversation is written. takes_images: if any."""
+    """A bundle that can be served. has_chat: whether it says how a conversation is written. takes_images: if any.
+
+    ranks: that share it, each on a GPU.
+    """
 
     path: Path
     has_chat: bool
     takes_images: bool
+    ranks: int = 1
 
     @property
     def endpoint_types(self) -> str:
@@ -43,4 +47,4 @@ def read_model(bundle: Path) -> ServedModel:
         raise DeployError("`model/config.json` does not name its `architectures`", str(bundle), _AGAIN)
     settings = json_object(folder / "tokenizer_config.json")
     has_chat = bool(settings.get("chat_template")) or (folder / "chat_template.jinja").is_file()
-    return ServedModel(opened.path, has_chat, opened.manifest.images is not None)
+    return ServedModel(opened.path, has_chat, opened.manifest.images is not None, opened.manifest.grid.ranks)
