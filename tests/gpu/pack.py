@@ -32,10 +32,11 @@ WHEELS = (
     *("pydantic", "pydantic_core", "annotated_types", "typing_inspection", "typing_extensions"),
     *("click", "rich", "markdown_it_py", "mdurl", "Pygments", "PyYAML", "safetensors", "ml_dtypes"),
     *("onnx", "onnxscript", "onnx_ir", "onnxslim", "protobuf", "colorama", "onnxruntime", "flatbuffers"),
+    "rapidocr_onnxruntime==1.4.4",  # with PP-OCR's networks
     *("nvidia_modelopt", "nvidia_ml_py", "onnx_graphsurgeon", "onnxconverter_common", "polygraphy", "lief"),
 )
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
-TREE = ("trtkit", "tests", "benchmarks", "configs", "plugins", "pyproject.toml")
+TREE = ("trtkit", "tests", "benchmarks", "configs", "plugins", "examples/detr3d", "pyproject.toml")
 
 
 def main() -> None:

@@ -18,6 +18,11 @@ def _vision(model: str, estimate_s: int, *, has_batches: bool = True) -> Step:
     return Step(f"vision-{model}", _VISION.format(model), "vision:ask", estimate_s, options)
 
 
+def _detector(model: str, estimate_s: int) -> Step:
+    question = f"Does {model} compute what the reference executor does, and how fast?"
+    return Step(f"detector-{model}", question, "detectors:ask", estimate_s, {"model": model})
+
+
 _ALL = (
     Step("load", "Does an engine that is built without a compute capability load and compute?", "load:ask", 20),
     Step("machine", "What are copies and matrix products at best?", "machine:ask", 12),
@@ -42,6 +47,12 @@ _ALL = (
     _vision("detr-r50", 120, has_batches=False),
     Step("collective", "Do collectives of one rank run? Rule 19.", "collective:ask", 25),
     _vision("mobilenet-v2", 60),
+    _detector("ppocr-det", 40),
+    _detector("ppocr-rec", 40),
+    _detector("yolo", 20),
+    _detector("detr3d", 90),
+    _detector("rt-detr-v2", 150),
+    _decode("llama-8b", "int4", 240),
     Step("contract-faults", "And where a breach is an error that a GPU may not survive?", "contract_faults:ask", 25),
 )  # fmt: skip
 STEPS = {step.name: step for step in _ALL}

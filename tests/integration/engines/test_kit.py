@@ -42,7 +42,17 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kit")
 
 
-@pytest.mark.parametrize("name", [name for name, step in STEPS.items() if step.is_simulated])
+LONG = {"detector-rt-detr-v2", "detector-detr3d"}  # a quarter of a minute each, in torch.export
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in LONG else [])
+        for name, step in STEPS.items()
+        if step.is_simulated
+    ],
+)
 def test_a_step_answers_on_the_simulated_runtime(name: str, gpu: Simulated, scratch: Path, tmp_path: Path) -> None:
     run_step(name, Place(SIMULATED, gpu.device, load_backend("tensorrt_rtx"), scratch, gpu), tmp_path)
     record = read(tmp_path / f"{name}.json")
