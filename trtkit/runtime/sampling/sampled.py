@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
+    from trtkit.arrays import Array
 
 FAILED, NOTHING = -1, -2
 """In the place of a token: of logits that hold NaN or infinity, and of those that are all -inf."""
@@ -40,11 +40,11 @@ class Sampled:
     errors: why a row has no token, by row: its request ends, the others go on.
     """
 
-    tokens: np.ndarray[Any, np.dtype[np.int64]]
+    tokens: Array
     logprobs: Mapping[int, TokenLogprobs]
     errors: Mapping[int, str]
 
-    def logprobs_of(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Mapping[int, TokenLogprobs]:
+    def logprobs_of(self, rows: Array) -> Mapping[int, TokenLogprobs]:
         """Return the log probabilities of some rows, by their places among those."""
         if not self.logprobs or len(rows) == len(self.tokens):
             return self.logprobs
