@@ -53,7 +53,7 @@ class ContainerFacts:
         return [f"--model-repository={MODELS}", "--model-control-mode=none", *self.flags]
 
 
-def container_facts(models: Sequence[RepositoryModel], *, gpus: int = 1) -> ContainerFacts:
+def container_facts(models: Sequence[RepositoryModel]) -> ContainerFacts:
     """Return what serves these models. Raises DeployError where no one known release loads all their plans."""
     records = [json.loads(file.read_text("utf-8")) for model in models for file in _deployments(model)]
     needed = {
@@ -65,6 +65,7 @@ def container_facts(models: Sequence[RepositoryModel], *, gpus: int = 1) -> Cont
         names = ", ".join(sorted(release.name for release in needed))
         raise DeployError(f"the models need different Triton releases: {names}", fix="serve them separately")
     needs_trtkit = any(record["backend"] == "python" for record in records)
+    gpus = max((int(record.get("ranks", 1)) for record in records), default=1)
     return ContainerFacts(next(iter(needed), newest_release()), needs_trtkit, gpus)
 
 

@@ -227,6 +227,7 @@ def _record(placement: Placement, version: Path) -> dict[str, Any]:
         "backend": model.backend,
         "bundle": None if manifest is None else {"name": manifest.name, "build_key": manifest.build_key},
         "backend_library": None if manifest is None else manifest.backend.model_dump(mode="json"),
+        "ranks": 1 if manifest is None else manifest.grid.ranks,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "reasons": list(model.reasons),
         "files": {str(path.relative_to(version)): sha256_of(path) for path in files},

@@ -33,7 +33,7 @@ docker run --rm \\
   tritonserver --model-repository=/models --model-control-mode=none"""
 
 
-def deployed(repository: Path, name: str, backend: str, library: tuple[str, str]) -> None:
+def deployed(repository: Path, name: str, backend: str, library: tuple[str, str], ranks: int = 1) -> None:
     """Write a model's folder as `trtkit deploy` leaves it, as far as the container depends on it."""
     version = repository / name / "1"
     version.mkdir(parents=True)
@@ -41,6 +41,7 @@ def deployed(repository: Path, name: str, backend: str, library: tuple[str, str]
     record: dict[str, Any] = {
         "backend": backend,
         "backend_library": dict(zip(("name", "version"), library, strict=True)),
+        "ranks": ranks,
     }
     (version / "deployment.json").write_text(json.dumps(record))
 
@@ -53,6 +54,13 @@ def test_the_container_is_reached_from_this_machine_alone_and_writes_nothing() -
     line = docker_command(ContainerFacts(find_release("26.07"), needs_trtkit=False), Path("/srv/my models"))
     assert line == DOCKER
     assert shlex.split(line.replace("\\\n", ""))[-1] == "--model-control-mode=none"
+
+
+def test_a_model_of_several_ranks_has_a_gpu_for_each(tmp_path: Path) -> None:
+    deployed(tmp_path, "small", "python", ("tensorrt_rtx", "1.7.1.116"))
+    assert facts_of(tmp_path).gpus == 1
+    deployed(tmp_path, "large", "python", ("tensorrt_rtx", "1.7.1.116"), ranks=4)
+    assert facts_of(tmp_path).gpus == 4
 
 
 def test_ports_flags_and_gpus_are_the_callers() -> None:
