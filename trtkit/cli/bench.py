@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,8 @@ class BenchCommand(click.Command):
             from trtkit.cli.bench_diff import diff
 
             return diff.make_context(f"{info_name} diff", args[1:], parent, **extra)
+        if len(args) > 2 and get_close_matches(args[0], ["diff"]) and not Path(args[0]).exists():
+            raise click.UsageError(f"No such command '{args[0]}'. Did you mean 'diff'?")
         words = list(args)
         context = super().make_context(info_name, args, parent, **extra)
         context.meta[WORDS] = words

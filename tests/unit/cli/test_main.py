@@ -131,6 +131,7 @@ def test_version_is_the_packages(trtkit: Callable[..., Ran]) -> None:
         (["biuld"], "No such command 'biuld'. Did you mean 'build'?"),
         (["config", "inti"], "No such command 'inti'. Did you mean 'init'?"),
         (["plugins", "lsit"], "No such command 'lsit'. Did you mean 'list'?"),
+        (["bench", "dif", "a.json", "b.json"], "No such command 'dif'. Did you mean 'diff'?"),
         (["build", "--targt"], "No such option '--targt'. Did you mean '--target'?"),
         (["frobnicate"], "No such command 'frobnicate'."),
     ],
