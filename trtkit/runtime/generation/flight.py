@@ -121,4 +121,4 @@ def land(state: State, flight: Flight) -> None:
     slots, lengths, tokens = step.slots[rows], step.lengths[rows], sampled.tokens[rows]
     state.sampler.accept(slots, tokens, is_counted=flight.is_counted)
     state.slots.sequences.tokens[slots, lengths] = tokens
-    settle(state, slots, lengths + 1, sampled.logprobs_of(rows))
+    settle(state, slots, lengths + 1, tokens, sampled.logprobs_of(rows))

@@ -58,16 +58,15 @@ def _append(state: State, slots: Ints, tokens: Ints, logprobs: Mapping[int, Toke
     """Add a token to each slot's sequence, and end those that are complete."""
     state.sampler.accept(slots, tokens)
     state.slots.sequences.append(slots, tokens)
-    return settle(state, slots, state.slots.sequences.lengths[slots], logprobs)
+    return settle(state, slots, state.slots.sequences.lengths[slots], tokens, logprobs)
 
 
-def settle(state: State, slots: Ints, lengths: Ints, logprobs: Mapping[int, TokenLogprobs]) -> Bools:
-    """Tell the last of the first `lengths` [R] tokens of `slots`; end the sequences that it completes.
+def settle(state: State, slots: Ints, lengths: Ints, tokens: Ints, logprobs: Mapping[int, TokenLogprobs]) -> Bools:
+    """Tell `tokens` [R], the last of the first `lengths` [R] of `slots`; end the sequences that they complete.
 
     Return who goes on. What was drawn after an end is forgotten.
     """
     sequences, running = state.slots.sequences, state.running
-    tokens = sequences.tokens[slots, lengths - 1]
     state.statistics.generated_tokens += len(tokens)
     is_stop = (running.stops[slots] == tokens[:, None]).any(1)
     is_last = is_stop | (lengths >= running.ends[slots])
