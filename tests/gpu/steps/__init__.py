@@ -49,6 +49,7 @@ _ALL = (
     _vision("mobilenet-v2", 60),
     _detector("ppocr-det", 40),
     _detector("ppocr-rec", 40),
+    _detector("ppocr-cls", 20),
     _detector("yolo", 20),
     _detector("detr3d", 90),
     _detector("rt-detr-v2", 150),

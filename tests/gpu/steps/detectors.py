@@ -135,6 +135,7 @@ def _scene() -> Any:
 DETECTORS = {
     "ppocr-det": Detector(_text("ppocr-det"), ((64, 64), (736, 736))),
     "ppocr-rec": Detector(_text("ppocr-rec"), ((48, 64), (48, 320))),
+    "ppocr-cls": Detector(_text("ppocr-cls"), ((48, 192), (48, 192))),
     "yolo": Detector(_yolo, ((64, 64), (64, 64)), precisions=("fp32",)),
     "rt-detr-v2": Detector(_rt_detr, (MODELS["rt-detr-v2-tiny"][3], MODELS["rt-detr-v2-r50"][3]), is_unordered=True),
     "detr3d": Detector(_detr3d, ((64, 112), (128, 224)), ("logits", "codes")),
