@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import time
 import urllib.request
@@ -13,7 +14,7 @@ from openai import OpenAI
 
 from trtkit.deployment.dynamo.fleet import Fleet, FleetOptions
 from trtkit.deployment.dynamo.model_folder import read_model
-from trtkit.deployment.ports import free_ports
+from trtkit.deployment.ports import free_ports_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,6 +43,12 @@ class Served:
         """Return how many slots of a worker have a sequence in them."""
         return int(self._metric(number, "slots_busy"))
 
+    def known_workers(self) -> int:
+        """Return how many workers the frontend sends requests to."""
+        root = self.fleet.options.url.removesuffix("/v1")
+        with urllib.request.urlopen(f"{root}/health", timeout=TIMEOUT_S) as answer:
+            return sum(each["endpoint"] == "generate" for each in json.load(answer)["instances"])
+
     def _metric(self, number: int, name: str) -> float:
         port = self.fleet.workers[number].health_port
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S) as answer:
@@ -54,7 +61,7 @@ class Served:
 def serving(bundle: Path, **options: Any) -> Iterator[Served]:
     """Serve a bundle; the fleet ends with the block."""
     log: list[str] = []
-    fleet_options = FleetOptions(MODEL, port=free_ports(1)[0], exit_timeout_s=5, **options)
+    fleet_options = FleetOptions(MODEL, port=free_ports_below(30_000, 1)[0], exit_timeout_s=5, **options)
     with Fleet(read_model(bundle), fleet_options, lambda name, line: log.append(f"{name}: {line}")) as fleet:
         fleet.wait_ready()
         yield Served(fleet, log)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trtkit.deployment.ports import free_ports_below
 from trtkit.deployment.triton.endpoints import Endpoints
 from trtkit.deployment.triton.local_server import LocalServer, ServeOptions
 from trtkit.deployment.triton.repository_check import needed_flags, read_repository
 from trtkit.deployment.triton.server_files import find_server
-from trtkit.errors import DeployError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,14 +51,8 @@ class Served:
 
 
 def quiet_ports() -> Endpoints:
-    """Return endpoints on free ports below those that a system gives to whoever asks for any: nobody takes them
-    between this look and the server's start.
-    """
-    while True:
-        ends = Endpoints("127.0.0.1", *random.SystemRandom().sample(range(10_000, 30_000), 3))
-        with contextlib.suppress(DeployError):
-            ends.check_free()
-            return ends
+    """Return endpoints on free ports that no system gives to whoever asks for any."""
+    return Endpoints("127.0.0.1", *free_ports_below(30_000, 3))
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from trtkit.cli.visible import echo
 if TYPE_CHECKING:
     from trtkit.deployment.triton.deploy import Deployment
 
+Options = dict[str, Any]
 EPILOG = """\b
 Examples:
   trtkit deploy bundles/efficientnet-lite0 --to triton --repository models
@@ -77,21 +78,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or options."""
 @click.option("--dry-run", is_flag=True, help="Show what would change without writing anything.")
 @json_option
 @quiet_option
-def command(
-    bundle: str,
-    to: str,
-    repository: str | None,
-    name: str,
-    form: Any,
-    recognizer: str | None,
-    release: str,
-    kubernetes: str | None,
-    instances: int | None,
-    overrides: tuple[str, ...],
-    dry_run: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def command(bundle: str, to: str, *, as_json: bool, quiet: bool, **options: Any) -> None:
     """Deploy a bundle to a model repository of Triton Inference Server, or a language model to Kubernetes.
 
     Writes config.pbtxt with the engine of BUNDLE or a model that runs on trtkit's runtime, and says which and why. If
@@ -101,10 +88,15 @@ def command(
     --to dynamo writes the manifests of pods that run `trtkit serve BUNDLE`, each with --instances workers.
     """
     if to == "dynamo":
-        _deploy_dynamo(bundle, name, kubernetes, instances or 1, as_json=as_json)
-        return
-    if repository is None:
+        _deploy_dynamo(bundle, options, as_json=as_json)
+    elif options["repository"] is None:
         raise click.UsageError("--to triton needs --repository")
+    else:
+        _deploy_triton(bundle, options, as_json=as_json, quiet=quiet or as_json)
+
+
+def _deploy_triton(bundle: str, options: Options, *, as_json: bool, quiet: bool) -> None:
+    """Write into a model repository."""
     from trtkit.deployment.triton.extra import require_extra
 
     require_extra()
@@ -112,37 +104,38 @@ def command(
     from trtkit.deployment.triton.deploy import DeployRequest, deploy
     from trtkit.deployment.triton.options import read_options
 
-    changes = [*overrides, *([f"instances={instances}"] if instances else [])]
-    options = read_options(changes)
+    folder, instances, kubernetes = Path(options["repository"]), options["instances"], options["kubernetes"]
+    serving = read_options([*options["overrides"], *([f"instances={instances}"] if instances else [])])
+    reads = open_bundle(options["recognizer"]) if options["recognizer"] else None
+    request = DeployRequest(open_bundle(bundle), options["name"], options["form"], reads, options["release"])
 
     def progress(text: str) -> None:
-        if not (quiet or as_json):
+        if not quiet:
             say(f"  {text}")
 
-    folder = Path(repository)
-    reads = open_bundle(recognizer) if recognizer else None
-    request = DeployRequest(open_bundle(bundle), name, form, reads, release)
-    deployment = deploy(request, folder, options, progress, is_dry_run=dry_run)
-    files = [] if dry_run or kubernetes is None else _write_cluster(deployment, folder, Path(kubernetes))
+    is_dry_run = options["dry_run"]
+    deployment = deploy(request, folder, serving, progress, is_dry_run=is_dry_run)
+    files = [] if is_dry_run or kubernetes is None else _write_cluster(deployment, folder, Path(kubernetes))
     if as_json:
-        written = {"repository": str(folder), "dry_run": dry_run, "kubernetes": files}
+        written = {"repository": str(folder), "dry_run": is_dry_run, "kubernetes": files}
         click.echo(json.dumps({**deployment.to_json(), **written}))
-    elif dry_run:
+    elif is_dry_run:
         echo(deployment.differences)
     else:
         _print(deployment, folder)
         echo("".join(f"wrote {file}\n" for file in files), nl=False)
 
 
-def _deploy_dynamo(bundle: str, name: str, kubernetes: str | None, workers: int, *, as_json: bool) -> None:
+def _deploy_dynamo(bundle: str, options: Options, *, as_json: bool) -> None:
     """Write the manifests of pods that run `trtkit serve`."""
     from trtkit.deployment.dynamo.kubernetes import cluster_facts, write_manifests
     from trtkit.deployment.dynamo.model_folder import read_model
 
+    kubernetes = options["kubernetes"]
     if kubernetes is None:
         raise click.UsageError("--to dynamo needs --kubernetes; `trtkit serve BUNDLE` serves on this machine")
     model = read_model(Path(bundle))
-    facts = cluster_facts(name or model.path.resolve().name, model, workers)
+    facts = cluster_facts(options["name"] or model.path.resolve().name, model, options["instances"] or 1)
     files = [str(file) for file in write_manifests(facts, Path(kubernetes))]
     if as_json:
         click.echo(json.dumps({"name": facts.name, "model": facts.model, "kubernetes": files}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import signal
 import sys
 from pathlib import Path
@@ -12,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtkit.cli import completions
-from trtkit.cli.options import is_verbose, json_option, quiet_option
+from trtkit.cli.options import json_option, quiet_option
 from trtkit.cli.say import say, warn
 from trtkit.cli.serve_bundle import serve_bundle
 from trtkit.cli.serve_options import bundle_options, repository_options
+from trtkit.cli.server_log import server_log
 from trtkit.cli.visible import echo
 
 if TYPE_CHECKING:
@@ -159,16 +159,8 @@ def _endpoints(options: Options) -> Endpoints:
 def _log_to_stderr(*, quiet: bool) -> Callable[[str], None]:
     from trtkit.deployment.triton.server_log import is_noise, level
 
-    log, is_shown = logging.getLogger("trtkit.server"), not is_verbose()
-
-    def show(line: str) -> None:
-        if is_noise(line):
-            return
-        log.info("%s", line)
-        if is_shown and not (quiet and level(line) == "I"):
-            echo(line, err=True)
-
-    return show
+    show = server_log(lambda line: level(line) == "I", quiet=quiet)
+    return lambda line: None if is_noise(line) else show(line)
 
 
 def _serve(server: LocalServer, *, as_json: bool) -> None:

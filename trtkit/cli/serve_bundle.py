@@ -6,12 +6,11 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from trtkit.cli.options import is_verbose
 from trtkit.cli.say import say, warn
+from trtkit.cli.server_log import server_log
 from trtkit.cli.visible import echo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from trtkit.deployment.dynamo.fleet import Fleet, FleetOptions
@@ -32,8 +31,9 @@ def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: b
     name = options.pop("name") or model.path.resolve().name
     port = options.pop("http_port") or free_ports(1)[0]
     fleet_options = FleetOptions(name, port=port, **options)
+    show = server_log(lambda line: " INFO " in line, quiet=quiet)
     try:
-        with Fleet(model, fleet_options, _log_to_stderr(quiet=quiet)) as fleet:
+        with Fleet(model, fleet_options, lambda who, line: show(f"{who}: {line}")) as fleet:
             _warn(fleet)
             fleet.wait_ready()
             _print(fleet, as_json=as_json)
@@ -75,17 +75,3 @@ def _curl(options: FleetOptions, *, has_chat: bool) -> str:
     path = "chat/completions" if has_chat else "completions"
     data = json.dumps({"model": options.name, **body, "max_tokens": 64})
     return f"curl {options.url}/{path} -H 'Content-Type: application/json' -d '{data}'"
-
-
-def _log_to_stderr(*, quiet: bool) -> Callable[[str, str], None]:
-    """Return what shows the logs: who says it, then what; with --quiet only warnings and errors."""
-    import logging
-
-    log, is_shown = logging.getLogger("trtkit.server"), not is_verbose()
-
-    def show(name: str, line: str) -> None:
-        log.info("%s: %s", name, line)
-        if is_shown and not (quiet and " INFO " in line):
-            echo(f"{name}: {line}", err=True)
-
-    return show

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 import urllib.request
@@ -48,13 +49,15 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
             each.close()
 
 
-def free_port_below(limit: int, host: str = "127.0.0.1") -> int:
-    """Return a port of 20,000 to `limit` that nobody listens on now."""
+def free_ports_below(limit: int, count: int, host: str = "127.0.0.1") -> list[int]:
+    """Return different ports from 10,000 to `limit` that nobody listens on now.
+
+    A system gives higher ones to whoever asks for any: a limit below them keeps these free until a server starts.
+    """
     while True:
-        port = random.randrange(20_000, limit)
-        with socket.socket() as probe:
-            try:
-                probe.bind((host, port))
-            except OSError:
-                continue
-            return port
+        with contextlib.ExitStack() as probes:
+            ports = random.SystemRandom().sample(range(10_000, limit), count)
+            with contextlib.suppress(OSError):
+                for port in ports:
+                    probes.enter_context(socket.socket()).bind((host, port))
+                return ports

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from trtkit.deployment.dynamo.broker import Broker
 from trtkit.deployment.dynamo.member import MOST_FAILURES, Member
 from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE, MODULE
-from trtkit.deployment.ports import check_free, free_port_below, open_local, reachable
+from trtkit.deployment.ports import check_free, free_ports_below, open_local, reachable
 from trtkit.deployment.process import POLL_S, ServerProcess
 from trtkit.errors import DeployError
 
@@ -182,7 +182,7 @@ class Fleet:
         return started
 
     def _start_worker(self, number: int) -> Member:
-        port, options = free_port_below(_SYSTEM_PORTS), self.options
+        (port,), options = free_ports_below(_SYSTEM_PORTS, 1), self.options
         command = [sys.executable, "-m", MODULE, str(self.model.path)]
         command += ["--name", options.name, "--endpoint-types", self.model.endpoint_types]
         command += ["--max-queue", str(options.max_queue)]
