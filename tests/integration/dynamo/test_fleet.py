@@ -53,7 +53,7 @@ def kill_worker(served: Served, number: int) -> None:
     killed = served.fleet.workers[number].process.pid
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: served.fleet.workers[number].process.pid != killed)
-    wait_until(lambda: served.fleet.workers[number].is_started)
+    wait_until(lambda: served.fleet.workers[number].is_started and served.known_workers() == 2)
 
 
 def test_an_answer_goes_on_when_its_worker_dies(served: Served, client: OpenAI, local: LLM) -> None:
@@ -120,7 +120,7 @@ def test_answers_go_on_when_a_worker_hangs(
 
 
 @pytest.mark.parametrize(
-    ("count", "kills"), [(120, {40: 1}), pytest.param(1000, {150: 0, 400: 1, 650: 0, 900: 1}, marks=pytest.mark.slow)]
+    ("count", "kills"), [(120, {40: 1}), pytest.param(1000, {150: 1, 300: 0, 450: 1, 600: 0}, marks=pytest.mark.slow)]
 )
 def test_cancels_and_killed_workers_lose_and_change_nothing(
     served: Served, client: OpenAI, local: LLM, count: int, kills: dict[int, int]
@@ -133,14 +133,18 @@ def test_cancels_and_killed_workers_lose_and_change_nothing(
         case: answers(local, case[0], **(seeded if case[1] else {"temperature": 0.0}))[0].text for case in set(cases)
     }
     cancelled = {index for index in range(count) if choose.random() < 0.15}
-    killers = []
+    has_killed = []
+    one_at_once = threading.Lock()
+    for member in served.fleet.workers:
+        member.failures.clear()
 
     def ask(index: int) -> str:
         prompt, is_seeded = cases[index]
         settings: Any = seeded if is_seeded else {"temperature": 0}
         if index in kills:
-            killers.append(threading.Thread(target=kill_worker, args=(served, kills[index]), daemon=True))
-            killers[-1].start()
+            with one_at_once:
+                kill_worker(served, kills[index])
+                has_killed.append(index)
         if index not in cancelled:
             return str(complete(client, prompt, **settings).choices[0].text)
         stream = complete(client, prompt, stream=True, **settings)
@@ -151,9 +155,7 @@ def test_cancels_and_killed_workers_lose_and_change_nothing(
 
     with ThreadPoolExecutor(12) as pool:
         assert list(pool.map(ask, range(count))) == [wanted[case] for case in cases]
-    for killer in killers:
-        killer.join()
-    assert len(killers) == len(kills)
+    assert has_killed == list(kills)
     wait_until(lambda: served.metric("slots_busy") == 0 and served.metric("requests_waiting") == 0)
 
 
@@ -221,7 +223,7 @@ def test_malformed_requests_are_refused_and_hurt_nobody(served: Served, client: 
 
     with ThreadPoolExecutor(4) as pool:
         statuses = list(pool.map(send, range(count)))
-    assert set(statuses) <= {200, 400, 422}
+    assert set(statuses) <= {200, 400, 404, 422}  # 404: a letter of the model's name was hit
     assert statuses.count(400) + statuses.count(422) > count // 3
     assert complete(client, "a", temperature=0).choices[0].text == wanted.text
     wait_until(lambda: served.metric("slots_busy") == 0)
