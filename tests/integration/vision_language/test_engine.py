@@ -43,6 +43,14 @@ def test_a_prompt_may_be_cut_anywhere_in_an_image(vlm: Vlm, budget: int) -> None
         assert llm.generate(asked(vlm), GREEDY)[0].outputs[0].token_ids == fresh_answer(vlm)
 
 
+@pytest.mark.parametrize("vlm", [VLMS["qwen2-vl"]], ids=str)
+def test_images_reach_every_rank(vlm: Vlm) -> None:
+    """Vectors and M-RoPE's positions of two prompts at once, in chunks, on two stages of two ranks."""
+    with LLM(bundle_of(vlm, "parallel={tensor: 2, pipeline: 2}"), runtime="reference", prefill_budget=5) as llm:
+        outputs = llm.generate([asked(vlm), asked(vlm, seed=1)], GREEDY)
+    assert [output.outputs[0].token_ids for output in outputs] == [fresh_answer(vlm), fresh_answer(vlm, 1)]
+
+
 @some
 def test_a_beginning_is_shared_with_the_same_image_only(vlm: Vlm) -> None:
     """The same prompt again is found whole; another image of the same size shares the words before it only."""

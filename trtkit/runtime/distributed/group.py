@@ -12,7 +12,7 @@ from trtkit.errors import RankError, TrtkitError
 from trtkit.jobs.faults import internal_error, user_error
 from trtkit.runtime.distributed.channel import Channel
 from trtkit.runtime.distributed.messages import Command, Message
-from trtkit.runtime.distributed.watch import Watch
+from trtkit.runtime.distributed.watch import SILENCE_S, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -78,6 +78,10 @@ class RankGroup:
             self._watch.check()
             time.sleep(0.01)
         return [text.decode() for text in self.world.store.multi_get(keys)]
+
+    def settle(self) -> None:
+        """Expect every rank to answer soon from now on: all have opened their networks."""
+        self._watch.silence_s = SILENCE_S
 
     def close(self) -> None:
         """End the other ranks: each by its own will, unless something has failed."""

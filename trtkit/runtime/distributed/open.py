@@ -83,5 +83,6 @@ def _runner(bundle: Bundle, options: OpenOptions, group: RankGroup) -> tuple[Sta
         )
         group.post("facts", json.dumps(to_json(own)))
         facts = [from_json(RankFacts, json.loads(text)) for text in group.collect("facts")]
+    group.settle()
     runner = StageRunner(execution, group.channel, Place(world.rank, grid, members, options.parts))
     return runner, facts

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from trtkit.runtime.distributed.world import World
 
-SILENCE_S = 5.0
-"""After this long without a beat a rank counts as hung."""
+SILENCE_S, OPENING_SILENCE_S = 5.0, 60.0
+"""After this long without a beat a rank counts as hung. A rank that reads its weights may be kept from its beats."""
 _BEAT_S, _POLL_S = 1.0, 0.1
 _FAULT = "fault"
 
@@ -28,7 +28,7 @@ _FAULT = "fault"
 class Watch:
     """What rank 0 or another one knows of the others.
 
-    exited: returns the error of a child process that has ended, None while all run. on_fault: called once, from the
+    silence_s: after this long without a beat a rank counts as hung. exited: returns the error of a child process that has ended, None while all run. on_fault: called once, from the
     thread, when a fault is known; it lets go of whatever waits for the rank that is gone.
     """
 
@@ -40,6 +40,7 @@ class Watch:
         self._others = [rank for rank in range(world.count) if rank != world.rank]
         self._beats = dict.fromkeys(self._others, (b"", time.monotonic()))
         self._has_joined = False
+        self.silence_s = OPENING_SILENCE_S
         self._stopped, self._known = threading.Event(), threading.Event()
         self.fault: TrtkitError | None = None
         self._thread = threading.Thread(target=self._run, name="trtkit-ranks", daemon=True)
@@ -77,7 +78,7 @@ class Watch:
         It may be known a little later: a connection ends at once, silence is noticed after some seconds. An operation
         whose time was up has waited for longer than that.
         """
-        self._known.wait(_BEAT_S if "imed out" in str(error) else SILENCE_S + 2 * _BEAT_S)
+        self._known.wait(_BEAT_S if "imed out" in str(error) else self.silence_s + 2 * _BEAT_S)
         if self.fault is not None:
             return self.fault
         return error if isinstance(error, TrtkitError) else RankError(str(error), "ranks")
@@ -120,15 +121,15 @@ class Watch:
     def _silent(self) -> TrtkitError | None:
         """Return the fault of a rank that has not beaten for too long."""
         now, last = time.monotonic(), max(seen for _, seen in self._beats.values())
-        was_asleep = now - last > 2 * SILENCE_S  # this process was, since it has heard nobody
+        was_asleep = now - last > 2 * self.silence_s  # this process was, since it has heard nobody
         beats = self._store.multi_get([_beat(rank) for rank in self._others])
         for rank, beat in zip(self._others, beats, strict=True):
             known, seen = self._beats[rank]
             if beat != known or was_asleep:
                 self._beats[rank] = beat, now
-            elif now - seen > SILENCE_S:
+            elif now - seen > self.silence_s:
                 fix = "see whether its process is stopped or its machine is reachable; then start again"
-                return RankError(f"rank {rank} has not answered for {SILENCE_S:.0f} seconds", "ranks", fix)
+                return RankError(f"rank {rank} has not answered for {self.silence_s:.0f} seconds", "ranks", fix)
         return None
 
 
