@@ -28,8 +28,9 @@ _FAULT = "fault"
 class Watch:
     """What rank 0 or another one knows of the others.
 
-    silence_s: after this long without a beat a rank counts as hung. exited: returns the error of a child process that has ended, None while all run. on_fault: called once, from the
-    thread, when a fault is known; it lets go of whatever waits for the rank that is gone.
+    silence_s: after this long without a beat a rank counts as hung. exited: returns the error of a child process that
+    has ended, None while all run. on_fault: called once, from the thread, when a fault is known; it lets go of whatever
+    waits for the rank that is gone.
     """
 
     def __init__(
