@@ -1,7 +1,7 @@
 """Build one rank's share of large Llamas in int4: time and peak memory by the number of ranks.
 
-The weights are random codes in blocks of 128, in ModelOpt's form, the same ones in every layer, written once to a
-folder next to the user's cache (the 70 B model takes 37 GiB).
+The weights are random codes in blocks of 128, in ModelOpt's form, different in every layer, written once to a folder
+next to the user's cache (the 70 B model takes 38 GiB).
 `python -m benchmarks.rank_build [SIZE...]` measures some sizes again and keeps the others.
 """
 
@@ -43,7 +43,7 @@ SIZES = {
 
 def weights_folder(size: str) -> Path:
     """Return a Hugging Face folder of a size, made if it is not there yet."""
-    folder = cache_folder().parent / "trtkit-benchmarks" / f"llama-{size}b-int4-repeated"
+    folder = cache_folder().parent / "trtkit-benchmarks" / f"llama-{size}b-int4-flipped"
     if not (folder / "config.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         fields = {**LLAMA, **dict(zip(NAMES, SIZES[size][0], strict=True))}
@@ -54,12 +54,12 @@ def weights_folder(size: str) -> Path:
 
 
 def _save(folder: Path, fields: dict[str, Any]) -> None:
-    """Write random codes with their scales, each shape's drawn once."""
+    """Write random codes with their scales, drawn once for each shape; each matrix has other bits of them flipped."""
     spec, generator = decoder_spec(fields), np.random.default_rng(0)
     linear = {f"{layer.name}.weight" for layer in linear_layers(spec)} - {"lm_head.weight"}
     drawn: dict[tuple[int, ...], Array] = {}
     shards = Shards(folder)
-    for weight in model_weights(spec):
+    for number, weight in enumerate(model_weights(spec)):
         if weight.path not in linear:
             if weight.shape not in drawn:
                 normal = generator.standard_normal(weight.shape, dtype=np.float32) * np.float32(0.02)
@@ -71,7 +71,8 @@ def _save(folder: Path, fields: dict[str, Any]) -> None:
         if packed not in drawn:
             drawn[packed] = generator.integers(0, 256, packed, np.uint8)
             drawn[blocks] = generator.uniform(0.002, 0.006, blocks).astype(np.float16)
-        shards.add(weight.name, drawn[packed])
+        flips = np.frombuffer(number.to_bytes(2, "little"), np.uint8)
+        shards.add(weight.name, drawn[packed] ^ np.tile(flips, columns // 2))
         shards.add(f"{weight.name}_scale", drawn[blocks])
     shards.close()
 

@@ -215,24 +215,13 @@ def _formats(gpu: LlmGpu) -> Table:
 
 def _grids(gpu: LlmGpu) -> Table:
     """Return what several GPUs give."""
-    headers = (
-        "GPUs",
-        "con-\ncurrent",
-        "GiB",
-        "fits",
-        "batch",
-        "TTFT\nms",
-        "TPOT\nms",
-        "links\nms",
-        "tokens\n/s",
-        "best",
-    )
+    headers = ("GPUs", "GiB", "fits", "batch", "TTFT\nms", "TPOT\nms", "links\nms", "tokens\n/s", "best at")
     title = f"{gpu.gpu.key}: several GPUs over {known_links().links[gpu.gpu.link].name}, GiB per GPU"
     table = _numbers(title, ("tensor x\npipeline",), *headers)
     for row in gpu.grids:
         times = (_number(1e3 * seconds) for seconds in (row.ttft_s, row.tpot_s, row.links_s_per_step))
         need = f"{row.memory_per_gpu.total / 2**30:.1f}"
-        counts = (str(row.gpus), str(row.at_once), need, _fits(row), str(row.largest_batch))
+        counts = (str(row.gpus), need, _fits(row), str(row.largest_batch))
         rate, best = _rate(row.decode_tokens_per_second), ", ".join(row.best_at)
         table.add_row(f"{row.tensor} x {row.pipeline}", *counts, *times, rate, best)
     table.caption = f"tensor parallelism makes a decode step faster up to {gpu.tensor_pays_up_to} GPUs"

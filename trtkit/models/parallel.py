@@ -59,6 +59,15 @@ class Grid:
 
 
 SINGLE = Grid()
+_PARTS_PER_STAGE = 4
+"""GPipe's rule: at four parts per stage the bubble is small. Source: https://arxiv.org/abs/1811.06965, section 2.3."""
+_LEAST_TOKENS = 64
+"""Of a part: fewer do not occupy a device."""
+
+
+def prefill_parts(stages: int, tokens: int) -> int:
+    """Return in how many parts a prefill of `tokens` new tokens passes the stages of a pipeline."""
+    return max(1, min(_PARTS_PER_STAGE * stages, tokens // _LEAST_TOKENS)) if stages > 1 else 1
 
 
 def grid_of(config: ModelConfig) -> Grid:

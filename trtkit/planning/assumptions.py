@@ -30,7 +30,8 @@ def llm_assumptions(model: DecoderModel, work: Workload) -> list[str]:
         "row `reads` has what an engine's attention is given, by `llm.kv_window`",
         "other formats are arithmetic: engines are quantized as `quantize` in a config or the checkpoint says",
         f"several GPUs: links at their published bandwidth, {GPUS_PER_NODE} GPUs a node and InfiniBand between nodes, "
-        "rings with NCCL's constants, nothing overlapped with computing; pipelines are full, one batch a stage",
+        "rings with NCCL's constants, nothing overlapped with computing; prompts pass a pipeline in parts, decode "
+        "steps as a whole",
         *_ALWAYS,
     ]
     if model.active_parameters < model.parameters:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
+
+from trtkit.planning.shares import grid_shares
 
 if TYPE_CHECKING:
     from trtkit.models.spec import DecoderSpec
     from trtkit.planning.counts import Counts
     from trtkit.planning.decoder_model import DecoderModel, Workload
+    from trtkit.planning.shares import GridShare
 
 
 @dataclass(frozen=True)
@@ -19,3 +23,8 @@ class Question:
     counts: Counts
     work: Workload
     spec: DecoderSpec
+
+    @cached_property
+    def shares(self) -> tuple[GridShare, ...]:
+        """What one GPU of each grid that can share the model holds and computes, that of one GPU first."""
+        return grid_shares(self.model, self.counts, self.spec)

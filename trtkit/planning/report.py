@@ -104,7 +104,7 @@ class FormatPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class GridPlan:
-    """What a grid of GPUs gives, with the time of its links. at_once: requests of all pipeline stages together.
+    """What a grid of GPUs gives, with the time of its links.
 
     links_s_per_step: of a decode step, a part of `tpot_s`. best_at: among the grids of as many GPUs that fit.
     """
@@ -112,7 +112,6 @@ class GridPlan:
     tensor: int
     pipeline: int
     gpus: int
-    at_once: int
     memory_per_gpu: Need
     fits: bool
     largest_batch: int

@@ -162,10 +162,10 @@ _SPEED = {
 
 
 def _grids(gpu: LlmGpu) -> str:
-    headers = ("tensor", "pipeline", "GPUs", "requests at once", "memory of each", "fits", "largest batch", "TTFT",
+    headers = ("tensor", "pipeline", "GPUs", "memory of each", "fits", "largest batch", "TTFT",
                "TPOT", "links in TPOT", "output tokens/s while decoding", "sent per step", "best at")  # fmt: skip
     rows: list[tuple[Value, ...]] = [
-        (each.tensor, each.pipeline, each.gpus, each.at_once, size(each.memory_per_gpu.total), _yes(each.fits),
+        (each.tensor, each.pipeline, each.gpus, size(each.memory_per_gpu.total), _yes(each.fits),
          each.largest_batch, *(milliseconds(1e3 * s) for s in (each.ttft_s, each.tpot_s, each.links_s_per_step)),
          number(each.decode_tokens_per_second), size(each.sent_bytes_per_step), ", ".join(each.best_at))
         for each in gpu.grids

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -14,10 +15,14 @@ from trtkit.dtypes import FP16
 from trtkit.models.parallel import Grid
 from trtkit.planning.formats import FORMATS, Format, in_format, quantized_bytes
 from trtkit.planning.gpus import PlannedGpu, find_gpus, planned_gpus
-from trtkit.planning.grids import link_seconds, rank_bytes, tensor_share
+from trtkit.planning.grids import link_seconds
 from trtkit.planning.llm import cost_per_million, plan_llm, speeds
 from trtkit.planning.memory import Footprint, largest
 from trtkit.planning.roofline import compute_bound_batch, floor, group_floor, unfused_s
+from trtkit.planning.shares import GridShare, rank_bytes, tensor_share
+
+if TYPE_CHECKING:
+    from trtkit.planning.question import Question
 
 H200, L4 = find_gpus(["h200", "l4"])
 LLAMA = "llama-2-7b"
@@ -128,28 +133,32 @@ def test_prefill_floor_is_operations_over_rate() -> None:
     assert found.bound == "compute"
 
 
+def share_of(asked: Question, grid: Grid) -> GridShare:
+    return next(share for share in asked.shares if share.grid == grid)
+
+
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 def test_a_share_of_tensor_parallelism_is_the_whole_divided(gpus: int) -> None:
     asked = question("llama-3.1-8b")
-    share = tensor_share(asked.counts, asked, Grid(gpus))
+    share = tensor_share(asked.counts, asked.spec, gpus)
     for point in ((1, 512, 512), (16, 1, 4096)):
         whole, part = asked.counts.products["bf16"].at(point), share.products["bf16"].at(point)
         assert part == pytest.approx(whole / gpus, rel=1e-3)
-    weights, cache = rank_bytes(asked, Grid(gpus))
+    weights, cache = rank_bytes(asked.model, asked.spec, Grid(gpus))
     assert weights == pytest.approx(asked.model.weight_bytes / gpus, rel=1e-3)  # norms are whole
     assert cache * gpus == asked.model.kv_bytes_per_token  # 8 key/value heads
-    assert rank_bytes(asked, Grid(16))[1] * 8 == asked.model.kv_bytes_per_token
+    assert rank_bytes(asked.model, asked.spec, Grid(16))[1] * 8 == asked.model.kv_bytes_per_token
     hidden, logits = 4096 * 2, 128256 * 4
-    sent = link_seconds(asked, H200, Grid(gpus), 1, 1)[1]
+    sent = link_seconds(asked, H200, share_of(asked, Grid(gpus)), 1, 1)[1]
     assert sent == (2 * 65 * hidden + logits) * (gpus - 1) // gpus
 
 
 def test_a_pipeline_holds_its_layers_and_sends_hidden_states() -> None:
     asked = question("llama-3.1-8b", concurrency=4)
-    weights, cache = rank_bytes(asked, Grid(pipeline=2))
+    weights, cache = rank_bytes(asked.model, asked.spec, Grid(pipeline=2))
     assert asked.model.weight_bytes / 2 < weights < 0.55 * asked.model.weight_bytes  # the embedding, or the head
     assert 2 * cache == asked.model.kv_bytes_per_token
-    assert link_seconds(asked, H200, Grid(pipeline=2), 4, 4)[1] == 4 * 4096 * 2
+    assert link_seconds(asked, H200, share_of(asked, Grid(pipeline=2)), 4, 4)[1] == 4 * 4096 * 2
 
 
 def test_grids_that_cannot_share_the_model_are_left_out() -> None:
@@ -165,7 +174,13 @@ def test_grids_that_cannot_share_the_model_are_left_out() -> None:
 
 def test_the_best_grids_are_those_that_fit() -> None:
     grids = plan_llm(question("llama-3.1-8b", concurrency=16), L4).grids
-    assert {each.best_at for each in grids if each.gpus == 4} == {("TPOT",), ("tokens/s",), ()}
+    by_grid = {(each.tensor, each.pipeline): each.best_at for each in grids}
+    assert "TPOT" in by_grid[4, 1]
+    assert {name for grid, best in by_grid.items() if grid[0] * grid[1] == 4 for name in best} == {
+        "TTFT",
+        "TPOT",
+        "batch",
+    }
     assert not [each for each in grids if each.best_at and not each.fits]
     assert all(each.links_s_per_step < each.tpot_s for each in grids)
 

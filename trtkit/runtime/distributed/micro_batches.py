@@ -9,22 +9,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from trtkit.models.parallel import prefill_parts
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trtkit.runtime.decoder.call import Call
 
-_PARTS_PER_STAGE = 4
-"""GPipe's rule: at four parts per stage the bubble is small. Source: Huang et al., 2019, section 2.3."""
-_LEAST_TOKENS = 64
-"""Of a part: fewer do not occupy a device."""
-
 
 def parts_of(call: Call, stages: int) -> int:
     """Return in how many parts a call is run best. A decode step is one: each part reads all weights again."""
-    if stages == 1 or call.ids.shape[1] == 1:
-        return 1
-    return max(1, min(_PARTS_PER_STAGE * stages, int(call.ids.size) // _LEAST_TOKENS))
+    return 1 if call.ids.shape[1] == 1 else prefill_parts(stages, int(call.ids.size))
 
 
 def split(call: Call, parts: int) -> list[Call]:
