@@ -17,8 +17,8 @@ import pytest
 
 from tests.integration.parallel.conftest import rank_processes
 from trtkit.bundle.bundle import open_bundle
-from trtkit.errors import GenerationError, RankError
-from trtkit.runtime.decoder import Call
+from trtkit.errors import GenerationError, RankError, TrtkitError
+from trtkit.runtime.decoder import Call, ReferenceDecoder
 from trtkit.runtime.decoder.single import OpenOptions
 from trtkit.runtime.distributed.open import open_distributed
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     BundleOf = Callable[[str], Path]
 
 LIMIT_S = 10.0
+PROMPT = Call(0, np.ones((2, 4), np.int64), np.zeros(2, np.int64), np.full(2, 4))
 
 
 def run_until_it_fails(decoder: DistributedDecoder) -> RankError:
     """Decode until a rank is missed; return the error."""
-    prompt = Call(0, np.ones((2, 4), np.int64), np.zeros(2, np.int64), np.full(2, 4))
     while True:
         try:
-            decoder.forward(prompt)
+            decoder.forward(PROMPT)
         except RankError as error:
             return error
 
@@ -108,6 +108,18 @@ def test_a_failure_at_the_start_leaves_no_process(bundle_of: BundleOf) -> None:
     with pytest.raises(GenerationError, match="no GPU to run the engine"):
         open_distributed(open_bundle(bundle_of("tensor")), OpenOptions("tensorrt", 1))
     assert not rank_processes()
+
+
+def test_a_failure_of_the_first_rank_ends_the_others(bundle_of: BundleOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = open_distributed(open_bundle(bundle_of("tensor")), OpenOptions("reference", 2))
+    pids = decoder.member_pids.values()
+    monkeypatch.setattr(ReferenceDecoder, "forward", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        decoder.forward(PROMPT)
+    assert not running(pids)
+    with pytest.raises(TrtkitError, match="internal error: ZeroDivisionError"):
+        decoder.forward(PROMPT)
+    decoder.close()
 
 
 def test_a_rank_that_fails_says_why(bundle_of: BundleOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

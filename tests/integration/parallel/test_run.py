@@ -111,6 +111,8 @@ def test_a_call_in_parts_gives_the_same_logits(
 def test_a_saved_sequence_holds_every_ranks_part(four: DistributedDecoder, one: DecoderExecution) -> None:
     prompt = prompts(1, 20, [20])
     four.forward(prompt)
+    with pytest.raises(ExecutionError, match="a slot of 128 tokens cannot hold 129"):
+        four.cache.save(0, 129)
     saved = four.cache.save(0, 20)
     names = {array.name.partition("/")[0] for array in saved.form.arrays}
     assert names == {"rank0", "rank1", "rank2", "rank3"}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trtkit.runtime.decoder.saved import CacheForm, SavedSequence, check_saved
+from trtkit.runtime.decoder.saved import CacheForm, SavedSequence, check_saved, check_tokens
 from trtkit.runtime.distributed.messages import Command, Message
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class GroupCache:
 
     def save(self, slot: int, count: int) -> SavedSequence:
         """Return the first `count` tokens of a slot, copied from all ranks."""
+        check_tokens(count, self._own.max_length)
         form = self.form(count)
         data = torch.empty(form.size_bytes, dtype=torch.uint8)
 

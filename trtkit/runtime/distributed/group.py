@@ -106,6 +106,7 @@ class RankGroup:
         reported = self._watch.report(fault)
         self._is_closed = True
         self._watch.stop()
+        self._watch.fault = reported
         if self._members is not None:
             self._members.kill()
         return reported if is_lost else error
