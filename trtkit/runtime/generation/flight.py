@@ -94,7 +94,8 @@ def _draw(state: State, step: Step) -> Launched:
     tokens = state.execution.tokens
     launched = state.sampler.launch(step.logits, step.slots, tokens[step.place].clone() if step.is_drawn else None)
     tokens[step.place] = launched.tokens
-    state.slots.sequences.append(step.slots[step.goes_on(state)], UNKNOWN)
+    goes_on = step.goes_on(state)
+    state.slots.sequences.append(step.slots if goes_on.all() else step.slots[goes_on], UNKNOWN)
     return launched
 
 
@@ -117,8 +118,10 @@ def land(state: State, flight: Flight) -> None:
             state.slots.cut(slot, int(step.lengths[row]))
             state.finish(slot, "error", error)
             goes_on[row] = False
-    rows = goes_on.nonzero()[0]
-    slots, lengths, tokens = step.slots[rows], step.lengths[rows], sampled.tokens[rows]
+    slots, lengths, tokens, logprobs = step.slots, step.lengths, sampled.tokens, sampled.logprobs
+    if not goes_on.all():
+        rows = goes_on.nonzero()[0]
+        slots, lengths, tokens, logprobs = slots[rows], lengths[rows], tokens[rows], sampled.logprobs_of(rows)
     state.sampler.accept(slots, tokens, is_counted=flight.is_counted)
     state.slots.sequences.tokens[slots, lengths] = tokens
-    settle(state, slots, lengths + 1, tokens, sampled.logprobs_of(rows))
+    settle(state, slots, lengths + 1, tokens, logprobs)
