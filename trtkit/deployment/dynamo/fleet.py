@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 Router = Literal["kv", "round-robin", "least-loaded", "power-of-two", "random"]
 _LAST_LINES = 20
-# Warnings, but for a worker's answers to whoever asks how it is, and a line for each request.
-_LOG = "warn,tower_http=off,request_span=warn"
+# Warnings, but for a worker's answers to whoever asks how it is, a line for each request, and the routing of pictures,
+# which is not used.
+_LOG = "warn,tower_http=off,request_span=warn,mm_routing=off"
 _SYSTEM_PORTS = 2**15  # Dynamo 1.6.1 reads a worker's port for health as 16 bits with a sign
 # For its router, the frontend fetches the beginning of each image that a request names by its address; the worker then
 # refuses the address. It asks this machine's workers for their models' files, and nobody else: no port is 0.

@@ -6,9 +6,11 @@ On a GPU they pass through host memory too, for now.
 from __future__ import annotations
 
 import base64
+import queue
 import secrets
 import threading
 import time
+import weakref
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -51,14 +53,20 @@ def _seal(loan_nonce: str, form: CacheForm, ids: Sequence[int]) -> bytes:
 
 
 class Agent:
-    """A NIXL agent of this process. Calls may come from several threads."""
+    """A NIXL agent of this process. Calls may come from several threads.
+
+    NIXL's own thread for progress never sleeps: it would take a core from the engine of each worker.
+    """
 
     def __init__(self) -> None:
         from nixl._api import nixl_agent, nixl_agent_config, nixl_thread_sync_t
 
         strict = nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
         name = f"trtkit-{secrets.token_hex(8)}"
-        self._agent = nixl_agent(name, nixl_agent_config(backends=["UCX"], sync_mode=strict))
+        config = nixl_agent_config(enable_prog_thread=False, backends=["UCX"], sync_mode=strict)
+        self._agent = nixl_agent(name, config)
+        self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=_progress, args=(weakref.ref(self),), name="trtkit-nixl", daemon=True).start()
 
     def register(self, memory: torch.Tensor) -> Callable[[], None]:
         """Let others read and write `memory` [bytes]; return what takes that back."""
@@ -86,7 +94,13 @@ class Agent:
 
     def notes(self) -> list[str]:
         """Return the notes that have come."""
-        return [note.decode() for notes in self._agent.get_new_notifs().values() for note in notes]
+        return [self._notes.get() for _ in range(self._notes.qsize())]
+
+    def collect(self) -> None:
+        """Take in the notes that have come; asking for them is what moves transfers to and from peers on."""
+        for notes in self._agent.get_new_notifs().values():
+            for note in notes:
+                self._notes.put(note.decode())
 
     def read(self, peer: str, address: int, target: torch.Tensor, end_s: float) -> None:
         """Fill `target`, registered memory, from an address of another agent. Raises TimeoutError or NIXL's errors."""
@@ -103,6 +117,14 @@ class Agent:
             transfer.release()
         if state != "DONE":
             raise TimeoutError("the transfer took too long" if state == "PROC" else "the transfer failed")
+
+
+def _progress(agent: weakref.ref[Agent]) -> None:
+    """Serve an agent's peers as long as it is there."""
+    while (present := agent()) is not None:
+        present.collect()
+        del present
+        time.sleep(_POLL_S)
 
 
 class Lender:
