@@ -26,7 +26,14 @@ def test_the_tutorials_on_a_language_model_and_on_serving_it_print_what_they_sho
     run_page(TUTORIALS / "llm.md", tmp_path)
     http, grpc, metrics = _free_ports(3)
     start = f"trtkit serve models --http-port {http} --grpc-port {grpc} --metrics-port {metrics}"
-    changes = {"trtkit serve models": start, ":8000": f":{http}", ":8001": f":{grpc}", ":8002": f":{metrics}"}
+    openai = f"trtkit serve bundles/llama --http-port {http}"
+    changes = {
+        "trtkit serve models": start,
+        "trtkit serve bundles/llama": openai,
+        ":8000": f":{http}",
+        ":8001": f":{grpc}",
+        ":8002": f":{metrics}",
+    }
     printed = run_page(TUTORIALS / "serving.md", tmp_path, changes)
     assert '"text_output":" concept"' in printed  # the last piece of the stream
 
