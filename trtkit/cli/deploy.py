@@ -66,6 +66,14 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or options."""
 )
 @click.option("--release", default="", metavar="YY.MM", help="Fail on anything this Triton release cannot load.")
 @click.option("--kubernetes", metavar="DIR", help="Write Kubernetes manifests and a Dockerfile.")
+@click.option(
+    "--gpus-per-node",
+    type=click.IntRange(1),
+    default=8,
+    show_default=True,
+    metavar="N",
+    help="GPUs of a cluster's node, for a model whose ranks take several nodes.",
+)
 @click.option("--instances", type=click.IntRange(1), metavar="N", help="Model instances per device.")
 @click.option(
     "--set",
@@ -135,7 +143,8 @@ def _deploy_dynamo(bundle: str, options: Options, *, as_json: bool) -> None:
     if kubernetes is None:
         raise click.UsageError("--to dynamo needs --kubernetes; `trtkit serve BUNDLE` serves on this machine")
     model = read_model(Path(bundle))
-    facts = cluster_facts(options["name"] or model.path.resolve().name, model, options["instances"] or 1)
+    name, sizes = options["name"] or model.path.resolve().name, (options["instances"] or 1, options["gpus_per_node"])
+    facts = cluster_facts(name, model, *sizes)
     files = [str(file) for file in write_manifests(facts, Path(kubernetes))]
     if as_json:
         click.echo(json.dumps({"name": facts.name, "model": facts.model, "kubernetes": files}))

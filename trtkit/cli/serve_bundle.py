@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from trtkit.cli.say import say, warn
 from trtkit.cli.server_log import server_log
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: bool) -> None:
     """Serve until Ctrl-C or SIGTERM. Raises DeployError, BundleError, MissingPackageError."""
     from trtkit.deployment.dynamo.extra import require_dynamo, require_nixl
+    from trtkit.runtime.distributed.world import launched_rank
 
+    if launched_rank():
+        _join(path)
     require_dynamo()
     if options["prefill_workers"]:
         require_nixl()
@@ -41,6 +44,15 @@ def serve_bundle(path: Path, options: dict[str, Any], *, as_json: bool, quiet: b
     except KeyboardInterrupt:
         say("stopped")
         sys.exit(0)
+
+
+def _join(path: Path) -> NoReturn:
+    """Be a rank of the model until rank 0, which serves, is over."""
+    from trtkit.bundle.bundle import open_bundle
+    from trtkit.runtime.decoder.open import open_execution
+
+    open_execution(open_bundle(path))
+    sys.exit(0)
 
 
 def _warn(fleet: Fleet) -> None:

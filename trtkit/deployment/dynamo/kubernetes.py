@@ -1,4 +1,8 @@
-"""Kubernetes manifests that serve a language model's bundle: in each pod a frontend and its workers, a GPU for each."""
+"""Kubernetes manifests that serve a language model's bundle: a frontend and its workers, a GPU for each rank.
+
+They are in one pod where a node has GPUs enough, else in a group of pods: the LeaderWorkerSet of
+https://github.com/kubernetes-sigs/lws, whose first pod has the frontend and rank 0.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ from trtkit.deployment.kubernetes_objects import (
     cluster_name,
     container_security,
     deployment,
+    labels,
+    named_object,
     network_policy,
     pod,
     probe,
@@ -24,6 +30,7 @@ from trtkit.deployment.kubernetes_objects import (
     to_yaml,
     write_files,
 )
+from trtkit.errors import DeployError
 from trtkit.version import __version__
 
 if TYPE_CHECKING:
@@ -31,7 +38,10 @@ if TYPE_CHECKING:
 
     from trtkit.deployment.dynamo.model_folder import ServedModel
 
-_PORT, _BUNDLE = 8000, "/bundle"
+_PORT, _BUNDLE, _RENDEZVOUS = 8000, "/bundle", 29500
+GPUS_PER_NODE = 8
+_GROUPS, _GROUP_LABEL = "leaderworkerset.x-k8s.io/v1", "leaderworkerset.sigs.k8s.io/name"
+_GROUP_NOTE = "Needs the LeaderWorkerSet controller: https://github.com/kubernetes-sigs/lws"
 _GRACE_S, _START_S = 60, 900
 QUEUE_METRIC = "dynamo_frontend_queued_requests"
 _CLAIM_NOTE = "Copy the bundle into the volume; its nodes must be able to read it together."
@@ -49,7 +59,7 @@ Needs prometheus-adapter, which takes the frontend's metric as it is. Its rule, 
 class ClusterFacts:
     """What is served where. name: of all objects. workers: in a pod, each on GPUs of its own: one per rank.
 
-    queued: requests that may wait in a pod before another is added.
+    nodes: that share a worker's ranks. queued: requests that may wait in a pod before another is added.
     """
 
     name: str
@@ -62,11 +72,32 @@ class ClusterFacts:
     cpus: int = 4
     memory_gib: int = 16
     queued: int = 8
+    nodes: int = 1
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a pod."""
+        return self.workers * self.ranks // self.nodes
+
+    @property
+    def target(self) -> tuple[str, str]:
+        """API version and kind of what is scaled."""
+        return ("apps/v1", "Deployment") if self.nodes == 1 else (_GROUPS, "LeaderWorkerSet")
 
 
-def cluster_facts(name: str, model: ServedModel, workers: int = 1) -> ClusterFacts:
-    """Return what serves a bundle on a cluster: a volume with room for it and for a newer one."""
-    return ClusterFacts(cluster_name(name), name, room_gib(model.path), workers, model.ranks)
+def cluster_facts(name: str, model: ServedModel, workers: int = 1, gpus_per_node: int = GPUS_PER_NODE) -> ClusterFacts:
+    """Return what serves a bundle on a cluster: a volume with room for it and for a newer one.
+
+    Raises DeployError for ranks that do not fill nodes, or several workers of which each needs several nodes.
+    """
+    nodes = -(-model.ranks // gpus_per_node)
+    if model.ranks % nodes:
+        what = f"{model.ranks} ranks do not fill nodes of {gpus_per_node} GPUs"
+        raise DeployError(what, "--gpus-per-node", f"use a divisor of {model.ranks}")
+    if nodes > 1 and workers > 1:
+        what = f"a worker takes {nodes} nodes; {workers} workers cannot be in one group"
+        raise DeployError(what, "--instances", "leave it out, and scale `replicas` of the LeaderWorkerSet")
+    return ClusterFacts(cluster_name(name), name, room_gib(model.path), workers, model.ranks, nodes=nodes)
 
 
 def write_manifests(facts: ClusterFacts, folder: Path) -> list[Path]:
@@ -76,12 +107,15 @@ def write_manifests(facts: ClusterFacts, folder: Path) -> list[Path]:
 
 def manifests(facts: ClusterFacts) -> dict[str, str]:
     """Return file name to text."""
+    pods = {"deployment.yaml": to_yaml(_deployment(facts))}
+    if facts.nodes > 1:
+        pods = {"leaderworkerset.yaml": to_yaml(_group(facts), _GROUP_NOTE)}
     return {
-        "deployment.yaml": to_yaml(_deployment(facts)),
+        **pods,
         "service.yaml": to_yaml(service(facts.name, {"http": _PORT})),
         "hpa.yaml": to_yaml(_autoscaler(facts), _SCALE_NOTE),
         "persistentvolumeclaim.yaml": to_yaml(claim(facts.name, facts.storage_gib), _CLAIM_NOTE),
-        "networkpolicy.yaml": to_yaml(network_policy(facts.name, ("http",)), _NETWORK_NOTE),
+        "networkpolicy.yaml": to_yaml(_network_policy(facts), _NETWORK_NOTE),
         "Dockerfile": _dockerfile(),
     }
 
@@ -108,18 +142,45 @@ def _deployment(facts: ClusterFacts) -> Manifest:
     return deployment(facts.name, facts.replicas, pod(_container(facts), volumes, _GRACE_S), scraped)
 
 
+def _group(facts: ClusterFacts) -> Manifest:
+    """Return groups of pods whose ranks torchrun joins; a group whose pod fails starts again as a whole."""
+    volumes = [read_only("bundle", facts.name)]
+    first, other = (pod(each, volumes, _GRACE_S) for each in (_container(facts), _member(facts)))
+    scraped = {"prometheus.io/scrape": "true", "prometheus.io/port": str(_PORT)}
+    template = {
+        "size": facts.nodes,
+        "restartPolicy": "RecreateGroupOnPodRestart",
+        "leaderTemplate": {"metadata": {"labels": labels(facts.name), "annotations": scraped}, "spec": first},
+        "workerTemplate": {"spec": other},
+    }
+    spec = {"replicas": facts.replicas, "startupPolicy": "LeaderCreated", "leaderWorkerTemplate": template}
+    return named_object(*facts.target, facts.name, spec)
+
+
 def _container(facts: ClusterFacts) -> Manifest:
-    serve = ["trtkit", "serve", _BUNDLE, "--name", facts.model, "--replicas", str(facts.workers)]
+    """Return what has the frontend."""
     return {
-        "name": "serve",
-        "image": _image(),
-        "args": [*serve, "--host", "0.0.0.0", "--http-port", str(_PORT)],
-        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "TRTKIT_CACHE_DIR", "value": "/tmp/trtkit"}],
+        **_member(facts),
         "ports": [{"name": "http", "containerPort": _PORT}],
         "startupProbe": {**probe("/health"), "failureThreshold": _START_S // PROBE_S},
         "readinessProbe": probe("/health"),
         "livenessProbe": probe("/live"),
-        "resources": resources(facts.cpus, facts.memory_gib, facts.workers * facts.ranks),
+    }
+
+
+def _member(facts: ClusterFacts) -> Manifest:
+    """Return what runs the ranks of a node: `trtkit serve`, which torchrun starts where there are several nodes."""
+    serve = ["trtkit", "serve", _BUNDLE, "--name", facts.model, "--replicas", str(facts.workers)]
+    serve += ["--host", "0.0.0.0", "--http-port", str(_PORT)]
+    nodes = ["--nnodes", "$(LWS_GROUP_SIZE)", "--node-rank", "$(LWS_WORKER_INDEX)"]
+    first = ["--master-addr", "$(LWS_LEADER_ADDRESS)", "--master-port", str(_RENDEZVOUS)]
+    launch = ["torchrun", *nodes, "--nproc-per-node", str(facts.gpus), *first, "-m"] if facts.nodes > 1 else []
+    return {
+        "name": "serve",
+        "image": _image(),
+        "args": [*launch, *serve],
+        "env": [{"name": "HOME", "value": "/tmp"}, {"name": "TRTKIT_CACHE_DIR", "value": "/tmp/trtkit"}],
+        "resources": resources(facts.cpus, facts.memory_gib, facts.gpus),
         "securityContext": container_security(),
         "volumeMounts": [
             {"name": "bundle", "mountPath": _BUNDLE, "readOnly": True},
@@ -128,5 +189,18 @@ def _container(facts: ClusterFacts) -> Manifest:
     }
 
 
+def _network_policy(facts: ClusterFacts) -> Manifest:
+    """Return who reaches the frontend, and that the pods of a group reach each other."""
+    policy = network_policy(facts.name, ("http",))
+    if facts.nodes > 1:
+        own = {"matchLabels": {_GROUP_LABEL: facts.name}}
+        policy["spec"]["podSelector"] = own
+        policy["spec"]["ingress"].append({"from": [{"podSelector": own}]})
+    return policy
+
+
 def _autoscaler(facts: ClusterFacts) -> Manifest:
-    return autoscaler(facts.name, (facts.replicas, facts.max_replicas), QUEUE_METRIC, facts.queued)
+    scaled = autoscaler(facts.name, (facts.replicas, facts.max_replicas), QUEUE_METRIC, facts.queued)
+    version, kind = facts.target
+    scaled["spec"]["scaleTargetRef"] = {"apiVersion": version, "kind": kind, "name": facts.name}
+    return scaled

@@ -52,6 +52,11 @@ def launched_count() -> int | None:
     return int(os.environ["WORLD_SIZE"])
 
 
+def launched_rank() -> int:
+    """Return which of the launched ranks this is; 0 without a launcher."""
+    return 0 if launched_count() is None else int(os.environ["RANK"])
+
+
 def launched_world() -> World:
     """Return the world that the launcher states in the environment.
 

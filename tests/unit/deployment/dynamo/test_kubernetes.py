@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
-from trtkit.deployment.dynamo.kubernetes import ClusterFacts, manifests, write_manifests
+from trtkit.deployment.dynamo.kubernetes import ClusterFacts, cluster_facts, manifests, write_manifests
+from trtkit.deployment.dynamo.model_folder import ServedModel
+from trtkit.errors import DeployError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,6 +45,80 @@ def test_requests_come_from_the_namespace_only() -> None:
     assert read("service.yaml")["spec"]["type"] == "ClusterIP"
     (rule,) = read("networkpolicy.yaml")["spec"]["ingress"]
     assert rule["from"] == [{"podSelector": {}}]
+
+
+GROUP = ClusterFacts("my-llama", "My_Llama", storage_gib=300, ranks=16, nodes=2)
+"""A model on two nodes of eight GPUs."""
+# The fields of a LeaderWorkerSet that are used, by its definition (kubernetes-sigs/lws, v1).
+GROUP_SCHEMA = {
+    "type": "object",
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "leaderworkerset.x-k8s.io/v1"},
+        "kind": {"const": "LeaderWorkerSet"},
+        "spec": {
+            "additionalProperties": False,
+            "properties": {
+                "replicas": {"type": "integer"},
+                "startupPolicy": {"enum": ["LeaderCreated", "LeaderReady"]},
+                "leaderWorkerTemplate": {
+                    "additionalProperties": False,
+                    "required": ["workerTemplate"],
+                    "properties": {
+                        "size": {"type": "integer"},
+                        "restartPolicy": {"enum": ["RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]},
+                        "leaderTemplate": {"type": "object"},
+                        "workerTemplate": {"type": "object"},
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+def test_a_model_of_several_nodes_is_served_by_a_group_of_pods() -> None:
+    files = {name: yaml.safe_load(text) for name, text in manifests(GROUP).items() if name.endswith(".yaml")}
+    group = files.pop("leaderworkerset.yaml")
+    jsonschema.validate(group, GROUP_SCHEMA)
+    template = group["spec"]["leaderWorkerTemplate"]
+    assert template["size"] == 2
+    for each in ("leaderTemplate", "workerTemplate"):
+        spec = template[each]["spec"]
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, "spec": spec}
+        kubernetes_validate.validate(pod, "1.33", strict=True)
+        (container,) = spec["containers"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+        assert container["args"][0] == "torchrun"
+        assert container["args"][container["args"].index("--nproc-per-node") + 1] == "8"
+        assert spec["securityContext"]["runAsNonRoot"]
+    assert "readinessProbe" not in template["workerTemplate"]["spec"]["containers"][0]
+    assert "deployment.yaml" not in files
+    for manifest in files.values():
+        kubernetes_validate.validate(manifest, "1.33", strict=True)
+    assert files["hpa.yaml"]["spec"]["scaleTargetRef"]["kind"] == "LeaderWorkerSet"
+    assert files["service.yaml"]["spec"]["selector"] == template["leaderTemplate"]["metadata"]["labels"]
+    within = files["networkpolicy.yaml"]["spec"]["ingress"][1]["from"][0]["podSelector"]["matchLabels"]
+    assert within == {"leaderworkerset.sigs.k8s.io/name": "my-llama"}
+
+
+def test_ranks_of_one_node_are_one_pods_gpus(tmp_path: Path) -> None:
+    facts = cluster_facts("llama", ServedModel(tmp_path, has_chat=True, takes_images=False, ranks=4), workers=2)
+    assert (facts.nodes, facts.gpus) == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "workers", "what"),
+    [
+        (11, 1, "11 ranks do not fill nodes of 5 GPUs"),
+        (10, 2, "a worker takes 2 nodes; 2 workers cannot be in one group"),
+    ],
+)
+def test_what_nodes_cannot_hold_is_refused(ranks: int, workers: int, what: str, tmp_path: Path) -> None:
+    model = ServedModel(tmp_path, has_chat=True, takes_images=False, ranks=ranks)
+    with pytest.raises(DeployError) as refused:
+        cluster_facts("llama", model, workers, gpus_per_node=5)
+    assert refused.value.what == what
 
 
 def test_files_are_written(tmp_path: Path) -> None:
