@@ -9,3 +9,12 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]
 """By the name of an input or an output."""
+
+
+def compact(array: Array) -> Array:
+    """Return a view without the rest of the memory that it is a part of; as it is where that is mapped from a file."""
+    owner: object = array
+    while isinstance(owner, np.ndarray) and owner.base is not None:
+        owner = owner.base
+    is_part = isinstance(owner, np.ndarray) and owner.nbytes > array.nbytes
+    return array.copy() if is_part else array

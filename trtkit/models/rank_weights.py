@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.arrays import Array
+from trtkit.arrays import Array, compact
 from trtkit.errors import ConfigError, Problem, SourceError
 from trtkit.models.parallel import SECTION, kv_heads_of
 from trtkit.models.spec import MlpSpec, MoeSpec
@@ -119,13 +119,15 @@ class _Cut:
         rows = None if self.rows is None else _as_slice(self.rows)
         if isinstance(array, QuantizedMatrix):
             part = array if rows is None else array.rows(rows)
-            return part if self.columns is None else part.column_range(self.columns)
+            part = part if self.columns is None else part.column_range(self.columns)
+            offsets = None if part.offsets is None else compact(part.offsets)
+            return replace(part, codes=compact(part.codes), scales=compact(part.scales), offsets=offsets)
         columns = None if self.columns is None else slice(self.columns.start, self.columns.stop)
         if rows is not None:
             array = array[:, rows] if is_in_out else array[rows]
         if columns is not None:
             array = array[columns] if is_in_out else array[:, columns]
-        return array
+        return compact(array)
 
 
 def _attention_cut(whole: AttentionSpec, q_heads: range, kv_heads: range, name: str) -> _Cut:

@@ -29,6 +29,7 @@ from trtkit.quantized_matrix import QuantizedMatrix
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from trtkit.arrays import Array
     from trtkit.quantization_methods import Format
@@ -72,11 +73,22 @@ def test_rows_and_columns_of_all_ranks_are_the_whole() -> None:
     assert table.shape == (68, 128)
 
 
-def test_contiguous_rows_are_views_of_the_source() -> None:
-    spec = decoder()
+def test_rows_of_a_file_are_mapped_and_others_do_not_keep_the_whole(tmp_path: Path) -> None:
+    """A rank's memory is that of its share: of a matrix in memory it holds a copy of its rows."""
+    spec, path = decoder(), "layers.0.mlp.gate.weight"
     arrays = arrays_of(spec)
-    share = shares(spec, dict(arrays), Grid(2))[1]["layers.0.mlp.gate.weight"]
-    assert np.shares_memory(share, arrays["layers.0.mlp.gate.weight"])
+    np.save(tmp_path / "gate.npy", arrays[path])
+    mapped = np.load(tmp_path / "gate.npy", mmap_mode="r")
+    share = shares(spec, {**arrays, path: mapped}, Grid(2))[1][path]
+    assert np.shares_memory(share, mapped)
+    copied = shares(spec, dict(arrays), Grid(2))[1][path]
+    assert isinstance(copied, np.ndarray)
+    assert np.array_equal(copied, share)
+    assert copied.base is None
+    quantized = shares(spec, {**arrays, path: matrix("int4", 256, 128)}, Grid(2))[1][path]
+    assert isinstance(quantized, QuantizedMatrix)
+    assert quantized.codes.base is None
+    assert quantized.codes.shape == (128, 64)
 
 
 @pytest.mark.parametrize("layout", ["concatenated", "grouped"])
