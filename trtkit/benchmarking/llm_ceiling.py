@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.benchmarking.ceiling import ceiling_of, of_rate, of_time, phase_layers
-from trtkit.benchmarking.ceiling_report import StepShape
+from trtkit.benchmarking.ceiling_report import Ceiling, StepShape
 from trtkit.benchmarking.static_batches import TransformersServer
 from trtkit.benchmarking.text_server import EngineServer
 from trtkit.engine.decoders import llm_options
 from trtkit.jobs.events import Phase
+from trtkit.models.parallel import SINGLE
 from trtkit.planning.count_decoder import place_of
 from trtkit.planning.jobs import COUNT_DECODER, CountRequest
 from trtkit.planning.roofline import floor
@@ -28,7 +29,7 @@ from trtkit.sources.safetensors_folder import read_json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.benchmarking.ceiling_report import Ceiling, PhaseLayers, Reached
+    from trtkit.benchmarking.ceiling_report import PhaseLayers, Reached
     from trtkit.benchmarking.report import TextCase, TextResult
     from trtkit.benchmarking.text_server import TextServer
     from trtkit.bundle.bundle import Bundle
@@ -69,9 +70,12 @@ def with_ceilings(
 ) -> tuple[Ceiling, tuple[TextCase, ...]]:
     """Return what figures are held against, and the cases with their figures' ceilings and their layers' times.
 
-    The caches of the bundle in this process are written over.
+    The caches of the bundle in this process are written over. Several ranks have no ceilings: their links are not in
+    the roofline.
     """
     own = servers[0]
+    if bundle.manifest.grid != SINGLE:
+        return Ceiling("none: the roofline has no links between ranks"), tuple(cases)
     if own.place is None or not isinstance(own, EngineServer):
         return ceiling_of(None, ())[0], tuple(cases)
     counts = _counts(bundle, runner)
