@@ -224,7 +224,7 @@ def _grids(gpu: LlmGpu) -> Table:
         counts = (str(row.gpus), need, _fits(row), str(row.largest_batch))
         rate, best = _rate(row.decode_tokens_per_second), ", ".join(row.best_at)
         table.add_row(f"{row.tensor} x {row.pipeline}", *counts, *times, rate, best)
-    table.caption = f"tensor parallelism makes a decode step faster up to {gpu.tensor_pays_up_to} GPUs"
+    table.caption = f"largest tensor-parallel size that makes a decode step faster: {gpu.tensor_pays_up_to}"
     return table
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from trtkit.dtypes import dtype_of
 from trtkit.engine.decoders import llm_options
 from trtkit.errors import PlanError
+from trtkit.models.parallel import grid_of
 from trtkit.models.registry import decoder_spec
 from trtkit.planning.assumptions import llm_assumptions, vision_assumptions
 from trtkit.planning.count_network import count_bundle, count_config
@@ -82,7 +83,7 @@ def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> Ll
         slot_length=options.max_sequence_length if is_sized else 0,
     )
     counts = _count(planned, quantized, work.length, runner)
-    question = Question(model, counts, work, spec)
+    question = Question(model, counts, work, spec, grid_of(planned.config))
     points = {"prefill": (1, work.input_len, work.input_len), "decode": (work.concurrency, 1, work.mean_length)}
     windowed = model.windowed_kv_bytes(work.length)
     return LlmReport(

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from trtkit.models.parallel import SINGLE
 from trtkit.planning.shares import grid_shares
 
 if TYPE_CHECKING:
+    from trtkit.models.parallel import Grid
     from trtkit.models.spec import DecoderSpec
     from trtkit.planning.counts import Counts
     from trtkit.planning.decoder_model import DecoderModel, Workload
@@ -17,14 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Question:
-    """A model with its counts, and the work it is to do."""
+    """A model with its counts, and the work it is to do. grid: the ranks that its config asks for."""
 
     model: DecoderModel
     counts: Counts
     work: Workload
     spec: DecoderSpec
+    grid: Grid = SINGLE
 
     @cached_property
     def shares(self) -> tuple[GridShare, ...]:
         """What one GPU of each grid that can share the model holds and computes, that of one GPU first."""
-        return grid_shares(self.model, self.counts, self.spec)
+        return grid_shares(self.model, self.counts, self.spec, self.grid)

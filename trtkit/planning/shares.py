@@ -37,11 +37,12 @@ class GridShare:
     reduces: int
 
 
-def grid_shares(model: DecoderModel, counts: Counts, spec: DecoderSpec) -> tuple[GridShare, ...]:
-    """Return the shares of one GPU, and of all grids of 2 to 16 that can share the model."""
+def grid_shares(model: DecoderModel, counts: Counts, spec: DecoderSpec, own: Grid) -> tuple[GridShare, ...]:
+    """Return the shares of one GPU, of the model's own grid, and of those of 2 to 16 GPUs that can share the model."""
     by_tensor: dict[int, Counts] = {}
     shares = []
-    for grid in (SINGLE, *_grids(spec)):
+    grids = {SINGLE, Grid(own.tensor, pipeline=own.pipeline), *_grids(spec)}
+    for grid in sorted(grids, key=lambda each: (each.ranks, each.tensor)):
         if grid.tensor not in by_tensor:
             by_tensor[grid.tensor] = tensor_share(counts, spec, grid.tensor)
         weights, cache = rank_bytes(model, spec, grid)

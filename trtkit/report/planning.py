@@ -170,7 +170,7 @@ def _grids(gpu: LlmGpu) -> str:
          number(each.decode_tokens_per_second), size(each.sent_bytes_per_step), ", ".join(each.best_at))
         for each in gpu.grids
     ]  # fmt: skip
-    note = f"<p>Tensor parallelism makes a decode step faster up to {gpu.tensor_pays_up_to} GPUs.</p>"
+    note = f"<p>Largest tensor-parallel size that makes a decode step faster: {gpu.tensor_pays_up_to}.</p>"
     return note + table(headers, rows)
 
 

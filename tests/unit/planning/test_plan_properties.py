@@ -172,6 +172,11 @@ def test_grids_that_cannot_share_the_model_are_left_out() -> None:
     assert {each.tensor for each in grids} == {1}
 
 
+def test_the_grid_of_the_config_is_listed() -> None:
+    asked = replace(question("llama-3.1-8b"), grid=Grid(4, pipeline=3))
+    assert (4, 3) in {(each.tensor, each.pipeline) for each in plan_llm(asked, H200).grids}
+
+
 def test_the_best_grids_are_those_that_fit() -> None:
     grids = plan_llm(question("llama-3.1-8b", concurrency=16), L4).grids
     by_grid = {(each.tensor, each.pipeline): each.best_at for each in grids}
