@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trtkit.bundle.bundle import open_bundle
 from trtkit.bundle.known import KnownRequest, read_all_known, write_known
 from trtkit.errors import BundleError, TrtkitError
 from trtkit.inputs.images import decode_image
 from trtkit.inputs.samples import random_sample
+from trtkit.models.parallel import SINGLE
 from trtkit.network.onnx.io import TensorSpec
 from trtkit.runtime.model import open_model
 from trtkit.sources import package_file
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
     from trtkit.bundle.bundle import Bundle
+    from trtkit.runtime.decoder.single import Runtime
     from trtkit.runtime.model import Model
+    from trtkit.verification.report import Report
 
 MAX_FLOPS = 2e11
 """A known answer is computed on a CPU where no GPU is: larger networks are left out."""
@@ -60,6 +64,15 @@ def ensure_known(bundle: Bundle, answer: ImageAnswer | None, on_progress: Callab
     except (TrtkitError, OSError) as error:
         return f"no known request: {error.what if isinstance(error, TrtkitError) else error}"
     return f"known requests: {len(requests)}, answered by the runtime that is here"
+
+
+def remember_ranks(bundle: Bundle, report: Report, on_progress: Callable[[str], None]) -> None:
+    """Give a verified bundle of several ranks a known request, which its ranks are asked whenever they start.
+
+    Engines whose collectives do nothing compute without an error; their answer tells.
+    """
+    if report.passed and bundle.manifest.grid != SINGLE:
+        ensure_known(open_bundle(bundle.path), None, on_progress)
 
 
 def _ensure_text(bundle: Bundle, there: list[KnownRequest]) -> str:
@@ -125,11 +138,15 @@ def _image_request(model: Model, image: bytes, answer: ImageAnswer) -> KnownRequ
 
 
 def _text_request(bundle: Bundle) -> KnownRequest:
-    """Return a text, or tokens where the bundle has no tokenizer, with what follows it greedily."""
+    """Return a text, or tokens where the bundle has no tokenizer, with what follows it greedily.
+
+    Of several ranks, the reference executor answers: it does not depend on what they are to be checked for.
+    """
     from trtkit.runtime.llm import LLM
     from trtkit.runtime.sampling.params import SamplingParams
 
-    with LLM(bundle, slots=1) as llm:
+    runtime: Runtime = "auto" if bundle.manifest.grid == SINGLE else "reference"
+    with LLM(bundle, slots=1, runtime=runtime) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)
         if llm.tokenizer is None:
             ids = [1, 2, 3]

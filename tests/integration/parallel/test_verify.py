@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from tests import tiny_llm
+from trtkit.bundle.bundle import open_bundle
+from trtkit.bundle.known import read_all_known
 from trtkit.models.rank_weights import RankWeights
 
 if TYPE_CHECKING:
@@ -79,3 +82,14 @@ def test_ranks_of_a_vision_model_are_refused(trtkit: Callable[..., Ran]) -> None
     ran = trtkit("build", "efficientnet-lite0", "--set", "parallel.tensor=2", "-o", "out")
     assert ran.code == 2
     assert "parallel" in ran.err
+
+
+def test_a_verified_bundle_has_a_request_that_its_ranks_are_asked(
+    bundle_of: Callable[[str], Path], tmp_path: Path, trtkit: Callable[..., Ran]
+) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(bundle_of("tensor"), bundle)
+    assert trtkit("verify", bundle, "--no-corners", "--no-layers").code == 0
+    (known,) = read_all_known(open_bundle(bundle))
+    assert known.tolerance == 0
+    assert known.outputs
