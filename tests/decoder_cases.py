@@ -67,6 +67,7 @@ LONG_ROPE = {
     "long_factor": [1.0, 3.0, 6.0],
     "original_max_position_embeddings": 48,
 }
+ALPHA_ROPE = {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "beta_fast": 32, "mscale": 1.0}
 EXPERTS = {"moe_intermediate_size": 36, "num_experts": 5, "num_experts_per_tok": 2}
 GPT2_SIZES = {"vocab_size": 67, "n_positions": 64, "n_embd": 48, "n_layer": 2, "n_head": 6, "bos_token_id": 1}
 NO_HEAD_DIM = ("head_dim",)
@@ -154,6 +155,11 @@ CASES = [
     case("stablelm-parallel", "stablelm", *NO_HEAD_DIM, hidden_size=96, use_parallel_residual=True),
     case("smollm3", "smollm3", *NO_HEAD_DIM, hidden_size=48, no_rope_layers=[1, 0]),
     Case("gpt_bigcode", "gpt_bigcode", GPT2_SIZES),
+    Case("gptj", "gptj", {**GPT2_SIZES, "rotary_dim": 6}),
+    Case("codegen", "codegen", {**GPT2_SIZES, "n_head": 4, "rotary_dim": 6}),
+    case("gpt_neo", "gpt_neo", *NO_SIZE, hidden_size=48, attention_types=[[["local", "global"], 1]], window_size=7),
+    case("nemotron", "nemotron", rope_parameters={"rope_theta": 100.0, "partial_rotary_factor": 0.25}),
+    case("hunyuan_v1_dense", "hunyuan_v1_dense", rope_parameters={"rope_theta": 10.0, **ALPHA_ROPE}),
     Case("gpt_bigcode-multi-head", "gpt_bigcode", {**GPT2_SIZES, "multi_query": False}),
 ]
 # One of each kind of rotation, attention and feed-forward: what holds for all families by type is tested on these.

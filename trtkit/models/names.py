@@ -41,3 +41,26 @@ SANDWICH_NORMS = {
 def llama_names(outside: Mapping[str, str] | None = None, inside: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return Llama's names, which most families use, with changes outside and inside of layers."""
     return names("model.layers.{i}.", {**_LLAMA_OUTSIDE, **(outside or {})}, {**_LLAMA_INSIDE, **(inside or {})})
+
+
+GPT2_ALIASES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "hidden_act": "activation_function",
+    "layer_norm_eps": "layer_norm_epsilon",
+}
+"""GPT-2's names of config fields."""
+
+
+def gpt2_names(inside: Mapping[str, str]) -> dict[str, str]:
+    """Return GPT-2's names, with those of its kin's matrices inside of layers."""
+    outside = {
+        "embedding": "transformer.wte",
+        "position_embedding": "transformer.wpe",
+        "final_norm": "transformer.ln_f",
+        "lm_head": "lm_head",
+    }
+    return names("transformer.h.{i}.", outside, {"attention_norm": "ln_1", "mlp_norm": "ln_2", **inside})

@@ -107,6 +107,7 @@ def _layer(layer: LayerSpec, grid: Grid, rank: int) -> LayerSpec:
         num_attention_heads=len(tensor.of(heads)),
         num_key_value_heads=len(kv_heads_of(tensor, kv_heads)),
         share=tensor,
+        qkv="concatenated" if layer.attention.qkv == "fourths" and tensor.count > 1 else layer.attention.qkv,
     )
     feed_forward = layer.feed_forward
     if isinstance(feed_forward, MlpSpec):

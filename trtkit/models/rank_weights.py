@@ -177,6 +177,12 @@ def _fused_rows(whole: AttentionSpec, q_heads: range, kv_heads: range) -> Array:
         keys = range(N + kv_heads.start, N + kv_heads.stop)
         values = range(N + K + kv_heads.start, N + K + kv_heads.stop)
         return np.concatenate([_rows(heads, H) for heads in (q_heads, keys, values)])
+    if whole.qkv == "fourths":  # a rank's are `[q | k | v]`
+        fourth = N // 4
+        starts = {
+            part: [(3 * (head // fourth) + part) * fourth + head % fourth for head in q_heads] for part in range(3)
+        }
+        return np.concatenate([_rows(range(head, head + 1), H) for part in (0, 2, 1) for head in starts[part]])
     group = N // K  # each key/value head follows its query heads
     rows = []
     for head in kv_heads:

@@ -71,10 +71,10 @@ class AttentionSpec:
     """Self-attention of one layer.
 
     scale: factor of the scores, usually head_dim ** -0.5.
-    qkv: how the projections are stored: three matrices; one, `[q | k | v]`; or one in which each key/value head
-        follows its query heads (`grouped`).
+    qkv: how the projections are stored: three matrices; one, `[q | k | v]`; one in which each key/value head follows
+        its query heads (`grouped`); or one of four blocks `[q | v | k]`, each of a fourth of the heads (`fourths`).
     qk_norm: over each head, with one weight for all ("head"), a row for each ("each_head") or a weight of its own name
-        for each ("listed_heads"); or over all heads together ("all").
+        for each ("listed_heads"); or over all heads together ("all"). is_rotated_first: it comes after the rotation.
     softcap: scores become softcap * tanh(scores / softcap). has_sinks: one learned score per head joins the softmax.
     has_alibi: scores fall linearly with distance, by ALiBi's slopes times alibi_scale (Falcon: scale).
     rope: None if nothing turns. sliding_window: tokens that one sees, itself included; None for all.
@@ -85,11 +85,12 @@ class AttentionSpec:
     num_key_value_heads: int
     head_dim: int
     scale: float
-    qkv: Literal["separate", "concatenated", "grouped"] = "separate"
+    qkv: Literal["separate", "concatenated", "grouped", "fourths"] = "separate"
     has_qkv_bias: bool = False
     has_output_bias: bool = False
     norm: NormSpec | None = None
     qk_norm: Literal["none", "head", "each_head", "listed_heads", "all"] = "none"
+    is_rotated_first: bool = False
     softcap: float | None = None
     has_sinks: bool = False
     has_alibi: bool = False

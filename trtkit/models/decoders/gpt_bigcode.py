@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trtkit.models.names import names
+from trtkit.models.names import GPT2_ALIASES, gpt2_names
 from trtkit.models.parts import attention_part, decoder_part, layer_norm_part, layers_part, plain_mlp_part
 from trtkit.models.spec import EmbeddingSpec, LearnedPositions
 
@@ -13,22 +13,16 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
-ALIASES = {
-    "hidden_size": "n_embd",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "intermediate_size": "n_inner",
-    "max_position_embeddings": "n_positions",
-    "hidden_act": "activation_function",
-    "layer_norm_eps": "layer_norm_epsilon",
-}
+ALIASES = GPT2_ALIASES
 DEFAULTS = {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
-_AT = "transformer."
-_TABLES = {"embedding": _AT + "wte", "position_embedding": _AT + "wpe"}
-_OUTSIDE = {**_TABLES, "final_norm": _AT + "ln_f", "lm_head": "lm_head"}
-_ATTENTION = {"attention_norm": "ln_1", "attention.qkv": "attn.c_attn", "attention.o": "attn.c_proj"}
-_MLP = {"mlp_norm": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}
-NAMES = names(_AT + "h.{i}.", _OUTSIDE, {**_ATTENTION, **_MLP})
+NAMES = gpt2_names(
+    {
+        "attention.qkv": "attn.c_attn",
+        "attention.o": "attn.c_proj",
+        "mlp.up": "mlp.c_fc",
+        "mlp.down": "mlp.c_proj",
+    }
+)
 
 
 def spec(config: HfConfig) -> DecoderSpec:

@@ -53,9 +53,7 @@ def attention_block(
     """Attend from x [B, S, D] to the cache and to itself; return [B, S, D] and the updated cache."""
     with x.graph.scope("attention"):
         q, k, v = _project(weights, x, spec)
-        if spec.qk_norm in ("head", "each_head", "listed_heads"):
-            q, k = _norm_heads(weights, "q_norm", q, spec), _norm_heads(weights, "k_norm", k, spec)
-        q, k = _rotate("rope_q", q, spec.rope, positions), _rotate("rope_k", k, spec.rope, positions)
+        q, k = (_placed(weights, name, heads, spec, positions) for name, heads in (("q", q), ("k", k)))
         (keys, values), present = _remember(past, k, v)
         attended = _attend(weights, (scale_query(q, spec.scale), keys, values), positions, spec)
         return weights.linear(
@@ -88,6 +86,8 @@ def _project(weights: Weights, x: Tensor, spec: AttentionSpec) -> tuple[Tensor, 
         qkv = weights.linear("qkv", x, has_bias=spec.has_qkv_bias)
         if spec.qkv == "grouped":
             return _split_groups(qkv, spec)
+        if spec.qkv == "fourths":
+            return _split_fourths(qkv, spec)
         q, k, v = split(qkv, -1, (N * H, K * H, K * H))
     if spec.qk_norm == "all" and spec.norm is not None:
         q, k = (norm_block(weights, f"{name}_norm", x, spec.norm, spec.share.count) for name, x in (("q", q), ("k", k)))
@@ -103,6 +103,22 @@ def _split_groups(qkv: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor, Ten
     k, v = (reshape(take(groups, 3, group + index, 1), (0, 0, K, H)) for index in (0, 1))
     q, k, v = (transpose(x, (0, 2, 1, 3)) for x in (q, k, v))
     return q, k, v
+
+
+def _split_fourths(qkv: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut [B, S, 3 * N * H] of four blocks `[q | v | k]`, each of a fourth of the heads."""
+    N, H = spec.num_attention_heads, spec.head_dim
+    blocks = reshape(qkv, (0, 0, 4, 3, N // 4 * H))
+    q, v, k = (split_heads(reshape(take(blocks, 3, index, 1), (0, 0, N * H)), N) for index in range(3))
+    return q, k, v
+
+
+def _placed(weights: Weights, name: str, x: Tensor, spec: AttentionSpec, positions: Positions) -> Tensor:
+    """Norm and rotate queries or keys x [B, heads, S, H], in the layer's order."""
+    x = _rotate(f"rope_{name}", x, spec.rope, positions) if spec.is_rotated_first else x
+    if spec.qk_norm in ("head", "each_head", "listed_heads"):
+        x = _norm_heads(weights, f"{name}_norm", x, spec)
+    return x if spec.is_rotated_first else _rotate(f"rope_{name}", x, spec.rope, positions)
 
 
 def _norm_heads(weights: Weights, name: str, x: Tensor, spec: AttentionSpec) -> Tensor:

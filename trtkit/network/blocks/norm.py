@@ -22,4 +22,4 @@ def norm_block(weights: Weights, name: str, x: Tensor, spec: NormSpec, ranks: in
         if spec.kind == "rms":
             return rms_norm(x, weight, spec.eps, spec.weight_offset, ranks)
         bias = weights.get("bias", x.rank) if spec.has_bias else None
-        return layer_norm(x, weight, bias, spec.eps)
+        return layer_norm(x, weight, bias, spec.eps, spec.weight_offset)

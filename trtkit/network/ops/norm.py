@@ -31,15 +31,16 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float 
     return cast(y, x.dtype)
 
 
-def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Normalize the last axis to zero mean and unit variance, times weight, plus bias. x: [..., D].
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, weight_offset: float = 0.0) -> Tensor:
+    """Normalize the last axis to zero mean and unit variance, times weight + offset, plus bias. x: [..., D].
 
     A weight [N, D] normalizes each of the N heads of x [B, S, N, D] with its own row. Source:
-    https://arxiv.org/abs/1607.06450.
+    https://arxiv.org/abs/1607.06450. Nemotron's weights are stored with an offset of -1.
     """
     graph = x.graph
     shape = weight.shape if weight is not None else x.shape[-1:]
     scale = _fp32(weight) if weight is not None else graph.constant(np.ones(shape, np.float32), "ones")
+    scale = scale + weight_offset if weight_offset else scale
     shift = _fp32(bias) if bias is not None else graph.constant(np.zeros(shape, np.float32), "zeros")
     x32 = cast(x, FP32)
     inputs = [x32, graph.with_rank(scale, x.rank), graph.with_rank(shift, x.rank)]
