@@ -79,10 +79,10 @@ class Uniform:
         """Make `target` draw as `source` does."""
         self.admit(target, self._seeds[source])
 
-    def at(self, slots: Array, steps: Array) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Return [R] numbers: that of `steps` [R], the tokens drawn before, of each of `slots` [R]."""
-        blocks = steps // BLOCK
+    def at(self, slots: Array, positions: Array) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Return [R] numbers: that of `positions` [R], the tokens before, of each of `slots` [R]."""
+        blocks = positions // BLOCK
         for row in np.flatnonzero(self._blocks[slots] != blocks):
             slot, block = int(slots[row]), int(blocks[row])
             self._numbers[slot], self._blocks[slot] = uniform_block(self._seeds[slot], block), block
-        return self._numbers[slots, steps % BLOCK]  # type: ignore[no-any-return]
+        return self._numbers[slots, positions % BLOCK]  # type: ignore[no-any-return]

@@ -215,8 +215,12 @@ class Sampler:
         return tokens, errors
 
     def _uniforms(self, slots: Array) -> Array:
-        """Return the numbers [R] that the next tokens of `slots` are drawn with."""
-        return self._uniform.at(slots, self._sequences.lengths[slots] - self._sequences.prompt_lengths[slots])
+        """Return the numbers [R] that the next tokens of `slots` are drawn with.
+
+        A seed's number follows from the position in the sequence, so that an answer which goes on elsewhere, its tokens
+        so far being a prompt there, is drawn as it would have been here.
+        """
+        return self._uniform.at(slots, self._sequences.lengths[slots])
 
     def _sampled(
         self, slots: Array, failures: dict[int, str], arrive: Callable[[], Array], logprobs: _Logprobs | None

@@ -42,7 +42,7 @@ def test_20000_draws_follow_the_distribution_of_transformers(setting: dict[str, 
     got = np.append(counts[often], counts[~often].sum())
     expected = np.append(wanted[often], wanted[~often].sum()) * ROWS * STEPS
     kept = expected > 0
-    assert chisquare(got[kept], expected[kept]).pvalue > 1e-3
+    assert chisquare(got[kept], expected[kept]).pvalue > 1e-4  # of about 30 such tests
 
 
 def test_numbers_are_uniform_within_a_seed_and_across_seeds() -> None:

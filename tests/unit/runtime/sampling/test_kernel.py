@@ -51,8 +51,7 @@ def drawn_by_kernel(params: list[SamplingParams], rows: Rows, logits: torch.Tens
     columns = Columns(len(params))
     for slot, one in enumerate(params):
         columns.admit(slot, Settings.resolve(one, rows.vocabulary))
-    steps = rows.sequences.lengths - rows.sequences.prompt_lengths
-    uniform = rows.sampler._uniform.at(rows.slots, steps)
+    uniform = rows.sampler._uniform.at(rows.slots, rows.sequences.lengths)
     numbers = torch.from_numpy(numbers_of(columns, rows.slots, uniform)).to(logits.device)
     return sample(logits, numbers, Tables(**extras)).tolist()
 
