@@ -125,10 +125,13 @@ def test_answers_go_on_when_a_worker_hangs(
 def test_cancels_and_killed_workers_lose_and_change_nothing(
     served: Served, client: OpenAI, local: LLM, count: int, kills: dict[int, int]
 ) -> None:
-    """Every greedy answer that comes is right, every request ends, no slot stays taken."""
+    """Every answer that comes is right, greedy or seeded, every request ends, no slot stays taken."""
     choose = random.Random(5)
-    cases = [f"{choose.choice('abc')} {choose.randrange(4)}" for _ in range(count)]
-    wanted = {case: answers(local, case, temperature=0.0)[0].text for case in set(cases)}
+    seeded = {"temperature": 0.8, "seed": 3}
+    cases = [(f"{choose.choice('abc')} {choose.randrange(4)}", choose.random() < 0.3) for _ in range(count)]
+    wanted = {
+        case: answers(local, case[0], **(seeded if case[1] else {"temperature": 0.0}))[0].text for case in set(cases)
+    }
     cancelled = {index for index in range(count) if choose.random() < 0.15}
     has_killed = []
     one_at_once = threading.Lock()
@@ -136,14 +139,15 @@ def test_cancels_and_killed_workers_lose_and_change_nothing(
         member.failures.clear()
 
     def ask(index: int) -> str:
-        prompt = cases[index]
+        prompt, is_seeded = cases[index]
+        settings: Any = seeded if is_seeded else {"temperature": 0}
         if index in kills:
             with one_at_once:
                 kill_worker(served, kills[index])
                 has_killed.append(index)
         if index not in cancelled:
-            return str(complete(client, prompt, temperature=0).choices[0].text)
-        stream = complete(client, prompt, stream=True, temperature=0)
+            return str(complete(client, prompt, **settings).choices[0].text)
+        stream = complete(client, prompt, stream=True, **settings)
         for _, _piece in zip(range(index % 5), stream, strict=False):
             pass
         stream.close()
