@@ -70,6 +70,15 @@ LONG_ROPE = {
 ALPHA_ROPE = {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "beta_fast": 32, "mscale": 1.0}
 EXPERTS = {"moe_intermediate_size": 36, "num_experts": 5, "num_experts_per_tok": 2}
 GPT2_SIZES = {"vocab_size": 67, "n_positions": 64, "n_embd": 48, "n_layer": 2, "n_head": 6, "bos_token_id": 1}
+XGLM_SIZES = {
+    "vocab_size": 67,
+    "d_model": 48,
+    "ffn_dim": 76,
+    "num_layers": 2,
+    "attention_heads": 6,
+    "max_position_embeddings": 64,
+    "pad_token_id": 5,  # zeroes the vector of position 3
+}
 NO_HEAD_DIM = ("head_dim",)
 NO_GROUPS = ("head_dim", "num_key_value_heads")
 NO_SIZE = (*NO_GROUPS, "intermediate_size")
@@ -160,6 +169,11 @@ CASES = [
     case("gpt_neo", "gpt_neo", *NO_SIZE, hidden_size=48, attention_types=[[["local", "global"], 1]], window_size=7),
     case("nemotron", "nemotron", rope_parameters={"rope_theta": 100.0, "partial_rotary_factor": 0.25}),
     case("hunyuan_v1_dense", "hunyuan_v1_dense", rope_parameters={"rope_theta": 10.0, **ALPHA_ROPE}),
+    case("jais2", "jais2", mlp_bias=False),
+    case("nanochat", "nanochat", final_logit_softcapping=3.0),
+    Case("xglm", "xglm", XGLM_SIZES),
+    case("apertus", "apertus", rope_parameters=LLAMA3_ROPE),
+    case("olmoe", "olmoe", *NO_HEAD_DIM, hidden_size=48, num_experts=5, num_experts_per_tok=2, norm_topk_prob=True),
     Case("gpt_bigcode-multi-head", "gpt_bigcode", {**GPT2_SIZES, "multi_query": False}),
 ]
 # One of each kind of rotation, attention and feed-forward: what holds for all families by type is tested on these.

@@ -29,6 +29,14 @@ _LLAMA_INSIDE = {
 }
 
 
+EXPERT_NAMES = {
+    "moe.router": "mlp.gate",
+    "moe.experts.{e}.gate": "mlp.experts.{e}.gate_proj",
+    "moe.experts.{e}.up": "mlp.experts.{e}.up_proj",
+    "moe.experts.{e}.down": "mlp.experts.{e}.down_proj",
+}
+"""A mixture of experts as Qwen's models name it."""
+
 SANDWICH_NORMS = {
     "attention_norm": "input_layernorm",
     "post_attention_norm": "post_attention_layernorm",

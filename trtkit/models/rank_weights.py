@@ -164,6 +164,8 @@ def _mlp_cut(share: Share, size: int, name: str) -> _Cut:
         return _Cut()
     module, kind = name.split(".")[-2:]
     own = share.of(size)
+    if module == "act":
+        return _Cut()
     if module == "down":
         return _Cut() if kind == "bias" else _Cut(columns=own)
     rows = np.asarray(own)

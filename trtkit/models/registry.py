@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # `model_type` -> module in `trtkit.models.decoders`.
 FAMILIES = {
+    "apertus": "apertus",
     "bloom": "bloom",
     "codegen": "gptj",
     "cohere": "cohere",
@@ -30,11 +31,14 @@ FAMILIES = {
     "gptj": "gptj",
     "granite": "granite",
     "hunyuan_v1_dense": "hunyuan_v1_dense",
+    "jais2": "jais2",
     "llama": "llama",
     "mistral": "mistral",
     "mixtral": "mixtral",
+    "nanochat": "nanochat",
     "nemotron": "nemotron",
     "olmo2": "olmo2",
+    "olmoe": "olmoe",
     "opt": "opt",
     "phi": "phi",
     "phi3": "phi3",
@@ -47,9 +51,11 @@ FAMILIES = {
     "smollm3": "smollm3",
     "stablelm": "stablelm",
     "starcoder2": "starcoder2",
+    "xglm": "xglm",
 }
 
 ARCHITECTURES = {
+    "apertus": "ApertusForCausalLM",
     "bloom": "BloomForCausalLM",
     "codegen": "CodeGenForCausalLM",
     "cohere": "CohereForCausalLM",
@@ -64,11 +70,14 @@ ARCHITECTURES = {
     "gptj": "GPTJForCausalLM",
     "granite": "GraniteForCausalLM",
     "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+    "jais2": "Jais2ForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
+    "nanochat": "NanoChatForCausalLM",
     "nemotron": "NemotronForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
     "opt": "OPTForCausalLM",
     "phi": "PhiForCausalLM",
     "phi3": "Phi3ForCausalLM",
@@ -81,6 +90,7 @@ ARCHITECTURES = {
     "smollm3": "SmolLM3ForCausalLM",
     "stablelm": "StableLmForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
+    "xglm": "XGLMForCausalLM",
 }
 """The class of transformers for each `model_type`; text models of some vision-language models have none with a head."""
 

@@ -47,6 +47,7 @@ class RopeSpec:
     max_position_embeddings: the model's own context length, which dynamic NTK scaling starts from.
     scaling, parameters: the method and its numbers under Hugging Face's names (`factor`, `beta_fast`, ...).
     sections: pairs that turn by time, height and width (M-RoPE), in turn; all by the one position where empty.
+    is_reversed: pairs turn the other way (nanochat).
     """
 
     theta: float
@@ -56,6 +57,7 @@ class RopeSpec:
     scaling: Scaling = "default"
     parameters: Mapping[str, float | tuple[float, ...]] = field(default_factory=dict)
     sections: tuple[int, ...] = ()
+    is_reversed: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,17 @@ class LearnedPositions:
 
     count: int
     offset: int = 0
+
+
+@dataclass(frozen=True)
+class SinusoidalPositions:
+    """Sines, then cosines, of position + offset, added to the embedding (XGLM). zero_at: a position that adds nothing.
+
+    Source: https://arxiv.org/abs/1706.03762, section 3.5, in tensor2tensor's order.
+    """
+
+    offset: int = 0
+    zero_at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +122,7 @@ class AttentionSpec:
 class MlpSpec:
     """A feed-forward block: `down(act(gate(x)) * up(x))`, or `down(act(up(x)))` where not gated.
 
-    is_fused: gate and up are one matrix, gate first.
+    is_fused: gate and up are one matrix, gate first. has_learned_activation: xIELU, with weights of its own.
     share: of the intermediate size, of which this is one rank's; the ranks' outputs are summed.
     """
 
@@ -118,6 +131,7 @@ class MlpSpec:
     is_gated: bool = True
     is_fused: bool = False
     has_bias: bool = False
+    has_learned_activation: bool = False
     share: Share = WHOLE
 
 
@@ -188,7 +202,7 @@ class EmbeddingSpec:
     """From ids to the first hidden state."""
 
     scale: float = 1.0
-    positions: LearnedPositions | None = None
+    positions: LearnedPositions | SinusoidalPositions | None = None
     norm: NormSpec | None = None
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from trtkit.errors import Problem, ProblemsError
 from trtkit.models.registry import decoder_spec
-from trtkit.models.spec import AttentionSpec, DecoderSpec, MlpSpec, MoeSpec, NormSpec
+from trtkit.models.spec import AttentionSpec, DecoderSpec, LearnedPositions, MlpSpec, MoeSpec, NormSpec
 
 
 class Stored(Protocol):
@@ -40,6 +40,9 @@ class Stored(Protocol):
 Shape = tuple[int, ...]
 _Part = tuple[str, Shape]
 """A path below some module, and a shape."""
+
+XIELU_WEIGHTS = ("alpha_p", "alpha_n", "beta", "eps")
+"""The scalars of a learned activation."""
 
 # Buffers that checkpoints carry although they can be computed.
 _BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$")
@@ -197,7 +200,7 @@ def _model(spec: DecoderSpec) -> Iterator[_Part]:
     if spec.is_first_stage or (spec.is_last_stage and spec.head.is_tied):
         yield "embedding.weight", (V, D)
     if spec.is_first_stage:
-        if spec.embedding.positions is not None:
+        if isinstance(spec.embedding.positions, LearnedPositions):
             yield "position_embedding.weight", (spec.embedding.positions.count + spec.embedding.positions.offset, D)
         yield from _norm("embedding_norm", spec.embedding.norm, D)
     for index, layer in spec.numbered_layers:
@@ -264,6 +267,8 @@ def _mlp(path: str, mlp: MlpSpec, spec: DecoderSpec) -> Iterator[_Part]:
         for name in ("gate", "up") if mlp.is_gated else ("up",):
             yield from _linear(f"{path}.{name}", spec, (F, D), mlp.has_bias)
     yield from _linear(f"{path}.down", spec, (D, F), mlp.has_bias)
+    if mlp.has_learned_activation:
+        yield from ((f"{path}.act.{name}", (1,) if name.startswith("alpha") else ()) for name in XIELU_WEIGHTS)
 
 
 def _moe(path: str, moe: MoeSpec, spec: DecoderSpec) -> Iterator[_Part]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.dtypes import DTYPES, FP16, FP32, INT32, DType
 from trtkit.errors import NetworkError
+from trtkit.models.spec import LearnedPositions
 from trtkit.network.blocks.attention import Past, Positions
 from trtkit.network.blocks.layer import decoder_layer
 from trtkit.network.blocks.norm import norm_block
@@ -20,7 +21,7 @@ from trtkit.network.ops.gather import embedding, embedding_of_share, pick, token
 from trtkit.network.ops.linear import linear
 from trtkit.network.ops.mask import alibi_mask, alibi_slopes, appended_positions, cached_positions, causal_mask
 from trtkit.network.ops.shape import concat, take, unsqueeze
-from trtkit.network.rope_tables import rope_tables
+from trtkit.network.rope_tables import rope_tables, sinusoid_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,7 +123,7 @@ def _check(spec: DecoderSpec, options: DecoderOptions) -> None:
         counts = f"{len(options.kv_cache.key_scales)} layers' caches have scales, the model has {last} layers"
         raise NetworkError(counts, spec.model_type, "quantize the caches again")
     positions = spec.embedding.positions
-    if positions is not None and options.max_sequence_length > positions.count:
+    if isinstance(positions, LearnedPositions) and options.max_sequence_length > positions.count:
         raise NetworkError(
             f"max_sequence_length {options.max_sequence_length} is above the model's {positions.count} positions",
             spec.model_type,
@@ -148,7 +149,7 @@ def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> tupl
             table = weights.get("weight")
         if takes_ids and table is not None:
             x = _rows_of(tokens, table, spec)
-    return _position(weights, x, spec, inputs) if spec.is_first_stage else x, table, inputs
+    return _position(weights, x, (spec, options), inputs) if spec.is_first_stage else x, table, inputs
 
 
 def _rows_of(tokens: Tensor, table: Tensor, spec: DecoderSpec) -> Tensor:
@@ -179,13 +180,17 @@ def _has_sections(spec: DecoderSpec) -> bool:
     return any(rope is not None and bool(rope.sections) for rope in (layer.attention.rope for layer in spec.layers))
 
 
-def _position(weights: Weights, x: Tensor, spec: DecoderSpec, inputs: _Inputs) -> Tensor:
-    """Add learned positions and norm the embedding, where the model does."""
-    learned = spec.embedding.positions
-    if learned is not None:
-        with x.graph.scope("position_embedding"):
-            at = inputs.position_ids + learned.offset if learned.offset else inputs.position_ids
+def _position(weights: Weights, x: Tensor, specs: tuple[DecoderSpec, DecoderOptions], inputs: _Inputs) -> Tensor:
+    """Add learned or sinusoidal positions and norm the embedding, where the model does."""
+    spec, options = specs
+    added = spec.embedding.positions
+    with x.graph.scope("position_embedding"):
+        if isinstance(added, LearnedPositions):
+            at = inputs.position_ids + added.offset if added.offset else inputs.position_ids
             x = x + embedding(at, weights.get("weight"))
+        elif added is not None:
+            table = sinusoid_table(added, options.max_sequence_length, spec.hidden_size)
+            x = x + embedding(inputs.position_ids, x.graph.constant(table, "table", options.dtype))
     return norm_block(weights, "embedding_norm", x, spec.embedding.norm) if spec.embedding.norm is not None else x
 
 

@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trtkit.models.spec import RopeSpec
+    from trtkit.models.spec import RopeSpec, SinusoidalPositions
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -22,6 +22,7 @@ def rope_tables(rope: RopeSpec, length: int) -> tuple[np.ndarray[Any, Any], np.n
     serves: keys in a cache cannot be turned again when a sequence grows.
     """
     frequencies, factor = _METHODS[rope.scaling](rope, length)
+    frequencies = -frequencies if rope.is_reversed else frequencies
     angles = np.arange(length, dtype=np.float64)[:, None] * frequencies
     return (np.cos(angles) * factor).astype(np.float32), (np.sin(angles) * factor).astype(np.float32)
 
@@ -110,3 +111,15 @@ _METHODS: dict[str, Callable[[RopeSpec, int], tuple[Table, float]]] = {
     "yarn": _yarn,
     "longrope": _longrope,
 }
+
+
+def sinusoid_table(positions: SinusoidalPositions, length: int, size: int) -> np.ndarray[Any, Any]:
+    """Return vectors [length, size] in fp32 for positions from 0: sines, then cosines; a last odd element is 0."""
+    half = size // 2
+    frequencies = np.exp(-math.log(10000) / (half - 1) * np.arange(half))
+    angles = (np.arange(length) + positions.offset)[:, None] * frequencies
+    table = np.zeros((length, size), np.float32)
+    table[:, : 2 * half] = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    if positions.zero_at is not None and 0 <= positions.zero_at < length:
+        table[positions.zero_at] = 0
+    return table

@@ -15,6 +15,7 @@ from trtkit.backends import load_backend
 from trtkit.engine.decoders import network_options
 from trtkit.jobs.events import Phase
 from trtkit.models.registry import decoder_spec
+from trtkit.models.spec import LearnedPositions
 from trtkit.models.weights import model_weights
 from trtkit.network.decoder import build_decoder
 from trtkit.network.describe import describe
@@ -109,7 +110,7 @@ def _first_length(spec: DecoderSpec, length: int) -> int:
     windows = [layer.attention.sliding_window or 0 for layer in spec.layers]
     first = max((window for window in windows if window < length), default=0) + _STEP
     positions = spec.embedding.positions
-    limit = positions.count if positions is not None else math.inf
+    limit = positions.count if isinstance(positions, LearnedPositions) else math.inf
     return first if first + _STEP <= limit else _STEP
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.models.names import llama_names
+from trtkit.models.names import EXPERT_NAMES, llama_names
 from trtkit.models.parts import (
     attention_part,
     decoder_part,
@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULTS = {"num_key_value_heads": 16, "sliding_window": 4096}
 INSIDE = {
-    "moe.router": "mlp.gate",
-    "moe.experts.{e}.gate": "mlp.experts.{e}.gate_proj",
-    "moe.experts.{e}.up": "mlp.experts.{e}.up_proj",
-    "moe.experts.{e}.down": "mlp.experts.{e}.down_proj",
+    **EXPERT_NAMES,
     "moe.shared.gate": "mlp.shared_expert.gate_proj",
     "moe.shared.up": "mlp.shared_expert.up_proj",
     "moe.shared.down": "mlp.shared_expert.down_proj",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trtkit.models.names import llama_names
+from trtkit.models.names import EXPERT_NAMES, llama_names
 from trtkit.models.parts import (
     biased_attention_part,
     decoder_part,
@@ -24,12 +24,6 @@ if TYPE_CHECKING:
 
 ALIASES = {"num_experts": "num_local_experts"}
 DEFAULTS = {"num_key_value_heads": 4, "sliding_window": 4096}
-INSIDE = {
-    "moe.router": "mlp.gate",
-    "moe.experts.{e}.gate": "mlp.experts.{e}.gate_proj",
-    "moe.experts.{e}.up": "mlp.experts.{e}.up_proj",
-    "moe.experts.{e}.down": "mlp.experts.{e}.down_proj",
-}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
@@ -45,4 +39,4 @@ def spec(config: HfConfig) -> DecoderSpec:
     )
     layers = layers_part(config, attention, moe, rope_spec(config, attention.head_dim), optional_windows(config))
     layers = with_dense_layers(config, layers)
-    return decoder_part(config, layers, norm, llama_names({}, INSIDE))
+    return decoder_part(config, layers, norm, llama_names({}, EXPERT_NAMES))

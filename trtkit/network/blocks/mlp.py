@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from trtkit.models.spec import MlpSpec, MoeSpec
-from trtkit.network.ops.activation import activation, sigmoid
+from trtkit.models.weights import XIELU_WEIGHTS
+from trtkit.network.ops.activation import activation, sigmoid, xielu
 from trtkit.network.ops.collective import all_reduce
 from trtkit.network.ops.linear import linear
 from trtkit.network.ops.moe import combine_experts, routing_weights
@@ -37,8 +41,18 @@ def mlp_block(weights: Weights, name: str, x: Tensor, spec: MlpSpec, ranks: int 
             gate = weights.linear("gate", x, has_bias=spec.has_bias)
             inner = activation(gate, spec.activation) * weights.linear("up", x, has_bias=spec.has_bias)
         else:
-            inner = activation(weights.linear("up", x, has_bias=spec.has_bias), spec.activation)
+            up = weights.linear("up", x, has_bias=spec.has_bias)
+            inner = _xielu(weights, up) if spec.has_learned_activation else activation(up, spec.activation)
         return weights.linear("down", inner, has_bias=spec.has_bias, ranks=ranks or spec.share.count)
+
+
+def _xielu(weights: Weights, x: Tensor) -> Tensor:
+    """Apply xIELU with the layer's own scalars."""
+    with x.graph.scope("act"):
+        positive, negative, beta, eps = (
+            float(np.asarray(weights.array(name)).astype(np.float32).item()) for name in XIELU_WEIGHTS
+        )
+        return xielu(x, (math.log1p(math.exp(positive)), beta + math.log1p(math.exp(negative))), beta, eps)
 
 
 def moe_block(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trtkit.dtypes import FP32
 from trtkit.errors import NetworkError
+from trtkit.network.ops.arithmetic import cast, exponential, minimum, select
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +53,16 @@ def squared_relu(x: Tensor) -> Tensor:
 def quick_gelu(x: Tensor) -> Tensor:
     """Compute x * sigmoid(1.702 x)."""
     return x * sigmoid(x * 1.702)
+
+
+def xielu(x: Tensor, alphas: tuple[float, float], beta: float, eps: float) -> Tensor:
+    """Compute a x^2 + beta x above 0, and b (exp(min(x, eps)) - 1 - x) + beta x below; alphas: (a, b). In fp32.
+
+    Source: https://arxiv.org/abs/2411.13010, HF `XIELUActivation`.
+    """
+    x32 = cast(x, FP32)
+    below = (exponential(minimum(x32, eps)) - 1.0 - x32) * alphas[1]
+    return cast(select(x32 > 0.0, x32 * x32 * alphas[0], below) + x32 * beta, x.dtype)
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -23,6 +23,11 @@ def sqrt(x: Tensor) -> Tensor:
     return _unary(x, "SQRT")
 
 
+def exponential(x: Tensor) -> Tensor:
+    """Raise e to the power of x."""
+    return _unary(x, "EXP")
+
+
 def absolute(x: Tensor) -> Tensor:
     """Take magnitudes."""
     return _unary(x, "ABS")
@@ -36,6 +41,11 @@ def logical_not(x: Tensor) -> Tensor:
 def maximum(a: Tensor, b: Operand) -> Tensor:
     """Compute the element-wise maximum."""
     return a.graph.elementwise("MAX", a, b)
+
+
+def minimum(a: Tensor, b: Operand) -> Tensor:
+    """Compute the element-wise minimum."""
+    return a.graph.elementwise("MIN", a, b)
 
 
 def equal(a: Tensor, b: Operand) -> Tensor:

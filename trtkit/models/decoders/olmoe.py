@@ -1,0 +1,28 @@
+"""OLMoE: experts in every layer, norms on all queries and keys. HF: `OlmoeForCausalLM`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trtkit.models.names import EXPERT_NAMES, llama_names
+from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
+from trtkit.models.rope import rope_spec
+from trtkit.models.spec import MoeSpec
+
+if TYPE_CHECKING:
+    from trtkit.models.hf_config import HfConfig
+    from trtkit.models.spec import DecoderSpec
+
+DEFAULTS = {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8}
+
+
+def spec(config: HfConfig) -> DecoderSpec:
+    """Return the model that a config describes."""
+    config.refuse("clip_qkv")
+    norm, attention = rms_norm_part(config), biased_attention_part(config)
+    attention = replace(attention, norm=norm, qk_norm="all")
+    count, top_k = int(config.need("num_experts")), int(config.need("num_experts_per_tok"))
+    moe = MoeSpec(count, top_k, mlp_part(config), norm_topk_prob=bool(config.get("norm_topk_prob", False)))
+    layers = layers_part(config, attention, moe, rope_spec(config, attention.head_dim))
+    return decoder_part(config, layers, norm, llama_names({}, EXPERT_NAMES))
