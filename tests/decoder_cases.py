@@ -79,6 +79,7 @@ XGLM_SIZES = {
     "max_position_embeddings": 64,
     "pad_token_id": 5,  # zeroes the vector of position 3
 }
+MPT_SIZES = {"vocab_size": 67, "max_seq_len": 64, "d_model": 48, "n_layers": 2, "n_heads": 6}
 NO_HEAD_DIM = ("head_dim",)
 NO_GROUPS = ("head_dim", "num_key_value_heads")
 NO_SIZE = (*NO_GROUPS, "intermediate_size")
@@ -174,6 +175,7 @@ CASES = [
     Case("xglm", "xglm", XGLM_SIZES),
     case("apertus", "apertus", rope_parameters=LLAMA3_ROPE),
     case("olmoe", "olmoe", *NO_HEAD_DIM, hidden_size=48, num_experts=5, num_experts_per_tok=2, norm_topk_prob=True),
+    Case("mpt", "mpt", {**MPT_SIZES, "attn_config": {"softmax_scale": 0.2}}),
     Case("gpt_bigcode-multi-head", "gpt_bigcode", {**GPT2_SIZES, "multi_query": False}),
 ]
 # One of each kind of rotation, attention and feed-forward: what holds for all families by type is tested on these.

@@ -20,6 +20,7 @@ IDS = torch.randint(3, 67, (3, 9), generator=torch.Generator().manual_seed(1))
 # Sizes that 2, 4 and 8 ranks share: of 8 heads; of 2 key/value heads, which more ranks hold twice; of 67 tokens, which
 # no number of ranks divides.
 _HEADS = {6: 8, 4: 8}
+_HEAD_COUNTS = ("num_attention_heads", "n_head", "n_heads", "attention_heads")
 _SIZES = {"intermediate_size": 80, "ffn_dim": 80, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56}
 _EXPERTS = {"num_local_experts": 8, "num_experts": 8}
 
@@ -28,10 +29,10 @@ def shared(case: Case) -> Case:
     """Return the case with sizes that 8 ranks can share."""
 
     def size(key: str, value: Any) -> Any:
-        if key in ("num_attention_heads", "n_head", "num_key_value_heads"):
+        if key in (*_HEAD_COUNTS, "num_key_value_heads"):
             return _HEADS.get(value, value)
-        if key in ("hidden_size", "n_embd", "word_embed_proj_dim"):
-            heads = case.config.get("num_attention_heads", case.config.get("n_head", 6))
+        if key in ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"):
+            heads = next((case.config[name] for name in _HEAD_COUNTS if name in case.config), 6)
             return value * 8 // heads
         return (_SIZES | _EXPERTS).get(key, value)
 
