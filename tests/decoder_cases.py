@@ -176,6 +176,19 @@ CASES = [
     case("apertus", "apertus", rope_parameters=LLAMA3_ROPE),
     case("olmoe", "olmoe", *NO_HEAD_DIM, hidden_size=48, num_experts=5, num_experts_per_tok=2, norm_topk_prob=True),
     Case("mpt", "mpt", {**MPT_SIZES, "attn_config": {"softmax_scale": 0.2}}),
+    case(
+        "ernie4_5_moe",
+        "ernie4_5_moe",
+        *NO_HEAD_DIM,
+        hidden_size=48,
+        num_hidden_layers=3,
+        moe_intermediate_size=40,
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_layer_end_index=1,
+        moe_norm_min=0.7,
+        use_bias=True,
+    ),
     Case("gpt_bigcode-multi-head", "gpt_bigcode", {**GPT2_SIZES, "multi_query": False}),
 ]
 # One of each kind of rotation, attention and feed-forward: what holds for all families by type is tested on these.

@@ -139,7 +139,9 @@ class MlpSpec:
 class MoeSpec:
     """A mixture of experts: each token's `top_k` by router softmax; norm_topk_prob: their scores sum to 1.
 
-    shared: an expert that all tokens take, weighted by a sigmoid of its own router.
+    shared: an expert that all tokens take, weighted by a sigmoid of its own router if is_shared_gated.
+    has_choice_bias: a bias of each expert's score counts for the choice, and not for the weights. least_sum: what the
+        chosen experts' scores are divided by at least, if they are normalized.
     share: of the experts, which this rank computes; tokens are routed among all. The ranks' outputs are summed.
     """
 
@@ -148,6 +150,9 @@ class MoeSpec:
     expert: MlpSpec
     norm_topk_prob: bool
     shared: MlpSpec | None = None
+    is_shared_gated: bool = True
+    has_choice_bias: bool = False
+    least_sum: float = 0.0
     share: Share = WHOLE
 
     @property

@@ -44,8 +44,8 @@ _Part = tuple[str, Shape]
 XIELU_WEIGHTS = ("alpha_p", "alpha_n", "beta", "eps")
 """The scalars of a learned activation."""
 
-# Buffers that checkpoints carry although they can be computed.
-_BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$")
+# Buffers that checkpoints carry although they can be computed, and ERNIE's heads of later tokens.
+_BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$|^model\.mtp_")
 
 
 @dataclass(frozen=True)
@@ -273,8 +273,11 @@ def _mlp(path: str, mlp: MlpSpec, spec: DecoderSpec) -> Iterator[_Part]:
 
 def _moe(path: str, moe: MoeSpec, spec: DecoderSpec) -> Iterator[_Part]:
     yield from _linear(f"{path}.router", spec, (moe.num_experts, spec.hidden_size), has_bias=False)
+    if moe.has_choice_bias:
+        yield f"{path}.choice_bias", (1, moe.num_experts)
     for index in moe.experts:
         yield from _mlp(f"{path}.experts.{index}", moe.expert, spec)
     if moe.shared is not None:
         yield from _mlp(f"{path}.shared", moe.shared, spec)
-        yield from _linear(f"{path}.shared_router", spec, (1, spec.hidden_size), has_bias=False)
+        if moe.is_shared_gated:
+            yield from _linear(f"{path}.shared_router", spec, (1, spec.hidden_size), has_bias=False)

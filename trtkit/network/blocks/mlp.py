@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trtkit.dtypes import FP32
 from trtkit.models.spec import MlpSpec, MoeSpec
 from trtkit.models.weights import XIELU_WEIGHTS
 from trtkit.network.ops.activation import activation, sigmoid, xielu
@@ -58,7 +59,7 @@ def _xielu(weights: Weights, x: Tensor) -> Tensor:
 def moe_block(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
     """Apply each token's top-k experts, and the shared expert if there is one; x [B, S, D]."""
     with x.graph.scope("moe"):
-        routing = routing_weights(weights.linear("router", x), spec.top_k, is_normalized=spec.norm_topk_prob)
+        routing = _routing(weights, x, spec)
         if spec.share.count > 1:
             routing = take(routing, -1, spec.experts.start, len(spec.experts))
         y = combine_experts(_all_experts(weights, unsqueeze(x, 1), spec), routing)
@@ -66,9 +67,20 @@ def moe_block(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
             return all_reduce(y, spec.ranks)
         is_joint = spec.shared.share.count == spec.ranks and not spec.shared.has_bias
         y = y if is_joint else all_reduce(y, spec.ranks)
-        weight = sigmoid(weights.linear("shared_router", x))
-        y = y + weight * mlp_block(weights, "shared", x, spec.shared, 1 if is_joint else None)
+        weight = sigmoid(weights.linear("shared_router", x)) if spec.is_shared_gated else None
+        shared = mlp_block(weights, "shared", x, spec.shared, 1 if is_joint else None)
+        y = y + (shared if weight is None else weight * shared)
         return all_reduce(y, spec.ranks) if is_joint else y
+
+
+def _routing(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
+    """Return each token's weight for each expert [B, S, E]: x [B, S, D]."""
+    logits, bias = weights.linear("router", x), None
+    if spec.has_choice_bias:
+        array = weights.array("choice_bias")
+        bias = weights.graph.constant(array.reshape(1, *array.shape), "choice_bias", FP32)
+    least = spec.least_sum if spec.norm_topk_prob else None
+    return routing_weights(logits, spec.top_k, least, bias)
 
 
 def _all_experts(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.dtypes import FP32
-from trtkit.network.ops.arithmetic import cast, equal, softmax, sum_over
+from trtkit.network.ops.arithmetic import cast, equal, maximum, softmax, sum_over
 from trtkit.network.ops.shape import transpose, unsqueeze
 
 if TYPE_CHECKING:
@@ -27,19 +27,24 @@ def top_k(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values, graph.tensor(places)
 
 
-def routing_weights(logits: Tensor, k: int, *, is_normalized: bool) -> Tensor:
+def routing_weights(logits: Tensor, k: int, least_sum: float | None, bias: Tensor | None = None) -> Tensor:
     """Return each token's weight for each expert: logits [B, S, E] -> fp32 [B, S, E], zero for all but k of them.
 
-    is_normalized: the k weights sum to 1. Source: https://arxiv.org/abs/2101.03961, HF `MixtralTopKRouter`.
+    least_sum: the k weights are divided by their sum, or by this if it is more; None: they are not.
+    bias: [1, 1, E], joins the scores to choose experts by.
+    Source: https://arxiv.org/abs/2101.03961, HF `MixtralTopKRouter`.
     """
     graph = logits.graph
     with graph.scope("routing"):
-        scores, chosen = top_k(softmax(cast(logits, FP32)), k)
-        if is_normalized:
-            scores = scores / unsqueeze(sum_over(scores, -1), -1)
+        scores = softmax(cast(logits, FP32))
+        _, chosen = top_k(scores if bias is None else scores + bias, k)
         experts = graph.constant(np.arange(logits.shape[-1], dtype=np.int32).reshape(1, 1, 1, -1), "experts")
         is_chosen = equal(unsqueeze(chosen, 3), experts)  # [B, S, k, E]
-        return sum_over(cast(is_chosen, FP32) * unsqueeze(scores, 3), 2)
+        weights = sum_over(cast(is_chosen, FP32), 2) * scores
+        if least_sum is None:
+            return weights
+        total = unsqueeze(sum_over(weights, -1), -1)
+        return weights / (maximum(total, least_sum) if least_sum else total)
 
 
 def combine_experts(outputs: Tensor, weights: Tensor) -> Tensor:
