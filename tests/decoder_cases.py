@@ -59,6 +59,7 @@ YARN_ROPE = {
     "beta_slow": 0.1,
     "original_max_position_embeddings": 16,
 }
+GROWING_ROPE = {**YARN_ROPE, "llama_4_scaling_beta": 0.7, "original_max_position_embeddings": 4}
 LONG_ROPE = {
     "rope_type": "longrope",
     "rope_theta": 100.0,
@@ -190,6 +191,32 @@ CASES = [
         use_bias=True,
     ),
     Case("gpt_bigcode-multi-head", "gpt_bigcode", {**GPT2_SIZES, "multi_query": False}),
+    case("seed_oss", "seed_oss", attention_out_bias=True, mlp_bias=True),
+    case("arcee", "arcee", head_dim=10, rope_parameters=YARN_ROPE, tie_word_embeddings=True),
+    case("cwm", "cwm", num_hidden_layers=3, sliding_window=7, rope_parameters=LLAMA3_ROPE, mlp_bias=True),
+    case(
+        "ministral3",
+        "ministral3",
+        sliding_window=17,
+        rope_parameters=GROWING_ROPE,
+    ),
+    case("ernie4_5", "ernie4_5", use_bias=True, tie_word_embeddings=False),
+    case("helium", "helium", hidden_size=48, attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3_ROPE),
+    case("glm", "glm", tie_word_embeddings=True),
+    case("glm4", "glm4", attention_bias=False, rope_parameters={**YARN_ROPE, "partial_rotary_factor": 0.75}),
+    case("exaone4", "exaone4", num_hidden_layers=3, sliding_window=7, sliding_window_pattern=2),
+    case("exaone4-global", "exaone4", sliding_window=None, layer_types=["full_attention"] * 2),
+    case("cohere2", "cohere2", *NO_HEAD_DIM, hidden_size=48, num_hidden_layers=4, sliding_window=7, logit_scale=0.3),
+    case("olmo", "olmo", *NO_HEAD_DIM, hidden_size=48, clip_qkv=0.3, attention_bias=True),
+    case(
+        "olmo3",
+        "olmo3",
+        *NO_HEAD_DIM,
+        hidden_size=48,
+        sliding_window=7,
+        layer_types=["full_attention", "sliding_attention"],
+        rope_parameters={"full_attention": YARN_ROPE, "sliding_attention": {"rope_theta": 50.0}},
+    ),
 ]
 # One of each kind of rotation, attention and feed-forward: what holds for all families by type is tested on these.
 VARIED = ("llama", "gemma2", "qwen3_moe", "gpt2", "bloom")

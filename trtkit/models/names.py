@@ -44,6 +44,8 @@ SANDWICH_NORMS = {
     "post_mlp_norm": "post_feedforward_layernorm",
 }
 """Norms before and after each part (Gemma 2 and 3)."""
+POST_NORMS = {name: SANDWICH_NORMS[name] for name in ("post_attention_norm", "post_mlp_norm")}
+"""Norms after each part (OLMo 2 and 3, EXAONE 4)."""
 
 
 def llama_names(outside: Mapping[str, str] | None = None, inside: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
+from trtkit.models.rope import LAYER_TYPES
 from trtkit.models.spec import (
     AttentionSpec,
     BlockSpec,
@@ -109,9 +110,15 @@ def sliding_windows(config: HfConfig, default_types: Sequence[str] | None = None
     if len(types) != count:
         raise SourceError(f"`layer_types` has {len(types)} entries for {count} layers", config.where)
     for kind in types:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise config.unsupported("layer_types", kind, ("full_attention", "sliding_attention"))
+        if kind not in LAYER_TYPES:
+            raise config.unsupported("layer_types", kind, LAYER_TYPES)
     return [int(window) if window and kind == "sliding_attention" else None for kind in types]
+
+
+def alternating_types(config: HfConfig, every: int) -> list[str]:
+    """Return `layer_types` of which the last in every `every` is `full_attention`, and the others slide."""
+    count = int(config.need("num_hidden_layers"))
+    return ["sliding_attention" if (index + 1) % every else "full_attention" for index in range(count)]
 
 
 def layers_part(

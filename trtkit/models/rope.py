@@ -8,7 +8,7 @@ from trtkit.errors import SourceError
 from trtkit.models.spec import RopeSpec, Scaling
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from trtkit.models.hf_config import HfConfig
 
@@ -29,6 +29,9 @@ _OPTIONAL: dict[str, tuple[str, ...]] = {
     "llama3": (),
     "longrope": ("factor", "attention_factor"),
 }
+# Methods that start from the length of training, `max_position_embeddings` where it is not stated.
+_SCALED_FROM = ("yarn", "llama3", "longrope")
+LAYER_TYPES = ("full_attention", "sliding_attention")
 _OLD_NAMES = {"su": "longrope"}
 
 
@@ -36,10 +39,11 @@ def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
     """Return the rotary embedding that a config states.
 
     fixed: `theta` to use where the config states none, `partial` likewise in families that rotate a part of each head,
-    `is_interleaved`, `layer_type`, whose own parameters are taken where the config has some for each layer type, and
-    `has_sections` for M-RoPE. Raises SourceError for a method or a parameter that is not known.
+    `is_interleaved`, `layer_type`, whose own parameters are taken where the config has some for each layer type,
+    `parameters` for a config that states none, `has_sections` for M-RoPE, and `has_query_growth` for queries that grow
+    with their position. Raises SourceError for a method or a parameter that is not known.
     """
-    stated = _stated(config, fixed.get("layer_type"))
+    stated = _stated(config, fixed.get("layer_type"), fixed.get("parameters", {}))
     theta = float(stated.pop("rope_theta", fixed.get("theta", 10000.0)))
     partial = float(stated.pop("partial_rotary_factor", fixed.get("partial", 1.0)))
     kind = str(stated.pop("rope_type", stated.pop("type", "default")))
@@ -52,6 +56,7 @@ def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
     if "partial" not in fixed:
         partial = _whole(config, kind, partial)
     limit = int(config.need("max_position_embeddings"))
+    growth = _query_growth(config, kind, stated, limit) if fixed.get("has_query_growth") else None
     parameters = _parameters(config, kind, stated, limit)
     dim = int(head_dim * partial)
     for name in ("short_factor", "long_factor"):
@@ -61,7 +66,15 @@ def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
         what = f"`mrope_section` {list(sections)} has {sum(sections)} pairs, a head has {dim // 2}"
         raise SourceError(what, config.where)
     is_interleaved = bool(fixed.get("is_interleaved"))
-    return RopeSpec(theta, dim, is_interleaved, limit, kind, parameters, sections)  # type: ignore[arg-type]
+    return RopeSpec(theta, dim, is_interleaved, limit, kind, parameters, sections, query_growth=growth)  # type: ignore[arg-type]
+
+
+def ropes_by_layer_type(
+    config: HfConfig, head_dim: int, types: Sequence[str], theta: float = 10000.0
+) -> list[RopeSpec]:
+    """Return each layer's rotary embedding; layers of one type share one. types: where the config lists none."""
+    kinds = {kind: rope_spec(config, head_dim, layer_type=kind, theta=theta) for kind in LAYER_TYPES}
+    return [kinds[kind] for kind in config.get("layer_types", types)]
 
 
 def original_length(rope: RopeSpec) -> int:
@@ -82,13 +95,29 @@ def _whole(config: HfConfig, kind: str, partial: float) -> float:
     return 1.0
 
 
-def _stated(config: HfConfig, layer_type: str | None) -> dict[str, Any]:
-    """Return all that a config says about rotary embeddings, old fields under their new names.
+def _query_growth(config: HfConfig, kind: str, stated: dict[str, float], limit: int) -> tuple[float, int]:
+    """Take `llama_4_scaling_beta` and the length that it counts in out of what is stated. Raises SourceError."""
+    stated.pop("max_position_embeddings", None)  # again, beside what scales
+    beta = stated.pop("llama_4_scaling_beta", None)
+    length = stated.get("original_max_position_embeddings", limit if kind in _SCALED_FROM else None)
+    for name, value in (("llama_4_scaling_beta", beta), ("original_max_position_embeddings", length)):
+        if value is None:
+            raise SourceError(f"`rope_parameters` has no `{name}`", config.where)
+    return float(beta or 0.0), int(length or 0)
 
-    Where sliding layers have their own base, scaling is for the others only (Gemma 3).
+
+def _stated(config: HfConfig, layer_type: str | None, usual: Mapping[str, object]) -> dict[str, Any]:
+    """Return all that a config says about rotary embeddings, old fields under their new names; `usual` if nothing.
+
+    Scaling that is not stated for each layer type is for the layers that do not slide (Gemma 3, OLMo 3).
     """
-    new = dict(config.get("rope_parameters", {}))
+    new = dict(config.get("rope_parameters", {}) or ({} if config.get("rope_scaling") else usual))
     if layer_type is not None:
+        others = sorted(set(new) - set(LAYER_TYPES))
+        if others:
+            raise SourceError(
+                f"`rope_parameters` has `{others[0]}`; expected {' and '.join(LAYER_TYPES)}", config.where
+            )
         new = dict(new.get(layer_type, {}))
     old = dict(config.get("rope_scaling", {})) if not new else {}
     for name in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings"):
@@ -96,8 +125,8 @@ def _stated(config: HfConfig, layer_type: str | None) -> dict[str, Any]:
         if value is not None:
             old.setdefault(name, value)
     local_theta = config.get("rope_local_base_freq")
-    if layer_type == "sliding_attention" and local_theta is not None:
-        old = {"rope_theta": local_theta}
+    if layer_type == "sliding_attention":
+        old = {} if local_theta is None else {"rope_theta": local_theta}
     # The field beside the parameters is the one that counts in transformers, where layers share them.
     original = None if layer_type else config.get("original_max_position_embeddings")
     return {**old, **new, **({} if original is None else {"original_max_position_embeddings": original})}
@@ -108,7 +137,7 @@ def _parameters(
 ) -> dict[str, float | tuple[float, ...]]:
     """Return the method's own numbers. Raises SourceError for those that are missing or not its own."""
     parameters = {name: value for name, value in stated.items() if value is not None}
-    if kind in ("yarn", "llama3", "longrope"):
+    if kind in _SCALED_FROM:
         parameters.setdefault("original_max_position_embeddings", limit)
     if kind == "longrope":
         parameters.setdefault("factor", limit / float(parameters["original_max_position_embeddings"]))

@@ -48,6 +48,7 @@ class RopeSpec:
     scaling, parameters: the method and its numbers under Hugging Face's names (`factor`, `beta_fast`, ...).
     sections: pairs that turn by time, height and width (M-RoPE), in turn; all by the one position where empty.
     is_reversed: pairs turn the other way (nanochat).
+    query_growth: (beta, length): a query at position p is also multiplied by 1 + beta * log(1 + p // length).
     """
 
     theta: float
@@ -58,6 +59,7 @@ class RopeSpec:
     parameters: Mapping[str, float | tuple[float, ...]] = field(default_factory=dict)
     sections: tuple[int, ...] = ()
     is_reversed: bool = False
+    query_growth: tuple[float, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class AttentionSpec:
         its query heads (`grouped`); or one of four blocks `[q | v | k]`, each of a fourth of the heads (`fourths`).
     qk_norm: over each head, with one weight for all ("head"), a row for each ("each_head") or a weight of its own name
         for each ("listed_heads"); or over all heads together ("all"). is_rotated_first: it comes after the rotation.
+    qkv_clip: queries, keys and values are limited to -qkv_clip .. qkv_clip as they are projected; None: no limit.
     softcap: scores become softcap * tanh(scores / softcap). has_sinks: one learned score per head joins the softmax.
     has_alibi: scores fall linearly with distance, by ALiBi's slopes times alibi_scale (Falcon: scale).
     rope: None if nothing turns. sliding_window: tokens that one sees, itself included; None for all.
@@ -104,6 +107,7 @@ class AttentionSpec:
     norm: NormSpec | None = None
     qk_norm: Literal["none", "head", "each_head", "listed_heads", "all"] = "none"
     is_rotated_first: bool = False
+    qkv_clip: float | None = None
     softcap: float | None = None
     has_sinks: bool = False
     has_alibi: bool = False

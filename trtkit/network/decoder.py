@@ -21,7 +21,7 @@ from trtkit.network.ops.gather import embedding, embedding_of_share, pick, token
 from trtkit.network.ops.linear import linear
 from trtkit.network.ops.mask import alibi_mask, alibi_slopes, appended_positions, cached_positions, causal_mask
 from trtkit.network.ops.shape import concat, take, unsqueeze
-from trtkit.network.rope_tables import rope_tables, sinusoid_table
+from trtkit.network.rope_tables import query_growth_table, rope_tables, sinusoid_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -142,7 +142,8 @@ def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> tupl
         x = graph.take(InputSpec("inputs_embeds", options.dtype.name, hidden, "request"))
     else:
         tokens = graph.take(InputSpec("input_ids", options.ids_dtype.name, (BATCH, NEW_TOKENS), "request"))
-    inputs = _scheduled(graph, options, has_sections=_has_sections(spec))
+    ropes = [layer.attention.rope for layer in spec.layers]
+    inputs = _scheduled(graph, options, has_sections=any(rope is not None and rope.sections for rope in ropes))
     table = None
     with graph.scope("embedding"):
         if takes_ids or (spec.is_last_stage and spec.head.is_tied):
@@ -173,11 +174,6 @@ def _scheduled(graph: Graph, options: DecoderOptions, *, has_sections: bool) -> 
         scheduled("rope_position_ids", ids, Axis("rope_sections", 3), BATCH, NEW_TOKENS) if has_sections else None,
         scheduled("key_positions", INT32, Axis("kv_window")) if options.has_kv_window else None,
     )
-
-
-def _has_sections(spec: DecoderSpec) -> bool:
-    """Whether the model turns by time, height and width."""
-    return any(rope is not None and bool(rope.sections) for rope in (layer.attention.rope for layer in spec.layers))
 
 
 def _position(weights: Weights, x: Tensor, specs: tuple[DecoderSpec, DecoderOptions], inputs: _Inputs) -> Tensor:
@@ -214,13 +210,13 @@ class _Rows:
         self._graph, self._options, self._inputs = graph, options, inputs
         self._masks: dict[tuple[int | None, tuple[int, Share, float] | None], Tensor] = {}
         self._keys: Tensor | None = None
-        self._tables: list[tuple[RopeSpec, tuple[Tensor, Tensor]]] = []
+        self._tables: list[tuple[RopeSpec, tuple[tuple[Tensor, Tensor], Tensor | None]]] = []
 
     def of(self, attention: AttentionSpec) -> Positions:
         """Return what a layer's attention needs."""
-        tables = None if attention.rope is None else self._rope(attention.rope)
+        tables, growth = (None, None) if attention.rope is None else self._rope(attention.rope)
         lengths = self._inputs.kv_lengths if self._options.has_native_lengths else None
-        return Positions(self._inputs.position_ids, self._mask(attention), tables, lengths)
+        return Positions(self._inputs.position_ids, self._mask(attention), tables, lengths, growth)
 
     def _mask(self, attention: AttentionSpec) -> Tensor:
         window = attention.sliding_window
@@ -248,7 +244,8 @@ class _Rows:
             self._keys = appended_positions(ids, self._inputs.write_indices, cached) if quantized else cached
         return self._keys
 
-    def _rope(self, rope: RopeSpec) -> tuple[Tensor, Tensor]:
+    def _rope(self, rope: RopeSpec) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
+        """Return cosines and sines, and the factors of queries [B, 1, S, 1] where they grow with their position."""
         for known, tables in self._tables:
             if known == rope:
                 return tables
@@ -260,8 +257,13 @@ class _Rows:
             )
             if rope.sections and self._inputs.rope_position_ids is not None:
                 cos, sin = (_by_section(table, rope, self._inputs.rope_position_ids) for table in (cos, sin))
-        self._tables.append((rope, (cos, sin)))
-        return cos, sin
+            growth = None
+            if rope.query_growth is not None:
+                factors = query_growth_table(*rope.query_growth, self._options.max_sequence_length)
+                table = self._graph.constant(factors, "query_growth")
+                growth = unsqueeze(embedding(self._inputs.position_ids, table), 1)
+        self._tables.append((rope, ((cos, sin), growth)))
+        return (cos, sin), growth
 
 
 def _by_section(table: Tensor, rope: RopeSpec, positions: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from trtkit.models.spec import RopeSpec, SinusoidalPositions
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
@@ -25,6 +27,14 @@ def rope_tables(rope: RopeSpec, length: int) -> tuple[np.ndarray[Any, Any], np.n
     frequencies = -frequencies if rope.is_reversed else frequencies
     angles = np.arange(length, dtype=np.float64)[:, None] * frequencies
     return (np.cos(angles) * factor).astype(np.float32), (np.sin(angles) * factor).astype(np.float32)
+
+
+def query_growth_table(beta: float, length: int, count: int) -> NDArray[np.float32]:
+    """Return 1 + beta * log(1 + p // length) as [count, 1] for positions p from 0.
+
+    Source: transformers, modeling_ministral3.py, after Llama 4's temperature of long contexts.
+    """
+    return (1 + beta * np.log1p(np.arange(count)[:, None] // length)).astype(np.float32)
 
 
 def _number(rope: RopeSpec, name: str, default: float) -> float:

@@ -6,9 +6,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.models.names import SANDWICH_NORMS, llama_names
-from trtkit.models.parts import biased_attention_part, decoder_part, gemma_mlp_part, gemma_norm_part, sliding_windows
-from trtkit.models.rope import rope_spec
-from trtkit.models.spec import BlockSpec, EmbeddingSpec, LayerSpec
+from trtkit.models.parts import (
+    alternating_types,
+    biased_attention_part,
+    decoder_part,
+    gemma_mlp_part,
+    gemma_norm_part,
+    layers_part,
+    sliding_windows,
+)
+from trtkit.models.rope import ropes_by_layer_type
+from trtkit.models.spec import BlockSpec, EmbeddingSpec
 
 if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
@@ -34,22 +42,12 @@ DEFAULTS = {
 def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
     norm = gemma_norm_part(config)
-    attention = replace(
-        biased_attention_part(config),
-        scale=float(config.need("query_pre_attn_scalar")) ** -0.5,
-        softcap=config.get("attn_logit_softcapping"),
-        norm=norm,
-        qk_norm="head",
-    )
-    count, every = int(config.need("num_hidden_layers")), int(config.need("sliding_window_pattern"))
-    types = ["sliding_attention" if (index + 1) % every else "full_attention" for index in range(count)]
-    windows, H, mlp = sliding_windows(config, types), attention.head_dim, gemma_mlp_part(config)
-    far, near = (rope_spec(config, H, layer_type=kind) for kind in ("full_attention", "sliding_attention"))
-    kinds = config.get("layer_types", types)
-    layers = tuple(
-        LayerSpec(replace(attention, rope=far if kind == "full_attention" else near, sliding_window=window), mlp)
-        for kind, window in zip(kinds, windows, strict=True)
-    )
+    scale, softcap = float(config.need("query_pre_attn_scalar")) ** -0.5, config.get("attn_logit_softcapping")
+    attention = replace(biased_attention_part(config), scale=scale, softcap=softcap, norm=norm, qk_norm="head")
+    types = alternating_types(config, int(config.need("sliding_window_pattern")))
+    windows = sliding_windows(config, types)
+    ropes = ropes_by_layer_type(config, attention.head_dim, types)
+    layers = layers_part(config, attention, gemma_mlp_part(config), ropes, windows)
     model = decoder_part(config, layers, norm, llama_names({}, SANDWICH_NORMS))
     return replace(
         model,

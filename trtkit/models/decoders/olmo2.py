@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trtkit.models.names import llama_names
+from trtkit.models.names import POST_NORMS, llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
 from trtkit.models.spec import BlockSpec
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from trtkit.models.spec import DecoderSpec
 
 DEFAULTS = {"rms_norm_eps": 1e-5}
-INSIDE = {"post_attention_norm": "post_attention_layernorm", "post_mlp_norm": "post_feedforward_layernorm"}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
@@ -24,5 +23,5 @@ def spec(config: HfConfig) -> DecoderSpec:
     attention = biased_attention_part(config)
     attention = replace(attention, norm=norm, qk_norm="all")
     layers = layers_part(config, attention, mlp_part(config), rope_spec(config, attention.head_dim))
-    model = decoder_part(config, layers, norm, llama_names({}, INSIDE))
-    return replace(model, block=BlockSpec(norm, ("post_attention_norm", "post_mlp_norm")))
+    model = decoder_part(config, layers, norm, llama_names({}, POST_NORMS))
+    return replace(model, block=BlockSpec(norm, tuple(POST_NORMS)))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtkit.network.blocks.norm import norm_block
+from trtkit.network.ops.arithmetic import clip
 from trtkit.network.ops.attention import attention, attention_from_primitives, scale_query
 from trtkit.network.ops.kv_cache import append_quantized, update_cache
 from trtkit.network.ops.norm import layer_norm
@@ -38,13 +39,14 @@ class Positions:
     """Positions of tokens. mask: as in `ops.attention`. kv_lengths: None if the attention layer does not use them.
 
     tables: cosines and sines of the layer's rotary embedding, by position or, for M-RoPE, by token; None if it has
-    none.
+    none. query_growth: [B, 1, S, 1] in fp32, factors of the queries; None if there are none.
     """
 
     ids: Tensor
     mask: Tensor
     tables: tuple[Tensor, Tensor] | None = None
     kv_lengths: Tensor | None = None
+    query_growth: Tensor | None = None
 
 
 def attention_block(
@@ -55,7 +57,8 @@ def attention_block(
         q, k, v = _project(weights, x, spec)
         q, k = (_placed(weights, name, heads, spec, positions) for name, heads in (("q", q), ("k", k)))
         (keys, values), present = _remember(past, k, v)
-        attended = _attend(weights, (scale_query(q, spec.scale), keys, values), positions, spec)
+        q = scale_query(q, spec.scale, positions.query_growth)
+        attended = _attend(weights, (q, keys, values), positions, spec)
         return weights.linear(
             "o", merge_heads(attended), has_bias=spec.has_output_bias, ranks=spec.share.count
         ), present
@@ -81,9 +84,9 @@ def _project(weights: Weights, x: Tensor, spec: AttentionSpec) -> tuple[Tensor, 
     """Return queries [B, N, S, H], keys and values [B, K, S, H]."""
     N, K, H = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
     if spec.qkv == "separate":
-        q, k, v = (weights.linear(name, x, has_bias=spec.has_qkv_bias) for name in "qkv")
+        q, k, v = (_clipped(weights.linear(name, x, has_bias=spec.has_qkv_bias), spec) for name in "qkv")
     else:
-        qkv = weights.linear("qkv", x, has_bias=spec.has_qkv_bias)
+        qkv = _clipped(weights.linear("qkv", x, has_bias=spec.has_qkv_bias), spec)
         if spec.qkv == "grouped":
             return _split_groups(qkv, spec)
         if spec.qkv == "fourths":
@@ -92,6 +95,10 @@ def _project(weights: Weights, x: Tensor, spec: AttentionSpec) -> tuple[Tensor, 
     if spec.qk_norm == "all" and spec.norm is not None:
         q, k = (norm_block(weights, f"{name}_norm", x, spec.norm, spec.share.count) for name, x in (("q", q), ("k", k)))
     return split_heads(q, N), split_heads(k, K), split_heads(v, K)
+
+
+def _clipped(x: Tensor, spec: AttentionSpec) -> Tensor:
+    return x if spec.qkv_clip is None else clip(x, spec.qkv_clip)
 
 
 def _split_groups(qkv: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor, Tensor]:

@@ -48,6 +48,11 @@ def minimum(a: Tensor, b: Operand) -> Tensor:
     return a.graph.elementwise("MIN", a, b)
 
 
+def clip(x: Tensor, bound: float) -> Tensor:
+    """Limit elements to -bound .. bound."""
+    return minimum(maximum(x, -bound), bound)
+
+
 def equal(a: Tensor, b: Operand) -> Tensor:
     """Compare two tensors element by element."""
     return a.graph.elementwise("EQUAL", a, b)

@@ -1,0 +1,35 @@
+"""Ministral 3: Mistral whose queries grow with the logarithm of their position. HF: `Ministral3ForCausalLM`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.models.names import llama_names
+from trtkit.models.parts import attention_part, decoder_part, layers_part, mlp_part, rms_norm_part, sliding_windows
+from trtkit.models.rope import rope_spec
+
+if TYPE_CHECKING:
+    from trtkit.models.hf_config import HfConfig
+    from trtkit.models.spec import DecoderSpec
+
+DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}
+ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
+
+def spec(config: HfConfig) -> DecoderSpec:
+    """Return the model that a config describes."""
+    config.refuse("layer_types")
+    attention = attention_part(config)
+    rope = rope_spec(config, attention.head_dim, parameters=ROPE, has_query_growth=True)
+    layers = layers_part(config, attention, mlp_part(config), rope, sliding_windows(config))
+    return decoder_part(config, layers, rms_norm_part(config), llama_names())
