@@ -118,7 +118,8 @@ class HfConfig:
         value = self.get(name)
         if value is not None and value not in supported:
             allowed = " or ".join(f"`{item}`" for item in supported)
-            raise SourceError(f"`{name}` is `{value}`, only {allowed} is supported", self.where)
+            limit = f"only {allowed} is" if supported else "which is not"
+            raise SourceError(f"`{name}` is `{value}`, {limit} supported", self.where)
 
     def unsupported(self, name: str, value: Any, known: Iterable[str]) -> SourceError:
         """Return the error for a field's value that trtkit does not know."""

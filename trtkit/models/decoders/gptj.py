@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trtkit.models.spec import AttentionSpec, DecoderSpec
 
 ALIASES = GPT2_ALIASES
-DEFAULTS = {"hidden_act": "gelu_new", "rotary_dim": 64}
+DEFAULTS = {"hidden_act": "gelu_new", "rotary_dim": 64, "max_position_embeddings": 2048}
 NAMES = gpt2_names(
     {
         "attention.q": "attn.q_proj",

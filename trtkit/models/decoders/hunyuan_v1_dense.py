@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
-DEFAULTS = {"rms_norm_eps": 1e-5}
+DEFAULTS = {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}
 INSIDE = {"attention.q_norm": "self_attn.query_layernorm", "attention.k_norm": "self_attn.key_layernorm"}
 # Fields of published files that `HunYuanDenseV1Config` does not have: what they switch is always so, or has no effect.
 FIXED = {"use_qk_norm": True, "use_cla": False, "norm_type": "rms", "mlp_bias": False, "use_rotary_pos_emb": True}
