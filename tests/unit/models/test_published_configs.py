@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
+from trtkit.errors import TrtkitError
 from trtkit.models.registry import decoder_spec
 from trtkit.models.spec import AttentionSpec, DecoderSpec, MlpSpec
 
@@ -126,3 +129,30 @@ def thetas_of(spec: DecoderSpec) -> list[float | None]:
 )  # fmt: skip
 def test_published_configs_are_understood(fields: dict[str, Any], look: Any, want: Any) -> None:
     assert look(decoder_spec(fields)) == want
+
+
+NEEDED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+FAMILIES = ["arcee", "cohere2", "cwm", "ernie4_5", "exaone4", "glm", "glm4", "helium", "ministral3", "olmo", "olmo3"]
+
+
+@pytest.mark.parametrize("model_type", [*FAMILIES, "seed_oss"])
+def test_fields_left_out_are_as_in_transformers(model_type: str) -> None:
+    stated = {**AutoConfig.for_model(model_type).to_dict(), "model_type": model_type}
+    least = {name: stated[name] for name in (*NEEDED, "model_type", "max_position_embeddings")}
+    assert decoder_spec(least) == decoder_spec(stated)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "error"),
+    [
+        ("cohere2", {"layer_switch": 3}, "`layer_switch` is `3`, only `4` is supported"),
+        ("cohere2", {"sliding_window": None}, "`sliding_window` is missing"),
+        ("exaone4", {"sliding_window_pattern": "LLLG", "layer_types": None}, "is `LLLG` without `layer_types`"),
+        ("ministral3", {"layer_types": ["full_attention"] * 34}, "which is not supported"),
+        ("ministral3", {"rope_parameters": {"rope_theta": 1e6}}, "`rope_parameters` has no `llama_4_scaling_beta`"),
+        ("olmo3", {"rope_parameters": {"rope_theta": 1e6}}, "expected full_attention and sliding_attention"),
+    ],
+)
+def test_fields_without_a_meaning_are_refused(model_type: str, fields: dict[str, Any], error: str) -> None:
+    with pytest.raises(TrtkitError, match=re.escape(error)):
+        decoder_spec({**AutoConfig.for_model(model_type).to_dict(), "model_type": model_type, **fields})

@@ -43,6 +43,7 @@ def spec(config: HfConfig) -> DecoderSpec:
     rope = rope_spec(config, attention.head_dim, is_interleaved=True)
     every = int(config.get("sliding_window_pattern", 4))
     config.refuse("layer_switch", every)
+    config.need("sliding_window")
     windows = sliding_windows(config, alternating_types(config, every))
     layers = layers_part(config, attention, mlp_part(config), [rope if window else None for window in windows], windows)
     model = decoder_part(config, layers, norm, llama_names())

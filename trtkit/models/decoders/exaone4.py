@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trtkit.models.parts import Window
     from trtkit.models.spec import DecoderSpec
 
-DEFAULTS = {"num_key_value_heads": 32, "rms_norm_eps": 1e-5, "sliding_window": 4096}
+DEFAULTS = {"num_key_value_heads": 32, "rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
@@ -47,6 +47,6 @@ def _windows(config: HfConfig) -> list[Window]:
         return [None] * len(sliding_windows(config))
     if config.get("layer_types") is not None:
         return sliding_windows(config)
-    if not isinstance(pattern, int | None):
+    if not isinstance(pattern, int) or pattern < 1:
         raise SourceError(f"`sliding_window_pattern` is `{pattern}` without `layer_types`", config.where, FIX)
-    return sliding_windows(config, alternating_types(config, pattern or 4))
+    return sliding_windows(config, alternating_types(config, pattern))
