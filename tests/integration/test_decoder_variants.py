@@ -32,6 +32,8 @@ VARIANTS = [
     ("xglm", {**UNTIED, "scale_embedding": False, "pad_token_id": None}),
     ("xglm", {"d_model": 45, "attention_heads": 5, "pad_token_id": 1}),
     ("olmoe", {**TIED, "attention_bias": True, "norm_topk_prob": False, "num_key_value_heads": None}),
+    ("olmoe", {"clip_qkv": 0.5}),
+    ("mpt", {"attn_config": {"clip_qkv": 0.5}}),
     ("mpt", {**UNTIED, "n_heads": 8, "attn_config": None, "layer_norm_epsilon": 0.1}),
     ("ernie4_5_moe", {**UNTIED, "moe_num_shared_experts": 0, "moe_layer_start_index": 0, "moe_layer_interval": 2}),
     ("ernie4_5_moe", {"use_bias": False, "moe_num_shared_experts": 1, "rope_parameters": YARN_ROPE}),
@@ -39,7 +41,7 @@ VARIANTS = [
 REFUSED = [
     ("gptj", {"rotary_dim": 10}, "`rotary_dim` is 10; expected an even number up to 8"),
     ("codegen", {"n_head": 6}, "`n_head` is 6; CodeGen needs a multiple of 4"),
-    ("olmoe", {"clip_qkv": 1.0}, "`clip_qkv` is `1.0`, which is not supported"),
+    ("mpt", {"logit_scale": 0.5}, "`logit_scale` is `0.5`, only `1.0` is supported"),
     ("mpt", {"expansion_ratio": 2}, "`expansion_ratio` is `2`, only `4` is supported"),
     ("mpt", {"attn_config": {"qk_ln": True}}, "`qk_ln` is `True`, only `False` is supported"),
 ]

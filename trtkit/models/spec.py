@@ -90,7 +90,8 @@ class AttentionSpec:
         its query heads (`grouped`); or one of four blocks `[q | v | k]`, each of a fourth of the heads (`fourths`).
     qk_norm: over each head, with one weight for all ("head"), a row for each ("each_head") or a weight of its own name
         for each ("listed_heads"); or over all heads together ("all"). is_rotated_first: it comes after the rotation.
-    qkv_clip: queries, keys and values are limited to -qkv_clip .. qkv_clip as they are projected; None: no limit.
+    qkv_clip: queries, keys and values are limited to -qkv_clip .. qkv_clip before they are cut into
+        heads, after a norm over all heads; None: no limit.
     softcap: scores become softcap * tanh(scores / softcap). has_sinks: one learned score per head joins the softmax.
     has_alibi: scores fall linearly with distance, by ALiBi's slopes times alibi_scale (Falcon: scale).
     rope: None if nothing turns. sliding_window: tokens that one sees, itself included; None for all.

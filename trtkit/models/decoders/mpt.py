@@ -23,7 +23,7 @@ DEFAULTS = {"tie_word_embeddings": True, "max_position_embeddings": 2048}
 # transformers always computes these values, whatever the config states.
 FIXED = {"no_bias": True, "logit_scale": 1.0, "expansion_ratio": 4}
 ATTENTION = {"attn_type": "multihead_attention", "alibi": True, "alibi_bias_max": 8}
-OFF = ("clip_qkv", "qk_ln", "prefix_lm", "attn_uses_sequence_id")
+OFF = ("qk_ln", "prefix_lm", "attn_uses_sequence_id")
 IMMATERIAL = ("learned_pos_emb", "embedding_fraction", "emb_pdrop", "init_config", "verbose")
 NAMES = names(
     "transformer.blocks.{i}.",
@@ -52,9 +52,9 @@ def spec(config: HfConfig) -> DecoderSpec:
     for name in OFF:
         stated.refuse(name, False)
     stated.get("attn_impl")
-    attention = replace(attention_part(config), qkv="concatenated", has_alibi=True)
+    clip = stated.get("clip_qkv") or None
+    attention = replace(attention_part(config), qkv="concatenated", has_alibi=True, qkv_clip=clip)
     attention = replace(attention, scale=float(stated.get("softmax_scale", attention.scale)))
     stated.check_all_read()
     layers = layers_part(config, attention, plain_mlp_part(config, has_bias=False), None)
-    model = decoder_part(config, layers, layer_norm_part(config, has_bias=False), NAMES)
-    return replace(model, prefix="transformer.")
+    return replace(decoder_part(config, layers, layer_norm_part(config, has_bias=False), NAMES), prefix="transformer.")

@@ -19,9 +19,9 @@ DEFAULTS = {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8}
 
 def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
-    config.refuse("clip_qkv")
+    clip = config.get("clip_qkv")
     norm, attention = rms_norm_part(config), biased_attention_part(config)
-    attention = replace(attention, norm=norm, qk_norm="all")
+    attention = replace(attention, norm=norm, qk_norm="all", qkv_clip=None if clip is None else float(clip))
     count, top_k = int(config.need("num_experts")), int(config.need("num_experts_per_tok"))
     moe = MoeSpec(count, top_k, mlp_part(config), norm_topk_prob=bool(config.get("norm_topk_prob", False)))
     layers = layers_part(config, attention, moe, rope_spec(config, attention.head_dim))

@@ -84,16 +84,17 @@ def _project(weights: Weights, x: Tensor, spec: AttentionSpec) -> tuple[Tensor, 
     """Return queries [B, N, S, H], keys and values [B, K, S, H]."""
     N, K, H = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
     if spec.qkv == "separate":
-        q, k, v = (_clipped(weights.linear(name, x, has_bias=spec.has_qkv_bias), spec) for name in "qkv")
+        q, k, v = (weights.linear(name, x, has_bias=spec.has_qkv_bias) for name in "qkv")
     else:
-        qkv = _clipped(weights.linear("qkv", x, has_bias=spec.has_qkv_bias), spec)
+        qkv = weights.linear("qkv", x, has_bias=spec.has_qkv_bias)
         if spec.qkv == "grouped":
-            return _split_groups(qkv, spec)
+            return _split_groups(_clipped(qkv, spec), spec)
         if spec.qkv == "fourths":
-            return _split_fourths(qkv, spec)
+            return _split_fourths(_clipped(qkv, spec), spec)
         q, k, v = split(qkv, -1, (N * H, K * H, K * H))
     if spec.qk_norm == "all" and spec.norm is not None:
         q, k = (norm_block(weights, f"{name}_norm", x, spec.norm, spec.share.count) for name, x in (("q", q), ("k", k)))
+    q, k, v = (_clipped(x, spec) for x in (q, k, v))
     return split_heads(q, N), split_heads(k, K), split_heads(v, K)
 
 
