@@ -67,7 +67,14 @@ def test_an_overflow_is_named_repaired_and_the_repaired_config_verifies(
 
 
 def test_what_no_fp32_node_repairs_is_an_error_and_writes_nothing(config: Path, refuses: Callable[..., str]) -> None:
-    impossible = ("--set", "verify.max_relative_rms_error=1.0e-12", "--set", "keep_fp32=['*']")
+    impossible = (
+        "--set",
+        "verify.max_relative_rms_error=1.0e-12",
+        "--set",
+        "keep_fp32=['*']",
+        "--set",
+        "io_types=fp16",
+    )
     assert refuses("verify", config, "--fix", "out.yaml", *impossible, "-q") == (
         "no set of fp32 nodes brings `norm` into tolerance 1e-12; tried: *\n"
         "fix: build it in fp32 or bf16, or set `verify.max_relative_rms_error` to what the task allows"

@@ -44,9 +44,9 @@ def answers(local: LLM, prompt: Any, **settings: Any) -> list[Any]:
 
 
 def ended(client: OpenAI, **settings: Any) -> Any:
-    """Return the first answer of twenty that comes to its end: a random model likes to write spaces."""
+    """Return the first answer of a hundred that comes to its end: a random model likes to write spaces."""
     settings |= {"max_tokens": 64, "frequency_penalty": 2.0}
-    choices = (chat(client, seed=seed, **settings).choices[0] for seed in range(20))
+    choices = (chat(client, seed=seed, **settings).choices[0] for seed in range(100))
     return next(choice for choice in choices if choice.finish_reason != "length")
 
 
