@@ -175,7 +175,7 @@ def test_a_language_model_of_another_family_is_refused_as_one(workspace: Path, r
     (workspace / "m.yaml").write_text("source: {hf: deepseek}\n")
     refused = refuses("build", "m.yaml")
     expected = (
-        "config.json: `deepseek_v3` is a language model of a family that is not supported\nfix: supported are bloom"
+        "config.json: `deepseek_v3` is a language model of a family that is not supported\nfix: supported are apertus, "
     )
     assert expected in refused
 

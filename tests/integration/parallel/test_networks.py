@@ -141,7 +141,7 @@ def test_each_expert_is_held_once() -> None:
 
 
 def test_mixtures_are_in_the_cases() -> None:
-    assert {case.model_type for case in MIXTURES} == {"mixtral", "qwen2_moe", "qwen3_moe"}
+    assert {case.model_type for case in MIXTURES} >= {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe"}
     assert all(
         any(isinstance(layer.feed_forward, MoeSpec) for layer in model_of(case).spec.layers) for case in MIXTURES
     )
