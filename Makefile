@@ -58,7 +58,7 @@ $(STAMPS)/dynamo: Makefile | $(STAMPS)/demo
 
 install: $(STAMPS)/dev $(STAMPS)/triton $(STAMPS)/dynamo ## Create .venv with everything the tests need.
 
-demo: $(STAMPS)/demo $(STAMPS)/dynamo ## Build, verify, quantize and serve a classifier and an LLM, without a GPU.
+demo: $(STAMPS)/demo $(STAMPS)/dynamo ## Build, verify, quantize and serve a classifier, a text encoder and an LLM, without a GPU.
 	@PATH=$(BIN):$$PATH sh examples/demo.sh
 
 triton: $(STAMPS)/triton ## Put a Triton server for `trtkit serve` and the tests into .venv.

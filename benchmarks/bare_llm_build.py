@@ -15,7 +15,8 @@ from trtkit.backends import load_backend
 from trtkit.dtypes import dtype_of
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights
-from trtkit.network.decoder import DecoderOptions, build_decoder
+from trtkit.network.decoder import build_decoder
+from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.decoder_source import open_hf_folder

@@ -9,6 +9,9 @@ say trtkit inspect bundles/efficientnet-lite0
 say trtkit verify bundles/efficientnet-lite0 --trust-source --no-corners --html bundles/report.html
 cat=$(python -c 'from trtkit.sources.package_file import resolve; print(resolve("package://skimage/data/chelsea.png"))')
 say trtkit run bundles/efficientnet-lite0 "$cat" --output bundles/drawn
+say trtkit build all-minilm-l6-v2
+printf 'A kitten plays with wool.\nThe cat is chasing a toy.\nShares fell by three percent.\n' > bundles/sentences.txt
+say trtkit run bundles/all-minilm-l6-v2 bundles/sentences.txt
 say trtkit build llama
 say trtkit verify bundles/llama --no-corners
 say trtkit generate bundles/llama "What is the capital of France?" --stats

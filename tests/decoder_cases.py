@@ -2,88 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
+from tests.decoder_case import (
+    ALPHA_ROPE,
+    EXPERTS,
+    GPT2_SIZES,
+    GRANITE,
+    GROWING_ROPE,
+    LLAMA3_ROPE,
+    LONG_ROPE,
+    MPT_SIZES,
+    NO_GROUPS,
+    NO_HEAD_DIM,
+    NO_SIZE,
+    ROUTED,
+    XGLM_SIZES,
+    YARN_ROPE,
+    Case,
+    case,
+)
+from tests.derived_cases import DERIVED_CASES
+from tests.gemma_cases import GEMMA_CASES
+from tests.latent_cases import LATENT_CASES
+from tests.mixture_cases import MIXTURE_CASES
+from tests.recurrent_cases import RECURRENT
 
-@dataclass(frozen=True)
-class Case:
-    """A model with random weights. config: what `AutoConfig.for_model` takes besides `model_type`.
-
-    attention: transformers' implementation to compare with.
-    """
-
-    name: str
-    model_type: str
-    config: dict[str, Any] = field(hash=False)
-    attention: str = "eager"
-
-    def __str__(self) -> str:
-        return self.name
-
-
-SIZES = {
-    "vocab_size": 67,
-    "hidden_size": 42,
-    "intermediate_size": 76,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 100.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-
-
-def case(name: str, model_type: str, *without: str, **changes: Any) -> Case:
-    """Return a case with SIZES, without the fields a family lacks, with changes."""
-    kept = {key: value for key, value in SIZES.items() if key not in without}
-    return Case(name, model_type, {**kept, **changes})
-
-
-YARN_ROPE = {
-    "rope_type": "yarn",
-    "rope_theta": 100.0,
-    "factor": 4.0,
-    "beta_fast": 2.0,
-    "beta_slow": 0.1,
-    "original_max_position_embeddings": 16,
-}
-GROWING_ROPE = {**YARN_ROPE, "llama_4_scaling_beta": 0.7, "original_max_position_embeddings": 4}
-LONG_ROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 100.0,
-    "partial_rotary_factor": 0.5,
-    "short_factor": [1.0, 1.5, 2.0],
-    "long_factor": [1.0, 3.0, 6.0],
-    "original_max_position_embeddings": 48,
-}
-ALPHA_ROPE = {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "beta_fast": 32, "mscale": 1.0}
-EXPERTS = {"moe_intermediate_size": 36, "num_experts": 5, "num_experts_per_tok": 2}
-GPT2_SIZES = {"vocab_size": 67, "n_positions": 64, "n_embd": 48, "n_layer": 2, "n_head": 6, "bos_token_id": 1}
-XGLM_SIZES = {
-    "vocab_size": 67,
-    "d_model": 48,
-    "ffn_dim": 76,
-    "num_layers": 2,
-    "attention_heads": 6,
-    "max_position_embeddings": 64,
-    "pad_token_id": 5,  # zeroes the vector of position 3
-}
-MPT_SIZES = {"vocab_size": 67, "max_seq_len": 64, "d_model": 48, "n_layers": 2, "n_heads": 6}
-NO_HEAD_DIM = ("head_dim",)
-NO_GROUPS = ("head_dim", "num_key_value_heads")
-NO_SIZE = (*NO_GROUPS, "intermediate_size")
 # transformers 5.23 adds ALiBi twice in its eager attention: to the scores, and to the mask.
 FALCON_ALIBI = replace(
     case("falcon-alibi", "falcon", *NO_SIZE, num_attention_heads=4, hidden_size=48, multi_query=False, alibi=True),
@@ -190,6 +134,42 @@ CASES = [
         moe_norm_min=0.7,
         use_bias=True,
     ),
+    case(
+        "glm4_moe",
+        "glm4_moe",
+        "head_dim",
+        hidden_size=48,
+        num_hidden_layers=3,
+        use_qk_norm=True,
+        attention_bias=True,
+        first_k_dense_replace=1,
+        n_shared_experts=2,
+        n_group=3,
+        topk_group=2,
+        routed_scaling_factor=1.7,
+        **ROUTED,
+    ),
+    case("dots1", "dots1", sliding_window=7, max_window_layers=1, n_shared_experts=1, norm_topk_prob=True, **ROUTED),
+    case("minimax_m2", "minimax_m2", num_local_experts=5, num_experts_per_tok=2, rotary_dim=4),
+    case("granitemoe", "granitemoe", *NO_HEAD_DIM, hidden_size=48, **GRANITE),
+    case(
+        "granitemoeshared",
+        "granitemoeshared",
+        *NO_HEAD_DIM,
+        hidden_size=48,
+        shared_intermediate_size=52,
+        **GRANITE,
+    ),
+    case(
+        "phimoe",
+        "phimoe",
+        *NO_HEAD_DIM,
+        hidden_size=48,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        lm_head_bias=True,
+        router_jitter_noise=0.1,
+    ),
     Case("gpt_bigcode-multi-head", "gpt_bigcode", {**GPT2_SIZES, "multi_query": False}),
     case("seed_oss", "seed_oss", attention_out_bias=True, mlp_bias=True),
     case("arcee", "arcee", head_dim=10, rope_parameters=YARN_ROPE, tie_word_embeddings=True),
@@ -217,6 +197,11 @@ CASES = [
         layer_types=["full_attention", "sliding_attention"],
         rope_parameters={"full_attention": YARN_ROPE, "sliding_attention": {"rope_theta": 50.0}},
     ),
+    *[case(name, family, *without, **changes) for name, family, without, changes in RECURRENT],
+    *LATENT_CASES,
+    *MIXTURE_CASES,
+    *DERIVED_CASES,
+    *GEMMA_CASES,
 ]
 # One of each kind of rotation, attention and feed-forward: what holds for all families by type is tested on these.
 VARIED = ("llama", "gemma2", "qwen3_moe", "gpt2", "bloom")

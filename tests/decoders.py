@@ -4,34 +4,41 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from trtkit.backends import Backend, load_backend
-from trtkit.dtypes import FP32, DType
+from trtkit.dtypes import DTYPES, FP32, DType
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights
-from trtkit.network.decoder import DecoderOptions, build_decoder
+from trtkit.network.decoder import build_decoder
+from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.reference import Executor, Options
+from trtkit.sources.huggingface.stacked_experts import unstack_experts
+from trtkit.sources.safetensors_folder import read_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.decoder_cases import Case
+    from tests.decoder_case import Case
     from trtkit.models.spec import DecoderSpec
     from trtkit.reference.ranks import Rank
 
 T = 32
 """Length of the caches."""
+BUFFERS = ("e_score_correction_bias", "layer_scalar")
+"""Weights of checkpoints that modules hold as buffers."""
 transformers_logging.disable_progress_bar()
 torch.set_num_threads(1)
 
@@ -59,19 +66,21 @@ class Model:
 def model_of(case: Case) -> Model:
     """Return the case's model with every weight random, norms and biases too."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(case.model_type, **case.config)
+    config = AutoConfig.for_model(case.model_type, **deepcopy(case.config))  # some change their arguments
     hf = AutoModelForCausalLM.from_config(
         config, attn_implementation=case.attention, experts_implementation="eager"
     ).eval()
-    for name, weight in hf.named_parameters():
+    buffers = [(name, each) for name, each in hf.named_buffers() if name.endswith(BUFFERS)]
+    for name, weight in [*hf.named_parameters(), *buffers]:
         is_matrix = weight.dim() > 1
         deviation = 1.5 * weight.shape[-1] ** -0.5 if is_matrix else 0.3
-        center = 1.0 if "norm" in name.lower() or "ln_" in name or ".ln" in name else 0.0
+        center = 1.0 if "norm" in name.lower() or "scal" in name or "ln_" in name or ".ln" in name else 0.0
         torch.nn.init.normal_(weight, 0.0 if is_matrix or name.endswith("bias") else center, deviation)
     with TemporaryDirectory() as folder:
         hf.save_pretrained(folder)
-        checkpoint = {name: value.clone() for name, value in load_file(f"{folder}/model.safetensors").items()}
         saved = json.loads(Path(f"{folder}/config.json").read_text())
+        arrays = unstack_experts(read_folder(Path(folder))[0], saved["model_type"])
+        checkpoint = {name: torch.from_numpy(np.array(array.read())) for name, array in arrays.items()}
     return Model(hf, saved, checkpoint)
 
 
@@ -90,20 +99,15 @@ def graph_of(model: Model, options: DecoderOptions) -> Graph:
 @cache
 def executor_of(case: Case, dtype: DType) -> Runner:
     """Return the case's network, ready to run with all logits."""
-    model = model_of(case)
-    graph = graph_of(model, DecoderOptions(dtype, T, has_all_logits=True))
-    return Runner(model.spec, graph, dtype)
+    return Runner(graph_of(model_of(case), DecoderOptions(dtype, T, has_all_logits=True)))
 
 
 class Runner:
     """A network with caches for some slots. rank: its place in a group, if several ranks share the model."""
 
-    def __init__(
-        self, spec: DecoderSpec, graph: Graph, dtype: DType, length: int = T, rank: Rank | None = None
-    ) -> None:
-        self._spec, self.backend, self._length = spec, graph.backend, length
+    def __init__(self, graph: Graph, rank: Rank | None = None) -> None:
+        self.backend, self.inputs = graph.backend, graph.inputs
         self._graph = graph  # keeps the weights alive
-        self._dtype = getattr(torch, dtype.torch)
         options = Options(constants=graph.constants, ranks=rank)
         self._executor = Executor(graph.backend, graph.network, options)
         self.reset(1)
@@ -113,36 +117,52 @@ class Runner:
 
         readable: how many tokens of a slot may be read at all; the rest is not a number, even where it is masked.
         """
-        shapes = {
-            index: (slots, layer.attention.num_key_value_heads, self._length, layer.attention.head_dim)
-            for index, layer in self._spec.numbered_layers
-        }
+        specs = [spec for spec in self.inputs if spec.is_kept]
         self._cache = {
-            f"{kind}_{index}": torch.full(shape, 100.0, dtype=self._dtype)
-            for index, shape in shapes.items()
-            for kind in ("key", "value")
+            spec.name.removeprefix("past_"): torch.full(
+                spec.shape_at({"batch": slots}), 100.0, dtype=getattr(torch, DTYPES[spec.dtype].torch)
+            )
+            for spec in specs
         }
-        for array in self._cache.values():
-            array[:, :, readable:] = math.nan
+        for spec in specs:
+            array = self._cache[spec.name.removeprefix("past_")]
+            if spec.feeder == "cache":
+                array[:, :, readable:] = math.nan
+            else:
+                array[:] = math.nan  # a state that a sequence begins with is not read at all
         self.lengths = [0] * slots
 
-    def step(self, ids: torch.Tensor, counts: list[int] | None = None, **more: Any) -> dict[str, torch.Tensor]:
+    def step(
+        self, ids: torch.Tensor, counts: list[int] | None = None, on_tensor: Any = None, **more: Any
+    ) -> dict[str, torch.Tensor]:
         """Give ids [B, S] to the slots; counts: how many of a slot's ids are tokens, the rest is padding."""
         size = ids.shape[1]
         first = torch.tensor(self.lengths, dtype=torch.int32)
-        self.lengths = [old + new for old, new in zip(self.lengths, counts or [size] * len(ids), strict=True)]
+        counts = counts or [size] * len(ids)
+        self.lengths = [old + new for old, new in zip(self.lengths, counts, strict=True)]
         feed = {
             "input_ids": ids.to(torch.int32),
             "position_ids": first[:, None] + torch.arange(size, dtype=torch.int32),
             "write_indices": first,
             "kv_lengths": torch.tensor(self.lengths, dtype=torch.int32),
+            "token_counts": torch.tensor(counts, dtype=torch.int32),
             **{f"past_{name}": value for name, value in self._cache.items()},
             **more,
         }
         feed = {name: value for name, value in feed.items() if name in {spec.name for spec in self._executor.inputs}}
-        outputs = self._executor.run(feed)
+        outputs = self._executor.run(feed, on_tensor=on_tensor)
         self._cache = {name: outputs[f"present_{name}"] for name in self._cache}
         return outputs
+
+    def read_bytes(self, ids: torch.Tensor, pattern: str) -> int:
+        """Return the bytes of all tensors of a step whose names end as `pattern` says."""
+        sizes: list[int] = []
+
+        def measure(name: str, value: torch.Tensor) -> None:
+            sizes.extend([value.nbytes] if re.search(pattern, name) else [])
+
+        self.step(ids, on_tensor=measure)
+        return sum(sizes)
 
 
 def builds(graph: Graph, capabilities: Sequence[int] = (), *, has_decode: bool = False) -> bool:

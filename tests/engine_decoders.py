@@ -16,7 +16,7 @@ from trtkit.runtime.decoder import Call
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.decoder_cases import Case
+    from tests.decoder_case import Case
     from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.decoder import DecoderExecution
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tests.decoder_cases import CASES
 from tests.decoders import graph_of, model_of, rtx
 from trtkit.dtypes import FP32
-from trtkit.network.decoder import DecoderOptions
+from trtkit.network.decoder_options import DecoderOptions
 from trtkit.runtime.decoder import DecoderNetwork, ReferenceDecoder
 from trtkit.runtime.generation import Engine, EngineOptions, Finished, Request
 from trtkit.runtime.sampling.params import SamplingParams
@@ -18,7 +18,7 @@ from trtkit.runtime.sampling.settings import Settings, Vocabulary
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tests.decoder_cases import Case
+    from tests.decoder_case import Case
 
 LENGTH = 64
 MAX_PREFILL = 16
@@ -36,7 +36,7 @@ def network_of(case: Case, *, has_all_logits: bool = False, length: int = LENGTH
     """Return a case's network in fp32."""
     model = model_of(case)
     graph = graph_of(model, DecoderOptions(FP32, length, has_all_logits=has_all_logits))
-    return DecoderNetwork(rtx(), graph, model.spec.vocab_size, MAX_PREFILL, has_all_logits)
+    return DecoderNetwork(rtx(), graph, model.spec.vocab_size, length, MAX_PREFILL, has_all_logits)
 
 
 def decoder(model_type: str = "llama", slots: int = 4, *, has_all_logits: bool = False) -> ReferenceDecoder:
@@ -83,14 +83,14 @@ class Asked:
 
 
 @cache
-def lone_engine() -> Engine:
+def lone_engine(model_type: str = "llama") -> Engine:
     """An engine that shares nothing between requests."""
-    return engine(SLOTS, min_shared_tokens=10**6)
+    return engine(SLOTS, model_type, min_shared_tokens=10**6)
 
 
 @cache
-def alone(asked: Asked) -> tuple[int, ...]:
-    return tuple(run(lone_engine(), [asked.request("alone")])["alone"].token_ids)
+def alone(asked: Asked, model_type: str = "llama") -> tuple[int, ...]:
+    return tuple(run(lone_engine(model_type), [asked.request("alone")])["alone"].token_ids)
 
 
 def is_clean(tested: Engine) -> bool:

@@ -10,7 +10,8 @@ from trtkit.dtypes import FP32, DType
 from trtkit.models.parallel import Grid, rank_spec
 from trtkit.models.rank_weights import RankWeights
 from trtkit.models.weights import find_weights
-from trtkit.network.decoder import HIDDEN_STATES, NEXT_HIDDEN_STATES, DecoderOptions, build_decoder
+from trtkit.network.decoder import HIDDEN_STATES, NEXT_HIDDEN_STATES, build_decoder
+from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.reference import Group
 
@@ -40,10 +41,11 @@ class Ranks:
             self.weights.append(weights)
             weights |= {path: array for (other, path), array in (changed or {}).items() if other == rank}
             graph = Graph(rtx())
-            build_decoder(graph, spec, weights, DecoderOptions(dtype, T, has_all_logits=True))
+            options = DecoderOptions(dtype, T, has_all_logits=True, has_chosen_experts=True)
+            build_decoder(graph, spec, weights, options)
             stage, number = divmod(rank, grid.stage_ranks)
             self.graphs.append(graph)
-            self._runners.append(Runner(spec, graph, dtype, rank=groups[stage].member(number)))
+            self._runners.append(Runner(graph, groups[stage].member(number)))
 
     def reset(self, slots: int) -> None:
         """Empty the caches."""

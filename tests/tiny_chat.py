@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig
 
-from tests.decoder_cases import SIZES, Case
+from tests.decoder_case import SIZES, Case
 from tests.decoders import model_of
 from tests.unit.runtime.text.tokenizers import CHATML, byte_level
 from trtkit.config.load import load_config

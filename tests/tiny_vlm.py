@@ -16,6 +16,7 @@ from transformers import (
     AutoImageProcessor,
     AutoModelForImageTextToText,
     CLIPImageProcessorPil,
+    GotOcr2ImageProcessorPil,
     Idefics3ImageProcessorPil,
     Qwen2VLImageProcessorPil,
     SiglipImageProcessorPil,
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
 LENGTH = 160
 """Tokens that a slot holds."""
 MAX_PREFILL = 32
-IMAGE_TEXTS = {"llava": "<image>", "smolvlm": "<image>", "idefics3": "<image>"}
+IMAGE_TEXTS = {"llava": "<image>", "smolvlm": "<image>", "idefics3": "<image>", "internvl": "<IMG_CONTEXT>"}
 QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 TILES = [f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)]
 SPECIAL = ["<image>", "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"]
-SPECIAL += ["<fake_token_around_image>", "<global-img>", *TILES]
+SPECIAL += ["<fake_token_around_image>", "<global-img>", *TILES, "<img>", "<IMG_CONTEXT>", "</img>"]
 TEMPLATE = """\
 {%- for message in messages %}<|im_start|>{{ message['role'] + '\n' }}
 {%- for part in message['content'] %}{% if part['type'] == 'image' %}IMAGE{% else %}{{ part['text'] }}{% endif %}
@@ -65,6 +66,7 @@ CLIP = {"model_type": "clip_vision_model", **TOWER, "image_size": 30, "patch_siz
 SIGLIP = {"model_type": "siglip_vision_model", **TOWER, "num_hidden_layers": 3, "image_size": 28, "patch_size": 7}
 QWEN = {"in_channels": 3, "patch_size": 4, "num_heads": 3, "depth": 2}
 PATCHES = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 64 * 24}}
+CROPPED = {"size": {"height": 28, "width": 28}, "min_patches": 1, "max_patches": 6}
 TILED = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()
@@ -98,12 +100,21 @@ def vlms() -> list[Vlm]:
     qwen = {**QWEN, "embed_dim": 36, "hidden_size": 48, "mlp_ratio": 2}
     qwen_2_5 = {**QWEN, "hidden_size": 36, "out_hidden_size": 48, "intermediate_size": 52}
     qwen_2_5 |= {"window_size": 16, "fullatt_block_indexes": [1]}
+    cropped = GotOcr2ImageProcessorPil(**CROPPED)
     patches, mrope = Qwen2VLImageProcessorPil(**PATCHES), {**TEXT, "rope_parameters": MROPE}
     return [
         Vlm("llava", "llava", {"vision_config": CLIP}, clip, LLAMA),
         Vlm("llava-siglip", "llava", {"vision_config": SIGLIP, **layers}, siglip, LLAMA),
         Vlm("smolvlm", "smolvlm", _tiled(), SmolVLMImageProcessorPil(**TILED), LLAMA),
         Vlm("idefics3", "idefics3", _tiled(), Idefics3ImageProcessorPil(**TILED), LLAMA),
+        Vlm("internvl", "internvl", _cropped(), cropped, LLAMA),
+        Vlm(
+            "internvl-shallow",
+            "internvl",
+            _cropped(vision_feature_layer=-2),
+            GotOcr2ImageProcessorPil(**CROPPED),
+            LLAMA,
+        ),
         Vlm("qwen2-vl", "qwen2_vl", {"vision_config": qwen}, patches, mrope),
         Vlm("qwen2.5-vl", "qwen2_5_vl", {"vision_config": qwen_2_5}, patches, mrope),
     ]
@@ -112,6 +123,12 @@ def vlms() -> list[Vlm]:
 def _tiled() -> dict[str, Any]:
     """Return what Idefics3 and SmolVLM are configured by: tiles of 16 patches, which become 4 tokens."""
     return {"vision_config": {**TOWER, "image_size": 28, "patch_size": 7}, "scale_factor": 2}
+
+
+def _cropped(**more: Any) -> dict[str, Any]:
+    """Return what InternVL is configured by: crops of 16 patches, which become 4 tokens."""
+    vision = {**TOWER, "image_size": [28, 28], "patch_size": [7, 7], "attention_bias": True, "use_qk_norm": True}
+    return {"vision_config": vision, "downsample_ratio": 0.5, **more}
 
 
 VLMS = {vlm.name: vlm for vlm in vlms()}
@@ -131,7 +148,7 @@ def model_of(vlm: Vlm) -> Any:
     torch.manual_seed(0)
     hf = tokenizer(vlm).hf
     text = {**vlm.text, "vocab_size": len(hf), "eos_token_id": hf.eos_token_id}
-    name = "<|image_pad|>" if vlm.model_type.startswith("qwen") else "<image>"
+    name = "<|image_pad|>" if vlm.model_type.startswith("qwen") else IMAGE_TEXTS[vlm.model_type]
     ids = {"image_token_id": hf.convert_tokens_to_ids(name), "tie_word_embeddings": vlm.name == "smolvlm"}
     if vlm.model_type.startswith("qwen"):
         names = {
@@ -192,8 +209,9 @@ class Reference:
         if not images:
             return {}
         processor = AutoImageProcessor.from_pretrained(self._folder, backend="pil")
-        processed = processor([list(images)] if self._is_tiled else list(images), return_tensors="pt")
-        return {name: processed[name] for name in processed if name not in ("rows", "cols")}
+        crops = {"crop_to_patches": True} if self.model.config.model_type == "internvl" else {}
+        processed = processor([list(images)] if self._is_tiled else list(images), return_tensors="pt", **crops)
+        return {name: processed[name] for name in processed if name not in ("rows", "cols", "num_patches")}
 
     def features(self, images: Sequence[Image.Image]) -> torch.Tensor:
         """Return the vision tower's soft tokens [P, D]."""

@@ -96,19 +96,16 @@ def verify(
     trust_source: whether to run the Python factory that a bundle names as its source.
     Raises TrtkitError if nothing can be compared; a network that is out of tolerance is a report, not an error.
     """
-    from trtkit.deployment.make_known import remember_ranks
-    from trtkit.jobs.events import Phase
-    from trtkit.verification.verify import Request, verify_bundle, verify_config
+    from trtkit.deployment.make_known import verify_and_remember
+    from trtkit.verification.verify import Request, verify_config
 
     paths = tuple(map(str, inputs))
     request = Request(paths, against, layers, corners, None if text is None else str(text), trust_source)
     network = _network(model, keys)
+    runner = new_runner(on_event)
     if isinstance(network, Bundle):
-        runner = new_runner(on_event)
-        report = verify_bundle(network, request, runner)
-        remember_ranks(network, report, lambda what: runner.report(Phase(what)))
-        return report
-    return verify_config(network, request, new_runner(on_event))
+        return verify_and_remember(network, request, runner)
+    return verify_config(network, request, runner)
 
 
 def quantize(

@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trtkit.config.schema import LlmOptions
+from trtkit.config.task import Task
 from trtkit.errors import ConfigError, Problem, SourceError
-from trtkit.models.hybrids.registry import HYBRIDS, HybridOptions, hybrid_spec
-from trtkit.models.model import LLM, VISION, Model, Part, Stage
-from trtkit.models.registry import FAMILIES, is_language_model, unsupported_family
+from trtkit.models.hybrids.registry import HYBRIDS, TEXT_ENCODERS, HybridOptions, hybrid_spec
+from trtkit.models.hybrids.text_encoder import EMBEDDING
+from trtkit.models.model import AUDIO, LLM, VISION, Model, Part, Stage
+from trtkit.models.registry import FAMILIES, LISTENERS, is_language_model, unsupported_family
 from trtkit.models.vision_language.registry import VISION_LANGUAGE
 from trtkit.sources.huggingface.preprocessing import folder_preprocess, folder_task
+from trtkit.sources.huggingface.text import folder_pooling
 from trtkit.sources.huggingface.vision import folder_image_size
 from trtkit.sources.hybrid_source import hybrid_config
+from trtkit.sources.package_file import hf_folder
 from trtkit.sources.safetensors_folder import json_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trtkit.config.schema import ModelConfig
+    from trtkit.models.hybrids.spec import HybridSpec
     from trtkit.sources.huggingface.preprocessing import Fields
 
 # What models are called in errors.
 _FILE, _MODULE, _VISION, _HYBRID = "an ONNX file", "a PyTorch module", "a vision model built through ONNX", "a hybrid"
+_TEXT = "a text encoder"
 _LANGUAGE, _VISION_LANGUAGE = "a decoder-only LLM", "a vision-language model"
-_ARRAYS, _TOKENS = {_FILE, _MODULE, _VISION, _HYBRID}, {_LANGUAGE, _VISION_LANGUAGE}
+_LISTENER = "a speech recognizer"
+_ARRAYS, _TOKENS = {_FILE, _MODULE, _VISION, _HYBRID, _TEXT}, {_LANGUAGE, _VISION_LANGUAGE, _LISTENER}
 
 
 def resolve(config: ModelConfig) -> Model:
@@ -38,17 +45,18 @@ def resolve(config: ModelConfig) -> Model:
         if source.gguf is not None or source.trtllm is not None:
             return _checked(_LANGUAGE, _decoder(config))
         return _checked(_MODULE if source.onnx is None else _FILE, _one_part(config))
-    fields = json_object(Path(source.hf) / "config.json")
+    fields = json_object(hf_folder(source) / "config.json")
     model_type = str(fields.get("model_type", ""))
     if not fields:  # whoever reads the folder says what it lacks
         return _one_part(config) if config.llm is None else _decoder(config)
     if config.llm is not None or model_type in FAMILIES or model_type in VISION_LANGUAGE:
         return _language_model(config, model_type)
+    if model_type in TEXT_ENCODERS:
+        return _with_text_task(_checked(_TEXT, _hybrid(config)))
     if is_language_model(fields):
-        raise unsupported_family(model_type, str(Path(source.hf) / "config.json"))
-    if config.route == "hybrid" or (config.route is None and model_type in HYBRIDS):
-        return _completed(_checked(_HYBRID, _hybrid(config)), fields)
-    return _completed(_checked(_VISION, _one_part(config)), fields)
+        raise unsupported_family(model_type, str(hf_folder(source) / "config.json"))
+    is_hybrid = config.route == "hybrid" or (config.route is None and model_type in HYBRIDS)
+    return _completed(_checked(_HYBRID, _hybrid(config)) if is_hybrid else _checked(_VISION, _one_part(config)), fields)
 
 
 def _completed(model: Model, fields: Fields) -> Model:
@@ -58,18 +66,31 @@ def _completed(model: Model, fields: Fields) -> Model:
     changes: dict[str, object] = {}
     size = _picture_size(model, fields)
     if config.preprocess is None and size is not None:
-        changes["preprocess"] = folder_preprocess(Path(config.source.hf), size)
+        changes["preprocess"] = folder_preprocess(hf_folder(config.source), size)
     if config.task is None:
         changes["task"] = folder_task(fields)
     changes = {key: value for key, value in changes.items() if value is not None}
     return replace(model, config=config.model_copy(update=changes)) if changes else model
 
 
+def _with_text_task(model: Model) -> Model:
+    """Return a text encoder whose config says, where it did not, what an output per text is."""
+    assert model.spec is not None
+    kinds = {"logits": "classification", EMBEDDING: "embedding"}
+    outputs = list(model.spec.output_ports().values())
+    kind = kinds.get(outputs[0].name) if len(outputs) == 1 and len(outputs[0].shape) == 2 else None
+    if model.config.task is not None or kind is None:
+        return model
+    lenient = {"min_agreement": 0.0} if kind == "classification" else {}
+    task = Task.model_validate({"kind": kind, **lenient})
+    return replace(model, config=model.config.model_copy(update={"task": task}))
+
+
 def _picture_size(model: Model, fields: Fields) -> tuple[int, int] | None:
     """Return (height, width) of the engine's only input, if it is a picture."""
     if model.spec is None:
         try:
-            return model.config.image_size or folder_image_size(Path(str(model.config.source.hf)), fields)
+            return model.config.image_size or folder_image_size(hf_folder(model.config.source), fields)
         except SourceError:  # said where the model is exported
             return None
     shape = model.spec.inputs[0].shape if len(model.spec.inputs) == 1 else ()
@@ -92,6 +113,9 @@ def _decoder_stage(name: str) -> Stage:
 
 def _language_model(config: ModelConfig, model_type: str) -> Model:
     """Return a language model, with the vision tower that its family has if the config does not switch it off."""
+    if model_type in LISTENERS:
+        encoder = Stage(AUDIO, (Part("encoder", "onnx"),), "parser")
+        return _checked(_LISTENER, Model(_with_length(config), "tokens", (encoder, _decoder_stage(LLM))))
     if model_type not in VISION_LANGUAGE:
         return _checked(_LANGUAGE, _decoder(config))
     if config.vision is not None and not config.vision.enabled:
@@ -103,12 +127,33 @@ def _language_model(config: ModelConfig, model_type: str) -> Model:
 def _hybrid(config: ModelConfig) -> Model:
     """Return a model of several parts: one stage of all where they are fused, one of each where they are chained."""
     assert config.source.hf is not None
-    fields, where = hybrid_config(Path(config.source.hf))
-    spec = hybrid_spec(fields, where, HybridOptions(config.image_size))
+    folder = hf_folder(config.source)
+    fields, where = hybrid_config(folder)
+    spec = hybrid_spec(fields, where, HybridOptions(config.image_size, folder_pooling(folder)))
+    config = _with_values(config, spec)
     parts = tuple(Part(part.name, part.kind) for part in spec.parts)
     if config.compose == "fused":
         return Model(config, "arrays", (Stage(config.name, parts, "parts"),), spec)
     return Model(config, "arrays", tuple(Stage(part.name, (part,), "parts") for part in parts), spec)
+
+
+def _with_values(config: ModelConfig, spec: HybridSpec) -> ModelConfig:
+    """Return a config that says which integers an input takes, where it did not."""
+    ranges = {port.name: (0.0, port.values - 1.0) for port in spec.inputs if port.values}
+    verify = config.verify.model_copy(update={"ranges": ranges | config.verify.ranges})
+    return config.model_copy(update={"verify": verify}) if ranges else config
+
+
+def _with_length(config: ModelConfig) -> ModelConfig:
+    """Return a config whose slots hold all that a recognizer can say, if it does not name their length."""
+    stated = config.llm or LlmOptions()
+    if "max_sequence_length" in stated.model_fields_set:
+        return config
+    fields = json_object(hf_folder(config.source) / "config.json")
+    length = int(fields.get("max_target_positions", 448))
+    prefill = stated.max_prefill_length if "max_prefill_length" in stated.model_fields_set else min(length, 64)
+    options = stated.model_copy(update={"max_sequence_length": length, "max_prefill_length": prefill})
+    return config.model_copy(update={"llm": options})
 
 
 @dataclass(frozen=True)
@@ -123,22 +168,23 @@ class _Key:
 
 _KEYS = (
     _Key("llm", lambda c: c.llm is not None, _TOKENS),
-    _Key("parallel", lambda c: c.parallel is not None, _TOKENS),
+    _Key("parallel", lambda c: c.parallel is not None, _TOKENS - {_LISTENER}),
+    _Key("quantize", lambda c: c.quantize is not None, {*_ARRAYS, *_TOKENS} - {_LISTENER}),
     _Key("vision", lambda c: c.vision is not None, {_VISION_LANGUAGE}),
     _Key("route", lambda c: c.route is not None, {_VISION, _HYBRID}),
     _Key("compose", lambda c: c.compose != "fused", {_HYBRID}),
     _Key("image_size", lambda c: c.image_size is not None, {_VISION, _HYBRID}),
-    _Key("keep_fp32", lambda c: bool(c.keep_fp32), _ARRAYS),
-    _Key("io_types", lambda c: c.io_types != "model", _ARRAYS - {_HYBRID},
+    _Key("keep_fp32", lambda c: bool(c.keep_fp32), _ARRAYS - {_TEXT}),
+    _Key("io_types", lambda c: c.io_types != "model", _ARRAYS - {_HYBRID, _TEXT},
          "remove it: trtkit sets these types itself"),
-    _Key("fold_constants", lambda c: not c.fold_constants, {*_ARRAYS, _VISION_LANGUAGE}),
+    _Key("fold_constants", lambda c: not c.fold_constants, {*_ARRAYS, _VISION_LANGUAGE} - {_TEXT}),
     _Key("profiles", lambda c: bool(c.profiles), _ARRAYS, "set `llm.max_batch_size`, `llm.max_sequence_length` and "
          "`llm.max_prefill_length`, which an LLM's profiles follow from"),
-    _Key("custom_ops.form", lambda c: c.custom_ops.form != "grid_sample", {*_ARRAYS, _VISION_LANGUAGE}),
-    _Key("custom_ops.plugins", lambda c: c.custom_ops.plugins != "never", {*_ARRAYS, _VISION_LANGUAGE}),
-    _Key("preprocess", lambda c: c.preprocess is not None, _ARRAYS),
+    _Key("custom_ops.form", lambda c: c.custom_ops.form != "grid_sample", {*_ARRAYS, _VISION_LANGUAGE} - {_TEXT}),
+    _Key("custom_ops.plugins", lambda c: c.custom_ops.plugins != "never", {*_ARRAYS, _VISION_LANGUAGE} - {_TEXT}),
+    _Key("preprocess", lambda c: c.preprocess is not None, _ARRAYS - {_TEXT}),
     _Key("task", lambda c: c.task is not None, _ARRAYS),
-    _Key("task.boxes.nms", lambda c: c.engine_nms is not None, _ARRAYS - {_HYBRID},
+    _Key("task.boxes.nms", lambda c: c.engine_nms is not None, _ARRAYS - {_HYBRID, _TEXT},
          "set it to `host`, or add `route: onnx`"),
 )  # fmt: skip
 

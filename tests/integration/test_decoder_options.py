@@ -10,7 +10,8 @@ from tests.decoders import Model, Runner, T, builds, executor_of, graph_of, mode
 from trtkit.dtypes import BF16, FP8, FP16, FP32, INT64
 from trtkit.errors import NetworkError
 from trtkit.models.weights import find_weights
-from trtkit.network.decoder import DecoderOptions, build_decoder
+from trtkit.network.decoder import build_decoder
+from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.reference import Executor, Options
 
@@ -24,7 +25,7 @@ def model() -> Model:
 
 
 def runner_of(model: Model, options: DecoderOptions) -> Runner:
-    runner = Runner(model.spec, graph_of(model, options), options.dtype)
+    runner = Runner(graph_of(model, options))
     runner.reset(3)
     return runner
 

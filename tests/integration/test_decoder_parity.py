@@ -7,16 +7,19 @@ import itertools
 import pytest
 import torch
 
-from tests.decoder_cases import CASES, VARIED, Case, case
+from tests.decoder_case import Case, case
+from tests.decoder_cases import CASES, VARIED
 from tests.decoders import Runner, T, builds, executor_of, graph_of, model_of, relative_rms
 from tests.selection import slow_unless
 from trtkit.dtypes import BF16, FP16, FP32, DType
-from trtkit.network.decoder import DecoderOptions
+from trtkit.network.decoder_options import DecoderOptions
 
 IDS = torch.randint(3, 67, (6, 21), generator=torch.Generator().manual_seed(1))
 # engines/test_decoders builds all of them in fp16.
 BUILDS = slow_unless(lambda case, _: case.name in VARIED, itertools.product(CASES, (BF16, FP32)))
 WINDOWED = [case for case in CASES if case.name in (*VARIED, "mistral", "falcon-alibi")]
+MIXTURES = [case for case in CASES if {"num_experts_per_tok", "top_k_experts"} & case.config.keys()]
+FEW = [case for case in MIXTURES if case.name in ("qwen3_moe", "glm4_moe")]
 FEW_HEADS = [
     case(f"{heads}-heads-{groups}", "llama", head_dim=16, num_attention_heads=heads, num_key_value_heads=groups)
     for heads, groups in ((1, 1), (2, 1), (2, 2), (3, 1), (3, 3))
@@ -72,7 +75,7 @@ def test_slots_of_different_lengths_give_what_each_gives_alone(case: Case) -> No
 def test_attention_reads_no_cached_tokens_beyond_its_window(case: Case) -> None:
     """Those beyond are not numbers, so reading them would show even where they are masked."""
     options = DecoderOptions(FP32, T, has_all_logits=True, has_kv_window=True)
-    runner = Runner(model_of(case).spec, graph_of(model_of(case), options), FP32)
+    runner = Runner(graph_of(model_of(case), options))
     runner.reset(6, readable=24)
     windows = (12, 16, 24)
     chunks = [
@@ -80,6 +83,40 @@ def test_attention_reads_no_cached_tokens_beyond_its_window(case: Case) -> None:
         for part, window in zip(IDS.split(8, 1), windows, strict=True)
     ]
     assert relative_rms(torch.cat(chunks, 1), model_of(case).logits(IDS)) <= 1e-4
+
+
+@pytest.mark.parametrize("case", MIXTURES, ids=str)
+def test_a_step_reads_the_chosen_experts_and_gives_the_logits_of_transformers(case: Case) -> None:
+    """Two slots of one token choose fewer than all experts, or all, by family; a prefill reads all."""
+    model = model_of(case)
+    graph = graph_of(model, DecoderOptions(FP32, T, has_all_logits=True, has_chosen_experts=True))
+    runner, want = Runner(graph), model.logits(IDS)
+    for rows, chunk in ((1, 1), (2, 1), (1, 3), (6, 8)):
+        runner.reset(rows)
+        logits = torch.cat([runner.step(part)["logits"] for part in IDS[:rows].split(chunk, 1)], 1)
+        assert relative_rms(logits, want[:rows]) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [(case, dtype) for case in MIXTURES for dtype in (FP16, BF16) if dtype is FP16 or case in FEW],
+    ids=str,
+)
+def test_networks_that_read_chosen_experts_build(case: Case, dtype: DType) -> None:
+    graph = graph_of(model_of(case), DecoderOptions(dtype, T, has_chosen_experts=True))
+    assert builds(graph, has_decode=True)
+
+
+@pytest.mark.parametrize(("rows", "new"), [(1, 1), (2, 1), (1, 2), (3, 1), (2, 7)])
+def test_the_executor_reads_as_many_experts_as_are_chosen(rows: int, new: int) -> None:
+    """Counted by what its layers give: matrices of 2 experts for each token, of all 5 at most."""
+    case = next(case for case in MIXTURES if case.name == "qwen3_moe")
+    graph = graph_of(model_of(case), DecoderOptions(FP32, T, has_all_logits=True, has_chosen_experts=True))
+    runner = Runner(graph)
+    runner.reset(rows)
+    read = runner.read_bytes(IDS[:rows, :new], "moe/experts/(gate|up|down)/gather$")
+    matrices = [array for name, array in model_of(case).checkpoint.items() if ".experts." in name]
+    assert read * 5 == min(2 * rows * new, 5) * sum(array.nbytes for array in matrices)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import hybrids, tiny_chat
-from tests.decoder_cases import SIZES, Case
+from tests.decoder_case import SIZES, Case
 from tests.decoders import model_of
 from tests.docs import DOCS, ROOT, blocks, run_page
 from tests.unit.runtime.text.tokenizers import CHATML, byte_level

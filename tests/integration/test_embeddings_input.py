@@ -15,7 +15,7 @@ from trtkit.dtypes import FP32
 from trtkit.engine.embeddings import EMBEDDINGS, embedding_table
 from trtkit.errors import BundleError
 from trtkit.models.weights import find_weights
-from trtkit.network.decoder import DecoderOptions
+from trtkit.network.decoder_options import DecoderOptions
 from trtkit.runtime.decoder import DecoderNetwork, ReferenceDecoder
 from trtkit.runtime.decoder.embeddings import TokenEmbeddings
 from trtkit.verification.stepper import Stepper
@@ -35,7 +35,7 @@ def test_rows_of_the_table_are_what_ids_stand_for(model_type: str) -> None:
     graph = graph_of(model, DecoderOptions(FP32, 32, has_all_logits=True, has_embeds_input=True))
     weights = find_weights(model.spec, {name: value.numpy() for name, value in model.checkpoint.items()})
     table = TokenEmbeddings(embedding_table(model.spec, weights, FP32))
-    network = DecoderNetwork(rtx(), graph, model.spec.vocab_size, 16, has_all_logits=True, embeddings=table)
+    network = DecoderNetwork(rtx(), graph, model.spec.vocab_size, 32, 16, has_all_logits=True, embeddings=table)
     stepper = Stepper(ReferenceDecoder(network, 1))
     got = torch.cat([stepper.step([part])[0] for part in (IDS[:4], IDS[4:5], IDS[5:])])
     assert relative_rms(got, model.logits(torch.tensor([IDS]))[0]) <= 1e-4

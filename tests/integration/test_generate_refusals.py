@@ -107,7 +107,7 @@ def test_options_that_do_not_go_together_are_wrong_usage(words: list[str], expec
 def test_nothing_to_answer_is_wrong_usage(tiny_bundle: Path, trtkit: Run) -> None:
     ran = trtkit("generate", tiny_bundle)
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err.endswith("Error: nothing to answer: give TEXT or --prompts FILE\n")
+    assert ran.err.endswith("Error: nothing to answer: give TEXT, --audio FILE or --prompts FILE\n")
 
 
 @pytest.mark.parametrize("command", [["generate", "--prompt", "a"], ["chat"], ["eval", "--perplexity", "t.txt"]])

@@ -15,7 +15,8 @@ from tests.decoders import Runner, rtx
 from trtkit.dtypes import FP32
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights
-from trtkit.network.decoder import DecoderOptions, build_decoder
+from trtkit.network.decoder import build_decoder
+from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.sources import package_file
 from trtkit.sources.decoder_source import DecoderSource, open_gguf, open_hf_folder
@@ -51,7 +52,7 @@ def runner() -> Runner:
     opened, graph = smollm2(), Graph(rtx())
     spec = decoder_spec(opened.config, opened.where)
     build_decoder(graph, spec, find_weights(spec, opened.checkpoint), DecoderOptions(FP32, LENGTH))
-    return Runner(spec, graph, FP32, LENGTH)
+    return Runner(graph)
 
 
 def generate(runner: Runner, ids: Sequence[int], count: int) -> list[int]:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests import tiny_llm
-from tests.decoder_cases import CASES, VARIED, Case
+from tests import recurrent_cases, tiny_llm
+from tests.decoder_cases import CASES, VARIED
 from tests.decoders import model_of
 from tests.selection import slow_unless
 from trtkit.config.schema import ModelConfig
@@ -31,6 +31,8 @@ from trtkit.verification.rounded_inputs import round_inputs
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.decoder_case import Case
+
 IDS = np.random.default_rng(0).integers(6, 320, 32)
 SIZES = {
     "hidden_size": 64,
@@ -42,9 +44,18 @@ SIZES = {
     "n_embd": 64,
     "n_head": 4,
     "query_pre_attn_scalar": 16,
+    "q_lora_rank": 32,
+    "v_head_dim": 16,
+    "global_head_dim": 16,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": 320,
     "vocab_size": 320,
 }
-DENSE = [case for case in CASES if "num_experts_per_tok" not in case.config]
+DENSE = [case for case in CASES if not {"num_experts_per_tok", "top_k_experts"} & case.config.keys()]
+RECURRENT = {family for _, family, _, _ in recurrent_cases.RECURRENT}
+# Other caches are not quantized.
+OTHER_CACHES = {"kv_lora_rank", "num_kv_shared_layers"}
+PER_HEAD = [case for case in DENSE if not OTHER_CACHES & case.config.keys() and case.model_type not in RECURRENT]
 METHODS = slow_unless(
     lambda case, method: method == "int8_sq" or case.name in VARIED, itertools.product(DENSE, ("int8_sq", "int4_gptq"))
 )
@@ -107,7 +118,7 @@ def test_a_quantized_family_computes_what_transformers_does(case: Case, method: 
     assert compare(to_array(got), to_array(transformers_logits(source))).relative_rms_error > 1e-4
 
 
-@pytest.mark.parametrize("case", slow_unless(lambda case: case.name in VARIED, DENSE), ids=str)
+@pytest.mark.parametrize("case", slow_unless(lambda case: case.name in VARIED, PER_HEAD), ids=str)
 def test_a_family_with_quantized_caches_is_near_itself(case: Case, tmp_path: Path) -> None:
     source = saved(case, tmp_path / "model")
     made = quantized(source, method="none", kv_cache="int8")

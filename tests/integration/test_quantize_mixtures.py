@@ -29,6 +29,11 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "nu
 SIZES |= {"num_key_value_heads": 2, "vocab_size": 320, "max_position_embeddings": 128, "num_experts_per_tok": 2}
 MODELS = {
     "mixtral": SIZES | {"num_local_experts": 3},
+    "granitemoeshared": SIZES | {"num_local_experts": 3, "shared_intermediate_size": 64},
+    "glm4_moe": SIZES
+    | {"n_routed_experts": 6, "n_group": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1, "head_dim": 16},
+    "llama4_text": SIZES | {"num_local_experts": 3, "head_dim": 16, "intermediate_size_mlp": 64, "moe_layers": [1]},
+    "gpt_oss": SIZES | {"num_local_experts": 3, "head_dim": 16},
     "qwen2_moe": SIZES
     | {"num_experts": 5, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64, "mlp_only_layers": [1]},
 }
@@ -72,7 +77,16 @@ def transformed(folder: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("model_type", "method", "layers"),
-    [("mixtral", "int8_wo", 26), ("mixtral", "int4_wo", 26), ("qwen2_moe", "int4_wo", 29)],
+    [
+        ("mixtral", "int8_wo", 26),
+        ("mixtral", "int4_wo", 26),
+        ("qwen2_moe", "int4_wo", 29),
+        ("granitemoeshared", "int8_wo", 30),
+        ("glm4_moe", "int4_wo", 32),
+        ("gpt_oss", "int8_wo", 26),
+        ("gpt_oss", "int4_wo", 26),
+        ("llama4_text", "int8_wo", 23),
+    ],
 )
 def test_the_network_computes_what_transformers_does_with_the_dequantized_weights(
     model_type: str, method: str, layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,7 +18,8 @@ from trtkit.engine.decoders import engine_bytes
 from trtkit.engine.stages import DecoderSize
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights
-from trtkit.network.decoder import DecoderOptions, build_decoder
+from trtkit.network.decoder import build_decoder
+from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.decoder_source import DecoderSource, open_hf_folder
@@ -47,7 +48,7 @@ def graph_of(name: str, dtype: DType) -> Graph:
 
 def logits(name: str, dtype: DType) -> torch.Tensor:
     """Return the logits of the network itself, by the reference executor."""
-    runner = Runner(decoder_spec(opened(name).config), graph_of(name, dtype), dtype)
+    runner = Runner(graph_of(name, dtype))
     runner.reset(2)
     return runner.step(IDS)["logits"]
 

@@ -11,7 +11,8 @@ from trtkit.backends import load_backend
 from trtkit.dtypes import FP16
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import model_weights
-from trtkit.network.decoder import DecoderOptions, build_decoder
+from trtkit.network.decoder import build_decoder
+from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.describe import describe
 from trtkit.network.graph import Graph
 from trtkit.quantization.llm.choice import linear_layers

@@ -65,6 +65,7 @@ def phase_layers(
     name: str, counts: Counts, point: Point, roof: Roof, run_once: Callable[[], dict[str, float]]
 ) -> PhaseLayers:
     """Return the layers of a call at (B, S, T), timed a few times, and those that are furthest from their floors."""
+    counts = counts.of_step(point)
     layers = layer_times(counts, point, roof, median_seconds(run_once))
     whole = (counts.flops.at(point), counts.fused_bytes.at(point))
     return PhaseLayers(name, *whole, layers, largest_gaps(layers))
@@ -76,7 +77,7 @@ def layer_times(counts: Counts, point: Point, roof: Roof, seconds: Mapping[str, 
     A layer of an engine is several of the network's, by its name. One that is not counted only moves what others
     compute, or has a name of TensorRT's own: its floor is 0.
     """
-    groups = {group.name: group for group in counts.groups}
+    groups = {group.name: group for group in counts.of_step(point).groups}
     rows = []
     for name, layer_s in seconds.items():
         parts = [groups[part] for part in (name, *name.split(" + ")) if part in groups]

@@ -94,6 +94,9 @@ _OF_A_SERVER = {"concurrency", "request_rate", "arrivals", "requests", "goodput"
 def check_request(bundle: Bundle, request: BenchRequest) -> None:
     """Refuse what means nothing for the bundle, contradictions, and unknown values. Raises BenchError."""
     path, load = str(bundle.path), request.load
+    if bundle.manifest.audio is not None:
+        fix = "use `trtkit generate --audio FILE --stats`"
+        raise BenchError("a speech recognizer needs audio, which a benchmark has not", path, fix)
     if meaningless := _meaningless(bundle, request):
         kind = "a language model" if bundle.manifest.interface == "tokens" else "a network of arrays"
         if request.server and meaningless[0] in _OF_A_SERVER:

@@ -154,14 +154,15 @@ class StageRecord(StrictModel):
 class ImagesRecord(StrictModel):
     """How the soft tokens of the stage `vision` stand in a language model's prompt.
 
-    layout: an image is one picture, several tiles, or as many patches as it has. image_token_id: the placeholder of
-    a soft token. tokens_per_image: of a picture or a tile; 0 where the size decides, by groups of merge_size squared
-    patches. pixel_shape: of the tower's first input without its first axis, -1 for dynamic sizes. window_size: tokens
-    on the side of an attention window, 0 for none. has_grid_positions: M-RoPE. max_images, max_tokens: of one call.
+    layout: an image is one picture, several tiles or crops, or as many patches as it has. image_token_id: the
+    placeholder of a soft token. tokens_per_image: of a picture or a tile; 0 where the size decides, by groups of
+    merge_size squared patches. pixel_shape: of the tower's first input without its first axis, -1 for dynamic
+    sizes. window_size: tokens on the side of an attention window, 0 for none. has_grid_positions: M-RoPE.
+    max_images, max_tokens: of one call.
     """
 
     model_type: str
-    layout: Literal["image", "tiles", "patches"]
+    layout: Literal["image", "tiles", "crops", "patches"]
     image_token_id: int
     tokens_per_image: int
     pixel_shape: tuple[int, ...]
@@ -172,19 +173,36 @@ class ImagesRecord(StrictModel):
     max_tokens: int
 
 
+class AudioRecord(StrictModel):
+    """What the stage `audio` takes: log-mel features [1, mel_bins, frames] of audio at `sampling_rate` per second.
+
+    layers: of the decoder, each of which reads a key and a value of the encoder.
+    """
+
+    model_type: str
+    mel_bins: int
+    frames: int
+    sampling_rate: int
+    layers: int
+
+
 class DecoderRecord(StrictModel):
     """A decoder-only LLM in the engine's precision; KV of one slot is at the engine's full length.
 
-    weight_bytes, kv_bytes_per_token, kv_bytes_per_slot: what all ranks hold together.
+    weight_bytes, kv_bytes_per_token, kv_bytes_per_slot, state_bytes_per_slot (recurrent states, and what layers read of
+    an encoder): what all ranks hold together.
     embeddings: the table that is read beside an engine which takes vectors. images: of a vision-language model.
+    audio: of a speech recognizer.
     """
 
     parameters: int
     weight_bytes: int
     kv_bytes_per_token: int
     kv_bytes_per_slot: int
+    state_bytes_per_slot: int = 0
     embeddings: FileRecord | None = None
     images: ImagesRecord | None = None
+    audio: AudioRecord | None = None
 
 
 class VerificationRecord(BaseModel):
@@ -257,6 +275,11 @@ class Manifest(ModelRecord):
     def grid(self) -> Grid:
         """The ranks that share a language model."""
         return grid_of(self.config)
+
+    @property
+    def audio(self) -> AudioRecord | None:
+        """What a speech recognizer listens to; None for other models."""
+        return None if self.decoder is None else self.decoder.audio
 
     @property
     def images(self) -> ImagesRecord | None:

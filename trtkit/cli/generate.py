@@ -29,11 +29,12 @@ Examples:
   trtkit generate bundles/llama --prompts asked.jsonl --json > answers.jsonl
   trtkit generate bundles/llama "A person." --json-schema schema.json
   trtkit generate bundles/llava "What is this?" --image photo.jpg
+  trtkit generate bundles/whisper-tiny --audio talk.wav --language en
 
 \b
 A line of a JSONL file: {"prompt": "Hi", "id": 7, "temperature": 0.8};
-`messages` or `prompt_token_ids` can replace `prompt`; `images` lists paths;
-settings in a line override options.
+`messages`, `prompt_token_ids` or `audio` can replace `prompt`; `images` lists
+paths; settings in a line override options.
 
 \b
 Exit codes: 0 done, 1 failed (all or some requests), 2 wrong usage, prompts or
@@ -48,6 +49,9 @@ settings, 130 cancelled."""
     "--prompts", "file", metavar="FILE", help="JSONL file, or .txt file with one prompt per line; - for stdin."
 )
 @click.option("--image", "images", multiple=True, metavar="FILE", help="Image for TEXT; repeatable.")
+@click.option("--audio", multiple=True, metavar="FILE", help="Recording to transcribe; repeatable.")
+@click.option("--language", metavar="CODE", help="Language that is spoken, such as `de`.  [default: en]")
+@click.option("--task", type=click.Choice(["transcribe", "translate"]), help="What to do with audio.")
 @click.option("--chat/--no-chat", default=True, help="Use the chat template if there is one.  [default: chat]")
 @click.option("--system", metavar="TEXT", help="The system message.")
 @sampling_options
@@ -61,13 +65,16 @@ def command(
     prompts: tuple[str, ...],
     file: str | None,
     images: tuple[str, ...],
+    audio: tuple[str, ...],
+    language: str | None,
+    task: str | None,
     chat: bool,
     system: str | None,
     stats: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Generate text with the language model in BUNDLE from the prompt TEXT.
+    """Generate text with the language model in BUNDLE from the prompt TEXT, or transcribe audio.
 
     One prompt is answered as it is produced; of several, each answer follows its prompt. Answers are greedy and have up
     to 128 tokens unless options say otherwise, as those of `LLM.generate` without settings are. With --json
@@ -77,18 +84,20 @@ def command(
     from trtkit.cli.llm_stats import request_stats, total_stats
     from trtkit.cli.runtime_options import cancellable, open_llm, split_options
     from trtkit.cli.sampling_options import faults_by_option, read_settings
-    from trtkit.runtime.llm import prepare_prompts, read_prompts, read_text_bundle
+    from trtkit.runtime.llm import Recordings, prepare_prompts, read_prompts, read_text_bundle
 
     texts += prompts
     if images and not texts:
         raise click.UsageError("--image goes with TEXT; in a JSONL file, list images in `images`")
-    if not texts and file is None:
+    if (language or task) and not audio:
+        raise click.UsageError("--language and --task go with --audio; in a JSONL file, write them in its lines")
+    if not texts and not audio and file is None:
         open_bundle(bundle)  # what is wrong with that comes first
-        raise click.UsageError("nothing to answer: give TEXT or --prompts FILE")
+        raise click.UsageError("nothing to answer: give TEXT, --audio FILE or --prompts FILE")
     _check(options, is_plain=not chat and system is not None, as_json=as_json)
     with cancellable():
         runtime, settings = split_options(options)
-        lines, shared = read_prompts(file, texts, images), read_settings(settings)
+        lines, shared = read_prompts(file, texts, images, Recordings(audio, language, task)), read_settings(settings)
         model = read_text_bundle(bundle)
         with faults_by_option():
             prepared = prepare_prompts(lines, model, shared, is_chat=chat, system=system)

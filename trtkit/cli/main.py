@@ -38,7 +38,7 @@ GROUPS = {
         "plugins": "List custom ops, or check them against their references.",
     },
     "Run and measure": {
-        "run": "Run a vision model on pictures, videos or arrays.",
+        "run": "Run a model on pictures, videos, texts or arrays.",
         "generate": "Generate text with a language model.",
         "chat": "Chat with a language model.",
         "eval": "Measure a model's quality: perplexity, accuracy, mAP.",

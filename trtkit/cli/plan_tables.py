@@ -78,6 +78,8 @@ def _model(plan: LlmReport) -> Table:
         table.add_row("quantized", model.quantized)
     slot = f"{size_text(plan.slot_bytes)} per slot of {work.length} tokens"
     table.add_row("KV cache", f"{size_text(model.kv_bytes_per_token)} per token, {slot}")
+    if model.state_bytes:
+        table.add_row("", f"{size_text(model.state_bytes)} of these are recurrent states, whatever the length")
     if plan.windowed_slot_bytes is not None:
         table.add_row("", f"{size_text(plan.windowed_slot_bytes)} per slot if sliding layers kept only their window")
     lengths = f"{work.input_len} + {work.output_len} tokens, {plural(work.concurrency, 'concurrent request')}"

@@ -24,6 +24,7 @@ Examples:
   trtkit run bundles/efficientnet-lite0 cat.jpg dog.jpg
   trtkit run bundles/yolo photos/ --output drawn
   trtkit run bundles/yolo street.mp4 --every 10 --json > boxes.jsonl
+  trtkit run bundles/all-minilm-l6-v2 sentences.txt --json
   trtkit run bundles/model inputs.npz --output results
 
 \b
@@ -34,7 +35,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 cancelled."""
 @bundle_argument
 @click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="INPUT...")
 @output_option("Folder for drawn pictures and arrays.", file_okay=False)
-@click.option("--batch", type=click.IntRange(1), metavar="N", help="Pictures per call.  [default: the profile's opt]")
+@click.option("--batch", type=click.IntRange(1), metavar="N", help="Items per call.  [default: the profile's opt]")
 @click.option("--top-k", type=click.IntRange(1), default=5, metavar="N", help="Classes to show.  [default: 5]")
 @click.option("--every", type=click.IntRange(1), default=1, metavar="N", help="Use every Nth frame of a video.")
 @click.option(
@@ -56,7 +57,7 @@ def command(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Run a vision model on pictures, folders of them, videos or .npz arrays.
+    """Run a model on pictures, videos, texts or arrays: files, folders of pictures, text files, .npz.
 
     Prints what the config's `task` reads from the outputs: classes, text, boxes, keypoints, a class or a depth for each
     pixel, or an embedding. With --json every input is one line. --output draws on the pictures and saves arrays.

@@ -102,7 +102,12 @@ def bundle_summary(bundle: Bundle) -> Table:
 
 def _add_tensors(table: Table, model: ModelRecord) -> None:
     """Add inputs and outputs; the caches of all layers as one row."""
-    held = {name for each in model.inputs if each.feeder == "cache" for name in (each.name, each.updated)}
+    held = {
+        name
+        for each in model.inputs
+        if each.feeder in ("cache", "state", "encoder")
+        for name in (each.name, each.updated)
+    }
     for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
         caches = [tensor for tensor in tensors if tensor.name in held]
         for tensor in tensors:
@@ -132,6 +137,9 @@ def _add_tokens(table: Table, model: ModelRecord) -> None:
     table.add_row("model", f"{model.model_type}, {parameters} parameters, {weights}")
     token, slot = size_text(decoder.kv_bytes_per_token), size_text(decoder.kv_bytes_per_slot)
     table.add_row("KV cache", f"{token} per token, {slot} per slot")
+    if decoder.state_bytes_per_slot:
+        kind = "recurrent states" if decoder.audio is None else "of the encoder"
+        table.add_row(kind, f"{size_text(decoder.state_bytes_per_slot)} per slot")
     if decoder.images is not None:
         _add_vision(table, decoder.images, model.stages[0])
 
@@ -252,7 +260,7 @@ def profiles_text(profiles: list[Json], inputs: Sequence[IoRecord] = ()) -> str:
 
     Of an LLM's profiles, `prefill` and `decode`, the new tokens say it all.
     """
-    lines, implied = [], {each.name for each in inputs if each.feeder in ("scheduler", "cache")}
+    lines, implied = [], {each.name for each in inputs if each.feeder in ("scheduler", "cache", "state", "encoder")}
     for profile in profiles:
         for name in (name for name in profile if name not in implied):
             triple = " | ".join("x".join(str(dim) for dim in profile[name][kind]) for kind in ("min", "opt", "max"))

@@ -122,16 +122,13 @@ def _verify(
 ) -> Report:
     """Verify a bundle as it stands, or the network of a config."""
     from trtkit.bundle.bundle import Bundle
-    from trtkit.deployment.make_known import remember_ranks
-    from trtkit.jobs.events import Phase
-    from trtkit.verification.verify import verify_bundle, verify_config
+    from trtkit.deployment.make_known import verify_and_remember
+    from trtkit.verification.verify import verify_config
 
     model = read_model(path, overrides, target)
-    if not isinstance(model, Bundle):
-        return verify_config(model, request, runner)
-    report = verify_bundle(model, request, runner)
-    remember_ranks(model, report, lambda what: runner.report(Phase(what)))
-    return report
+    if isinstance(model, Bundle):
+        return verify_and_remember(model, request, runner)
+    return verify_config(model, request, runner)
 
 
 def _fix(

@@ -164,6 +164,9 @@ class LlmOptions(StrictModel):
         "full",
         description="Cached tokens that attention reads: a slot's full length, or those in use, to a power of two.",
     )
+    experts: Literal["chosen", "all"] = Field(
+        "chosen", description="Experts of a mixture that a step reads: those chosen if they are fewer, or always all."
+    )
 
     @model_validator(mode="after")
     def _prefill_fits(self) -> Self:

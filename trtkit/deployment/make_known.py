@@ -12,11 +12,13 @@ from trtkit.bundle.known import KnownRequest, read_all_known, write_known
 from trtkit.errors import BundleError, TrtkitError
 from trtkit.inputs.images import decode_image
 from trtkit.inputs.samples import random_sample
+from trtkit.jobs.events import Phase
 from trtkit.models.parallel import SINGLE
 from trtkit.network.onnx.io import TensorSpec
 from trtkit.runtime.model import open_model
 from trtkit.sources import package_file
 from trtkit.verification.subject import tolerance_of
+from trtkit.verification.verify import verify_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,9 +27,11 @@ if TYPE_CHECKING:
 
     from trtkit.arrays import Array
     from trtkit.bundle.bundle import Bundle
+    from trtkit.jobs.runner import Runner
     from trtkit.runtime.decoder.single import Runtime
     from trtkit.runtime.model import Model
     from trtkit.verification.report import Report
+    from trtkit.verification.verify import Request
 
 MAX_FLOPS = 2e11
 """A known answer is computed on a CPU where no GPU is: larger networks are left out."""
@@ -66,13 +70,15 @@ def ensure_known(bundle: Bundle, answer: ImageAnswer | None, on_progress: Callab
     return f"known requests: {len(requests)}, answered by the runtime that is here"
 
 
-def remember_ranks(bundle: Bundle, report: Report, on_progress: Callable[[str], None]) -> None:
-    """Give a verified bundle of several ranks a known request, which its ranks are asked whenever they start.
+def verify_and_remember(bundle: Bundle, request: Request, runner: Runner) -> Report:
+    """Verify a bundle; give one of several ranks a known request, which its ranks are asked whenever they start.
 
     Engines whose collectives do nothing compute without an error; their answer tells.
     """
+    report = verify_bundle(bundle, request, runner)
     if report.passed and bundle.manifest.grid != SINGLE:
-        ensure_known(open_bundle(bundle.path), None, on_progress)
+        ensure_known(open_bundle(bundle.path), None, lambda what: runner.report(Phase(what)))
+    return report
 
 
 def _ensure_text(bundle: Bundle, there: list[KnownRequest]) -> str:

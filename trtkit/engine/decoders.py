@@ -15,7 +15,8 @@ from trtkit.models.rank_weights import RankWeights
 from trtkit.models.registry import decoder_spec
 from trtkit.models.rope import original_length
 from trtkit.models.weights import find_weights, model_weights, stored_spec
-from trtkit.network.decoder import DecoderOptions, build_decoder
+from trtkit.network.decoder import build_decoder
+from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.profile import ProfileShapes
 from trtkit.sources import decoder_source
 
@@ -113,7 +114,7 @@ def rope_note(spec: DecoderSpec, options: LlmOptions) -> str:
     LongRoPE has factors for short and for long sequences. An engine has one of both, since keys in a cache cannot be
     turned again when a sequence grows.
     """
-    ropes = [rope for layer in spec.layers if (rope := layer.attention.rope) is not None and rope.scaling == "longrope"]
+    ropes = [rope for each in spec.attentions if (rope := each.rope) is not None and rope.scaling == "longrope"]
     if not ropes:
         return ""
     original, length = original_length(ropes[0]), options.max_sequence_length
@@ -126,14 +127,20 @@ def rope_note(spec: DecoderSpec, options: LlmOptions) -> str:
 def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
     """Return the model's spec.
 
-    Raises ConfigError for a slot that is longer than the model's positions, and for a grid that cannot share the model.
+    Raises ConfigError for a slot that is longer than the model's positions, for more new tokens at once than the model
+    takes, and for a grid that cannot share it.
     """
     spec = stored_spec(opened.config, opened.where, opened.checkpoint)
-    length, limit = llm_options(config).max_sequence_length, spec.max_position_embeddings
-    if limit and length > limit:
-        what = f"{length} is above the model's `max_position_embeddings`, {limit}"
-        problem = Problem(what, "llm.max_sequence_length", f"lower it to {limit} or less")
-        raise ConfigError(f"the config does not fit {opened.where}", [problem])
+    options, limit, most = llm_options(config), spec.max_position_embeddings, spec.most_new_tokens
+    problems = []
+    if limit and options.max_sequence_length > limit:
+        what = f"{options.max_sequence_length} is above the model's `max_position_embeddings`, {limit}"
+        problems.append(Problem(what, "llm.max_sequence_length", f"lower it to {limit} or less"))
+    if most is not None and options.max_prefill_length > most:
+        what = f"{options.max_prefill_length} is above {most}, the most new tokens that recurrent layers take at once"
+        problems.append(Problem(what, "llm.max_prefill_length", f"lower it to {most} or less"))
+    if problems:
+        raise ConfigError(f"the config does not fit {opened.where}", problems)
     check_grid(spec, grid_of(config), opened.where)
     return spec
 
@@ -158,6 +165,7 @@ def network_options(model: Model, logits: Literal["all", "last"] | None = None) 
         has_embeds_input=takes_embeddings(model),
         has_hidden_states=options.hidden_states,
         has_kv_window=options.kv_window == "used",
+        has_chosen_experts=options.experts == "chosen",
     )
 
 
@@ -195,7 +203,8 @@ def decoder_size(opened: OpenedDecoder) -> DecoderSize:
     cached = dtype if kv_cache is None else dtype_of(kv_cache.format)
     per_token = cached.size_bytes(opened.own.cached_elements)
     per_slot = per_token * llm_options(config).max_sequence_length
-    return DecoderSize(opened.spec.model_type, parameters, dtype.size_bytes(own), per_token, per_slot)
+    states = opened.own.state_bytes(dtype)
+    return DecoderSize(opened.spec.model_type, parameters, dtype.size_bytes(own), per_token, per_slot, states)
 
 
 def engine_bytes(source: DecoderSource, size: DecoderSize, ranks: int = 1) -> int:

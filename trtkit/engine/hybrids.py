@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import dtype_of
@@ -12,6 +11,7 @@ from trtkit.network.onnx.io import TensorSpec
 from trtkit.network.profile import ProfileShapes
 from trtkit.quantization.by_part.choice import hybrid_quantization
 from trtkit.sources.hybrid_source import HybridSource, open_hybrid_folder
+from trtkit.sources.package_file import hf_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -62,7 +62,7 @@ def open_hybrid(model: Model) -> OpenedHybrid:
     config, spec = model.config, model.spec
     assert config.source.hf is not None
     assert spec is not None
-    source = open_hybrid_folder(Path(config.source.hf))
+    source = open_hybrid_folder(hf_folder(config.source))
     quantization = None if config.quantize is None else hybrid_quantization(spec, config.quantize)
     return OpenedHybrid(model, spec, source, quantization)
 

@@ -17,6 +17,7 @@ from trtkit.bundle.manifest import (
     StageRecord,
 )
 from trtkit.dtypes import dtype_of
+from trtkit.engine.audio import open_audio
 from trtkit.engine.embeddings import EMBEDDINGS
 from trtkit.engine.vision_language import images_record, open_vision
 from trtkit.engine.write_stages import plan_names
@@ -69,7 +70,7 @@ def file_record(folder: Path, path: str) -> FileRecord | None:
 def joint_network(model: Model, written: WrittenModel) -> NetworkRecord:
     """Return one record of the model: all stages' layers; of a vision-language model the LLM's, the tower beside."""
     records = [result.network for result in written.results]
-    if model.takes_images:
+    if model.takes_images or model.takes_audio:
         return replace(records[-1], vision=records[0])
     if model.spec is None:
         return records[0]
@@ -124,8 +125,10 @@ def _decoder(model: Model, sizes: Sequence[DecoderSize], folder: Path) -> Decode
         weight_bytes=sum(size.weight_bytes for size in sizes),
         kv_bytes_per_token=sum(size.kv_bytes_per_token for size in sizes),
         kv_bytes_per_slot=sum(size.kv_bytes_per_slot for size in sizes),
+        state_bytes_per_slot=sum(size.state_bytes_per_slot for size in sizes),
         embeddings=file_record(folder, EMBEDDINGS),
         images=images_record(open_vision(model.config)) if model.takes_images else None,
+        audio=open_audio(model.config).record if model.takes_audio else None,
     )
 
 
@@ -165,7 +168,7 @@ def _part(model: Model, part: Part, result: StageResult) -> PartRecord:
     layers = result.part_layers.get(part.name, 0)
     if model.spec is not None:
         return _spec_part(model.spec, model.spec.part(part.name), layers, dtype_of(model.config.precision))
-    caches = {name for spec in result.inputs if spec.feeder == "cache" for name in (spec.name, spec.updated)}
+    caches = {name for spec in result.inputs if spec.is_kept for name in (spec.name, spec.updated)}
     inputs, outputs = (
         tuple(
             PortRecord(name=each.name, dtype=each.dtype, shape=each.shape)

@@ -6,7 +6,7 @@ import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 from trtkit.config.schema import InputSpec, TorchSource
 from trtkit.dtypes import dtype_of
@@ -15,6 +15,7 @@ from trtkit.engine.parseable import make_parseable, write_onnx
 from trtkit.engine.profiles import opt_shapes, resolve_profiles
 from trtkit.engine.room import Load, check_room, hybrid_load
 from trtkit.engine.stages import Prepared, PreparedStage
+from trtkit.models.hybrids.registry import TEXT_ENCODERS
 from trtkit.models.hybrids.spec import NetworkPart, OnnxPart
 from trtkit.models.hybrids.weights import find_part_weights
 from trtkit.network.hybrid import input_name
@@ -26,6 +27,7 @@ from trtkit.quantization.vision.data import Place
 from trtkit.quantization.vision.onnx_model import quantized_part
 from trtkit.sources import onnx_file
 from trtkit.sources.hybrid_source import PartFactory, part_module
+from trtkit.sources.tokenizer import folder_tokenizer
 from trtkit.sources.torch import attempts
 
 if TYPE_CHECKING:
@@ -48,7 +50,10 @@ def prepare_parts(request: PrepareRequest, model: Model, steps: Steps) -> Prepar
     check_room(_load(opened), request.folder)
     weights = find_part_weights(opened.spec, opened.source.checkpoint, opened.source.where)
     steps.add("weights", f"{len(weights)} of network parts found, all names and shapes right")
-    profiles, detail = resolve_profiles(opened.inputs, config.profiles)
+    if opened.spec.model_type in TEXT_ENCODERS:
+        written = folder_tokenizer(opened.source.folder).write(request.folder / "model")
+        steps.add("tokenizer", ", ".join(path.name for path in written) or "the source has none")
+    profiles, detail = resolve_profiles(opened.inputs, config.profiles, opened.spec.ranges)
     steps.add("profiles", detail)
     exporter = _Exporter(opened, request, opt_sizes(opened.inputs, profiles), steps)
     exported = {stage.name: exporter.exported(stage) for stage in model.stages}
@@ -162,6 +167,10 @@ def _check_quantization(quantization: HybridQuantization, models: Sequence[onnx.
             steps.add("quantize", f"part `{name}`: {summary}")
 
 
-def _exported(dtype: str) -> Any:
+def _exported(dtype: str) -> Literal["fp32", "int32", "int64", "bool"]:
     """Return the type that a part is exported with: floats in fp32, whatever they are in the network."""
-    return dtype if dtype in ("int32", "int64", "bool") else "fp32"
+    match dtype:
+        case "int32" | "int64" | "bool":
+            return dtype
+        case _:
+            return "fp32"

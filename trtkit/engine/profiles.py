@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.config.schema import DimRange, ShapeRange
@@ -9,7 +10,7 @@ from trtkit.errors import ConfigError, Problem, did_you_mean
 from trtkit.network.profile import ProfileShapes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from trtkit.config.schema import Profile
     from trtkit.network.onnx.io import TensorSpec
@@ -19,17 +20,38 @@ if TYPE_CHECKING:
 DEFAULT_BATCH = DimRange(min=1, opt=1, max=8)
 
 
-def resolve_profiles(inputs: Sequence[TensorSpec], profiles: Sequence[Profile]) -> tuple[list[ResolvedProfile], str]:
+@dataclass(frozen=True)
+class _Usual:
+    """Ranges of symbols that profiles need not name. assumed: those that were taken."""
+
+    ranges: Mapping[str, DimRange]
+    assumed: dict[str, DimRange]
+
+    def of(self, symbol: str) -> DimRange | None:
+        """Return a symbol's range, and remember it; None if it has none."""
+        return self.assumed.setdefault(symbol, self.ranges[symbol]) if symbol in self.ranges else None
+
+
+def resolve_profiles(
+    inputs: Sequence[TensorSpec],
+    profiles: Sequence[Profile],
+    ranges: Mapping[str, tuple[int, int, int]] | None = None,
+) -> tuple[list[ResolvedProfile], str]:
     """Return the shapes of every dynamic input in every profile, and what was assumed, in words.
 
+    ranges: (least, usual, most) sizes of symbols that profiles need not name; more than the most is refused.
     Raises ConfigError with every fault: unknown names, static dimensions, wrong ranks, dimensions without a range.
     """
     problems: list[Problem] = []
+    usual = {spec.shape[0]: DEFAULT_BATCH for spec in inputs if spec.shape and isinstance(spec.shape[0], str)}
+    usual |= {name: DimRange(min=low, opt=opt, max=most) for name, (low, opt, most) in (ranges or {}).items()}
     assumed: dict[str, DimRange] = {}
     resolved = []
     for index, profile in enumerate(profiles or [{}]):
-        problems += _faults(inputs, profile, f"profiles.{index}")
-        resolved.append(_complete(inputs, profile, f"profiles.{index}", problems, assumed))
+        where = f"profiles.{index}"
+        problems += _faults(inputs, profile, where)
+        resolved.append(_complete(inputs, profile, where, problems, _Usual(usual, assumed)))
+        problems += _beyond(inputs, resolved[-1], ranges or {}, where)
     if problems:
         raise ConfigError("the profiles do not fit the model", list(dict.fromkeys(problems)), _describe(inputs))
     if not any(spec.is_dynamic for spec in inputs):
@@ -67,7 +89,7 @@ def _complete(
     profile: Profile,
     where: str,
     problems: list[Problem],
-    assumed: dict[str, DimRange],
+    usual: _Usual,
 ) -> ResolvedProfile:
     """Return the shapes of every dynamic input; dimensions without a range are appended to `problems`."""
     axes = _axes(inputs)
@@ -78,8 +100,19 @@ def _complete(
         if isinstance(shapes, ShapeRange):
             result[spec.name] = ProfileShapes(shapes.min, shapes.opt, shapes.max)
         elif spec.is_dynamic:
-            result[spec.name] = _by_dims(spec, ranges, where, problems, assumed)
+            result[spec.name] = _by_dims(spec, ranges, where, problems, usual)
     return result
+
+
+def _beyond(
+    inputs: Sequence[TensorSpec], profile: ResolvedProfile, ranges: Mapping[str, tuple[int, int, int]], where: str
+) -> Iterator[Problem]:
+    """Yield the symbols that may become larger than the model takes."""
+    for spec in inputs:
+        for axis, dim in enumerate(spec.shape):
+            if isinstance(dim, str) and dim in ranges and profile[spec.name].max[axis] > ranges[dim][2]:
+                what = f"`{dim}` goes up to {profile[spec.name].max[axis]}; the model takes at most {ranges[dim][2]}"
+                yield Problem(what, where, f"lower it to {ranges[dim][2]}")
 
 
 def _axes(inputs: Sequence[TensorSpec]) -> dict[str, int | str]:
@@ -152,7 +185,7 @@ def _by_dims(
     ranges: Mapping[str, DimRange | None],
     where: str,
     problems: list[Problem],
-    assumed: dict[str, DimRange],
+    usual: _Usual,
 ) -> ProfileShapes:
     """Compose the shapes of one input from the ranges of its dimensions."""
     dims = []
@@ -160,9 +193,7 @@ def _by_dims(
         if isinstance(dim, int):
             dims.append(DimRange(min=dim, opt=dim, max=dim))
             continue
-        dim_range = ranges[dim]
-        if dim_range is None and axis == 0:
-            dim_range = assumed.setdefault(dim, DEFAULT_BATCH)
+        dim_range = ranges[dim] or usual.of(dim)
         if dim_range is None:
             fix = f"add `{dim}: [min, opt, max]`"
             problems.append(Problem(f"dimension `{dim}` (axis {axis} of `{spec.name}`) has no range", where, fix))

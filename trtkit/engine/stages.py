@@ -122,7 +122,7 @@ class StageRequest:
 class DecoderSize:
     """What a language model weighs, in the engine's precision; KV of one slot is at the engine's full length.
 
-    parameters: of the whole model; the rest is what one rank holds.
+    parameters: of the whole model; the rest is what one rank holds. state_bytes_per_slot: recurrent states.
     """
 
     model_type: str
@@ -130,6 +130,7 @@ class DecoderSize:
     weight_bytes: int
     kv_bytes_per_token: int
     kv_bytes_per_slot: int
+    state_bytes_per_slot: int = 0
 
 
 @dataclass(frozen=True)

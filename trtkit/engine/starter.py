@@ -10,7 +10,9 @@ from trtkit.config.load import config_for_source, find_config, shipped_configs, 
 from trtkit.config.yaml_file import read_yaml
 from trtkit.dtypes import dtype_of
 from trtkit.engine.profiles import DEFAULT_BATCH
+from trtkit.errors import TrtkitError
 from trtkit.models.model import VISION
+from trtkit.models.registry import decoder_spec
 from trtkit.network.onnx.io import graph_inputs
 from trtkit.resolve import resolve
 from trtkit.sources.gguf.config import family_of, hf_config
@@ -113,10 +115,20 @@ def _folder(path: Path) -> Data:
 
 def _llm(fields: Mapping[str, object]) -> Data:
     """Return the size of an engine that no model is too small for."""
-    limit = fields.get("max_position_embeddings") or fields.get("n_positions")
+    limit = fields.get("max_position_embeddings") or fields.get("n_positions") or fields.get("max_target_positions")
     length = min(_CONTEXT, limit) if isinstance(limit, int) and limit > 0 else _CONTEXT
-    sizes = {"max_batch_size": 8, "max_sequence_length": length, "max_prefill_length": min(_PREFILL, length)}
+    prefill = min(_PREFILL, length, _most_new_tokens(fields))
+    sizes = {"max_batch_size": 8, "max_sequence_length": length, "max_prefill_length": prefill}
     return {"llm": sizes}
+
+
+def _most_new_tokens(fields: Mapping[str, object]) -> int:
+    """Return how many new tokens the model's network takes at once; of a config that is refused, the build says why."""
+    try:
+        spec = decoder_spec({name: value for name, value in fields.items() if name != "quantization_config"})
+    except TrtkitError:
+        return _PREFILL
+    return spec.most_new_tokens or _PREFILL
 
 
 def _preprocess(processor: Mapping[str, object]) -> Data:

@@ -37,7 +37,7 @@ class OpenedVision:
 def open_vision(config: ModelConfig) -> OpenedVision:
     """Open the vision tower of a config that takes images. Raises SourceError, ProblemsError."""
     assert config.source.hf is not None
-    folder = package_file.resolve(config.source.hf)
+    folder = package_file.resolve(str(package_file.hf_folder(config.source)))
     return _open_vision(folder, config)
 
 

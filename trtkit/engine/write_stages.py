@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from trtkit.backends import BACKENDS
 from trtkit.bundle.bundle import QUANTIZED
 from trtkit.dtypes import dtype_of
+from trtkit.engine.audio import is_of_encoder, open_audio
 from trtkit.engine.decoders import decoder_size, engine_bytes, makes_checkpoint, open_decoder
 from trtkit.engine.hybrids import open_hybrid
 from trtkit.engine.jobs import PREPARE, PrepareRequest
@@ -19,7 +20,8 @@ from trtkit.engine.parsing import run_stage
 from trtkit.engine.room import Load, check_room
 from trtkit.engine.stages import PlanOptions, Prepared, PreparedStage, StageRequest, StageResult
 from trtkit.engine.tower_data import measured_on_arrays
-from trtkit.engine.vision_language import PROCESSOR_FILES, open_vision
+from trtkit.engine.towers import open_tower, processor_files
+from trtkit.engine.vision_language import open_vision
 from trtkit.errors import ConfigError, QuantizeError
 from trtkit.models.model import VISION
 from trtkit.models.parallel import grid_of
@@ -27,6 +29,7 @@ from trtkit.network.targets import check_named_types
 from trtkit.quantization.jobs import CHECK_TARGET, QUANTIZE_LLM, QuantizeRequest, TargetRequest
 from trtkit.quantization_methods import METHODS
 from trtkit.sources.huggingface.wrapped_config import inner_name
+from trtkit.sources.package_file import hf_folder
 from trtkit.sources.safetensors_folder import read_folder
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
     from trtkit.config.schema import ModelConfig
     from trtkit.config.targets import Target
+    from trtkit.engine.audio import OpenedAudio
     from trtkit.engine.build_inputs import BuildInputs
     from trtkit.engine.vision_language import OpenedVision
     from trtkit.jobs.events import Step
@@ -88,15 +92,14 @@ def write_stages(inputs: BuildInputs, folder: Path, runner: Runner, *, builds: b
     """Write every stage's network in `folder`; `builds`: let TensorRT build it too."""
     if builds:
         _check_quantization(inputs, runner)
-        if inputs.model.takes_images:
-            check_room(vision_language_load(inputs.model, open_vision(inputs.config)), folder)
+        if (tower := open_tower(inputs.model)) is not None:
+            check_room(vision_language_load(inputs.model, tower), folder)
     prepared = prepare_stages(inputs, folder, runner)
     written = _write_all(inputs, prepared, folder, runner, builds=builds)
-    if inputs.model.takes_images:
-        source = open_vision(inputs.config).folder
-        for name in PROCESSOR_FILES:
-            if (source / name).is_file():
-                shutil.copyfile(source / name, folder / "model" / name)
+    for name in processor_files(inputs.model):
+        source = hf_folder(inputs.config.source) / name
+        if source.is_file():
+            shutil.copyfile(source, folder / "model" / name)
     return written
 
 
@@ -105,7 +108,7 @@ def prepare_stages(inputs: BuildInputs, folder: Path, runner: Runner) -> Prepare
     model = inputs.model
     if model.interface == "arrays":
         return runner.run(PREPARE, PrepareRequest(model.config, folder, inputs.uses_plugins))
-    tower = _prepare_tower(inputs, folder, runner) if model.takes_images else Prepared((), (), ())
+    tower = Prepared((), (), ()) if len(model.stages) == 1 else _prepare_tower(inputs, folder, runner)
     steps = list(tower.steps)
     if makes_checkpoint(model.config):
         (folder / QUANTIZED).mkdir(parents=True)
@@ -116,10 +119,15 @@ def prepare_stages(inputs: BuildInputs, folder: Path, runner: Runner) -> Prepare
 
 
 def _prepare_tower(inputs: BuildInputs, folder: Path, runner: Runner) -> Prepared:
-    """Prepare the vision tower, a model of arrays with a config of its own."""
-    with _of_tower(), measured_on_arrays(open_vision(inputs.config)) as config:
+    """Prepare the stage before the decoder, a model of arrays with a config of its own."""
+    if inputs.model.takes_audio:
+        config = open_audio(inputs.config).config
         prepared = runner.run(PREPARE, PrepareRequest(config, folder, inputs.uses_plugins))
-    steps = tuple(replace(step, name=f"vision {step.name}") for step in prepared.steps)
+    else:
+        with _of_tower(), measured_on_arrays(open_vision(inputs.config)) as config:
+            prepared = runner.run(PREPARE, PrepareRequest(config, folder, inputs.uses_plugins))
+    name = inputs.model.stages[0].name
+    steps = tuple(replace(step, name=f"{name} {step.name}") for step in prepared.steps)
     stages = tuple(replace(stage, part_names=inputs.model.stages[0].part_names) for stage in prepared.stages)
     return replace(prepared, steps=steps, stages=stages)
 
@@ -197,13 +205,18 @@ def _of_tower() -> Iterator[None]:
         raise QuantizeError(error.what, key(error.where), error.fix) from None
 
 
-def vision_language_load(model: Model, opened: OpenedVision) -> Load:
+def _is_of_tower(name: str) -> bool:
+    return inner_name(name) is None
+
+
+def vision_language_load(model: Model, opened: OpenedVision | OpenedAudio) -> Load:
     """Return what the build has to hold at least: both networks in their precision, quantized weights as they are.
 
     A language model that the build quantizes first is counted when it is written.
     """
     arrays = read_folder(opened.folder)[0]
-    exported = sum(math.prod(array.shape) for name, array in arrays.items() if inner_name(name) is None)
+    is_exported = is_of_encoder if model.takes_audio else _is_of_tower
+    exported = sum(math.prod(array.shape) for name, array in arrays.items() if is_exported(name))
     tower_bytes = dtype_of(opened.config.precision).size_bytes(exported)
     if makes_checkpoint(model.config):
         return Load(tower_bytes, exported, tower_bytes)

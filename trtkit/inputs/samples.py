@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _ALWAYS_EXPANDED, _MAX_EXPANSION = 256 << 20, 100
 IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff"}
 _SUFFIXES = {*IMAGES, ".npz", ".json"}
+TEXT_MASK = "attention_mask"
 
 
 @dataclass(frozen=True)
@@ -128,12 +129,17 @@ def random_sample(
     inputs: Sequence[TensorSpec],
     seed: int = 0,
 ) -> Sample:
-    """Return seeded random inputs: normal floats, bytes, integers of 0..1, or values of the config's ranges."""
+    """Return seeded random inputs: normal floats, bytes, integers of 0..1, or values of the config's ranges.
+
+    The mask of a text [B, S] shows at least its first token, and some of those behind it.
+    """
     generator = np.random.default_rng(seed)
     arrays = {}
     for spec in inputs:
         shape, limits = shapes[spec.name], config.verify.ranges.get(spec.name)
-        if not dtype_of(spec.dtype).is_float:
+        if spec.name == TEXT_MASK and len(shape) == 2 and limits is None:
+            drawn: Array = np.arange(shape[1]) < generator.integers(1, shape[1] + 1, (shape[0], 1))
+        elif not dtype_of(spec.dtype).is_float:
             low, high = limits or ((0, 255) if spec.dtype == "uint8" else (0, 1))
             drawn = np.floor(generator.uniform(low, high + 1, shape))
         else:

@@ -45,7 +45,7 @@ class ImageForm:
     max_tokens: of an image that is cut into patches.
     """
 
-    layout: Literal["image", "tiles", "patches"]
+    layout: Literal["image", "tiles", "crops", "patches"]
     pixels: tuple[Any, ...]
     tokens_per_image: int
     merge_size: int
@@ -62,7 +62,7 @@ class ImageReader:
     def __init__(self, form: ImageForm, folder: Path) -> None:
         self._form, self._processor = form, _processor(folder)
         _check_sizes(self._processor, MAX_PIXELS if form.layout == "patches" else MAX_EDGE, str(folder))
-        self._layouts = {"image": self._picture, "tiles": self._tiles, "patches": self._patches}
+        self._layouts = {"image": self._picture, "tiles": self._tiles, "crops": self._crops, "patches": self._patches}
 
     def prepare(self, source: Any) -> PreparedImage:
         """Return an image, a path or a PIL image, as the tower takes it. Raises RequestError for what is none."""
@@ -89,6 +89,10 @@ class ImageReader:
             raise RequestError(what, where, "set `do_image_splitting` or a square `size` in preprocessor_config.json")
         tiles = int(processed["rows"][0][0]), int(processed["cols"][0][0])
         return self._of_pixels(processed["pixel_values"][0], where, tiles)
+
+    def _crops(self, image: Image.Image, where: str) -> PreparedImage:
+        pixels = self._processor(images=[image], crop_to_patches=True, return_tensors="np")["pixel_values"]
+        return self._of_pixels(pixels, where)
 
     def _of_pixels(self, pixels: Array, where: str, tiles: tuple[int, int] = (0, 0)) -> PreparedImage:
         """Return pictures [N, C, H, W] of the tower's one size."""

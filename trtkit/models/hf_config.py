@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # Fields that do not change what a trained model computes: names, training, generation, caching.
 _IMMATERIAL = """
     architectures auto_map torch_dtype dtype transformers_version model_type name_or_path use_cache
-    initializer_range init_std
+    initializer_range init_std block_mlp_init_scale block_out_init_scale block_use_xavier_init conv_use_xavier_init
     torchscript pruned_heads tie_encoder_decoder cross_attention_hidden_size decoder_start_token_id min_length num_beams
     num_beam_groups diversity_penalty early_stopping length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
     bad_words_ids num_return_sequences output_scores return_dict_in_generate forced_bos_token_id forced_eos_token_id
@@ -35,15 +35,23 @@ _IMMATERIAL = """
 FIX = "take config.json from the model's own folder"
 # Sizes by the usual name, with the largest that is believed: millions of layers would only take the machine's memory.
 _MAX_LAYERS = 10_000
-_COUNTS = re.compile(r"(layers?|depths?|blocks)$")
+_COUNTS = re.compile(r"(layers?|(?<!scale_)depths?|blocks)$")
 _SIZES = {
     "num_hidden_layers": _MAX_LAYERS,
     "num_attention_heads": 65_536,
     "num_key_value_heads": 65_536,
     "num_local_experts": 65_536,
     "num_experts": 65_536,
+    "n_routed_experts": 65_536,
+    "n_shared_experts": 65_536,
+    "moe_num_experts": 65_536,
     "num_experts_per_tok": 65_536,
     "head_dim": 65_536,
+    "kv_lora_rank": 65_536,
+    "q_lora_rank": 65_536,
+    "qk_nope_head_dim": 65_536,
+    "qk_rope_head_dim": 65_536,
+    "v_head_dim": 65_536,
     "hidden_size": 1 << 24,
     "intermediate_size": 1 << 28,
     "moe_intermediate_size": 1 << 28,
@@ -96,10 +104,10 @@ class HfConfig:
         """
         usual = {alias: name for name, alias in self._aliases.items()}.get(own, own)
         if usual in _SIZES:
-            is_right, wanted = (
-                _is_integer(value) and 1 <= value <= _SIZES[usual],
-                f"an integer from 1 to {_SIZES[usual]}",
-            )
+            least = 0 if usual == "num_local_experts" else 1  # Granite 4 has models without experts
+            sizes = value if isinstance(value, list) and value else [value]  # of each layer
+            is_right = all(_is_integer(size) and least <= size <= _SIZES[usual] for size in sizes)
+            wanted = f"an integer from {least} to {_SIZES[usual]}"
         elif isinstance(value, int | float) and not isinstance(default, bool) and _COUNTS.search(own):
             is_right, wanted = _is_integer(value) and 0 <= value <= _MAX_LAYERS, f"an integer up to {_MAX_LAYERS}"
         elif isinstance(default, bool):

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 Interface = Literal["arrays", "tokens"]
 PartKind = Literal["onnx", "network"]
 Writer = Literal["parser", "parts", "decoder"]
-# The stages of a vision-language model, in order; a language model alone is one stage of the model's own name.
-VISION, LLM = "vision", "llm"
+# The stages before a language model that takes images or audio, and its own; alone it has the model's name.
+VISION, AUDIO, LLM = "vision", "audio", "llm"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,12 @@ class Model:
     @property
     def takes_images(self) -> bool:
         """Whether a vision tower stands before the language model."""
-        return self.interface == "tokens" and len(self.stages) > 1
+        return self.interface == "tokens" and self.stages[0].name == VISION and len(self.stages) > 1
+
+    @property
+    def takes_audio(self) -> bool:
+        """Whether an encoder of audio stands before the language model."""
+        return self.interface == "tokens" and self.stages[0].name == AUDIO and len(self.stages) > 1
 
     @property
     def part_names(self) -> tuple[str, ...]:

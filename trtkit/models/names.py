@@ -29,6 +29,15 @@ _LLAMA_INSIDE = {
 }
 
 
+BART_LAYER = {
+    **{f"attention.{name}": f"self_attn.{name}_proj" for name in "qkv"},
+    "attention.o": "self_attn.out_proj",
+    "attention_norm": "self_attn_layer_norm",
+    "mlp_norm": "final_layer_norm",
+    "mlp.up": "fc1",
+    "mlp.down": "fc2",
+}
+"""Names inside a layer of BART's kin (OPT, Whisper)."""
 EXPERT_NAMES = {
     "moe.router": "mlp.gate",
     "moe.experts.{e}.gate": "mlp.experts.{e}.gate_proj",
@@ -36,6 +45,39 @@ EXPERT_NAMES = {
     "moe.experts.{e}.down": "mlp.experts.{e}.down_proj",
 }
 """A mixture of experts as Qwen's models name it."""
+QWEN_EXPERT_NAMES = {
+    **EXPERT_NAMES,
+    "moe.shared.gate": "mlp.shared_expert.gate_proj",
+    "moe.shared.up": "mlp.shared_expert.up_proj",
+    "moe.shared.down": "mlp.shared_expert.down_proj",
+    "moe.shared_router": "mlp.shared_expert_gate",
+}
+"""A mixture of experts with one that all tokens take, as Qwen's models name it."""
+
+SHARED_EXPERT_NAMES = {
+    **EXPERT_NAMES,
+    **{f"moe.shared.{name}": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
+    "moe.choice_bias": "mlp.gate.e_score_correction_bias",
+}
+"""A mixture with shared experts and a bias of the choice as DeepSeek's models name it."""
+
+GRANITE_EXPERT_NAMES = {
+    "moe.router": "block_sparse_moe.router.layer",
+    "moe.experts.{e}.gate": "block_sparse_moe.experts.{e}.gate_proj",
+    "moe.experts.{e}.up": "block_sparse_moe.experts.{e}.up_proj",
+    "moe.experts.{e}.down": "block_sparse_moe.experts.{e}.down_proj",
+    "moe.shared.gate_up": "shared_mlp.input_linear",
+    "moe.shared.down": "shared_mlp.output_linear",
+}
+"""A mixture of experts with one that all tokens take, as Granite names it."""
+
+MIXTRAL_EXPERT_NAMES = {
+    "moe.router": "block_sparse_moe.gate",
+    "moe.experts.{e}.gate": "block_sparse_moe.experts.{e}.w1",
+    "moe.experts.{e}.up": "block_sparse_moe.experts.{e}.w3",
+    "moe.experts.{e}.down": "block_sparse_moe.experts.{e}.w2",
+}
+"""A mixture of experts as Mixtral names it."""
 
 SANDWICH_NORMS = {
     "attention_norm": "input_layernorm",

@@ -11,12 +11,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtkit.errors import ConfigError, Problem
-from trtkit.models.spec import WHOLE, LayerSpec, MlpSpec, MoeSpec, Share
+from trtkit.models.attention import AttentionSpec
+from trtkit.models.feed_forward import MlpSpec, MoeSpec
+from trtkit.models.share import WHOLE, Share
+from trtkit.models.spec import LayerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trtkit.config.schema import ModelConfig
+    from trtkit.models.recurrent import RecurrentSpec
     from trtkit.models.spec import DecoderSpec
 
 SECTION = "parallel"
@@ -46,6 +50,11 @@ class Grid:
     def stage(self, rank: int) -> Share:
         """Return which pipeline stage a rank is in."""
         return Share(rank // self.stage_ranks, self.pipeline)
+
+    def stage_members(self, rank: int) -> range:
+        """Return all ranks of the stage that a rank is in."""
+        first = rank - rank % self.stage_ranks
+        return range(first, first + self.stage_ranks)
 
     def tensor_share(self, rank: int) -> Share:
         """Return which share of heads, intermediate sizes and vocabulary a rank holds."""
@@ -101,21 +110,25 @@ def rank_spec(spec: DecoderSpec, grid: Grid, rank: int) -> DecoderSpec:
 def _layer(layer: LayerSpec, grid: Grid, rank: int) -> LayerSpec:
     """Return a rank's share of a layer."""
     tensor = grid.tensor_share(rank)
-    heads, kv_heads = layer.attention.num_attention_heads, layer.attention.num_key_value_heads
-    attention = replace(
-        layer.attention,
-        num_attention_heads=len(tensor.of(heads)),
-        num_key_value_heads=len(kv_heads_of(tensor, kv_heads)),
-        share=tensor,
-        qkv="concatenated" if layer.attention.qkv == "fourths" and tensor.count > 1 else layer.attention.qkv,
-    )
-    feed_forward = layer.feed_forward
-    if isinstance(feed_forward, MlpSpec):
-        return LayerSpec(attention, _mlp(feed_forward, tensor))
+    mixer, feed_forward = _mixer(layer.mixer, tensor), layer.feed_forward
+    if not isinstance(feed_forward, MoeSpec):
+        return LayerSpec(mixer, None if feed_forward is None else _mlp(feed_forward, tensor))
     experts, inner = grid.expert_shares(rank)
     shared = None if feed_forward.shared is None else _mlp(feed_forward.shared, tensor)
     return LayerSpec(
-        attention, replace(feed_forward, expert=_mlp(feed_forward.expert, inner), shared=shared, share=experts)
+        mixer, replace(feed_forward, expert=_mlp(feed_forward.expert, inner), shared=shared, share=experts)
+    )
+
+
+def _mixer(mixer: AttentionSpec | RecurrentSpec | None, share: Share) -> AttentionSpec | RecurrentSpec | None:
+    if not isinstance(mixer, AttentionSpec):
+        return None if mixer is None else mixer.of(share)
+    return replace(
+        mixer,
+        num_attention_heads=len(share.of(mixer.num_attention_heads)),
+        num_key_value_heads=len(kv_heads_of(share, mixer.num_key_value_heads)),
+        share=share,
+        qkv="concatenated" if mixer.qkv == "fourths" and share.count > 1 else mixer.qkv,
     )
 
 
@@ -133,10 +146,16 @@ def kv_heads_of(share: Share, heads: int) -> range:
 
 def _problems(spec: DecoderSpec, grid: Grid) -> Iterator[Problem]:
     mixtures = [layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, MoeSpec)]
+    if spec.reads_encoder and grid != SINGLE:
+        yield Problem("layers that read an encoder cannot be shared by ranks", SECTION, "remove it")
+        return
     if grid.pipeline > len(spec.layers):
         yield _problem(
             "pipeline", grid.pipeline, f"the model has {len(spec.layers)} layers", range(1, len(spec.layers) + 1)
         )
+    if grid.pipeline > 1 and (spec.block.per_layer or any(each.cache_of is not None for each in spec.attentions)):
+        what = "its layers read vectors of the first stage, and caches of other layers"
+        yield Problem(what, f"{SECTION}.pipeline", "set it to 1")
     if grid.expert > 1 and not mixtures:
         yield Problem("the model is not a mixture of experts", f"{SECTION}.expert", "remove it")
     elif any(moe.num_experts % grid.expert for moe in mixtures):
@@ -148,24 +167,26 @@ def _problems(spec: DecoderSpec, grid: Grid) -> Iterator[Problem]:
 
 
 def _tensor_problems(spec: DecoderSpec, grid: Grid, mixtures: list[MoeSpec]) -> Iterator[Problem]:
-    attentions = {(layer.attention.num_attention_heads, layer.attention.num_key_value_heads) for layer in spec.layers}
+    attentions = {(each.num_attention_heads, each.num_key_value_heads) for each in spec.attentions}
+    counts = {count for layer in spec.layers if layer.recurrent is not None for count in layer.recurrent.counts}
     sizes = {layer.feed_forward.intermediate_size for layer in spec.layers if isinstance(layer.feed_forward, MlpSpec)}
     sizes |= {moe.shared.intermediate_size for moe in mixtures if moe.shared is not None}
 
     def fits(tensor: int) -> bool:
         inner = max(1, tensor // grid.expert)
         heads_fit = all(N % tensor == 0 and (K % tensor == 0 or tensor % K == 0) for N, K in attentions)
-        sizes_fit = all(size % tensor == 0 for size in sizes)
+        sizes_fit = all(size % tensor == 0 for size in sizes | counts)
         return heads_fit and sizes_fit and all(moe.expert.intermediate_size % inner == 0 for moe in mixtures)
 
     if not fits(grid.tensor):
-        heads = ", ".join(f"{N} query and {K} key/value heads" for N, K in sorted(attentions))
+        parts = [f"{N} query and {K} key/value heads" for N, K in sorted(attentions)]
+        parts += [f"{count} heads or channels of recurrent layers" for count in sorted(counts)]
         inner = sorted(sizes | {moe.expert.intermediate_size for moe in mixtures})
-        what = f"does not divide {heads} and intermediate sizes of {', '.join(map(str, inner))}"
-        most = max(N for N, _ in attentions)
+        what = f"does not divide {', '.join(parts)} and intermediate sizes of {', '.join(map(str, inner))}"
+        most = max([N for N, _ in attentions] or counts)
         allowed = [count for count in range(1, most + 1) if count % grid.expert == 0 and fits(count)]
         yield _problem("tensor", grid.tensor, what, allowed)
-    normed = (layer.attention for layer in spec.layers if layer.attention.qk_norm == "all")
+    normed = (attention for attention in spec.attentions if attention.qk_norm == "all")
     if any(attention.norm is not None and attention.norm.kind != "rms" for attention in normed):
         yield Problem("a layer norm over all heads cannot be shared by ranks", f"{SECTION}.tensor", "set it to 1")
 

@@ -6,18 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
+from trtkit.models.attention import AttentionSpec, NormSpec, RopeSpec
+from trtkit.models.feed_forward import MlpSpec, MoeSpec
+from trtkit.models.hf_config import FIX
 from trtkit.models.rope import LAYER_TYPES
-from trtkit.models.spec import (
-    AttentionSpec,
-    BlockSpec,
-    DecoderSpec,
-    HeadSpec,
-    LayerSpec,
-    MlpSpec,
-    MoeSpec,
-    NormSpec,
-    RopeSpec,
-)
+from trtkit.models.spec import BlockSpec, DecoderSpec, EmbeddingSpec, HeadSpec, LayerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,6 +78,16 @@ def with_dense_layers(config: HfConfig, layers: tuple[LayerSpec, ...]) -> tuple[
     )
 
 
+def granite_scaled(config: HfConfig, model: DecoderSpec) -> DecoderSpec:
+    """Return a model with Granite's factors of embeddings, sums and logits."""
+    return replace(
+        model,
+        embedding=EmbeddingSpec(scale=float(config.get("embedding_multiplier", 1.0))),
+        block=replace(model.block, residual_multiplier=float(config.get("residual_multiplier", 1.0))),
+        head=replace(model.head, logit_scale=1 / float(config.get("logits_scaling", 1.0))),
+    )
+
+
 def gemma_mlp_part(config: HfConfig) -> MlpSpec:
     """Return a gated MLP with `hidden_activation`; `hidden_act: gelu` of early files means the tanh form too."""
     stated = config.get("hidden_act", "gelu")
@@ -106,19 +109,45 @@ def sliding_windows(config: HfConfig, default_types: Sequence[str] | None = None
     """
     count = int(config.need("num_hidden_layers"))
     window = config.get("sliding_window")
-    types = list(config.get("layer_types", default_types or ["sliding_attention"] * count))
+    types = layer_types(config, default_types or ["sliding_attention"] * count)
+    return [int(window) if window and kind == "sliding_attention" else None for kind in types]
+
+
+def layer_types(config: HfConfig, usual: Sequence[str], known: Sequence[str] = LAYER_TYPES) -> list[str]:
+    """Return each layer's type: `layer_types`, or the `usual` ones. Raises SourceError for one that is not known."""
+    types, count = list(config.get("layer_types", list(usual))), int(config.need("num_hidden_layers"))
     if len(types) != count:
         raise SourceError(f"`layer_types` has {len(types)} entries for {count} layers", config.where)
     for kind in types:
-        if kind not in LAYER_TYPES:
-            raise config.unsupported("layer_types", kind, LAYER_TYPES)
-    return [int(window) if window and kind == "sliding_attention" else None for kind in types]
+        if kind not in known:
+            raise config.unsupported("layer_types", kind, known)
+    return types
 
 
 def alternating_types(config: HfConfig, every: int) -> list[str]:
     """Return `layer_types` of which the last in every `every` is `full_attention`, and the others slide."""
     count = int(config.need("num_hidden_layers"))
     return ["sliding_attention" if (index + 1) % every else "full_attention" for index in range(count)]
+
+
+def patterned_windows(config: HfConfig) -> list[Window]:
+    """Return each layer's window, by `sliding_window_pattern` if no `layer_types` are listed.
+
+    Raises SourceError for a pattern of letters, `LLLG`, without `layer_types`.
+    """
+    pattern = config.get("sliding_window_pattern")
+    if config.get("sliding_window") is None:
+        return [None] * len(sliding_windows(config))
+    if config.get("layer_types") is not None:
+        return sliding_windows(config)
+    if not isinstance(pattern, int) or pattern < 1:
+        raise SourceError(f"`sliding_window_pattern` is `{pattern}` without `layer_types`", config.where, FIX)
+    return sliding_windows(config, alternating_types(config, pattern))
+
+
+def sliding_ropes(config: HfConfig, rope: RopeSpec, windows: Sequence[Window]) -> list[RopeSpec | None]:
+    """Return each layer's rotary embedding: a model with a sliding window has none in its full layers (EXAONE)."""
+    return [rope if window or config.get("sliding_window") is None else None for window in windows]
 
 
 def layers_part(

@@ -11,13 +11,16 @@ import numpy as np
 
 from trtkit.arrays import Array, compact
 from trtkit.errors import ConfigError, Problem, SourceError
+from trtkit.models.attention import AttentionSpec
+from trtkit.models.feed_forward import MlpSpec, MoeSpec
 from trtkit.models.parallel import SECTION, kv_heads_of
-from trtkit.models.spec import MlpSpec, MoeSpec
 from trtkit.models.weights import WeightArrays, model_weights
 from trtkit.quantized_matrix import QuantizedMatrix
 
 if TYPE_CHECKING:
-    from trtkit.models.spec import AttentionSpec, DecoderSpec, LayerSpec, Share
+    from trtkit.models.recurrent import RecurrentWeight
+    from trtkit.models.share import Share
+    from trtkit.models.spec import DecoderSpec, LayerSpec
     from trtkit.models.weights import Stored
 
 
@@ -89,11 +92,16 @@ class RankWeights(Mapping[str, Weight]):
             return _Cut(rows=_vocab_rows(self._vocab, self._spec.vocab_size)) if is_by_vocabulary else _Cut()
         number, part, name = int(matched[1]), matched[2], matched[3]
         own, whole = self._layers[number], self._spec.layers[number]
-        if part != "attention":
+        if part in ("mlp", "moe"):
             return _feed_forward_cut(own, whole, f"{part}.{name}")
-        if own.attention.share.count == 1:
+        assert own.mixer is not None
+        assert whole.mixer is not None
+        if own.mixer.share.count == 1:
             return _Cut()
-        return _attention_cut(whole.attention, *self._heads(number), name)
+        if isinstance(whole.mixer, AttentionSpec):
+            return _attention_cut(whole.mixer, *self._heads(number), name)
+        weights = whole.mixer.weights(self._spec.hidden_size)
+        return _recurrent_cut(next(weight for weight in weights if weight.name == name), own.mixer.share)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,14 +142,32 @@ def _attention_cut(whole: AttentionSpec, q_heads: range, kv_heads: range, name: 
     """Return the cut of a weight of attention. name: such as `q.weight`."""
     module, size = name.partition(".")[0], whole.head_dim
     if module == "o":
+        size = whole.output_size // whole.num_attention_heads
         return _Cut() if name.endswith(".bias") else _Cut(columns=_span(q_heads, size))
+    if whole.latent is not None:  # what is compressed is whole
+        sizes = whole.latent.sizes
+        return _Cut(rows=_rows(q_heads, sizes[module])) if module in sizes else _Cut()
     if module == "qkv":
         return _Cut(rows=_fused_rows(whole, q_heads, kv_heads))
     heads = kv_heads if module in ("k", "v", "k_norm") else q_heads
+    size = 2 * size if whole.is_gated and module == "q" else size
     is_norm = module.endswith("_norm")
     if module == "sinks" or (is_norm and whole.qk_norm == "each_head"):
         return _Cut(rows=np.asarray(heads))
     return _Cut() if is_norm and whole.qk_norm != "all" else _Cut(rows=_rows(heads, size))
+
+
+def _recurrent_cut(weight: RecurrentWeight, share: Share) -> _Cut:
+    """Return the cut of a weight of a recurrent layer: a share of each of its groups."""
+    if weight.shared is None:
+        return _Cut()
+    spans, start = [], 0
+    for count, size in weight.shared:
+        spans.append(range(start + share.of(count).start * size, start + share.of(count).stop * size))
+        start += count * size
+    if weight.is_by_column:
+        return _Cut(columns=spans[0])
+    return _Cut(rows=np.concatenate([np.asarray(span) for span in spans]))
 
 
 def _feed_forward_cut(own: LayerSpec, whole: LayerSpec, name: str) -> _Cut:
@@ -215,5 +241,5 @@ def _as_slice(rows: Array) -> Array | slice:
     return slice(first, first + len(rows)) if np.array_equal(rows, np.arange(first, first + len(rows))) else rows
 
 
-_LAYER = re.compile(r"layers\.(\d+)\.(attention|mlp|moe)\.(.+)$")
+_LAYER = re.compile(r"layers\.(\d+)\.(attention|conv|delta|mamba|mlp|moe)\.(.+)$")
 _LISTED_HEAD = re.compile(r"layers\.(\d+)\.attention\.([qk]_norm)\.heads\.(\d+)\.(\w+)$")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, get_args
 
 from trtkit.errors import SourceError
-from trtkit.models.spec import RopeSpec, Scaling
+from trtkit.models.attention import QueryGrowth, RopeSpec, Scaling
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ _NEEDED: dict[str, tuple[str, ...]] = {
     "yarn": ("factor", "original_max_position_embeddings"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
+    "proportional": (),
 }
 _OPTIONAL: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -28,6 +30,7 @@ _OPTIONAL: dict[str, tuple[str, ...]] = {
     "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
     "llama3": (),
     "longrope": ("factor", "attention_factor"),
+    "proportional": ("factor", "partial_rotary_factor"),
 }
 # Methods that start from the length of training, `max_position_embeddings` where it is not stated.
 _SCALED_FROM = ("yarn", "llama3", "longrope")
@@ -40,24 +43,28 @@ def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
 
     fixed: `theta` to use where the config states none, `partial` likewise in families that rotate a part of each head,
     `is_interleaved`, `layer_type`, whose own parameters are taken where the config has some for each layer type,
-    `parameters` for a config that states none, `has_sections` for M-RoPE, and `has_query_growth` for queries that grow
-    with their position. Raises SourceError for a method or a parameter that is not known.
+    `parameters` for a config that states none, `has_sections` for M-RoPE, `own`, names of parameters that the family
+    reads itself, and `ignored` ones.
+    Raises SourceError for a method or a parameter that is not known.
     """
     stated = _stated(config, fixed.get("layer_type"), fixed.get("parameters", {}))
     theta = float(stated.pop("rope_theta", fixed.get("theta", 10000.0)))
     partial = float(stated.pop("partial_rotary_factor", fixed.get("partial", 1.0)))
     kind = str(stated.pop("rope_type", stated.pop("type", "default")))
     stated.pop("type", None)
+    for name in fixed.get("ignored", ()):
+        stated.pop(name, None)
     kind = _OLD_NAMES.get(kind, kind)
     sections = tuple(stated.pop("mrope_section", ())) if fixed.get("has_sections") else ()
     kind = "default" if sections and kind == "mrope" else kind
     if kind not in get_args(Scaling):
         raise config.unsupported("rope_type", kind, get_args(Scaling))
+    if kind == "proportional":  # whole heads, of which a part has frequencies
+        stated["partial_rotary_factor"], partial = partial, 1.0
     if "partial" not in fixed:
         partial = _whole(config, kind, partial)
     limit = int(config.need("max_position_embeddings"))
-    growth = _query_growth(config, kind, stated, limit) if fixed.get("has_query_growth") else None
-    parameters = _parameters(config, kind, stated, limit)
+    parameters = _parameters(config, kind, stated, limit, fixed.get("own", ()))
     dim = int(head_dim * partial)
     for name in ("short_factor", "long_factor"):
         if name in parameters and len(parameters[name]) != dim // 2:  # type: ignore[arg-type]
@@ -66,7 +73,16 @@ def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
         what = f"`mrope_section` {list(sections)} has {sum(sections)} pairs, a head has {dim // 2}"
         raise SourceError(what, config.where)
     is_interleaved = bool(fixed.get("is_interleaved"))
-    return RopeSpec(theta, dim, is_interleaved, limit, kind, parameters, sections, query_growth=growth)  # type: ignore[arg-type]
+    return RopeSpec(theta, dim, is_interleaved, limit, kind, parameters, sections)  # type: ignore[arg-type]
+
+
+def whole_rope_spec(config: HfConfig, head_dim: int, **fixed: object) -> RopeSpec:
+    """Return `rope_spec` of a family that can only rotate whole heads. Raises SourceError for a part of them."""
+    rope = rope_spec(config, head_dim, partial=1.0, **fixed)
+    if rope.dim != head_dim:
+        what = f"`partial_rotary_factor` leaves {rope.dim} of {head_dim} elements, but whole heads are rotated"
+        raise SourceError(what, config.where, "remove it")
+    return rope
 
 
 def ropes_by_layer_type(
@@ -84,6 +100,11 @@ def original_length(rope: RopeSpec) -> int:
     return int(length)
 
 
+def yarn_growth(factor: float, weight: float = 1.0) -> float:
+    """Return what YaRN multiplies queries and keys by at a factor of length. Source: arXiv 2309.00071, section 3.4."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
 def _whole(config: HfConfig, kind: str, partial: float) -> float:
     """Return 1: transformers ignores `partial_rotary_factor` in families that rotate whole heads.
 
@@ -95,15 +116,22 @@ def _whole(config: HfConfig, kind: str, partial: float) -> float:
     return 1.0
 
 
-def _query_growth(config: HfConfig, kind: str, stated: dict[str, float], limit: int) -> tuple[float, int]:
-    """Take `llama_4_scaling_beta` and the length that it counts in out of what is stated. Raises SourceError."""
-    stated.pop("max_position_embeddings", None)  # again, beside what scales
-    beta = stated.pop("llama_4_scaling_beta", None)
+def query_growth(config: HfConfig, parameters: Mapping[str, object]) -> QueryGrowth:
+    """Return how queries grow by `llama_4_scaling_beta`. parameters: for a config that states none.
+
+    Raises SourceError for parameters that are missing.
+    """
+    stated = _stated(config, None, parameters)
+    kind, limit = (
+        str(stated.get("rope_type", stated.get("type", "default"))),
+        int(config.need("max_position_embeddings")),
+    )
+    beta = stated.get("llama_4_scaling_beta")
     length = stated.get("original_max_position_embeddings", limit if kind in _SCALED_FROM else None)
     for name, value in (("llama_4_scaling_beta", beta), ("original_max_position_embeddings", length)):
         if value is None:
             raise SourceError(f"`rope_parameters` has no `{name}`", config.where)
-    return float(beta or 0.0), int(length or 0)
+    return QueryGrowth(float(beta or 0.0), int(length or 0))
 
 
 def _stated(config: HfConfig, layer_type: str | None, usual: Mapping[str, object]) -> dict[str, Any]:
@@ -133,7 +161,7 @@ def _stated(config: HfConfig, layer_type: str | None, usual: Mapping[str, object
 
 
 def _parameters(
-    config: HfConfig, kind: str, stated: Mapping[str, Any], limit: int
+    config: HfConfig, kind: str, stated: Mapping[str, Any], limit: int, own: tuple[str, ...]
 ) -> dict[str, float | tuple[float, ...]]:
     """Return the method's own numbers. Raises SourceError for those that are missing or not its own."""
     parameters = {name: value for name, value in stated.items() if value is not None}
@@ -141,7 +169,7 @@ def _parameters(
         parameters.setdefault("original_max_position_embeddings", limit)
     if kind == "longrope":
         parameters.setdefault("factor", limit / float(parameters["original_max_position_embeddings"]))
-    known = {*_NEEDED[kind], *_OPTIONAL[kind]}
+    known = {*_NEEDED[kind], *_OPTIONAL[kind], *own}
     if "original_max_position_embeddings" not in known:
         parameters.pop("original_max_position_embeddings", None)
     missing, unknown = sorted(set(_NEEDED[kind]) - set(parameters)), sorted(set(parameters) - known)

@@ -2,64 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.models.attention import AttentionSpec
+from trtkit.models.share import WHOLE, Share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-Scaling = Literal["default", "linear", "dynamic", "yarn", "llama3", "longrope"]
-
-
-@dataclass(frozen=True)
-class Share:
-    """One of `count` shares of something that several ranks hold together; `index` says which."""
-
-    index: int = 0
-    count: int = 1
-
-    def of(self, size: int) -> range:
-        """Return this share of `size` items: neighbours, the first shares one longer if they are not equal."""
-        least, longer = divmod(size, self.count)
-        start = self.index * least + min(self.index, longer)
-        return range(start, start + least + (self.index < longer))
-
-
-WHOLE = Share()
-
-
-@dataclass(frozen=True)
-class NormSpec:
-    """A norm over the last axis. weight_offset: added to the stored weight (Gemma: 1)."""
-
-    kind: Literal["rms", "layer"]
-    eps: float
-    weight_offset: float = 0.0
-    has_weight: bool = True
-    has_bias: bool = False
-
-
-@dataclass(frozen=True)
-class RopeSpec:
-    """Rotary position embedding of the first `dim` elements of each head.
-
-    is_interleaved: pairs are neighbours; otherwise element i of the two halves.
-    max_position_embeddings: the model's own context length, which dynamic NTK scaling starts from.
-    scaling, parameters: the method and its numbers under Hugging Face's names (`factor`, `beta_fast`, ...).
-    sections: pairs that turn by time, height and width (M-RoPE), in turn; all by the one position where empty.
-    is_reversed: pairs turn the other way (nanochat).
-    query_growth: (beta, length): a query at position p is also multiplied by 1 + beta * log(1 + p // length).
-    """
-
-    theta: float
-    dim: int
-    is_interleaved: bool = False
-    max_position_embeddings: int = 0
-    scaling: Scaling = "default"
-    parameters: Mapping[str, float | tuple[float, ...]] = field(default_factory=dict)
-    sections: tuple[int, ...] = ()
-    is_reversed: bool = False
-    query_growth: tuple[float, int] | None = None
+    from trtkit.dtypes import DType
+    from trtkit.models.attention import CrossSpec, NormSpec
+    from trtkit.models.feed_forward import MlpSpec, MoeSpec
+    from trtkit.models.per_layer import PerLayerSpec, StreamsSpec
+    from trtkit.models.recurrent import RecurrentSpec, StateSpec
 
 
 @dataclass(frozen=True)
@@ -82,111 +38,49 @@ class SinusoidalPositions:
 
 
 @dataclass(frozen=True)
-class AttentionSpec:
-    """Self-attention of one layer.
-
-    scale: factor of the scores, usually head_dim ** -0.5.
-    qkv: how the projections are stored: three matrices; one, `[q | k | v]`; one in which each key/value head follows
-        its query heads (`grouped`); or one of four blocks `[q | v | k]`, each of a fourth of the heads (`fourths`).
-    qk_norm: over each head, with one weight for all ("head"), a row for each ("each_head") or a weight of its own name
-        for each ("listed_heads"); or over all heads together ("all"). is_rotated_first: it comes after the rotation.
-    qkv_clip: queries, keys and values are limited to -qkv_clip .. qkv_clip before they are cut into
-        heads, after a norm over all heads; None: no limit.
-    softcap: scores become softcap * tanh(scores / softcap). has_sinks: one learned score per head joins the softmax.
-    has_alibi: scores fall linearly with distance, by ALiBi's slopes times alibi_scale (Falcon: scale).
-    rope: None if nothing turns. sliding_window: tokens that one sees, itself included; None for all.
-    share: of all heads, of which these are one rank's; the ranks' outputs are summed.
-    """
-
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    scale: float
-    qkv: Literal["separate", "concatenated", "grouped", "fourths"] = "separate"
-    has_qkv_bias: bool = False
-    has_output_bias: bool = False
-    norm: NormSpec | None = None
-    qk_norm: Literal["none", "head", "each_head", "listed_heads", "all"] = "none"
-    is_rotated_first: bool = False
-    qkv_clip: float | None = None
-    softcap: float | None = None
-    has_sinks: bool = False
-    has_alibi: bool = False
-    alibi_scale: float = 1.0
-    rope: RopeSpec | None = None
-    sliding_window: int | None = None
-    share: Share = WHOLE
-
-    @property
-    def cached_elements(self) -> int:
-        """Elements of one token's key and value."""
-        return 2 * self.num_key_value_heads * self.head_dim
-
-
-@dataclass(frozen=True)
-class MlpSpec:
-    """A feed-forward block: `down(act(gate(x)) * up(x))`, or `down(act(up(x)))` where not gated.
-
-    is_fused: gate and up are one matrix, gate first. has_learned_activation: xIELU, with weights of its own.
-    share: of the intermediate size, of which this is one rank's; the ranks' outputs are summed.
-    """
-
-    intermediate_size: int
-    activation: str
-    is_gated: bool = True
-    is_fused: bool = False
-    has_bias: bool = False
-    has_learned_activation: bool = False
-    share: Share = WHOLE
-
-
-@dataclass(frozen=True)
-class MoeSpec:
-    """A mixture of experts: each token's `top_k` by router softmax; norm_topk_prob: their scores sum to 1.
-
-    shared: an expert that all tokens take, weighted by a sigmoid of its own router if is_shared_gated.
-    has_choice_bias: a bias of each expert's score counts for the choice, and not for the weights. least_sum: what the
-        chosen experts' scores are divided by at least, if they are normalized.
-    share: of the experts, which this rank computes; tokens are routed among all. The ranks' outputs are summed.
-    """
-
-    num_experts: int
-    top_k: int
-    expert: MlpSpec
-    norm_topk_prob: bool
-    shared: MlpSpec | None = None
-    is_shared_gated: bool = True
-    has_choice_bias: bool = False
-    least_sum: float = 0.0
-    share: Share = WHOLE
-
-    @property
-    def experts(self) -> range:
-        """The experts that this rank computes."""
-        return self.share.of(self.num_experts)
-
-    @property
-    def ranks(self) -> int:
-        """How many ranks hold the experts together, whole ones or parts of each."""
-        return self.share.count * self.expert.share.count
-
-
-@dataclass(frozen=True)
 class LayerSpec:
-    """The parts of one layer, of which each may differ from other layers'."""
+    """The parts of one layer, of which each may differ from other layers'.
 
-    attention: AttentionSpec
-    feed_forward: MlpSpec | MoeSpec
+    mixer: what joins tokens. cross: what reads the encoder, if there is one. A layer may lack its mixer or its
+    feed-forward, with the part's norms.
+    """
+
+    mixer: AttentionSpec | RecurrentSpec | None
+    feed_forward: MlpSpec | MoeSpec | None
+    cross: CrossSpec | None = None
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """The mixer of a layer that is known to have attention."""
+        assert isinstance(self.mixer, AttentionSpec)
+        return self.mixer
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """The states that the layer keeps of each sequence; none if it caches keys and values."""
+        return () if self.recurrent is None else self.recurrent.states
+
+    @property
+    def recurrent(self) -> RecurrentSpec | None:
+        """The mixer of a layer that has a recurrent one."""
+        return None if isinstance(self.mixer, AttentionSpec) else self.mixer
+
+    def has_norm(self, name: str) -> bool:
+        """Whether the layer has the part that a norm is of."""
+        parts = {"attention_norm": self.mixer, "post_attention_norm": self.mixer, "cross_norm": self.cross}
+        return parts.get(name, self.feed_forward) is not None
 
 
 @dataclass(frozen=True)
 class BlockSpec:
     """How a layer joins its parts.
 
-    norms: those of attention_norm, mlp_norm (before a part), post_attention_norm, post_mlp_norm (on what a part gives)
-        that exist. A parallel layer without mlp_norm feeds attention_norm's result to both parts.
+    norms: those of attention_norm, cross_norm, mlp_norm (before a part), post_attention_norm, post_mlp_norm (on what a
+        part gives) that exist. A parallel layer without mlp_norm feeds attention_norm's result to both parts.
     is_parallel: attention and feed-forward read the same input; otherwise one after the other.
     is_post_norm: attention_norm and mlp_norm come after their residual sum.
+    per_layer: what each layer adds last. has_scalar: the layer's output is multiplied by a number of its own.
+    streams: several hidden states of each token; they have all four norms and `per_layer`.
     """
 
     norm: NormSpec
@@ -194,6 +88,9 @@ class BlockSpec:
     is_parallel: bool = False
     is_post_norm: bool = False
     residual_multiplier: float = 1.0
+    per_layer: PerLayerSpec | None = None
+    has_scalar: bool = False
+    streams: StreamsSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -223,6 +120,7 @@ class DecoderSpec:
     max_position_embeddings: the longest sequence that the model was made for; 0 where there is no such limit.
     is_in_out: matrices inside layers are stored [in, out] (GPT-2's Conv1D).
     prefix: what a checkpoint of the bare model leaves off all names; empty where nothing is.
+    unused: how the names of weights begin that checkpoints hold for other uses, such as predicting later tokens.
     vocab_share: of the rows of embedding and head, which this rank holds. stage: of the model's layers, which this
         pipeline stage computes; `layers` are those, numbered from `first_layer` on.
     """
@@ -238,6 +136,7 @@ class DecoderSpec:
     embedding: EmbeddingSpec = EmbeddingSpec()
     is_in_out: bool = False
     prefix: str = ""
+    unused: tuple[str, ...] = ()
     vocab_share: Share = WHOLE
     stage: Share = WHOLE
     first_layer: int = 0
@@ -263,6 +162,32 @@ class DecoderSpec:
         return enumerate(self.layers, self.first_layer)
 
     @property
+    def attentions(self) -> tuple[AttentionSpec, ...]:
+        """The attention of the layers that have it."""
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionSpec))
+
+    @property
     def cached_elements(self) -> int:
         """Elements that the caches of all layers hold of one token."""
-        return sum(layer.attention.cached_elements for layer in self.layers)
+        return sum(attention.cached_elements for attention in self.attentions)
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """The recurrent states of all layers."""
+        return tuple(state for layer in self.layers for state in layer.states)
+
+    @property
+    def most_new_tokens(self) -> int | None:
+        """How many new tokens of a sequence the model's network takes at once; None for any number."""
+        limits = (layer.recurrent.most_new_tokens for layer in self.layers if layer.recurrent is not None)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def state_bytes(self, dtype: DType) -> int:
+        """Return the bytes of one sequence's recurrent states, and of what its layers read of an encoder."""
+        encoded = sum(layer.cross.elements for layer in self.layers if layer.cross is not None)
+        return sum(state.size_bytes(dtype) for state in self.states) + dtype.size_bytes(encoded)
+
+    @property
+    def reads_encoder(self) -> bool:
+        """Whether layers read what an encoder made of the request."""
+        return any(layer.cross is not None for layer in self.layers)

@@ -9,13 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from trtkit.errors import Problem, ProblemsError
 from trtkit.models.registry import decoder_spec
-from trtkit.models.spec import AttentionSpec, DecoderSpec, LearnedPositions, MlpSpec, MoeSpec, NormSpec
+from trtkit.models.weight_shapes import Shape, model_shapes
+
+if TYPE_CHECKING:
+    from trtkit.models.spec import DecoderSpec
 
 
 class Stored(Protocol):
@@ -37,13 +40,6 @@ class Stored(Protocol):
         ...
 
 
-Shape = tuple[int, ...]
-_Part = tuple[str, Shape]
-"""A path below some module, and a shape."""
-
-XIELU_WEIGHTS = ("alpha_p", "alpha_n", "beta", "eps")
-"""The scalars of a learned activation."""
-
 # Buffers that checkpoints carry although they can be computed, and ERNIE's heads of later tokens.
 _BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.(attn|attention)\.(masked_)?bias$|^model\.mtp_")
 
@@ -60,7 +56,7 @@ class Weight:
 
 def model_weights(spec: DecoderSpec) -> tuple[Weight, ...]:
     """Return every weight that the model has."""
-    return tuple(Weight(path, _checkpoint_name(spec, path), shape) for path, shape in _model(spec))
+    return tuple(Weight(path, _checkpoint_name(spec, path), shape) for path, shape in model_shapes(spec))
 
 
 class WeightArrays(Mapping[str, Any]):
@@ -117,7 +113,7 @@ def _is_same(source: Mapping[str, Any], name: str, other: str) -> bool:
     if _is_quantized(source, name) or _is_quantized(source, other) or _shape(source, name) != _shape(source, other):
         return False
     rows = zip(_row_blocks(source[name]), _row_blocks(source[other]), strict=True)
-    return all(np.array_equal(own.astype(np.float32), others.astype(np.float32)) for own, others in rows)
+    return all(np.array_equal(np.asarray(own, np.float32), np.asarray(others, np.float32)) for own, others in rows)
 
 
 def _row_blocks(array: Any) -> Iterator[Any]:
@@ -180,7 +176,7 @@ def _extra(spec: DecoderSpec, known: set[str], source: Mapping[str, Any]) -> Ite
     """Yield weights that the model does not have."""
     tied = _tied_copy(spec, source)
     for name in source:
-        if name not in known and name != tied and not _BUFFERS.search(name):
+        if name not in known and name != tied and not _BUFFERS.search(name) and not name.startswith(spec.unused):
             yield Problem(f"`{name}` is not a weight of this model")
 
 
@@ -192,92 +188,3 @@ def _checkpoint_name(spec: DecoderSpec, path: str) -> str:
     module, _, suffix = path.rpartition(".")
     pattern = spec.names[module] + f".{suffix}" if suffix in ("weight", "bias") else spec.names[path]
     return pattern.format(**dict(zip("ie", numbers, strict=False)))
-
-
-def _model(spec: DecoderSpec) -> Iterator[_Part]:
-    """Yield every path of the model with its shape."""
-    D, V = spec.hidden_size, spec.vocab_rows
-    if spec.is_first_stage or (spec.is_last_stage and spec.head.is_tied):
-        yield "embedding.weight", (V, D)
-    if spec.is_first_stage:
-        if isinstance(spec.embedding.positions, LearnedPositions):
-            yield "position_embedding.weight", (spec.embedding.positions.count + spec.embedding.positions.offset, D)
-        yield from _norm("embedding_norm", spec.embedding.norm, D)
-    for index, layer in spec.numbered_layers:
-        inside = f"layers.{index}"
-        for name in spec.block.norms:
-            yield from _norm(f"{inside}.{name}", spec.block.norm, D)
-        yield from _attention(f"{inside}.attention", layer.attention, spec)
-        if isinstance(layer.feed_forward, MoeSpec):
-            yield from _moe(f"{inside}.moe", layer.feed_forward, spec)
-        else:
-            yield from _mlp(f"{inside}.mlp", layer.feed_forward, spec)
-    if not spec.is_last_stage:
-        return
-    yield from _norm("final_norm", spec.head.norm, D)
-    if not spec.head.is_tied:
-        yield "lm_head.weight", (V, D)
-    if spec.head.has_bias:
-        yield "lm_head.bias", (V,)
-
-
-def _norm(path: str, norm: NormSpec | None, *shape: int) -> Iterator[_Part]:
-    if norm is not None and norm.has_weight:
-        yield f"{path}.weight", shape
-    if norm is not None and norm.has_bias:
-        yield f"{path}.bias", shape
-
-
-def _linear(path: str, spec: DecoderSpec, shape: tuple[int, int], has_bias: bool) -> Iterator[_Part]:
-    """Yield a matrix of shape [out, in] and its bias."""
-    yield f"{path}.weight", shape[::-1] if spec.is_in_out else shape
-    if has_bias:
-        yield f"{path}.bias", shape[:1]
-
-
-def _attention(path: str, attention: AttentionSpec, spec: DecoderSpec) -> Iterator[_Part]:
-    D = spec.hidden_size
-    N, K, H = attention.num_attention_heads, attention.num_key_value_heads, attention.head_dim
-    if attention.qkv == "separate":
-        for name, heads in (("q", N), ("k", K), ("v", K)):
-            yield from _linear(f"{path}.{name}", spec, (heads * H, D), attention.has_qkv_bias)
-    else:
-        yield from _linear(f"{path}.qkv", spec, ((N + 2 * K) * H, D), attention.has_qkv_bias)
-    yield from _linear(f"{path}.o", spec, (D, N * H), attention.has_output_bias)
-    for name, heads in (("q_norm", N), ("k_norm", K)):
-        if attention.qk_norm == "listed_heads":
-            for head in range(heads):
-                yield from _norm(f"{path}.{name}.heads.{head}", attention.norm, H)
-        else:
-            yield from _norm(f"{path}.{name}", attention.norm, *_qk_norm_shape(attention, heads))
-    if attention.has_sinks:
-        yield f"{path}.sinks", (N,)
-
-
-def _qk_norm_shape(attention: AttentionSpec, heads: int) -> Shape:
-    H = attention.head_dim
-    return {"none": (), "head": (H,), "each_head": (heads, H), "all": (heads * H,)}[attention.qk_norm]
-
-
-def _mlp(path: str, mlp: MlpSpec, spec: DecoderSpec) -> Iterator[_Part]:
-    D, F = spec.hidden_size, mlp.intermediate_size
-    if mlp.is_fused:
-        yield from _linear(f"{path}.gate_up", spec, (2 * F, D), mlp.has_bias)
-    else:
-        for name in ("gate", "up") if mlp.is_gated else ("up",):
-            yield from _linear(f"{path}.{name}", spec, (F, D), mlp.has_bias)
-    yield from _linear(f"{path}.down", spec, (D, F), mlp.has_bias)
-    if mlp.has_learned_activation:
-        yield from ((f"{path}.act.{name}", (1,) if name.startswith("alpha") else ()) for name in XIELU_WEIGHTS)
-
-
-def _moe(path: str, moe: MoeSpec, spec: DecoderSpec) -> Iterator[_Part]:
-    yield from _linear(f"{path}.router", spec, (moe.num_experts, spec.hidden_size), has_bias=False)
-    if moe.has_choice_bias:
-        yield f"{path}.choice_bias", (1, moe.num_experts)
-    for index in moe.experts:
-        yield from _mlp(f"{path}.experts.{index}", moe.expert, spec)
-    if moe.shared is not None:
-        yield from _mlp(f"{path}.shared", moe.shared, spec)
-        if moe.is_shared_gated:
-            yield from _linear(f"{path}.shared_router", spec, (1, spec.hidden_size), has_bias=False)

@@ -2,93 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trtkit.dtypes import DTYPES, FP16, FP32, INT32, DType
+from trtkit.dtypes import FP32, INT32
 from trtkit.errors import NetworkError
-from trtkit.models.spec import LearnedPositions
-from trtkit.network.blocks.attention import Past, Positions
+from trtkit.models.spec import LearnedPositions, SinusoidalPositions
 from trtkit.network.blocks.layer import decoder_layer
 from trtkit.network.blocks.norm import norm_block
+from trtkit.network.blocks.per_layer import per_layer_vectors
+from trtkit.network.blocks.streams import from_streams, to_streams
 from trtkit.network.blocks.weights import Weights
 from trtkit.network.host_array import COMPUTE_TYPES
 from trtkit.network.input_spec import BATCH, NEW_TOKENS, Axis, InputSpec
+from trtkit.network.layer_inputs import LayerInputs, scheduled_inputs
 from trtkit.network.ops.activation import tanh
 from trtkit.network.ops.arithmetic import cast
 from trtkit.network.ops.collective import all_gather_last
-from trtkit.network.ops.gather import embedding, embedding_of_share, pick, token_at
+from trtkit.network.ops.gather import embedding, embedding_of_share, token_at
 from trtkit.network.ops.linear import linear
-from trtkit.network.ops.mask import alibi_mask, alibi_slopes, appended_positions, cached_positions, causal_mask
-from trtkit.network.ops.shape import concat, take, unsqueeze
-from trtkit.network.rope_tables import query_growth_table, rope_tables, sinusoid_table
+from trtkit.network.ops.shape import take
+from trtkit.network.rope_tables import sinusoid_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trtkit.models.spec import AttentionSpec, DecoderSpec, RopeSpec, Share
+    from trtkit.models.spec import DecoderSpec
+    from trtkit.network.decoder_options import DecoderOptions
     from trtkit.network.graph import Graph, Tensor
     from trtkit.network.host_array import Array
-    from trtkit.quantized_matrix import KvQuantization
+    from trtkit.network.layer_inputs import Scheduled
 
 
 HIDDEN_STATES, NEXT_HIDDEN_STATES = "previous_hidden_states", "next_hidden_states"
 """What a pipeline stage takes from the one before it, and gives to the next: [B, S, D]."""
 
 
-@dataclass(frozen=True)
-class DecoderOptions:
-    """How a model becomes a network.
-
-    dtype: type of weights, caches and arithmetic: fp32, fp16 or bf16.
-    max_sequence_length: T, the length of each slot's cache.
-    has_all_logits: `logits` [B, S, V] of every token; otherwise [B, V] of the tokens at `last_token_index` [B].
-    has_embeds_input: `inputs_embeds` [B, S, D], scaled like embeddings, instead of `input_ids`.
-    has_hidden_states: also return `hidden_states` [B, S, D], after the final norm.
-    has_native_lengths: pass `kv_lengths` to the attention layer, besides masking by them, so that it may skip the rest.
-    has_kv_window: let attention read as many cached tokens as the input `key_positions` [T'] has, and not all T.
-    kv_cache: 8-bit caches, with each layer's scales. They are read-only: `present_*` then holds only the new keys and
-    values, [B, K, S, H], which the runtime writes into the caches.
-    """
-
-    dtype: DType = FP16
-    max_sequence_length: int = 2048
-    ids_dtype: DType = INT32
-    has_all_logits: bool = False
-    has_embeds_input: bool = False
-    has_hidden_states: bool = False
-    has_native_lengths: bool = False
-    has_kv_window: bool = False
-    kv_cache: KvQuantization | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class _Inputs:
-    """The network's inputs but tokens and caches.
-
-    rope_position_ids: where the model has M-RoPE. key_positions: where attention reads a part of the caches.
-    """
-
-    position_ids: Tensor
-    write_indices: Tensor
-    kv_lengths: Tensor
-    rope_position_ids: Tensor | None = None
-    key_positions: Tensor | None = None
-
-
 def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], options: DecoderOptions) -> None:
     """Add a decoder-only language model to an empty graph, with its inputs and outputs.
 
     Inputs: `input_ids` [B, S], `position_ids` [B, S], `write_indices` [B], `kv_lengths` [B] (cached tokens including
-    the new ones), `last_token_index` [B], and for each layer `past_key_<i>`, `past_value_<i>` [B, K, T, H].
+    the new ones), `last_token_index` [B], and for each layer `past_key_<i>`, `past_value_<i>` [B, K, T, H], or one
+    `past_latent_<i>` [B, 1, T, H].
     `position_ids` are positions in the cache and determine causality. M-RoPE rotates by `rope_position_ids` [3, B, S]:
     time, height and width. `key_positions` [T'] is 0, 1, 2, ...: attention reads that many cached tokens of each slot,
     at least the longest `kv_lengths`.
     A pipeline stage after the first takes `previous_hidden_states` [B, S, D] in place of tokens; one before the last
     gives `next_hidden_states` in place of logits. What ranks of a stage share is joined by collectives among them, so
     that all have the same hidden states and logits.
-    Outputs: `logits` in fp32, and for each layer `present_key_<i>`, `present_value_<i>`, which share the inputs'
-    memory.
+    Outputs: `logits` in fp32, and for each cache its `present_<name>_<i>`, which shares the input's memory.
+    Layers with a state take `past_<state>_<i>` [B, ...] and give `present_<state>_<i>`, the state after the first
+    `token_counts` [B] of a row's new tokens. Where `write_indices` is 0, a sequence begins, with zeros for a state.
+    Layers that read an encoder take `cross_key_<i>`, `cross_value_<i>` [B, N, length, H], which stay as they are.
     Every sequence is a slot with its own lengths. New tokens beyond a slot's `kv_lengths` are padding, which is written
     to the cache too, so `write_indices` + S is at most T. An idle slot has a `kv_lengths` of 1, since a softmax over no
     tokens is NaN.
@@ -96,15 +60,19 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     arrays: weights by path, as `trtkit.models.weights.find_weights` returns them. Raises NetworkError.
     """
     _check(spec, options)
-    weights = Weights(graph, arrays, options.dtype, spec.is_in_out)
-    x, table, inputs = _embed(weights, spec, options)
-    positions = _Rows(graph, options, inputs)
+    chosen = options.has_chosen_experts
+    weights = Weights(graph, arrays, options.dtype, spec.is_in_out, has_chosen_experts=chosen)
+    x, table, inputs, vectors = _embed(weights, spec, options)
+    read, streams = LayerInputs(graph, options, inputs), spec.block.streams
+    x = x if streams is None else to_streams(weights, x, streams)
     for index, layer in spec.numbered_layers:
-        past = _past(graph, layer.attention, options, index, inputs)
+        memory = read.of(index, layer)
         with graph.scope(f"layers.{index}"):
-            x, present = decoder_layer(weights, x, (spec.block, layer), positions.of(layer.attention), past)
-        graph.output(present.keys, f"present_key_{index}")
-        graph.output(present.values, f"present_value_{index}")
+            x, present = decoder_layer(weights, x, (spec.block, layer), memory, vectors[index] if vectors else None)
+        read.keep(index, present)
+        for name, tensor in present.items():
+            graph.output(tensor, f"present_{name}_{index}")
+    x = x if streams is None else from_streams(weights, x, streams)
     if spec.is_last_stage:
         _head(weights, spec, options, x, table)
     else:
@@ -122,6 +90,13 @@ def _check(spec: DecoderSpec, options: DecoderOptions) -> None:
     ):
         counts = f"{len(options.kv_cache.key_scales)} layers' caches have scales, the model has {last} layers"
         raise NetworkError(counts, spec.model_type, "quantize the caches again")
+    if options.kv_cache is not None and (spec.states or not all(each.has_own_pairs for each in spec.attentions)):
+        kind = "models with recurrent states do" if spec.states else "latent attention and shared caches do"
+        what = f"the checkpoint's caches are quantized, which {kind} not support"
+        raise NetworkError(what, spec.model_type, "use a checkpoint whose caches are not quantized")
+    if options.has_embeds_input and spec.block.per_layer is not None:
+        what = "embeddings as input do not say which tokens they are, which each layer's own vectors need"
+        raise NetworkError(what, spec.model_type, "give token ids")
     positions = spec.embedding.positions
     if isinstance(positions, LearnedPositions) and options.max_sequence_length > positions.count:
         raise NetworkError(
@@ -131,8 +106,10 @@ def _check(spec: DecoderSpec, options: DecoderOptions) -> None:
         )
 
 
-def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> tuple[Tensor, Tensor | None, _Inputs]:
-    """Add the inputs; return the first hidden state [B, S, D], the embedding table, and the other inputs."""
+def _embed(
+    weights: Weights, spec: DecoderSpec, options: DecoderOptions
+) -> tuple[Tensor, Tensor | None, Scheduled, list[Tensor]]:
+    """Add the inputs; return the first hidden state [B, S, D], the embedding's table, other inputs, layers' vectors."""
     graph = weights.graph
     hidden = (BATCH, NEW_TOKENS, Axis("hidden_size", spec.hidden_size))
     takes_ids = spec.is_first_stage and not options.has_embeds_input
@@ -142,15 +119,16 @@ def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> tupl
         x = graph.take(InputSpec("inputs_embeds", options.dtype.name, hidden, "request"))
     else:
         tokens = graph.take(InputSpec("input_ids", options.ids_dtype.name, (BATCH, NEW_TOKENS), "request"))
-    ropes = [layer.attention.rope for layer in spec.layers]
-    inputs = _scheduled(graph, options, has_sections=any(rope is not None and rope.sections for rope in ropes))
+    inputs = scheduled_inputs(graph, spec, options)
     table = None
     with graph.scope("embedding"):
         if takes_ids or (spec.is_last_stage and spec.head.is_tied):
             table = weights.get("weight")
         if takes_ids and table is not None:
             x = _rows_of(tokens, table, spec)
-    return _position(weights, x, (spec, options), inputs) if spec.is_first_stage else x, table, inputs
+    x = _position(weights, x, (spec, options), inputs) if spec.is_first_stage else x
+    vectors = per_layer_vectors(weights, tokens, x, spec) if takes_ids else []
+    return x, table, inputs, vectors
 
 
 def _rows_of(tokens: Tensor, table: Tensor, spec: DecoderSpec) -> Tensor:
@@ -160,118 +138,17 @@ def _rows_of(tokens: Tensor, table: Tensor, spec: DecoderSpec) -> Tensor:
     return x * spec.embedding.scale if spec.embedding.scale != 1 else x
 
 
-def _scheduled(graph: Graph, options: DecoderOptions, *, has_sections: bool) -> _Inputs:
-    """Add the inputs that say where tokens stand."""
-    ids = options.ids_dtype
-
-    def scheduled(name: str, dtype: DType, *axes: Axis) -> Tensor:
-        return graph.take(InputSpec(name, dtype.name, axes, "scheduler"))
-
-    return _Inputs(
-        scheduled("position_ids", ids, BATCH, NEW_TOKENS),
-        scheduled("write_indices", INT32, BATCH),
-        scheduled("kv_lengths", INT32, BATCH),
-        scheduled("rope_position_ids", ids, Axis("rope_sections", 3), BATCH, NEW_TOKENS) if has_sections else None,
-        scheduled("key_positions", INT32, Axis("kv_window")) if options.has_kv_window else None,
-    )
-
-
-def _position(weights: Weights, x: Tensor, specs: tuple[DecoderSpec, DecoderOptions], inputs: _Inputs) -> Tensor:
+def _position(weights: Weights, x: Tensor, specs: tuple[DecoderSpec, DecoderOptions], inputs: Scheduled) -> Tensor:
     """Add learned or sinusoidal positions and norm the embedding, where the model does."""
     spec, options = specs
-    added = spec.embedding.positions
+    added, ids = spec.embedding.positions, inputs.position_ids
     with x.graph.scope("position_embedding"):
-        if isinstance(added, LearnedPositions):
-            at = inputs.position_ids + added.offset if added.offset else inputs.position_ids
-            x = x + embedding(at, weights.get("weight"))
-        elif added is not None:
+        if isinstance(added, LearnedPositions) and ids is not None:
+            x = x + embedding(ids + added.offset if added.offset else ids, weights.get("weight"))
+        elif isinstance(added, SinusoidalPositions) and ids is not None:
             table = sinusoid_table(added, options.max_sequence_length, spec.hidden_size)
-            x = x + embedding(inputs.position_ids, x.graph.constant(table, "table", options.dtype))
+            x = x + embedding(ids, x.graph.constant(table, "table", options.dtype))
     return norm_block(weights, "embedding_norm", x, spec.embedding.norm) if spec.embedding.norm is not None else x
-
-
-def _past(graph: Graph, attention: AttentionSpec, options: DecoderOptions, index: int, inputs: _Inputs) -> Past:
-    """Add the inputs for one layer's cache."""
-    heads, head_dim = Axis("key_value_heads", attention.num_key_value_heads), Axis("head_dim", attention.head_dim)
-    axes, kv = (BATCH, heads, Axis("cached_tokens", options.max_sequence_length), head_dim), options.kv_cache
-    dtype = options.dtype if kv is None else DTYPES[kv.format]
-    scales = None if kv is None else (kv.key_scales[index], kv.value_scales[index])
-    keys, values = (
-        graph.take(InputSpec(f"past_{name}_{index}", dtype.name, axes, "cache", f"present_{name}_{index}"))
-        for name in ("key", "value")
-    )
-    return Past(keys, values, inputs.write_indices, scales, inputs.key_positions)
-
-
-class _Rows:
-    """Masks and rotary tables, one for all layers that share them."""
-
-    def __init__(self, graph: Graph, options: DecoderOptions, inputs: _Inputs) -> None:
-        self._graph, self._options, self._inputs = graph, options, inputs
-        self._masks: dict[tuple[int | None, tuple[int, Share, float] | None], Tensor] = {}
-        self._keys: Tensor | None = None
-        self._tables: list[tuple[RopeSpec, tuple[tuple[Tensor, Tensor], Tensor | None]]] = []
-
-    def of(self, attention: AttentionSpec) -> Positions:
-        """Return what a layer's attention needs."""
-        tables, growth = (None, None) if attention.rope is None else self._rope(attention.rope)
-        lengths = self._inputs.kv_lengths if self._options.has_native_lengths else None
-        return Positions(self._inputs.position_ids, self._mask(attention), tables, lengths, growth)
-
-    def _mask(self, attention: AttentionSpec) -> Tensor:
-        window = attention.sliding_window
-        window = None if window is None or window >= self._options.max_sequence_length else window
-        share = attention.share
-        heads = attention.num_attention_heads * share.count
-        alibi = (heads, share, attention.alibi_scale) if attention.has_alibi else None
-        if (window, alibi) not in self._masks:
-            ids = cast(self._inputs.position_ids, INT32)
-            keys = self._key_positions(ids)
-            mask = causal_mask(ids, self._inputs.kv_lengths, keys, window)
-            if alibi is not None:
-                slopes = alibi_slopes(heads)[share.of(heads)] * attention.alibi_scale
-                mask = alibi_mask(mask, ids, slopes, self._options.dtype, keys)
-            self._masks[window, alibi] = mask
-        return self._masks[window, alibi]
-
-    def _key_positions(self, ids: Tensor) -> Tensor:
-        """Return the positions of the keys that attention reads: cached ones, and new ones that stand behind them."""
-        if self._keys is None:
-            window = self._inputs.key_positions
-            length = self._options.max_sequence_length
-            cached = cached_positions(self._graph, length) if window is None else unsqueeze(window, 0, 1, 2)
-            quantized = self._options.kv_cache is not None
-            self._keys = appended_positions(ids, self._inputs.write_indices, cached) if quantized else cached
-        return self._keys
-
-    def _rope(self, rope: RopeSpec) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-        """Return cosines and sines, and the factors of queries [B, 1, S, 1] where they grow with their position."""
-        for known, tables in self._tables:
-            if known == rope:
-                return tables
-        arrays = rope_tables(rope, self._options.max_sequence_length)
-        with self._graph.scope("rope"):
-            cos, sin = (
-                self._graph.constant(array, role, self._options.dtype)
-                for array, role in zip(arrays, ("cos", "sin"), strict=True)
-            )
-            if rope.sections and self._inputs.rope_position_ids is not None:
-                cos, sin = (_by_section(table, rope, self._inputs.rope_position_ids) for table in (cos, sin))
-            growth = None
-            if rope.query_growth is not None:
-                factors = query_growth_table(*rope.query_growth, self._options.max_sequence_length)
-                table = self._graph.constant(factors, "query_growth")
-                growth = unsqueeze(embedding(self._inputs.position_ids, table), 1)
-        self._tables.append((rope, ((cos, sin), growth)))
-        return (cos, sin), growth
-
-
-def _by_section(table: Tensor, rope: RopeSpec, positions: Tensor) -> Tensor:
-    """Return each token's angles: table [T, dim / 2], positions [3, B, S] -> [B, S, dim / 2]."""
-    by_axis = [embedding(pick(positions, axis), table) for axis in range(3)]
-    starts = [sum(rope.sections[:index]) for index in range(len(rope.sections))]
-    sections = enumerate(zip(starts, rope.sections, strict=True))
-    return concat([take(by_axis[index % 3], -1, start, size) for index, (start, size) in sections], axis=-1)
 
 
 def _head(weights: Weights, spec: DecoderSpec, options: DecoderOptions, x: Tensor, table: Tensor | None) -> None:

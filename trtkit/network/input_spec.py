@@ -9,10 +9,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Role = Literal[
-    "batch", "new_tokens", "cached_tokens", "kv_window", "hidden_size", "key_value_heads", "head_dim", "rope_sections"
+    "batch",
+    "new_tokens",
+    "cached_tokens",
+    "kv_window",
+    "hidden_size",
+    "key_value_heads",
+    "head_dim",
+    "rope_sections",
+    "state",
+    "encoded",
 ]
-Feeder = Literal["request", "scheduler", "cache", "stage"]
-"""What a request brings; what follows from where its tokens stand; a KV cache; what an earlier stage gives."""
+Feeder = Literal["request", "scheduler", "cache", "state", "encoder", "stage"]
+"""What a request brings; what follows from where its tokens stand; a KV cache; a recurrent state; what an encoder made
+of the request, once; what an earlier stage gives."""
+ENCODED = ("cross_key", "cross_value")
+"""What an encoder gives each layer of a decoder."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +37,18 @@ class Axis:
 
 @dataclass(frozen=True)
 class InputSpec:
-    """An input. updated: of a cache, the output that holds its new contents."""
+    """An input. updated: of a cache or a state, the output that holds its new contents."""
 
     name: str
     dtype: str
     axes: tuple[Axis, ...]
     feeder: Feeder
     updated: str = ""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a slot keeps it: a KV cache, a recurrent state, or what an encoder made."""
+        return self.feeder in ("cache", "state", "encoder")
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trtkit.models.rope import yarn_growth
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from trtkit.models.spec import RopeSpec, SinusoidalPositions
+    from trtkit.models.attention import QueryGrowth, RopeSpec
+    from trtkit.models.spec import SinusoidalPositions
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -29,12 +32,13 @@ def rope_tables(rope: RopeSpec, length: int) -> tuple[np.ndarray[Any, Any], np.n
     return (np.cos(angles) * factor).astype(np.float32), (np.sin(angles) * factor).astype(np.float32)
 
 
-def query_growth_table(beta: float, length: int, count: int) -> NDArray[np.float32]:
-    """Return 1 + beta * log(1 + p // length) as [count, 1] for positions p from 0.
+def query_growth_table(growth: QueryGrowth, count: int) -> NDArray[np.float32]:
+    """Return the factors of queries at positions from 0: [count, 1].
 
-    Source: transformers, modeling_ministral3.py, after Llama 4's temperature of long contexts.
+    Source: https://arxiv.org/abs/2501.19399; transformers, modeling_llama4.py and modeling_ministral3.py.
     """
-    return (1 + beta * np.log1p(np.arange(count)[:, None] // length)).astype(np.float32)
+    chunks = (np.arange(count)[:, None] + growth.first) // growth.length
+    return (1 + growth.beta * np.log1p(chunks)).astype(np.float32)
 
 
 def _number(rope: RopeSpec, name: str, default: float) -> float:
@@ -95,12 +99,9 @@ def _yarn(rope: RopeSpec, _length: int) -> tuple[Table, float]:
 
 def _yarn_factor(rope: RopeSpec, factor: float) -> float:
     """Return the factor of cosines and sines that keeps attention's temperature."""
-
-    def grown(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
     mscale, mscale_all_dim = _number(rope, "mscale", 0.0), _number(rope, "mscale_all_dim", 0.0)
-    inferred = grown(mscale) / grown(mscale_all_dim) if mscale and mscale_all_dim else grown(1.0)
+    both = (yarn_growth(factor, weight) for weight in (mscale, mscale_all_dim))
+    inferred = next(both) / next(both) if mscale and mscale_all_dim else yarn_growth(factor)
     return _number(rope, "attention_factor", inferred)
 
 
@@ -113,6 +114,14 @@ def _longrope(rope: RopeSpec, length: int) -> tuple[Table, float]:
     return _plain(rope) / np.array(divisors, dtype=np.float64), _number(rope, "attention_factor", inferred)
 
 
+def _proportional(rope: RopeSpec, _length: int) -> tuple[Table, float]:
+    """Let only the first pairs of the whole head turn. HF: `_compute_proportional_rope_parameters`."""
+    turned = int(_number(rope, "partial_rotary_factor", 1.0) * rope.dim // 2)
+    frequencies = _plain(rope) / _number(rope, "factor", 1.0)
+    frequencies[turned:] = 0
+    return frequencies, 1.0
+
+
 _METHODS: dict[str, Callable[[RopeSpec, int], tuple[Table, float]]] = {
     "default": _default,
     "linear": _linear,
@@ -120,6 +129,7 @@ _METHODS: dict[str, Callable[[RopeSpec, int], tuple[Table, float]]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
+    "proportional": _proportional,
 }
 
 

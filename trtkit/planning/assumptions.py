@@ -9,6 +9,7 @@ from trtkit.planning.memory import RESERVE_BYTES
 
 if TYPE_CHECKING:
     from trtkit.planning.count_network import CountedNetwork
+    from trtkit.planning.counts import Mixture
     from trtkit.planning.decoder_model import DecoderModel, Workload
 
 _ALWAYS = (
@@ -20,8 +21,8 @@ _ALWAYS = (
 )
 
 
-def llm_assumptions(model: DecoderModel, work: Workload) -> list[str]:
-    """Return what holds for a plan of an LLM."""
+def llm_assumptions(model: DecoderModel, work: Workload, mixture: Mixture | None = None) -> list[str]:
+    """Return what holds for a plan of an LLM. mixture: of which a step reads the chosen experts only."""
     notes = [
         f"prompts of {work.input_len} tokens are prefilled whole for times, {work.chunk} tokens a step for memory; "
         "all requests start together",
@@ -35,11 +36,7 @@ def llm_assumptions(model: DecoderModel, work: Workload) -> list[str]:
         *_ALWAYS,
     ]
     if model.active_parameters < model.parameters:
-        share = model.active_parameters / model.parameters
-        notes.append(
-            f"every expert computes every token, as trtkit's network does; the chosen ones alone are {share:.0%} of "
-            "the weights"
-        )
+        notes.append(_experts_note(model, mixture))
     if model.quantized:
         notes.append("quantized layers compute in the type of codes and inputs; input factors (AWQ) are not counted")
     if model.keeps_new:
@@ -50,6 +47,15 @@ def llm_assumptions(model: DecoderModel, work: Workload) -> list[str]:
     if model.has_windows:
         notes.append("sliding layers cache all tokens, as trtkit's engines do")
     return notes
+
+
+def _experts_note(model: DecoderModel, mixture: Mixture | None) -> str:
+    """Say which experts a step reads."""
+    share = f"{model.active_parameters / model.parameters:.0%} of all weights"
+    if mixture is None:
+        return f"a step reads all experts, which compute every token; those that one token needs are {share}"
+    each = f"a step reads {mixture.top_k} experts for each new token, at most all {mixture.num_experts}"
+    return f"{each}; what one token needs is {share}"
 
 
 def vision_assumptions(network: CountedNetwork) -> list[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.backends import load_backend
 from trtkit.engine.decoders import network_options
 from trtkit.jobs.events import Phase
+from trtkit.models.feed_forward import MoeSpec
 from trtkit.models.registry import decoder_spec
 from trtkit.models.spec import LearnedPositions
 from trtkit.models.weights import model_weights
@@ -21,7 +22,7 @@ from trtkit.network.decoder import build_decoder
 from trtkit.network.describe import describe
 from trtkit.network.graph import Graph
 from trtkit.planning.count_network import layer_of
-from trtkit.planning.counts import counts_of
+from trtkit.planning.counts import EXPERTS, Mixture, counts_of
 from trtkit.planning.multilinear import fit, sample_points
 from trtkit.planning.quantized_record import as_quantized, read_bytes
 from trtkit.planning.traffic import network_cost
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from trtkit.dtypes import DType
     from trtkit.jobs.job import Context
     from trtkit.models.spec import DecoderSpec
-    from trtkit.network.decoder import DecoderOptions
+    from trtkit.network.decoder_options import DecoderOptions
     from trtkit.network.input_spec import Role
     from trtkit.network.record import NetworkRecord
     from trtkit.planning.counts import Counts
@@ -48,20 +49,33 @@ Json = dict[str, Any]
 # How far apart the two cached lengths lie that counts are taken at.
 _STEP = 8
 _BLOCK = re.compile(r"^layers\.\d+/")
-_PROJECTIONS = re.compile(r"/attention/(q|k|v|qkv)/")
+_RECURRENT = re.compile(r"^layers\.\d+/(conv|delta|mamba)/")
+_ATTENTION = re.compile(r"/attention/(?:(\w+)/)?")
+_ATTENTION_GROUPS = {
+    **dict.fromkeys(("q", "k", "v", "qkv", "q_b"), "q, k, v projections"),
+    **dict.fromkeys(("q_a", "kv_a"), "latent projections"),
+    "kv_b": "latent expansion",
+    "o": "output projection",
+}
 
 
 def count_decoder(request: CountRequest, context: Context) -> Counts:
-    """Count the network of a config."""
+    """Count the network of a config.
+
+    If it takes a limited number of new tokens, counts are exact for one and for that many, and for multiples what so
+    many calls take; layers of which some numbers grow with its square or cube lie on a line between.
+    """
     backend, spec = load_backend(request.backend), decoder_spec(request.fields, request.where)
     options, first = network_options(resolve(request.config)), _first_length(spec, request.length)
-    points = sample_points((1, 1, first), _STEP)
-    check = (3, 5, first + _STEP)
+    plain = replace(options, has_chosen_experts=False)  # whose counts are multilinear
+    most = spec.most_new_tokens
+    points = sample_points((1, 1, first), _STEP, 1 if most is None else most - 1)
+    check = (3, 5 if most is None else most, first + _STEP)
     quantized = request.quantized or QuantizedModel({})
     costs: dict[Point, NetworkCost] = {}
     for length in (first, first + _STEP):
         context.report(Phase(f"count with {length} cached tokens"))
-        graph = _network(backend, spec, replace(options, max_sequence_length=length), quantized)
+        graph = _network(backend, spec, replace(plain, max_sequence_length=length), quantized)
         for point in (p for p in (*points, check) if p[2] == length):
             record = as_quantized(_record(backend, graph, point), quantized.kv_cache)
             cost = network_cost(record, place_of if request.by_layer else group_of)
@@ -70,7 +84,7 @@ def count_decoder(request: CountRequest, context: Context) -> Counts:
                 cost.alive_bytes = [results + read for results, read in alive]
             costs[point] = cost
     measured = costs.pop(check)
-    counts = counts_of(costs, fit)
+    counts = counts_of(costs, fit, _mixture(spec, options, quantized))
     assert counts.fused_bytes.at(check) == measured.fused_bytes, "bytes are not multilinear"
     assert counts.flops.at(check) == sum(group.flops for group in measured.groups.values()), "FLOPs are not multilinear"
     return counts
@@ -78,6 +92,8 @@ def count_decoder(request: CountRequest, context: Context) -> Counts:
 
 def group_of(name: str, kind: str) -> str:
     """Return the group of a decoder's layer by its name and type."""
+    if "/moe/experts/" in name:
+        return EXPERTS
     if kind in ("ATTENTION_INPUT", "ATTENTION_OUTPUT"):
         return "attention"
     if kind == "KV_CACHE_UPDATE":
@@ -94,21 +110,30 @@ def place_of(name: str, kind: str = "") -> str:
 
 def _product_group(name: str) -> str:
     """Return the group of a matrix product."""
-    if _PROJECTIONS.search(name):
-        return "q, k, v projections"
-    if "/attention/o/" in name:
-        return "output projection"
-    if "/attention/" in name:
-        return "attention"
-    if "/moe/" in name:
-        return "experts"
+    attention = _ATTENTION.search(name)
+    if attention is not None:
+        return _ATTENTION_GROUPS.get(attention[1], "attention")
+    if _RECURRENT.search(name):
+        return "recurrent layers"
     return "lm head" if name.startswith("lm_head") else "mlp"
+
+
+def _mixture(spec: DecoderSpec, options: DecoderOptions, quantized: QuantizedModel) -> Mixture | None:
+    """Return the mixture of which a step reads the chosen experts only; None if it reads all, or layers differ."""
+    moes = [layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, MoeSpec)]
+    sizes = {(moe.num_experts, moe.routing.top_k) for moe in moes}
+    is_quantized = any(".experts." in name for name in quantized.layers)
+    if not options.has_chosen_experts or is_quantized or len(sizes) != 1 or not all(moe.reads_chosen for moe in moes):
+        return None
+    experts, top_k = sizes.pop()
+    widest = max(3 * moe.expert.intermediate_size * spec.hidden_size for moe in moes)
+    return Mixture(experts, top_k, options.dtype.size_bytes(experts * widest))
 
 
 def _first_length(spec: DecoderSpec, length: int) -> int:
     """Return a short cached length of the same kind as `length`: longer than the same windows."""
-    windows = [layer.attention.sliding_window or 0 for layer in spec.layers]
-    first = max((window for window in windows if window < length), default=0) + _STEP
+    windows = [attention.sliding_window or 0 for attention in spec.attentions]
+    first = max([window for window in windows if window < length] + [spec.most_new_tokens or 0]) + _STEP
     positions = spec.embedding.positions
     limit = positions.count if isinstance(positions, LearnedPositions) else math.inf
     return first if first + _STEP <= limit else _STEP

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping  # noqa: TC003 - counts are read from JSON by their types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, TypeVar
 
 from trtkit.planning.multilinear import Multilinear, total
@@ -16,11 +17,32 @@ if TYPE_CHECKING:
 
 
 _Point = TypeVar("_Point")
+EXPERTS = "experts"
+"""The group of all that is done for each expert."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Experts of which a step reads the chosen ones only. copied_bytes: of all experts of the largest layer.
+
+    Groups and bytes of `Counts` are those of a step that reads all experts.
+    """
+
+    num_experts: int
+    top_k: int
+    copied_bytes: int
+
+    def share(self, point: Point) -> Fraction:
+        """Return which share of the experts a step at (B, S, T) reads: one for each choice, all at most."""
+        return Fraction(min(point[0] * point[1] * self.top_k, self.num_experts), self.num_experts)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Layers of one kind, each taken on its own. products: operations on tensor cores, by type."""
+    """Layers of one kind, each taken on its own. products: operations on tensor cores, by type.
+
+    has_experts: all that it does, it does for each expert.
+    """
 
     name: str
     layers: int
@@ -28,6 +50,15 @@ class Group:
     products: Mapping[str, Multilinear]
     bytes: Multilinear
     weight_bytes: int
+    has_experts: bool = False
+
+    def of_chosen(self, share: Fraction) -> Group:
+        """Return the work of a share of the experts, whose weights are read and written once more than those of all."""
+        products = {name: poly.scaled(share) for name, poly in self.products.items()}
+        weight_bytes = round(self.weight_bytes * share)
+        copied = Multilinear((2 * weight_bytes, *(0,) * 7))
+        flops, moved = self.flops.scaled(share), self.bytes.scaled(share) + copied
+        return replace(self, flops=flops, products=products, bytes=moved, weight_bytes=weight_bytes)
 
 
 @dataclass(frozen=True)
@@ -35,13 +66,25 @@ class Counts:
     """A whole network.
 
     fused_bytes: the least that it moves; cache_bytes: the part that is read from caches. alive: bytes of results that
-    are alive at each step that differs from the others.
+    are alive at each step that differs from the others. mixture: None if every step reads all weights.
     """
 
     groups: tuple[Group, ...]
     fused_bytes: Multilinear
     cache_bytes: Multilinear
     alive: tuple[Multilinear, ...]
+    mixture: Mixture | None = None
+
+    def of_step(self, point: Point) -> Counts:
+        """Return what a step at (B, S, T) costs, which reads chosen experts only."""
+        if self.mixture is None:
+            return self
+        share = self.mixture.share(point)
+        experts = sum(group.weight_bytes for group in self.groups if group.has_experts)
+        first, *rest = self.fused_bytes.coefficients
+        fused = Multilinear((first - experts + round(experts * share), *rest))
+        groups = tuple(group.of_chosen(share) if group.has_experts else group for group in self.groups)
+        return replace(self, groups=groups, fused_bytes=fused, mixture=None)
 
     @property
     def flops(self) -> Multilinear:
@@ -62,11 +105,16 @@ class Counts:
         return sum(group.weight_bytes for group in self.groups)
 
     def activation_bytes(self, point: Point) -> int:
-        """Return the most bytes of results that are alive at once, nothing fused."""
-        return max((poly.at(point) for poly in self.alive), default=0)
+        """Return the most bytes of results that are alive at once, copies of chosen experts too, nothing fused."""
+        copied = 0 if self.mixture is None else round(self.mixture.copied_bytes * self.mixture.share(point))
+        return copied + max((poly.at(point) for poly in self.alive), default=0)
 
 
-def counts_of(costs: Mapping[_Point, NetworkCost], fit: Callable[[Mapping[_Point, int]], Multilinear]) -> Counts:
+def counts_of(
+    costs: Mapping[_Point, NetworkCost],
+    fit: Callable[[Mapping[_Point, int]], Multilinear],
+    mixture: Mixture | None = None,
+) -> Counts:
     """Return the functions through costs of one network at several points."""
     first = next(iter(costs.values()))
 
@@ -80,6 +128,7 @@ def counts_of(costs: Mapping[_Point, NetworkCost], fit: Callable[[Mapping[_Point
         by_point(lambda cost: cost.fused_bytes),
         by_point(lambda cost: cost.cache_bytes),
         tuple(alive),
+        mixture,
     )
 
 
@@ -91,4 +140,5 @@ def _group(
     weights = {group.weight_bytes for _, group in costs}
     assert len(weights) == 1, f"weights of {name} that depend on the inputs"
     flops, moved = (fit({point: getattr(group, key) for point, group in costs}) for key in ("flops", "bytes"))
-    return Group(name, first.layers, flops, products, moved, first.weight_bytes)
+    has_experts = name == EXPERTS or "/moe/experts/" in name
+    return Group(name, first.layers, flops, products, moved, first.weight_bytes, has_experts)

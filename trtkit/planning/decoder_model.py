@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.dtypes import DTYPES
 from trtkit.errors import PlanError
-from trtkit.models.spec import MoeSpec
+from trtkit.models.feed_forward import MoeSpec
 from trtkit.models.weights import model_weights
 from trtkit.network.input_spec import kv_window
 from trtkit.quantization.llm.choice import linear_layers
@@ -16,8 +16,10 @@ from trtkit.quantized_model import describe
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
-    from trtkit.models.spec import AttentionSpec, DecoderSpec
+    from trtkit.models.attention import AttentionSpec
+    from trtkit.models.spec import DecoderSpec
     from trtkit.planning.counts import Counts
+    from trtkit.planning.formats import Format
     from trtkit.quantized_model import QuantizedModel
 
 Json = dict[str, Any]
@@ -59,8 +61,9 @@ class DecoderModel:
 
     active_parameters: those that compute one token: all, but of a mixture of experts the chosen ones.
     looked_up: parameters of tables that no product reads. max_length: the longest sequence that model, or engine, was
-    made for; 0 for no limit. attention: of each layer. saved_bytes: what weights in few bits
-    take less. cache_dtype: None for the model's own. quantized: in words what is in few bits.
+    made for; 0 for no limit. layers: how many. attention: of each layer that has it. state_bytes: of one sequence's
+    recurrent states. saved_bytes: what quantized weights save. cache_dtype: None for the model's own.
+    quantized: what is quantized, in words.
     """
 
     name: str
@@ -71,17 +74,14 @@ class DecoderModel:
     looked_up: int
     hidden_size: int
     vocab_size: int
+    layers: int
     attention: tuple[AttentionSpec, ...]
     max_length: int
+    state_bytes: int = 0
     saved_bytes: int = 0
     cache_dtype: DType | None = None
     types: tuple[str, ...] = ()
     quantized: str = ""
-
-    @property
-    def layers(self) -> int:
-        """How many layers there are."""
-        return len(self.attention)
 
     @property
     def has_windows(self) -> bool:
@@ -103,21 +103,26 @@ class DecoderModel:
         """Whether new keys and values need room next to the caches."""
         return self.kv_dtype.bits == 8
 
+    def takes(self, form: Format) -> bool:
+        """Whether weights and caches can have a format."""
+        return form.kv_bits is None or not (
+            self.state_bytes or not all(layer.has_own_pairs for layer in self.attention)
+        )
+
     @property
     def kv_bytes_per_token(self) -> int:
         """Keys and values of one token in all layers; caches are linear, windows do not shorten them."""
         return self.kv_dtype.size_bytes(sum(layer.cached_elements for layer in self.attention))
 
     def windowed_kv_bytes(self, length: int) -> int:
-        """Return what a slot's cache of `length` tokens would take if sliding layers kept no more than their window."""
+        """Return what a slot of `length` tokens would take if sliding layers kept no more than their window."""
         kept = (min(layer.sliding_window or length, length) * layer.cached_elements for layer in self.attention)
-        return self.kv_dtype.size_bytes(sum(kept))
+        return self.kv_dtype.size_bytes(sum(kept)) + self.state_bytes
 
     def to_json(self) -> Json:
         """Return all numbers. Those of attention are lists if layers differ."""
         numbers = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "attention"}
         heads = {
-            "layers": self.layers,
             "heads": _common([layer.num_attention_heads for layer in self.attention]),
             "kv_heads": _common([layer.num_key_value_heads for layer in self.attention]),
             "head_dim": _common([layer.head_dim for layer in self.attention]),
@@ -142,7 +147,11 @@ def decoder_model(name: str, spec: DecoderSpec, dtype: DType, max_length: int = 
     """Return a model's numbers. max_length: of an engine, where it is shorter than the model's."""
     sizes = {weight.path: math.prod(weight.shape) for weight in model_weights(spec)}
     parameters = sum(sizes.values())
-    tables = ["position_embedding.weight", *([] if spec.head.is_tied else ["embedding.weight"])]
+    tables = [
+        "position_embedding.weight",
+        "per_layer_table.weight",
+        *([] if spec.head.is_tied else ["embedding.weight"]),
+    ]
     limits = [limit for limit in (max_length, spec.max_position_embeddings) if limit]
     return DecoderModel(
         name,
@@ -153,8 +162,10 @@ def decoder_model(name: str, spec: DecoderSpec, dtype: DType, max_length: int = 
         sum(sizes.get(path, 0) for path in tables),
         spec.hidden_size,
         spec.vocab_size,
-        tuple(layer.attention for layer in spec.layers),
+        len(spec.layers),
+        spec.attentions,
         min(limits, default=0),
+        spec.state_bytes(dtype),
     )
 
 
@@ -205,15 +216,16 @@ class Formulas:
 def formulas(model: DecoderModel, counts: Counts, work: Workload) -> Formulas:
     """Return what the published formulas say, to compare with what was counted.
 
-    One decode step: 2 operations for each weight but those that are looked up, and 4 N H for each cached token and
-    layer. A cache: 2 layers K H elements for each token.
+    One decode step: 2 operations for each weight that is read but those that are looked up, and 4 N H for each cached
+    token and layer. A cache: 2 layers K H elements for each token.
     Source: https://arxiv.org/abs/2001.08361 and https://arxiv.org/abs/2303.06865.
     """
     T = work.mean_length
     cached = counts.cache_bytes.at((1, 1, T)) // T
-    products = sum(poly.at((1, 1, T)) for poly in counts.products.values())
+    products = sum(poly.at((1, 1, T)) for poly in counts.of_step((1, 1, T)).products.values())
     attention = 4 * T * sum(layer.num_attention_heads * layer.head_dim for layer in model.attention)
-    formula = 2 * (model.parameters - model.looked_up) + attention
+    computed = model.parameters if counts.mixture is None else model.active_parameters
+    formula = 2 * (computed - model.looked_up) + attention
     return Formulas(
         DecodeFlops(formula, products, formula / products),
         CacheBytes(model.kv_bytes_per_token, cached),
@@ -221,7 +233,9 @@ def formulas(model: DecoderModel, counts: Counts, work: Workload) -> Formulas:
 
 
 def _common(numbers: list[int]) -> int | list[int]:
-    """Return the number that all layers share, or each layer's."""
+    """Return the number that all layers share, or each layer's; 0 for no layers."""
+    if not numbers:
+        return 0
     return numbers[0] if len(set(numbers)) == 1 else numbers
 
 
@@ -232,6 +246,8 @@ def _idle_parameters(spec: DecoderSpec) -> int:
         moe = layer.feed_forward
         if isinstance(moe, MoeSpec):
             matrices = 3 if moe.expert.is_gated else 2
-            one = matrices * spec.hidden_size * moe.expert.intermediate_size
-            idle += (moe.num_experts - moe.top_k) * one
+            sizes = spec.hidden_size, moe.expert.intermediate_size
+            biases = (matrices - 1) * sizes[1] + sizes[0] if moe.expert.has_bias else 0
+            one = matrices * sizes[0] * sizes[1] + biases
+            idle += (moe.num_experts - moe.routing.top_k) * one
     return idle

@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from trtkit.planning.gpus import PlannedGpu
 
 # Groups whose matrices are quantized; embedding, head and norms stay.
-QUANTIZED = ("q, k, v projections", "output projection", "mlp", "experts")
+QUANTIZED = (
+    "q, k, v projections",
+    "latent projections",
+    "output projection",
+    "recurrent layers",
+    "mlp",
+    "experts",
+)
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,8 @@ def in_format(counts: Counts, dtype: DType, form: Format) -> Counts:
         )
     )
     groups = tuple(_group(group, dtype, form) for group in counts.groups)
-    return replace(counts, groups=groups, fused_bytes=Multilinear(rest) + cache, cache_bytes=cache)
+    mixture = counts.mixture if form.weight_bits is None else None  # quantized experts are all read
+    return replace(counts, groups=groups, fused_bytes=Multilinear(rest) + cache, cache_bytes=cache, mixture=mixture)
 
 
 def _group(group: Group, dtype: DType, form: Format) -> Group:

@@ -78,7 +78,7 @@ def _plan(question: Question, gpu: PlannedGpu, share: GridShare) -> GridPlan:
     """Return what a grid gives."""
     model, work, grid = question.model, question.work, share.grid
     sizes = share.weight_bytes, share.kv_per_token
-    footprint = Footprint(share.counts, *sizes, work.chunk, model.vocab_size, model.keeps_new)
+    footprint = Footprint(share.counts, *sizes, work.chunk, model.vocab_size, model.keeps_new, share.state_bytes)
     need = footprint.need(work.concurrency, work.length)
     ttft, tpot = _times(question, gpu, share)
     links_s, sent = link_seconds(question, gpu, share, work.concurrency, work.concurrency)

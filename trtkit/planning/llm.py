@@ -51,7 +51,7 @@ def plan_llm(question: Question, gpu: PlannedGpu, demand: Demand = NO_DEMAND) ->
         },
         load=demand.plan(speed.output_tokens_per_second / work.output_len, fits=fits and takes),
         curve=tuple(speeds(question, gpu, size, price) for size in _batches(batch)),
-        formats=tuple(_in_format(question, gpu, form) for form in formats if form.fits(gpu)),
+        formats=tuple(_in_format(question, gpu, form) for form in formats if form.fits(gpu) and model.takes(form)),
         grids=plan_grids(question, gpu),
         tensor_pays_up_to=tensor_pays_up_to(question, gpu),
     )
@@ -87,7 +87,7 @@ def cost_per_million(price_per_hour: float | None, per_second: float) -> float |
 def _footprint(model: DecoderModel, counts: Counts, chunk: int) -> Footprint:
     """Return what the model keeps on one GPU. chunk: new tokens of each slot in a prefill step."""
     sizes = model.weight_bytes, model.kv_bytes_per_token
-    return Footprint(counts, *sizes, chunk, model.vocab_size, model.keeps_new)
+    return Footprint(counts, *sizes, chunk, model.vocab_size, model.keeps_new, model.state_bytes)
 
 
 def _batches(most: int) -> list[int]:
@@ -103,7 +103,8 @@ def _in_format(question: Question, gpu: PlannedGpu, form: Format) -> FormatPlan:
     saved = quantized_bytes(question.counts, model.dtype, form.weight_bits)
     kv = model.kv_bytes_per_token * (form.kv_bits or model.dtype.bits) // model.dtype.bits
     keeps_new = form.kv_bits is not None or model.keeps_new
-    footprint = Footprint(counts, model.weight_bytes - saved, kv, work.chunk, model.vocab_size, keeps_new)
+    weights, sizes = model.weight_bytes - saved, (work.chunk, model.vocab_size)
+    footprint = Footprint(counts, weights, kv, *sizes, keeps_new, model.state_bytes)
     return FormatPlan(
         name=form.name,
         weight_bytes=footprint.weights,

@@ -43,7 +43,7 @@ class Footprint:
 
     weights: bytes. kv_per_token: bytes, of all layers. chunk: new tokens of each slot in a prefill step, which the
     activations follow from. keeps_new: engines with caches in eight bits give a step's keys and values apart.
-    vocab_size: of the logits that are sampled.
+    vocab_size: of the logits that are sampled. state_bytes: of a slot's recurrent states, which engines write apart.
     """
 
     counts: Counts
@@ -52,13 +52,15 @@ class Footprint:
     chunk: int
     vocab_size: int
     keeps_new: bool = False
+    state_bytes: int = 0
 
     def need(self, batch: int, length: int) -> Need:
         """Return what `batch` slots of `length` tokens need."""
         new = min(self.chunk, length)
         activations = self.counts.activation_bytes((batch, new, length))
         tokens = batch * (length + new) if self.keeps_new else batch * length
-        return Need(self.weights, self.kv_per_token * tokens, activations, sampling_bytes(batch, self.vocab_size))
+        caches = self.kv_per_token * tokens + 2 * self.state_bytes * batch
+        return Need(self.weights, caches, activations, sampling_bytes(batch, self.vocab_size))
 
     def largest_batch(self, length: int, memory_bytes: int) -> int:
         """Return the most slots of `length` tokens that fit, 0 where not even one does."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from fractions import Fraction
 
 Point = tuple[int, int, int]
 """Batch B, new tokens of each sequence S, cached tokens of each slot T."""
@@ -31,6 +32,10 @@ class Multilinear:
         factors = (1, T, S, S * T, B, B * T, B * S, B * S * T)
         return sum(c * factor for c, factor in zip(self.coefficients, factors, strict=True))
 
+    def scaled(self, factor: Fraction) -> Multilinear:
+        """Return the count times a factor, each coefficient rounded."""
+        return Multilinear(tuple(round(coefficient * factor) for coefficient in self.coefficients))
+
     def __add__(self, other: Multilinear) -> Multilinear:
         pairs = zip(self.coefficients, other.coefficients, strict=True)
         return Multilinear(tuple(a + b for a, b in pairs))
@@ -41,10 +46,13 @@ def total(parts: Sequence[Multilinear]) -> Multilinear:
     return Multilinear(tuple(sum(column) for column in zip(*(part.coefficients for part in parts), strict=True)))
 
 
-def sample_points(first: Point, step: int = 1) -> tuple[Point, ...]:
-    """Return the eight corners that `fit` needs; step: how far the second cached length lies from the first."""
+def sample_points(first: Point, step: int = 1, new_step: int = 1) -> tuple[Point, ...]:
+    """Return the eight corners that `fit` needs.
+
+    step, new_step: how far the second cached length lies from the first, and the second number of new tokens.
+    """
     B, S, T = first
-    steps = (1, 1, step)
+    steps = (1, new_step, step)
     corners = [tuple(f + s * p for f, s, p in zip(first, steps, power, strict=True)) for power in _POWERS]
     assert corners[0] == (B, S, T)
     return tuple((corner[0], corner[1], corner[2]) for corner in corners)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from trtkit.jobs.runner import Runner
-    from trtkit.planning.counts import Counts
+    from trtkit.planning.counts import Counts, Group
     from trtkit.planning.gpus import PlannedGpu
     from trtkit.planning.multilinear import Point
     from trtkit.planning.report import Report
@@ -79,7 +79,7 @@ def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> Ll
         model,
         (request.input_len, request.output_len),
         concurrency=request.concurrency or (options.max_batch_size if is_sized else 1),
-        chunk=options.max_prefill_length,
+        chunk=min(options.max_prefill_length, spec.most_new_tokens or options.max_prefill_length),
         slot_length=options.max_sequence_length if is_sized else 0,
     )
     counts = _count(planned, quantized, work.length, runner)
@@ -99,7 +99,7 @@ def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> Ll
         step={name: _step(counts, point) for name, point in points.items()},
         formulas=formulas(model, counts, work),
         gpus=tuple(plan_llm(question, gpu, request.demand(gpu)) for gpu in request.gpus),
-        assumptions=(*planned.notes, *llm_assumptions(model, work)),
+        assumptions=(*planned.notes, *llm_assumptions(model, work, counts.mixture)),
     )
 
 
@@ -143,31 +143,31 @@ def _count(planned: PlannedModel, quantized: QuantizedModel | None, length: int,
 
 def _layers(counts: Counts, points: Mapping[str, Point]) -> tuple[LayerGroup, ...]:
     """Return each group's work and arithmetic intensity, by phase."""
+    by_phase = {phase: counts.of_step(point).groups for phase, point in points.items()}
     return tuple(
         LayerGroup(
             group.name,
             group.layers,
             group.weight_bytes,
-            {
-                phase: LayerWork(
-                    group.flops.at(point),
-                    {dtype: poly.at(point) for dtype, poly in group.products.items()},
-                    group.bytes.at(point),
-                    intensity(group, point),
-                )
-                for phase, point in points.items()
-            },
+            {phase: _work(by_phase[phase][index], point) for phase, point in points.items()},
         )
-        for group in counts.groups
+        for index, group in enumerate(counts.groups)
     )
+
+
+def _work(group: Group, point: Point) -> LayerWork:
+    """Return a group's work at (B, S, T)."""
+    products = {dtype: poly.at(point) for dtype, poly in group.products.items()}
+    return LayerWork(group.flops.at(point), products, group.bytes.at(point), intensity(group, point))
 
 
 def _step(counts: Counts, point: Point) -> StepWork:
     """Return the whole network's work at (B, S, T)."""
+    activation_bytes, counts = counts.activation_bytes(point), counts.of_step(point)
     return StepWork(
         flops=counts.flops.at(point),
         products={dtype: poly.at(point) for dtype, poly in counts.products.items()},
         fused_bytes=counts.fused_bytes.at(point),
         cache_bytes=counts.cache_bytes.at(point),
-        activation_bytes=counts.activation_bytes(point),
+        activation_bytes=activation_bytes,
     )

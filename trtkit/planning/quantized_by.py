@@ -15,6 +15,7 @@ from trtkit.quantization.llm.choice import choose
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.quantized_model import LayerForm, QuantizedModel, form_of
 from trtkit.sources.decoder_source import open_hf_folder
+from trtkit.sources.quantized import mxfp4
 from trtkit.sources.quantized.read import declared
 from trtkit.sources.safetensors_folder import read_json
 
@@ -50,7 +51,7 @@ def _of_config(planned: PlannedModel, spec: DecoderSpec) -> QuantizedModel | Non
     if config.source.hf is None:
         return by_source(spec, open_config_source(config))
     section = declared(file.parent, read_json(file)) if file.is_file() else None
-    if section is None:
+    if section is None or section.get("quant_method") == mxfp4.METHOD:  # which is dequantized
         return None
     if str(section.get("quant_algo")) == "MIXED_PRECISION" and list(file.parent.glob("*.safetensors")):
         return by_source(spec, open_hf_folder(file.parent))  # trtkit's own does not name its layers in int4

@@ -205,8 +205,8 @@ class LlmReport(_Report):
 
     @property
     def slot_bytes(self) -> int:
-        """Cache of one slot at the end."""
-        return self.model.kv_bytes_per_token * self.work.length
+        """Cache and recurrent states of one slot at the end."""
+        return self.model.kv_bytes_per_token * self.work.length + self.model.state_bytes
 
     def to_json(self) -> Json:
         """Return the form that users get."""

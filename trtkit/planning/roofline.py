@@ -47,6 +47,7 @@ class Floor:
 
 def floor(counts: Counts, point: Point, gpu: Roof) -> Floor:
     """Return the least time of a network that is fused as well as can be, at (B, S, T)."""
+    counts = counts.of_step(point)
     memory_s = counts.fused_bytes.at(point) / gpu.bandwidth_bytes_per_s
     return Floor(_compute_s(counts.products, point, gpu), memory_s)
 
@@ -58,7 +59,7 @@ def group_floor(group: Group, point: Point, gpu: Roof) -> Floor:
 
 def unfused_s(counts: Counts, point: Point, gpu: Roof) -> float:
     """Return the sum of all groups' least times: what to expect where TensorRT fuses nothing."""
-    return sum(group_floor(group, point, gpu).seconds for group in counts.groups)
+    return sum(group_floor(group, point, gpu).seconds for group in counts.of_step(point).groups)
 
 
 def intensity(group: Group, point: Point) -> float:
@@ -71,16 +72,22 @@ def compute_bound_batch(counts: Counts, length: int, gpu: Roof) -> int | None:
     """Return the batch from which on decoding at `length` cached tokens is bound by compute; None where it never is.
 
     Never: each sequence's cache takes longer to read than its tokens take to compute, at any batch. Both sides are
-    lines in the batch, so two points give them.
+    lines in the batch, so two points give them; as long as a mixture reads but chosen experts, both bend.
     """
-    one, two = (floor(counts, (batch, 1, length), gpu) for batch in (1, 2))
+    bends_at = 1 if counts.mixture is None else -(-counts.mixture.num_experts // counts.mixture.top_k)
+    one, two = (floor(counts, (batch, 1, length), gpu) for batch in (bends_at, bends_at + 1))
     if one.compute_s is None or two.compute_s is None:
         return None
     slope = (two.compute_s - one.compute_s) - (two.memory_s - one.memory_s)
     behind = one.memory_s - one.compute_s
     if behind < 0:
-        return 1
-    return 2 + int(behind / slope) if slope > 0 else None
+        return next(batch for batch in range(1, bends_at + 1) if _is_compute_bound(counts, (batch, 1, length), gpu))
+    return bends_at + 1 + int(behind / slope) if slope > 0 else None
+
+
+def _is_compute_bound(counts: Counts, point: Point, gpu: Roof) -> bool:
+    least = floor(counts, point, gpu)
+    return (least.compute_s or 0.0) > least.memory_s
 
 
 def _compute_s(products: Mapping[str, Multilinear], point: Point, gpu: Roof) -> float | None:

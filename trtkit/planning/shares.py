@@ -7,18 +7,29 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trtkit.errors import ConfigError
+from trtkit.models.feed_forward import MoeSpec
 from trtkit.models.parallel import SINGLE, Grid, check_grid, rank_spec
-from trtkit.models.spec import MoeSpec
 from trtkit.models.weights import model_weights
 from trtkit.planning.multilinear import Multilinear
 
 if TYPE_CHECKING:
-    from trtkit.models.spec import DecoderSpec
+    from trtkit.dtypes import DType
+    from trtkit.models.spec import DecoderSpec, LayerSpec
     from trtkit.planning.counts import Counts, Group
     from trtkit.planning.decoder_model import DecoderModel
 
 # Groups that tensor parallelism divides; norms, element-wise layers and lookups are done by all.
-_DIVIDED = ("q, k, v projections", "attention", "kv cache update", "output projection", "mlp", "experts", "lm head")
+_DIVIDED = (
+    "q, k, v projections",
+    "latent expansion",
+    "attention",
+    "kv cache update",
+    "output projection",
+    "recurrent layers",
+    "mlp",
+    "experts",
+    "lm head",
+)
 SIZES = (2, 4, 8, 16)
 
 
@@ -26,14 +37,15 @@ SIZES = (2, 4, 8, 16)
 class GridShare:
     """One GPU's share of a model on a grid.
 
-    counts: as if it did all layers, with its share of each. weight_bytes: of the rank with the most. kv_per_token: of
-    the rank with the largest caches, in bytes. reduces: all-reduces of a step.
+    counts: as if it did all layers, with its share of each. weight_bytes: of the rank with the most. kv_per_token,
+    state_bytes: of the rank with the largest caches, and with the largest states. reduces: all-reduces of a step.
     """
 
     grid: Grid
     counts: Counts
     weight_bytes: int
     kv_per_token: int
+    state_bytes: int
     reduces: int
 
 
@@ -44,41 +56,49 @@ def grid_shares(model: DecoderModel, counts: Counts, spec: DecoderSpec, own: Gri
     grids = {SINGLE, Grid(own.tensor, pipeline=own.pipeline), *_grids(spec)}
     for grid in sorted(grids, key=lambda each: (each.ranks, each.tensor)):
         if grid.tensor not in by_tensor:
-            by_tensor[grid.tensor] = tensor_share(counts, spec, grid.tensor)
+            by_tensor[grid.tensor] = tensor_share(counts, spec, grid.tensor, model.dtype)
         weights, cache = rank_bytes(model, spec, grid)
-        reduces = 1 + sum(_reduces(layer.feed_forward) for layer in spec.layers)
-        shares.append(GridShare(grid, by_tensor[grid.tensor], weights, cache, reduces))
+        states = max(part.state_bytes(model.dtype) for part in _stages(spec, grid))
+        reduces = 1 + sum(_reduces(layer) for layer in spec.layers)
+        shares.append(GridShare(grid, by_tensor[grid.tensor], weights, cache, states, reduces))
     return tuple(shares)
 
 
-def tensor_share(counts: Counts, spec: DecoderSpec, gpus: int) -> Counts:
-    """Return what one GPU of a tensor parallel model computes and moves, if it did all layers."""
+def tensor_share(counts: Counts, spec: DecoderSpec, gpus: int, dtype: DType) -> Counts:
+    """Return what one GPU of a tensor parallel model computes and moves, if it did all layers. dtype: the network's."""
     if gpus == 1:
         return counts
     divided = sum(group.weight_bytes for group in counts.groups if group.name in _DIVIDED)
     saved = divided - divided // gpus
     own = rank_spec(spec, Grid(gpus), 0)
-    kept = own.cached_elements / spec.cached_elements
+    kept = own.cached_elements / spec.cached_elements if spec.cached_elements else 1.0
     cache = Multilinear(tuple(round(kept * c) for c in counts.cache_bytes.coefficients))
     rest = tuple(a - b for a, b in zip(counts.fused_bytes.coefficients, counts.cache_bytes.coefficients, strict=True))
-    fused = Multilinear((rest[0] - saved, *rest[1:])) + cache
+    states = 2 * (spec.state_bytes(dtype) - own.state_bytes(dtype))  # each row's are read and written
+    fused = Multilinear((rest[0] - saved, *rest[1:4], rest[4] - states, *rest[5:])) + cache
     groups = tuple(_divided(group, gpus) if group.name in _DIVIDED else group for group in counts.groups)
-    return replace(counts, groups=groups, fused_bytes=fused, cache_bytes=cache)
+    mixture = counts.mixture and replace(counts.mixture, copied_bytes=counts.mixture.copied_bytes // gpus)
+    return replace(counts, groups=groups, fused_bytes=fused, cache_bytes=cache, mixture=mixture)
 
 
 def rank_bytes(model: DecoderModel, spec: DecoderSpec, grid: Grid) -> tuple[int, int]:
     """Return the weights of the rank with the most, and the cache of a token of the rank with the largest."""
-    first_ranks = range(0, grid.ranks, grid.stage_ranks)
-    parts = [rank_spec(spec, grid, rank) for rank in first_ranks]
+    parts = _stages(spec, grid)
     parameters = max(_parameters(part) for part in parts)
     weights = -(-model.weight_bytes * parameters // _parameters(spec))
     return weights, model.kv_dtype.size_bytes(max(part.cached_elements for part in parts))
 
 
-def _reduces(feed_forward: object) -> int:
+def _stages(spec: DecoderSpec, grid: Grid) -> list[DecoderSpec]:
+    """Return what the first rank of each pipeline stage computes."""
+    return [rank_spec(spec, grid, rank) for rank in range(0, grid.ranks, grid.stage_ranks)]
+
+
+def _reduces(layer: LayerSpec) -> int:
     """Return how many all-reduces a layer has."""
-    is_apart = isinstance(feed_forward, MoeSpec) and feed_forward.shared is not None and feed_forward.shared.has_bias
-    return 3 if is_apart else 2
+    moe = layer.feed_forward
+    is_apart = isinstance(moe, MoeSpec) and moe.shared is not None and moe.shared.has_bias
+    return (layer.mixer is not None) + (moe is not None) + is_apart
 
 
 def _grids(spec: DecoderSpec) -> list[Grid]:

@@ -19,9 +19,11 @@ from trtkit.config.schema import ModelConfig
 from trtkit.config.targets import load_target
 from trtkit.engine.decoders import llm_options
 from trtkit.errors import ConfigError, PlanError, SourceError, did_you_mean
+from trtkit.models.registry import LISTENERS
 from trtkit.resolve import resolve
 from trtkit.sources.decoder_source import open_decoder_source
 from trtkit.sources.huggingface.wrapped_config import text_fields
+from trtkit.sources.package_file import hf_folder
 from trtkit.sources.safetensors_folder import read_json
 
 if TYPE_CHECKING:
@@ -97,6 +99,8 @@ def model_of_bundle(bundle: Bundle) -> PlannedModel:
     where = bundle.path / "model" / CONFIG
     if manifest.interface == "tokens":
         fields, limit = read_json(where), llm_options(manifest.config).max_sequence_length
+    if manifest.audio is not None:
+        raise _not_counted(str(bundle.path))
     notes = () if manifest.images is None else _TOWER
     return PlannedModel(manifest.name, manifest.config, manifest.backend.name, fields, str(where), limit, bundle, notes)
 
@@ -108,6 +112,11 @@ def _of_config(path: str, overrides: Sequence[str | Override], target: str | Non
     return model_of_config(find_model_config(path, overrides, target), path)
 
 
+def _not_counted(where: str) -> SourceError:
+    what = "`plan` does not count what a speech recognizer's encoder and cross-attention take"
+    return SourceError(what, where, "build it: `trtkit inspect` shows the weights, caches and work of the bundle")
+
+
 def model_of_config(config: ModelConfig, path: str = "") -> PlannedModel:
     """Return the model that `config` builds. path: where the config is; its name unless given.
 
@@ -117,7 +126,7 @@ def model_of_config(config: ModelConfig, path: str = "") -> PlannedModel:
     if resolve(config).interface == "arrays":
         return PlannedModel(config.name, config, backend, None, path or config.name)
     if config.source.hf is not None:
-        where = Path(config.source.hf) / CONFIG
+        where = hf_folder(config.source) / CONFIG
         if not where.is_file():
             fix = "give a folder with the model's config.json: `--set source.hf=FOLDER`"
             raise SourceError("no such file", str(where), fix)
@@ -151,8 +160,11 @@ def _of_config_json(file: Path, overrides: Sequence[str | Override]) -> PlannedM
 
 
 def _fields(file: Path) -> Json:
-    """Return a language model's fields; how it is quantized is read apart from them."""
-    return {key: value for key, value in text_fields(file).items() if key != "quantization_config"}
+    """Return a language model's fields; how it is quantized is read apart from them. Raises SourceError."""
+    fields = text_fields(file)
+    if fields.get("model_type") in LISTENERS:
+        raise _not_counted(str(file))
+    return {key: value for key, value in fields.items() if key != "quantization_config"}
 
 
 def _notes(file: Path) -> tuple[str, ...]:

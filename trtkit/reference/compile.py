@@ -15,6 +15,7 @@ from trtkit.reference.flow import conditional_op, loop_op
 from trtkit.reference.graph import MISSING, Graph, Node
 from trtkit.reference.layer import Layer, Lowered, Op, Settings, TensorSpec
 from trtkit.reference.layers import LOWERINGS, OWNING
+from trtkit.reference.picking import Joined, joined_constants, picking, without_unread
 from trtkit.reference.program import Program, Step, failed
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Compiler:
         self.nodes = [self._renamed(node) for node in graph.nodes if not self.alias.keys() & node.outputs]
         self.shape_sources = {node.outputs[0]: node.trt for node in self.nodes if node.kind == "SHAPE"}
         self.owned: set[int] = set()
+        self.joined: dict[int, Joined] = {}
 
     def slot(self, slot: int) -> int:
         """Return the slot that holds the value of `slot`."""
@@ -67,7 +69,7 @@ class Compiler:
         written = {slot for unit in units for slot in unit.outputs}
         once = {slot for slot in written if read_by.get(slot) == 1}
         drafts = [step for unit in units if (step := self._step(unit, once)) is not None]
-        steps = _with_frees(drafts, outputs)
+        steps = _with_frees(without_unread(drafts, outputs), outputs)
         initial: list[Any] = [None] * len(self.graph.specs)
         for slot in {slot for step in steps for slot in step.inputs}.union(outputs):
             initial[slot] = self.known.get(slot)
@@ -89,6 +91,10 @@ class Compiler:
         step = Step(lowered.run, lowered.run, node.inputs, node.outputs, (), node.kind, node.name)
         if self._fold(step):
             return None
+        layer = self.layer(node)
+        if (joined := joined_constants(step, layer, self.known)) is not None:
+            self.joined[step.outputs[0]] = joined
+        step = picking(step, layer, self.joined)
         if node.kind in OWNING and not lowered.is_view:
             self.owned.update(node.outputs)
         if lowered.overwrite and node.inputs[0] in self.owned & once:

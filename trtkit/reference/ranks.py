@@ -36,7 +36,7 @@ class Rank(Protocol):
         ...
 
     def exchange(self, key: str, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Return what every rank brought to the layer `key`, by rank. Waits for all of them."""
+        """Return copies of what every rank brought to the layer `key`, by rank. Waits for all of them."""
         ...
 
     def leave(self) -> None:
@@ -72,10 +72,10 @@ class ThreadRank:
         return self.group.count
 
     def exchange(self, key: str, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Return what every rank brought to the layer `key`, by rank. Waits for all of them."""
+        """Return copies of what every rank brought to the layer `key`, by rank. Waits for all of them."""
         self.group.posted[key, self.rank] = tensor
         self.group.barrier.wait()
-        parts = [self.group.posted[key, rank] for rank in range(self.count)]
+        parts = [self.group.posted[key, rank].clone() for rank in range(self.count)]  # later layers write in place
         self.group.barrier.wait()
         return parts
 

@@ -59,6 +59,8 @@ def _model(plan: Report) -> dict[str, Value]:
         "types": types,
     }
     rows |= {"KV cache of a token": size(model.kv_bytes_per_token), "KV cache of a request": size(plan.slot_bytes)}
+    if model.state_bytes:
+        rows["recurrent states of a request"] = size(model.state_bytes)
     return {**rows, "load": f"{work.concurrency} at once, {work.input_len} prompt and {work.output_len} answer tokens"}
 
 

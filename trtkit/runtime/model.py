@@ -10,7 +10,7 @@ from trtkit.backends import load_backend
 from trtkit.bundle.bundle import check_file, open_bundle
 from trtkit.engine.hybrids import open_hybrid
 from trtkit.engine.stages import bundle_stages, plan_files
-from trtkit.errors import ExecutionError
+from trtkit.errors import ExecutionError, SourceError
 from trtkit.inputs.images import read_image
 from trtkit.inputs.samples import Sample, check_profiles
 from trtkit.reference import to_array
@@ -45,16 +45,21 @@ class Model:
     description: str = ""
     """What computes."""
 
-    def predict(self, pictures: Iterable[Image.Image | Path | str], *, batch: int | None = None) -> Iterator[Answer]:
-        """Yield an answer to each picture, read from the outputs by the config's `task`: classes, boxes, text, maps.
+    def predict(
+        self, items: Iterable[Image.Image | Path | str | tuple[str, str]], *, batch: int | None = None
+    ) -> Iterator[Answer]:
+        """Yield an answer to each item, read from the outputs by the config's `task`: classes, boxes, text, maps.
 
-        batch: pictures per call; the engine's `opt` batch if None. Raises SourceError if a picture cannot be read, or
+        items: pictures or their paths; for a text encoder, texts or pairs of texts.
+        batch: items per call; the engine's `opt` batch if None. Raises SourceError if a picture cannot be read, or
         if the config does not describe how it becomes the only input.
         """
         from trtkit.runtime.predict import open_predictor
+        from trtkit.runtime.predict_text import open_text_predictor, takes_text
 
-        predictor = open_predictor(self.bundle, self.run, batch)
-        return predictor(read_image(Path(each)) if isinstance(each, str | Path) else each for each in pictures)
+        if takes_text(self.bundle):
+            return open_text_predictor(self.bundle, self.run, batch)(_texts(items))
+        return open_predictor(self.bundle, self.run, batch)(_pictures(items))
 
     def __call__(self, x: Array) -> Array:
         """Return the first output for the only input. Raises ExecutionError where the model has several inputs."""
@@ -62,6 +67,26 @@ class Model:
         if len(names) != 1:
             raise ExecutionError(f"the model has {len(names)} inputs: {', '.join(names)}", fix="pass them to `run`")
         return next(iter(self.run({names[0]: x}).values()))
+
+
+def _texts(items: Iterable[object]) -> Iterator[str | tuple[str, str]]:
+    for item in items:
+        if isinstance(item, str) or (isinstance(item, tuple) and all(isinstance(each, str) for each in item)):
+            yield item
+        else:
+            raise SourceError(f"expected a text or a pair of texts, got {type(item).__name__}", "predict", "give str")
+
+
+def _pictures(items: Iterable[object]) -> Iterator[Image.Image]:
+    from PIL import Image
+
+    for item in items:
+        if isinstance(item, Image.Image):
+            yield item
+        elif isinstance(item, str | Path):
+            yield read_image(Path(item))
+        else:
+            raise SourceError(f"expected a picture or its path, got {type(item).__name__}", "predict", "give a path")
 
 
 def open_model(

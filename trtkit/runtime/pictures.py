@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 VIDEOS = {".mp4", ".mov", ".mkv", ".avi", ".webm", ".m4v"}
-ARRAYS = ".npz"
-_KINDS = f"pictures ({', '.join(sorted(IMAGES))}), videos ({', '.join(sorted(VIDEOS))}) and {ARRAYS}"
+ARRAYS, TEXTS = ".npz", ".txt"
+_KINDS = f"pictures ({', '.join(sorted(IMAGES))}), videos ({', '.join(sorted(VIDEOS))}), {TEXTS} and {ARRAYS}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ def input_files(paths: Sequence[Path]) -> list[Path]:
     if twice is not None:
         what = f"two inputs are called `{twice.name}`, so their answers would overwrite each other"
         raise SourceError(what, str(twice), "rename one, or run them separately")
-    unknown = [file for file in files if file.suffix.lower() not in IMAGES | VIDEOS | {ARRAYS}]
+    unknown = [file for file in files if file.suffix.lower() not in IMAGES | VIDEOS | {ARRAYS, TEXTS}]
     if unknown:
         raise SourceError(f"unknown kind of file `{unknown[0].suffix}`", str(unknown[0]), f"give {_KINDS}")
     return files

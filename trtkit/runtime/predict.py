@@ -11,7 +11,8 @@ import numpy as np
 from trtkit.errors import SourceError
 from trtkit.inputs.images import Placement, input_size, placement
 from trtkit.inputs.samples import Sample, check_samples, picture_input, read_npz
-from trtkit.runtime.pictures import ARRAYS, read_pictures
+from trtkit.runtime.pictures import ARRAYS, TEXTS, read_pictures
+from trtkit.runtime.predict_text import open_text_predictor, read_texts, takes_text
 from trtkit.runtime.tasks.answers import Outputs
 from trtkit.runtime.tasks.reader import open_reader
 
@@ -128,14 +129,21 @@ class Answered:
 
 
 def answer_files(bundle: Bundle, run: Run, files: Sequence[Path], options: FileOptions) -> Iterator[Answered]:
-    """Yield the answer to each picture, each frame and each .npz file, in order. Raises SourceError."""
+    """Yield the answer to each picture, frame or line of text, and each .npz file, in order. Raises SourceError."""
     arrays = [file for file in files if file.suffix.lower() == ARRAYS]
-    if arrays != list(files):
+    texts = [file for file in files if file.suffix.lower() == TEXTS]
+    if texts and not takes_text(bundle):
+        raise SourceError("the model takes no text", str(texts[0]), "give it what its inputs need, such as pictures")
+    for file in texts:
+        lines = read_texts(file)
+        answers = open_text_predictor(bundle, run, options.batch, options.top_k)(lines)
+        yield from (Answered(f"{file.name}:{number}", answer) for number, answer in enumerate(answers, 1))
+    if len(arrays) + len(texts) != len(files):
         predictor = open_predictor(bundle, run, options.batch, options.top_k)
         running: deque[Picture] = deque()
 
         def images() -> Iterator[Image.Image]:
-            for picture in read_pictures([file for file in files if file not in arrays], options.every):
+            for picture in read_pictures([file for file in files if file not in [*arrays, *texts]], options.every):
                 running.append(picture)
                 yield picture.image
 

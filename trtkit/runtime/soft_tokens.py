@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -20,12 +22,15 @@ class SoftTokens:
     places: [P], ascending positions in the prompt. vectors: [P, D], on the host. keys: [P], equal where vectors are,
     so that a cached beginning is shared with prompts of the same images only.
     rope_positions: [3, length], time, height and width of every token of the prompt; None for a model without M-RoPE.
+    encoded: what an encoder made of the request, by the input of the network that takes it; one key, at the first
+    token, then says which request it was.
     """
 
     places: Ints
     vectors: torch.Tensor
     keys: Ints
     rope_positions: Ints | None = None
+    encoded: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check that there is one vector a place."""

@@ -12,7 +12,8 @@ from trtkit.reference import Executor, Options, constants_from_onnx
 from trtkit.runtime.runtime_cache import cache_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     import torch
 
@@ -21,6 +22,17 @@ if TYPE_CHECKING:
     from trtkit.engine.stages import PlanFile, PreparedStage
     from trtkit.jobs.events import Listener
     from trtkit.runtime.device import Device, Stream
+
+
+def parsed_run(backend: Backend, onnx: Path) -> Callable[[Mapping[str, Any]], dict[str, torch.Tensor]]:
+    """Return what runs, on the reference executor, the network that TensorRT parses from a file."""
+    network = parse_onnx(backend, onnx, "ERROR")
+    executor = Executor(backend, network.definition, Options(constants=constants_from_onnx(onnx)))
+
+    def run(inputs: Mapping[str, Any], _owner: object = network) -> dict[str, torch.Tensor]:
+        return executor.run(inputs)
+
+    return run
 
 
 class StageExecution(Protocol):

@@ -13,6 +13,7 @@ from trtkit.sources.gguf.config import family_of, hf_config
 from trtkit.sources.gguf.file import read_gguf
 from trtkit.sources.gguf.tokenizer import gguf_tokenizer
 from trtkit.sources.gguf.weights import hf_weights
+from trtkit.sources.huggingface.stacked_experts import unstack_experts
 from trtkit.sources.huggingface.wrapped_config import unwrap
 from trtkit.sources.quantized.layers import check_rest
 from trtkit.sources.quantized.read import read_quantized
@@ -65,7 +66,7 @@ def open_decoder_source(source: Source, *, keep_quantized: bool = False) -> Deco
     if source.trtllm is not None:
         return open_trtllm(package_file.resolve(source.trtllm))
     assert source.hf is not None
-    return open_hf_folder(package_file.resolve(source.hf))
+    return open_hf_folder(package_file.resolve(str(package_file.hf_folder(source))))
 
 
 @reader
@@ -80,12 +81,13 @@ def open_hf_folder(folder: Path) -> DecoderSource:
     arrays, weight_files = read_folder(folder)
     quantized = read_quantized(folder, read_json(path), arrays)
     config, arrays = unwrap(path, quantized.stored)
+    arrays = unstack_experts(arrays, str(config.get("model_type", "")))
     config.pop("quantization_config", None)
     tokenizer = folder_tokenizer(folder)
     files = (path, *weight_files, *tokenizer.files)
     is_plain = not quantized.method and quantized.kv_cache is None and has_usual_names(folder)
     opened = DecoderSource(config, Checkpoint(arrays), files, str(path), tokenizer, folder=folder if is_plain else None)
-    return replace(opened, quantized_by=quantized.method, kv_cache=quantized.kv_cache)
+    return replace(opened, quantized_by=quantized.method, kv_cache=quantized.kv_cache, note=quantized.note)
 
 
 @reader

@@ -54,12 +54,12 @@ def source_files(source: Source) -> list[Path]:
         return [path, *onnx_file.external_files(onnx_file.read_graph(path), path)]
     if source.gguf is not None:
         return [package_file.resolve(source.gguf, source.requires)]
-    folder = source.hf or source.trtllm
-    if folder is not None:
-        if not Path(folder).is_dir():
+    if source.hf is not None or source.trtllm is not None:
+        folder = Path(str(source.trtllm)) if source.hf is None else package_file.hf_folder(source)
+        if not folder.is_dir():
             key = "hf" if source.hf else "trtllm"
-            raise SourceError("no such folder", folder, f"name the model's folder: `--set source.{key}=FOLDER`")
-        inside = Path(folder).glob("*")
+            raise SourceError("no such folder", str(folder), f"name the model's folder: `--set source.{key}=FOLDER`")
+        inside = folder.glob("*")
         return sorted(path for path in inside if path.suffix in {".json", ".safetensors", ".pth", ".jinja", ".model"})
     assert source.torch is not None
     files = _module_files(source.torch.factory)

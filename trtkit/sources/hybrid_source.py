@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
+
+
+# TensorFlow's names of a norm's weights, which the first checkpoints of BERT have; transformers renames them too.
+_OLD_NORM = re.compile(r"(?<=LayerNorm\.)(gamma|beta)$")
+
+
+def _of_today(match: re.Match[str]) -> str:
+    return {"gamma": "weight", "beta": "bias"}[match[0]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +55,8 @@ def open_hybrid_folder(folder: Path) -> HybridSource:
     states = sorted(folder.glob("*.pth"))
     is_state = len(states) == 1 and not any(folder.glob("*.safetensors"))
     arrays = read_state_dict(states[0]) if is_state else read_folder(folder)[0]
-    return HybridSource(fields, Checkpoint(arrays), folder, where)
+    renamed = {_OLD_NORM.sub(_of_today, name): array for name, array in arrays.items()}
+    return HybridSource(fields, Checkpoint(renamed), folder, where)
 
 
 @dataclass(frozen=True)

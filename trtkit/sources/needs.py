@@ -39,6 +39,8 @@ def needs(config: ModelConfig) -> list[Need]:
     folder = config.source.hf or config.source.trtllm
     if folder is None:
         return packages
+    if folder.startswith(package_file.SCHEME):
+        return packages
     return [*packages, folder_need(folder, config.source.hub or "")]
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import importlib.util
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
+
+if TYPE_CHECKING:
+    from trtkit.config.schema import Source
 
 SCHEME = "package://"
 
@@ -26,6 +30,12 @@ def resolve(path: str, requires: str | None = None) -> Path:
         install = install_line(requires) or f"install the package that has `{module}`"
         raise SourceError(f"package `{module}` is not installed", path, install)
     return _existing(Path(next(iter(spec.submodule_search_locations))) / inner)
+
+
+def hf_folder(source: Source) -> Path:
+    """Return the folder of a `source.hf`, in a package or not; whoever reads a folder says whether it is there."""
+    assert source.hf is not None
+    return resolve(source.hf, source.requires) if source.hf.startswith(SCHEME) else Path(source.hf)
 
 
 def install_line(requires: str | None) -> str:

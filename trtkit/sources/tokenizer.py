@@ -18,6 +18,8 @@ _NAMES = (
     "chat_template.json",
     "vocab.json",
     "merges.txt",
+    "vocab.txt",
+    "sentencepiece.bpe.model",
     "tokenizer.model",
     "spiece.model",
     "tekken.json",

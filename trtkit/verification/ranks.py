@@ -47,8 +47,7 @@ class RankNetworks:
 
     def stages(self) -> Iterator[range]:
         """Yield the ranks of each stage."""
-        for first in range(0, self.grid.ranks, self.grid.stage_ranks):
-            yield range(first, first + self.grid.stage_ranks)
+        yield from map(self.grid.stage_members, range(0, self.grid.ranks, self.grid.stage_ranks))
 
 
 class RankedDecoder:

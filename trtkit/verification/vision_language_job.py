@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,14 +19,11 @@ from trtkit.resolve import resolve
 from trtkit.runtime.decoder import decoder_network
 from trtkit.runtime.text import open_tokenizer
 from trtkit.runtime.vision_language import ImagePrompts, reference_tower
+from trtkit.sources.package_file import hf_folder
 from trtkit.verification.decoder_job import ROUNDED_ACTIVATIONS, rounds_activations
 from trtkit.verification.dequantized import wrapped_folder
-from trtkit.verification.engine_logits import compare_engine
-from trtkit.verification.job import corner
-from trtkit.verification.logits import LogitsCompared, compare_rows
+from trtkit.verification.media import MediaSample, compare_media
 from trtkit.verification.ranks import reference_decoder
-from trtkit.verification.report import Agreement, Check, Corner, Output, Report
-from trtkit.verification.signal import hollow_outputs
 from trtkit.verification.slices import limits_of
 from trtkit.verification.stepper import Stepper
 from trtkit.verification.subject import tolerance_of
@@ -42,36 +38,27 @@ if TYPE_CHECKING:
     from trtkit.jobs.events import Listener
     from trtkit.jobs.job import Context
     from trtkit.runtime.decoder import DecoderNetwork
-    from trtkit.runtime.soft_tokens import SoftTokens
     from trtkit.runtime.vision_language import VisionTower
     from trtkit.sources.decoder_source import DecoderSource
     from trtkit.verification.jobs import VerifyRequest
+    from trtkit.verification.report import Report
 
-_NEW_TOKENS, _CHUNK = 12, 7
+_NEW_TOKENS = 12
 _TEXT = "Describe the picture in one sentence."
 # Width and height of the images that are made up where none are given: square, wide, high.
 _SIZES = ((64, 64), (150, 70), (48, 112))
-_MIN_AGREEMENT = 0.99
-
-
-@dataclass(frozen=True, eq=False)
-class PromptSample:
-    """A prompt with its images. ids: with all placeholders."""
-
-    name: str
-    ids: list[int]
-    images: tuple[Image.Image, ...]
-    soft: SoftTokens | None
 
 
 class VisionLanguageVerifier:
     """Both networks as the bundle's engines were built from, and transformers' model."""
 
+    encoded = "soft_tokens"
+
     def __init__(self, request: VerifyRequest, report: Listener) -> None:
         assert request.images is not None
         self.config, self._record = request.config, request.images
         assert self.config.source.hf is not None
-        folder = Path(self.config.source.hf)
+        folder = hf_folder(self.config.source)
         report(Phase("write network"))
         self._decoder = model = open_decoder(resolve(self.config), request.quantized)
         self.backend = load_backend(request.backend)
@@ -95,29 +82,25 @@ class VisionLanguageVerifier:
         """Return the decoder's network exactly as the engine has it: its own kind of logits."""
         return decoder_network(self.backend, self._decoder)
 
-    def samples(self, paths: Sequence[str]) -> list[PromptSample]:
+    def samples(self, paths: Sequence[str]) -> list[MediaSample]:
         """Return prompts of one image each, of two, and of none. Raises SourceError for those that do not fit."""
         images = [(Path(path).name, read_image(Path(path))) for path in paths] or _random_images()
         prompts = [(name, [image]) for name, image in images]
         prompts += [("two images", [image for _, image in images[:2]])] if len(images) > 1 else []
         return [self._sample(name, shown) for name, shown in [*prompts, ("text alone", [])]]
 
-    def logits(self, sample: PromptSample, chunk: int | None = None) -> torch.Tensor:
-        """Return logits [S, V] of a prompt, prefilled at once or in chunks."""
-        import torch
+    def encode(self, sample: MediaSample) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the soft tokens of a sample's images, and transformers'."""
+        assert sample.soft is not None
+        return sample.soft.vectors, self.reference.soft_tokens(sample.media)
 
-        size = chunk or len(sample.ids)
-        self.stepper.reset(1, sample.soft)
-        parts = (sample.ids[start : start + size] for start in range(0, len(sample.ids), size))
-        return torch.cat([self.stepper.step([part])[0] for part in parts])
-
-    def _sample(self, name: str, images: list[Image.Image]) -> PromptSample:
+    def _sample(self, name: str, images: list[Image.Image]) -> MediaSample:
         merged = self._prompts.merge(self._ids(len(images)), images)
         room = llm_options(self.config).max_sequence_length - _NEW_TOKENS
         if len(merged.ids) > room:
             what = f"the prompt has {len(merged.ids)} tokens including its images; {room} fit"
             raise SourceError(what, name, "raise `llm.max_sequence_length`, or give smaller images")
-        return PromptSample(name, merged.ids, tuple(images), self._prompts.soft_tokens(merged, self._tower))
+        return MediaSample(name, merged.ids, tuple(images), self._prompts.soft_tokens(merged, self._tower))
 
     def _ids(self, count: int) -> list[int]:
         """Return a prompt with a placeholder for each of `count` images; random tokens without a tokenizer."""
@@ -145,74 +128,7 @@ def _rounding(config: ModelConfig, language: DecoderSource) -> float:
 
 def verify(request: VerifyRequest, context: Context) -> Report:
     """Compare soft tokens, logits, greedy tokens and, where asked, chunks."""
-    verifier = VisionLanguageVerifier(request, context.report)
-    limits, samples = verifier.limits, verifier.samples(request.request.inputs)
-    context.report(Phase("compare soft tokens and logits"))
-    outputs = {"soft_tokens": _soft_tokens(verifier, samples)}
-    outputs["logits"], agreement = _logits(verifier, samples)
-    context.report(Phase("compare greedy tokens"))
-    answers = [_greedy(verifier, sample) for sample in samples]
-    corners = [_chunked(verifier, sample) for sample in samples] if request.request.corners else []
-    same = sum(ours == theirs for ours, theirs in answers) / len(answers)
-    required = 1.0 if verifier.config.precision == "fp32" and not verifier.rounding else 0.0
-    least = 0.0 if verifier.rounding else _MIN_AGREEMENT
-    task = Agreement("greedy text", same, required, None, tuple(answers))
-    prompts = [(sample.ids, sample.soft) for sample in samples]
-    engine = compare_engine(request, verifier.engine_network, prompts, limits, context.report)
-    checks: list[Check] = [*outputs.values(), *corners, task, *([] if engine is None else [engine])]
-    return Report(
-        name=verifier.config.name,
-        passed=all(check.passed for check in checks) and agreement >= least,
-        precision=verifier.config.precision,
-        reference=verifier.reference.description,
-        executor=f"trtkit reference executor on both {verifier.backend.name} {verifier.backend.version} networks",
-        tolerance=limits.tolerance,
-        slice_tolerance=limits.slices,
-        slice_floor=limits.floor,
-        samples=tuple(sample.name for sample in samples),
-        outputs=outputs,
-        hollow=hollow_outputs(outputs, limits),
-        task=task,
-        corners=tuple(corners),
-        top_1_agreement=agreement,
-        engine=engine,
-    )
-
-
-def _soft_tokens(verifier: VisionLanguageVerifier, samples: Sequence[PromptSample]) -> Output:
-    compared = LogitsCompared(verifier.limits)
-    for sample in (sample for sample in samples if sample.soft is not None):
-        assert sample.soft is not None
-        compared.add(sample.soft.vectors, verifier.reference.soft_tokens(sample.images))
-    return compared.output()
-
-
-def _logits(verifier: VisionLanguageVerifier, samples: Sequence[PromptSample]) -> tuple[Output, float]:
-    """Return the worst comparison, and the share of equal top-1 tokens where the best two are clearly apart."""
-    compared, hits, clear = LogitsCompared(verifier.limits), 0, 0
-    for sample in samples:
-        ours, theirs = verifier.logits(sample), verifier.reference.logits(sample.ids, sample.images)
-        compared.add(ours, theirs)
-        best = theirs.topk(2).values
-        is_clear = best[:, 0] - best[:, 1] > verifier.limits.tolerance * theirs.square().mean().sqrt()
-        hits += int((ours.argmax(-1) == theirs.argmax(-1))[is_clear].sum())
-        clear += int(is_clear.sum())
-    return compared.output(), hits / clear if clear else 1.0
-
-
-def _greedy(verifier: VisionLanguageVerifier, sample: PromptSample) -> tuple[str, str]:
-    """Return our answer and transformers', as text where there is a tokenizer."""
-    ours = verifier.stepper.greedy(sample.ids, _NEW_TOKENS, soft=sample.soft)
-    theirs = verifier.reference.greedy(sample.ids, sample.images, _NEW_TOKENS)
-    if verifier.tokenizer is None:
-        return " ".join(map(str, ours)), " ".join(map(str, theirs))
-    return verifier.tokenizer.decode(ours), verifier.tokenizer.decode(theirs)
-
-
-def _chunked(verifier: VisionLanguageVerifier, sample: PromptSample) -> Corner:
-    """Check what serving relies on: a prompt cut anywhere, in an image too, gives what one prefill gives."""
-    compared = compare_rows(verifier.logits(sample, _CHUNK), verifier.logits(sample), verifier.limits)
-    return corner(f"chunks of {_CHUNK}: {sample.name}", {"inputs_embeds": (1, _CHUNK)}, compared, verifier.limits)
+    return compare_media(VisionLanguageVerifier(request, context.report), request, context)
 
 
 def _random_images() -> list[tuple[str, Image.Image]]:

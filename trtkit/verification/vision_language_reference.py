@@ -62,9 +62,10 @@ class VisionLanguageReference:
         """Return what the model takes of images; Idefics3's processor wants them by prompt."""
         if not images:
             return {}
-        is_tiled = hasattr(self.model.config, "scale_factor")
-        processed = self._processor([list(images)] if is_tiled else list(images), return_tensors="pt")
-        return {name: processed[name] for name in processed if name not in ("rows", "cols")}
+        is_tiled, is_cropped = hasattr(self.model.config, "scale_factor"), self.model.config.model_type == "internvl"
+        crops = {"crop_to_patches": True} if is_cropped else {}
+        processed = self._processor([list(images)] if is_tiled else list(images), return_tensors="pt", **crops)
+        return {name: processed[name] for name in processed if name not in ("rows", "cols", "num_patches")}
 
     def _inputs(self, ids: Sequence[int], images: Sequence[Image.Image]) -> dict[str, Any]:
         import torch

@@ -13,7 +13,7 @@ from trtkit.runtime.decoder import open_execution
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.decoder_cases import Case
+    from tests.decoder_case import Case
     from tests.gpu.place import Place
     from tests.gpu.step import Answer
 

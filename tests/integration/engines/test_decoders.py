@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from tests.decoder_cases import CASES, Case
+from tests.decoder_cases import CASES
 from tests.engine_decoders import bundle_of, greedy
 from trtkit.runtime.decoder import open_execution
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.decoder_case import Case
     from tests.simulated_tensorrt import Simulated
     from trtkit.runtime.decoder import DecoderExecution
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from tests.decoder_cases import CASES, VARIED, Case
+from tests.decoder_cases import CASES, VARIED
 from tests.decoders import builds, executor_of, model_of, relative_rms
 from tests.parallel import Ranks
 from tests.selection import slow_unless
 from trtkit.dtypes import FP16, FP32
+from trtkit.models.feed_forward import MoeSpec
 from trtkit.models.parallel import Grid
-from trtkit.models.spec import MoeSpec
+
+if TYPE_CHECKING:
+    from tests.decoder_case import Case
 
 IDS = torch.randint(3, 67, (3, 9), generator=torch.Generator().manual_seed(1))
 # Sizes that 2, 4 and 8 ranks share: of 8 heads; of 2 key/value heads, which more ranks hold twice; of 67 tokens, which
@@ -22,11 +25,14 @@ IDS = torch.randint(3, 67, (3, 9), generator=torch.Generator().manual_seed(1))
 _HEADS = {6: 8, 4: 8}
 _HEAD_COUNTS = ("num_attention_heads", "n_head", "n_heads", "attention_heads")
 _SIZES = {"intermediate_size": 80, "ffn_dim": 80, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56}
-_EXPERTS = {"num_local_experts": 8, "num_experts": 8}
+_HEADS_OF_STATES = {"linear_num_key_heads": 8, "linear_num_value_heads": 16, "mamba_n_groups": 8}
+_EXPERTS = {"num_local_experts": 8, "num_experts": 8, "n_routed_experts": 8, "n_group": 4}
 
 
 def shared(case: Case) -> Case:
-    """Return the case with sizes that 8 ranks can share."""
+    """Return the case with sizes that 8 ranks can share, 4 of a model without attention."""
+    if case.model_type == "mamba2":
+        return case
 
     def size(key: str, value: Any) -> Any:
         if key in (*_HEAD_COUNTS, "num_key_value_heads"):
@@ -34,13 +40,14 @@ def shared(case: Case) -> Case:
         if key in ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"):
             heads = next((case.config[name] for name in _HEAD_COUNTS if name in case.config), 6)
             return value * 8 // heads
-        return (_SIZES | _EXPERTS).get(key, value)
+        return (_SIZES | _EXPERTS | _HEADS_OF_STATES).get(key, value)
 
     return replace(case, config={key: size(key, value) for key, value in case.config.items()})
 
 
 SHARED = [shared(case) for case in CASES]
 MIXTURES = [case for case in SHARED if any(key in case.config for key in _EXPERTS)]
+STATEFUL = [case for case in SHARED if case.name in ("lfm2", "qwen3_next", "bamba", "nemotron_h")]
 FEW = [case for case in SHARED if case.name in VARIED]
 TENSOR = slow_unless(lambda case, tensor: tensor == 4 or case.name in VARIED, [(c, n) for c in SHARED for n in (2, 4)])
 
@@ -80,6 +87,13 @@ def test_expert_parallel_ranks_give_the_logits_and_tokens_of_one(case: Case, gri
 @pytest.mark.parametrize("case", FEW, ids=str)
 @pytest.mark.parametrize("grid", [Grid(1, 1, 2), Grid(2, 1, 2)], ids=str)
 def test_pipeline_stages_give_the_logits_and_tokens_of_one(case: Case, grid: Grid) -> None:
+    assert errors(case, grid) <= 1e-5
+
+
+@pytest.mark.parametrize("case", STATEFUL, ids=str)
+@pytest.mark.parametrize("grid", [Grid(1, 1, 2), Grid(2, 1, 2)], ids=str)
+def test_pipeline_stages_keep_states(case: Case, grid: Grid) -> None:
+    """A stage may have no attention, or no states."""
     assert errors(case, grid) <= 1e-5
 
 
@@ -141,7 +155,9 @@ def test_each_expert_is_held_once() -> None:
 
 
 def test_mixtures_are_in_the_cases() -> None:
-    assert {case.model_type for case in MIXTURES} >= {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "ernie4_5_moe"}
-    assert all(
-        any(isinstance(layer.feed_forward, MoeSpec) for layer in model_of(case).spec.layers) for case in MIXTURES
-    )
+    """Every case whose model has experts, and no other."""
+    models = {case.name: model_of(case).spec for case in SHARED}
+    mixtures = {
+        name for name, spec in models.items() if any(isinstance(each.feed_forward, MoeSpec) for each in spec.layers)
+    }
+    assert {case.name for case in MIXTURES} == mixtures

@@ -118,7 +118,7 @@ def test_ranks_of_every_method_give_what_one_gives(method: str, of_blocks: Path,
 
 
 def test_the_decoder_of_a_vision_language_model_is_shared(tmp_path: Path, trtkit: Callable[..., Ran]) -> None:
-    """Its embeddings stay beside the engines, which take vectors; M-RoPE turns on every rank."""
+    """The engines take vectors, so its embeddings are stored outside them; every rank applies M-RoPE."""
     vlm = tiny_vlm.VLMS["qwen2-vl"]
     limits = "{max_batch_size: 2, max_sequence_length: 160, max_prefill_length: 96}"
     path = tmp_path / "m.yaml"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from transformers import Idefics3Processor, LlavaProcessor
+from transformers import Idefics3Processor, InternVLProcessor, LlavaProcessor
 
 from tests.tiny_vlm import VLMS, Reference, Vlm, bundle_of, folder_of, picture, tokenizer
 from trtkit import LLM, SamplingParams
@@ -110,6 +110,22 @@ def test_placeholders_are_those_of_transformers_processors(name: str) -> None:
             want = whole(text=text, images=[images] if vlm.model_type != "llava" else images)["input_ids"][0]
             read = llm_of(vlm).frontend.reader.read({"prompt": text, "images": images})
             assert read.ids == list(want)
+
+
+def test_crops_are_marked_as_transformers_processor_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Videos' part of it wants a package that is not here."""
+    monkeypatch.setattr(InternVLProcessor, "check_argument_for_proper_class", lambda *_: None)
+    vlm = VLMS["internvl"]
+    hf = tokenizer(vlm).hf
+    for name, token in {"start_image": "<img>", "end_image": "</img>", "context_image": "<IMG_CONTEXT>"}.items():
+        setattr(hf, f"{name}_token", token)
+        setattr(hf, f"{name}_token_id", hf.convert_tokens_to_ids(token))
+    hf.video_token = "<|video_pad|>"
+    whole = InternVLProcessor(vlm.processor, hf, image_seq_length=4)
+    for text, images in prompts_of(vlm).values():
+        if images:
+            want = whole(text=text, images=images)["input_ids"][0]
+            assert llm_of(vlm).frontend.reader.read({"prompt": text, "images": images}).ids == list(want)
 
 
 @families

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Run = Callable[..., Ran]
     Refuses = Callable[..., str]
 
-some = pytest.mark.parametrize("vlm", [VLMS["llava"], VLMS["smolvlm"], VLMS["qwen2.5-vl"]], ids=str)
+some = pytest.mark.parametrize("vlm", [VLMS["llava"], VLMS["smolvlm"], VLMS["internvl"], VLMS["qwen2.5-vl"]], ids=str)
 
 
 def copied(vlm: Vlm, folder: Path) -> Path:

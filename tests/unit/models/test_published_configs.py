@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from transformers import AutoConfig
 
+from trtkit.dtypes import FP16
 from trtkit.errors import TrtkitError
+from trtkit.models.feed_forward import MlpSpec
 from trtkit.models.registry import decoder_spec
-from trtkit.models.spec import AttentionSpec, DecoderSpec, MlpSpec
+
+if TYPE_CHECKING:
+    from trtkit.models.attention import AttentionSpec
+    from trtkit.models.spec import DecoderSpec
 
 SMOLLM2 = {
     "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
@@ -89,6 +94,56 @@ SMOLLM3 = {
     "max_window_layers": 28, "use_sliding_window": False, "sliding_window": None, "rope_theta": 5000000.0,
     "mlp_bias": False, "attention_bias": False, "pretraining_tp": 2,
 }  # fmt: skip
+LFM2 = {
+    "model_type": "lfm2", "hidden_size": 2048, "block_auto_adjust_ff_dim": True, "block_dim": 2048,
+    "block_ff_dim": 12288, "block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0, "block_multiple_of": 256,
+    "block_norm_eps": 1e-05, "block_out_init_scale": 1.0, "block_use_swiglu": True, "block_use_xavier_init": True,
+    "conv_L_cache": 3, "conv_bias": False, "conv_dim": 2048, "conv_dim_out": 2048, "conv_use_xavier_init": True,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14], "max_position_embeddings": 128000, "norm_eps": 1e-05,
+    "num_attention_heads": 32, "num_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8,
+    "rope_theta": 1000000.0, "use_pos_enc": True, "vocab_size": 65536,
+}  # fmt: skip
+QWEN3_NEXT = {
+    "model_type": "qwen3_next", "attention_bias": False, "decoder_sparse_step": 1, "full_attention_interval": 4,
+    "head_dim": 256, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 5120, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128,
+    "max_position_embeddings": 262144, "mlp_only_layers": [], "moe_intermediate_size": 512, "norm_topk_prob": True,
+    "num_attention_heads": 16, "num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 48,
+    "num_key_value_heads": 2, "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-06, "rope_scaling": None,
+    "rope_theta": 10000000, "shared_expert_intermediate_size": 512, "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
+MINICPM3 = {
+    "model_type": "minicpm3", "hidden_size": 2560, "intermediate_size": 6400, "num_hidden_layers": 62,
+    "num_attention_heads": 40, "num_key_value_heads": 40, "vocab_size": 73448, "max_position_embeddings": 32768,
+    "q_lora_rank": 768, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "hidden_act": "silu",
+    "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "rms_norm_eps": 1e-05, "initializer_range": 0.1,
+    "rope_scaling": {"type": "longrope", "long_factor": [1.5] * 16, "short_factor": [1.0] * 16,
+                     "original_max_position_embeddings": 32768},
+}  # fmt: skip
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "vocab_size": 129280,
+    "max_position_embeddings": 163840, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256, "n_shared_experts": 1, "ep_size": 1,
+    "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
+    "norm_topk_prob": True, "routed_scaling_factor": 2.5, "first_k_dense_replace": 3, "moe_layer_freq": 1,
+    "num_nextn_predict_layers": 1, "aux_loss_alpha": 0.001, "seq_aux": True, "rms_norm_eps": 1e-06,
+    "rope_theta": 10000, "rope_scaling": {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
+                                          "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096},
+    "tie_word_embeddings": False, "attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu",
+}  # fmt: skip
+DEEPSEEK_V2_LITE = {
+    "model_type": "deepseek_v2", "hidden_size": 2048, "intermediate_size": 10944, "moe_intermediate_size": 1408,
+    "num_hidden_layers": 27, "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 102400,
+    "max_position_embeddings": 163840, "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64, "n_shared_experts": 2, "ep_size": 1,
+    "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1, "topk_method": "greedy", "scoring_func": "softmax",
+    "norm_topk_prob": False, "routed_scaling_factor": 1.0, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+    "aux_loss_alpha": 0.001, "seq_aux": True, "rms_norm_eps": 1e-06, "rope_theta": 10000,
+    "rope_scaling": {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 0.707,
+                     "mscale_all_dim": 0.707, "original_max_position_embeddings": 4096},
+    "tie_word_embeddings": False, "attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu",
+}  # fmt: skip
 
 
 def mlp_of(spec: DecoderSpec) -> MlpSpec:
@@ -123,6 +178,11 @@ def thetas_of(spec: DecoderSpec) -> list[float | None]:
         (FALCON, lambda s: (attention_of(s).num_key_value_heads, s.block.norms), (1, ("attention_norm",))),
         (GPT2, lambda s: (s.embedding.positions.count, mlp_of(s).intermediate_size, s.is_in_out), (1024, 3072, True)),
         (QWEN2, lambda s: (set(windows_of(s)), attention_of(s).has_qkv_bias), ({None}, True)),
+        (QWEN3_NEXT, lambda s: (s.attentions[0].rope.dim, len(s.attentions), s.states[1].elements), (64, 12, 1 << 19)),
+        (LFM2, lambda s: (mlp_of(s).intermediate_size, len(s.attentions), s.state_bytes(FP16)), (8192, 6, 81920)),
+        (MINICPM3, lambda s: (s.cached_elements, s.head.logit_scale, attention_of(s).output_size), (17856, 0.1, 2560)),
+        (DEEPSEEK_V3, lambda s: (s.cached_elements, s.unused), (61 * 576, ("model.layers.61.",))),
+        (DEEPSEEK_V2_LITE, lambda s: (s.cached_elements, attention_of(s).latent.query_rank), (27 * 576, None)),
         (SMOLLM3, lambda s: thetas_of(s)[:5], [5e6, 5e6, 5e6, None, 5e6]),
     ],
     ids=lambda item: item["model_type"] if isinstance(item, dict) else "",
@@ -134,8 +194,21 @@ def test_published_configs_are_understood(fields: dict[str, Any], look: Any, wan
 NEEDED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 FAMILIES = ["arcee", "cohere2", "cwm", "ernie4_5", "exaone4", "glm", "glm4", "helium", "ministral3", "olmo", "olmo3"]
 
+DERIVED = [
+    "granitemoe_swa",
+    "hy_v3",
+    "exaone_moe",
+    "granite_swa",
+    "hyperclovax",
+    "internlm3",
+    "iquestcoder",
+    "mellum",
+    "vaultgemma",
+    "youtu",
+]
 
-@pytest.mark.parametrize("model_type", [*FAMILIES, "seed_oss"])
+
+@pytest.mark.parametrize("model_type", [*FAMILIES, "seed_oss", "minicpm3", "deepseek_v3", "glm4_moe_lite", *DERIVED])
 def test_fields_left_out_are_as_in_transformers(model_type: str) -> None:
     stated = {**AutoConfig.for_model(model_type).to_dict(), "model_type": model_type}
     least = {name: stated[name] for name in (*NEEDED, "model_type", "max_position_embeddings")}
@@ -150,6 +223,8 @@ def test_fields_left_out_are_as_in_transformers(model_type: str) -> None:
         ("exaone4", {"sliding_window_pattern": "LLLG", "layer_types": None}, "is `LLLG` without `layer_types`"),
         ("ministral3", {"layer_types": ["full_attention"] * 34}, "which is not supported"),
         ("ministral3", {"rope_parameters": {"rope_theta": 1e6}}, "`rope_parameters` has no `llama_4_scaling_beta`"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["dense"]}, "`mlp_layer_types` has 1 entries for 47 layers"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["moe"] * 47}, "`mlp_layer_types` is `moe`, which is not known"),
         ("olmo3", {"rope_parameters": {"rope_theta": 1e6}}, "expected full_attention and sliding_attention"),
     ],
 )

@@ -10,19 +10,11 @@ import numpy as np
 import pytest
 
 from trtkit.errors import ConfigError
+from trtkit.models.attention import AttentionSpec, NormSpec
+from trtkit.models.feed_forward import MlpSpec, MoeSpec, RoutingSpec
 from trtkit.models.parallel import Grid, check_grid, rank_spec
 from trtkit.models.rank_weights import RankWeights
-from trtkit.models.spec import (
-    AttentionSpec,
-    BlockSpec,
-    DecoderSpec,
-    HeadSpec,
-    LayerSpec,
-    MlpSpec,
-    MoeSpec,
-    NormSpec,
-    Share,
-)
+from trtkit.models.spec import BlockSpec, DecoderSpec, HeadSpec, LayerSpec, Share
 from trtkit.models.weights import model_weights
 from trtkit.quantization_methods import FORMATS
 from trtkit.quantized_matrix import QuantizedMatrix
@@ -178,7 +170,7 @@ def test_what_ranks_cannot_share_is_refused(grid: Grid, where: str, what: str, f
 
 
 def test_experts_that_ranks_cannot_share_are_refused() -> None:
-    spec = decoder(feed_forward=MoeSpec(6, 2, MlpSpec(64, "silu"), norm_topk_prob=True))
+    spec = decoder(feed_forward=MoeSpec(6, RoutingSpec(2), MlpSpec(64, "silu")))
     with pytest.raises(ConfigError) as refused:
         check_grid(spec, Grid(1, 4), "config.json")
     assert refused.value.problems[0].what == "4: must divide the number of experts, 6"

@@ -8,7 +8,14 @@ import pytest
 
 from trtkit.errors import ProblemsError, SourceError
 from trtkit.models import decoders
-from trtkit.models.registry import ARCHITECTURES, FAMILIES, decoder_spec, is_language_model, unsupported_family
+from trtkit.models.registry import (
+    ARCHITECTURES,
+    FAMILIES,
+    LISTENERS,
+    decoder_spec,
+    is_language_model,
+    unsupported_family,
+)
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -99,16 +106,17 @@ def test_families_are_small_files_of_data_that_never_import_each_other() -> None
 def test_architectures_are_those_of_transformers() -> None:
     from transformers.models.auto import modeling_auto as auto
 
-    classes = {**auto.MODEL_MAPPING_NAMES, **auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
+    listeners = {name: auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES[name] for name in LISTENERS}
+    classes = {**auto.MODEL_MAPPING_NAMES, **auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **listeners}
     assert {model_type: classes[model_type] for model_type in FAMILIES} == ARCHITECTURES
 
 
 @pytest.mark.parametrize(
     ("model_type", "fix"),
     [
-        ("qwen3_next", "the nearest supported are `qwen3_moe`"),
+        ("qwen3_5", "the nearest supported are `qwen3`, `qwen3_moe`, `qwen3_5_text`"),
         ("gemma4", "the nearest supported are `gemma`, `gemma2`"),
-        ("mamba", "supported are "),
+        ("rwkv", "supported are "),
     ],
 )
 def test_an_unsupported_family_names_the_nearest(model_type: str, fix: str) -> None:

@@ -93,3 +93,14 @@ def test_arrays_are_read_only_when_asked_for() -> None:
     assert Lazy.reads == before
     assert found["final_norm.weight"].shape == (48,)
     assert Lazy.reads == before + 1
+
+
+def test_layers_that_predict_later_tokens_are_left_out() -> None:
+    """GLM-4.5's checkpoints have one more layer than the model."""
+    sizes = {"model_type": "glm4_moe", "n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
+    spec = decoder_spec({**LLAMA, **sizes, "num_nextn_predict_layers": 1})
+    arrays = checkpoint(spec)
+    later = {"model.layers.2.eh_proj.weight": np.zeros((48, 96)), "model.layers.2.mlp.gate.weight": np.zeros((2, 48))}
+    assert set(find_weights(spec, arrays | later)) == {weight.path for weight in model_weights(spec)}
+    with pytest.raises(ProblemsError, match=r"`model\.layers\.3\.eh_proj\.weight` is not a weight of this model"):
+        find_weights(spec, arrays | {"model.layers.3.eh_proj.weight": np.zeros((48, 96))})

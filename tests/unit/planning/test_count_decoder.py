@@ -9,13 +9,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from tests.decoder_cases import CASES, Case
+from tests.decoder_cases import CASES
 from tests.unit.models import test_published_configs as published
 from tests.unit.planning.planned import TINY_LLAMA, counted, published_counts, published_model, question
 from trtkit.backends import load_backend
 from trtkit.dtypes import FP16
 from trtkit.models.registry import decoder_spec
-from trtkit.network.decoder import DecoderOptions
+from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.describe import describe
 from trtkit.planning.count_decoder import group_of
 from trtkit.planning.decoder_model import decoder_model, formulas
@@ -23,6 +23,7 @@ from trtkit.planning.source import architectures
 from trtkit.planning.traffic import network_cost
 
 if TYPE_CHECKING:
+    from tests.decoder_case import Case
     from trtkit.network.graph import Graph
     from trtkit.planning.counts import Counts
     from trtkit.planning.multilinear import Point
@@ -40,6 +41,14 @@ def on_meta(fields: dict[str, Any]) -> Any:
         return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
 
 
+def stored_elements(model: Any) -> int:
+    """Return the elements of a model's weights, and of buffers that checkpoints hold: biases of a choice, scalars."""
+    model.tie_weights()
+    stored = model.state_dict()
+    buffers = [buffer for name, buffer in model.named_buffers() if name in stored]
+    return sum(weight.numel() for weight in [*model.parameters(), *buffers])
+
+
 def products(counts: Counts, point: Point) -> int:
     return sum(poly.at(point) for poly in counts.products.values())
 
@@ -48,9 +57,7 @@ def products(counts: Counts, point: Point) -> int:
 def test_parameters_are_those_of_transformers(name: str) -> None:
     fields = PUBLISHED.get(name) or architectures()[name]["fields"]
     model = on_meta(fields)
-    model.tie_weights()
-    found = decoder_model(name, decoder_spec(fields), FP16)
-    assert found.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert decoder_model(name, decoder_spec(fields), FP16).parameters == stored_elements(model)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -58,11 +65,7 @@ def test_parameters_of_every_family_are_those_of_transformers(case: Case) -> Non
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(case.model_type, **case.config))
     fields = model.config.to_dict()
-    model.tie_weights()
-    stored = model.state_dict()
-    buffers = [buffer for name, buffer in model.named_buffers() if name in stored]  # Apertus has some
-    expected = sum(weight.numel() for weight in [*model.parameters(), *buffers])
-    assert decoder_model("tiny", decoder_spec(fields), FP16).parameters == expected
+    assert decoder_model("tiny", decoder_spec(fields), FP16).parameters == stored_elements(model)
 
 
 @pytest.mark.parametrize(("batch", "tokens"), [(1, 7), (3, 16)])
@@ -152,3 +155,11 @@ def test_experts_are_all_counted_and_the_chosen_ones_told() -> None:
     model = published_model("mixtral-8x7b")
     assert model.parameters / 1e9 == pytest.approx(46.7, abs=0.05)
     assert model.active_parameters / 1e9 == pytest.approx(12.9, abs=0.05)
+
+
+def test_deepseek_v3_caches_576_values_a_token_and_layer() -> None:
+    """671 B parameters, 37 B of them for a token (arXiv 2412.19437); the cache has no keys and values of 128 heads."""
+    model = published_model("deepseek-v3")
+    assert model.parameters / 1e9 == pytest.approx(671, abs=0.5)
+    assert model.active_parameters / 1e9 == pytest.approx(37, abs=0.7)
+    assert model.kv_bytes_per_token == 2 * 61 * 576

@@ -140,7 +140,7 @@ def share_of(asked: Question, grid: Grid) -> GridShare:
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 def test_a_share_of_tensor_parallelism_is_the_whole_divided(gpus: int) -> None:
     asked = question("llama-3.1-8b")
-    share = tensor_share(asked.counts, asked.spec, gpus)
+    share = tensor_share(asked.counts, asked.spec, gpus, asked.model.dtype)
     for point in ((1, 512, 512), (16, 1, 4096)):
         whole, part = asked.counts.products["bf16"].at(point), share.products["bf16"].at(point)
         assert part == pytest.approx(whole / gpus, rel=1e-3)
@@ -165,9 +165,7 @@ def test_grids_that_cannot_share_the_model_are_left_out() -> None:
     shared = {(each.tensor, each.pipeline) for each in plan_llm(question("llama-3.1-8b"), H200).grids}
     assert {(2, 1), (1, 2), (8, 2), (16, 1)} <= shared
     odd = question("llama-3.1-8b")
-    layers = tuple(
-        replace(layer, attention=replace(layer.attention, num_attention_heads=31)) for layer in odd.spec.layers
-    )
+    layers = tuple(replace(layer, mixer=replace(layer.attention, num_attention_heads=31)) for layer in odd.spec.layers)
     grids = plan_llm(replace(odd, spec=replace(odd.spec, layers=layers)), H200).grids
     assert {each.tensor for each in grids} == {1}
 

@@ -18,7 +18,8 @@ from trtkit.errors import PlanError
 from trtkit.jobs.json_form import from_json, to_json
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights
-from trtkit.network.decoder import DecoderOptions, build_decoder
+from trtkit.network.decoder import build_decoder
+from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.planning.decoder_model import DecoderModel, decoder_model, workload
 from trtkit.planning.gpus import find_gpus

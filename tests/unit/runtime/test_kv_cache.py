@@ -26,7 +26,7 @@ def cache(dtype: torch.dtype = torch.float32, slots: int = 3) -> KvCache:
         )
         for name, (heads, size) in SHAPES.items()
     ]
-    made = KvCache([InputSpec("input_ids", "int32", (BATCH,), "request"), *specs], slots, lambda _: dtype)
+    made = KvCache([InputSpec("input_ids", "int32", (BATCH,), "request"), *specs], (slots, 8), lambda _: dtype)
     for array in made.view(slice(0, slots)).values():
         array.copy_(torch.arange(array.numel()).view(array.shape) % 100)
     return made

@@ -21,6 +21,7 @@ from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE, MODULE
 from trtkit.deployment.ports import check_free, free_ports_below, open_local, reachable
 from trtkit.deployment.process import POLL_S, ServerProcess
 from trtkit.errors import DeployError
+from trtkit.threads import share_of_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,6 +90,9 @@ class Fleet:
     def __init__(
         self, model: ServedModel, options: FleetOptions, on_line: Callable[[str, str], None] = lambda *_: None
     ) -> None:
+        if model.has_states and options.prefill_workers:
+            what = "prefill workers are not supported for models with recurrent states"
+            raise DeployError(what, str(model.path), "serve without `--prefill-workers`")
         self.model, self.options = model, options
         self._on_line = on_line
         self._scratch = tempfile.TemporaryDirectory(prefix="trtkit-dynamo-")
@@ -274,6 +278,4 @@ def share_of_machine(number: int, workers: int, ranks: int) -> dict[str, str]:
     if gpus:
         own = dict.fromkeys(gpus[(number * ranks + rank) % len(gpus)] for rank in range(ranks))
         return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
-    if workers * ranks == 1 or "OMP_NUM_THREADS" in os.environ:
-        return {}
-    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // (workers * ranks)))}
+    return share_of_cores(workers * ranks)

@@ -19,13 +19,14 @@ _AGAIN = "build it again with `trtkit build --no-cache`"
 class ServedModel:
     """A bundle that can be served. has_chat: whether it says how a conversation is written. takes_images: if any.
 
-    ranks: that share it, each on a GPU.
+    ranks: that share it, each on a GPU. has_states: whether layers keep recurrent states.
     """
 
     path: Path
     has_chat: bool
     takes_images: bool
     ranks: int = 1
+    has_states: bool = False
 
     @property
     def endpoint_types(self) -> str:
@@ -40,6 +41,9 @@ def read_model(bundle: Path) -> ServedModel:
     if opened.manifest.interface != "tokens":
         fix = f"`trtkit deploy {bundle} --to triton`, then `trtkit serve models`"
         raise DeployError("OpenAI's API serves language models; the bundle holds a vision model", str(bundle), fix)
+    if opened.manifest.audio is not None:
+        fix = "use `trtkit generate --audio` or `trtkit.LLM`"
+        raise DeployError("a speech recognizer cannot be served: requests carry no audio to it", str(bundle), fix)
     if not (folder / "tokenizer.json").is_file():
         fix = "build from a source with a `tokenizer.json`, or serve token ids with Triton"
         raise DeployError("the bundle has no `model/tokenizer.json`", str(bundle), fix)
@@ -47,4 +51,6 @@ def read_model(bundle: Path) -> ServedModel:
         raise DeployError("`model/config.json` does not name its `architectures`", str(bundle), _AGAIN)
     settings = json_object(folder / "tokenizer_config.json")
     has_chat = bool(settings.get("chat_template")) or (folder / "chat_template.jinja").is_file()
-    return ServedModel(opened.path, has_chat, opened.manifest.images is not None, opened.manifest.grid.ranks)
+    decoder, ranks = opened.manifest.decoder, opened.manifest.grid.ranks
+    has_states = decoder is not None and decoder.state_bytes_per_slot > 0
+    return ServedModel(opened.path, has_chat, opened.manifest.images is not None, ranks, has_states)

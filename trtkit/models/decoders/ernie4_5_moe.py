@@ -8,20 +8,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trtkit.models.names import EXPERT_NAMES, llama_names
+from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.mixtures import mixture_part
+from trtkit.models.names import SHARED_EXPERT_NAMES, llama_names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import MoeSpec
 
 if TYPE_CHECKING:
+    from trtkit.models.feed_forward import MoeSpec
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
 ALIASES = {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}
 DEFAULTS = {"num_key_value_heads": 4, "rms_norm_eps": 1e-5, "tie_word_embeddings": True}
 INSIDE = {
-    **EXPERT_NAMES,
-    **{f"moe.shared.{name}": f"mlp.shared_experts.{name}_proj" for name in ("gate", "up", "down")},
+    **SHARED_EXPERT_NAMES,
     "moe.choice_bias": "mlp.moe_statics.e_score_correction_bias",
 }
 
@@ -51,5 +52,5 @@ def _mixture(config: HfConfig, *, has_bias: bool) -> MoeSpec:
     expert = mlp_part(config, size="moe_intermediate_size")
     width = expert.intermediate_size * int(config.get("moe_num_shared_experts", 2))
     shared = replace(expert, intermediate_size=width, has_bias=has_bias) if width else None
-    moe = MoeSpec(count, top_k, expert, norm_topk_prob=True, shared=shared, is_shared_gated=False)
-    return replace(moe, has_choice_bias=True, least_sum=float(config.get("moe_norm_min", 1e-12)))
+    routing = RoutingSpec(top_k, choice_bias_axes=2, least_sum=float(config.get("moe_norm_min", 1e-12)), is_fp32=True)
+    return mixture_part(config, count, routing, expert, shared)

@@ -11,8 +11,9 @@ from trtkit.models.rope import rope_spec
 from trtkit.models.spec import BlockSpec
 
 if TYPE_CHECKING:
+    from trtkit.models.attention import RopeSpec
     from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec, RopeSpec
+    from trtkit.models.spec import DecoderSpec
 
 ALIASES = {
     "num_key_value_heads": "num_kv_heads",

@@ -18,6 +18,8 @@ from trtkit.models.rope import rope_spec
 from trtkit.models.spec import BlockSpec, EmbeddingSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
@@ -33,6 +35,11 @@ DEFAULTS = {
 
 def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
+    return soft_capped_part(config, SANDWICH_NORMS)
+
+
+def soft_capped_part(config: HfConfig, norms: Mapping[str, str]) -> DecoderSpec:
+    """Return Gemma 2 or VaultGemma, whose layers have these norms, by their names in checkpoints."""
     norm = gemma_norm_part(config)
     attention = replace(
         biased_attention_part(config),
@@ -43,10 +50,10 @@ def spec(config: HfConfig) -> DecoderSpec:
     types = ["full_attention" if index % 2 else "sliding_attention" for index in range(count)]
     rope, windows = rope_spec(config, attention.head_dim), sliding_windows(config, types)
     layers = layers_part(config, attention, gemma_mlp_part(config), rope, windows)
-    model = decoder_part(config, layers, norm, llama_names({}, SANDWICH_NORMS))
+    model = decoder_part(config, layers, norm, llama_names({}, norms))
     return replace(
         model,
-        block=BlockSpec(norm, tuple(SANDWICH_NORMS)),
+        block=BlockSpec(norm, tuple(norms)),
         head=replace(model.head, softcap=config.get("final_logit_softcapping")),
         embedding=EmbeddingSpec(scale=model.hidden_size**0.5),
     )

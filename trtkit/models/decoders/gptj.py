@@ -6,13 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
+from trtkit.models.attention import RopeSpec
 from trtkit.models.names import GPT2_ALIASES, gpt2_names
 from trtkit.models.parts import attention_part, decoder_part, layer_norm_part, layers_part, plain_mlp_part
-from trtkit.models.spec import BlockSpec, RopeSpec
+from trtkit.models.spec import BlockSpec
 
 if TYPE_CHECKING:
+    from trtkit.models.attention import AttentionSpec
     from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import AttentionSpec, DecoderSpec
+    from trtkit.models.spec import DecoderSpec
 
 ALIASES = GPT2_ALIASES
 DEFAULTS = {"hidden_act": "gelu_new", "rotary_dim": 64, "max_position_embeddings": 2048}

@@ -6,9 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.models.names import llama_names
-from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
+from trtkit.models.parts import (
+    biased_attention_part,
+    decoder_part,
+    granite_scaled,
+    layers_part,
+    mlp_part,
+    rms_norm_part,
+)
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import BlockSpec, EmbeddingSpec
 
 if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
@@ -22,10 +28,4 @@ def spec(config: HfConfig) -> DecoderSpec:
     attention = replace(attention, scale=float(config.get("attention_multiplier", 1.0)))
     mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
     layers = layers_part(config, attention, mlp, rope_spec(config, attention.head_dim))
-    model = decoder_part(config, layers, norm, llama_names())
-    return replace(
-        model,
-        embedding=EmbeddingSpec(scale=float(config.get("embedding_multiplier", 1.0))),
-        block=BlockSpec(norm, residual_multiplier=float(config.get("residual_multiplier", 1.0))),
-        head=replace(model.head, logit_scale=1 / float(config.get("logits_scaling", 1.0))),
-    )
+    return granite_scaled(config, decoder_part(config, layers, norm, llama_names()))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.models.names import llama_names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, mlp_part, rms_norm_part, sliding_windows
-from trtkit.models.rope import rope_spec
+from trtkit.models.rope import query_growth, rope_spec
 
 if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
@@ -24,12 +25,14 @@ ROPE = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
+GROWTH = ("llama_4_scaling_beta", "max_position_embeddings")
 
 
 def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
     config.refuse("layer_types")
     attention = attention_part(config)
-    rope = rope_spec(config, attention.head_dim, parameters=ROPE, has_query_growth=True)
+    rope = rope_spec(config, attention.head_dim, parameters=ROPE, ignored=GROWTH)
+    attention = replace(attention, query_growth=query_growth(config, ROPE))
     layers = layers_part(config, attention, mlp_part(config), rope, sliding_windows(config))
     return decoder_part(config, layers, rms_norm_part(config), llama_names())

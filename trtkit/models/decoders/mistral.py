@@ -1,4 +1,4 @@
-"""Mistral 7B and what shares its config. HF: `MistralForCausalLM`."""
+"""Mistral 7B, Ministral 8B, and what shares their config. HF: `MistralForCausalLM`, `MinistralForCausalLM`."""
 
 from __future__ import annotations
 

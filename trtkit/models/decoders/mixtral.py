@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.models.names import llama_names
+from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.mixtures import mixture_part
+from trtkit.models.names import MIXTRAL_EXPERT_NAMES, llama_names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, mlp_part, rms_norm_part, sliding_windows
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import MoeSpec
 
 if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.spec import DecoderSpec
 
 DEFAULTS = {"num_local_experts": 8, "num_experts_per_tok": 2, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}
-INSIDE = {
-    "moe.router": "block_sparse_moe.gate",
-    "moe.experts.{e}.gate": "block_sparse_moe.experts.{e}.w1",
-    "moe.experts.{e}.up": "block_sparse_moe.experts.{e}.w3",
-    "moe.experts.{e}.down": "block_sparse_moe.experts.{e}.w2",
-}
 
 
 def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
     attention = attention_part(config)
     count, top_k = int(config.need("num_local_experts")), int(config.need("num_experts_per_tok"))
-    moe = MoeSpec(count, top_k, mlp_part(config), norm_topk_prob=True)
+    moe = mixture_part(config, count, RoutingSpec(top_k), mlp_part(config))
     layers = layers_part(
         config, attention, moe, rope_spec(config, attention.head_dim, theta=1e6), sliding_windows(config)
     )
-    return decoder_part(config, layers, rms_norm_part(config), llama_names({}, INSIDE))
+    return decoder_part(config, layers, rms_norm_part(config), llama_names({}, MIXTRAL_EXPERT_NAMES))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trtkit.models.attention import NormSpec
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import NormSpec
 
 if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trtkit.models.names import names
+from trtkit.models.attention import NormSpec
+from trtkit.models.names import BART_LAYER, names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, plain_mlp_part
-from trtkit.models.spec import BlockSpec, EmbeddingSpec, LearnedPositions, NormSpec
+from trtkit.models.spec import BlockSpec, EmbeddingSpec, LearnedPositions
 
 if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
@@ -22,9 +23,7 @@ _OUTSIDE = {
     "final_norm": _AT + "final_layer_norm",
     "lm_head": "lm_head",
 }
-_ATTENTION = {f"attention.{name}": f"self_attn.{name}_proj" for name in "qkv"} | {"attention.o": "self_attn.out_proj"}
-_NORMS = {"attention_norm": "self_attn_layer_norm", "mlp_norm": "final_layer_norm"}
-NAMES = names(_AT + "layers.{i}.", _OUTSIDE, {**_ATTENTION, **_NORMS, "mlp.up": "fc1", "mlp.down": "fc2"})
+NAMES = names(_AT + "layers.{i}.", _OUTSIDE, BART_LAYER)
 
 
 def spec(config: HfConfig) -> DecoderSpec:

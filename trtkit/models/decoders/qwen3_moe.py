@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trtkit.models.feed_forward import RoutingSpec
+from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import EXPERT_NAMES, llama_names
 from trtkit.models.parts import (
     biased_attention_part,
@@ -16,7 +18,6 @@ from trtkit.models.parts import (
     with_dense_layers,
 )
 from trtkit.models.rope import rope_spec
-from trtkit.models.spec import MoeSpec
 
 if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
@@ -31,12 +32,9 @@ def spec(config: HfConfig) -> DecoderSpec:
     norm = rms_norm_part(config)
     attention = biased_attention_part(config)
     attention = replace(attention, norm=norm, qk_norm="head")
-    moe = MoeSpec(
-        int(config.get("num_experts", 128)),
-        int(config.get("num_experts_per_tok", 8)),
-        mlp_part(config, size="moe_intermediate_size"),
-        bool(config.get("norm_topk_prob", False)),
-    )
+    count, top_k = int(config.get("num_experts", 128)), int(config.get("num_experts_per_tok", 8))
+    routing = RoutingSpec(top_k, norm_topk_prob=bool(config.get("norm_topk_prob", False)))
+    moe = mixture_part(config, count, routing, mlp_part(config, size="moe_intermediate_size"))
     layers = layers_part(config, attention, moe, rope_spec(config, attention.head_dim), optional_windows(config))
     layers = with_dense_layers(config, layers)
     return decoder_part(config, layers, norm, llama_names({}, EXPERT_NAMES))

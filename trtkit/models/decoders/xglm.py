@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trtkit.models.attention import NormSpec
 from trtkit.models.names import llama_names
 from trtkit.models.parts import attention_part, decoder_part, layers_part, plain_mlp_part
-from trtkit.models.spec import EmbeddingSpec, NormSpec, SinusoidalPositions
+from trtkit.models.spec import EmbeddingSpec, SinusoidalPositions
 
 if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig

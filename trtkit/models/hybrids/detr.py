@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
+from trtkit.models.attention import AttentionSpec, NormSpec
+from trtkit.models.feed_forward import MlpSpec
 from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, Port, Seam
 from trtkit.models.hybrids.transformer import Sizes, TransformerLayerSpec, halved, layer_weights, mlp_weights
 from trtkit.models.hybrids.vision_encoder import num_labels
 from trtkit.models.hybrids.weights import linear_weights, norm_weights
-from trtkit.models.spec import AttentionSpec, MlpSpec, NormSpec
 from trtkit.models.weights import Weight
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from trtkit.models.feed_forward import MlpSpec
 from trtkit.models.hybrids.vision_encoder import Names, VisionEncoderSpec, grids, num_labels, vision_hybrid
 from trtkit.models.names import names
 from trtkit.models.parts import attention_part, layer_norm_part
-from trtkit.models.spec import MlpSpec
 
 if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig

@@ -14,25 +14,38 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from trtkit.models.hybrids.spec import HybridSpec
+    from trtkit.pooling import Pooling
 
 # `model_type` -> module in `trtkit.models.hybrids`.
 HYBRIDS = {
+    "bert": "bert",
+    "camembert": "bert",
     "detr3d": "detr3d",
     "detr": "detr",
     "dinov2": "dinov2",
     "dinov2_with_registers": "dinov2",
+    "distilbert": "distilbert",
+    "modernbert": "modernbert",
+    "roberta": "bert",
     "rt_detr": "rt_detr",
     "rt_detr_v2": "rt_detr",
     "siglip_vision_model": "siglip_vision",
     "vit": "vit",
+    "xlm-roberta": "bert",
 }
+TEXT_ENCODERS = {"bert", "camembert", "distilbert", "modernbert", "roberta", "xlm-roberta"}
+"""The families that take text."""
 
 
 @dataclass(frozen=True)
 class HybridOptions:
-    """What a config chooses beside the model itself. image_size: (height, width); None for the model's own."""
+    """What a config or the folder chooses in addition to the model.
+
+    image_size: (height, width); None for the model's own. pooling: None for the model's own outputs.
+    """
 
     image_size: tuple[int, int] | None = None
+    pooling: Pooling | None = None
 
 
 def hybrid_spec(

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
+from trtkit.models.attention import AttentionSpec, NormSpec
+from trtkit.models.feed_forward import MlpSpec
 from trtkit.models.hybrids.detr import needed_size
 from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, Port, Seam
 from trtkit.models.hybrids.transformer import Sizes, TransformerLayerSpec, layer_weights, mlp_weights
 from trtkit.models.hybrids.vision_encoder import num_labels
 from trtkit.models.hybrids.weights import linear_weights, norm_weights
-from trtkit.models.spec import AttentionSpec, MlpSpec, NormSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,12 +21,14 @@ class Port:
     dtype: a type's name, or `compute`: the type that its part computes in.
     reference: path of the module in the reference model whose output this is, empty where there is none; verify
         compares the two. `a.b:1` is its second output.
+    values: of integers: how many there are, from 0 on; 0 where that is not known.
     """
 
     name: str
     shape: tuple[Dim, ...]
     dtype: str = "compute"
     reference: str = ""
+    values: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class HybridSpec:
         proposals, for example. Verify pairs rows before it compares.
     ranked: outputs that say what lies behind the best scores. Rounding to fewer bits swaps near ties, so verify
         compares them in plain fp32 only; the scores themselves, and what they rank, it compares always.
+    ranges: (least, usual, most) sizes of symbols that profiles need not name; the model takes no more than the most.
     """
 
     model_type: str
@@ -121,6 +124,7 @@ class HybridSpec:
     unused: tuple[str, ...] = ()
     has_unordered_rows: bool = False
     ranked: tuple[str, ...] = ()
+    ranges: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def part(self, name: str) -> Part:
         """Return the part of a name."""

@@ -11,7 +11,8 @@ from trtkit.models.hybrids.weights import linear_weights, norm_weights
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from trtkit.models.spec import AttentionSpec, MlpSpec, NormSpec
+    from trtkit.models.attention import AttentionSpec, NormSpec
+    from trtkit.models.feed_forward import MlpSpec
     from trtkit.models.weights import Weight
 
 Sizes = tuple[int, int]

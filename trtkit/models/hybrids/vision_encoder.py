@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Literal
 
 from trtkit.errors import SourceError
 from trtkit.models.hybrids.spec import HybridSpec, NetworkPart, OnnxPart, Port, Seam
-from trtkit.models.hybrids.weights import linear_weights, norm_weights
+from trtkit.models.hybrids.weights import checkpoint_name, linear_weights, norm_weights
 from trtkit.models.weights import Weight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from trtkit.models.attention import AttentionSpec, NormSpec
+    from trtkit.models.feed_forward import MlpSpec
     from trtkit.models.hf_config import HfConfig
     from trtkit.models.hybrids.registry import HybridOptions
-    from trtkit.models.spec import AttentionSpec, MlpSpec, NormSpec
 
 Head = Literal["none", "first_token", "pooler", "classifier", "classifier_with_mean", "attention"]
 WRITER = "trtkit.network.blocks.vision_encoder:write_vision_encoder"
@@ -144,17 +145,7 @@ def num_labels(config: HfConfig) -> int:
 def encoder_weights(spec: VisionEncoderSpec, names: Names) -> Iterator[Weight]:
     """Yield every weight with its path, name and shape."""
     for path, shape in _shapes(spec):
-        yield Weight(path, checkpoint_name(path, names), shape, is_table=path == "positions.weight")
-
-
-def checkpoint_name(path: str, names: Names) -> str:
-    """Return the checkpoint's name of a path: whole, or by its module where the path ends in weight or bias."""
-    parts = path.split(".")
-    number = parts[1] if parts[0] == "layers" else ""
-    key = path.replace(f"layers.{number}.", "layers.{i}.", 1) if number else path
-    module, _, suffix = key.rpartition(".")
-    pattern = names.table[key] if key in names.table else f"{names.table[module]}.{suffix}"
-    return ("" if key.startswith("classifier") else names.prefix) + pattern.format(i=number)
+        yield Weight(path, checkpoint_name(path, names.table, names.prefix), shape, is_table=path == "positions.weight")
 
 
 def _shapes(spec: VisionEncoderSpec) -> Iterator[tuple[str, tuple[int, ...]]]:

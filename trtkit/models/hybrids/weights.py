@@ -29,6 +29,22 @@ def norm_weights(path: str, name: str, size: int) -> Iterator[Weight]:
     yield from linear_weights(path, name, (size,))
 
 
+def checkpoint_name(
+    path: str, table: Mapping[str, str], prefix: str, outside: tuple[str, ...] = ("classifier",)
+) -> str:
+    """Return the checkpoint's name of a path: whole, or by its module where the path ends in weight or bias.
+
+    table: names by path, `layers.{i}` for any layer. prefix: before all names but those of paths that begin as
+    `outside` says.
+    """
+    parts = path.split(".")
+    number = parts[1] if parts[0] == "layers" else ""
+    key = path.replace(f"layers.{number}.", "layers.{i}.", 1) if number else path
+    module, _, suffix = key.rpartition(".")
+    pattern = table[key] if key in table else f"{table[module]}.{suffix}"
+    return ("" if key.startswith(outside) else prefix) + pattern.format(i=number)
+
+
 def find_part_weights(spec: HybridSpec, source: Mapping[str, Any], where: str = "weights") -> WeightArrays:
     """Return the weights of all network parts by `part.path`, after checking all names and shapes.
 

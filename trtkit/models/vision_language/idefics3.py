@@ -5,17 +5,15 @@ Source: https://arxiv.org/abs/2408.12637, https://arxiv.org/abs/2504.05299.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.models.vision_language.spec import VisionInput, VisionSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from trtkit.models.vision_language.spec import VisionLimits
+    from trtkit.models.vision_language.spec import Fields, VisionLimits
 
 
-def spec(fields: Mapping[str, Any], _limits: VisionLimits, _where: str) -> VisionSpec:
+def spec(fields: Fields, _limits: VisionLimits, _where: str) -> VisionSpec:
     """Return the tower that a config describes."""
     vision, factor = fields["vision_config"], int(fields["scale_factor"])
     size = int(vision["image_size"])

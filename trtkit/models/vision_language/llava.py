@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
 from trtkit.models.vision_language.spec import VisionInput, VisionSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from trtkit.models.vision_language.spec import VisionLimits
+    from trtkit.models.vision_language.spec import Fields, VisionLimits
 
 # Towers with a class token before the patches, which the strategy `default` drops, and towers without.
 _CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}
 
 
-def spec(fields: Mapping[str, Any], _limits: VisionLimits, where: str) -> VisionSpec:
+def spec(fields: Fields, _limits: VisionLimits, where: str) -> VisionSpec:
     """Return the tower that a config describes. Raises SourceError for a tower that is not known."""
     vision, strategy = fields["vision_config"], fields["vision_feature_select_strategy"]
     if vision["model_type"] not in _CLASS_TOKENS:

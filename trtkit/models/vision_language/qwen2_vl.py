@@ -5,17 +5,15 @@ Source: https://arxiv.org/abs/2409.12191, https://arxiv.org/abs/2502.13923.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.models.vision_language.spec import VisionInput, VisionSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from trtkit.models.vision_language.spec import VisionLimits
+    from trtkit.models.vision_language.spec import Fields, VisionLimits
 
 
-def spec(fields: Mapping[str, Any], limits: VisionLimits, _where: str) -> VisionSpec:
+def spec(fields: Fields, limits: VisionLimits, _where: str) -> VisionSpec:
     """Return the tower that a config describes."""
     vision = fields["vision_config"]
     merge, patch = int(vision["spatial_merge_size"]), int(vision["patch_size"])

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from trtkit.models.vision_language.spec import VisionLimits, VisionSpec
+    from trtkit.models.vision_language.spec import Fields, VisionLimits, VisionSpec
 
 # `model_type` -> module in `trtkit.models.vision_language`.
 VISION_LANGUAGE = {
     "idefics3": "idefics3",
+    "internvl": "internvl",
     "llava": "llava",
     "qwen2_5_vl": "qwen2_vl",
     "qwen2_vl": "qwen2_vl",
@@ -22,7 +21,7 @@ VISION_LANGUAGE = {
 }
 
 
-def vision_spec(fields: Mapping[str, Any], limits: VisionLimits, where: str = "config.json") -> VisionSpec:
+def vision_spec(fields: Fields, limits: VisionLimits, where: str = "config.json") -> VisionSpec:
     """Return the vision tower that a whole config describes, all fields of its parts stated.
 
     Raises SourceError for an unknown `model_type` and for what a family does not support.

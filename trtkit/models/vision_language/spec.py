@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Layout = Literal["image", "tiles", "patches"]
+Layout = Literal["image", "tiles", "crops", "patches"]
 Dim = int | str
+Fields = dict[str, Any]
+"""Of a whole config.json, those of its parts too."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,9 @@ class VisionSpec:
     """A vision tower with its projector, which gives `soft_tokens` of the language model's hidden size.
 
     module: `package.module:class` in torch, called with the model's `folder` and `arguments`.
-    layout: an image is one picture of one size (`image`), several tiles of one size (`tiles`), or as many patches as
-        it has (`patches`), in groups of `merge_size` x `merge_size` that become one token.
+    layout: an image is one picture of one size (`image`), several tiles of one size with texts that name them
+        (`tiles`), several crops of one size in a row (`crops`), or as many patches as it has (`patches`), in groups
+        of `merge_size` x `merge_size` that become one token.
     tokens_per_image: of one picture or tile; 0 where it depends on the image's size.
     image_token_id: the placeholder; each soft token stands in the place of one.
     window_size: side, in tokens, of the windows that attention keeps to; 0 where there are none.

@@ -2,51 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from trtkit.network.blocks.cache import remember
+from trtkit.network.blocks.latent_attention import expand_values, latent_heads
 from trtkit.network.blocks.norm import norm_block
+from trtkit.network.blocks.positions import rotate
+from trtkit.network.ops.activation import sigmoid
 from trtkit.network.ops.arithmetic import clip
 from trtkit.network.ops.attention import attention, attention_from_primitives, scale_query
-from trtkit.network.ops.kv_cache import append_quantized, update_cache
 from trtkit.network.ops.norm import layer_norm
-from trtkit.network.ops.rotary import rotary_embedding
-from trtkit.network.ops.shape import concat, merge_heads, reshape, split, split_heads, take, take_as_many, transpose
+from trtkit.network.ops.shape import concat, merge_heads, reshape, split, split_heads, take, transpose
 
 if TYPE_CHECKING:
-    from trtkit.models.spec import AttentionSpec, RopeSpec
+    from trtkit.models.attention import AttentionSpec, CrossSpec
+    from trtkit.network.blocks.cache import Past
+    from trtkit.network.blocks.positions import Positions
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Past:
-    """A layer's cached keys and values [B, K, T, H], and the position of each sequence's new ones [B].
-
-    scales: of keys and values, for 8-bit caches.
-    window: [T'], positions of the cached tokens that attention reads, from 0 on; None if it reads all T.
-    """
-
-    keys: Tensor
-    values: Tensor
-    write_indices: Tensor
-    scales: tuple[float, float] | None = None
-    window: Tensor | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Positions:
-    """Positions of tokens. mask: as in `ops.attention`. kv_lengths: None if the attention layer does not use them.
-
-    tables: cosines and sines of the layer's rotary embedding, by position or, for M-RoPE, by token; None if it has
-    none. query_growth: [B, 1, S, 1] in fp32, factors of the queries; None if there are none.
-    """
-
-    ids: Tensor
-    mask: Tensor
-    tables: tuple[Tensor, Tensor] | None = None
-    kv_lengths: Tensor | None = None
-    query_growth: Tensor | None = None
 
 
 def attention_block(
@@ -54,48 +27,57 @@ def attention_block(
 ) -> tuple[Tensor, Past]:
     """Attend from x [B, S, D] to the cache and to itself; return [B, S, D] and the updated cache."""
     with x.graph.scope("attention"):
-        q, k, v = _project(weights, x, spec)
-        q, k = (_placed(weights, name, heads, spec, positions) for name, heads in (("q", q), ("k", k)))
-        (keys, values), present = _remember(past, k, v)
+        values = gate = None
+        if spec.latent is not None:
+            q, vector, values = latent_heads(weights, x, spec, spec.latent, positions)
+            new = {"latent": vector}
+        elif spec.cache_of is not None:
+            q = split_heads(weights.linear("q", x, has_bias=spec.has_qkv_bias), spec.num_attention_heads)
+            q, new = _placed(weights, "q", q, spec, positions), {}
+        else:
+            (q, k, v), gate = _project(weights, x, spec)
+            q, k = (_placed(weights, name, heads, spec, positions) for name, heads in (("q", q), ("k", k)))
+            v = v if spec.value_norm is None else norm_block(weights, "v_norm", v, spec.value_norm)
+            new = {"key": k, "value": v}
+        read, present = remember(past, new)
         q = scale_query(q, spec.scale, positions.query_growth)
-        attended = _attend(weights, (q, keys, values), positions, spec)
-        return weights.linear(
-            "o", merge_heads(attended), has_bias=spec.has_output_bias, ranks=spec.share.count
-        ), present
+        keys, *others = read.values()
+        attended = _attend(weights, (q, keys, others[0] if others else keys), positions, spec)
+        attended = attended if values is None else expand_values(attended, values)
+        merged = merge_heads(attended)
+        merged = merged if gate is None else merged * sigmoid(gate)
+        return weights.linear("o", merged, has_bias=spec.has_output_bias, ranks=spec.share.count), present
 
 
-def _remember(past: Past, k: Tensor, v: Tensor) -> tuple[tuple[Tensor, Tensor], Past]:
-    """Return all keys and values to attend to, and what the caches get: k and v [B, K, S, H] are new."""
-    graph = k.graph
-    scales = past.scales or (None, None)
-    both = []
-    for name, cache, new, scale in (("key", past.keys, k, scales[0]), ("value", past.values, v, scales[1])):
-        with graph.scope(f"past_{name}"):
-            if scale is None:
-                updated = update_cache(cache, new, past.write_indices)
-                both.append((updated if past.window is None else take_as_many(updated, 2, past.window), updated))
-            else:
-                both.append(append_quantized(cache, new, scale, past.window))
-    (keys, new_keys), (values, new_values) = both
-    return (keys, values), replace(past, keys=new_keys, values=new_values)
+def cross_block(weights: Weights, x: Tensor, spec: CrossSpec, memory: tuple[Tensor, Tensor]) -> Tensor:
+    """Attend from x [B, S, D] to an encoder's keys and values, [B, N, length, H] each; return [B, S, D]."""
+    with x.graph.scope("cross"):
+        q = split_heads(weights.linear("q", x, has_bias=True), spec.num_attention_heads)
+        attended = attention((scale_query(q, spec.scale), *memory))
+        return weights.linear("o", merge_heads(attended), has_bias=True)
 
 
-def _project(weights: Weights, x: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries [B, N, S, H], keys and values [B, K, S, H]."""
+def _project(weights: Weights, x: Tensor, spec: AttentionSpec) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]:
+    """Return queries [B, N, S, H], keys and values [B, K, S, H], and the gates [B, S, N * H] of all heads."""
     N, K, H = spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-    if spec.qkv == "separate":
-        q, k, v = (weights.linear(name, x, has_bias=spec.has_qkv_bias) for name in "qkv")
+    gate = None
+    if spec.qkv in ("separate", "no_values"):
+        q, k, *rest = (weights.linear(name, x, has_bias=spec.has_bias(name)) for name in spec.projections)
+        v = rest[0] if rest else k
     else:
         qkv = weights.linear("qkv", x, has_bias=spec.has_qkv_bias)
         if spec.qkv == "grouped":
-            return _split_groups(_clipped(qkv, spec), spec)
+            return _split_groups(_clipped(qkv, spec), spec), None
         if spec.qkv == "fourths":
-            return _split_fourths(_clipped(qkv, spec), spec)
+            return _split_fourths(_clipped(qkv, spec), spec), None
         q, k, v = split(qkv, -1, (N * H, K * H, K * H))
+    if spec.is_gated:
+        both = reshape(q, (0, 0, N, 2 * H))
+        q, gate = (reshape(take(both, 3, start, H), (0, 0, N * H)) for start in (0, H))
     if spec.qk_norm == "all" and spec.norm is not None:
         q, k = (norm_block(weights, f"{name}_norm", x, spec.norm, spec.share.count) for name, x in (("q", q), ("k", k)))
     q, k, v = (_clipped(x, spec) for x in (q, k, v))
-    return split_heads(q, N), split_heads(k, K), split_heads(v, K)
+    return (split_heads(q, N), split_heads(k, K), split_heads(v, K)), gate
 
 
 def _clipped(x: Tensor, spec: AttentionSpec) -> Tensor:
@@ -123,10 +105,10 @@ def _split_fourths(qkv: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor, Te
 
 def _placed(weights: Weights, name: str, x: Tensor, spec: AttentionSpec, positions: Positions) -> Tensor:
     """Norm and rotate queries or keys x [B, heads, S, H], in the layer's order."""
-    x = _rotate(f"rope_{name}", x, spec.rope, positions) if spec.is_rotated_first else x
+    x = rotate(f"rope_{name}", x, spec.rope, positions) if spec.is_rotated_first else x
     if spec.qk_norm in ("head", "each_head", "listed_heads"):
         x = _norm_heads(weights, f"{name}_norm", x, spec)
-    return x if spec.is_rotated_first else _rotate(f"rope_{name}", x, spec.rope, positions)
+    return x if spec.is_rotated_first else rotate(f"rope_{name}", x, spec.rope, positions)
 
 
 def _norm_heads(weights: Weights, name: str, x: Tensor, spec: AttentionSpec) -> Tensor:
@@ -140,15 +122,6 @@ def _norm_heads(weights: Weights, name: str, x: Tensor, spec: AttentionSpec) -> 
     with x.graph.scope(name):
         rows = concat([weights.get(f"heads.{head}.weight", 2) for head in range(x.shape[1])], axis=0)
         return transpose(layer_norm(by_token, rows, None, spec.norm.eps), (0, 2, 1, 3))
-
-
-def _rotate(name: str, x: Tensor, rope: RopeSpec | None, positions: Positions) -> Tensor:
-    """Turn x [B, heads, S, H] by its positions, where the layer does."""
-    if rope is None or positions.tables is None:
-        return x
-    with x.graph.scope(name):
-        ids = None if rope.sections else positions.ids
-        return rotary_embedding(x, positions.tables, ids, rope.dim, is_interleaved=rope.is_interleaved)
 
 
 def _attend(weights: Weights, qkv: tuple[Tensor, Tensor, Tensor], positions: Positions, spec: AttentionSpec) -> Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.dtypes import BOOL, FP32, INT32
-from trtkit.models.spec import NormSpec
+from trtkit.models.attention import NormSpec
 from trtkit.network.blocks.norm import norm_block
 from trtkit.network.custom_op import find
 from trtkit.network.lowering.trt_ops import TrtOps

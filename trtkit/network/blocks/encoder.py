@@ -9,7 +9,7 @@ from trtkit.network.ops.attention import attention, scale_query
 from trtkit.network.ops.shape import merge_heads, split_heads
 
 if TYPE_CHECKING:
-    from trtkit.models.spec import AttentionSpec, NormSpec
+    from trtkit.models.attention import AttentionSpec, NormSpec
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
 

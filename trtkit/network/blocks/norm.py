@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trtkit.network.ops.norm import layer_norm, rms_norm
 
 if TYPE_CHECKING:
-    from trtkit.models.spec import NormSpec
+    from trtkit.models.attention import NormSpec
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
 

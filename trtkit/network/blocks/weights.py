@@ -29,7 +29,8 @@ class Weights:
 
     arrays: `layers.7.attention.q.weight` is `weight` in the scope `layers.7/attention/q`.
     is_in_out: matrices inside layers are stored as [in, out]. form: how sampling ops are written, one of
-    `lowering.sampling.FORMS`, for the writers that use these weights.
+    `lowering.sampling.FORMS`, for the writers that use these weights. has_chosen_experts: mixtures read the matrices of
+    chosen experts only.
     """
 
     graph: Graph
@@ -37,6 +38,7 @@ class Weights:
     dtype: DType
     is_in_out: bool = False
     form: str = GRID_SAMPLE
+    has_chosen_experts: bool = False
 
     @cached_property
     def quantized(self) -> QuantizedLinears:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import FP32
 from trtkit.errors import NetworkError
-from trtkit.network.ops.arithmetic import cast, exponential, minimum, select
+from trtkit.network.ops.arithmetic import absolute, cast, exponential, logarithm, mean, minimum, select, sqrt
+from trtkit.network.ops.collective import all_reduce
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,6 +52,11 @@ def squared_relu(x: Tensor) -> Tensor:
     return y * y
 
 
+def softplus(x: Tensor) -> Tensor:
+    """Compute log(1 + exp(x)), without overflow."""
+    return relu(x) + logarithm(exponential(absolute(x) * -1.0) + 1.0)
+
+
 def quick_gelu(x: Tensor) -> Tensor:
     """Compute x * sigmoid(1.702 x)."""
     return x * sigmoid(x * 1.702)
@@ -78,6 +85,21 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": tanh,
     "sigmoid": sigmoid,
 }
+
+
+def largest_gates(x: Tensor, sparsity: float, ranks: int = 1) -> Tensor:
+    """Return by how much x exceeds the quantile `sparsity` of a normal distribution of the last axis, or 0.
+
+    ranks: how many hold equal parts of the axis; mean and variance are over all of them. Source: HF `Gemma3nTextMLP`.
+    """
+
+    def mean_of_all(y: Tensor) -> Tensor:
+        return mean(y, axis=-1) if ranks == 1 else all_reduce(mean(y, axis=-1), ranks) / ranks
+
+    wide = cast(x, FP32)
+    centered = wide - mean_of_all(wide)
+    deviation = sqrt(mean_of_all(centered * centered))
+    return cast(relu(centered - deviation * NormalDist().inv_cdf(sparsity)), x.dtype)
 
 
 def activation(x: Tensor, name: str) -> Tensor:

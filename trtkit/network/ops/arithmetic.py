@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from trtkit.network.graph import Operand, Tensor
 
 if TYPE_CHECKING:
@@ -26,6 +28,11 @@ def sqrt(x: Tensor) -> Tensor:
 def exponential(x: Tensor) -> Tensor:
     """Raise e to the power of x."""
     return _unary(x, "EXP")
+
+
+def logarithm(x: Tensor) -> Tensor:
+    """Take the natural logarithm."""
+    return _unary(x, "LOG")
 
 
 def absolute(x: Tensor) -> Tensor:
@@ -66,6 +73,14 @@ def mean(x: Tensor, axis: int) -> Tensor:
 def sum_over(x: Tensor, axis: int) -> Tensor:
     """Sum over one axis, which is removed."""
     return _reduce(x, "SUM", axis, keep=False)
+
+
+def cumulative_sum(x: Tensor, axis: int) -> Tensor:
+    """Sum along one axis up to each element, itself included."""
+    graph = x.graph
+    along = graph.constant(np.array(axis % x.rank, np.int32), "axis")
+    operation = graph.backend.trt.CumulativeOperation.SUM
+    return graph.add(graph.network.add_cumulative(x.trt, along.trt, operation, False, False), "cumulative_sum")
 
 
 def max_over(x: Tensor, axis: int) -> Tensor:

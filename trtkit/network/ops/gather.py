@@ -11,7 +11,7 @@ from trtkit.network.ops.collective import all_reduce
 from trtkit.network.ops.shape import unsqueeze
 
 if TYPE_CHECKING:
-    from trtkit.models.spec import Share
+    from trtkit.models.share import Share
     from trtkit.network.graph import Tensor
 
 
@@ -34,18 +34,23 @@ def embedding_of_share(ids: Tensor, table: Tensor, share: Share) -> Tensor:
 
 
 def token_at(x: Tensor, index: Tensor) -> Tensor:
-    """Pick one token of each sequence: x [B, S, D], index [B] -> [B, D]."""
+    """Pick one token of each sequence, or several: x [B, S, D], index [B] or [B, n] -> [B, D] or [B, n, D]."""
     graph = x.graph
-    layer = graph.network.add_gather_v2(x.trt, unsqueeze(index, 1).trt, graph.backend.trt.GatherMode.ND)
+    layer = graph.network.add_gather_v2(x.trt, unsqueeze(index, index.rank).trt, graph.backend.trt.GatherMode.ND)
     layer.num_elementwise_dims = 1
     return graph.add(layer, "gather")
 
 
-def reorder(x: Tensor, order: Any) -> Tensor:
-    """Reorder the last axis: element i of the result is element order[i] of x."""
+def reorder(x: Tensor, order: Any, axis: int = -1) -> Tensor:
+    """Reorder or repeat elements of an axis: element i of the result is element order[i] of x."""
     graph = x.graph
     at = graph.constant(np.asarray(order, np.int32), "order")
-    return graph.add(graph.network.add_gather(x.trt, at.trt, x.rank - 1), "reorder")
+    return graph.add(graph.network.add_gather(x.trt, at.trt, axis % x.rank), "reorder")
+
+
+def entries(x: Tensor, axis: int, places: Tensor) -> Tensor:
+    """Return the elements of one axis at places [M], which takes that axis's place."""
+    return x.graph.add(x.graph.network.add_gather(x.trt, places.trt, axis), "gather")
 
 
 def pick(x: Tensor, index: int) -> Tensor:

@@ -47,6 +47,15 @@ def causal_mask(position_ids: Tensor, kv_lengths: Tensor, keys: Tensor | int, wi
         return allowed & (columns > rows - window) if window else allowed
 
 
+def chunk_mask(position_ids: Tensor, keys: Tensor, chunk: int) -> Tensor:
+    """Return true where keys are not before a token's own chunk: position_ids [B, S] -> [B, 1, S, keys]."""
+    graph = position_ids.graph
+    with graph.scope("chunk_mask"):
+        rows = unsqueeze(position_ids, 1, 3)
+        first = graph.elementwise("FLOOR_DIV", rows, chunk) * chunk
+        return keys > first - 1
+
+
 def alibi_mask(
     allowed: Tensor, position_ids: Tensor, slopes: np.ndarray[Any, Any], dtype: DType, keys: Tensor | None = None
 ) -> Tensor:

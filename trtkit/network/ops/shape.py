@@ -51,13 +51,33 @@ def take(x: Tensor, axis: int, start: int, size: int) -> Tensor:
     return x.graph.add(layer, "slice")
 
 
-def take_as_many(x: Tensor, axis: int, other: Tensor) -> Tensor:
-    """Return the first elements of one axis, as many as `other` has along its last axis, known at run time only."""
+def take_as_many(x: Tensor, axis: int, other: Tensor, *, start: int = 0, axis_of_other: int = -1) -> Tensor:
+    """Return elements of one axis from `start` on, as many as `other` has along an axis, known at run time only."""
     sizes = x.graph.add(x.graph.network.add_shape(other.trt), "shape")
-    layer = x.graph.network.add_slice(x.trt, (0,), (1,), (1,))
+    layer = x.graph.network.add_slice(x.trt, (start,), (1,), (1,))
     layer.axes = (axis % x.rank,)
-    layer.set_input(2, (take(sizes, 0, other.rank - 1, 1) if other.rank > 1 else sizes).trt)
+    layer.set_input(2, (take(sizes, 0, axis_of_other % other.rank, 1) if other.rank > 1 else sizes).trt)
     return x.graph.add(layer, "slice")
+
+
+def size_of(x: Tensor) -> Tensor:
+    """Return the size of a tensor of one axis, known at run time only: int64 [1]."""
+    return x.graph.add(x.graph.network.add_shape(x.trt), "shape")
+
+
+def slice_of(x: Tensor, start: Tensor, size: Tensor) -> Tensor:
+    """Return elements of x [N] from `start` on, as many as `size`: both int64 [1], known at run time only."""
+    layer = x.graph.network.add_slice(x.trt, (0,), (1,), (1,))
+    layer.set_input(1, start.trt)
+    layer.set_input(2, size.trt)
+    return x.graph.add(layer, "slice")
+
+
+def reshape_like(x: Tensor, other: Tensor) -> Tensor:
+    """Return x in the shape of another tensor of as many elements."""
+    layer = x.graph.network.add_shuffle(x.trt)
+    layer.set_input(1, x.graph.add(x.graph.network.add_shape(other.trt), "shape").trt)
+    return x.graph.add(layer, "reshape")
 
 
 def split(x: Tensor, axis: int, sizes: tuple[int, ...]) -> list[Tensor]:

@@ -99,9 +99,13 @@ def measure(
     try:
         with torch.inference_mode():
             for index, ids in enumerate(texts):
-                cache = model(torch.tensor([list(ids)]), use_cache=True).past_key_values
-                measured.keys = _larger(measured.keys, [float(layer.keys.abs().max()) for layer in cache.layers])
-                measured.values = _larger(measured.values, [float(layer.values.abs().max()) for layer in cache.layers])
+                output = model(torch.tensor([list(ids)]), use_cache=True)
+                cache = output.get("past_key_values") or output.cache_params  # of models without attention
+                held = [
+                    layer for layer in cache.layers if getattr(layer, "keys", None) is not None
+                ]  # others have states, or share
+                measured.keys = _larger(measured.keys, [float(layer.keys.abs().max()) for layer in held])
+                measured.values = _larger(measured.values, [float(layer.values.abs().max()) for layer in held])
                 report(index + 1)
     finally:
         for hook in hooks:

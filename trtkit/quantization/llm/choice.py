@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.errors import ConfigError, Problem
-from trtkit.models.spec import MoeSpec
+from trtkit.models.feed_forward import MoeSpec
 from trtkit.models.weights import model_weights
-from trtkit.quantization_methods import FORMATS, METHODS, NONE, largest_block, methods_for
+from trtkit.quantization_methods import BLOCKS, FORMATS, METHODS, NONE, largest_block, methods_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from trtkit.models.spec import DecoderSpec
     from trtkit.quantization_methods import Method
 
-_LINEAR = re.compile(r"\.(q|k|v|o|qkv|gate|up|gate_up|down)$")
-_SHARING = re.compile(r"\.(q|k|v|gate|up)$")
+# Not `kv_b` of latent attention, which is multiplied with from both sides.
+_LINEAR = re.compile(r"\.(q|k|v|o|qkv|q_a|q_b|kv_a|gate|up|gate_up|down|in|out|qkvz|z)$")
+_SHARING = re.compile(r"\.(?:(q|k|v|q_a|kv_a|z)|gate|up)$")
 _HEAD = "lm_head"
 
 
@@ -76,7 +77,7 @@ def linear_layers(spec: DecoderSpec) -> list[Layer]:
 
 def inputs_of(name: str) -> str:
     """Return what a layer reads: the same text for layers that share their inputs."""
-    return _SHARING.sub(lambda match: ".qkv" if match[1] in "qkv" else ".gate_up", name)
+    return _SHARING.sub(lambda match: ".qkv" if match[1] else ".gate_up", name)
 
 
 def choose(spec: DecoderSpec, options: QuantizeOptions) -> Choice:
@@ -91,9 +92,9 @@ def choose(spec: DecoderSpec, options: QuantizeOptions) -> Choice:
     in_blocks = [layer for layer, method in methods.items() if METHODS[method].takes_block]
     sizes = [layer.size for layer in in_blocks]
     block = options.block or largest_block(sizes)
-    odd = [layer for layer in in_blocks if not block or layer.size % block]
+    odd = [layer for layer in in_blocks if layer.size % (block or min(BLOCKS))]
     if odd:
-        what = f"a block size of {block or 32} does not divide the {odd[0].size} columns of `{odd[0].name}`"
+        what = f"a block size of {block or min(BLOCKS)} does not divide the {odd[0].size} columns of `{odd[0].name}`"
         fix = f"use {largest_block(sizes)}" if largest_block(sizes) else "exclude these layers, or use int8_wo"
         raise ConfigError("the model cannot be quantized this way", [Problem(what, "quantize.block", fix)])
     _check_fixed_blocks(methods)
@@ -153,6 +154,11 @@ def _problems(spec: DecoderSpec, options: QuantizeOptions) -> list[Problem]:
         if not fnmatch.filter(names, glob):
             near = ", ".join(difflib.get_close_matches(glob, names, n=3, cutoff=0.3))
             problems.append(Problem(f"`{glob}` matches no linear layer", key, f"close names: {near}"))
+    if options.kv_cache is not None and (spec.states or not all(each.has_own_pairs for each in spec.attentions)):
+        shared = any(each.cache_of is not None for each in spec.attentions)
+        what = "a KV cache that several layers read" if shared else "the cache of latent attention"
+        what = "the KV cache of a model with recurrent states" if spec.states else what
+        problems.append(Problem(f"{what} cannot be quantized", "quantize.kv_cache", "remove it"))
     return [*problems, *_problems_of_mixtures(chosen, options)] if has_experts(spec) else problems
 
 

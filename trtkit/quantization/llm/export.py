@@ -13,6 +13,8 @@ import torch
 
 from trtkit.errors import QuantizeError
 from trtkit.quantized_matrix import unpack
+from trtkit.sources.huggingface.stacked_experts import memory_name
+from trtkit.sources.safetensors_folder import json_object
 from trtkit.version import __version__
 
 if TYPE_CHECKING:
@@ -83,7 +85,8 @@ def export(model: Any, folder: Path, dtype: DType, extra: Extra) -> None:
 
 def check_quantized(folder: Path, modules: Sequence[str]) -> None:
     """Raise QuantizeError where a checkpoint holds one of these layers unquantized."""
-    names = _names(sorted(folder.glob("model*.safetensors")))
+    model_type = str(json_object(folder / "config.json").get("model_type", ""))
+    names = {memory_name(name, model_type) for name in _names(sorted(folder.glob("model*.safetensors")))}
     left = [module for module in modules if f"{module}.weight_scale" not in names]
     if left:
         fix = "exclude them: `quantize.exclude`, or give them int4_wo"

@@ -61,6 +61,7 @@ class Call:
             "write_indices": self.starts,
             "kv_lengths": np.maximum(self.starts + self.counts, 1),
             "last_token_index": np.maximum(self.counts - 1, 0),
+            "token_counts": self.counts,
         }
         return {name: np.ascontiguousarray(value, np.int32) for name, value in feed.items()}
 
@@ -84,6 +85,12 @@ class Call:
             if soft is not None:
                 yield row, soft
 
+    def fill(self, cache: KvCache) -> None:
+        """Let the slots of requests that begin read what an encoder made of them."""
+        for row, soft in self.soft_rows():
+            if soft.encoded and self.starts[row] == 0 and self.counts[row] > 0:
+                cache.fill(self.first_slot + row, soft.encoded)
+
     def check(self, slots: int, max_length: int) -> None:
         """Raise ExecutionError where a row would write outside its slot."""
         last, size = int(self.starts.max()), self.ids.shape[1]
@@ -104,9 +111,18 @@ class Draw(Protocol):
 
 
 class SequenceCache(Protocol):
-    """What is done with cached sequences between calls. model: digest of the model that computes them."""
+    """What is done with cached sequences between calls.
+
+    model: digest of the model that computes them. positions: [slots], how many tokens each slot's states have read.
+    """
 
     model: str
+    positions: Ints
+
+    @property
+    def has_states(self) -> bool:
+        """Whether layers keep recurrent states, with which a sequence can only go on after all tokens they read."""
+        ...
 
     def copy(self, source: int, target: int, tokens: slice) -> None:
         """Copy cached tokens of slot `source` to slot `target`."""

@@ -72,8 +72,11 @@ class EngineDecoder:
         self._embeddings = plan.embeddings
         self.is_asynchronous, self.takes_ids = True, self._embeddings is None
         self.vocab_size = self._output.shape[-1]
-        self.cache = KvCache(specs, slots, dtype_of, self._stream)
-        self._specs = [spec for spec in specs if spec.feeder != "cache"]
+        self.cache = KvCache(specs, (slots, options.max_sequence_length), dtype_of, self._stream)
+        self._new_states = {  # the engine must not write where it still reads
+            spec.name: self._stream.empty((slots, *spec.shape[1:]), dtype_of(spec)) for spec in self.cache.states
+        }
+        self._specs = [spec for spec in specs if not spec.is_kept]
         self.tokens = self._stream.empty((slots,), torch.int64)
         self._graphs: dict[_Step, Graph | None] = {}
         self._has_cuda_graphs = has_cuda_graphs
@@ -85,6 +88,8 @@ class EngineDecoder:
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens; see DecoderExecution."""
         call.check(self.slots, self.max_length)
+        self.cache.advance(call.rows, call.starts, call.counts)
+        call.fill(self.cache)
         rows, size = call.ids.shape
         self._stream.wait_for_current()  # which may still read the last call's logits
         self._reserve(rows * size)
@@ -109,6 +114,7 @@ class EngineDecoder:
     def layer_seconds(self, call: Call) -> dict[str, float]:
         """Run new tokens without a CUDA graph; return how long each of the engine's layers took, in order."""
         call.check(self.slots, self.max_length)
+        self.cache.positions[call.rows] = -1  # what is timed need not go on from anything
         rows, size = call.ids.shape
         self._reserve(rows * size)
         self._copy_inputs(call)
@@ -191,6 +197,7 @@ class EngineDecoder:
             "write_indices": starts,
             "kv_lengths": (starts + counts).clamp(min=1),
             "last_token_index": (counts - 1).clamp(min=0),
+            "token_counts": counts,
         }
         for name in inputs.keys() & self._inputs.keys():
             self._inputs[name][:rows].copy_(inputs[name])
@@ -227,13 +234,20 @@ class EngineDecoder:
         context = self._context(step.size)
         for spec in self._specs:
             context.set_input(spec.name, spec.shape_at(step.sizes), self._inputs[spec.name])
-        caches = self.cache.view(slice(step.first, step.first + step.rows))
+        rows = slice(step.first, step.first + step.rows)
+        caches = self.cache.view(rows)
         for spec in self.cache.specs:
             cache = caches[spec.name]
             context.set_input(spec.name, tuple(cache.shape), cache)
             context.set_address(spec.updated, self._new.get(spec.name, cache))
+        for spec in self.cache.encoded:
+            context.set_input(spec.name, tuple(caches[spec.name].shape), caches[spec.name])
+        for spec in self.cache.states:
+            context.set_input(spec.name, tuple(caches[spec.name].shape), caches[spec.name])
+            context.set_address(spec.updated, self._new_states[spec.name])
         context.set_address(self._output.name, self._logits)
         context.enqueue()
+        self.cache.keep(rows, {name: new[: step.rows] for name, new in self._new_states.items()})
         if self._new:
             self._stream.run(partial(self._append, step.first, step.rows, step.size))
 

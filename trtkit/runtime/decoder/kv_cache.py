@@ -1,12 +1,14 @@
-"""Keys and values of sequences: the memory, and everything that is done with it between calls."""
+"""What layers keep of sequences: the memory, and everything that is done with it between calls."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
+from trtkit.errors import ExecutionError
 from trtkit.runtime.decoder.saved import CacheArray, CacheForm, SavedSequence, check_saved, check_tokens
 
 if TYPE_CHECKING:
@@ -14,35 +16,68 @@ if TYPE_CHECKING:
 
     from trtkit.network.input_spec import InputSpec
     from trtkit.runtime.device import Stream
+    from trtkit.runtime.sequences import Ints
 
 
 class KvCache:
-    """Linear caches: each sequence has a slot of its own at full length, allocated once and never moved.
+    """Linear caches and recurrent states: each sequence has a slot of its own, allocated once and never moved.
 
-    specs: the network's inputs, of which the caches are taken. stream: of a device, which works on them in turn; None:
-    the caller's own memory and time.
-    slots: sequences. max_length: T, tokens that a slot holds. model: digest of the model whose keys and values these
+    A slot's keys and values are those of any number of its tokens; its states are those of all that they have read,
+    `positions` [slots], and of no other number. What an encoder made of a slot's request stays until the next.
+
+    specs: the network's inputs, of which the caches and states are taken. stream: of a device, which works on them in
+    turn; None: the caller's own memory and time.
+    sizes: slots, and T, tokens that a slot holds. model: digest of the model whose keys and values these
     are; saved sequences of other models are refused.
     """
 
     def __init__(
         self,
         specs: Iterable[InputSpec],
-        slots: int,
+        sizes: tuple[int, int],
         dtype_of: Callable[[InputSpec], torch.dtype],
         stream: Stream | None = None,
     ) -> None:
-        self.specs = [spec for spec in specs if spec.feeder == "cache"]
-        self.slots, self.max_length = slots, self.specs[0].size_of("cached_tokens")
+        kept = [spec for spec in specs if spec.is_kept]
+        self.specs = [spec for spec in kept if spec.feeder == "cache"]
+        self.states = [spec for spec in kept if spec.feeder == "state"]
+        self.encoded = [spec for spec in kept if spec.feeder == "encoder"]
+        self.positions = np.zeros(sizes[0], np.int64)
+        self.slots, self.max_length = sizes
         self.model = ""
         self._stream, empty = stream, _empty if stream is None else stream.empty
-        self._arrays = {spec.name: empty((slots, *spec.shape[1:]), dtype_of(spec)) for spec in self.specs}
+        self._arrays = {spec.name: empty((sizes[0], *spec.shape[1:]), dtype_of(spec)) for spec in kept}
+        self._state_names = {spec.name for spec in (*self.states, *self.encoded)}  # what has no axis of tokens
         for array in self._arrays.values():
             self._run(array.zero_)
 
+    @property
+    def has_states(self) -> bool:
+        """Whether layers keep recurrent states."""
+        return bool(self.states)
+
     def view(self, rows: slice) -> dict[str, torch.Tensor]:
-        """Return the caches [R, K, T, H] of neighbouring slots, by the input that takes them."""
+        """Return the caches [R, K, T, H] and states [R, ...] of neighbouring slots, by the input that takes them."""
         return {name: array[rows] for name, array in self._arrays.items()}
+
+    def advance(self, rows: slice, starts: Ints, counts: Ints) -> None:
+        """Note the tokens that a call lets states read. Raises ExecutionError for a row that skips or repeats some."""
+        held = self.positions[rows]
+        is_wrong = (counts > 0) & (starts > 0) & (starts != held)
+        if self.states and is_wrong.any():
+            row = int(is_wrong.argmax())
+            raise _misplaced(rows.start + row, int(held[row]), int(starts[row]))
+        self.positions[rows] = np.where((counts > 0) | (starts == 0), starts + counts, held)
+
+    def keep(self, rows: slice, states: Mapping[str, torch.Tensor]) -> None:
+        """Replace the states of neighbouring slots: [R, ...] by the input that takes them."""
+        for name, values in states.items():
+            self._run(partial(self._arrays[name][rows].copy_, values))
+
+    def fill(self, slot: int, encoded: Mapping[str, torch.Tensor]) -> None:
+        """Let a slot's layers read what an encoder made of its request: [K, length, H] by the input that takes it."""
+        for name, values in encoded.items():
+            self._run(partial(self._arrays[name][slot].copy_, values))
 
     def append(self, first_slot: int, starts: torch.Tensor, new: Mapping[str, torch.Tensor]) -> None:
         """Write new keys and values [R, K, S, H] into slots from `first_slot` on, each row's at its start.
@@ -58,40 +93,50 @@ class KvCache:
             _codes(array)[rows, heads, places] = _codes(values.to(array.dtype))
 
     def copy(self, source: int, target: int, tokens: slice) -> None:
-        """Copy cached tokens of slot `source` to slot `target`."""
-        for array in self._arrays.values():
-            self._run(partial(array[target, :, tokens].copy_, array[source, :, tokens]))
+        """Copy cached tokens of slot `source` to slot `target`, and its states.
+
+        Raises ExecutionError if the states have read another number of tokens than where `tokens` end.
+        """
+        self._check_position(source, tokens.indices(self.max_length)[1])
+        for name, array in self._arrays.items():
+            part = (slice(None),) if name in self._state_names else (slice(None), tokens)
+            self._run(partial(array[target][part].copy_, array[source][part]))
+        self.positions[target] = self.positions[source]
 
     def share(self, source: int, target: int, count: int) -> None:
         """Let `target` begin with the first `count` tokens of `source`; linear slots each hold their own copy."""
+        self._check_position(source, count)
         if source != target:
             self.copy(source, target, slice(0, count))
 
     def form(self, tokens: int) -> CacheForm:
         """Return what a saved sequence of `tokens` tokens is."""
-        arrays = (
-            CacheArray(name, str(array.dtype).removeprefix("torch."), array.shape[1], array.shape[3])
-            for name, array in self._arrays.items()
-        )
+        arrays = []
+        for name, array in self._arrays.items():
+            is_state, dtype = name in self._state_names, str(array.dtype).removeprefix("torch.")
+            heads = array[0].numel() // array.shape[-1] if is_state else array.shape[1]
+            arrays.append(CacheArray(name, dtype, heads, array.shape[-1], is_state))
         return CacheForm(self.model, tokens, tuple(arrays))
 
     def save(self, slot: int, count: int) -> SavedSequence:
         """Return the first `count` tokens of a slot, copied to the host."""
         check_tokens(count, self.max_length)
+        self._check_position(slot, count)
         if self._stream is not None:
             self._stream.synchronize()
         form = self.form(count)
         saved = SavedSequence(form, torch.zeros(form.size_bytes, dtype=torch.uint8))
         for name, view in form.views(saved.data).items():
-            view.copy_(self._arrays[name][slot, :, :count])
+            view.copy_(self._part(name, slot, count).reshape(view.shape))
         return saved
 
     def load(self, slot: int, saved: SavedSequence) -> None:
         """Begin a slot with a saved sequence. Raises ExecutionError for what `check` refuses."""
         self.check(saved)
         for name, view in saved.form.views(saved.data).items():
-            part = self._arrays[name][slot, :, : saved.tokens]
-            self._run(partial(part.copy_, view))
+            part = self._part(name, slot, saved.tokens)
+            self._run(partial(part.copy_, view.reshape(part.shape)))
+        self.positions[slot] = saved.tokens
 
     def check(self, saved: SavedSequence) -> None:
         """Raise ExecutionError for a sequence of another model or other caches, of too many tokens or too few bytes."""
@@ -100,6 +145,15 @@ class KvCache:
     def close(self) -> None:
         """Give the memory back."""
         self._arrays.clear()
+
+    def _part(self, name: str, slot: int, count: int) -> torch.Tensor:
+        """Return what a slot holds of its first `count` tokens."""
+        array = self._arrays[name][slot]
+        return array if name in self._state_names else array[:, :count]
+
+    def _check_position(self, slot: int, count: int) -> None:
+        if self.states and self.positions[slot] != count:
+            raise _misplaced(slot, int(self.positions[slot]), count)
 
     def _run(self, work: Callable[[], object]) -> None:
         """Do `work` in turn with everything else that is done with the caches."""
@@ -112,6 +166,11 @@ class KvCache:
 def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return the caller's own memory."""
     return torch.empty(*shape, dtype=dtype)
+
+
+def _misplaced(slot: int, held: int, wanted: int) -> ExecutionError:
+    what = f"the recurrent states of slot {slot} have read {held} tokens, not {wanted}"
+    return ExecutionError(what, "recurrent states", "go on after all tokens that they have read, or begin again")
 
 
 def _codes(array: torch.Tensor) -> torch.Tensor:

@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 class DecoderNetwork:
     """A network with its weights, which its graph owns.
 
-    max_prefill_length: new tokens that a row may bring. embeddings: the table, where the network takes vectors.
-    kv_cache: how caches are quantized; the network then gives new keys and values, which its runtime keeps.
+    max_length: T, tokens that a slot holds. max_prefill_length: new tokens that a row may bring. embeddings: the
+    table, where the network takes vectors. kv_cache: how caches are quantized; the network then gives new keys and
+    values, which its runtime keeps.
     """
 
     backend: Backend
     graph: Graph
     vocab_size: int
+    max_length: int
     max_prefill_length: int
     has_all_logits: bool
     embeddings: TokenEmbeddings | None = None
@@ -59,6 +61,7 @@ def decoder_network(
         backend,
         opened.write(Graph(backend), weights, logits),
         opened.spec.vocab_size,
+        options.max_sequence_length,
         options.max_prefill_length,
         (logits or options.logits) == "all",
         embeddings,

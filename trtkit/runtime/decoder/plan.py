@@ -60,11 +60,13 @@ def check_alignment(plan: DecoderPlan, slots: int) -> None:
     """Raise GenerationError if the second slot's cache would not begin at an address that TensorRT takes."""
     for spec in plan.inputs:
         slot_bytes = math.prod(spec.shape[1:]) * dtype_of(spec).itemsize
-        if spec.feeder == "cache" and slots > 1 and slot_bytes % ALIGNMENT:
-            token_bytes = slot_bytes // spec.size_of("cached_tokens")
-            multiple = ALIGNMENT // math.gcd(ALIGNMENT, token_bytes)
+        if spec.is_kept and slots > 1 and slot_bytes % ALIGNMENT:
+            fix = "use one slot"
+            if spec.feeder == "cache":
+                token_bytes = slot_bytes // spec.size_of("cached_tokens")
+                multiple = ALIGNMENT // math.gcd(ALIGNMENT, token_bytes)
+                fix = f"build with an `llm.max_sequence_length` that {multiple} divides, or {fix}"
             what = (
                 f"a slot of `{spec.name}` has {slot_bytes} bytes, not a multiple of TensorRT's alignment, {ALIGNMENT}"
             )
-            fix = f"build with an `llm.max_sequence_length` that {multiple} divides, or use one slot"
             raise GenerationError(what, plan.where, fix)

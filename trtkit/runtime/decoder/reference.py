@@ -36,7 +36,8 @@ class ReferenceDecoder:
         self.hidden = next((spec for spec in network.graph.inputs if spec.name == HIDDEN_STATES), None)
         self._gives_logits = "logits" in self._executor.output_names
         hold = Precision(widen).storage
-        self.cache = KvCache(network.graph.inputs, slots, lambda spec: hold(DTYPES[spec.dtype]))
+        sizes = slots, network.max_length
+        self.cache = KvCache(network.graph.inputs, sizes, lambda spec: hold(DTYPES[spec.dtype]))
         self.tokens = torch.zeros(slots, dtype=torch.int64)
         self._appends = network.kv_cache is not None
         self.is_asynchronous, self.takes_ids = False, network.embeddings is None
@@ -48,7 +49,11 @@ class ReferenceDecoder:
 
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens; see DecoderExecution."""
-        outputs = self._executor.run(self.inputs(call))
+        inputs = self.inputs(call)
+        self.cache.advance(call.rows, call.starts, call.counts)
+        call.fill(self.cache)
+        outputs = self._executor.run(inputs)
+        self.cache.keep(call.rows, {spec.name: outputs[spec.updated] for spec in self.cache.states})
         if self._appends:
             new = {spec.name: outputs[spec.updated] for spec in self.cache.specs}
             self.cache.append(call.first_slot, torch.from_numpy(call.starts), new)
@@ -69,6 +74,7 @@ class ReferenceDecoder:
 
     def layer_seconds(self, call: Call) -> dict[str, float]:
         """Run new tokens; return how long each layer took, in the order they ran."""
+        self.cache.positions[call.rows] = -1  # what is timed need not go on from anything
         return self._executor.layer_seconds(self.inputs(call))
 
     def inputs(self, call: Call) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,17 +14,24 @@ _ALIGNMENT = 16  # bytes; torch views values only at multiples of their size
 
 @dataclass(frozen=True)
 class CacheArray:
-    """One cache of a network. dtype: torch's name. heads: K. head_dim: H."""
+    """One cache of a network, or a recurrent state, whose size does not depend on the tokens.
+
+    dtype: torch's name. heads: K. head_dim: H. Of a state: all axes but the last, and the last.
+    """
 
     name: str
     dtype: str
     heads: int
     head_dim: int
+    is_state: bool = False
 
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of one token."""
-        return self.heads * self.head_dim * self.torch_dtype.itemsize
+    def shape(self, tokens: int) -> tuple[int, ...]:
+        """Return the shape that holds so many tokens."""
+        return (self.heads, self.head_dim) if self.is_state else (self.heads, tokens, self.head_dim)
+
+    def size_bytes(self, tokens: int) -> int:
+        """Return the bytes that hold so many tokens."""
+        return math.prod(self.shape(tokens)) * self.torch_dtype.itemsize
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -43,15 +51,15 @@ class CacheForm:
     @property
     def size_bytes(self) -> int:
         """Bytes of the sequence, with those between arrays."""
-        return sum(_aligned(array.token_bytes * self.tokens) for array in self.arrays)
+        return sum(_aligned(array.size_bytes(self.tokens)) for array in self.arrays)
 
     def views(self, data: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return each cache [K, tokens, H] as a view of `data` [size_bytes] uint8."""
+        """Return each cache [K, tokens, H] and state as a view of `data` [size_bytes] uint8."""
         views, start = {}, 0
         for array in self.arrays:
-            size = array.token_bytes * self.tokens
+            size = array.size_bytes(self.tokens)
             values = data[start : start + size].view(array.torch_dtype)
-            views[array.name] = values.view(array.heads, self.tokens, array.head_dim)
+            views[array.name] = values.view(array.shape(self.tokens))
             start += _aligned(size)
         return views
 
@@ -102,4 +110,5 @@ def _aligned(size: int) -> int:
 
 
 def _text(array: CacheArray) -> str:
-    return f"`{array.name}` of {array.heads} heads of {array.head_dim} in {array.dtype}"
+    heads = "rows" if array.is_state else "heads"
+    return f"`{array.name}` of {array.heads} {heads} of {array.head_dim} in {array.dtype}"

@@ -34,6 +34,12 @@ class GroupCache:
         self._own, self._channel, self._run = own, channel, run
         self._parts = [CacheForm("", 0, each) for each in arrays]
         self.model = ""
+        self.positions = own.positions
+
+    @property
+    def has_states(self) -> bool:
+        """Whether layers of any rank keep recurrent states."""
+        return any(array.is_state for part in self._parts for array in part.arrays)
 
     def copy(self, source: int, target: int, tokens: slice) -> None:
         """Copy cached tokens of slot `source` to slot `target`."""

@@ -13,14 +13,11 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trtkit.errors import RankError
 from trtkit.jobs.json_form import to_json
 from trtkit.runtime.decoder.single import OpenOptions  # noqa: TC001 (read from JSON by its types)
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from trtkit.threads import share_of_cores
 
 _POLL_S = 0.02
 
@@ -87,7 +84,7 @@ class Members:
                 stdin=subprocess.PIPE,  # stays open: its end tells the child that this process is gone
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=dict(_environment(request.count)),
+                env=os.environ | share_of_cores(request.count),
                 start_new_session=True,
             )
         assert process.stdin is not None
@@ -105,10 +102,3 @@ class Members:
         except OSError:
             return ""
         return lines[-1][:300] if lines else ""
-
-
-def _environment(count: int) -> Iterator[tuple[str, str]]:
-    """Yield a child's environment: the ranks share the cores."""
-    yield from os.environ.items()
-    if "OMP_NUM_THREADS" not in os.environ:
-        yield "OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count))

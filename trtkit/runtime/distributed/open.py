@@ -71,11 +71,10 @@ def _open(bundle: Bundle, options: OpenOptions, group: RankGroup) -> Distributed
 def _runner(bundle: Bundle, options: OpenOptions, group: RankGroup) -> tuple[StageRunner, list[RankFacts]]:
     """Open this rank's network and wait for the others'."""
     grid, world = bundle.manifest.grid, group.world
-    first = world.rank // grid.stage_ranks * grid.stage_ranks
     with group.guarded():
         members = None
         if grid.stage_ranks > 1:
-            members = GlooRank(world.group("stage", range(first, first + grid.stage_ranks)), JOIN_TIMEOUT_S)
+            members = GlooRank(world.group("stage", grid.stage_members(world.rank)), JOIN_TIMEOUT_S)
         execution = open_rank(bundle, options, Peers(world.rank, world.local_rank, members))
         group.abort = execution.abort
         own = RankFacts(

@@ -113,7 +113,7 @@ class StageRunner:
 
     @property
     def _first_rank(self) -> int:
-        return self._place.stage * self._place.grid.stage_ranks
+        return self._place.grid.stage_members(self._place.rank).start
 
     def _run(self, call: Call) -> torch.Tensor | None:
         """Run the stage on each part in turn; return the logits of the last stage."""

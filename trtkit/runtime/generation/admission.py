@@ -105,7 +105,8 @@ def _admit(state: State, request: Request, min_shared_tokens: int) -> None:
     is_whole = request.settings.params.prompt_logprobs is not None
     source, common = (0, 0) if is_whole else slots.shared_prefix(ids, request.soft)
     common = common if common >= min_shared_tokens else 0
-    imported = None if is_whole or request.soft else state.imports.take(ids, max(common + 1, min_shared_tokens))
+    least, has_states = max(common + 1, min_shared_tokens), state.execution.cache.has_states
+    imported = None if is_whole or request.soft else state.imports.take(ids, least, is_whole=has_states)
     slot = slots.take(source, common if imported is None else 0)
     if imported is not None:
         saved, common = imported

@@ -215,6 +215,9 @@ class Engine:
             raise RequestError(
                 f"a budget of {budget} tokens per step computes nothing", "token_budget", "give 1 or more"
             )
+        if proposer is not None and self.execution.cache.has_states:
+            what = "speculation is not supported for models with recurrent states, which cannot forget a wrong guess"
+            raise RequestError(what, "speculation", "generate without a draft model and without lookup")
         if proposer is not None and not self.execution.has_all_logits:
             what = "speculation needs logits of every token; the engine outputs those of the last only"
             raise RequestError(what, "speculation", "build with `--set llm.logits=all`")

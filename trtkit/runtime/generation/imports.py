@@ -31,15 +31,16 @@ class Imports:
         self.size_bytes += size
         return True
 
-    def take(self, prompt: Ints, least: int) -> tuple[SavedSequence, int] | None:
+    def take(self, prompt: Ints, least: int, *, is_whole: bool = False) -> tuple[SavedSequence, int] | None:
         """Remove and return what shares most with a prompt, and for how many tokens; None below `least` of them.
 
+        is_whole: only what a prompt begins with all of, as recurrent states need it.
         The prompt's last token stays to be computed: its logits are what comes next.
         """
         best, most = b"", 0
         for key, (ids, _) in self._saved.items():
             common = _common(ids, prompt[:-1])
-            if common > most:
+            if common > most and (common == len(ids) or not is_whole):
                 best, most = key, common
         if not most or most < least:
             return None

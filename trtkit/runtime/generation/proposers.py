@@ -78,6 +78,9 @@ class DraftProposer:
     def __init__(self, execution: DecoderExecution, most: int) -> None:
         if most < 1:
             raise RequestError(f"cannot guess {most} tokens", "draft", "give 1 or more")
+        if execution.cache.has_states:
+            what = "a draft model with recurrent states is not supported: they cannot forget a wrong guess"
+            raise RequestError(what, "draft", "use a draft model that caches keys and values only")
         self.most, self._execution = most, execution
         self._sequences = Sequences(execution.slots, execution.max_length)
         self._cached = np.zeros(execution.slots, np.int64)

@@ -24,10 +24,12 @@ class Slots:
 
     sequences: the tokens. cached: [slots], how many of them lie in the KV cache; a slot that has ended keeps them
     for others to share. is_running: [slots]. used: [slots], when it was last taken, to reuse the oldest first.
+    positions: [slots], how many tokens the slots' recurrent states have read, of a model that has some: only a prompt
+    that begins with all of these can share them.
     """
 
-    def __init__(self, count: int, max_length: int) -> None:
-        self.count = count
+    def __init__(self, count: int, max_length: int, positions: Ints | None = None) -> None:
+        self.count, self._positions = count, positions
         self.sequences = Sequences(count, max_length)
         self.cached: Ints = np.zeros(count, np.int64)
         self.is_running: Bools = np.zeros(count, np.bool_)
@@ -45,20 +47,23 @@ class Slots:
         At least the prompt's last token stays to be computed: its logits are what comes next. Placeholders are alike
         where the vectors in their places are.
         """
-        common = self._common(np.asarray(prompt_ids)[:-1], has_soft=soft is not None or bool(self.sequences.soft))
+        needs_all = soft is not None or bool(self.sequences.soft) or self._positions is not None
+        common = self._common(np.asarray(prompt_ids)[:-1], needs_all=needs_all)
         for slot in range(self.count) if soft is not None else self.sequences.soft:
             end = shared_length(soft, self.sequences.soft.get(slot))
             common[slot] = common[slot] if end is None else min(int(common[slot]), end)
+        if self._positions is not None:
+            common[(common != self._positions) | (common != self.cached)] = 0
         # Among equals a slot that has ended comes first: it can be gone on with where it is.
         longest = np.flatnonzero(common == common.max())
         best = int(longest[self.is_running[longest].argmin()])
         return best, int(common[best])
 
-    def _common(self, ids: Ints, *, has_soft: bool) -> Ints:
+    def _common(self, ids: Ints, *, needs_all: bool) -> Ints:
         """Return how many of a prompt's `ids` each slot's cache begins with, at least: the best slot's count is exact.
 
         Tokens are compared in blocks, each twice as long, of the slots that were alike so far: mostly none after a few.
-        Where many have all of them, the first is found at once; with soft tokens, all are compared.
+        Where many have all of them, the first is found at once, unless `needs_all` wants every slot's exact count.
         """
         common: Ints = np.zeros(self.count, np.int64)
         alike, start, size = np.flatnonzero(self.cached), 0, _FIRST_BLOCK
@@ -69,7 +74,7 @@ class Slots:
             count = np.where(is_same.all(1), stop - start, is_same.argmin(1))
             common[alike] += count
             alike, start, size = alike[count == stop - start], stop, 2 * size
-            if stop == _FIRST_BLOCK and not has_soft and (first := self._first_to_hold(alike, ids)) is not None:
+            if stop == _FIRST_BLOCK and not needs_all and (first := self._first_to_hold(alike, ids)) is not None:
                 common[first] = len(ids)
                 break
         return common
@@ -108,9 +113,13 @@ class Slots:
         self.touch(slot)
 
     def cut(self, slot: int, length: int) -> None:
-        """Forget the tokens of a slot after the first `length`; the last of those need not have been read."""
+        """Forget the tokens of a slot after the first `length`; the last of those need not have been read.
+
+        If recurrent states have read it, it stays cached: they cannot go back.
+        """
         self.sequences.lengths[slot] = length
-        self.cached[slot] = min(int(self.cached[slot]), length - 1)
+        has_read_last = self._positions is not None and self._positions[slot] == length
+        self.cached[slot] = min(int(self.cached[slot]), length if has_read_last else length - 1)
 
     def touch(self, slot: int) -> None:
         """Note that a slot is used now."""

@@ -55,7 +55,10 @@ class State:
 
     def __post_init__(self) -> None:
         """Make what depends on the number of slots."""
-        self.slots = Slots(self.execution.slots, self.execution.max_length)
+        cache = self.execution.cache
+        self.slots = Slots(
+            self.execution.slots, self.execution.max_length, cache.positions if cache.has_states else None
+        )
         self.running = Running(self.execution.slots)
         tokens = self.execution.tokens if self.has_kernel else None
         self.sampler = Sampler(self.slots.sequences, self.execution.vocab_size, tokens)

@@ -5,7 +5,7 @@ from trtkit.runtime.llm.frontend import RuntimeOptions
 from trtkit.runtime.llm.llm import LLM
 from trtkit.runtime.llm.named_settings import sampling_params
 from trtkit.runtime.llm.outputs import CompletionOutput, Delta, RequestMetrics, RequestOutput
-from trtkit.runtime.llm.prompt_lines import PromptLine, PromptLines, prepare_prompts, read_prompts
+from trtkit.runtime.llm.prompt_lines import PromptLine, PromptLines, Recordings, prepare_prompts, read_prompts
 from trtkit.runtime.llm.prompts import PreparedPrompt, PromptsError
 from trtkit.runtime.llm.text_bundle import TextBundle, read_text_bundle
 
@@ -19,6 +19,7 @@ __all__ = [
     "PromptLine",
     "PromptLines",
     "PromptsError",
+    "Recordings",
     "RequestMetrics",
     "RequestOutput",
     "RuntimeOptions",

@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from trtkit.runtime.llm.text_bundle import TextBundle
 
 
+AUDIO = "audio"
+
+
 @dataclass(frozen=True)
 class PromptLine:
     """A prompt as it was written: a text, a conversation or token ids.
 
+    kind: `audio` for a path of a recording; language, task: of its transcript, the model's usual ones if None.
     id: how its answer is named. file, line: where it stands, empty and 0 if not in a file. settings: its own, by any of
     their names. images: paths, in the order of their places in the prompt.
     """
@@ -34,6 +38,8 @@ class PromptLine:
     line: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
     images: tuple[str, ...] = ()
+    language: str | None = None
+    task: str | None = None
 
     @property
     def where(self) -> str:
@@ -66,16 +72,33 @@ class PromptLines:
         raise_prompt_problems([problem for _, problem in sorted(self.problems, key=lambda item: item[0])])
 
 
+@dataclass(frozen=True)
+class Recordings:
+    """Audio files to be transcribed, each a prompt of its own."""
+
+    paths: tuple[str, ...] = ()
+    language: str | None = None
+    task: str | None = None
+
+
 def read_prompts(
-    file: str | Path | None = None, texts: Sequence[str] = (), images: tuple[str, ...] = ()
+    file: str | Path | None = None,
+    texts: Sequence[str] = (),
+    images: tuple[str, ...] = (),
+    recordings: Recordings | None = None,
 ) -> PromptLines:
-    """Return texts as prompts, all with `images`, followed by those of a file (`-`: stdin).
+    """Return texts as prompts, all with `images`, and recordings, followed by those of a file (`-`: stdin).
 
     A file has JSON lines, or plain text lines if its name ends in .txt. Raises RequestError if it cannot be read;
     problems with its lines are collected in `problems`.
     """
     lines = PromptLines([PromptLine(index, text, images=images) for index, text in enumerate(texts)])
     lines.problems += [(0, Problem("the prompt is empty", "--prompt")) for text in texts if not text.strip()]
+    heard = Recordings() if recordings is None else recordings
+    lines.prompts += [
+        PromptLine(index, path, AUDIO, language=heard.language, task=heard.task)
+        for index, path in enumerate(heard.paths, len(texts))
+    ]
     if file is not None:
         _read_file(str(file), lines)
     lines.problems += _repeated_ids(lines.prompts)
@@ -111,6 +134,8 @@ def prepare_prompts(
 
 def _prompt_of(line: PromptLine, model: TextBundle, *, is_chat: bool, system: str | None) -> Prompt:
     """Return what the library takes. A text is a message if there is a template, or must be for a system message."""
+    if line.kind == AUDIO:
+        return {AUDIO: line.content, "language": line.language, "task": line.task}
     images = list(line.images)
     if line.kind == "prompt_token_ids":
         return {"prompt_token_ids": line.content, "images": images}
@@ -176,10 +201,10 @@ def _json_line(line: str, unnamed: PromptLine) -> PromptLine:
         raise RequestError(f"invalid JSON: {error}", fix=fix) from None
     if not isinstance(data, dict):
         raise RequestError(f"`{line.strip()[:40]}` is not an object", fix='write {"prompt": ...}')
-    kinds = [name for name in PROMPT_KINDS if name in data]
+    kinds = [name for name in (*PROMPT_KINDS, AUDIO) if name in data]
     if len(kinds) != 1:
         what = f"has {' and '.join(f'`{kind}`' for kind in kinds) or 'no prompt'}"
-        raise RequestError(what, fix="give one of `prompt`, `messages`, `prompt_token_ids`")
+        raise RequestError(what, fix="give one of `prompt`, `messages`, `prompt_token_ids`, `audio`")
     content, name = data.pop(kinds[0]), data.pop("id", unnamed.id)
     images = data.pop("images", [])
     _CHECKS[kinds[0]](content)
@@ -188,7 +213,10 @@ def _json_line(line: str, unnamed: PromptLine) -> PromptLine:
         raise RequestError(what, fix='write {"images": ["a.jpg"]}')
     if isinstance(name, bool) or not isinstance(name, str | int):
         raise RequestError(f"`id` is {json.dumps(name)}, neither text nor a whole number")
-    return replace(unnamed, id=name, content=content, kind=kinds[0], settings=data, images=tuple(images))
+    line_of = replace(unnamed, id=name, content=content, kind=kinds[0], images=tuple(images))
+    if kinds == [AUDIO]:
+        line_of = replace(line_of, language=data.pop("language", None), task=data.pop("task", None))
+    return replace(line_of, settings=data)
 
 
 def _check_text(content: Any) -> None:
@@ -215,7 +243,13 @@ def _check_ids(content: Any) -> None:
         raise RequestError(f"`prompt_token_ids` has {json.dumps(wrong[0])[:40]}, which is not a token id")
 
 
+def _check_path(content: object) -> None:
+    if not isinstance(content, str) or not content:
+        raise RequestError(f"`audio` is {json.dumps(content)[:40]}, not a path", fix='write {"audio": "talk.wav"}')
+
+
 _CHECKS: dict[str, Callable[[Any], None]] = {
+    AUDIO: _check_path,
     "prompt": _check_text,
     "messages": _check_messages,
     "prompt_token_ids": _check_ids,

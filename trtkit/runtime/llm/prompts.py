@@ -14,13 +14,15 @@ from trtkit.runtime.sampling.limits import shown
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trtkit.runtime.audio import AudioPrompts, HeardPrompt
     from trtkit.runtime.sampling.settings import Settings
     from trtkit.runtime.text import Tokenizer
     from trtkit.runtime.vision_language import ImagePrompts, MergedPrompt
 
 Prompt = str | list[int] | dict[str, Any]
 """Text, token ids, or `{"prompt": text}`, `{"prompt_token_ids": ids}`, `{"messages": [...]}`; with `images`, a list of
-paths and PIL images, where the model takes them: the prompt has a placeholder for each."""
+paths and PIL images, where the model takes them: the prompt has a placeholder for each. A speech recognizer takes
+`{"audio": path or samples}`, with `language` and `task` if it has several."""
 
 PROMPT_KINDS = ("prompt", "messages", "prompt_token_ids")
 # Longer text is refused before it is tokenized: tokens have four or five characters, and few have 32.
@@ -30,12 +32,16 @@ MAX_IMAGES = 64
 
 @dataclass(frozen=True, eq=False)
 class ReadPrompt:
-    """A prompt as tokens. text: if it was given as one. merged: with images in their places, if the model takes any."""
+    """A prompt as tokens. text: if it was given as one. merged: with images in their places, if the model takes any.
+
+    heard: with the features of its audio, if the model takes audio.
+    """
 
     text: str | None
     ids: list[int]
     images: tuple[Any, ...] = ()
     merged: MergedPrompt | None = None
+    heard: HeardPrompt | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,10 +78,16 @@ def problems_of(error: RequestError, where: str) -> list[Problem]:
 
 
 class PromptReader:
-    """Reads prompts for one bundle. images: None where it takes text only. max_length: tokens that a slot holds."""
+    """Reads prompts for one bundle. images, audio: None where it takes none. max_length: tokens that a slot holds."""
 
-    def __init__(self, tokenizer: Tokenizer | None, images: ImagePrompts | None, max_length: int) -> None:
-        self._tokenizer, self._images, self._max_length = tokenizer, images, max_length
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        images: ImagePrompts | None,
+        max_length: int,
+        audio: AudioPrompts | None = None,
+    ) -> None:
+        self._tokenizer, self._images, self._max_length, self._audio = tokenizer, images, max_length, audio
 
     def read(self, prompt: Prompt) -> ReadPrompt:
         """Return a prompt's tokens with its images in their places. Raises RequestError for what cannot be."""
@@ -83,6 +95,10 @@ class PromptReader:
 
     def tokens(self, prompt: Prompt) -> ReadPrompt:
         """Return a prompt's tokens and its images. Raises RequestError for what the model cannot take."""
+        if self._audio is not None:
+            return self._heard(prompt, self._audio)
+        if isinstance(prompt, dict) and prompt.get("audio") is not None:
+            raise RequestError("the model takes no audio", "audio", "give a bundle of a speech recognizer")
         text, ids, images = self._read(prompt)
         return ReadPrompt(text, ids, tuple(images))
 
@@ -98,6 +114,18 @@ class PromptReader:
         if self._tokenizer is None:
             raise RequestError("the bundle has no tokenizer", "prompt", "give token ids")
         return self._tokenizer.encode(text, add_special_tokens)
+
+    def _heard(self, prompt: Prompt, audio: AudioPrompts) -> ReadPrompt:
+        """Return the tokens that a transcript begins with, or the prompt's own, with its audio's features."""
+        fix = 'give {"audio": "talk.wav"}, and `language` and `task` if the model has several'
+        if not isinstance(prompt, dict) or prompt.get("audio") is None:
+            raise RequestError("the model transcribes audio, and the prompt has none", "prompt", fix)
+        unknown = sorted(set(prompt) - {"audio", "language", "task", "prompt_token_ids"})
+        if unknown:
+            raise RequestError(f"a prompt with audio has no `{unknown[0]}`", "prompt", fix)
+        own = prompt.get("prompt_token_ids")
+        ids = audio.ids(prompt.get("language"), prompt.get("task")) if own is None else self._checked_ids(own)
+        return ReadPrompt(None, ids, heard=audio.merge(ids, prompt["audio"]))
 
     def _read(self, prompt: Prompt) -> tuple[str | None, list[int], list[Any]]:
         """Return text, tokens with one placeholder an image, and images."""

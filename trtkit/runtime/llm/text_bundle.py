@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from trtkit.bundle.bundle import Bundle, open_bundle
 from trtkit.engine.decoders import llm_options
 from trtkit.errors import GenerationError, RequestError
+from trtkit.runtime.audio import AudioPrompts
 from trtkit.runtime.generation.request import Request, check_request
 from trtkit.runtime.llm.prompts import PreparedPrompt, PromptReader
 from trtkit.runtime.sampling.guides import GuideFactory
@@ -17,6 +18,7 @@ from trtkit.runtime.text import eos_token_ids, open_tokenizer
 from trtkit.runtime.vision_language import ImagePrompts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from trtkit.runtime.llm.prompts import AnyPrompt
@@ -24,12 +26,16 @@ if TYPE_CHECKING:
     from trtkit.runtime.text import Tokenizer
 
 
+_NEVER = -1e9
+"""Added to the score of a token that is never to be chosen."""
+
+
 @dataclass(frozen=True)
 class TextBundle:
     """A language model's bundle. max_length: tokens a slot holds. vocab_size: of the network's logits.
 
     tokenizer: None if the bundle has none; then prompts are token ids. slots: sequences that its engine takes at once.
-    has_all_logits: the engine gives those of every token, not of the last only. images: None if it takes text only.
+    has_all_logits: the engine gives those of every token, not of the last only. images, audio: None if it takes none.
     """
 
     bundle: Bundle
@@ -39,6 +45,7 @@ class TextBundle:
     slots: int
     has_all_logits: bool
     images: ImagePrompts | None = None
+    audio: AudioPrompts | None = None
 
     @property
     def path(self) -> Path:
@@ -48,7 +55,7 @@ class TextBundle:
     @cached_property
     def reader(self) -> PromptReader:
         """Makes tokens of prompts."""
-        return PromptReader(self.tokenizer, self.images, self.max_length)
+        return PromptReader(self.tokenizer, self.images, self.max_length, self.audio)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -69,7 +76,20 @@ class TextBundle:
             return prompt
         if params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; the bundle has none", "stop", "use `stop_token_ids`")
-        return PreparedPrompt(self.reader.tokens(prompt), Settings.resolve(params, self.vocabulary))
+        read = self.reader.tokens(prompt)
+        return PreparedPrompt(read, Settings.resolve(self._spoken(params, read.ids), self.vocabulary))
+
+    def _spoken(self, params: SamplingParams, ids: Sequence[int]) -> SamplingParams:
+        """Return settings that also bar what a recognizer never says, or not at the beginning."""
+        if self.audio is None:
+            return params
+        barred = dict.fromkeys(self.audio.suppressed, _NEVER)
+        processors = (self.audio.first_filter(ids),) if self.audio.suppressed_first else ()
+        return replace(
+            params,
+            logit_bias={**barred, **params.logit_bias},
+            logits_processors=(*processors, *params.logits_processors),
+        )
 
     def check(self, prepared: PreparedPrompt) -> PreparedPrompt:
         """Return the prompt with its images in their places. Raises RequestError if no run could serve it."""
@@ -91,4 +111,5 @@ def read_text_bundle(bundle: Bundle | Path | str) -> TextBundle:
     options = llm_options(manifest.config)
     images = None if manifest.images is None else ImagePrompts(manifest.images, folder, tokenizer)
     limits = (options.max_sequence_length, options.max_batch_size, options.logits == "all")
-    return TextBundle(opened, tokenizer, logits.shape[-1], *limits, images)
+    audio = None if manifest.audio is None else AudioPrompts(manifest.audio, folder)
+    return TextBundle(opened, tokenizer, logits.shape[-1], *limits, images, audio)

@@ -163,8 +163,8 @@ def _own_labels(task: Task, bundle: Bundle) -> tuple[str, ...]:
         return ("text",)
     if bundle.is_one_file and (labels := metadata_labels(bundle.onnx_path())):
         return labels
-    folder = bundle.manifest.config.source.hf
-    return () if folder is None else folder_labels(json_object(Path(folder) / "config.json"))
+    source = bundle.manifest.config.source
+    return () if source.hf is None else folder_labels(json_object(package_file.hf_folder(source) / "config.json"))
 
 
 def _check_outputs(task: Task, outputs: Sequence[IoRecord]) -> None:

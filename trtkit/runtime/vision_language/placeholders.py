@@ -33,6 +33,10 @@ class TileTokens:
         return cls(around, getattr(tokenizer.hf, "global_image_token", "<global-img>"))
 
 
+_AROUND = {"start": "<img>", "end": "</img>"}
+"""What InternVL's tokenizers call the tokens around an image's crops, if they do not say it."""
+
+
 def expand(
     ids: Sequence[int], images: Sequence[PreparedImage], record: ImagesRecord, tokenizer: Tokenizer | None
 ) -> list[int]:
@@ -80,11 +84,14 @@ def rope_positions(length: int, places: Ints, images: Sequence[PreparedImage]) -
 
 def _tokens_of(image: PreparedImage, record: ImagesRecord, tokenizer: Tokenizer | None) -> list[int]:
     """Return what stands for one image."""
-    if record.layout != "tiles":
+    if record.layout not in ("tiles", "crops"):
         return [record.image_token_id] * image.tokens
     if tokenizer is None:
-        what = "naming an image's tiles needs a tokenizer, and the bundle has none"
+        what = "marking where an image is needs a tokenizer, and the bundle has none"
         raise RequestError(what, "prompt", "give token ids with all placeholders, as the model's processor writes them")
+    if record.layout == "crops":
+        start, end = (getattr(tokenizer.hf, f"{name}_image_token", usual) for name, usual in _AROUND.items())
+        return _encoded([start, [record.image_token_id] * image.tokens, end], tokenizer)
     texts = TileTokens.of(tokenizer)
     placeholder, rows, columns = [record.image_token_id] * record.tokens_per_image, *image.tiles
     pieces: list[Any] = []

@@ -9,10 +9,8 @@ import torch
 from trtkit.backends import load_backend
 from trtkit.engine.stages import plan_files
 from trtkit.models.model import VISION
-from trtkit.network.onnx.parse import parse_onnx
-from trtkit.reference import Executor, Options, constants_from_onnx
 from trtkit.runtime.decoder import engine_device
-from trtkit.runtime.stages import engine_stages
+from trtkit.runtime.stages import engine_stages, parsed_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -60,10 +58,4 @@ def open_tower(bundle: Bundle, runtime: Runtime = "auto") -> VisionTower:
 
 def reference_tower(record: ImagesRecord, backend: Backend, onnx: Path) -> VisionTower:
     """Return a tower on the reference executor. onnx: the file that TensorRT parses."""
-    network = parse_onnx(backend, onnx, "ERROR")
-    executor = Executor(backend, network.definition, Options(constants=constants_from_onnx(onnx)))
-
-    def run(inputs: Mapping[str, Any], _owner: Any = network) -> Mapping[str, Any]:
-        return executor.run(inputs)
-
-    return VisionTower(record, run)
+    return VisionTower(record, parsed_run(backend, onnx))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 _SHOWN = 3
@@ -24,16 +25,20 @@ def open_config(folder: Path | str) -> Any:
         raise SourceError(f"transformers cannot read the config: {what}", str(folder)) from None
 
 
-def load_folder(auto: Any, folder: Path | str, **options: Any) -> Any:
+def load_folder(auto: Any, folder: Path | str, *, unused: Sequence[str] = (), **options: Any) -> Any:
     """Return the model in `folder` by transformers alone, in fp32 on the CPU, ready to run.
 
-    auto: a class with `from_pretrained`. Raises SourceError where it cannot be loaded, and for weights that are missing
-    (which transformers draws at random) or that the model does not have.
+    auto: a class with `from_pretrained`. unused: regular expressions of weights that it may leave out.
+    Raises SourceError where it cannot be loaded, and for weights that are missing (which transformers draws at random)
+    or that the model does not have.
     """
-    return load_weights(auto, folder, str(folder), local_files_only=True, use_safetensors=True, **options)
+    options = {"local_files_only": True, "use_safetensors": True, **options}
+    return load_weights(auto, folder, str(folder), unused=unused, **options)
 
 
-def load_weights(auto: Any, folder: Path | str | None, where: str, **options: Any) -> Any:
+def load_weights(
+    auto: Any, folder: Path | str | None, where: str, *, unused: Sequence[str] = (), **options: Any
+) -> Any:
     """Return a model by `from_pretrained`, of a folder or of a `state_dict`; see `load_folder`."""
     import transformers
 
@@ -42,7 +47,7 @@ def load_weights(auto: Any, folder: Path | str | None, where: str, **options: An
     except (OSError, ValueError, RuntimeError) as error:
         raise SourceError(f"transformers cannot load the model: {error}", where) from error
     for kind, names in (("are missing", report["missing_keys"]), ("are not the model's", report["unexpected_keys"])):
-        weights = sorted(name for name in names if not name.endswith("num_batches_tracked"))
+        weights = sorted(name for name in names if not re.search("|".join((r"num_batches_tracked$", *unused)), name))
         if weights:
             raise SourceError(f"{len(weights)} weights {kind} by transformers' reading: {_listed(weights)}", where)
     if model.can_generate():

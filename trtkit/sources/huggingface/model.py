@@ -11,6 +11,7 @@ import numpy as np
 from trtkit.errors import SourceError
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.huggingface.folder import load_folder, load_weights, open_config
+from trtkit.sources.huggingface.stacked_experts import stack_experts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,8 +60,9 @@ def _filled(opened: DecoderSource) -> Any:
     how = {"attn_implementation": _attention(config), "dtype": torch.float32}
     with torch.device("meta"):
         empty = transformers.AutoModelForCausalLM.from_config(config, **how)
-    state = {name: _weight(empty, name, opened.checkpoint[name]) for name in opened.checkpoint}
-    return load_weights(type(empty), None, opened.where, config=config, state_dict=state, **how)
+    arrays = stack_experts(opened.checkpoint, str(model_type))
+    state = {name: _weight(empty, name, array) for name, array in arrays.items()}
+    return load_weights(type(empty), None, opened.where, unused=(), config=config, state_dict=state, **how)
 
 
 # In text, M-RoPE counts time, rows and columns alike and is plain RoPE, which these models have without images.
@@ -99,8 +101,8 @@ def encoder(opened: DecoderSource) -> Any:
 
 # Files that hold a tokenizer's vocabulary, one of which must be there.
 _VOCABULARIES = {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"}
-# Fields of a config.json that a config class does not take as arguments.
-_NOT_ARGUMENTS = {"model_type", "architectures", "transformers_version", "auto_map"}
+# Fields of a config.json that a config class does not take as arguments: infinity is written in a form of its own.
+_NOT_ARGUMENTS = {"model_type", "architectures", "transformers_version", "auto_map", "time_step_limit"}
 
 
 def _weight(model: Any, name: str, array: Any) -> torch.Tensor:

@@ -25,9 +25,10 @@ _PREFIXES = {
 }
 _PARTS = {"text_config", "vision_config"}
 # What wrappers hold besides the language model, below `model.` or not.
+_TOWERS = ("vision_tower", "vision_model", "visual", "audio_tower")
 _OTHER_PARTS = tuple(
     f"{prefix}{name}."
-    for name in ("vision_tower", "vision_model", "visual", "multi_modal_projector", "connector")
+    for name in (*_TOWERS, "multi_modal_projector", "connector", "embed_vision", "embed_audio")
     for prefix in ("model.", "")
 )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
 from trtkit.quantized_matrix import KvQuantization
+from trtkit.sources.quantized import mxfp4
 from trtkit.sources.quantized.awq import awq_layers
 from trtkit.sources.quantized.compressed_tensors import compressed_layers
 from trtkit.sources.quantized.fp8 import fp8_layers
@@ -29,11 +30,15 @@ _KV_SCALE = re.compile(r"\.(\d+)\..*(?:[._](?P<kind>[kv])_scale|\.(?P<old>[kv])_
 
 @dataclass(frozen=True)
 class Quantized:
-    """A quantized checkpoint, read. method: who made it. kv_cache: None where caches stay in the network's type."""
+    """A quantized checkpoint, read. method: who made it; empty where nothing stays quantized, as `note` may say.
+
+    kv_cache: None where caches stay in the network's type.
+    """
 
     stored: Parts
     method: str = ""
     kv_cache: KvQuantization | None = None
+    note: str = ""
 
 
 def read_quantized(folder: Path, config: Mapping[str, Any], stored: Stored) -> Quantized:
@@ -46,8 +51,10 @@ def read_quantized(folder: Path, config: Mapping[str, Any], stored: Stored) -> Q
     if quantization is None:
         return Quantized(dict(stored))
     method = str(quantization.get("quant_method", "modelopt"))
+    if method == mxfp4.METHOD:
+        return Quantized(mxfp4.mxfp4_experts(stored), note=mxfp4.NOTE)
     if method not in _READERS:
-        known = ", ".join(f"`{name}`" for name in _READERS)
+        known = ", ".join(f"`{name}`" for name in (*_READERS, mxfp4.METHOD))
         raise SourceError(f"`quant_method` is `{method}`", str(folder / "config.json"), f"known: {known}")
     rest, kv_cache = _kv_cache(stored, quantization)
     tensors = _READERS[method](rest, quantization)

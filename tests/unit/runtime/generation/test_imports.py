@@ -19,7 +19,7 @@ from trtkit.runtime.generation.imports import Imports
 if TYPE_CHECKING:
     from trtkit.runtime.generation import Engine
 
-PROMPT = [random.Random(7).randrange(3, 67) for _ in range(30)]
+PROMPT = random.Random(7).choices(range(3, 67), k=30)
 FAMILIES = ["llama", "mistral", "mixtral", "gemma2", "gemma3_text", "gpt2", "bloom", "falcon", "phi", "smollm3"]
 
 

@@ -65,10 +65,10 @@ def test_stdin_is_json_lines(monkeypatch: pytest.MonkeyPatch) -> None:
             '{"prompt": "Gravity is"}; plain lines need a name that ends in .txt',
         ),
         ('["a"]', '`["a"]` is not an object | write {"prompt": ...}'),
-        ('{"temperature": 1}', "has no prompt | give one of `prompt`, `messages`, `prompt_token_ids`"),
+        ('{"temperature": 1}', "has no prompt | give one of `prompt`, `messages`, `prompt_token_ids`, `audio`"),
         (
             '{"prompt": "a", "prompt_token_ids": [1]}',
-            "has `prompt` and `prompt_token_ids` | give one of `prompt`, `messages`, `prompt_token_ids`",
+            "has `prompt` and `prompt_token_ids` | give one of `prompt`, `messages`, `prompt_token_ids`, `audio`",
         ),
         ('{"prompt": " "}', "the prompt is empty | "),
         ('{"prompt": 5}', "`prompt` is 5, not text | "),

@@ -8,7 +8,8 @@ import gguf
 import numpy as np
 import pytest
 
-from tests.decoder_cases import CASES, EXPERTS, LONG_ROPE, NO_HEAD_DIM, Case, case
+from tests.decoder_case import EXPERTS, LONG_ROPE, NO_HEAD_DIM, Case, case
+from tests.decoder_cases import CASES
 from tests.decoders import model_of
 from tests.unit.sources.gguf.write_gguf import add_sizes, finish, tiny, write_model
 from trtkit.errors import TrtkitError

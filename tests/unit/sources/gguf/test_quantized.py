@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM
 
-from tests.decoder_cases import GPT2_SIZES, NO_GROUPS, Case, case
+from tests.decoder_case import GPT2_SIZES, NO_GROUPS, Case, case
 from tests.decoders import Model, Runner, T, builds, model_of, relative_rms, rtx
 from tests.unit.sources.gguf.write_gguf import write_model, write_tensor
 from trtkit.config.schema import ModelConfig
@@ -20,7 +20,8 @@ from trtkit.dtypes import FP16, FP32
 from trtkit.engine.decoders import open_config_source
 from trtkit.errors import SourceError, TrtkitError
 from trtkit.models.weights import find_weights
-from trtkit.network.decoder import DecoderOptions, build_decoder
+from trtkit.network.decoder import build_decoder
+from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.sources.decoder_source import open_gguf
@@ -119,7 +120,7 @@ def test_a_model_that_stays_as_stored_computes_what_the_dequantized_one_does(
         graph = Graph(rtx())
         weights = find_weights(model.spec, opened.checkpoint)
         build_decoder(graph, model.spec, weights, DecoderOptions(dtype, T, has_all_logits=True))
-        runner = Runner(model.spec, graph, dtype)
+        runner = Runner(graph)
         runner.reset(2)
         assert relative_rms(runner.step(IDS)["logits"], want) < limit
     assert builds(graph)

@@ -1,0 +1,64 @@
+"""Ranks as processes keep recurrent states as one rank does; a pipeline's last stage has no attention."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.engine_decoders import config_of
+from tests.generation import case_of, run, settings
+from trtkit.config.schema import ParallelOptions
+from trtkit.engine.build import build_bundle
+from trtkit.jobs.runner import new_runner
+from trtkit.runtime.decoder import open_execution
+from trtkit.runtime.generation import Engine, EngineOptions, Request
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trtkit.runtime.decoder import DecoderExecution
+
+SIZES = {"max_batch_size": 4, "max_sequence_length": 64, "max_prefill_length": 16}
+
+
+def opened(folder: Path, grid: dict[str, int] | None) -> DecoderExecution:
+    """Return the family's model on a grid."""
+    config = config_of(case_of("lfm2"), folder, **SIZES)
+    config = config.model_copy(update={"parallel": ParallelOptions(**grid) if grid else None})
+    return open_execution(build_bundle(config, folder / "bundle", new_runner(), use_cache=False).bundle, "reference")
+
+
+def answers(execution: DecoderExecution) -> tuple[list[list[int]], list[list[int]]]:
+    """Return answers to prompts of several lengths, a beam search among them, and to what follows each of them."""
+    r, engine = random.Random(3), Engine(execution, EngineOptions(min_shared_tokens=4))
+    prompts = [r.choices(range(3, 67), k=r.randint(5, 25)) for _ in range(8)]
+
+    def ask(texts: list[list[int]]) -> list[list[int]]:
+        beams = [2 if index == 3 else 1 for index in range(len(texts))]
+        params = [settings(max_tokens=6, temperature=0, num_beams=count) for count in beams]
+        requests = [Request(str(i), ids, own) for i, (ids, own) in enumerate(zip(texts, params, strict=True))]
+        found = run(engine, requests)
+        return [found[str(index)].token_ids for index in range(len(texts))]
+
+    first = ask(prompts)
+    second = ask([[*prompt, *answer, 9, 11] for prompt, answer in list(zip(prompts, first, strict=True))[::-1]])
+    assert engine.statistics.reused_tokens > 0
+    assert execution.cache.has_states
+    return first, second
+
+
+@pytest.mark.parametrize("grid", [{"tensor": 2}, {"pipeline": 2}], ids=str)
+def test_ranks_answer_as_one_does(grid: dict[str, int], tmp_path: Path) -> None:
+    expected = answers(opened(tmp_path / "one", None))
+    execution = opened(tmp_path / "ranks", grid)
+    try:
+        assert answers(execution) == expected
+        slot = int(execution.cache.positions.argmax())
+        count = int(execution.cache.positions[slot])
+        saved = execution.cache.save(slot, count)
+        execution.cache.load((slot + 1) % 4, saved)
+        assert execution.cache.positions[(slot + 1) % 4] == count
+    finally:
+        execution.close()

@@ -1,0 +1,87 @@
+"""Legal but unusual settings of families that vary others, and of latent attention, against transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.decoder_case import LATENT_YARN, LLAMA3_ROPE, LONG_ROPE, YARN_ROPE
+from tests.decoder_variants import TIED, UNTIED, error_of_logits, refusal
+
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}
+DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10.0, "factor": 2.0}
+LATENT_LONG_ROPE = {key: value for key, value in LONG_ROPE.items() if key != "partial_rotary_factor"}
+FULL = ["full_attention"]
+VARIANTS = [
+    ("minicpm3", {**UNTIED, "attention_bias": True, "mlp_bias": True, "q_lora_rank": None, "scale_depth": None}),
+    ("minicpm3", {"v_head_dim": None, "dim_model_base": None, "hidden_size": 48, "rope_parameters": LATENT_YARN}),
+    ("minicpm3", {"kv_lora_rank": 3, "v_head_dim": 1, "qk_nope_head_dim": 1, "rope_parameters": LATENT_LONG_ROPE}),
+    ("deepseek_v2", {**TIED, "attention_bias": True, "mlp_bias": True, "topk_method": "greedy", "v_head_dim": 3}),
+    ("deepseek_v2", {"n_group": 1, "topk_group": 1, "hidden_act": "gelu", "rope_parameters": LATENT_LONG_ROPE}),
+    ("deepseek_v2-lite", {"first_k_dense_replace": 2, "rms_norm_eps": 0.1, "rope_parameters": LLAMA3_ROPE}),
+    ("deepseek_v3", {**TIED, "rope_interleave": False, "attention_bias": True, "norm_topk_prob": False}),
+    ("deepseek_v3", {"q_lora_rank": None, "n_group": 1, "topk_group": 1, "num_nextn_predict_layers": 0}),
+    ("deepseek_v3", {"n_group": 2, "first_k_dense_replace": 3, "qk_rope_head_dim": 8, "rope_parameters": LINEAR_ROPE}),
+    ("glm4_moe_lite", {**TIED, "attention_bias": True, "mlp_layer_types": ["sparse", "dense"], "n_shared_experts": 2}),
+    ("glm4_moe_lite", {"rope_interleave": False, "norm_topk_prob": False, "rope_parameters": LATENT_YARN}),
+    ("glm4_moe_lite", {"q_lora_rank": None, "routed_scaling_factor": 0.3, "hidden_act": "gelu", "v_head_dim": 17}),
+    ("youtu", {**UNTIED, "attention_bias": True, "q_lora_rank": None, "rope_parameters": LINEAR_ROPE}),
+    ("youtu", {"rope_interleave": False, "kv_lora_rank": 5, "v_head_dim": 3, "hidden_act": "gelu"}),
+    ("youtu", {"qk_nope_head_dim": 3, "qk_rope_head_dim": 4, "rms_norm_eps": 0.1, "rope_parameters": DYNAMIC_ROPE}),
+    ("granite_swa", {**UNTIED, "attention_bias": True, "mlp_bias": True, "layer_rope_theta": None}),
+    ("granite_swa", {"layer_types": FULL * 4, "rope_parameters": LLAMA3_ROPE, "layer_rope_theta": [0, 9.0, 0, 0]}),
+    ("granite_swa", {"num_key_value_heads": 6, "sliding_window": 1, "num_hidden_layers": 3, "layer_rope_theta": None}),
+    ("granitemoe_swa", {**TIED, "attention_bias": False, "layer_rope_theta": None, "layer_types": None}),
+    ("granitemoe_swa", {"shared_intermediate_size": 0, "num_experts_per_tok": 5, "rope_parameters": YARN_ROPE}),
+    ("granitemoe_swa", {"num_local_experts": 1, "num_experts_per_tok": 1, "sliding_window": 1, "hidden_act": "gelu"}),
+    ("hy_v3", {**TIED, "attention_bias": False, "mlp_bias": True, "rope_parameters": YARN_ROPE}),
+    ("hy_v3", {"mlp_layer_types": ["sparse", "dense", "sparse"], "num_experts_per_tok": 4, "head_dim": 10}),
+    ("hy_v3", {"num_shared_experts": 1, "router_scaling_factor": 0.4, "num_key_value_heads": 6, "hidden_act": "gelu"}),
+    ("hyperclovax", {**TIED, "use_post_norm": False, "mlp_bias": True, "rope_parameters": YARN_ROPE}),
+    ("hyperclovax", {"attention_multiplier": 0.3, "head_dim": 10, "num_key_value_heads": None}),
+    ("hyperclovax", {"head_dim": None, "rope_parameters": LLAMA3_ROPE, "rms_norm_eps": 0.1}),
+    ("internlm3", {**TIED, "attention_bias": False, "mlp_bias": False, "rope_parameters": LINEAR_ROPE}),
+    ("internlm3", {"head_dim": 10, "num_key_value_heads": 6, "rope_parameters": DYNAMIC_ROPE}),
+    ("internlm3", {"hidden_act": "gelu", "num_key_value_heads": None, "rope_parameters": YARN_ROPE}),
+    ("iquestcoder", {**TIED, "attention_bias": True, "rope_parameters": YARN_ROPE}),
+    ("iquestcoder", {"mlp_bias": False, "head_dim": 12, "num_key_value_heads": 3}),
+    ("iquestcoder", {"hidden_act": "relu", "num_hidden_layers": 1, "rope_parameters": DYNAMIC_ROPE}),
+    ("ministral", {**TIED, "layer_types": None, "rope_parameters": LLAMA3_ROPE}),
+    ("ministral", {"sliding_window": 3, "layer_types": FULL * 2, "head_dim": 10}),
+    ("ministral", {"sliding_window": 1, "num_key_value_heads": 6, "rope_parameters": YARN_ROPE}),
+    ("vaultgemma", {**UNTIED, "attention_bias": True, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    ("vaultgemma", {"layer_types": FULL * 2, "num_key_value_heads": 6, "hidden_activation": "silu"}),
+    ("vaultgemma", {"num_hidden_layers": 3, "sliding_window": 1, "rope_parameters": YARN_ROPE}),
+    ("solar_open", {**TIED, "attention_bias": False, "norm_topk_prob": False, "n_shared_experts": 3}),
+    ("solar_open", {"n_group": 3, "topk_group": 2, "routed_scaling_factor": 0.3, "rope_parameters": YARN_ROPE}),
+    ("solar_open", {"head_dim": 10, "num_key_value_heads": 6, "rope_parameters": LLAMA3_ROPE}),
+    ("exaone_moe", {**TIED, "mlp_layer_types": ["sparse", "dense"] * 2, "num_shared_experts": 2}),
+    ("exaone_moe", {"sliding_window": 1, "layer_types": FULL * 4, "n_group": 2, "topk_group": 1}),
+    ("exaone_moe", {"sliding_window_pattern": 2, "first_k_dense_replace": 0, "norm_topk_prob": False}),
+    ("flex_olmo", {**TIED, "attention_bias": True, "norm_topk_prob": False, "num_key_value_heads": None}),
+    ("flex_olmo", {"num_experts": 1, "num_experts_per_tok": 1, "rope_parameters": YARN_ROPE}),
+    ("flex_olmo", {"num_experts_per_tok": 5, "hidden_act": "gelu", "rms_norm_eps": 0.1}),
+    ("mellum", {**TIED, "attention_bias": True, "layer_types": None, "norm_topk_prob": False}),
+    ("mellum", {"mlp_layer_types": ["dense", "sparse"], "num_key_value_heads": 6, "rope_parameters": None}),
+    ("mellum", {"num_experts_per_tok": 5, "sliding_window": 1, "head_dim": 10}),
+]
+REFUSED = [
+    ("minicpm3", {"num_key_value_heads": 2}, "`num_key_value_heads` is `2`, only `6` is supported"),
+    ("deepseek_v2", {"norm_topk_prob": True}, "`norm_topk_prob` is `True`, only `False` is supported"),
+    ("deepseek_v2", {"n_group": 4}, "2 of 4 groups cannot be chosen of 6 experts"),
+    ("deepseek_v3", {"moe_layer_freq": 2}, "`moe_layer_freq` is `2`, only `1` is supported"),
+    ("deepseek_v3", {"head_dim": 10}, "`head_dim` is `10`, only `6` or `16` is supported"),
+    ("solar_open", {"rope_parameters": {"rope_theta": 9.0, "partial_rotary_factor": 0.5}}, "leaves 4 of 8 elements"),
+    ("granite_swa", {"layer_rope_theta": [1.0]}, "`layer_rope_theta` has 1 entries for 4 layers"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), VARIANTS, ids=str)
+def test_unusual_settings_give_the_logits_of_transformers(name: str, changes: dict[str, Any]) -> None:
+    assert error_of_logits(name, changes) <= 1e-5
+
+
+@pytest.mark.parametrize(("name", "changes", "error"), REFUSED, ids=str)
+def test_settings_that_are_not_supported_are_refused_by_name(name: str, changes: dict[str, Any], error: str) -> None:
+    assert error in refusal(name, changes)

@@ -1,0 +1,41 @@
+"""Sizes of engines for models whose recurrent layers take a limited number of new tokens at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from tests.engine_decoders import config_of
+from tests.generation import case_of
+from trtkit.engine.decoders import open_decoder
+from trtkit.engine.starter import starter_config
+from trtkit.errors import ConfigError
+from trtkit.resolve import resolve
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CASE = case_of("qwen3_5_text")
+LONG = replace(CASE, config={**CASE.config, "max_position_embeddings": 256})
+
+
+def test_more_new_tokens_than_recurrent_layers_take_are_refused(tmp_path: Path) -> None:
+    config = config_of(LONG, tmp_path, max_sequence_length=512, max_prefill_length=65)
+    with pytest.raises(ConfigError) as caught:
+        open_decoder(resolve(config))
+    text = str(caught.value)
+    assert "llm.max_sequence_length: 512 is above the model's `max_position_embeddings`, 256" in text
+    assert (
+        "llm.max_prefill_length: 65 is above 64, the most new tokens that recurrent layers take at once\n"
+        "    fix: lower it to 64 or less"
+    ) in text
+    open_decoder(resolve(config_of(LONG, tmp_path, max_sequence_length=256, max_prefill_length=64)))
+
+
+def test_a_first_config_has_a_size_that_the_model_takes(tmp_path: Path) -> None:
+    config_of(LONG, tmp_path)
+    sizes = yaml.safe_load(starter_config(str(tmp_path / "model"), tmp_path))["llm"]
+    assert sizes == {"max_batch_size": 8, "max_sequence_length": 256, "max_prefill_length": 64}

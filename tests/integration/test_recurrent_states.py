@@ -1,0 +1,169 @@
+"""Models with recurrent states: a slot's state is that of its own tokens, whatever requests come and go."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.decoders import executor_of, graph_of, model_of
+from tests.generation import SLOTS, Asked, alone, answer, case_of, decoder, engine, is_clean
+from tests.integration.test_generate_parity import RECURRENT
+from tests.integration.test_in_flight_batching import draw
+from trtkit.config.quantize import QuantizeOptions
+from trtkit.dtypes import FP32
+from trtkit.errors import ConfigError, ExecutionError, NetworkError, RequestError
+from trtkit.network.decoder_options import DecoderOptions
+from trtkit.quantization.llm.choice import choose
+from trtkit.quantized_matrix import KvQuantization
+from trtkit.runtime.decoder import Call
+from trtkit.runtime.generation import DraftProposer, LookupProposer
+
+PROMPT = random.Random(7).choices(range(3, 67), k=30)
+families = pytest.mark.parametrize("model_type", RECURRENT)
+
+
+def continued(r: random.Random, asked: Asked, tokens: list[int]) -> Asked:
+    """Return a request that goes on after another's answer, or turns off before its end."""
+    before = [*asked.prompt, *tokens][: None if r.random() < 0.7 else -r.randint(1, 3)][:45]
+    params = dict(draw(r).params) | {"max_tokens": r.randint(2, 10)}
+    own = (r.randrange(3, 67) for _ in range(r.randint(1, 4)))
+    return Asked((*before, *own), tuple(params.items()), r.choice((0, 1, 2)))
+
+
+@families
+@pytest.mark.parametrize(
+    ("options", "seed"),
+    [
+        ({"min_shared_tokens": 1}, 1),
+        ({"token_budget": 3, "min_shared_tokens": 1}, 2),
+        ({"overlap": True, "min_shared_tokens": 1}, 3),
+        ({"overlap": True, "token_budget": 3, "min_shared_tokens": 1}, 4),
+    ],
+    ids=["plain", "small budget", "overlap", "overlap, small budget"],
+)
+def test_requests_that_come_and_go_get_what_each_gets_alone(
+    model_type: str, options: dict[str, Any], seed: int
+) -> None:
+    """Prompts that begin alike or go on from answers, beams, preemptions and cancellations."""
+    r, tested = random.Random(seed), engine(SLOTS, model_type, **options)
+    asked: dict[str, Asked] = {}
+    found: dict[str, tuple[str, list[int]]] = {}
+    for step in range(10_000):
+        if len(asked) < 60 and r.random() < 0.8:
+            done = [name for name, (reason, tokens) in found.items() if reason != "abort" and tokens]
+            name = f"r{len(asked)}"
+            parent = r.choice(done[-4:]) if done and r.random() < 0.6 else None
+            asked[name] = draw(r) if parent is None else continued(r, asked[parent], found[parent][1])
+            tested.submit(asked[name].request(name))
+        if step % 17 == 16:
+            tested.cancel(r.choice(sorted(asked.keys() - found.keys()) or ["nobody"]))
+        found |= {each.request.id: (each.reason, each.token_ids) for each in tested.step()}
+        if len(found) == 60:
+            break
+    for name, (reason, tokens) in found.items():
+        expected = alone(asked[name], model_type)
+        if reason != "abort":
+            assert tuple(tokens) == expected
+        elif "num_beams" not in dict(asked[name].params):
+            assert tuple(tokens) == expected[: len(tokens)]
+    assert tested.statistics.preemptions > 0
+    assert tested.statistics.reused_tokens > 0
+    assert is_clean(tested)
+
+
+@families
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_prompt_reuses_only_what_it_begins_with_all_of(model_type: str, overlap: bool) -> None:
+    tested, greedy = engine(1, model_type, min_shared_tokens=4, overlap=overlap), {"temperature": 0, "max_tokens": 9}
+    first = answer(tested, PROMPT, **greedy, ignore_eos=True)
+    answer(tested, [*PROMPT[:20], 5], **greedy)
+    assert tested.statistics.reused_tokens == 0
+    first = answer(tested, PROMPT, **greedy, ignore_eos=True, stop_token_ids=(first[3],))
+    before = tested.statistics.prompt_tokens
+    following = [*PROMPT, *first, 9, 11]
+    assert answer(tested, following, **greedy) == answer(engine(1, model_type), following, **greedy)
+    read = len(PROMPT) + len(first) - (not overlap)  # a step in flight has read the last token, too
+    assert tested.statistics.reused_tokens == read
+    assert tested.statistics.prompt_tokens - before == len(following) - read
+
+
+@families
+def test_another_engine_goes_on_from_saved_states(model_type: str) -> None:
+    first, second, greedy = engine(2, model_type), engine(3, model_type), {"temperature": 0, "max_tokens": 6}
+    told = answer(first, PROMPT, **greedy, ignore_eos=True)
+    following = [*PROMPT, *told, 9]
+    saved = first.export_prefix(following)
+    assert saved is not None
+    assert first.export_prefix([*PROMPT[:20], 3]) is None
+    for prompt, is_imported in (([*PROMPT[:20], 3], False), (following, True)):
+        assert second.import_prefix(following, saved)
+        before = second.statistics.imported_tokens
+        assert answer(second, prompt, **greedy) == answer(engine(1, model_type), prompt, **greedy)
+        assert second.statistics.imported_tokens - before == is_imported * saved.tokens
+
+
+@families
+def test_padding_and_idle_rows_leave_states_as_they_are(model_type: str) -> None:
+    runner, ids = executor_of(case_of(model_type), FP32), torch.tensor([PROMPT[:8]] * 3)
+
+    def states(padding: int, counts: list[int]) -> dict[str, torch.Tensor]:
+        runner.reset(3)
+        runner.step(ids[:, :4])
+        outputs = runner.step(torch.nn.functional.pad(ids[:, 4:], (0, 3), value=padding), counts)
+        return {spec.updated: outputs[spec.updated] for spec in runner.inputs if spec.feeder == "state"}
+
+    runner.reset(3)
+    short = runner.step(ids[:, :4])
+    first, second = states(9, [4, 2, 0]), states(60, [4, 2, 0])
+    assert first
+    for name, state in first.items():
+        assert torch.equal(state, second[name])
+        assert torch.equal(state[2], short[name][2])
+        assert not torch.equal(state[1], short[name][1])
+
+
+@families
+def test_a_call_that_does_not_go_on_from_the_states_is_refused(model_type: str) -> None:
+    model = decoder(model_type, 2)
+
+    def read(start: int, count: int) -> None:
+        model.forward(Call(1, np.array([PROMPT[:count]]), np.array([start]), np.array([count])))
+
+    read(0, 8)
+    for start in (7, 9):
+        with pytest.raises(ExecutionError, match=f"states of slot 1 have read 8 tokens, not {start}\n"):
+            read(start, 1)
+    for work in (
+        lambda: model.cache.share(1, 0, 7),
+        lambda: model.cache.copy(1, 0, slice(0, 7)),
+        lambda: model.cache.save(1, 7),
+    ):
+        with pytest.raises(ExecutionError, match="states of slot 1 have read 8 tokens, not 7\n"):
+            work()
+    read(8, 1)
+    read(0, 3)
+    assert model.cache.positions.tolist() == [0, 3]
+
+
+@families
+def test_quantized_caches_are_refused(model_type: str) -> None:
+    model = model_of(case_of(model_type))
+    with pytest.raises(ConfigError, match="the KV cache of a model with recurrent states cannot be quantized"):
+        choose(model.spec, QuantizeOptions(method="int8_wo", kv_cache="int8"))
+    scales = (1.0,) * len(model.spec.layers)
+    options = DecoderOptions(FP32, 32, kv_cache=KvQuantization("int8", scales, scales))
+    with pytest.raises(NetworkError, match="caches are quantized, which models with recurrent states do not support"):
+        graph_of(model, options)
+
+
+@families
+def test_speculation_is_refused(model_type: str) -> None:
+    what = "speculation is not supported for models with recurrent states, which cannot forget a wrong guess"
+    with pytest.raises(RequestError, match=what):
+        engine(2, model_type, proposer=LookupProposer(3))
+    with pytest.raises(RequestError, match="a draft model with recurrent states is not supported"):
+        DraftProposer(decoder(model_type, 2), 3)

@@ -1,0 +1,31 @@
+"""Every text encoder computes what transformers does, texts of any length in one batch, and TensorRT-RTX builds it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from tests.decoders import relative_rms
+from tests.hybrids import Case, saved
+from tests.text_encoders import CASES, builds, make_encoder, texts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_outputs_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
+    model = saved(case, tmp_path / "model")
+    model.set_attn_implementation("eager")
+    encoder = make_encoder(tmp_path / "model")
+    most = encoder.spec.ranges["tokens"][2]
+    for rows, tokens in ((1, 1), (3, 13), (2, most)):
+        feed = texts(encoder, rows, tokens)
+        found = encoder.execution.run(feed)
+        with torch.inference_mode():
+            wanted = model(**feed)
+        for name in case.outputs:
+            assert relative_rms(found[name], getattr(wanted, name)) <= 1e-5, (rows, tokens, name)
+    assert builds(encoder, most)

@@ -1,0 +1,88 @@
+"""Tiny models of families with recurrent states: name, family, fields to leave out, and others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+NO_HEAD_DIM = ("head_dim",)
+# States of sizes that an engine's slots can begin at: multiples of 256 bytes in fp16.
+_DELTA = {
+    "linear_conv_kernel_dim": 5,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "num_hidden_layers": 4,
+}
+_MAMBA = {
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 4,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 5,
+    "mamba_proj_bias": True,
+}
+_EXPERTS = {
+    "moe_intermediate_size": 36,
+    "num_experts": 5,
+    "num_experts_per_tok": 3,
+    "shared_expert_intermediate_size": 52,
+}
+# Experts that are chosen by little make 16 bits differ more in more layers.
+_TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+RECURRENT: list[tuple[str, str, tuple[str, ...], dict[str, Any]]] = [
+    (
+        "lfm2",
+        "lfm2",
+        NO_HEAD_DIM,
+        {
+            "hidden_size": 64,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 4,
+            "full_attn_idxs": [1],
+            "conv_bias": True,
+            "block_auto_adjust_ff_dim": False,
+        },
+    ),
+    ("qwen3_next", "qwen3_next", (), {**_DELTA, **_EXPERTS, **_TWO_LAYERS}),
+    ("qwen3_5", "qwen3_5_text", (), _DELTA),
+    (
+        "nemotron_h",
+        "nemotron_h",
+        ("num_hidden_layers",),
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 12,
+            "n_groups": 4,
+            "ssm_state_size": 8,
+            "conv_kernel": 5,
+        },
+    ),
+    (
+        "mamba2",
+        "mamba2",
+        ("intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
+        {"hidden_size": 64, "num_heads": 8, "head_dim": 16, "n_groups": 4, "state_size": 8, "conv_kernel": 5},
+    ),
+    ("bamba", "bamba", NO_HEAD_DIM, {**_MAMBA, "attn_layer_indices": [1]}),
+    (
+        "granitemoehybrid",
+        "granitemoehybrid",
+        NO_HEAD_DIM,
+        {
+            **_MAMBA,
+            "layer_types": ["linear_attention", "full_attention"],
+            "position_embedding_type": "rope",
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 52,
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 2.5,
+            "residual_multiplier": 0.3,
+            "attention_multiplier": 0.2,
+        },
+    ),
+    ("qwen3_5_moe", "qwen3_5_moe_text", ("intermediate_size",), {**_DELTA, **_EXPERTS, **_TWO_LAYERS}),
+]

@@ -1,0 +1,82 @@
+"""Every field of every family's config in transformers is read, refused, or without effect on transformers' logits."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.config_fields import REFUSALS, changed_configs
+from tests.decoder_cases import CASES
+from tests.decoders import model_of
+from trtkit.errors import TrtkitError
+from trtkit.models.registry import decoder_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.decoder_case import Case
+
+# Sizes of matrices: a checkpoint that has others is refused by its shapes.
+SIZES = {"intermediate_size", "ffn_dim", "num_key_value_heads", "n_positions", "max_position_embeddings"}
+INFINITE, SAVED_INFINITE = [0.0, math.inf], [0.0, {"__float__": "Infinity"}]  # as transformers writes it to files
+IDS = (torch.arange(48).reshape(1, -1) * 7 + 3) % 61
+FIRST = {case.model_type: case for case in reversed(CASES)}
+
+
+def logits_of(case: Case, config: dict[str, Any], weights: Mapping[str, Any]) -> torch.Tensor | None:
+    """Return transformers' logits [1, S, V]; None for a config that it does not take."""
+    fields = {name: INFINITE if value == SAVED_INFINITE else value for name, value in config.items()}
+    try:
+        hf = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(**fields), attn_implementation=case.attention, experts_implementation="eager"
+        ).eval()
+        hf.load_state_dict(weights)
+        with torch.inference_mode():
+            return hf(IDS).logits
+    except REFUSALS:
+        return None
+
+
+@pytest.mark.parametrize("without", ["nothing", "layer_types"])
+@pytest.mark.parametrize("model_type", sorted(FIRST))
+def test_every_field_is_read_refused_or_without_effect(model_type: str, without: str) -> None:
+    model = model_of(FIRST[model_type])
+    config, weights = {key: value for key, value in model.config.items() if key != without}, model.hf.state_dict()
+    if without != "nothing" and config == model.config:
+        pytest.skip("the family has no such field")
+    base, same = decoder_spec(config), logits_of(FIRST[model_type], config, weights)
+    if same is None and without != "nothing":
+        pytest.skip("without it, the layers are others")
+    assert same is not None
+    leaks = []
+    for name, change in changed_configs(model.hf.config.to_dict()):
+        if name == without:
+            continue
+        try:
+            if decoder_spec({**config, **change}) != base:
+                continue
+        except TrtkitError:
+            continue
+        other = logits_of(FIRST[model_type], {**config, **change}, weights)
+        if other is not None and not torch.allclose(other, same, atol=1e-5):
+            leaks.append(f"{name}: {change}")
+    assert not leaks
+
+
+@pytest.mark.parametrize("model_type", sorted(FIRST))
+def test_a_field_that_is_left_out_has_the_default_of_transformers(model_type: str) -> None:
+    config = model_of(FIRST[model_type]).config
+    wrong = []
+    for name in config.keys() - {"model_type"} - SIZES:
+        rest = {key: value for key, value in config.items() if key != name}
+        try:
+            spec, stated = decoder_spec(rest), AutoConfig.for_model(**rest).to_dict()
+        except (TrtkitError, *REFUSALS):
+            continue
+        if decoder_spec({**stated, "model_type": model_type}) != spec:
+            wrong.append(name)
+    assert not wrong

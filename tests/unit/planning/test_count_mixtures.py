@@ -1,0 +1,84 @@
+"""A mixture's plan against what the network that is built moves and computes: chosen experts only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from tests.decoder_cases import case
+from tests.decoders import T, model_of, rtx
+from tests.unit.planning.planned import counted
+from trtkit.dtypes import FP16
+from trtkit.network.decoder_options import DecoderOptions
+from trtkit.network.describe import describe
+from trtkit.planning.count_decoder import _network, group_of
+from trtkit.planning.roofline import compute_bound_batch, floor
+from trtkit.planning.traffic import network_cost
+from trtkit.quantized_model import LayerForm, QuantizedModel
+
+EXPERTS, TOP_K = 24, 3
+MIXTURE = case("mixture", "qwen3_moe", num_experts=EXPERTS, num_experts_per_tok=TOP_K, moe_intermediate_size=40)
+FEW, ALL = [(1, 1), (3, 1), (2, 2)], [(8, 1), (9, 2), (1, 30)]
+
+
+@pytest.mark.parametrize(("batch", "new"), [*FEW, *ALL])
+def test_a_step_costs_what_the_network_that_is_built_does(batch: int, new: int) -> None:
+    model, point = model_of(MIXTURE), (batch, new, T)
+    graph = _network(rtx(), model.spec, DecoderOptions(FP16, T, has_chosen_experts=True), QuantizedModel({}))
+    shapes = {spec.name: spec.shape_at({"batch": batch, "new_tokens": new}) for spec in graph.inputs}
+    cost = network_cost(describe(rtx(), graph.network, shapes), group_of)
+    step = counted(model.config).of_step(point)
+    found, experts = cost.groups["experts"], next(group for group in step.groups if group.name == "experts")
+    assert experts.flops.at(point) == found.flops
+    assert {name: poly.at(point) for name, poly in experts.products.items()} == found.products
+    assert experts.bytes.at(point) == pytest.approx(found.bytes, rel=0.01)
+    assert step.fused_bytes.at(point) == pytest.approx(cost.fused_bytes, abs=400)  # where slices begin and end
+
+
+def test_a_decode_step_reads_the_chosen_experts_share() -> None:
+    model = model_of(MIXTURE)
+    counts, all_read = (counted(model.config, experts=which) for which in ("chosen", "all"))
+    weights = 2 * sum(array.numel() for name, array in model.checkpoint.items() if ".experts." in name)
+    point = (1, 1, T)
+    saved = all_read.fused_bytes.at(point) - counts.of_step(point).fused_bytes.at(point)
+    assert saved == weights - weights * TOP_K // EXPERTS
+    assert counts.of_step((EXPERTS // TOP_K, 1, T)).fused_bytes == all_read.fused_bytes
+    assert all_read.mixture is None
+
+
+def test_copies_of_experts_need_memory() -> None:
+    counts, all_read = (counted(model_of(MIXTURE).config, experts=which) for which in ("chosen", "all"))
+    one_layer = 2 * EXPERTS * 3 * 40 * 42
+    copied = counts.activation_bytes((1, 16, T)) - all_read.activation_bytes((1, 16, T))
+    assert copied == one_layer
+    assert counts.activation_bytes((1, 1, T)) - all_read.activation_bytes((1, 1, T)) == one_layer * TOP_K // EXPERTS
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_quantized_experts_are_all_read(quantized: bool) -> None:
+    name = "layers.0.moe.experts.0.gate" if quantized else "layers.0.attention.q"
+    form = QuantizedModel({name: LayerForm("int8", 0)})
+    assert (counted(model_of(MIXTURE).config, quantized=form).mixture is None) == quantized
+
+
+@pytest.mark.parametrize("length", [0, 640])
+def test_the_batch_that_compute_bounds_is_the_first_whose_compute_takes_longer(length: int) -> None:
+    """A mixture reads more experts up to some batch, so that both times bend there."""
+    counts = counted(model_of(MIXTURE).config)
+    for rate in (1e3, 1e4, 1e5, 1e6):
+        roof = Roof(rate)
+        batch = compute_bound_batch(counts, length, roof)
+        bound = [b for b in range(1, 400) if floor(counts, (b, 1, length), roof).bound == "compute"]
+        assert batch == (bound[0] if bound else None) or (batch is not None and batch >= 400)
+
+
+@dataclass(frozen=True)
+class Roof:
+    """A machine of so many operations for each byte that it moves in a second."""
+
+    operations: float
+    bandwidth_bytes_per_s: float = 1e3
+
+    def rate(self, _dtype: str) -> float:
+        return self.operations

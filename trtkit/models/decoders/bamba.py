@@ -1,0 +1,44 @@
+"""Bamba: Mamba-2, and attention in some layers. HF: `BambaForCausalLM`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.models.names import llama_names
+from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
+from trtkit.models.recurrent_parts import MAMBA_NAMES, mamba_part, with_mixer
+from trtkit.models.rope import rope_spec
+
+if TYPE_CHECKING:
+    from trtkit.models.hf_config import HfConfig
+    from trtkit.models.spec import DecoderSpec
+
+DEFAULTS = {
+    "intermediate_size": 14336,
+    "mamba_d_head": "auto",
+    "mamba_d_state": 256,
+    "mamba_n_groups": 1,
+    "mamba_n_heads": 128,
+    "max_position_embeddings": 262144,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+}
+INSIDE = {
+    "mlp_norm": "pre_ff_layernorm",
+    **{f"mlp.{name}": f"feed_forward.{name}_proj" for name in ("gate", "up", "down")},
+    **MAMBA_NAMES,
+}
+
+
+def spec(config: HfConfig) -> DecoderSpec:
+    """Return the model that a config describes."""
+    config.get("num_logits_to_keep")  # of transformers' own generation
+    config.get("z_loss_coefficient")
+    attention, mamba = biased_attention_part(config), mamba_part(config)
+    mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
+    full, count = config.get("attn_layer_indices", []), int(config.need("num_hidden_layers"))
+    types = ["full_attention" if index in full else "linear_attention" for index in range(count)]
+    rope = rope_spec(config, attention.head_dim, partial=0.5)
+    layers = with_mixer(layers_part(config, attention, mlp, rope), types, "linear_attention", mamba)
+    names = llama_names({"final_norm": "model.final_layernorm"}, INSIDE)
+    return decoder_part(config, layers, rms_norm_part(config), names)

@@ -1,0 +1,53 @@
+"""Gemma 4, text: two head sizes, shared caches, layers' own vectors. HF: `Gemma4ForCausalLM`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trtkit.errors import SourceError
+from trtkit.models.gemma4_layers import EXPERT_NAMES, attentions, with_experts
+from trtkit.models.gemma_parts import INSIDE, OUTSIDE, per_layer_spec, unused_weights
+from trtkit.models.names import SANDWICH_NORMS, llama_names
+from trtkit.models.parts import decoder_part, gemma_mlp_part, rms_norm_part
+from trtkit.models.spec import BlockSpec, EmbeddingSpec, LayerSpec
+
+if TYPE_CHECKING:
+    from trtkit.models.hf_config import HfConfig
+    from trtkit.models.spec import DecoderSpec
+
+DEFAULTS = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "sliding_window": 512,
+    "tie_word_embeddings": True,
+    "global_head_dim": 512,
+}
+
+
+def spec(config: HfConfig) -> DecoderSpec:
+    """Return the model that a config describes. Raises SourceError for one that looks ahead."""
+    config.refuse("use_bidirectional_attention", "vision")  # of images only
+    norm, mlp, layers = rms_norm_part(config), gemma_mlp_part(config), attentions(config)
+    wide = replace(
+        mlp, intermediate_size=mlp.intermediate_size * (2 if config.get("use_double_wide_mlp", False) else 1)
+    )
+    model = decoder_part(
+        config,
+        tuple(LayerSpec(each, with_experts(config, mlp if each.cache_of is None else wide, norm)) for each in layers),
+        norm,
+        llama_names(OUTSIDE, {**INSIDE, **EXPERT_NAMES, "scalar": "layer_scalar"}),
+    )
+    own = per_layer_spec(config)
+    if own is not None and own.vocab_size < model.vocab_size:
+        what = f"`vocab_size_per_layer_input` is {own.vocab_size}, less than the vocabulary of {model.vocab_size}"
+        raise SourceError(what, config.where)
+    return replace(
+        model,
+        block=BlockSpec(norm, tuple(SANDWICH_NORMS), per_layer=own, has_scalar=True),
+        head=replace(model.head, softcap=config.get("final_logit_softcapping")),
+        embedding=EmbeddingSpec(scale=model.hidden_size**0.5),
+        unused=unused_weights([each.cache_of for each in layers]),
+    )

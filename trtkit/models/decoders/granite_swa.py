@@ -1,0 +1,28 @@
+"""Granite with sliding layers, sinks, and a rotary base of each layer. HF: `GraniteSWAForCausalLM`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.models.granite_parts import SINKS, sliding_granite_layers
+from trtkit.models.names import llama_names
+from trtkit.models.parts import decoder_part, granite_scaled, mlp_part, rms_norm_part
+
+if TYPE_CHECKING:
+    from trtkit.models.hf_config import HfConfig
+    from trtkit.models.spec import DecoderSpec
+
+DEFAULTS = {
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 8192,
+    "sliding_window": 128,
+    "tie_word_embeddings": True,
+}
+
+
+def spec(config: HfConfig) -> DecoderSpec:
+    """Return the model that a config describes."""
+    mlp = mlp_part(config, has_bias=bool(config.get("mlp_bias", False)))
+    layers = sliding_granite_layers(config, mlp)
+    return granite_scaled(config, decoder_part(config, layers, rms_norm_part(config), llama_names({}, SINKS)))

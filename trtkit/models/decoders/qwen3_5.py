@@ -1,0 +1,25 @@
+"""The language model of Qwen 3.5: gated delta nets, and layers of gated attention. HF: `Qwen3_5ForCausalLM`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.models.names import llama_names
+from trtkit.models.parts import mlp_part
+from trtkit.models.recurrent_parts import DELTA_NAMES, delta_net_decoder, delta_net_part
+
+if TYPE_CHECKING:
+    from trtkit.models.hf_config import HfConfig
+    from trtkit.models.spec import DecoderSpec
+
+DEFAULTS = {
+    "head_dim": 256,
+    "intermediate_size": 12288,
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 4,
+}
+
+
+def spec(config: HfConfig) -> DecoderSpec:
+    """Return the model that a config describes."""
+    return delta_net_decoder(config, mlp_part(config), delta_net_part(config), llama_names({}, DELTA_NAMES))

@@ -1,0 +1,28 @@
+"""VaultGemma: Gemma 2 without norms after its parts. HF: `VaultGemmaForCausalLM`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.models.decoders.gemma2 import soft_capped_part
+from trtkit.models.names import SANDWICH_NORMS
+
+if TYPE_CHECKING:
+    from trtkit.models.hf_config import HfConfig
+    from trtkit.models.spec import DecoderSpec
+
+DEFAULTS = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "query_pre_attn_scalar": 256,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+
+
+def spec(config: HfConfig) -> DecoderSpec:
+    """Return the model that a config describes."""
+    return soft_capped_part(config, {name: SANDWICH_NORMS[name] for name in ("attention_norm", "mlp_norm")})

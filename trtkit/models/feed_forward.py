@@ -1,0 +1,101 @@
+"""Feed-forward parts of a layer, as data: MLPs and mixtures of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from trtkit.models.share import WHOLE, Share
+
+if TYPE_CHECKING:
+    from trtkit.models.attention import NormSpec
+
+
+@dataclass(frozen=True)
+class MlpSpec:
+    """A feed-forward block: `down(act(gate(x)) * up(x))`, or `down(act(up(x)))` where not gated.
+
+    is_fused: gate and up are one matrix, gate first. has_learned_activation: xIELU, with weights of its own.
+    limit: gate is at most that, `up` is within it to both sides, and the block is `down(gate * sigmoid(sigmoid_factor *
+        gate) * (up + 1))` (gpt-oss). None: no limit, and none of this.
+    sparsity: gates count by how far they exceed this quantile of a normal distribution of their mean and variance; 0:
+        all count.
+    share: of the intermediate size, of which this is one rank's; the ranks' outputs are summed.
+    """
+
+    intermediate_size: int
+    activation: str
+    is_gated: bool = True
+    is_fused: bool = False
+    has_bias: bool = False
+    has_learned_activation: bool = False
+    limit: float | None = None
+    sigmoid_factor: float = 1.0
+    sparsity: float = 0.0
+    share: Share = WHOLE
+
+
+@dataclass(frozen=True)
+class RoutingSpec:
+    """How a mixture chooses each token's `top_k` experts by a router, and weighs them.
+
+    scores: of the router's logits: a softmax over all experts, each one's sigmoid, or a sparse mixer, whose two choices
+        are each weighed by a softmax over the logits within `2 * jitter` of the largest, relative to their size.
+    choice_bias_axes: a bias of each expert's score counts for the choice, and not for the weights; it is stored as [E]
+        (1) or [1, E] (2). 0: there is none.
+    groups: experts are in that many groups, neighbours in each; only those in the `top_groups` best are chosen from. A
+        group is as good as its best expert (`max`) or its two best together (`two_best`).
+    norm_topk_prob: the chosen scores are divided by their sum plus `added_to_sum`, or by `least_sum` if it is more.
+    scales_inputs: weights are multiplied with experts' inputs, and not with their outputs.
+    scale: factor of the weights in the end. has_bias: of the router. is_fp32: its product is in fp32 too.
+    """
+
+    top_k: int
+    scores: Literal["softmax", "sigmoid", "sparse_mixer"] = "softmax"
+    norm_topk_prob: bool = True
+    choice_bias_axes: int = 0
+    groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["max", "two_best"] = "max"
+    least_sum: float = 0.0
+    added_to_sum: float = 0.0
+    scale: float = 1.0
+    jitter: float = 0.0
+    scales_inputs: bool = False
+    has_bias: bool = False
+    is_fp32: bool = False
+
+
+@dataclass(frozen=True)
+class MoeSpec:
+    """A mixture of experts, of which `routing` chooses each token's.
+
+    shared: an expert that all tokens take, weighted by a sigmoid of its own router if is_shared_gated.
+    apart: norms of the mixture, if it reads the layer's hidden state and not what the shared expert does: of what
+        experts read, of their sum and of the shared expert's output. The router's inputs are normed and scaled, and
+        each expert's weights have a factor (Gemma 4).
+    share: of the experts, which this rank computes; tokens are routed among all. The ranks' outputs are summed.
+    """
+
+    num_experts: int
+    routing: RoutingSpec
+    expert: MlpSpec
+    shared: MlpSpec | None = None
+    is_shared_gated: bool = False
+    apart: NormSpec | None = None
+    share: Share = WHOLE
+
+    @property
+    def reads_chosen(self) -> bool:
+        """Whether a step can do with fewer experts than all; a rank that holds some of them computes all of those."""
+        return self.routing.top_k < self.num_experts and self.share.count == 1
+
+    @property
+    def experts(self) -> range:
+        """The experts that this rank computes."""
+        return self.share.of(self.num_experts)
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks hold the experts together, whole ones or parts of each."""
+        return self.share.count * self.expert.share.count

@@ -1,0 +1,75 @@
+"""Latent attention as configs state it, and its names in checkpoints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtkit.errors import SourceError
+from trtkit.models.attention import AttentionSpec, NormSpec
+from trtkit.models.latent import LatentSpec
+from trtkit.models.rope import rope_spec, yarn_growth
+
+if TYPE_CHECKING:
+    from trtkit.models.attention import RopeSpec
+    from trtkit.models.hf_config import HfConfig
+
+LATENT_NAMES = {
+    "attention.q_a": "self_attn.q_a_proj",
+    "attention.q_a_norm": "self_attn.q_a_layernorm",
+    "attention.q_b": "self_attn.q_b_proj",
+    "attention.kv_a": "self_attn.kv_a_proj_with_mqa",
+    "attention.kv_a_norm": "self_attn.kv_a_layernorm",
+    "attention.kv_b": "self_attn.kv_b_proj",
+}
+_EPS = 1e-6
+"""Of the norms of compressed vectors, whatever `rms_norm_eps` is."""
+
+
+def latent_rope(config: HfConfig, *, is_interleaved: bool) -> RopeSpec:
+    """Return the rotary embedding of the `qk_rope_head_dim` elements that turn."""
+    return rope_spec(config, int(config.need("qk_rope_head_dim")), is_interleaved=is_interleaved)
+
+
+def latent_attention_part(config: HfConfig, rope: RopeSpec) -> AttentionSpec:
+    """Return attention with `kv_lora_rank` and its kin.
+
+    Raises SourceError for heads that share keys and for a rope of another size than `qk_rope_head_dim`, which
+    transformers cannot run.
+    """
+    heads = int(config.need("num_attention_heads"))
+    config.refuse("num_key_value_heads", heads)
+    rank, rope_dim = int(config.need("kv_lora_rank")), int(config.need("qk_rope_head_dim"))
+    if rope_dim % 2:
+        raise SourceError(f"`qk_rope_head_dim` is {rope_dim}; expected an even number", config.where)
+    if rope.dim != rope_dim:
+        what = f"`qk_rope_head_dim` is {rope_dim}, and the rotary embedding turns {rope.dim} elements"
+        raise SourceError(what, config.where, "correct `partial_rotary_factor`")
+    latent = LatentSpec(
+        nope_dim=int(config.need("qk_nope_head_dim")),
+        rope_dim=rope_dim,
+        value_dim=int(config.get("v_head_dim", int(config.need("hidden_size")) // heads)),
+        query_rank=config.get("q_lora_rank"),
+    )
+    whole = latent.nope_dim + rope_dim
+    config.refuse("qk_head_dim", whole)
+    config.refuse("head_dim", rope_dim, whole)  # transformers sets both from the other sizes
+    has_bias = bool(config.get("attention_bias", False))
+    return AttentionSpec(
+        heads,
+        1,
+        rank + rope_dim,
+        whole**-0.5 * _temperature(rope),
+        has_qkv_bias=has_bias,
+        has_output_bias=has_bias,
+        norm=NormSpec("rms", _EPS),
+        rope=rope,
+        latent=latent,
+    )
+
+
+def _temperature(rope: RopeSpec) -> float:
+    """Return the factor of the scores that a scaled rotary embedding asks for. HF: `yarn_apply_mscale`."""
+    weight, factor = (rope.parameters.get(name, 0.0) for name in ("mscale_all_dim", "factor"))
+    assert isinstance(weight, int | float)
+    assert isinstance(factor, int | float)
+    return yarn_growth(factor, weight) ** 2 if weight else 1.0

@@ -1,0 +1,104 @@
+"""Mixtures of experts as configs state them, and which layers have one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trtkit.errors import SourceError
+from trtkit.models.feed_forward import MlpSpec, MoeSpec, RoutingSpec
+from trtkit.models.parts import mlp_part
+
+if TYPE_CHECKING:
+    from trtkit.models.hf_config import HfConfig
+    from trtkit.models.spec import LayerSpec
+
+
+def mixture_part(
+    config: HfConfig, count: int, routing: RoutingSpec, expert: MlpSpec, shared: MlpSpec | None = None
+) -> MoeSpec:
+    """Return a mixture of `count` experts. Raises SourceError for a choice that it does not have."""
+    size, two = count // routing.groups if routing.groups > 0 else 0, routing.group_score == "two_best"
+    if routing.groups < 1 or count % routing.groups or not 1 <= routing.top_groups <= routing.groups:
+        what = f"{routing.top_groups} of {routing.groups} groups cannot be chosen of {count} experts"
+        raise SourceError(what, config.where, "the number of groups must divide the number of experts")
+    if routing.groups > 1 and two and size < 2:
+        raise SourceError(f"{routing.groups} groups of {count} experts have fewer than two each", config.where)
+    if not 1 <= routing.top_k <= routing.top_groups * size:
+        what = f"{routing.top_k} experts cannot be chosen of {routing.top_groups * size}"
+        raise SourceError(what, config.where, "lower `num_experts_per_tok`, or choose from more groups")
+    return MoeSpec(count, routing, expert, shared)
+
+
+def grouped_mixture(config: HfConfig, expert: MlpSpec) -> MoeSpec:
+    """Return a mixture of `n_routed_experts` with `n_shared_experts` more, chosen by sigmoids in groups.
+
+    HF: `DeepseekV3TopkRouter`, which GLM-4.5 and dots.llm1 share.
+    """
+    config.refuse("scoring_func", "sigmoid", "noaux_tc")
+    config.refuse("topk_method", "noaux_tc")
+    config.refuse("moe_layer_freq", 1)
+    config.get("ep_size")  # of training, as are the next two
+    config.get("aux_loss_alpha")
+    config.get("seq_aux")
+    routing = RoutingSpec(
+        int(config.need("num_experts_per_tok")),
+        "sigmoid",
+        norm_topk_prob=bool(config.get("norm_topk_prob", True)),
+        choice_bias_axes=1,
+        groups=int(config.get("n_group", 1)),
+        top_groups=int(config.get("topk_group", 1)),
+        group_score="two_best",
+        added_to_sum=1e-20,
+        scale=float(config.get("routed_scaling_factor", 1.0)),
+        is_fp32=True,
+    )
+    return mixture_part(config, int(config.need("num_experts")), routing, expert, shared_part(config, expert))
+
+
+def shared_expert_mixture(config: HfConfig, *, norm_topk_prob: bool, count: int, top_k: int) -> MoeSpec:
+    """Return Qwen's mixture with an expert that all tokens take. count, top_k: if the config does not state them."""
+    sizes = int(config.get("num_experts", count)), int(config.get("num_experts_per_tok", top_k))
+    expert, shared = (mlp_part(config, size=f"{name}_intermediate_size") for name in ("moe", "shared_expert"))
+    routing = RoutingSpec(sizes[1], norm_topk_prob=norm_topk_prob)
+    return replace(mixture_part(config, sizes[0], routing, expert, shared), is_shared_gated=True)
+
+
+def shared_part(config: HfConfig, expert: MlpSpec) -> MlpSpec:
+    """Return the MLP that `n_shared_experts` are together. Raises SourceError if there are none."""
+    count = int(config.need("n_shared_experts"))
+    if count < 1:
+        raise SourceError(f"`n_shared_experts` is `{count}`; expected at least 1", config.where)
+    return replace(expert, intermediate_size=count * expert.intermediate_size)
+
+
+def with_first_dense(config: HfConfig, layers: tuple[LayerSpec, ...], mlp: MlpSpec) -> tuple[LayerSpec, ...]:
+    """Return layers of experts with an MLP in the first `first_k_dense_replace`."""
+    dense = int(config.get("first_k_dense_replace", 0))
+    return tuple(replace(layer, feed_forward=mlp) if index < dense else layer for index, layer in enumerate(layers))
+
+
+def with_dense_types(
+    config: HfConfig, layers: tuple[LayerSpec, ...], mlp: MlpSpec, first: int
+) -> tuple[LayerSpec, ...]:
+    """Return layers of experts with an MLP in those that `mlp_layer_types` names `dense`.
+
+    first: how many are where the config lists none. Raises SourceError for other types.
+    """
+    usual = ["dense" if index < first else "sparse" for index in range(len(layers))]
+    types = list(config.get("mlp_layer_types", usual))
+    for kind in types:
+        if kind not in ("dense", "sparse"):
+            raise config.unsupported("mlp_layer_types", kind, ("dense", "sparse"))
+    if len(types) != len(layers):
+        raise SourceError(f"`mlp_layer_types` has {len(types)} entries for {len(layers)} layers", config.where)
+    return tuple(
+        replace(layer, feed_forward=mlp) if kind == "dense" else layer
+        for layer, kind in zip(layers, types, strict=True)
+    )
+
+
+def later_token_layers(config: HfConfig) -> tuple[str, ...]:
+    """Return how the names of `num_nextn_predict_layers` begin: they predict later tokens, after the model's own."""
+    first = int(config.need("num_hidden_layers"))
+    return tuple(f"model.layers.{first + index}." for index in range(int(config.get("num_nextn_predict_layers", 1))))

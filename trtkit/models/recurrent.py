@@ -1,0 +1,240 @@
+"""What recurrent layers compute, as data: layers that keep states of fixed size and no keys and values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, ClassVar
+
+from trtkit.dtypes import FP32
+from trtkit.models.share import WHOLE, Share
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trtkit.dtypes import DType
+
+Groups = tuple[tuple[int, int], ...]
+"""Parts of an axis, in turn: how many heads or channels, and the size of each."""
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """A state that a layer keeps of each sequence. shape: without the batch. is_fp32: in networks of any type."""
+
+    name: str
+    shape: tuple[int, ...]
+    is_fp32: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Elements of one sequence's state."""
+        return prod(self.shape)
+
+    def size_bytes(self, dtype: DType) -> int:
+        """Return the bytes of one sequence's state in a network of a type."""
+        return (FP32 if self.is_fp32 else dtype).size_bytes(self.elements)
+
+
+@dataclass(frozen=True)
+class RecurrentWeight:
+    """A weight of a layer. shared: what its rows are, or its columns; ranks hold parts of each. None if it is whole."""
+
+    name: str
+    shape: tuple[int, ...]
+    shared: Groups | None = None
+    is_by_column: bool = False
+
+
+def _by_row(name: str, groups: Groups, *rest: int) -> RecurrentWeight:
+    return RecurrentWeight(name, (_size(groups), *rest), groups)
+
+
+def _by_column(name: str, rows: int, groups: Groups) -> RecurrentWeight:
+    return RecurrentWeight(name, (rows, _size(groups)), groups, is_by_column=True)
+
+
+def _size(groups: Groups) -> int:
+    return sum(count * size for count, size in groups)
+
+
+@dataclass(frozen=True)
+class ConvSpec:
+    """A gated short convolution: `out(c * conv(b * x))` with `[b | c | x] = in(hidden)`.
+
+    channels: of each of the three, and of the convolution, which mixes none of them. kernel: tokens that it reads, the
+    current one included. has_bias: of both projections and of the convolution.
+    share: of the channels, of which these are one rank's; the ranks' outputs are summed.
+    Source: LFM2, https://arxiv.org/abs/2511.23404.
+    """
+
+    channels: int
+    kernel: int
+    has_bias: bool = False
+    share: Share = WHOLE
+
+    part: ClassVar[str] = "conv"
+    most_new_tokens: ClassVar[int | None] = None
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """What the convolution reads of earlier tokens."""
+        return (StateSpec("conv", (self.kernel - 1, self.channels)),)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """What ranks share."""
+        return (self.channels,)
+
+    def of(self, share: Share) -> ConvSpec:
+        """Return a rank's share."""
+        return replace(self, channels=len(share.of(self.channels)), share=share)
+
+    def weights(self, hidden_size: int) -> Iterator[RecurrentWeight]:
+        """Yield the weights by their paths in the layer's part."""
+        channels = ((self.channels, 1),)
+        yield _by_row("in.weight", channels * 3, hidden_size)
+        yield _by_row("taps.weight", channels, 1, self.kernel)
+        yield _by_column("out.weight", hidden_size, channels)
+        if self.has_bias:
+            yield _by_row("in.bias", channels * 3)
+            yield _by_row("taps.bias", channels)
+            yield RecurrentWeight("out.bias", (hidden_size,))
+
+
+@dataclass(frozen=True)
+class DeltaNetSpec:
+    """A gated delta net: of each value head a matrix from keys to values, which decays and learns by the delta rule.
+
+    Queries, keys and values pass a convolution, which mixes no channels, and an activation; each key head serves
+    neighbouring value heads. The norm over each value head is multiplied by silu of a gate, z.
+    key_dim, value_dim: of one head. kernel: tokens that the convolution reads, the current one included.
+    is_grouped: projections are stored as `[q | k | v | z]` and `[b | a]` of each key head in turn; otherwise as
+        `[q | k | v]` of all heads, and z, b and a apart.
+    share: of all heads, of which these are one rank's; the ranks' outputs are summed.
+    Source: https://arxiv.org/abs/2412.06464.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    activation: str
+    eps: float
+    is_grouped: bool = False
+    share: Share = WHOLE
+
+    part: ClassVar[str] = "delta"
+    most_new_tokens: ClassVar[int | None] = 64
+
+    @property
+    def channels(self) -> Groups:
+        """Of the convolution: queries, keys and values."""
+        return (self.key_heads, self.key_dim), (self.key_heads, self.key_dim), (self.value_heads, self.value_dim)
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """What the convolution reads of earlier tokens, and each value head's matrix."""
+        matrices = (self.value_heads, self.key_dim, self.value_dim)
+        return StateSpec("conv", (self.kernel - 1, _size(self.channels))), StateSpec("delta", matrices, is_fp32=True)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """What ranks share."""
+        return self.key_heads, self.value_heads
+
+    def of(self, share: Share) -> DeltaNetSpec:
+        """Return a rank's share."""
+        heads = len(share.of(self.key_heads)), len(share.of(self.value_heads))
+        return replace(self, key_heads=heads[0], value_heads=heads[1], share=share)
+
+    def weights(self, hidden_size: int) -> Iterator[RecurrentWeight]:
+        """Yield the weights by their paths in the layer's part."""
+        heads, values = ((self.value_heads, 1),), ((self.value_heads, self.value_dim),)
+        if self.is_grouped:
+            group = self.value_heads // self.key_heads
+            one = 2 * self.key_dim + 2 * group * self.value_dim
+            yield _by_row("qkvz.weight", ((self.key_heads, one),), hidden_size)
+            yield _by_row("ba.weight", ((self.key_heads, 2 * group),), hidden_size)
+        else:
+            yield _by_row("qkv.weight", self.channels, hidden_size)
+            yield _by_row("z.weight", values, hidden_size)
+            yield _by_row("b.weight", heads, hidden_size)
+            yield _by_row("a.weight", heads, hidden_size)
+        yield _by_row("taps.weight", self.channels, 1, self.kernel)
+        yield _by_row("dt_bias", heads)
+        yield _by_row("a_log", heads)
+        yield RecurrentWeight("norm.weight", (self.value_dim,))
+        yield _by_column("out.weight", hidden_size, values)
+
+
+@dataclass(frozen=True)
+class MambaSpec:
+    """A Mamba-2 layer: of each head a matrix from state elements to values, which decays and takes up new values.
+
+    `[z | x | b | c | dt] = in(hidden)`; x, b and c pass a convolution, which mixes no channels, and an activation. Each
+    head has values of x, a step dt and a decay; each group of heads shares b and c, of state_size elements. A head's
+    output plus `d` times its x is multiplied by silu(z), and all heads of a group are normed together.
+    kernel: tokens that the convolution reads, the current one included. least_step: of dt after its softplus.
+    share: of heads and groups, of which these are one rank's; the ranks' outputs are summed.
+    Source: https://arxiv.org/abs/2405.21060.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state_size: int
+    kernel: int
+    activation: str
+    eps: float
+    has_bias: bool = False
+    has_conv_bias: bool = True
+    least_step: float = 0.0
+    share: Share = WHOLE
+
+    part: ClassVar[str] = "mamba"
+    most_new_tokens: ClassVar[int | None] = 64
+
+    @property
+    def values(self) -> tuple[int, int]:
+        """How many heads, and the values of each."""
+        return self.heads, self.head_dim
+
+    @property
+    def channels(self) -> Groups:
+        """Of the convolution: x, b and c."""
+        return self.values, (self.groups, self.state_size), (self.groups, self.state_size)
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """What the convolution reads of earlier tokens, and each head's matrix."""
+        matrices = (self.heads, self.state_size, self.head_dim)
+        return StateSpec("conv", (self.kernel - 1, _size(self.channels))), StateSpec("ssm", matrices, is_fp32=True)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """What ranks share."""
+        return self.heads, self.groups
+
+    def of(self, share: Share) -> MambaSpec:
+        """Return a rank's share."""
+        return replace(self, heads=len(share.of(self.heads)), groups=len(share.of(self.groups)), share=share)
+
+    def weights(self, hidden_size: int) -> Iterator[RecurrentWeight]:
+        """Yield the weights by their paths in the layer's part."""
+        projected = (self.values, *self.channels, (self.heads, 1))
+        yield _by_row("in.weight", projected, hidden_size)
+        yield _by_row("taps.weight", self.channels, 1, self.kernel)
+        for name in ("dt_bias", "a_log", "d"):
+            yield _by_row(name, ((self.heads, 1),))
+        yield _by_row("norm.weight", (self.values,))
+        yield _by_column("out.weight", hidden_size, (self.values,))
+        if self.has_bias:
+            yield _by_row("in.bias", projected)
+            yield RecurrentWeight("out.bias", (hidden_size,))
+        if self.has_conv_bias:
+            yield _by_row("taps.bias", self.channels)
+
+
+RecurrentSpec = ConvSpec | DeltaNetSpec | MambaSpec

@@ -1,0 +1,139 @@
+"""Recurrent layers as configs state them, and which layers have one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trtkit.errors import SourceError
+from trtkit.models.parts import biased_attention_part, decoder_part, layer_types, layers_part, rms_norm_part
+from trtkit.models.recurrent import ConvSpec, DeltaNetSpec, MambaSpec
+from trtkit.models.rope import rope_spec
+from trtkit.models.spec import BlockSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trtkit.models.feed_forward import MlpSpec, MoeSpec
+    from trtkit.models.hf_config import HfConfig
+    from trtkit.models.recurrent import RecurrentSpec
+    from trtkit.models.spec import DecoderSpec, LayerSpec
+
+DELTA_NAMES = {
+    "delta.qkvz": "linear_attn.in_proj_qkvz",
+    "delta.ba": "linear_attn.in_proj_ba",
+    "delta.qkv": "linear_attn.in_proj_qkv",
+    "delta.z": "linear_attn.in_proj_z",
+    "delta.b": "linear_attn.in_proj_b",
+    "delta.a": "linear_attn.in_proj_a",
+    "delta.taps": "linear_attn.conv1d",
+    "delta.dt_bias": "linear_attn.dt_bias",
+    "delta.a_log": "linear_attn.A_log",
+    "delta.norm": "linear_attn.norm",
+    "delta.out": "linear_attn.out_proj",
+}
+"""A gated delta net as Qwen's models name it."""
+MAMBA_NAMES = {
+    "mamba.in": "mamba.in_proj",
+    "mamba.taps": "mamba.conv1d",
+    "mamba.dt_bias": "mamba.dt_bias",
+    "mamba.a_log": "mamba.A_log",
+    "mamba.d": "mamba.D",
+    "mamba.norm": "mamba.norm",
+    "mamba.out": "mamba.out_proj",
+}
+"""A Mamba-2 layer as Bamba and Granite name it."""
+_NO_LIMIT = [0.0, math.inf], [0.0, {"__float__": "Infinity"}]
+_SECTIONS = ("mrope_section", "mrope_interleaved")
+
+
+def conv_part(config: HfConfig) -> ConvSpec:
+    """Return LFM2's convolution. Raises SourceError for one that reads no earlier token."""
+    kernel, has_bias = _kernel(config, "conv_L_cache", 3), bool(config.get("conv_bias", False))
+    return ConvSpec(int(config.need("hidden_size")), kernel, has_bias)
+
+
+def delta_net_part(config: HfConfig) -> DeltaNetSpec:
+    """Return Qwen's gated delta net. Raises SourceError for heads that do not fit."""
+    key_heads = int(config.get("linear_num_key_heads", 16))
+    value_heads = int(config.get("linear_num_value_heads", 32))
+    if key_heads < 1 or value_heads < 1 or value_heads % key_heads:
+        what = f"`linear_num_value_heads` is {value_heads}, not a multiple of `linear_num_key_heads`, {key_heads}"
+        raise SourceError(what, config.where)
+    return DeltaNetSpec(
+        key_heads,
+        value_heads,
+        int(config.get("linear_key_head_dim", 128)),
+        int(config.get("linear_value_head_dim", 128)),
+        _kernel(config, "linear_conv_kernel_dim", 4),
+        str(config.get("hidden_act", "silu")),
+        rms_norm_part(config).eps,
+    )
+
+
+def mamba_part(config: HfConfig, *, has_own_width: bool = False) -> MambaSpec:
+    """Return the Mamba-2 layer of Bamba and Granite. Raises SourceError for sizes that do not fit.
+
+    has_own_width: all heads together may be of any size. `mamba_chunk_size` changes how it is computed, not what.
+    """
+    config.get("mamba_chunk_size")
+    config.refuse("time_step_limit", *_NO_LIMIT)  # which transformers applies to prompts only
+    width, heads = int(config.get("mamba_expand", 2)) * int(config.need("hidden_size")), _need(config, "mamba_n_heads")
+    stated, groups = config.get("mamba_d_head"), _need(config, "mamba_n_groups")
+    size = width // heads if stated in (None, "auto") else int(stated)
+    if heads * size != width and not has_own_width:
+        raise SourceError(f"{heads} heads of {size} are not the layer's width, {width}", config.where)
+    if heads % groups:
+        raise SourceError(f"`mamba_n_heads` is {heads}, not a multiple of `mamba_n_groups`, {groups}", config.where)
+    return MambaSpec(
+        heads,
+        size,
+        groups,
+        _need(config, "mamba_d_state"),
+        _kernel(config, "mamba_d_conv", 4),
+        str(config.get("hidden_act", "silu")),
+        rms_norm_part(config).eps,
+        bool(config.get("mamba_proj_bias", False)),
+        bool(config.get("mamba_conv_bias", True)),
+    )
+
+
+def delta_net_decoder(
+    config: HfConfig, feed_forward: MlpSpec | MoeSpec, delta: DeltaNetSpec, names: Mapping[str, str]
+) -> DecoderSpec:
+    """Return a decoder of gated delta nets, with gated attention in every fourth layer or as `layer_types` say."""
+    norm = replace(rms_norm_part(config), weight_offset=1.0)
+    attention = replace(biased_attention_part(config), norm=norm, qk_norm="head", is_gated=True)
+    every = int(config.get("full_attention_interval", 4))
+    count = int(config.need("num_hidden_layers"))
+    usual = ["linear_attention" if (index + 1) % every else "full_attention" for index in range(count)]
+    types = layer_types(config, usual, ("linear_attention", "full_attention"))
+    # Text has one position for all sections of a rotary embedding.
+    rope = rope_spec(config, attention.head_dim, partial=0.25, ignored=_SECTIONS)
+    layers = with_mixer(layers_part(config, attention, feed_forward, rope), types, "linear_attention", delta)
+    return replace(decoder_part(config, layers, norm, names), block=BlockSpec(norm), unused=("mtp.", "model.visual."))
+
+
+def with_mixer(
+    layers: tuple[LayerSpec, ...], types: Sequence[str], kind: str, mixer: RecurrentSpec
+) -> tuple[LayerSpec, ...]:
+    """Return layers with another mixer in those of one type."""
+    pairs = zip(layers, types, strict=True)
+    return tuple(replace(layer, mixer=mixer) if each == kind else layer for layer, each in pairs)
+
+
+def _need(config: HfConfig, name: str) -> int:
+    """Return a size. Raises SourceError if it is below 1."""
+    size = int(config.need(name))
+    if size < 1:
+        raise SourceError(f"`{name}` is {size}; expected 1 or more", config.where)
+    return size
+
+
+def _kernel(config: HfConfig, name: str, usual: int) -> int:
+    """Return how many tokens a convolution reads. Raises SourceError for one that reads no earlier token."""
+    kernel = int(config.get(name, usual))
+    if kernel < 2:
+        raise SourceError(f"`{name}` is {kernel}; expected 2 or more", config.where)
+    return kernel

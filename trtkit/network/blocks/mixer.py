@@ -1,0 +1,55 @@
+"""What joins the tokens of a sequence: attention, or a layer with a state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.models.attention import AttentionSpec
+from trtkit.models.recurrent import ConvSpec, DeltaNetSpec
+from trtkit.network.blocks.attention import attention_block
+from trtkit.network.blocks.delta_net import delta_block
+from trtkit.network.blocks.mamba import mamba_block
+from trtkit.network.blocks.short_conv import conv_block
+from trtkit.network.blocks.states import States
+
+if TYPE_CHECKING:
+    from trtkit.models.recurrent import RecurrentSpec
+    from trtkit.network.blocks.cache import Past
+    from trtkit.network.blocks.positions import Positions
+    from trtkit.network.blocks.weights import Weights
+    from trtkit.network.graph import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Attending:
+    """What attention reads besides hidden states. encoded: an encoder's keys and values, if the layer reads any."""
+
+    positions: Positions
+    past: Past
+    encoded: tuple[Tensor, Tensor] | None = None
+
+
+Memory = Attending | States
+
+
+def mixer_block(
+    weights: Weights, x: Tensor, spec: AttentionSpec | RecurrentSpec, memory: Memory
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Apply a layer's mixer to x [B, S, D]; return [B, S, D], and the updated caches or states by name."""
+    if isinstance(memory, States):
+        assert not isinstance(spec, AttentionSpec)
+        return _recurrent_block(weights, x, spec, memory)
+    assert isinstance(spec, AttentionSpec)
+    attended, present = attention_block(weights, x, spec, memory.positions, memory.past)
+    return attended, dict(present.caches)
+
+
+def _recurrent_block(
+    weights: Weights, x: Tensor, spec: RecurrentSpec, states: States
+) -> tuple[Tensor, dict[str, Tensor]]:
+    if isinstance(spec, ConvSpec):
+        return conv_block(weights, x, spec, states)
+    if isinstance(spec, DeltaNetSpec):
+        return delta_block(weights, x, spec, states)
+    return mamba_block(weights, x, spec, states)

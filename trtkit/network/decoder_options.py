@@ -1,0 +1,40 @@
+"""How a decoder becomes a network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.dtypes import FP16, INT32
+
+if TYPE_CHECKING:
+    from trtkit.dtypes import DType
+    from trtkit.quantized_matrix import KvQuantization
+
+
+@dataclass(frozen=True)
+class DecoderOptions:
+    """How a model becomes a network.
+
+    dtype: type of weights, caches and arithmetic: fp32, fp16 or bf16.
+    max_sequence_length: T, the length of each slot's cache.
+    has_all_logits: `logits` [B, S, V] of every token; otherwise [B, V] of the tokens at `last_token_index` [B].
+    has_embeds_input: `inputs_embeds` [B, S, D], scaled like embeddings, instead of `input_ids`.
+    has_hidden_states: also return `hidden_states` [B, S, D], after the final norm.
+    has_native_lengths: pass `kv_lengths` to the attention layer, besides masking by them, so that it may skip the rest.
+    has_kv_window: let attention read as many cached tokens as the input `key_positions` [T'] has, and not all T.
+    has_chosen_experts: let mixtures read the matrices of chosen experts only, if a step has fewer choices than experts.
+    kv_cache: 8-bit caches, with each layer's scales. They are read-only: `present_*` then holds only the new keys and
+    values, [B, K, S, H], which the runtime writes into the caches.
+    """
+
+    dtype: DType = FP16
+    max_sequence_length: int = 2048
+    ids_dtype: DType = INT32
+    has_all_logits: bool = False
+    has_embeds_input: bool = False
+    has_hidden_states: bool = False
+    has_native_lengths: bool = False
+    has_kv_window: bool = False
+    has_chosen_experts: bool = False
+    kv_cache: KvQuantization | None = None

@@ -1,0 +1,220 @@
+"""What a decoder's layers read besides hidden states: where tokens stand, caches, and recurrent states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.dtypes import DTYPES, FP32, INT32, DType
+from trtkit.models.attention import AttentionSpec
+from trtkit.network.blocks.cache import Past
+from trtkit.network.blocks.mixer import Attending
+from trtkit.network.blocks.positions import Positions
+from trtkit.network.blocks.states import States
+from trtkit.network.input_spec import BATCH, ENCODED, NEW_TOKENS, Axis, InputSpec
+from trtkit.network.ops.arithmetic import cast, select
+from trtkit.network.ops.chunk import Chunk
+from trtkit.network.ops.gather import embedding, pick
+from trtkit.network.ops.mask import (
+    alibi_mask,
+    alibi_slopes,
+    appended_positions,
+    cached_positions,
+    causal_mask,
+    chunk_mask,
+)
+from trtkit.network.ops.shape import concat, take, unsqueeze
+from trtkit.network.rope_tables import query_growth_table, rope_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trtkit.models.attention import CrossSpec, QueryGrowth, RopeSpec
+    from trtkit.models.recurrent import StateSpec
+    from trtkit.models.share import Share
+    from trtkit.models.spec import DecoderSpec, LayerSpec
+    from trtkit.network.blocks.mixer import Memory
+    from trtkit.network.decoder_options import DecoderOptions
+    from trtkit.network.graph import Graph, Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Scheduled:
+    """The inputs that say where tokens stand, of which a network has those that it reads.
+
+    position_ids, kv_lengths: where a layer attends; position_ids also where positions are added to embeddings.
+    rope_position_ids: where the model has M-RoPE. key_positions: where attention reads a part of the caches.
+    token_counts: where the model has recurrent states.
+    """
+
+    write_indices: Tensor
+    position_ids: Tensor | None = None
+    kv_lengths: Tensor | None = None
+    rope_position_ids: Tensor | None = None
+    key_positions: Tensor | None = None
+    token_counts: Tensor | None = None
+
+
+def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -> Scheduled:
+    """Add the inputs that say where tokens stand."""
+    ids = options.ids_dtype
+    has_sections = any(each.rope is not None and each.rope.sections for each in spec.attentions)
+
+    def scheduled(name: str, dtype: DType, *axes: Axis) -> Tensor:
+        return graph.take(InputSpec(name, dtype.name, axes, "scheduler"))
+
+    attends = bool(spec.attentions)
+    has_positions = attends or (spec.is_first_stage and spec.embedding.positions is not None)
+    position_ids = scheduled("position_ids", ids, BATCH, NEW_TOKENS) if has_positions else None
+    return Scheduled(
+        scheduled("write_indices", INT32, BATCH),
+        position_ids,
+        scheduled("kv_lengths", INT32, BATCH) if attends else None,
+        scheduled("rope_position_ids", ids, Axis("rope_sections", 3), BATCH, NEW_TOKENS) if has_sections else None,
+        scheduled("key_positions", INT32, Axis("kv_window")) if options.has_kv_window and attends else None,
+        scheduled("token_counts", INT32, BATCH) if spec.states else None,
+    )
+
+
+class LayerInputs:
+    """Adds each layer's caches and states, and what all layers share: masks and rotary tables, one of a kind."""
+
+    def __init__(self, graph: Graph, options: DecoderOptions, inputs: Scheduled) -> None:
+        self._graph, self._options, self._inputs = graph, options, inputs
+        self._masks: dict[tuple[int | None, int | None, tuple[int, Share, float] | None], Tensor] = {}
+        self._keys: Tensor | None = None
+        self._has_begun: Tensor | None = None
+        self._chunks: dict[int, Chunk] = {}
+        self._updated: dict[int, Mapping[str, Tensor]] = {}
+        self._tables: list[tuple[RopeSpec, tuple[Tensor, Tensor]]] = []
+        self._growths: dict[QueryGrowth, Tensor] = {}
+
+    def of(self, index: int, layer: LayerSpec) -> Memory | None:
+        """Return what the mixer of a layer reads; None if it has none."""
+        with self._graph.scope(f"layers.{index}"):
+            if isinstance(layer.mixer, AttentionSpec):
+                encoded = None if layer.cross is None else self._encoded(index, layer.cross)
+                return Attending(self._positions(layer.mixer), self._past(index, layer.mixer), encoded)
+            if layer.mixer is None:
+                return None
+            assert self._inputs.token_counts is not None
+            states = {state.name: self._state(index, state) for state in layer.states}
+            return States(states, self._inputs.token_counts, self._chunk(layer.mixer.most_new_tokens))
+
+    def _encoded(self, index: int, cross: CrossSpec) -> tuple[Tensor, Tensor]:
+        """Add the inputs for the keys and values that a layer reads of an encoder."""
+        heads, head_dim = Axis("key_value_heads", cross.num_attention_heads), Axis("head_dim", cross.head_dim)
+        axes, dtype = (BATCH, heads, Axis("encoded", cross.length), head_dim), self._options.dtype.name
+        keys, values = (self._graph.take(InputSpec(f"{name}_{index}", dtype, axes, "encoder")) for name in ENCODED)
+        return keys, values
+
+    @property
+    def _position_ids(self) -> Tensor:
+        assert self._inputs.position_ids is not None
+        return self._inputs.position_ids
+
+    def _positions(self, attention: AttentionSpec) -> Positions:
+        tables = None if attention.rope is None else self._rope(attention.rope)
+        growth = None if attention.query_growth is None else self._growth(attention.query_growth)
+        lengths = self._inputs.kv_lengths if self._options.has_native_lengths else None
+        return Positions(self._position_ids, self._mask(attention), tables, lengths, growth)
+
+    def _past(self, index: int, attention: AttentionSpec) -> Past:
+        """Add the inputs for one layer's cache."""
+        options, kv = self._options, self._options.kv_cache
+        heads, head_dim = Axis("key_value_heads", attention.num_key_value_heads), Axis("head_dim", attention.head_dim)
+        axes = (BATCH, heads, Axis("cached_tokens", options.max_sequence_length), head_dim)
+        dtype = options.dtype if kv is None else DTYPES[kv.format]
+        scales = None if kv is None else {"key": kv.key_scales[index], "value": kv.value_scales[index]}
+        caches = {
+            name: self._graph.take(
+                InputSpec(f"past_{name}_{index}", dtype.name, axes, "cache", f"present_{name}_{index}")
+            )
+            for name in attention.caches
+        }
+        shared = None if attention.cache_of is None else self._updated[attention.cache_of]
+        return Past(caches, self._inputs.write_indices, shared, scales, self._inputs.key_positions)
+
+    def keep(self, index: int, present: Mapping[str, Tensor]) -> None:
+        """Take a layer's updated caches, for later layers that read them."""
+        self._updated[index] = present
+
+    def _state(self, index: int, state: StateSpec) -> Tensor:
+        """Add the input for a state; a sequence begins with zeros, whatever its slot holds."""
+        dtype = FP32 if state.is_fp32 else self._options.dtype
+        axes = (BATCH, *(Axis("state", size) for size in state.shape))
+        name = f"{state.name}_{index}"
+        past = self._graph.take(InputSpec(f"past_{name}", dtype.name, axes, "state", f"present_{name}"))
+        with self._graph.scope(f"past_{state.name}"):
+            if self._has_begun is None:
+                self._has_begun = self._inputs.write_indices > 0
+            axes_of_state = range(1, 1 + len(state.shape))
+            return select(unsqueeze(self._has_begun, *axes_of_state), past, 0.0)
+
+    def _chunk(self, most: int | None) -> Chunk:
+        """Return the new tokens of a call, shared by all layers that take as many."""
+        assert self._inputs.token_counts is not None
+        size = most or 1
+        return self._chunks.setdefault(size, Chunk(self._inputs.token_counts, size))
+
+    def _mask(self, attention: AttentionSpec) -> Tensor:
+        length = self._options.max_sequence_length
+        window, chunk = (
+            None if size is None or size >= length else size for size in (attention.sliding_window, attention.chunk)
+        )
+        share = attention.share
+        heads = attention.num_attention_heads * share.count
+        alibi = (heads, share, attention.alibi_scale) if attention.has_alibi else None
+        if (window, chunk, alibi) not in self._masks:
+            assert self._inputs.kv_lengths is not None
+            ids = cast(self._position_ids, INT32)
+            keys = self._key_positions(ids)
+            mask = causal_mask(ids, self._inputs.kv_lengths, keys, window)
+            mask = mask if chunk is None else mask & chunk_mask(ids, keys, chunk)
+            if alibi is not None:
+                slopes = alibi_slopes(heads)[share.of(heads)] * attention.alibi_scale
+                mask = alibi_mask(mask, ids, slopes, self._options.dtype, keys)
+            self._masks[window, chunk, alibi] = mask
+        return self._masks[window, chunk, alibi]
+
+    def _key_positions(self, ids: Tensor) -> Tensor:
+        """Return the positions of the keys that attention reads: cached ones, and new ones that stand behind them."""
+        if self._keys is None:
+            window = self._inputs.key_positions
+            length = self._options.max_sequence_length
+            cached = cached_positions(self._graph, length) if window is None else unsqueeze(window, 0, 1, 2)
+            quantized = self._options.kv_cache is not None
+            self._keys = appended_positions(ids, self._inputs.write_indices, cached) if quantized else cached
+        return self._keys
+
+    def _rope(self, rope: RopeSpec) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines."""
+        for known, tables in self._tables:
+            if known == rope:
+                return tables
+        arrays = rope_tables(rope, self._options.max_sequence_length)
+        with self._graph.scope("rope"):
+            cos, sin = (
+                self._graph.constant(array, role, self._options.dtype)
+                for array, role in zip(arrays, ("cos", "sin"), strict=True)
+            )
+            if rope.sections and self._inputs.rope_position_ids is not None:
+                cos, sin = (_by_section(table, rope, self._inputs.rope_position_ids) for table in (cos, sin))
+        self._tables.append((rope, (cos, sin)))
+        return cos, sin
+
+    def _growth(self, growth: QueryGrowth) -> Tensor:
+        """Return the factors of queries [B, 1, S, 1]."""
+        if growth not in self._growths:
+            with self._graph.scope("query_growth"):
+                table = self._graph.constant(query_growth_table(growth, self._options.max_sequence_length), "table")
+                self._growths[growth] = unsqueeze(embedding(self._position_ids, table), 1)
+        return self._growths[growth]
+
+
+def _by_section(table: Tensor, rope: RopeSpec, positions: Tensor) -> Tensor:
+    """Return each token's angles: table [T, dim / 2], positions [3, B, S] -> [B, S, dim / 2]."""
+    by_axis = [embedding(pick(positions, axis), table) for axis in range(3)]
+    starts = [sum(rope.sections[:index]) for index in range(len(rope.sections))]
+    sections = enumerate(zip(starts, rope.sections, strict=True))
+    return concat([take(by_axis[index % 3], -1, start, size) for index, (start, size) in sections], axis=-1)

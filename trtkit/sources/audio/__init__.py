@@ -1,0 +1,1 @@
+"""Encoders of audio, as modules of torch that are exported."""

@@ -1,0 +1,142 @@
+"""Experts that a checkpoint holds as one array for all, as arrays of their own."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.errors import SourceError
+from trtkit.sources.checkpoint import StoredArray
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from trtkit.arrays import Array
+
+
+@dataclass(frozen=True)
+class Stack:
+    """An array [E, out, in] or [E, out] of all experts of a layer. name: how it ends.
+
+    parts: what an expert's rows are, in turn, by their own names with `{e}`. is_interleaved: rows of the parts take
+    turns; otherwise one part follows the other. is_in_out: an expert's matrix is stored as [in, out].
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    is_interleaved: bool = False
+    is_in_out: bool = False
+
+
+def _stacks(prefix: str, gate_up: str, down: str) -> tuple[Stack, ...]:
+    """Return the two arrays of gated experts without biases, gates before ups."""
+    expert = f"{prefix}.experts.{{e}}."
+    both = (f"{expert}gate_proj.weight", f"{expert}up_proj.weight")
+    return Stack(f"{prefix}.{gate_up}", both), Stack(f"{prefix}.{down}", (f"{expert}down_proj.weight",))
+
+
+GATE_UP = ("mlp.experts.{e}.gate_proj.weight", "mlp.experts.{e}.up_proj.weight")
+LLAMA4_GATE_UP = ("feed_forward.experts.{e}.gate_proj.weight", "feed_forward.experts.{e}.up_proj.weight")
+GATE_UP_BIASES = ("mlp.experts.{e}.gate_proj.bias", "mlp.experts.{e}.up_proj.bias")
+# As transformers 5 holds experts in memory.
+_MODULES = _stacks("mlp", "experts.gate_up_proj", "experts.down_proj")
+_GRANITE = _stacks("block_sparse_moe", "input_linear.weight", "output_linear.weight")
+_STACKS = {
+    "gemma4_text": (
+        Stack("experts.gate_up_proj", ("experts.{e}.gate_proj.weight", "experts.{e}.up_proj.weight")),
+        Stack("experts.down_proj", ("experts.{e}.down_proj.weight",)),
+    ),
+    "granitemoe": _GRANITE,
+    "granitemoehybrid": _GRANITE,
+    "granitemoeshared": _GRANITE,
+    "granitemoe_swa": _stacks("block_sparse_moe", "experts.gate_up_proj", "experts.down_proj"),
+    "llama4_text": (
+        Stack("feed_forward.experts.gate_up_proj", LLAMA4_GATE_UP, is_in_out=True),
+        Stack("feed_forward.experts.down_proj", ("feed_forward.experts.{e}.down_proj.weight",), is_in_out=True),
+    ),
+    "gpt_oss": (
+        Stack("mlp.experts.gate_up_proj", GATE_UP, is_interleaved=True, is_in_out=True),
+        Stack("mlp.experts.gate_up_proj_bias", GATE_UP_BIASES, is_interleaved=True),
+        Stack("mlp.experts.down_proj", ("mlp.experts.{e}.down_proj.weight",), is_in_out=True),
+        Stack("mlp.experts.down_proj_bias", ("mlp.experts.{e}.down_proj.bias",)),
+    ),
+}
+
+
+# How names begin in files, and in memory.
+_PREFIXES = {"nemotron_h": ("backbone.", "model.")}
+
+
+def memory_name(name: str, model_type: str) -> str:
+    """Return what transformers calls a weight of a file in memory."""
+    stored, prefix = _PREFIXES.get(model_type, ("", ""))
+    return prefix + name.removeprefix(stored) if stored and name.startswith(stored) else name
+
+
+def unstack_experts(arrays: Mapping[str, StoredArray], model_type: str) -> dict[str, StoredArray]:
+    """Return arrays by name, with those of all experts as one for each. Raises SourceError for shapes that do not fit.
+
+    Names begin as transformers has them in memory. `mlp.experts.gate_up_proj` [E, 2F, D] becomes
+    `mlp.experts.0.gate_proj.weight` [F, D] and so on.
+    """
+    unstacked: dict[str, StoredArray] = {}
+    for stored_name, array in arrays.items():
+        name = memory_name(stored_name, model_type)
+        stack = next((each for each in _STACKS.get(model_type, _MODULES) if name.endswith(f".{each.name}")), None)
+        unstacked |= {name: array} if stack is None else dict(_experts(name, array, stack))
+    return unstacked
+
+
+def stack_experts(arrays: Mapping[str, Array], model_type: str) -> dict[str, Array]:
+    """Return arrays as the family's checkpoints have them: the reverse of `unstack_experts`."""
+    stacked = dict(arrays)
+    for stack in _STACKS.get(model_type, ()):
+        matched = re.compile(r"(.*\.)" + re.escape(stack.parts[0]).replace(r"\{e\}", "0"))
+        for start in [match[1] for name in arrays if (match := matched.fullmatch(name)) and name in stacked]:
+            stacked[start + stack.name] = _joined(stacked, start, stack)
+    return stacked
+
+
+def _experts(name: str, array: StoredArray, stack: Stack) -> Iterator[tuple[str, StoredArray]]:
+    """Yield the arrays of each expert."""
+    start, parts = name.removesuffix(stack.name), len(stack.parts)
+    shape = (array.shape[0], *array.shape[:0:-1]) if stack.is_in_out else array.shape
+    if len(shape) not in (2, 3) or shape[1] % parts:
+        raise SourceError(f"`{name}` has shape {list(array.shape)}; expected one array for each expert")
+    for expert in range(shape[0]):
+        for index, part in enumerate(stack.parts):
+            own = (shape[1] // parts, *shape[2:])
+            yield start + part.format(e=expert), StoredArray(own, _Part(array, stack, expert, index))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Reads one part of one expert's array out of that of all."""
+
+    array: StoredArray
+    stack: Stack
+    expert: int
+    index: int
+
+    def __call__(self) -> Array:
+        whole: Array = self.array.read()[self.expert]
+        whole = whole.T if self.stack.is_in_out else whole
+        count = len(self.stack.parts)
+        if self.stack.is_interleaved:
+            return np.ascontiguousarray(whole[self.index :: count])
+        size = len(whole) // count
+        return np.ascontiguousarray(whole[self.index * size : (self.index + 1) * size])
+
+
+def _joined(arrays: dict[str, Array], start: str, stack: Stack) -> Array:
+    """Take the arrays of all experts out of `arrays`, and return them as one."""
+    experts: list[Array] = []
+    first = start + stack.parts[0]
+    while first.format(e=len(experts)) in arrays:
+        parts = [np.asarray(arrays.pop(start + part.format(e=len(experts)))) for part in stack.parts]
+        whole = np.stack(parts, 1).reshape(-1, *parts[0].shape[1:]) if stack.is_interleaved else np.concatenate(parts)
+        experts.append(whole.T if stack.is_in_out else whole)
+    return np.stack(experts)
