@@ -1,17 +1,29 @@
-"""What Gemma 3n and 4 share: caches that later layers read, vectors of each layer's own, and their names."""
+"""What Gemma families share: soft caps, caches that later layers read, vectors of each layer's own, and their names."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.models.names import SANDWICH_NORMS
+from trtkit.models.names import SANDWICH_NORMS, llama_names
+from trtkit.models.parts import (
+    biased_attention_part,
+    decoder_part,
+    gemma_mlp_part,
+    gemma_norm_part,
+    layers_part,
+    sliding_windows,
+)
 from trtkit.models.per_layer import PerLayerSpec
+from trtkit.models.rope import rope_spec
+from trtkit.models.spec import BlockSpec, EmbeddingSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from trtkit.models.hf_config import HfConfig
+    from trtkit.models.spec import DecoderSpec
 
 OUTSIDE = {
     "per_layer_table": "model.embed_tokens_per_layer",
@@ -24,6 +36,27 @@ INSIDE = {
     "per_layer.down": "per_layer_projection",
     "per_layer.norm": "post_per_layer_input_norm",
 }
+
+
+def soft_capped_part(config: HfConfig, norms: Mapping[str, str]) -> DecoderSpec:
+    """Return Gemma 2 or VaultGemma, whose layers have these norms, by their names in checkpoints."""
+    norm = gemma_norm_part(config)
+    attention = replace(
+        biased_attention_part(config),
+        scale=float(config.need("query_pre_attn_scalar")) ** -0.5,
+        softcap=config.get("attn_logit_softcapping"),
+    )
+    count = int(config.need("num_hidden_layers"))
+    types = ["full_attention" if index % 2 else "sliding_attention" for index in range(count)]
+    rope, windows = rope_spec(config, attention.head_dim), sliding_windows(config, types)
+    layers = layers_part(config, attention, gemma_mlp_part(config), rope, windows)
+    model = decoder_part(config, layers, norm, llama_names({}, norms))
+    return replace(
+        model,
+        block=BlockSpec(norm, tuple(norms)),
+        head=replace(model.head, softcap=config.get("final_logit_softcapping")),
+        embedding=EmbeddingSpec(scale=model.hidden_size**0.5),
+    )
 
 
 def cache_sources(config: HfConfig, types: Sequence[str]) -> list[int | None]:

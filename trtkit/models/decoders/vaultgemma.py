@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.models.decoders.gemma2 import soft_capped_part
+from trtkit.models.gemma_parts import soft_capped_part
 from trtkit.models.names import SANDWICH_NORMS
 
 if TYPE_CHECKING:
