@@ -16,6 +16,7 @@ from transformers import (
     AutoImageProcessor,
     AutoModelForImageTextToText,
     CLIPImageProcessorPil,
+    Gemma3ImageProcessorPil,
     GotOcr2ImageProcessorPil,
     Idefics3ImageProcessorPil,
     Qwen2VLImageProcessorPil,
@@ -38,10 +39,12 @@ LENGTH = 160
 """Tokens that a slot holds."""
 MAX_PREFILL = 32
 IMAGE_TEXTS = {"llava": "<image>", "smolvlm": "<image>", "idefics3": "<image>", "internvl": "<IMG_CONTEXT>"}
+IMAGE_TEXTS |= {"gemma3": "<start_of_image>"}
 QWEN_IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 TILES = [f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)]
 SPECIAL = ["<image>", "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"]
 SPECIAL += ["<fake_token_around_image>", "<global-img>", *TILES, "<img>", "<IMG_CONTEXT>", "</img>"]
+SPECIAL += ["<start_of_image>", "<end_of_image>", "<image_soft_token>"]
 TEMPLATE = """\
 {%- for message in messages %}<|im_start|>{{ message['role'] + '\n' }}
 {%- for part in message['content'] %}{% if part['type'] == 'image' %}IMAGE{% else %}{{ part['text'] }}{% endif %}
@@ -61,9 +64,13 @@ TEXT = {
 }
 LLAMA = {"model_type": "llama", **TEXT}
 MROPE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 3]}
+GEMMA_ODD = {"layer_types": None, "sliding_window_pattern": 2, "sliding_window": 64, "num_key_value_heads": 1}
+GEMMA_ODD |= {"attention_bias": True, "hidden_activation": "silu"}
 TOWER = {"hidden_size": 42, "intermediate_size": 52, "num_hidden_layers": 2, "num_attention_heads": 3}
 CLIP = {"model_type": "clip_vision_model", **TOWER, "image_size": 30, "patch_size": 6}
 SIGLIP = {"model_type": "siglip_vision_model", **TOWER, "num_hidden_layers": 3, "image_size": 28, "patch_size": 7}
+GEMMA = {"model_type": "gemma3_text", **TEXT, "head_dim": 10, "num_hidden_layers": 3, "sliding_window": 5}
+GEMMA |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "query_pre_attn_scalar": 17}
 QWEN = {"in_channels": 3, "patch_size": 4, "num_heads": 3, "depth": 2}
 PATCHES = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 64 * 24}}
 CROPPED = {"size": {"height": 28, "width": 28}, "min_patches": 1, "max_patches": 6}
@@ -115,6 +122,8 @@ def vlms() -> list[Vlm]:
             GotOcr2ImageProcessorPil(**CROPPED),
             LLAMA,
         ),
+        Vlm("gemma3", "gemma3", _pooled(30, 6, 4), _pictures(30), GEMMA),
+        Vlm("gemma3-odd", "gemma3", _pooled(35, 5, 9), _pictures(35), GEMMA | GEMMA_ODD),
         Vlm("qwen2-vl", "qwen2_vl", {"vision_config": qwen}, patches, mrope),
         Vlm("qwen2.5-vl", "qwen2_5_vl", {"vision_config": qwen_2_5}, patches, mrope),
     ]
@@ -123,6 +132,16 @@ def vlms() -> list[Vlm]:
 def _tiled() -> dict[str, Any]:
     """Return what Idefics3 and SmolVLM are configured by: tiles of 16 patches, which become 4 tokens."""
     return {"vision_config": {**TOWER, "image_size": 28, "patch_size": 7}, "scale_factor": 2}
+
+
+def _pooled(size: int, patch: int, tokens: int) -> dict[str, Any]:
+    """Return what Gemma 3 is configured by: pictures whose patches are pooled into `tokens`."""
+    return {"vision_config": {**SIGLIP, "image_size": size, "patch_size": patch}, "mm_tokens_per_image": tokens}
+
+
+def _pictures(size: int) -> Gemma3ImageProcessorPil:
+    """Return the processor of square pictures, whole ones."""
+    return Gemma3ImageProcessorPil(size={"height": size, "width": size}, do_pan_and_scan=False)
 
 
 def _cropped(**more: Any) -> dict[str, Any]:
@@ -149,7 +168,12 @@ def model_of(vlm: Vlm) -> Any:
     hf = tokenizer(vlm).hf
     text = {**vlm.text, "vocab_size": len(hf), "eos_token_id": hf.eos_token_id}
     name = "<|image_pad|>" if vlm.model_type.startswith("qwen") else IMAGE_TEXTS[vlm.model_type]
-    ids = {"image_token_id": hf.convert_tokens_to_ids(name), "tie_word_embeddings": vlm.name == "smolvlm"}
+    is_tied = vlm.name in ("smolvlm", "gemma3")
+    ids = {"image_token_id": hf.convert_tokens_to_ids(name), "tie_word_embeddings": is_tied}
+    if vlm.model_type == "gemma3":
+        names = {"image_token_index": SPECIAL[-1], "boi_token_index": SPECIAL[-3], "eoi_token_index": SPECIAL[-2]}
+        text["tie_word_embeddings"] = is_tied
+        ids = {key: hf.convert_tokens_to_ids(token) for key, token in names.items()} | {"tie_word_embeddings": is_tied}
     if vlm.model_type.startswith("qwen"):
         names = {
             "video_token_id": "<|video_pad|>",
@@ -202,6 +226,7 @@ class Reference:
 
     def __init__(self, vlm: Vlm) -> None:
         self.model, self._folder = model_of(vlm), folder_of(vlm)
+        self._is_gemma = vlm.model_type == "gemma3"
         self._is_tiled, self._is_qwen = "scale_factor" in vlm.config, vlm.model_type.startswith("qwen")
 
     def images(self, images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
@@ -211,7 +236,7 @@ class Reference:
         processor = AutoImageProcessor.from_pretrained(self._folder, backend="pil")
         crops = {"crop_to_patches": True} if self.model.config.model_type == "internvl" else {}
         processed = processor([list(images)] if self._is_tiled else list(images), return_tensors="pt", **crops)
-        return {name: processed[name] for name in processed if name not in ("rows", "cols", "num_patches")}
+        return {name: processed[name] for name in processed if name not in ("rows", "cols", "num_patches", "num_crops")}
 
     def features(self, images: Sequence[Image.Image]) -> torch.Tensor:
         """Return the vision tower's soft tokens [P, D]."""
@@ -238,4 +263,6 @@ class Reference:
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), **self.images(images)}
         if self._is_qwen:
             inputs["mm_token_type_ids"] = (tokens == self.model.config.image_token_id).int()
+        if self._is_gemma:
+            inputs["token_type_ids"] = (tokens == self.model.config.image_token_id).int()
         return inputs

@@ -12,7 +12,7 @@ from trtkit.models.hybrids.registry import HYBRIDS, TEXT_ENCODERS, HybridOptions
 from trtkit.models.hybrids.text_encoder import EMBEDDING
 from trtkit.models.model import AUDIO, LLM, VISION, Model, Part, Stage
 from trtkit.models.registry import FAMILIES, LISTENERS, is_language_model, unsupported_family
-from trtkit.models.vision_language.registry import VISION_LANGUAGE
+from trtkit.models.vision_language.registry import VISION_LANGUAGE, image_traits
 from trtkit.sources.huggingface.preprocessing import folder_preprocess, folder_task
 from trtkit.sources.huggingface.text import folder_pooling
 from trtkit.sources.huggingface.vision import folder_image_size
@@ -50,7 +50,7 @@ def resolve(config: ModelConfig) -> Model:
     if not fields:  # whoever reads the folder says what it lacks
         return _one_part(config) if config.llm is None else _decoder(config)
     if config.llm is not None or model_type in FAMILIES or model_type in VISION_LANGUAGE:
-        return _language_model(config, model_type)
+        return _language_model(config, fields, model_type)
     if model_type in TEXT_ENCODERS:
         return _with_text_task(_checked(_TEXT, _hybrid(config)))
     if is_language_model(fields):
@@ -111,7 +111,7 @@ def _decoder_stage(name: str) -> Stage:
     return Stage(name, (Part("decoder", "network"),), "decoder")
 
 
-def _language_model(config: ModelConfig, model_type: str) -> Model:
+def _language_model(config: ModelConfig, fields: Fields, model_type: str) -> Model:
     """Return a language model, with the vision tower that its family has if the config does not switch it off."""
     if model_type in LISTENERS:
         encoder = Stage(AUDIO, (Part("encoder", "onnx"),), "parser")
@@ -121,7 +121,8 @@ def _language_model(config: ModelConfig, model_type: str) -> Model:
     if config.vision is not None and not config.vision.enabled:
         return _checked(_LANGUAGE, _decoder(config), {"vision"})
     tower = Stage(VISION, (Part("tower", "onnx"),), "parser")
-    return _checked(_VISION_LANGUAGE, Model(config, "tokens", (tower, _decoder_stage(LLM))))
+    stages = (tower, _decoder_stage(LLM))
+    return _checked(_VISION_LANGUAGE, Model(config, "tokens", stages, images=image_traits(fields)))
 
 
 def _hybrid(config: ModelConfig) -> Model:

@@ -47,6 +47,7 @@ VARIANTS = [
     ),
 ]
 REFUSED = [
+    ("gemma3_text", {"attn_logit_softcapping": 5.0}, "`attn_logit_softcapping` is `5.0`"),
     ("gemma4_text", {"use_bidirectional_attention": "all"}, "is `all`, only `vision` is supported"),
     ("gemma4_text", {"vocab_size_per_layer_input": 5}, "is 5, less than the vocabulary of 262144"),
     ("gemma4_text", {"enable_moe_block": True}, "`enable_moe_block` is set, and `num_experts` is missing"),

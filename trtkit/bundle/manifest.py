@@ -154,15 +154,16 @@ class StageRecord(StrictModel):
 class ImagesRecord(StrictModel):
     """How the soft tokens of the stage `vision` stand in a language model's prompt.
 
-    layout: an image is one picture, several tiles or crops, or as many patches as it has. image_token_id: the
-    placeholder of a soft token. tokens_per_image: of a picture or a tile; 0 where the size decides, by groups of
-    merge_size squared patches. pixel_shape: of the tower's first input without its first axis, -1 for dynamic
-    sizes. window_size: tokens on the side of an attention window, 0 for none. has_grid_positions: M-RoPE.
-    max_images, max_tokens: of one call.
+    layout: an image is one picture, one between the tokens of `frame`, several tiles or crops, or as many patches as it
+    has. image_token_id: the placeholder of a soft token. tokens_per_image: of a picture or a tile; 0 where the size
+    decides, by groups of merge_size squared patches. pixel_shape: of the tower's first input without its first axis, -1
+    for dynamic sizes. window_size: tokens on the side of an attention window, 0 for none. has_grid_positions: M-RoPE.
+    max_images, max_tokens: of one call. max_block: tokens of neighbouring images, which see each other and are computed
+    in one call; 0 if tokens see earlier ones only.
     """
 
     model_type: str
-    layout: Literal["image", "tiles", "crops", "patches"]
+    layout: Literal["image", "framed", "tiles", "crops", "patches"]
     image_token_id: int
     tokens_per_image: int
     pixel_shape: tuple[int, ...]
@@ -171,6 +172,8 @@ class ImagesRecord(StrictModel):
     has_grid_positions: bool
     max_images: int
     max_tokens: int
+    max_block: int = 0
+    frame: tuple[int, int] | None = None
 
 
 class AudioRecord(StrictModel):

@@ -165,6 +165,7 @@ def network_options(model: Model, logits: Literal["all", "last"] | None = None) 
         has_embeds_input=takes_embeddings(model),
         has_hidden_states=options.hidden_states,
         has_kv_window=options.kv_window == "used",
+        has_visible_lengths=model.images is not None and model.images.has_whole_images,
         has_chosen_experts=options.experts == "chosen",
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.bundle.manifest import ImagesRecord
 from trtkit.config.quantize import QuantizeOptions, whole
 from trtkit.config.schema import InputSpec, LlmOptions, ModelConfig, Source, TorchSource, VisionOptions
-from trtkit.errors import Problem, ProblemsError, SourceError, reader
+from trtkit.errors import ConfigError, Problem, ProblemsError, SourceError, reader
 from trtkit.models.model import VISION
 from trtkit.models.vision_language.registry import vision_spec
 from trtkit.models.vision_language.spec import VisionLimits
@@ -49,9 +49,11 @@ def _open_vision(folder: Path, config: ModelConfig) -> OpenedVision:
         what = "`preprocessor_config.json` is missing, which defines the image preprocessing"
         raise SourceError(what, str(folder), "copy the complete folder, or set `vision.enabled=false` for text only")
     fields, options = whole_config(folder), config.vision or VisionOptions()
-    limits = VisionLimits(options.max_images, options.max_tokens or _most_tokens(folder, fields, config))
+    prefill = (config.llm or LlmOptions()).max_prefill_length
+    limits = VisionLimits(options.max_images, options.max_tokens or _most_tokens(folder, fields, config), prefill)
     spec = vision_spec(fields, limits, str(folder / "config.json"))
     _check(spec, fields, folder)
+    _check_blocks(spec, limits)
     return OpenedVision(spec, limits, _tower_config(config, spec, limits, folder), folder)
 
 
@@ -70,6 +72,8 @@ def images_record(opened: OpenedVision) -> ImagesRecord:
         has_grid_positions=spec.has_grid_positions,
         max_images=opened.limits.images,
         max_tokens=opened.limits.tokens,
+        max_block=opened.limits.prefill if spec.traits.has_whole_images else 0,
+        frame=spec.frame,
     )
 
 
@@ -132,3 +136,12 @@ def _check(spec: VisionSpec, fields: dict[str, Any], folder: Path) -> None:
         problems.append(Problem(what, where))
     if problems:
         raise ProblemsError(f"the parts of `{spec.model_type}` do not fit together", problems)
+
+
+def _check_blocks(spec: VisionSpec, limits: VisionLimits) -> None:
+    """Raise ConfigError where a call of the language model cannot hold an image whose tokens see each other."""
+    tokens = spec.tokens_per_image
+    if spec.traits.has_whole_images and tokens > limits.prefill:
+        what = f"{limits.prefill} is below the {tokens} tokens of an image, which see each other"
+        problem = Problem(what, "llm.max_prefill_length", f"raise it to {tokens} or more")
+        raise ConfigError("the config does not fit its source", [problem])

@@ -45,7 +45,7 @@ class ImageForm:
     max_tokens: of an image that is cut into patches.
     """
 
-    layout: Literal["image", "tiles", "crops", "patches"]
+    layout: Literal["image", "framed", "tiles", "crops", "patches"]
     pixels: tuple[Any, ...]
     tokens_per_image: int
     merge_size: int
@@ -62,7 +62,13 @@ class ImageReader:
     def __init__(self, form: ImageForm, folder: Path) -> None:
         self._form, self._processor = form, _processor(folder)
         _check_sizes(self._processor, MAX_PIXELS if form.layout == "patches" else MAX_EDGE, str(folder))
-        self._layouts = {"image": self._picture, "tiles": self._tiles, "crops": self._crops, "patches": self._patches}
+        self._layouts = {
+            "image": self._picture,
+            "framed": self._picture,
+            "tiles": self._tiles,
+            "crops": self._crops,
+            "patches": self._patches,
+        }
 
     def prepare(self, source: Any) -> PreparedImage:
         """Return an image, a path or a PIL image, as the tower takes it. Raises RequestError for what is none."""
@@ -79,6 +85,9 @@ class ImageReader:
 
     def _picture(self, image: Image.Image, where: str) -> PreparedImage:
         pixels = self._processor(images=[image], return_tensors="np")["pixel_values"]
+        if len(pixels) != 1:
+            what = f"the image processor cuts this image into {len(pixels)} pictures, and the model's prompt has one"
+            raise RequestError(what, where, "set `do_pan_and_scan: false` in preprocessor_config.json and build again")
         return self._of_pixels(pixels, where)
 
     def _tiles(self, image: Image.Image, where: str) -> PreparedImage:
@@ -101,7 +110,8 @@ class ImageReader:
         if pixels.shape[1:] != wanted:
             what = f"the image processor gives pixels {list(pixels.shape[1:])}, the vision tower takes {list(wanted)}"
             raise RequestError(what, where, "correct the size in preprocessor_config.json and build the bundle again")
-        return PreparedImage({"pixel_values": pixels}, len(pixels) * self._form.tokens_per_image, _key(pixels), tiles)
+        tokens = len(pixels) * self._form.tokens_per_image
+        return PreparedImage({"pixel_values": pixels}, tokens, array_key(pixels), tiles)
 
     def _patches(self, image: Image.Image, where: str) -> PreparedImage:
         processed = self._processor(images=[image], return_tensors="np")
@@ -119,7 +129,7 @@ class ImageReader:
         }
         if self._form.window_size:
             inputs["windows"] = _windows(grid, self._form.window_size).astype(np.int32)
-        return PreparedImage(inputs, tokens, _key(patches, np.array(grid)), grid=grid)
+        return PreparedImage(inputs, tokens, array_key(patches, np.array(grid)), grid=grid)
 
 
 def _by_token(rows: int, columns: int, merge: int) -> Array:
@@ -150,7 +160,7 @@ def _opened(source: Any) -> tuple[Image.Image, str]:
         raise RequestError(error.what, error.where, error.fix) from None
 
 
-def _key(*arrays: Array) -> int:
+def array_key(*arrays: Array) -> int:
     """Return a number that follows from the arrays' bytes and shapes."""
     digest = hashlib.blake2b(digest_size=8)
     for array in arrays:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from trtkit.config.schema import ModelConfig
     from trtkit.models.hybrids.spec import HybridSpec
+    from trtkit.models.vision_language.spec import ImageTraits
 
 Interface = Literal["arrays", "tokens"]
 PartKind = Literal["onnx", "network"]
@@ -49,17 +50,19 @@ class Model:
     interface: `arrays` takes and gives tensors, `tokens` is a decoder with caches.
     spec: the ports and seams of the parts; None for a model of one part, whose ports are known once it is read, and
         for language models.
+    images: what the images of a vision tower before a language model need of it; None if there is no tower.
     """
 
     config: ModelConfig
     interface: Interface
     stages: tuple[Stage, ...]
     spec: HybridSpec | None = None
+    images: ImageTraits | None = None
 
     @property
     def takes_images(self) -> bool:
         """Whether a vision tower stands before the language model."""
-        return self.interface == "tokens" and self.stages[0].name == VISION and len(self.stages) > 1
+        return self.images is not None
 
     @property
     def takes_audio(self) -> bool:

@@ -45,7 +45,8 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     `past_latent_<i>` [B, 1, T, H].
     `position_ids` are positions in the cache and determine causality. M-RoPE rotates by `rope_position_ids` [3, B, S]:
     time, height and width. `key_positions` [T'] is 0, 1, 2, ...: attention reads that many cached tokens of each slot,
-    at least the longest `kv_lengths`.
+    at least the longest `kv_lengths`. `visible_lengths` [B, S] replaces `position_ids` + 1, so that tokens of an image
+    see later ones of it, which are new in the same call.
     A pipeline stage after the first takes `previous_hidden_states` [B, S, D] in place of tokens; one before the last
     gives `next_hidden_states` in place of logits. What ranks of a stage share is joined by collectives among them, so
     that all have the same hidden states and logits.

@@ -44,7 +44,7 @@ class Scheduled:
 
     position_ids, kv_lengths: where a layer attends; position_ids also where positions are added to embeddings.
     rope_position_ids: where the model has M-RoPE. key_positions: where attention reads a part of the caches.
-    token_counts: where the model has recurrent states.
+    token_counts: where the model has recurrent states. visible_lengths: where tokens of an image see each other.
     """
 
     write_indices: Tensor
@@ -53,6 +53,7 @@ class Scheduled:
     rope_position_ids: Tensor | None = None
     key_positions: Tensor | None = None
     token_counts: Tensor | None = None
+    visible_lengths: Tensor | None = None
 
 
 def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -> Scheduled:
@@ -73,6 +74,7 @@ def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -
         scheduled("rope_position_ids", ids, Axis("rope_sections", 3), BATCH, NEW_TOKENS) if has_sections else None,
         scheduled("key_positions", INT32, Axis("kv_window")) if options.has_kv_window and attends else None,
         scheduled("token_counts", INT32, BATCH) if spec.states else None,
+        scheduled("visible_lengths", INT32, BATCH, NEW_TOKENS) if options.has_visible_lengths and attends else None,
     )
 
 
@@ -169,7 +171,7 @@ class LayerInputs:
             assert self._inputs.kv_lengths is not None
             ids = cast(self._position_ids, INT32)
             keys = self._key_positions(ids)
-            mask = causal_mask(ids, self._inputs.kv_lengths, keys, window)
+            mask = causal_mask(ids, self._inputs.kv_lengths, keys, window, self._inputs.visible_lengths)
             mask = mask if chunk is None else mask & chunk_mask(ids, keys, chunk)
             if alibi is not None:
                 slopes = alibi_slopes(heads)[share.of(heads)] * attention.alibi_scale

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import torch
 
@@ -22,6 +22,8 @@ class SoftTokens:
     places: [P], ascending positions in the prompt. vectors: [P, D], on the host. keys: [P], equal where vectors are,
     so that a cached beginning is shared with prompts of the same images only.
     rope_positions: [3, length], time, height and width of every token of the prompt; None for a model without M-RoPE.
+    ends: [P], ascending, for tokens of images that see each other: how many of the prompt's tokens each sees, all up to
+    the last one of its run of places. None if tokens see earlier ones only.
     encoded: what an encoder made of the request, by the input of the network that takes it; one key, at the first
     token, then says which request it was.
     """
@@ -30,6 +32,7 @@ class SoftTokens:
     vectors: torch.Tensor
     keys: Ints
     rope_positions: Ints | None = None
+    ends: Ints | None = None
     encoded: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -41,6 +44,18 @@ class SoftTokens:
         first, last = np.searchsorted(self.places, (start, stop)).tolist()
         return slice(first, last)
 
+    def whole(self, start: int, stop: int) -> int:
+        """Return where to end a piece of the prompt from `start`, at `stop` if no token in it sees one after it.
+
+        Otherwise it ends before those tokens, or after the last that they see if they are the first of the piece.
+        """
+        part = self.within(start, stop)
+        if self.ends is None or part.start == part.stop or self.ends[part.stop - 1] <= stop:
+            return stop
+        end = self.ends[part.stop - 1]
+        first = int(self.places[np.searchsorted(self.ends, end)])
+        return first if first > start else int(end)
+
     def rope_at(self, start: int, count: int) -> Ints | None:
         """Return M-RoPE's positions [3, count] from `start` on: behind the prompt all three go on from its largest."""
         if self.rope_positions is None:
@@ -50,6 +65,28 @@ class SoftTokens:
         first = int(self.rope_positions.max()) + 1 + max(start - length, 0)
         rest = first + np.arange(count - known.shape[1])
         return np.concatenate([known, np.broadcast_to(rest, (3, len(rest)))], 1)
+
+
+def run_ends(places: Ints) -> Ints:
+    """Return for each of ascending `places` [P] the position after the last one of its run of neighbours."""
+    last = np.append(np.diff(places) > 1, np.ones(min(len(places), 1), np.bool_))
+    ends: Ints = places[last][np.cumsum(last) - last] + 1
+    return ends
+
+
+def runs_of(values: Ints, ends: Ints) -> list[Ints]:
+    """Return `values` [P] by runs of neighbouring places, which `run_ends` tells apart."""
+    return np.split(values, np.flatnonzero(np.diff(ends)) + 1)
+
+
+def pieces(length: int, size: int, soft: SoftTokens | None) -> Iterator[slice]:
+    """Yield a prompt's pieces of `size` tokens, less or more where images are computed whole."""
+    start = 0
+    while start < length:
+        stop = min(start + size, length)
+        stop = stop if soft is None else soft.whole(start, stop)
+        yield slice(start, stop)
+        start = stop
 
 
 def shared_length(one: SoftTokens | None, other: SoftTokens | None) -> int | None:

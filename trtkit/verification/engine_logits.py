@@ -11,6 +11,7 @@ from trtkit.runtime import device as devices
 from trtkit.runtime.decoder import ReferenceDecoder
 from trtkit.runtime.decoder.engine import EngineDecoder
 from trtkit.runtime.decoder.plan import DecoderPlan
+from trtkit.runtime.soft_tokens import pieces
 from trtkit.verification.compare import worst
 from trtkit.verification.logits import compare_rows
 from trtkit.verification.report import EngineOutputs
@@ -72,7 +73,7 @@ def _logits(
     """Yield logits [S, V] of both, of each chunk of a prompt and each token after it."""
     for stepper in steppers:
         stepper.reset(1, soft)
-    chunks = [list(ids[start : start + most]) for start in range(0, len(ids), most)]
+    chunks = [list(ids[part]) for part in pieces(len(ids), most, soft)]
     for _ in range(_NEW_TOKENS):
         for chunk in chunks:
             ours, theirs = (stepper.step([chunk])[0].cpu() for stepper in steppers)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trtkit.jobs.events import Phase
+from trtkit.runtime.soft_tokens import pieces
 from trtkit.verification.engine_logits import compare_engine
 from trtkit.verification.job import corner
 from trtkit.verification.logits import LogitsCompared, compare_rows
@@ -131,8 +132,8 @@ def prompt_logits(stepper: Stepper, sample: MediaSample, chunk: int | None = Non
 
     size = chunk or len(sample.ids)
     stepper.reset(1, sample.soft)
-    parts = (sample.ids[start : start + size] for start in range(0, len(sample.ids), size))
-    return torch.cat([stepper.step([part])[0] for part in parts])
+    parts = pieces(len(sample.ids), size, sample.soft)
+    return torch.cat([stepper.step([sample.ids[part]])[0] for part in parts])
 
 
 def _encoded(verifier: MediaVerifier, samples: Sequence[MediaSample]) -> Output:

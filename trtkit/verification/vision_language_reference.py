@@ -65,7 +65,7 @@ class VisionLanguageReference:
         is_tiled, is_cropped = hasattr(self.model.config, "scale_factor"), self.model.config.model_type == "internvl"
         crops = {"crop_to_patches": True} if is_cropped else {}
         processed = self._processor([list(images)] if is_tiled else list(images), return_tensors="pt", **crops)
-        return {name: processed[name] for name in processed if name not in ("rows", "cols", "num_patches")}
+        return {name: processed[name] for name in processed if name not in ("rows", "cols", "num_patches", "num_crops")}
 
     def _inputs(self, ids: Sequence[int], images: Sequence[Image.Image]) -> dict[str, Any]:
         import torch
@@ -74,4 +74,6 @@ class VisionLanguageReference:
         inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), **self._images(images)}
         if "image_grid_thw" in inputs:
             inputs["mm_token_type_ids"] = (tokens == self.model.config.image_token_id).int()
+        if self.model.config.model_type == "gemma3":
+            inputs["token_type_ids"] = (tokens == self.model.config.image_token_id).int()
         return inputs

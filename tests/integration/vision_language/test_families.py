@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 SIZES = {"square": (30, 30), "wide": (90, 33), "high": (21, 64), "small": (9, 11)}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 TOLERANCE = 2e-5
-families = pytest.mark.parametrize("vlm", VLMS.values(), ids=str)
+VARIANTS = {"gemma3-odd"}
+families = pytest.mark.parametrize(
+    "vlm",
+    [
+        pytest.param(each, marks=pytest.mark.slow if each.name in VARIANTS else (), id=each.name)
+        for each in VLMS.values()
+    ],
+)
 
 
 @cache
@@ -138,6 +145,7 @@ def test_a_bundle_holds_both_engines_and_what_runs_them(vlm: Vlm) -> None:
     assert decoder is not None
     assert decoder.embeddings is not None
     names = {tensor.name for tensor in bundle.manifest.inputs}
+    assert ("visible_lengths" in names) == (vlm.model_type == "gemma3")
     assert ("rope_position_ids" in names) == vision.has_grid_positions == vlm.model_type.startswith("qwen")
     assert "input_ids" not in names
     assert (folder_of(vlm) / "preprocessor_config.json").read_bytes() == (

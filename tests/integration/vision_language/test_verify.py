@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     Run = Callable[..., Ran]
     Refuses = Callable[..., str]
 
-some = pytest.mark.parametrize("vlm", [VLMS["llava"], VLMS["smolvlm"], VLMS["internvl"], VLMS["qwen2.5-vl"]], ids=str)
+NAMES = ("llava", "smolvlm", "internvl", "gemma3", "qwen2.5-vl")
+some = pytest.mark.parametrize("vlm", [VLMS[name] for name in NAMES], ids=str)
 
 
 def copied(vlm: Vlm, folder: Path) -> Path:

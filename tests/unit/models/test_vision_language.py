@@ -192,7 +192,7 @@ def test_language_models_of_published_models(
 def test_a_family_that_is_not_known() -> None:
     with pytest.raises(SourceError) as caught:
         vision_spec({"model_type": "owl"}, LIMITS)
-    known = "idefics3, internvl, llava, qwen2_5_vl, qwen2_vl, smolvlm"
+    known = "gemma3, idefics3, internvl, llava, qwen2_5_vl, qwen2_vl, smolvlm"
     assert str(caught.value) == f"config.json: `owl` is not a vision-language family\nfix: known: {known}"
 
 

@@ -42,8 +42,9 @@ DEFAULTS = {
 def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
     norm = gemma_norm_part(config)
-    scale, softcap = float(config.need("query_pre_attn_scalar")) ** -0.5, config.get("attn_logit_softcapping")
-    attention = replace(biased_attention_part(config), scale=scale, softcap=softcap, norm=norm, qk_norm="head")
+    config.refuse("attn_logit_softcapping")  # transformers does not apply it
+    scale = float(config.need("query_pre_attn_scalar")) ** -0.5
+    attention = replace(biased_attention_part(config), scale=scale, norm=norm, qk_norm="head")
     types = alternating_types(config, int(config.need("sliding_window_pattern")))
     windows = sliding_windows(config, types)
     ropes = ropes_by_layer_type(config, attention.head_dim, types)

@@ -6,12 +6,16 @@ import importlib
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
+from trtkit.models.vision_language.spec import ImageTraits
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from trtkit.models.vision_language.spec import Fields, VisionLimits, VisionSpec
 
 # `model_type` -> module in `trtkit.models.vision_language`.
 VISION_LANGUAGE = {
+    "gemma3": "gemma3",
     "idefics3": "idefics3",
     "internvl": "internvl",
     "llava": "llava",
@@ -30,6 +34,16 @@ def vision_spec(fields: Fields, limits: VisionLimits, where: str = "config.json"
     if model_type not in VISION_LANGUAGE:
         known = f"known: {', '.join(VISION_LANGUAGE)}"
         raise SourceError(f"`{model_type}` is not a vision-language family", where, known)
-    family = importlib.import_module(f"trtkit.models.vision_language.{VISION_LANGUAGE[model_type]}")
-    spec: VisionSpec = family.spec(fields, limits, where)
+    spec: VisionSpec = _family(model_type).spec(fields, limits, where)
     return spec
+
+
+def image_traits(fields: Fields) -> ImageTraits:
+    """Return what the images of a vision-language model need of its language model. fields: of its config.json."""
+    find = getattr(_family(str(fields["model_type"])), "traits", None)
+    traits: ImageTraits = ImageTraits() if find is None else find(fields)
+    return traits
+
+
+def _family(model_type: str) -> ModuleType:
+    return importlib.import_module(f"trtkit.models.vision_language.{VISION_LANGUAGE[model_type]}")

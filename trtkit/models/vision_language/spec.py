@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Layout = Literal["image", "tiles", "crops", "patches"]
+Layout = Literal["image", "framed", "tiles", "crops", "patches"]
 Dim = int | str
 Fields = dict[str, Any]
 """Of a whole config.json, those of its parts too."""
@@ -24,10 +24,24 @@ class VisionInput:
 
 @dataclass(frozen=True)
 class VisionLimits:
-    """What one call of the tower takes at most: images (or tiles of one), and tokens of an image cut into patches."""
+    """What one call of the tower takes at most: images (or tiles of one), and tokens of an image cut into patches.
+
+    prefill: new tokens of a sequence in one call of the language model.
+    """
 
     images: int
     tokens: int
+    prefill: int = 0
+
+
+@dataclass(frozen=True)
+class ImageTraits:
+    """What a family's images need of its language model's network.
+
+    has_whole_images: tokens of an image see each other in both directions, so a call computes all of them.
+    """
+
+    has_whole_images: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,13 +49,15 @@ class VisionSpec:
     """A vision tower with its projector, which gives `soft_tokens` of the language model's hidden size.
 
     module: `package.module:class` in torch, called with the model's `folder` and `arguments`.
-    layout: an image is one picture of one size (`image`), several tiles of one size with texts that name them
-        (`tiles`), several crops of one size in a row (`crops`), or as many patches as it has (`patches`), in groups
-        of `merge_size` x `merge_size` that become one token.
+    layout: an image is one picture of one size (`image`), the same between the two tokens of `frame`, on lines of its
+        own (`framed`), several tiles of one size with texts that name them (`tiles`), several crops of one size in a
+        row (`crops`), or as many patches as it has (`patches`), in groups of `merge_size` x `merge_size` that become
+        one token.
     tokens_per_image: of one picture or tile; 0 where it depends on the image's size.
     image_token_id: the placeholder; each soft token stands in the place of one.
     window_size: side, in tokens, of the windows that attention keeps to; 0 where there are none.
     has_grid_positions: tokens of an image turn by time, height and width (M-RoPE).
+    frame: tokens before and after an image; the first one stands for it in a prompt.
     """
 
     model_type: str
@@ -54,6 +70,8 @@ class VisionSpec:
     merge_size: int = 1
     window_size: int = 0
     has_grid_positions: bool = False
+    frame: tuple[int, int] | None = None
+    traits: ImageTraits = ImageTraits()
     arguments: Mapping[str, Any] | None = None
 
     @property

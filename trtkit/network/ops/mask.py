@@ -32,18 +32,26 @@ def appended_positions(position_ids: Tensor, write_indices: Tensor, cached: Tens
         return concat([held, unsqueeze(position_ids, 1, 2)], axis=-1)
 
 
-def causal_mask(position_ids: Tensor, kv_lengths: Tensor, keys: Tensor | int, window: int | None = None) -> Tensor:
+def causal_mask(
+    position_ids: Tensor,
+    kv_lengths: Tensor,
+    keys: Tensor | int,
+    window: int | None = None,
+    visible_lengths: Tensor | None = None,
+) -> Tensor:
     """Return true where a token may attend: position_ids [B, S], kv_lengths [B] -> [B, 1, S, keys].
 
     A token sees keys up to its own position, only the last `window` if set, and none beyond the slot's length.
 
-    keys: their positions, or the length of a cache.
+    keys: their positions, or the length of a cache. visible_lengths: [B, S], how many keys each token
+    sees in place of those up to its own position.
     """
     graph = position_ids.graph
     with graph.scope("sliding_mask" if window else "causal_mask"):
         columns = cached_positions(graph, keys) if isinstance(keys, int) else keys
         rows = unsqueeze(position_ids, 1, 3)
-        allowed = (columns < rows + 1) & (columns < unsqueeze(kv_lengths, 1, 2, 3))
+        ends = rows + 1 if visible_lengths is None else unsqueeze(visible_lengths, 1, 3)
+        allowed = (columns < ends) & (columns < unsqueeze(kv_lengths, 1, 2, 3))
         return allowed & (columns > rows - window) if window else allowed
 
 

@@ -78,6 +78,23 @@ class Call:
             ids[:, row] = ids[:, row] if own is None else own
         return ids
 
+    def visible_lengths(self) -> np.ndarray:
+        """Return how many cached tokens each new token sees [R, S] as int32; in an image, all of it.
+
+        Raises ExecutionError if a row's tokens end within an image whose tokens see each other.
+        """
+        lengths = np.array(self.starts[:, None] + np.arange(1, self.ids.shape[1] + 1), np.int32)
+        for row, soft in self.soft_rows():
+            start = int(self.starts[row])
+            part = soft.within(start, start + int(self.counts[row]))
+            if soft.ends is None or part.start == part.stop:
+                continue
+            if soft.ends[part.stop - 1] > start + self.counts[row]:
+                what = "a call ends within an image whose tokens see each other"
+                raise ExecutionError(what, f"slot {self.first_slot + row}", "give all tokens of the image in one call")
+            lengths[row, soft.places[part] - start] = soft.ends[part]
+        return lengths
+
     def soft_rows(self) -> Iterator[tuple[int, SoftTokens]]:
         """Yield each row whose prompt has vectors, with them."""
         for row in range(len(self.starts)) if self.soft else ():

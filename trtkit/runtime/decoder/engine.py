@@ -181,6 +181,8 @@ class EngineDecoder:
             feed = {name: torch.from_numpy(value) for name, value in call.feed().items() if name in self._inputs}
         if "rope_position_ids" in self._inputs:
             feed["rope_position_ids"] = torch.from_numpy(call.rope_position_ids())
+        if "visible_lengths" in self._inputs:
+            feed["visible_lengths"] = torch.from_numpy(call.visible_lengths())
         if self._embeddings is not None:
             feed["inputs_embeds"] = self._embeddings.inputs(call)
         if call.hidden is not None:

@@ -88,6 +88,8 @@ class ReferenceDecoder:
             feed["key_positions"] = torch.arange(call.window(self.max_length), dtype=torch.int32)
         if "rope_position_ids" in self._names:
             feed["rope_position_ids"] = call.rope_position_ids()
+        if "visible_lengths" in self._names:
+            feed["visible_lengths"] = call.visible_lengths()
         if self._network.embeddings is not None:
             feed["inputs_embeds"] = self._network.embeddings.inputs(call)
         if self.hidden is not None:

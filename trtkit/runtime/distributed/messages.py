@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _HEAD = "head"
-_SOFT_FIELDS = ("places", "keys", "rope_positions")
+_SOFT_FIELDS = ("places", "keys", "rope_positions", "ends")
 
 
 class Command(IntEnum):
@@ -95,7 +95,7 @@ def _soft_tensors(soft: SoftTokens) -> dict[str, torch.Tensor]:
 
 def _soft_tokens(tensors: Mapping[str, torch.Tensor], slot: int) -> SoftTokens:
     arrays = {name: tensors.get(f"{slot}.{name}") for name in _SOFT_FIELDS}
-    places, keys, positions = (None if array is None else array.numpy() for array in arrays.values())
+    places, keys, positions, ends = (None if array is None else array.numpy() for array in arrays.values())
     assert places is not None
     assert keys is not None
-    return SoftTokens(places, tensors[f"{slot}.vectors"], keys, positions)
+    return SoftTokens(places, tensors[f"{slot}.vectors"], keys, positions, ends)

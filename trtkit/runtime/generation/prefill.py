@@ -25,13 +25,18 @@ class Chunk:
 
 
 def plan_chunks(waiting: Sequence[int], slots: Slots, budget: int, largest: int) -> list[Chunk]:
-    """Return what the slots `waiting`, in the order of their turns, get of a budget of tokens."""
+    """Return what the slots `waiting`, in the order of their turns, get of a budget of tokens.
+
+    An image that has to be computed whole may exceed the budget.
+    """
     chunks = []
     for slot in waiting:
         if budget <= 0:
             break
         start = int(slots.cached[slot])
         count = min(int(slots.sequences.lengths[slot]) - start, largest, budget)
+        soft = slots.sequences.soft.get(slot)
+        count = count if soft is None else soft.whole(start, start + count) - start
         chunks.append(Chunk(slot, start, count))
         budget -= count
     return chunks

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.errors import RequestError
-from trtkit.inputs.vision_language import ImageForm, ImageReader
-from trtkit.runtime.soft_tokens import SoftTokens
-from trtkit.runtime.vision_language.placeholders import expand, places_of, rope_positions
+from trtkit.inputs.vision_language import ImageForm, ImageReader, array_key
+from trtkit.runtime.soft_tokens import SoftTokens, run_ends, runs_of
+from trtkit.runtime.vision_language.placeholders import check_runs, expand, places_of, rope_positions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,7 +54,10 @@ class ImagePrompts:
     def merge(self, ids: Sequence[int], images: Sequence[Any]) -> MergedPrompt:
         """Return a prompt's tokens with the images in their places. Raises RequestError where they do not fit."""
         prepared = tuple(self._reader.prepare(image) for image in images)
-        return MergedPrompt(expand(ids, prepared, self._record, self._tokenizer), prepared)
+        expanded = expand(ids, prepared, self._record, self._tokenizer)
+        if self._record.max_block:
+            check_runs(places_of(expanded, self._record), self._record.max_block)
+        return MergedPrompt(expanded, prepared)
 
     def soft_tokens(self, prompt: MergedPrompt, tower: VisionTower) -> SoftTokens | None:
         """Run the tower; return the vectors for a prompt's placeholders, None where it has no images."""
@@ -62,10 +65,13 @@ class ImagePrompts:
             return None
         places = places_of(prompt.ids, self._record)
         keys = np.concatenate([image.key + np.arange(image.tokens) for image in prompt.images])
-        rope = None
+        rope = ends = None
+        if self._record.max_block:
+            ends = run_ends(places)
+            keys = np.concatenate([array_key(run) + np.arange(len(run)) for run in runs_of(keys, ends)])
         if self._record.has_grid_positions:
             rope = rope_positions(len(prompt.ids), places, prompt.images)
-        return SoftTokens(places, tower.soft_tokens(prompt.images), keys, rope)
+        return SoftTokens(places, tower.soft_tokens(prompt.images), keys, rope, ends)
 
 
 def split_messages(

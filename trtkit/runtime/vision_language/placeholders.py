@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trtkit.errors import RequestError
+from trtkit.runtime.soft_tokens import run_ends, runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,6 +49,8 @@ def expand(
     total = sum(image.tokens for image in images)
     if count == total:
         return list(ids)
+    if record.frame is not None and count == 0:
+        return _framed(ids, images, record, tokenizer)
     if count != len(images):
         raise _mismatch(count, images, record, tokenizer)
     expanded, left = [], iter(images)
@@ -62,6 +65,15 @@ def expand(
 def places_of(ids: Sequence[int], record: ImagesRecord) -> Ints:
     """Return where the placeholders stand [P]."""
     return np.flatnonzero(np.asarray(ids, np.int64) == record.image_token_id)
+
+
+def check_runs(places: Ints, most: int) -> None:
+    """Raise RequestError for neighbouring placeholders that see each other and are more than a call takes."""
+    for run in runs_of(places, run_ends(places)):
+        if len(run) > most:
+            what = f"{len(run)} tokens of neighbouring images see each other, and a call takes {most}"
+            fix = "separate the images by text, or build with a larger `llm.max_prefill_length`"
+            raise RequestError(what, "images", fix)
 
 
 def rope_positions(length: int, places: Ints, images: Sequence[PreparedImage]) -> Ints:
@@ -86,9 +98,7 @@ def _tokens_of(image: PreparedImage, record: ImagesRecord, tokenizer: Tokenizer 
     """Return what stands for one image."""
     if record.layout not in ("tiles", "crops"):
         return [record.image_token_id] * image.tokens
-    if tokenizer is None:
-        what = "marking where an image is needs a tokenizer, and the bundle has none"
-        raise RequestError(what, "prompt", "give token ids with all placeholders, as the model's processor writes them")
+    tokenizer = _needed(tokenizer)
     if record.layout == "crops":
         start, end = (getattr(tokenizer.hf, f"{name}_image_token", usual) for name, usual in _AROUND.items())
         return _encoded([start, [record.image_token_id] * image.tokens, end], tokenizer)
@@ -101,6 +111,40 @@ def _tokens_of(image: PreparedImage, record: ImagesRecord, tokenizer: Tokenizer 
         pieces.append("\n")
     pieces += [("\n" if rows else "") + texts.around + texts.whole, placeholder, texts.around]
     return _encoded(pieces, tokenizer)
+
+
+def _framed(
+    ids: Sequence[int], images: Sequence[PreparedImage], record: ImagesRecord, tokenizer: Tokenizer | None
+) -> list[int]:
+    """Return a prompt whose images stand between two tokens, on lines of their own.
+
+    Texts next to them are tokenized again, together with the ends of their lines. HF: `Gemma3Processor`.
+    """
+    assert record.frame is not None
+    (begin, end), count = record.frame, sum(token == record.frame[0] for token in ids)
+    if count != len(images):
+        raise _mismatch(count, images, record, tokenizer)
+    tokenizer, left = _needed(tokenizer), iter(images)
+    marks = tokenizer.special_ids | {begin, end}
+    groups = [list(tokens) for _, tokens in groupby(map(int, ids), marks.__contains__)]
+    pieces: list[str | list[int]] = []
+    for before, group, after in zip([[end], *groups], groups, [*groups[1:], [end]], strict=False):
+        if group[0] not in marks:
+            is_next = begin in (before[-1], after[0])
+            pieces.append(tokenizer.decode(group, skip_special_tokens=False) if is_next else group)
+            continue
+        for token in group:
+            block = [begin, *_tokens_of(next(left), record, tokenizer), end] if token == begin else []
+            pieces += ["\n\n", block, "\n\n"] if block else [[token]]
+    return _encoded(pieces, tokenizer)
+
+
+def _needed(tokenizer: Tokenizer | None) -> Tokenizer:
+    """Return the tokenizer. Raises RequestError if there is none."""
+    if tokenizer is None:
+        what = "marking where an image is needs a tokenizer, and the bundle has none"
+        raise RequestError(what, "prompt", "give token ids with all placeholders, as the model's processor writes them")
+    return tokenizer
 
 
 def _encoded(pieces: Sequence[str | list[int]], tokenizer: Tokenizer) -> list[int]:
@@ -120,8 +164,9 @@ def _mismatch(
     count: int, images: Sequence[PreparedImage], record: ImagesRecord, tokenizer: Tokenizer | None
 ) -> RequestError:
     """Return the error for placeholders that are not the images'."""
-    name = f"token {record.image_token_id}"
+    placeholder = record.image_token_id if record.frame is None else record.frame[0]
+    name = f"token {placeholder}"
     if tokenizer is not None:
-        name = f"`{tokenizer.hf.convert_ids_to_tokens(record.image_token_id)}`"
+        name = f"`{tokenizer.hf.convert_ids_to_tokens(placeholder)}`"
     what = f"the prompt has {count} placeholders for {len(images)} images"
     return RequestError(what, "images", f"write {name} once per image, or give messages with image content")
