@@ -74,6 +74,10 @@ GEMMA |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attent
 QWEN = {"in_channels": 3, "patch_size": 4, "num_heads": 3, "depth": 2}
 PATCHES = {"patch_size": 4, "merge_size": 2, "size": {"shortest_edge": 64, "longest_edge": 64 * 24}}
 CROPPED = {"size": {"height": 28, "width": 28}, "min_patches": 1, "max_patches": 6}
+QWEN3 = {**QWEN, "depth": 4, "hidden_size": 36, "out_hidden_size": 48, "intermediate_size": 52}
+QWEN3 |= {"num_position_embeddings": 30}
+INTERLEAVED = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 3], "mrope_interleaved": True}
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "mlp_only_layers": [1]}
 TILED = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()
@@ -108,6 +112,7 @@ def vlms() -> list[Vlm]:
     qwen_2_5 = {**QWEN, "hidden_size": 36, "out_hidden_size": 48, "intermediate_size": 52}
     qwen_2_5 |= {"window_size": 16, "fullatt_block_indexes": [1]}
     cropped = GotOcr2ImageProcessorPil(**CROPPED)
+    turned = {**TEXT, "head_dim": 12, "attention_bias": True, "rope_parameters": INTERLEAVED}
     patches, mrope = Qwen2VLImageProcessorPil(**PATCHES), {**TEXT, "rope_parameters": MROPE}
     return [
         Vlm("llava", "llava", {"vision_config": CLIP}, clip, LLAMA),
@@ -126,12 +131,21 @@ def vlms() -> list[Vlm]:
         Vlm("gemma3-odd", "gemma3", _pooled(35, 5, 9), _pictures(35), GEMMA | GEMMA_ODD),
         Vlm("qwen2-vl", "qwen2_vl", {"vision_config": qwen}, patches, mrope),
         Vlm("qwen2.5-vl", "qwen2_5_vl", {"vision_config": qwen_2_5}, patches, mrope),
+        Vlm("qwen3-vl", "qwen3_vl", {"vision_config": _deep(2, 0)}, patches, {**turned, "num_hidden_layers": 3}),
+        Vlm("qwen3-vl-plain", "qwen3_vl", {"vision_config": _deep()}, patches, turned),
+        Vlm("qwen3-vl-deep", "qwen3_vl", {"vision_config": _deep(3, 1, 2, 1, 9)}, patches, turned),
+        Vlm("qwen3-vl-moe", "qwen3_vl_moe", {"vision_config": _deep(1, 3)}, patches, {**turned, **EXPERTS}),
     ]
 
 
 def _tiled() -> dict[str, Any]:
     """Return what Idefics3 and SmolVLM are configured by: tiles of 16 patches, which become 4 tokens."""
     return {"vision_config": {**TOWER, "image_size": 28, "patch_size": 7}, "scale_factor": 2}
+
+
+def _deep(*indexes: int) -> dict[str, Any]:
+    """Return what the tower of Qwen3-VL is configured by: `indexes` of the layers whose features the decoder adds."""
+    return {**QWEN3, "deepstack_visual_indexes": list(indexes)}
 
 
 def _pooled(size: int, patch: int, tokens: int) -> dict[str, Any]:
@@ -168,7 +182,7 @@ def model_of(vlm: Vlm) -> Any:
     hf = tokenizer(vlm).hf
     text = {**vlm.text, "vocab_size": len(hf), "eos_token_id": hf.eos_token_id}
     name = "<|image_pad|>" if vlm.model_type.startswith("qwen") else IMAGE_TEXTS[vlm.model_type]
-    is_tied = vlm.name in ("smolvlm", "gemma3")
+    is_tied = vlm.name in ("smolvlm", "gemma3", "qwen3-vl-plain")
     ids = {"image_token_id": hf.convert_tokens_to_ids(name), "tie_word_embeddings": is_tied}
     if vlm.model_type == "gemma3":
         names = {"image_token_index": SPECIAL[-1], "boi_token_index": SPECIAL[-3], "eoi_token_index": SPECIAL[-2]}
@@ -241,8 +255,10 @@ class Reference:
     def features(self, images: Sequence[Image.Image]) -> torch.Tensor:
         """Return the vision tower's soft tokens [P, D]."""
         with torch.inference_mode():
-            features = self.model.get_image_features(**self.images(images)).pooler_output
-        return torch.cat([item.reshape(-1, item.shape[-1]) for item in features])
+            features = self.model.get_image_features(**self.images(images))
+        deep = [torch.cat(list(layer)) for layer in getattr(features, "deepstack_features", None) or ()]
+        own = torch.cat([item.reshape(-1, item.shape[-1]) for item in features.pooler_output])
+        return torch.cat([own, *deep], -1)
 
     def logits(self, ids: Sequence[int], images: Sequence[Image.Image]) -> torch.Tensor:
         """Return logits [S, V] of a prompt."""

@@ -159,7 +159,8 @@ class ImagesRecord(StrictModel):
     decides, by groups of merge_size squared patches. pixel_shape: of the tower's first input without its first axis, -1
     for dynamic sizes. window_size: tokens on the side of an attention window, 0 for none. has_grid_positions: M-RoPE.
     max_images, max_tokens: of one call. max_block: tokens of neighbouring images, which see each other and are computed
-    in one call; 0 if tokens see earlier ones only.
+    in one call; 0 if tokens see earlier ones only. position_side: of the square of learned positions that is stretched
+    to an image's patches, 0 for none.
     """
 
     model_type: str
@@ -174,6 +175,7 @@ class ImagesRecord(StrictModel):
     max_tokens: int
     max_block: int = 0
     frame: tuple[int, int] | None = None
+    position_side: int = 0
 
 
 class AudioRecord(StrictModel):

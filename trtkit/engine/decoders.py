@@ -163,6 +163,7 @@ def network_options(model: Model, logits: Literal["all", "last"] | None = None) 
         options.max_sequence_length,
         has_all_logits=(logits or options.logits) == "all",
         has_embeds_input=takes_embeddings(model),
+        deepstack=0 if model.images is None else model.images.deepstack,
         has_hidden_states=options.hidden_states,
         has_kv_window=options.kv_window == "used",
         has_visible_lengths=model.images is not None and model.images.has_whole_images,

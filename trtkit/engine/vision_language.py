@@ -74,6 +74,7 @@ def images_record(opened: OpenedVision) -> ImagesRecord:
         max_tokens=opened.limits.tokens,
         max_block=opened.limits.prefill if spec.traits.has_whole_images else 0,
         frame=spec.frame,
+        position_side=spec.position_side,
     )
 
 

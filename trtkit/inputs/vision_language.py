@@ -51,6 +51,7 @@ class ImageForm:
     merge_size: int
     window_size: int
     max_tokens: int
+    position_side: int = 0
 
 
 class ImageReader:
@@ -125,18 +126,36 @@ class ImageReader:
         patches = np.ascontiguousarray(processed["pixel_values"], np.float32)
         inputs: dict[str, Array] = {
             "patches": patches.reshape(tokens, merge**2, -1),
-            "positions": _by_token(rows, columns, merge).astype(np.int32),
+            "positions": patch_positions(rows, columns, merge).astype(np.int32),
         }
+        if self._form.position_side:
+            inputs |= position_taps(inputs["positions"], (rows, columns), self._form.position_side)
         if self._form.window_size:
             inputs["windows"] = _windows(grid, self._form.window_size).astype(np.int32)
         return PreparedImage(inputs, tokens, array_key(patches, np.array(grid)), grid=grid)
 
 
-def _by_token(rows: int, columns: int, merge: int) -> Array:
+def patch_positions(rows: int, columns: int, merge: int) -> Array:
     """Return row and column of every patch [tokens, merge * merge, 2], in the order of the image processor."""
     at = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), -1)
     blocks = at.reshape(rows // merge, merge, columns // merge, merge, 2).transpose(0, 2, 1, 3, 4)
     return blocks.reshape(-1, merge**2, 2)
+
+
+def position_taps(positions: Array, size: tuple[int, int], side: int) -> dict[str, Array]:
+    """Return the four learned positions around every patch, and what each counts: [tokens, merge * merge, 4].
+
+    positions: [tokens, merge * merge, 2], rows and columns of an image of `size` patches, whose corners are those of a
+    square of side x side learned positions. HF: `get_vision_interpolation_indices_and_weights`.
+    """
+    at = positions * ((side - 1) / np.maximum(np.array(size) - 1, 1))
+    low = np.floor(at).astype(np.int64)
+    near, share = np.stack([low, np.minimum(low + 1, side - 1)], -1), at - low
+    weights = np.stack([1 - share, share], -1)  # [tokens, merge * merge, 2, 2]: of rows and columns, low and high
+    taps = near[..., 0, :, None] * side + near[..., 1, None, :]
+    products = weights[..., 0, :, None] * weights[..., 1, None, :]
+    shape = (*positions.shape[:2], 4)
+    return {"taps": taps.reshape(shape).astype(np.int32), "tap_weights": products.reshape(shape).astype(np.float32)}
 
 
 def _windows(grid: tuple[int, int, int], size: int) -> Array:

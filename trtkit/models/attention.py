@@ -43,6 +43,8 @@ class RopeSpec:
     max_position_embeddings: the model's own context length, which dynamic NTK scaling starts from.
     scaling, parameters: the method and its numbers under Hugging Face's names (`factor`, `beta_fast`, ...).
     sections: pairs that turn by time, height and width (M-RoPE), in turn; all by the one position where empty.
+    are_sections_interleaved: height has each third pair from the second on, width from the third on, as many as their
+        sections; time has the others.
     is_reversed: pairs turn the other way (nanochat).
     """
 
@@ -53,6 +55,7 @@ class RopeSpec:
     scaling: Scaling = "default"
     parameters: Mapping[str, float | tuple[float, ...]] = field(default_factory=dict)
     sections: tuple[int, ...] = ()
+    are_sections_interleaved: bool = False
     is_reversed: bool = False
 
 

@@ -43,7 +43,8 @@ def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
 
     fixed: `theta` to use where the config states none, `partial` likewise in families that rotate a part of each head,
     `is_interleaved`, `layer_type`, whose own parameters are taken where the config has some for each layer type,
-    `parameters` for a config that states none, `has_sections` for M-RoPE, `own`, names of parameters that the family
+    `parameters` for a config that states none, `has_sections` for M-RoPE, `default_sections` of
+    interleaved ones, `own`, names of parameters that the family
     reads itself, and `ignored` ones.
     Raises SourceError for a method or a parameter that is not known.
     """
@@ -55,7 +56,8 @@ def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
     for name in fixed.get("ignored", ()):
         stated.pop(name, None)
     kind = _OLD_NAMES.get(kind, kind)
-    sections = tuple(stated.pop("mrope_section", ())) if fixed.get("has_sections") else ()
+    usual = tuple(fixed.get("default_sections", ()))
+    sections = tuple(stated.pop("mrope_section", usual)) if usual or fixed.get("has_sections") else ()
     kind = "default" if sections and kind == "mrope" else kind
     if kind not in get_args(Scaling):
         raise config.unsupported("rope_type", kind, get_args(Scaling))
@@ -69,11 +71,13 @@ def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
     for name in ("short_factor", "long_factor"):
         if name in parameters and len(parameters[name]) != dim // 2:  # type: ignore[arg-type]
             raise SourceError(f"`{name}` needs {dim // 2} numbers, half of the rotated size {dim}", config.where)
+    if usual and len(sections) != len(usual):
+        raise SourceError(f"`mrope_section` has {len(sections)} entries; expected {len(usual)}", config.where)
     if sections and sum(sections) != dim // 2:
         what = f"`mrope_section` {list(sections)} has {sum(sections)} pairs, a head has {dim // 2}"
         raise SourceError(what, config.where)
     is_interleaved = bool(fixed.get("is_interleaved"))
-    return RopeSpec(theta, dim, is_interleaved, limit, kind, parameters, sections)  # type: ignore[arg-type]
+    return RopeSpec(theta, dim, is_interleaved, limit, kind, parameters, sections, bool(usual))  # type: ignore[arg-type]
 
 
 def whole_rope_spec(config: HfConfig, head_dim: int, **fixed: object) -> RopeSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.dtypes import FP32, INT32
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from trtkit.network.layer_inputs import Scheduled
 
 
+EMBEDS = "inputs_embeds"
+"""Vectors in place of tokens."""
 HIDDEN_STATES, NEXT_HIDDEN_STATES = "previous_hidden_states", "next_hidden_states"
 """What a pipeline stage takes from the one before it, and gives to the next: [B, S, D]."""
 
@@ -47,6 +50,8 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     time, height and width. `key_positions` [T'] is 0, 1, 2, ...: attention reads that many cached tokens of each slot,
     at least the longest `kv_lengths`. `visible_lengths` [B, S] replaces `position_ids` + 1, so that tokens of an image
     see later ones of it, which are new in the same call.
+    `inputs_embeds` [B, S, D] may take the place of `input_ids`. With `deepstack` it is [B, S, (1 + deepstack) * D]: the
+    first part is the token's vector, and the others are added after the first layers.
     A pipeline stage after the first takes `previous_hidden_states` [B, S, D] in place of tokens; one before the last
     gives `next_hidden_states` in place of logits. What ranks of a stage share is joined by collectives among them, so
     that all have the same hidden states and logits.
@@ -63,19 +68,20 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     _check(spec, options)
     chosen = options.has_chosen_experts
     weights = Weights(graph, arrays, options.dtype, spec.is_in_out, has_chosen_experts=chosen)
-    x, table, inputs, vectors = _embed(weights, spec, options)
-    read, streams = LayerInputs(graph, options, inputs), spec.block.streams
-    x = x if streams is None else to_streams(weights, x, streams)
+    embedded = _embed(weights, spec, options)
+    read, streams, vectors = LayerInputs(graph, options, embedded.inputs), spec.block.streams, embedded.vectors
+    x = embedded.x if streams is None else to_streams(weights, embedded.x, streams)
     for index, layer in spec.numbered_layers:
         memory = read.of(index, layer)
         with graph.scope(f"layers.{index}"):
             x, present = decoder_layer(weights, x, (spec.block, layer), memory, vectors[index] if vectors else None)
+            x = x + embedded.added[index] if index < len(embedded.added) else x
         read.keep(index, present)
         for name, tensor in present.items():
             graph.output(tensor, f"present_{name}_{index}")
     x = x if streams is None else from_streams(weights, x, streams)
     if spec.is_last_stage:
-        _head(weights, spec, options, x, table)
+        _head(weights, spec, options, x, embedded.table)
     else:
         graph.output(x, NEXT_HIDDEN_STATES)
 
@@ -86,6 +92,9 @@ def _check(spec: DecoderSpec, options: DecoderOptions) -> None:
         names = ", ".join(str(dtype) for dtype in COMPUTE_TYPES)
         raise NetworkError(f"a network cannot be written in {options.dtype}", spec.model_type, f"use one of {names}")
     last = spec.first_layer + len(spec.layers)
+    if spec.is_first_stage and not spec.is_last_stage and options.deepstack > last:
+        what = f"vectors of images are added after the first {options.deepstack} layers, and the first stage has {last}"
+        raise NetworkError(what, spec.model_type, "use fewer pipeline stages")
     if options.kv_cache is not None and (
         len(options.kv_cache.key_scales) < last or (spec.is_last_stage and len(options.kv_cache.key_scales) > last)
     ):
@@ -107,17 +116,34 @@ def _check(spec: DecoderSpec, options: DecoderOptions) -> None:
         )
 
 
-def _embed(
-    weights: Weights, spec: DecoderSpec, options: DecoderOptions
-) -> tuple[Tensor, Tensor | None, Scheduled, list[Tensor]]:
-    """Add the inputs; return the first hidden state [B, S, D], the embedding's table, other inputs, layers' vectors."""
+@dataclass(frozen=True, eq=False)
+class _Embedded:
+    """What layers begin with. x: the first hidden state [B, S, D]. table: the embedding's, if it is needed.
+
+    vectors: each layer's own, if it has some. added: [B, S, D], after each of the first layers.
+    """
+
+    x: Tensor
+    table: Tensor | None
+    inputs: Scheduled
+    vectors: list[Tensor]
+    added: list[Tensor]
+
+
+def _embed(weights: Weights, spec: DecoderSpec, options: DecoderOptions) -> _Embedded:
+    """Add the inputs, and what stands before the layers."""
     graph = weights.graph
+    added: list[Tensor] = []
     hidden = (BATCH, NEW_TOKENS, Axis("hidden_size", spec.hidden_size))
     takes_ids = spec.is_first_stage and not options.has_embeds_input
     if not spec.is_first_stage:
         x = graph.take(InputSpec(HIDDEN_STATES, options.dtype.name, hidden, "stage"))
     elif options.has_embeds_input:
-        x = graph.take(InputSpec("inputs_embeds", options.dtype.name, hidden, "request"))
+        size = spec.hidden_size
+        axes = (BATCH, NEW_TOKENS, Axis("hidden_size", size * (1 + options.deepstack)))
+        embeds = graph.take(InputSpec(EMBEDS, options.dtype.name, axes, "request"))
+        parts = [take(embeds, -1, index * size, size) for index in range(1 + options.deepstack)]
+        x, *added = parts if options.deepstack else [embeds]
     else:
         tokens = graph.take(InputSpec("input_ids", options.ids_dtype.name, (BATCH, NEW_TOKENS), "request"))
     inputs = scheduled_inputs(graph, spec, options)
@@ -129,7 +155,7 @@ def _embed(
             x = _rows_of(tokens, table, spec)
     x = _position(weights, x, (spec, options), inputs) if spec.is_first_stage else x
     vectors = per_layer_vectors(weights, tokens, x, spec) if takes_ids else []
-    return x, table, inputs, vectors
+    return _Embedded(x, table, inputs, vectors, added)
 
 
 def _rows_of(tokens: Tensor, table: Tensor, spec: DecoderSpec) -> Tensor:

@@ -20,6 +20,8 @@ class DecoderOptions:
     max_sequence_length: T, the length of each slot's cache.
     has_all_logits: `logits` [B, S, V] of every token; otherwise [B, V] of the tokens at `last_token_index` [B].
     has_embeds_input: `inputs_embeds` [B, S, D], scaled like embeddings, instead of `input_ids`.
+    deepstack: vectors that follow in `inputs_embeds` [B, S, (1 + deepstack) * D]; one is added after each of the first
+        layers.
     has_hidden_states: also return `hidden_states` [B, S, D], after the final norm.
     has_native_lengths: pass `kv_lengths` to the attention layer, besides masking by them, so that it may skip the rest.
     has_kv_window: let attention read as many cached tokens as the input `key_positions` [T'] has, and not all T.
@@ -35,6 +37,7 @@ class DecoderOptions:
     ids_dtype: DType = INT32
     has_all_logits: bool = False
     has_embeds_input: bool = False
+    deepstack: int = 0
     has_hidden_states: bool = False
     has_native_lengths: bool = False
     has_kv_window: bool = False

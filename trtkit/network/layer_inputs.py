@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from trtkit.dtypes import DTYPES, FP32, INT32, DType
 from trtkit.models.attention import AttentionSpec
 from trtkit.network.blocks.cache import Past
@@ -23,8 +25,8 @@ from trtkit.network.ops.mask import (
     causal_mask,
     chunk_mask,
 )
-from trtkit.network.ops.shape import concat, take, unsqueeze
-from trtkit.network.rope_tables import query_growth_table, rope_tables
+from trtkit.network.ops.shape import unsqueeze
+from trtkit.network.rope_tables import query_growth_table, rope_tables, section_axes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -216,7 +218,9 @@ class LayerInputs:
 
 def _by_section(table: Tensor, rope: RopeSpec, positions: Tensor) -> Tensor:
     """Return each token's angles: table [T, dim / 2], positions [3, B, S] -> [B, S, dim / 2]."""
-    by_axis = [embedding(pick(positions, axis), table) for axis in range(3)]
-    starts = [sum(rope.sections[:index]) for index in range(len(rope.sections))]
-    sections = enumerate(zip(starts, rope.sections, strict=True))
-    return concat([take(by_axis[index % 3], -1, start, size) for index, (start, size) in sections], axis=-1)
+    axes = section_axes(rope).reshape(1, 1, -1)
+    parts = []
+    for axis in range(3):
+        mask = table.graph.constant((axes == axis).astype(np.float32), f"section_{axis}", table.dtype)
+        parts.append(embedding(pick(positions, axis), table) * mask)
+    return parts[0] + parts[1] + parts[2]

@@ -32,6 +32,16 @@ def rope_tables(rope: RopeSpec, length: int) -> tuple[np.ndarray[Any, Any], np.n
     return (np.cos(angles) * factor).astype(np.float32), (np.sin(angles) * factor).astype(np.float32)
 
 
+def section_axes(rope: RopeSpec) -> NDArray[np.int64]:
+    """Return by which position each pair turns [dim / 2]: 0 for time, 1 for height, 2 for width (M-RoPE)."""
+    if not rope.are_sections_interleaved:
+        return np.repeat(np.arange(len(rope.sections)) % 3, rope.sections)
+    axes = np.zeros(rope.dim // 2, np.int64)
+    for axis in (1, 2):
+        axes[axis : 3 * rope.sections[axis] : 3] = axis
+    return axes
+
+
 def query_growth_table(growth: QueryGrowth, count: int) -> NDArray[np.float32]:
     """Return the factors of queries at positions from 0: [count, 1].
 

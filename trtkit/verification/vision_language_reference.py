@@ -34,12 +34,14 @@ class VisionLanguageReference:
         self.description = f"transformers {transformers.__version__}, {type(self.model).__name__} in fp32"
 
     def soft_tokens(self, images: Sequence[Image.Image]) -> torch.Tensor:
-        """Return the vectors [P, D] that the model puts into a prompt."""
+        """Return the vectors [P, D] that the model puts into a prompt, and those of inner layers after them."""
         import torch
 
         with torch.inference_mode():
-            features = self.model.get_image_features(**self._images(images)).pooler_output
-        return torch.cat([item.reshape(-1, item.shape[-1]) for item in features])
+            features = self.model.get_image_features(**self._images(images))
+        deep = [torch.cat(list(layer)) for layer in getattr(features, "deepstack_features", None) or ()]
+        own = torch.cat([item.reshape(-1, item.shape[-1]) for item in features.pooler_output])
+        return torch.cat([own, *deep], -1)
 
     def logits(self, ids: Sequence[int], images: Sequence[Image.Image]) -> torch.Tensor:
         """Return logits [S, V] of a prompt."""

@@ -71,7 +71,9 @@ def vlm_bundle(vlm: Vlm) -> Path:
     return bundle_of(vlm)
 
 
-@pytest.mark.parametrize("vlm", [VLMS[name] for name in ("llava", "smolvlm", "qwen2-vl", "gemma3")], ids=str)
+@pytest.mark.parametrize(
+    "vlm", [VLMS[name] for name in ("llava", "smolvlm", "qwen2-vl", "gemma3", "qwen3-vl")], ids=str
+)
 def test_vision_language_models(vlm: Vlm, vlm_bundle: Path, gpu: Simulated) -> None:
     prompts: list[Any] = [{"prompt": f"Look at {vlm.image_text}.", "images": [picture(44, 40)]}, "And?"]
     gpu.plans.add(open_bundle(vlm_bundle))

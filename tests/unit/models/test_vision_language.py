@@ -9,7 +9,7 @@ import pytest
 
 from trtkit.errors import SourceError
 from trtkit.models.registry import decoder_spec
-from trtkit.models.vision_language.registry import vision_spec
+from trtkit.models.vision_language.registry import image_traits, vision_spec
 from trtkit.models.vision_language.spec import VisionLimits
 from trtkit.sources.huggingface.wrapped_config import text_fields
 from trtkit.sources.vision_language.load import whole_config
@@ -145,6 +145,54 @@ QWEN2_5 = {
         "window_size": 112,
     },
 }
+QWEN3 = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "image_token_id": 151655,
+    "model_type": "qwen3_vl",
+    "text_config": {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 151643,
+        "dtype": "bfloat16",
+        "eos_token_id": 151645,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 2560,
+        "initializer_range": 0.02,
+        "intermediate_size": 9728,
+        "max_position_embeddings": 262144,
+        "model_type": "qwen3_vl_text",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 36,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+        "rope_theta": 5000000,
+        "tie_word_embeddings": True,
+        "use_cache": True,
+        "vocab_size": 151936,
+    },
+    "tie_word_embeddings": True,
+    "video_token_id": 151656,
+    "vision_config": {
+        "deepstack_visual_indexes": [5, 11, 17],
+        "depth": 24,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": 1024,
+        "in_channels": 3,
+        "initializer_range": 0.02,
+        "intermediate_size": 4096,
+        "model_type": "qwen3_vl",
+        "num_heads": 16,
+        "num_position_embeddings": 2304,
+        "out_hidden_size": 2560,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+    "vision_end_token_id": 151653,
+    "vision_start_token_id": 151652,
+}
 LIMITS = VisionLimits(images=4, tokens=1280)
 
 
@@ -160,8 +208,9 @@ def read(config: dict[str, Any], folder: Path) -> dict[str, Any]:
         (SMOLVLM, "tiles", 64, ("images", 3, 512, 512)),
         (QWEN2, "patches", 0, ("tokens", 4, 1176)),
         (QWEN2_5, "patches", 0, ("tokens", 4, 1176)),
+        (QWEN3, "patches", 0, ("tokens", 4, 1536)),
     ],
-    ids=["llava-1.5", "smolvlm-256m", "qwen2-vl-2b", "qwen2.5-vl-3b"],
+    ids=["llava-1.5", "smolvlm-256m", "qwen2-vl-2b", "qwen2.5-vl-3b", "qwen3-vl-4b"],
 )
 def test_towers_of_published_models(
     config: dict[str, Any], layout: str, tokens: int, shape: tuple[Any, ...], tmp_path: Path
@@ -174,8 +223,14 @@ def test_towers_of_published_models(
 
 @pytest.mark.parametrize(
     ("config", "layers", "hidden_size", "sections"),
-    [(LLAVA, 32, 4096, ()), (SMOLVLM, 30, 576, ()), (QWEN2, 28, 1536, (16, 24, 24)), (QWEN2_5, 36, 2048, (16, 24, 24))],
-    ids=["llava-1.5", "smolvlm-256m", "qwen2-vl-2b", "qwen2.5-vl-3b"],
+    [
+        (LLAVA, 32, 4096, ()),
+        (SMOLVLM, 30, 576, ()),
+        (QWEN2, 28, 1536, (16, 24, 24)),
+        (QWEN2_5, 36, 2048, (16, 24, 24)),
+        (QWEN3, 36, 2560, (24, 20, 20)),
+    ],
+    ids=["llava-1.5", "smolvlm-256m", "qwen2-vl-2b", "qwen2.5-vl-3b", "qwen3-vl-4b"],
 )
 def test_language_models_of_published_models(
     config: dict[str, Any], layers: int, hidden_size: int, sections: tuple[int, ...], tmp_path: Path
@@ -189,10 +244,32 @@ def test_language_models_of_published_models(
     assert spec.layers[0].attention.sliding_window is None
 
 
+@pytest.mark.parametrize(
+    ("vision", "count"),
+    [
+        ({}, 3),
+        ({"deepstack_visual_indexes": []}, 0),
+        ({"deepstack_visual_indexes": [3, 1, 3, -1, 4], "depth": 4}, 2),
+        ({"num_hidden_layers": 9}, 1),
+    ],
+    ids=str,
+)
+def test_features_of_inner_layers_are_those_that_transformers_gives(vision: dict[str, Any], count: int) -> None:
+    assert image_traits({"model_type": "qwen3_vl", "vision_config": vision}).deepstack == count
+
+
+def test_a_tower_of_another_size(tmp_path: Path) -> None:
+    fields = read(QWEN3, tmp_path)
+    with pytest.raises(SourceError, match=r"`vision_config.out_hidden_size` is 2048, the language model's is 2560"):
+        vision_spec({**fields, "vision_config": {**fields["vision_config"], "out_hidden_size": 2048}}, LIMITS)
+    with pytest.raises(SourceError, match="damaged: TypeError"):
+        image_traits({**QWEN3, "vision_config": {"deepstack_visual_indexes": 3}})
+
+
 def test_a_family_that_is_not_known() -> None:
     with pytest.raises(SourceError) as caught:
         vision_spec({"model_type": "owl"}, LIMITS)
-    known = "gemma3, idefics3, internvl, llava, qwen2_5_vl, qwen2_vl, smolvlm"
+    known = "gemma3, idefics3, internvl, llava, qwen2_5_vl, qwen2_vl, qwen3_vl, qwen3_vl_moe, smolvlm"
     assert str(caught.value) == f"config.json: `owl` is not a vision-language family\nfix: known: {known}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from trtkit.errors import SourceError
+from trtkit.errors import SourceError, reading
 from trtkit.models.vision_language.spec import ImageTraits
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ VISION_LANGUAGE = {
     "llava": "llava",
     "qwen2_5_vl": "qwen2_vl",
     "qwen2_vl": "qwen2_vl",
+    "qwen3_vl": "qwen3_vl",
+    "qwen3_vl_moe": "qwen3_vl",
     "smolvlm": "idefics3",
 }
 
@@ -38,10 +40,14 @@ def vision_spec(fields: Fields, limits: VisionLimits, where: str = "config.json"
     return spec
 
 
-def image_traits(fields: Fields) -> ImageTraits:
-    """Return what the images of a vision-language model need of its language model. fields: of its config.json."""
+def image_traits(fields: Fields, where: str = "config.json") -> ImageTraits:
+    """Return what the images of a vision-language model need of its language model. fields: of its config.json.
+
+    Raises SourceError for fields that are not what they should be.
+    """
     find = getattr(_family(str(fields["model_type"])), "traits", None)
-    traits: ImageTraits = ImageTraits() if find is None else find(fields)
+    with reading(where):
+        traits: ImageTraits = ImageTraits() if find is None else find(fields)
     return traits
 
 

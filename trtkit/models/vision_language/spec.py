@@ -39,14 +39,18 @@ class ImageTraits:
     """What a family's images need of its language model's network.
 
     has_whole_images: tokens of an image see each other in both directions, so a call computes all of them.
+    deepstack: vectors that each soft token brings besides its own: one is added after each of the first layers.
     """
 
     has_whole_images: bool = False
+    deepstack: int = 0
 
 
 @dataclass(frozen=True)
 class VisionSpec:
     """A vision tower with its projector, which gives `soft_tokens` of the language model's hidden size.
+
+    With `deepstack` they are 1 + `deepstack` times as wide.
 
     module: `package.module:class` in torch, called with the model's `folder` and `arguments`.
     layout: an image is one picture of one size (`image`), the same between the two tokens of `frame`, on lines of its
@@ -55,6 +59,7 @@ class VisionSpec:
         one token.
     tokens_per_image: of one picture or tile; 0 where it depends on the image's size.
     image_token_id: the placeholder; each soft token stands in the place of one.
+    position_side: of the square of learned positions that is stretched to an image's patches; 0 where there is none.
     window_size: side, in tokens, of the windows that attention keeps to; 0 where there are none.
     has_grid_positions: tokens of an image turn by time, height and width (M-RoPE).
     frame: tokens before and after an image; the first one stands for it in a prompt.
@@ -69,6 +74,7 @@ class VisionSpec:
     tokens_per_image: int = 0
     merge_size: int = 1
     window_size: int = 0
+    position_side: int = 0
     has_grid_positions: bool = False
     frame: tuple[int, int] | None = None
     traits: ImageTraits = ImageTraits()

@@ -12,6 +12,7 @@ from trtkit.errors import GenerationError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from trtkit.network.input_spec import InputSpec
     from trtkit.runtime.decoder.call import Call
 
 
@@ -21,9 +22,13 @@ class TokenEmbeddings:
     def __init__(self, table: torch.Tensor) -> None:
         self._table = table
 
-    def inputs(self, call: Call) -> torch.Tensor:
-        """Return [R, S, D]: rows of the table, and a prompt's own vectors where it has some."""
+    def inputs(self, call: Call, spec: InputSpec) -> torch.Tensor:
+        """Return [R, S, D]: rows of the table, and a prompt's own vectors where it has some.
+
+        spec: the network's input; if it is wider than the table, rows of the table are followed by zeros.
+        """
         vectors = self._table[torch.from_numpy(call.ids)]
+        vectors = torch.nn.functional.pad(vectors, (0, spec.size_of("hidden_size") - vectors.shape[-1]))
         for row, soft in call.soft_rows():
             start = int(call.starts[row])
             part = soft.within(start, start + int(call.counts[row]))

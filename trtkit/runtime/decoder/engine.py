@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from trtkit.network.decoder import HIDDEN_STATES, NEXT_HIDDEN_STATES
+from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
 from trtkit.runtime.decoder.kv_cache import KvCache
 from trtkit.runtime.decoder.plan import check_alignment, dtype_of
 from trtkit.runtime.loaded_engine import LoadedEngine
@@ -184,7 +184,7 @@ class EngineDecoder:
         if "visible_lengths" in self._inputs:
             feed["visible_lengths"] = torch.from_numpy(call.visible_lengths())
         if self._embeddings is not None:
-            feed["inputs_embeds"] = self._embeddings.inputs(call)
+            feed[EMBEDS] = self._embeddings.inputs(call, next(spec for spec in self._specs if spec.name == EMBEDS))
         if call.hidden is not None:
             feed[HIDDEN_STATES] = call.hidden
         return feed

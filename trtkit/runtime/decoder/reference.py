@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from trtkit.dtypes import DTYPES
-from trtkit.network.decoder import HIDDEN_STATES, NEXT_HIDDEN_STATES
+from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
 from trtkit.reference import Executor, Options
 from trtkit.reference.precision import Precision
 from trtkit.runtime.decoder.kv_cache import KvCache
@@ -91,7 +91,8 @@ class ReferenceDecoder:
         if "visible_lengths" in self._names:
             feed["visible_lengths"] = call.visible_lengths()
         if self._network.embeddings is not None:
-            feed["inputs_embeds"] = self._network.embeddings.inputs(call)
+            spec = next(spec for spec in self._network.graph.inputs if spec.name == EMBEDS)
+            feed[EMBEDS] = self._network.embeddings.inputs(call, spec)
         if self.hidden is not None:
             feed[HIDDEN_STATES] = call.hidden
         return feed | self.cache.view(call.rows)

@@ -48,6 +48,7 @@ class ImagePrompts:
             record.merge_size,
             record.window_size,
             record.max_tokens,
+            record.position_side,
         )
         self._reader = ImageReader(form, folder)
 

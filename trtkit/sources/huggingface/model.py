@@ -66,7 +66,13 @@ def _filled(opened: DecoderSource) -> Any:
 
 
 # In text, M-RoPE counts time, rows and columns alike and is plain RoPE, which these models have without images.
-_PLAIN_ROPE = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2"}
+_PLAIN_ROPE = {
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "qwen3_vl_text": "qwen3",
+}
+_OF_IMAGES = ("mrope_section", "mrope_interleaved")
 _ROPE = ("rope_parameters", "rope_scaling")
 
 
@@ -83,7 +89,7 @@ def _text_alone(config: Mapping[str, Any]) -> dict[str, Any]:
     if config["model_type"] not in _PLAIN_ROPE:
         return fields
     for key in (key for key in _ROPE if isinstance(fields.get(key), dict)):
-        rope = {name: value for name, value in fields[key].items() if name != "mrope_section"}
+        rope = {name: value for name, value in fields[key].items() if name not in _OF_IMAGES}
         fields[key] = {name: "default" if value == "mrope" else value for name, value in rope.items()}
     return fields
 

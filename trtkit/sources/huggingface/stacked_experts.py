@@ -63,6 +63,10 @@ _STACKS = {
         Stack("mlp.experts.down_proj", ("mlp.experts.{e}.down_proj.weight",), is_in_out=True),
         Stack("mlp.experts.down_proj_bias", ("mlp.experts.{e}.down_proj.bias",)),
     ),
+    "qwen3_vl_moe_text": (
+        Stack("mlp.experts.gate_up_proj", GATE_UP, is_in_out=True),
+        Stack("mlp.experts.down_proj", ("mlp.experts.{e}.down_proj.weight",), is_in_out=True),
+    ),
 }
 
 

@@ -1,0 +1,27 @@
+"""The language model of Qwen3-VL: Qwen 3 with interleaved M-RoPE. HF: `Qwen3VLTextModel`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trtkit.models.names import llama_names
+from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
+from trtkit.models.rope import rope_spec
+
+if TYPE_CHECKING:
+    from trtkit.models.hf_config import HfConfig
+    from trtkit.models.spec import DecoderSpec
+
+DEFAULTS = {"head_dim": 128, "max_position_embeddings": 128000, "num_key_value_heads": 32}
+SECTIONS = (24, 20, 20)
+
+
+def spec(config: HfConfig) -> DecoderSpec:
+    """Return the model that a config describes."""
+    norm = rms_norm_part(config)
+    attention = replace(biased_attention_part(config), norm=norm, qk_norm="head")
+    # Sections are interleaved whatever the file says.
+    names = ("mrope_interleaved",)
+    rope = rope_spec(config, attention.head_dim, theta=500000.0, default_sections=SECTIONS, ignored=names)
+    return decoder_part(config, layers_part(config, attention, mlp_part(config), rope), norm, llama_names())

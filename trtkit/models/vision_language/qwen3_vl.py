@@ -1,0 +1,51 @@
+"""Qwen3-VL: patches of an image at its own size, features of inner layers. HF: `Qwen3VLForConditionalGeneration`.
+
+Source: https://arxiv.org/abs/2511.21631; features of inner layers (DeepStack): https://arxiv.org/abs/2406.04334.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from trtkit.errors import SourceError
+from trtkit.models.vision_language.spec import ImageTraits, VisionInput, VisionSpec
+
+if TYPE_CHECKING:
+    from trtkit.models.vision_language.spec import Fields, VisionLimits
+
+
+def traits(fields: Fields) -> ImageTraits:
+    """Return what the images need of the language model."""
+    vision = fields.get("vision_config") or {}
+    depth = vision.get("depth", vision.get("num_hidden_layers", 27))
+    inner = {index for index in vision.get("deepstack_visual_indexes", (8, 16, 24)) if 0 <= index < depth}
+    return ImageTraits(deepstack=len(inner))
+
+
+def spec(fields: Fields, limits: VisionLimits, where: str) -> VisionSpec:
+    """Return the tower that a config describes. Raises SourceError if it gives vectors of another size."""
+    vision, hidden_size = fields["vision_config"], int(fields["text_config"]["hidden_size"])
+    if vision["out_hidden_size"] != hidden_size:
+        what = f"`vision_config.out_hidden_size` is {vision['out_hidden_size']}, the language model's is {hidden_size}"
+        raise SourceError(what, where, "take config.json from the model's own folder")
+    merge, patch = int(vision["spatial_merge_size"]), int(vision["patch_size"])
+    pixels = int(vision["in_channels"]) * int(vision["temporal_patch_size"]) * patch**2
+    return VisionSpec(
+        str(fields["model_type"]),
+        "trtkit.sources.vision_language.qwen3_vl:Qwen3Vision",
+        {
+            "patches": VisionInput(("tokens", merge**2, pixels)),
+            "positions": VisionInput(("tokens", merge**2, 2), "int32"),
+            "taps": VisionInput(("tokens", merge**2, 4), "int32"),
+            "tap_weights": VisionInput(("tokens", merge**2, 4)),
+        },
+        "patches",
+        hidden_size,
+        int(fields["image_token_id"]),
+        merge_size=merge,
+        position_side=math.isqrt(int(vision["num_position_embeddings"])),
+        has_grid_positions=True,
+        traits=traits(fields),
+        arguments={"positions": limits.tokens * merge},
+    )
