@@ -14,6 +14,7 @@ import numpy as np
 
 from trtkit.models.hybrids.weights import find_part_weights
 from trtkit.sources.checkpoint import Checkpoint
+from trtkit.sources.huggingface.stacked_experts import stack_experts
 from trtkit.sources.huggingface.wrapped_config import inner_name
 from trtkit.sources.safetensors_folder import INDEX, read_folder
 
@@ -82,8 +83,9 @@ def wrapped_folder(folder: Path, language: DecoderSource) -> Iterator[Path]:
         return
     whole = Checkpoint(read_folder(folder)[0])
     inner = {name: inner_name(name) for name in whole}
-    names = {name: own for name, own in inner.items() if own is not None and own in language.checkpoint}
-    with folder_with(folder, _Replaced(whole, names, language.checkpoint)) as copy:
+    own_arrays = stack_experts(language.checkpoint, str(language.config["model_type"]))
+    names = {name: own for name, own in inner.items() if own is not None and own in own_arrays}
+    with folder_with(folder, _Replaced(whole, names, own_arrays)) as copy:
         yield copy
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,12 +23,15 @@ class Stack:
 
     parts: what an expert's rows are, in turn, by their own names with `{e}`. is_interleaved: rows of the parts take
     turns; otherwise one part follows the other. is_in_out: an expert's matrix is stored as [in, out].
+    hidden_axis: if set, files of the family store [in, out] or [out, in], and this is where the latter have the hidden
+        size.
     """
 
     name: str
     parts: tuple[str, ...]
     is_interleaved: bool = False
     is_in_out: bool = False
+    hidden_axis: int = 0
 
 
 def _stacks(prefix: str, gate_up: str, down: str) -> tuple[Stack, ...]:
@@ -64,8 +67,8 @@ _STACKS = {
         Stack("mlp.experts.down_proj_bias", ("mlp.experts.{e}.down_proj.bias",)),
     ),
     "qwen3_vl_moe_text": (
-        Stack("mlp.experts.gate_up_proj", GATE_UP, is_in_out=True),
-        Stack("mlp.experts.down_proj", ("mlp.experts.{e}.down_proj.weight",), is_in_out=True),
+        Stack("mlp.experts.gate_up_proj", GATE_UP, hidden_axis=2),
+        Stack("mlp.experts.down_proj", ("mlp.experts.{e}.down_proj.weight",), hidden_axis=1),
     ),
 }
 
@@ -90,6 +93,9 @@ def unstack_experts(arrays: Mapping[str, StoredArray], model_type: str) -> dict[
     for stored_name, array in arrays.items():
         name = memory_name(stored_name, model_type)
         stack = next((each for each in _STACKS.get(model_type, _MODULES) if name.endswith(f".{each.name}")), None)
+        if stack is not None and stack.hidden_axis:
+            router = arrays.get(f"{stored_name.removesuffix(stack.name)}mlp.gate.weight")
+            stack = stack if router is None else _oriented(stack, array, router.shape[-1])
         unstacked |= {name: array} if stack is None else dict(_experts(name, array, stack))
     return unstacked
 
@@ -102,6 +108,12 @@ def stack_experts(arrays: Mapping[str, Array], model_type: str) -> dict[str, Arr
         for start in [match[1] for name in arrays if (match := matched.fullmatch(name)) and name in stacked]:
             stacked[start + stack.name] = _joined(stacked, start, stack)
     return stacked
+
+
+def _oriented(stack: Stack, array: StoredArray, hidden_size: int) -> Stack:
+    """Return a stack that says how an array is stored. HF: `Transpose` with `check_dims`."""
+    is_three = len(array.shape) == 3
+    return replace(stack, is_in_out=is_three and array.shape[stack.hidden_axis] != hidden_size)
 
 
 def _experts(name: str, array: StoredArray, stack: Stack) -> Iterator[tuple[str, StoredArray]]:

@@ -91,6 +91,21 @@ def test_experts_that_are_stored_in_out_are_those_of_transformers(tmp_path: Path
         assert np.array_equal(weights[f"{path}.down.weight"], held[f"{start}down_proj"][expert].T)
 
 
+def test_experts_of_either_orientation_are_told_by_the_hidden_size() -> None:
+    both, down = np.arange(48.0).reshape(2, 6, 4), np.arange(24.0).reshape(2, 4, 3)  # 3 rows of each part, 4 hidden
+    start = "model.layers.0.mlp."
+    for turn in (False, True):
+        arrays = {"gate.weight": np.zeros((2, 4)), "experts.gate_up_proj": both, "experts.down_proj": down}
+        arrays = {name: each.swapaxes(1, 2) if turn and each.ndim == 3 else each for name, each in arrays.items()}
+        stored = {start + name: StoredArray(each.shape, lambda each=each: each) for name, each in arrays.items()}  # type: ignore[misc]
+        apart = Checkpoint(unstack_experts(stored, "qwen3_vl_moe_text"))
+        assert np.array_equal(apart[f"{start}experts.1.gate_proj.weight"], both[1, :3])
+        assert np.array_equal(apart[f"{start}experts.1.up_proj.weight"], both[1, 3:])
+        assert np.array_equal(apart[f"{start}experts.1.down_proj.weight"], down[1])
+        together = stack_experts(apart, "qwen3_vl_moe_text")
+        assert np.array_equal(together[f"{start}experts.gate_up_proj"], both)
+
+
 def test_stacking_again_gives_the_arrays_of_all() -> None:
     arrays = {"model.layers.1.block_sparse_moe.input_linear.weight": np.arange(48.0).reshape(2, 6, 4)}
     stored = {name: StoredArray(array.shape, lambda array=array: array) for name, array in arrays.items()}  # type: ignore[misc]
