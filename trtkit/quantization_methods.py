@@ -25,6 +25,7 @@ Block = Literal[32, 64, 128]
 """Columns that may share a scale in formats that leave the choice."""
 Use = Literal["llm", "experts", "vision", "written"]
 """Language models; mixtures of experts; what comes through ONNX; a hybrid's parts that the network API writes."""
+_ALL_USES: tuple[Use, ...] = ("llm", "experts", "vision", "written")
 Algorithm = Literal["max", "smoothquant", "least_error", "nearest", "awq", "gptq"]
 BLOCKS = (128, 64, 32)
 AS_STORED, NONE = "as_stored", "none"
@@ -112,24 +113,16 @@ class Method:
 # Recipes: https://github.com/NVIDIA/Model-Optimizer (modelopt_recipes). Names are those of ModelOpt and TensorRT-LLM
 # (`--qformat`), where they have one.
 METHODS: dict[str, Method] = {
-    "int8": Method(
-        "int8", "row", "max", ("llm", "vision", "written"), rounds_inputs=True, needs_data=True, tolerance=0.4
-    ),
-    "fp8": Method(
-        "fp8", "matrix", "max", ("llm", "vision", "written"), rounds_inputs=True, needs_data=True, tolerance=0.4
-    ),
-    "int8_wo": Method(
-        "int8", "row", "max", ("llm", "experts", "vision", "written"), tolerance=0.2, note="rounded to nearest"
-    ),
-    "int4_wo": Method(
-        "int4", "block", "nearest", ("llm", "experts", "vision", "written"), tolerance=0.4, note="rounded to nearest"
-    ),
-    "mxfp8": Method("mxfp8", "block", "max", ("llm", "written"), rounds_inputs=True, tolerance=0.4),
+    "int8": Method("int8", "row", "max", _ALL_USES, rounds_inputs=True, needs_data=True, tolerance=0.4),
+    "fp8": Method("fp8", "matrix", "max", _ALL_USES, rounds_inputs=True, needs_data=True, tolerance=0.4),
+    "int8_wo": Method("int8", "row", "max", _ALL_USES, tolerance=0.2, note="rounded to nearest"),
+    "int4_wo": Method("int4", "block", "nearest", _ALL_USES, tolerance=0.4, note="rounded to nearest"),
+    "mxfp8": Method("mxfp8", "block", "max", ("llm", "experts", "written"), rounds_inputs=True, tolerance=0.4),
     "int8_sq": Method("int8", "row", "smoothquant", rounds_inputs=True, needs_data=True, note="after SmoothQuant"),
     "int4_awq": Method("int4", "block", "awq", needs_data=True, note="after AWQ's scaling of input channels"),
     "int4_gptq": Method("int4", "block", "gptq", needs_data=True, note="by GPTQ: later columns compensate for errors"),
     "fp8_pc": Method("fp8", "row", "least_error", rounds_inputs=True, needs_data=True, note="chosen for least error"),
-    "nvfp4": Method("fp4", "block", "max", rounds_inputs=True, needs_data=True),
+    "nvfp4": Method("fp4", "block", "max", ("llm", "experts"), rounds_inputs=True, needs_data=True),
 }
 """By name, the most widely usable first."""
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts are quantized by weights alone, and compute what transformers does of the dequantized weights."""
+"""Quantized mixtures of experts compute what transformers does of the dequantized weights, or ModelOpt's own model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from modelopt.torch.quantization.qtensor import NVFP4QTensor
 
+from benchmarks import quantize_agreement
 from tests import tiny_llm
 from trtkit.config.load import load_config
 from trtkit.errors import TrtkitError
@@ -20,9 +22,13 @@ from trtkit.quantized_matrix import QuantizedMatrix
 from trtkit.runtime.decoder import Call, ReferenceDecoder, config_network
 from trtkit.sources.decoder_source import open_hf_folder
 from trtkit.sources.huggingface.model import causal_lm
+from trtkit.verification.rounded_inputs import round_inputs
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from trtkit.config.schema import ModelConfig
+    from trtkit.quantization.llm.torch_model import QuantizedTorchModel
 
 IDS = np.random.default_rng(0).integers(6, 320, 40)
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -123,13 +129,83 @@ def test_layers_may_stay_or_have_the_other_method(tmp_path: Path) -> None:
     assert (got - want).norm() < 1e-5 * want.norm()
 
 
+CALIBRATION = ["calibration.length=32", "calibration.samples=4"]
+
+
+def calibrated(folder: Path, model_type: str, *keys: str) -> tuple[QuantizedTorchModel, ModelConfig]:
+    """Return a model that ModelOpt has quantized in memory, and its config."""
+    path = saved(folder, model_type)
+    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 99)
+    settings = [f"quantize.{key}" for key in (*keys, f"calibration.data={folder}/text.txt", *CALIBRATION)]
+    config = load_config(str(path), settings, "sm120")
+    return quantize_agreement.quantized(config), config
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys", "layers"),
+    [
+        ("mixtral", ["method=fp8"], 26),
+        ("glm4_moe", ["method=int8", 'layers={"*.experts.*.down": int8_wo}'], 32),
+        ("granitemoeshared", ["method=fp8", 'exclude=["layers.1.moe.experts.*"]'], 21),
+    ],
+)
+def test_the_network_computes_what_modelopts_model_does_where_inputs_are_rounded(
+    model_type: str, keys: list[str], layers: int, tmp_path: Path
+) -> None:
+    made, config = calibrated(tmp_path, model_type, *keys)
+    windows = IDS[None]
+    want = next(quantize_agreement.faked(made, windows))
+    made.write(config, tmp_path / "out", quantize_agreement.QUIET)
+    checkpoint = open_hf_folder(tmp_path / "out").checkpoint
+    assert set(checkpoint) == set(open_hf_folder(tmp_path / "model").checkpoint)
+    assert sum(isinstance(checkpoint[name], QuantizedMatrix) for name in checkpoint) == layers
+    got = next(quantize_agreement.executed(config, tmp_path / "out", windows))
+    reference = causal_lm(source := open_hf_folder(tmp_path / "out"))
+    assert round_inputs(reference, source) == {keys[0].removeprefix("method=")}
+    with torch.inference_mode():
+        verified = reference(torch.from_numpy(windows)).logits[0]
+    for other in (want, verified):
+        errors = (got - other).norm(dim=-1) / other.norm(dim=-1)
+        assert errors.median() < 1e-5
+        assert errors.max() < 0.1  # where a code between two values flips
+    plain = transformed(tmp_path / "model")
+    assert (got - plain).norm() > 1e-3 * plain.norm()
+
+
+def test_experts_in_nvfp4_hold_modelopts_numbers(tmp_path: Path) -> None:
+    made, config = calibrated(tmp_path, "qwen2_moe", "method=nvfp4")
+    made.write(config, tmp_path / "out", quantize_agreement.QUIET)
+    plain, stored = (open_hf_folder(tmp_path / name).checkpoint for name in ("model", "out"))
+    name = "model.layers.0.mlp.experts.3.down_proj.weight"
+    codes, scales, outer = NVFP4QTensor.quantize(torch.from_numpy(np.array(plain[name])), 16)
+    want = codes.dequantize(torch.float32, block_sizes={-1: 16}, scale=scales, double_scale=outer)
+    assert np.array_equal(stored[name].weights(), want.numpy())
+    assert torch.isfinite(next(quantize_agreement.executed(config, tmp_path / "out", IDS[None]))).all()
+
+
+def test_caches_of_mixtures_are_quantized(tmp_path: Path) -> None:
+    made, config = calibrated(tmp_path, "mixtral", "method=int8_wo", "kv_cache=fp8")
+    made.write(config, tmp_path / "out", quantize_agreement.QUIET)
+    caches = open_hf_folder(tmp_path / "out").kv_cache
+    assert caches is not None
+    assert caches.format == "fp8"
+    got, want = executed(config=tmp_path / "m.yaml", folder=tmp_path / "out"), transformed(tmp_path / "out")
+    errors = (got - want).norm(dim=-1) / want.norm(dim=-1)
+    assert 1e-3 < errors.median() < 0.1
+
+
 @pytest.mark.parametrize(
     ("overrides", "asked", "said"),
     [
-        (["method=fp8"], {}, "mixtures of experts support `int8_wo` and `int4_wo`, not `fp8`"),
+        (["method=int8_sq"], {}, "`int8_sq` does not apply to mixtures of experts"),
+        (
+            ["method=fp8", 'layers={"*.experts.1.up": none}'],
+            {},
+            "need one method, not fp8 and none",
+        ),
+        (["method=fp8", 'layers={"*.experts.*": int4_wo}', "block=32"], {}, "experts cannot have int4_wo where"),
         (["method=int8_wo", 'layers={"*.mlp.*": int4_awq}'], {}, "matches no linear layer"),
-        (["method=int8_wo", 'layers={"*.experts.*": int4_awq}'], {}, "`int4_wo`, not `int4_awq`"),
-        (["method=int8_wo", "kv_cache=int8"], {}, "the KV cache of a mixture of experts cannot be quantized"),
+        (["method=int8_wo", 'layers={"*.experts.*": int4_awq}'], {}, "`int4_awq` does not apply to mixtures"),
         (["method=int8_wo"], {"sensitivity": True}, "layers of a mixture of experts are not scored one by one"),
         (["method=int4_wo", "block=128"], {}, "a block size of 128 does not divide the 64 columns"),
     ],

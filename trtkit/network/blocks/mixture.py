@@ -111,10 +111,15 @@ def _experts(weights: Weights, x: Tensor, choice: Choice, spec: MoeSpec) -> Tens
 
 
 def _each_expert(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
-    """Compute all experts one by one: x [B, 1 or E, S, D] -> [B, E, S, D]."""
-    inputs = split(x, 1, (1,) * len(spec.experts)) if spec.routing.scales_inputs else [x] * len(spec.experts)
-    pairs = zip(spec.experts, inputs, strict=True)
-    return concat([mlp_block(weights, f"experts/{index}", own, spec.expert, ranks=1) for index, own in pairs], axis=1)
+    """Compute all experts one by one: x [1, 1 or E, S, D] -> [1, E, S, D]."""
+    parts = split(x, 1, (1,) * int(x.shape[1]))
+    own = [reshape(part, (1, -1, x.shape[-1])) for part in parts]  # TensorRT quantizes blocks of three axes
+    inputs = own if len(own) > 1 else own * len(spec.experts)
+    outputs = [
+        mlp_block(weights, f"experts/{index}", each, spec.expert, ranks=1)
+        for index, each in zip(spec.experts, inputs, strict=True)
+    ]
+    return concat([unsqueeze(y, 1) for y in outputs], axis=1)
 
 
 def _stacked_experts(weights: Weights, x: Tensor, spec: MoeSpec, read: Tensor | None = None) -> Tensor:

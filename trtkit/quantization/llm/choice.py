@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Not `kv_b` of latent attention, which is multiplied with from both sides.
 _LINEAR = re.compile(r"\.(q|k|v|o|qkv|q_a|q_b|kv_a|gate|up|gate_up|down|in|out|qkvz|z)$")
 _SHARING = re.compile(r"\.(?:(q|k|v|q_a|kv_a|z)|gate|up)$")
+_EXPERT = re.compile(r"\.experts\.\d+\.")
 _HEAD = "lm_head"
 
 
@@ -59,6 +60,11 @@ class Choice:
         return [layer for layer in self.methods if not self.of(layer).is_modelopts]
 
     @property
+    def is_weights_only(self) -> bool:
+        """Whether no layer's inputs are rounded."""
+        return not any(METHODS[method].rounds_inputs for method in self.methods.values())
+
+    @property
     def needs_data(self) -> bool:
         """Whether any method needs calibration."""
         return any(METHODS[method].needs_data for method in self.methods.values())
@@ -76,8 +82,8 @@ def linear_layers(spec: DecoderSpec) -> list[Layer]:
 
 
 def inputs_of(name: str) -> str:
-    """Return what a layer reads: the same text for layers that share their inputs."""
-    return _SHARING.sub(lambda match: ".qkv" if match[1] else ".gate_up", name)
+    """Return what a layer reads: the same text for layers that share their inputs, or as experts do, their scale."""
+    return _SHARING.sub(lambda match: ".qkv" if match[1] else ".gate_up", _EXPERT.sub(".experts.", name))
 
 
 def choose(spec: DecoderSpec, options: QuantizeOptions) -> Choice:
@@ -98,9 +104,20 @@ def choose(spec: DecoderSpec, options: QuantizeOptions) -> Choice:
         fix = f"use {largest_block(sizes)}" if largest_block(sizes) else "exclude these layers, or use int8_wo"
         raise ConfigError("the model cannot be quantized this way", [Problem(what, "quantize.block", fix)])
     _check_fixed_blocks(methods)
-    if not has_experts(spec):  # whose matrices are rounded here, not by ModelOpt
-        _check_sharing(linear_layers(spec), methods)
-    return Choice(methods, block)
+    choice = Choice(methods, block)
+    if is_streamed(spec, choice, options):
+        return choice
+    _check_sharing(linear_layers(spec), methods)
+    whole = [layer for layer in choice.rounded_here if _EXPERT.search(layer.name)]
+    if whole:
+        what = f"`{whole[0].name}`: experts cannot have int4_wo where the caches or other layers' inputs are quantized"
+        raise ConfigError("the model cannot be quantized this way", [Problem(what, "quantize.layers", "use int8_wo")])
+    return choice
+
+
+def is_streamed(spec: DecoderSpec, choice: Choice, options: QuantizeOptions) -> bool:
+    """Whether weights are rounded one by one as they are read: those of a mixture, if nothing else is quantized."""
+    return has_experts(spec) and choice.is_weights_only and options.kv_cache is None
 
 
 def _check_sharing(layers: Sequence[Layer], methods: Mapping[Layer, str]) -> None:
@@ -159,7 +176,7 @@ def _problems(spec: DecoderSpec, options: QuantizeOptions) -> list[Problem]:
         what = "a KV cache that several layers read" if shared else "the cache of latent attention"
         what = "the KV cache of a model with recurrent states" if spec.states else what
         problems.append(Problem(f"{what} cannot be quantized", "quantize.kv_cache", "remove it"))
-    return [*problems, *_problems_of_mixtures(chosen, options)] if has_experts(spec) else problems
+    return [*problems, *_problems_of_mixtures(chosen)] if has_experts(spec) else problems
 
 
 def has_experts(spec: DecoderSpec) -> bool:
@@ -167,15 +184,9 @@ def has_experts(spec: DecoderSpec) -> bool:
     return any(isinstance(layer.feed_forward, MoeSpec) for layer in spec.layers)
 
 
-def _problems_of_mixtures(chosen: Mapping[str, str], options: QuantizeOptions) -> list[Problem]:
+def _problems_of_mixtures(chosen: Mapping[str, str]) -> list[Problem]:
     """Return what a mixture of experts cannot have. chosen: methods by key."""
     allowed = methods_for("experts")
     wrong = {key: name for key, name in chosen.items() if name in METHODS and name not in allowed}
     fix = f"use one of {', '.join(allowed)}, or quantize it elsewhere"
-    what = f"mixtures of experts support {' and '.join(f'`{name}`' for name in allowed)}"
-    problems = [Problem(f"{what}, not `{name}`", key, fix) for key, name in wrong.items()]
-    if options.kv_cache is not None:
-        problems.append(
-            Problem("the KV cache of a mixture of experts cannot be quantized", "quantize.kv_cache", "remove it")
-        )
-    return problems
+    return [Problem(f"`{name}` does not apply to mixtures of experts", key, fix) for key, name in wrong.items()]

@@ -18,7 +18,7 @@ from trtkit.sources.safetensors_folder import json_object
 from trtkit.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from trtkit.dtypes import DType
@@ -81,6 +81,23 @@ def export(model: Any, folder: Path, dtype: DType, extra: Extra) -> None:
     if tensors:
         _replace(folder, tensors)
     _note(folder, extra)
+
+
+def rename(folder: Path, modules: Mapping[str, str]) -> None:
+    """Give the tensors of some modules of a checkpoint other names. modules: new names by those in its files."""
+    from safetensors.torch import load_file, save_file
+
+    def new(name: str) -> str:
+        module, _, role = name.rpartition(".")
+        return f"{modules[module]}.{role}" if module in modules else name
+
+    for file in sorted(folder.glob("model*.safetensors")) if modules else ():
+        save_file({new(name): tensor for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+    index = folder / _INDEX
+    if index.is_file():
+        fields: Json = json.loads(index.read_text(encoding="utf-8"))
+        fields["weight_map"] = {new(name): place for name, place in fields["weight_map"].items()}
+        index.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 def check_quantized(folder: Path, modules: Sequence[str]) -> None:

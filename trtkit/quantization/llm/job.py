@@ -12,7 +12,7 @@ from trtkit.jobs.steps import Steps
 from trtkit.models.weights import stored_spec
 from trtkit.quantization.jobs import QuantizedLlm
 from trtkit.quantization.llm import calibration
-from trtkit.quantization.llm.choice import choose, has_experts
+from trtkit.quantization.llm.choice import choose, has_experts, is_streamed
 from trtkit.quantization.llm.mixtures import write_mixture
 from trtkit.quantization.llm.torch_model import quantize_torch_model
 from trtkit.quantization.scoring.mix import Mixer, scoring_of
@@ -42,10 +42,10 @@ def quantize_llm(request: QuantizeRequest, context: Context) -> QuantizedLlm:
         raise QuantizeError(what, opened.where, "remove `quantize`, or use the original, unquantized model")
     spec = stored_spec(opened.config, opened.where, opened.checkpoint)
     choice, scoring = choose(spec, config.quantize), scoring_of(request.scoring)
-    if has_experts(spec):
-        if scoring is not None:
-            fix = "leave out --sensitivity, --budget and --html"
-            raise QuantizeError("layers of a mixture of experts are not scored one by one", opened.where, fix)
+    if has_experts(spec) and scoring is not None:
+        fix = "leave out --sensitivity, --budget and --html"
+        raise QuantizeError("layers of a mixture of experts are not scored one by one", opened.where, fix)
+    if is_streamed(spec, choice, config.quantize):
         write_mixture(opened, choice, config, folder, steps)
         return QuantizedLlm(tuple(steps.done), len(choice.methods), choice.block)
     texts = _texts(config.quantize, opened, is_needed=choice.needs_data or scoring is not None)

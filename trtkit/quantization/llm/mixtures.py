@@ -1,7 +1,6 @@
 """Quantize mixtures of experts: weights alone, rounded to nearest as they are read, by their names in the checkpoint.
 
-Calibration would leave out experts that its text gives no token to, and transformers holds experts joined, where
-ModelOpt's quantizers do not reach them.
+So a mixture never has to fit into memory, and families whose experts ModelOpt does not know can be quantized too.
 """
 
 from __future__ import annotations

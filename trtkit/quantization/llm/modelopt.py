@@ -6,6 +6,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+from trtkit.quantization.llm.experts import joined_expert_layers
 from trtkit.quantization.llm.fp8 import least_error_scales
 from trtkit.quantization.llm.smoothing import SMOOTHING, kept_in_16_bits
 from trtkit.quantization_methods import FORMATS
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from trtkit.config.quantize import QuantizeOptions
     from trtkit.quantization.llm.calibration import Measured
     from trtkit.quantization.llm.choice import Choice, Layer
+    from trtkit.quantization.llm.experts import ExpertLayer
     from trtkit.quantization_methods import Algorithm, Format, Method
 
 Attributes = dict[str, object]
@@ -25,10 +27,10 @@ _SCALES: dict[Format, tuple[int, int]] = {"mxfp8": (8, 0), "fp4": (4, 3)}
 
 def quantize(
     model: Any, options: QuantizeOptions, choice: Choice, measured: Measured | None, loop: Callable[[Any], None]
-) -> None:
+) -> dict[Layer, ExpertLayer]:
     """Quantize the chosen layers, those that read the same inputs alike as in ModelOpt's checkpoints.
 
-    loop: runs calibration data through the model.
+    loop: runs calibration data through the model. Returns where the experts' layers are.
     """
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export.unified_export_hf import requantize_resmooth_fused_llm_layers
@@ -38,13 +40,16 @@ def quantize(
     alpha = SMOOTHING if options.smoothing is None else options.smoothing
     modules = dict(model.named_modules())
     smoothed = {layer: modules[layer.module].weight.detach().float() for layer in _layers(choice, "smoothquant")}
+    experts = joined_expert_layers(model, choice.methods)
     kept = set() if measured is None else kept_in_16_bits(smoothed, measured, alpha)
     for layer in choice.methods:
-        method = choice.of(layer)
+        method, expert = choice.of(layer), experts.get(layer)
+        weights = expert.weight_quantizer if expert else f"{layer.module}.weight_quantizer"
+        inputs = expert.input_quantizer if expert else f"{layer.module}.input_quantizer"
         if method.is_modelopts:
-            entries.append(_entry(f"{layer.module}.weight_quantizer", _weights(method)))
+            entries.append(_entry(weights, _weights(method)))
         if method.rounds_inputs and layer not in kept:
-            entries.append(_entry(f"{layer.module}.input_quantizer", _attributes(method.format)))
+            entries.append(_entry(inputs, _attributes(method.format)))
     algorithm: Attributes = {"method": "smoothquant", "alpha": alpha} if smoothed else {"method": "max"}
     with _attention_left_alone():
         mtq.quantize(model, {"quant_cfg": entries, "algorithm": algorithm}, loop if choice.needs_data else None)
@@ -54,6 +59,7 @@ def quantize(
         scales = least_error_scales(module.weight.detach().float(), squares)
         module.weight_quantizer.amax = FORMATS["fp8"].largest * scales
     requantize_resmooth_fused_llm_layers(model)
+    return experts
 
 
 def input_scales(model: Any, choice: Choice) -> dict[str, float]:

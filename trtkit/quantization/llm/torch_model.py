@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from trtkit.dtypes import dtype_of
 from trtkit.quantization.int4 import Rounding
 from trtkit.quantization.llm import calibration, modelopt
-from trtkit.quantization.llm.export import Extra, check_quantized, export
+from trtkit.quantization.llm.experts import is_experts
+from trtkit.quantization.llm.export import Extra, check_quantized, export, rename
 from trtkit.quantization.llm.linear import make_plain
 from trtkit.quantization.llm.sequential import quantize_int4
 from trtkit.quantization_methods import FORMATS, METHODS
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from trtkit.jobs.steps import Steps
     from trtkit.quantization.llm.calibration import Measured
     from trtkit.quantization.llm.choice import Choice, Layer
+    from trtkit.quantization.llm.experts import ExpertLayer
     from trtkit.quantized_matrix import QuantizedMatrix
     from trtkit.sources.decoder_source import DecoderSource
 
@@ -35,6 +37,7 @@ class QuantizedTorchModel:
     """A model of transformers with ModelOpt's quantizers in it. measured: what calibration found, if anything.
 
     matrices: of the layers that trtkit rounded itself, with which the model computes; originals: their weights before.
+    experts: where the model holds layers of experts.
     """
 
     model: Any
@@ -43,6 +46,7 @@ class QuantizedTorchModel:
     measured: Measured | None
     matrices: dict[Layer, QuantizedMatrix]
     originals: dict[Layer, torch.Tensor]
+    experts: dict[Layer, ExpertLayer]
 
     def write(self, config: ModelConfig, folder: Path, steps: Steps) -> None:
         """Write the checkpoint: weights, config and tokenizer."""
@@ -51,6 +55,7 @@ class QuantizedTorchModel:
         scales = _kv_cache(config.quantize, self.measured)
         extra = Extra(scales, modelopt.input_scales(self.model, self.choice), matrices, beyond_text(self.opened))
         export(self.model, folder, dtype_of(config.precision), extra)
+        rename(folder, {expert.exported: layer.module for layer, expert in self.experts.items()})
         check_quantized(folder, [layer.module for layer in self.choice.methods])
         written = self.opened.tokenizer.write(folder)
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
@@ -63,11 +68,13 @@ def quantize_torch_model(
     """Return the model, measured and quantized."""
     model = text_model(opened)
     model.config.architectures = [type(model).__name__]
-    make_plain(model, choice.methods)
+    plain = [layer for layer in choice.methods if not is_experts(layer)]
+    make_plain(model, plain)
     measured, matrices, modules = None, {}, dict(model.named_modules())
+    experts: dict[Layer, ExpertLayer] = {}
     own = choice.rounded_here
     if texts and (options.kv_cache is not None or (choice.needs_data and len(own) < len(choice.methods))):
-        measured = calibration.measure(model, list(choice.methods), texts, steps.counted("measure", len(texts)))
+        measured = calibration.measure(model, plain, texts, steps.counted("measure", len(texts)))
         steps.add("measure", f"{len(texts)} windows of {len(texts[0])} tokens")
     originals = {layer: modules[layer.module].weight.detach() for layer in own}
     if own:
@@ -76,10 +83,10 @@ def quantize_torch_model(
         matrices = quantize_int4(model, choice, rounding, needed, steps.counted("blocks"))
     if len(own) < len(choice.methods):
         loop = partial(calibration.run, texts=texts, report=steps.counted("calibrate", len(texts)))
-        modelopt.quantize(model, options, choice, measured, loop)
+        experts = modelopt.quantize(model, options, choice, measured, loop)
     if choice.methods:
         steps.add("quantize", ", ".join(_described(choice)))
-    return QuantizedTorchModel(model, opened, choice, measured, matrices, originals)
+    return QuantizedTorchModel(model, opened, choice, measured, matrices, originals, experts)
 
 
 def _kv_cache(options: QuantizeOptions, measured: Measured | None) -> KvQuantization | None:
