@@ -10,8 +10,8 @@ from trtkit.config.task import Task
 from trtkit.errors import ConfigError, Problem, SourceError
 from trtkit.models.hybrids.registry import HYBRIDS, TEXT_ENCODERS, HybridOptions, hybrid_spec
 from trtkit.models.hybrids.text_encoder import EMBEDDING
-from trtkit.models.model import AUDIO, LLM, VISION, Model, Part, Stage
-from trtkit.models.registry import FAMILIES, LISTENERS, is_language_model, unsupported_family
+from trtkit.models.model import ENCODER, LLM, VISION, Model, Part, Stage
+from trtkit.models.registry import ENCODER_DECODERS, FAMILIES, is_language_model, unsupported_family
 from trtkit.models.vision_language.registry import VISION_LANGUAGE, image_traits
 from trtkit.sources.huggingface.preprocessing import folder_preprocess, folder_task
 from trtkit.sources.huggingface.text import folder_pooling
@@ -31,8 +31,12 @@ if TYPE_CHECKING:
 _FILE, _MODULE, _VISION, _HYBRID = "an ONNX file", "a PyTorch module", "a vision model built through ONNX", "a hybrid"
 _TEXT = "a text encoder"
 _LANGUAGE, _VISION_LANGUAGE = "a decoder-only LLM", "a vision-language model"
-_LISTENER = "a speech recognizer"
-_ARRAYS, _TOKENS = {_FILE, _MODULE, _VISION, _HYBRID, _TEXT}, {_LANGUAGE, _VISION_LANGUAGE, _LISTENER}
+_LISTENER, _READER = "a speech recognizer", "an encoder-decoder model"
+_ENCODED = {_LISTENER, _READER}
+_ARRAYS, _TOKENS = {_FILE, _MODULE, _VISION, _HYBRID, _TEXT}, {_LANGUAGE, _VISION_LANGUAGE, *_ENCODED}
+
+_USUAL_LENGTH = 512
+"""Tokens of the texts that T5 was trained on."""
 
 
 def resolve(config: ModelConfig) -> Model:
@@ -113,9 +117,11 @@ def _decoder_stage(name: str) -> Stage:
 
 def _language_model(config: ModelConfig, fields: Fields, model_type: str) -> Model:
     """Return a language model, with the vision tower that its family has if the config does not switch it off."""
-    if model_type in LISTENERS:
-        encoder = Stage(AUDIO, (Part("encoder", "onnx"),), "parser")
-        return _checked(_LISTENER, Model(_with_length(config), "tokens", (encoder, _decoder_stage(LLM))))
+    if model_type in ENCODER_DECODERS:
+        kind = _LISTENER if ENCODER_DECODERS[model_type] == "audio" else _READER
+        encoder = Stage(ENCODER, (Part("encoder", "onnx"),), "parser")
+        _checked(kind, Model(config, "tokens", ()))
+        return Model(_with_lengths(config, kind), "tokens", (encoder, _decoder_stage(LLM)))
     if model_type not in VISION_LANGUAGE:
         return _checked(_LANGUAGE, _decoder(config))
     if config.vision is not None and not config.vision.enabled:
@@ -145,16 +151,18 @@ def _with_values(config: ModelConfig, spec: HybridSpec) -> ModelConfig:
     return config.model_copy(update={"verify": verify}) if ranges else config
 
 
-def _with_length(config: ModelConfig) -> ModelConfig:
-    """Return a config whose slots hold all that a recognizer can say, if it does not name their length."""
-    stated = config.llm or LlmOptions()
-    if "max_sequence_length" in stated.model_fields_set:
-        return config
-    fields = json_object(hf_folder(config.source) / "config.json")
-    length = int(fields.get("max_target_positions", 448))
-    prefill = stated.max_prefill_length if "max_prefill_length" in stated.model_fields_set else min(length, 64)
-    options = stated.model_copy(update={"max_sequence_length": length, "max_prefill_length": prefill})
-    return config.model_copy(update={"llm": options})
+def _with_lengths(config: ModelConfig, kind: str) -> ModelConfig:
+    """Return a config whose slots hold all that the model can say and read, if it does not name their lengths."""
+    stated, fields = config.llm or LlmOptions(), json_object(hf_folder(config.source) / "config.json")
+    changes: dict[str, int] = {}
+    if "max_sequence_length" not in stated.model_fields_set:
+        usual = fields.get("max_target_positions", 448) if kind == _LISTENER else fields.get("n_positions")
+        length = changes["max_sequence_length"] = int(usual or _USUAL_LENGTH)
+        if "max_prefill_length" not in stated.model_fields_set:
+            changes["max_prefill_length"] = min(length, 64)
+    if kind == _READER and stated.max_source_length is None:
+        changes["max_source_length"] = int(fields.get("n_positions") or _USUAL_LENGTH)
+    return config.model_copy(update={"llm": stated.model_copy(update=changes)})
 
 
 @dataclass(frozen=True)
@@ -169,8 +177,9 @@ class _Key:
 
 _KEYS = (
     _Key("llm", lambda c: c.llm is not None, _TOKENS),
-    _Key("parallel", lambda c: c.parallel is not None, _TOKENS - {_LISTENER}),
-    _Key("quantize", lambda c: c.quantize is not None, {*_ARRAYS, *_TOKENS} - {_LISTENER}),
+    _Key("parallel", lambda c: c.parallel is not None, _TOKENS - _ENCODED),
+    _Key("llm.max_source_length", lambda c: c.llm is not None and c.llm.max_source_length is not None, {_READER}),
+    _Key("quantize", lambda c: c.quantize is not None, {*_ARRAYS, *_TOKENS} - _ENCODED),
     _Key("vision", lambda c: c.vision is not None, {_VISION_LANGUAGE}),
     _Key("route", lambda c: c.route is not None, {_VISION, _HYBRID}),
     _Key("compose", lambda c: c.compose != "fused", {_HYBRID}),

@@ -114,15 +114,15 @@ def test_verify_passes_and_notices_another_encoder(
     tiny_whisper.write_wav(tmp_path / "sound.wav", tiny_whisper.sound(4))
     report = trtkit("verify", recognizer.bundle, "--inputs", tmp_path / "sound.wav", "--json").json()
     assert report["passed"]
-    from trtkit.runtime.audio.encoder import AudioEncoder
+    from trtkit.runtime.encoded.encoder import Encoder
 
-    encode = AudioEncoder.encode
+    encode = Encoder.encode
 
-    def swapped(self: AudioEncoder, features: Array) -> dict[str, Any]:
+    def swapped(self: Encoder, features: Array) -> dict[str, Any]:
         found = encode(self, features)
         return {**found, "cross_key_0": found["cross_key_1"]}
 
-    monkeypatch.setattr(AudioEncoder, "encode", swapped)
+    monkeypatch.setattr(Encoder, "encode", swapped)
     ran = trtkit("verify", recognizer.folder, "--set", "precision=fp32", "--json")
     assert ran.code == 3
     assert not ran.json()["passed"]

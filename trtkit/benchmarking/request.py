@@ -94,9 +94,10 @@ _OF_A_SERVER = {"concurrency", "request_rate", "arrivals", "requests", "goodput"
 def check_request(bundle: Bundle, request: BenchRequest) -> None:
     """Refuse what means nothing for the bundle, contradictions, and unknown values. Raises BenchError."""
     path, load = str(bundle.path), request.load
-    if bundle.manifest.audio is not None:
-        fix = "use `trtkit generate --audio FILE --stats`"
-        raise BenchError("a speech recognizer needs audio, which a benchmark has not", path, fix)
+    if (encoder := bundle.manifest.encoder) is not None:
+        needs, flag = ("a text", "TEXT") if encoder.audio is None else ("audio", "--audio FILE")
+        what = f"{encoder.kind} needs {needs} for its encoder, which a benchmark does not have"
+        raise BenchError(what, path, f"use `trtkit generate BUNDLE {flag} --stats`")
     if meaningless := _meaningless(bundle, request):
         kind = "a language model" if bundle.manifest.interface == "tokens" else "a network of arrays"
         if request.server and meaningless[0] in _OF_A_SERVER:

@@ -179,16 +179,34 @@ class ImagesRecord(StrictModel):
 
 
 class AudioRecord(StrictModel):
-    """What the stage `audio` takes: log-mel features [1, mel_bins, frames] of audio at `sampling_rate` per second.
+    """Audio as an encoder takes it: log-mel features [1, mel_bins, frames], from `sampling_rate` samples a second."""
 
-    layers: of the decoder, each of which reads a key and a value of the encoder.
-    """
-
-    model_type: str
     mel_bins: int
     frames: int
     sampling_rate: int
+
+
+class EncoderRecord(StrictModel):
+    """What the stage `encoder` takes and gives.
+
+    layers: of the decoder, each of which reads a key and a value of `length` places. audio: what it listens to; None if
+    it reads the token ids [1, S] of a text, up to `length` of them.
+    """
+
+    model_type: str
     layers: int
+    length: int
+    audio: AudioRecord | None = None
+
+    @property
+    def input_name(self) -> str:
+        """What the encoder's input is called."""
+        return "input_ids" if self.audio is None else "input_features"
+
+    @property
+    def kind(self) -> str:
+        """What the model is called in errors."""
+        return "an encoder-decoder model" if self.audio is None else "a speech recognizer"
 
 
 class DecoderRecord(StrictModel):
@@ -197,7 +215,7 @@ class DecoderRecord(StrictModel):
     weight_bytes, kv_bytes_per_token, kv_bytes_per_slot, state_bytes_per_slot (recurrent states, and what layers read of
     an encoder): what all ranks hold together.
     embeddings: the table that is read beside an engine which takes vectors. images: of a vision-language model.
-    audio: of a speech recognizer.
+    encoder: of an encoder-decoder model.
     """
 
     parameters: int
@@ -207,7 +225,7 @@ class DecoderRecord(StrictModel):
     state_bytes_per_slot: int = 0
     embeddings: FileRecord | None = None
     images: ImagesRecord | None = None
-    audio: AudioRecord | None = None
+    encoder: EncoderRecord | None = None
 
 
 class VerificationRecord(BaseModel):
@@ -282,9 +300,9 @@ class Manifest(ModelRecord):
         return grid_of(self.config)
 
     @property
-    def audio(self) -> AudioRecord | None:
-        """What a speech recognizer listens to; None for other models."""
-        return None if self.decoder is None else self.decoder.audio
+    def encoder(self) -> EncoderRecord | None:
+        """What the encoder of an encoder-decoder model takes; None for other models."""
+        return None if self.decoder is None else self.decoder.encoder
 
     @property
     def images(self) -> ImagesRecord | None:

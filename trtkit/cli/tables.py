@@ -138,7 +138,7 @@ def _add_tokens(table: Table, model: ModelRecord) -> None:
     token, slot = size_text(decoder.kv_bytes_per_token), size_text(decoder.kv_bytes_per_slot)
     table.add_row("KV cache", f"{token} per token, {slot} per slot")
     if decoder.state_bytes_per_slot:
-        kind = "recurrent states" if decoder.audio is None else "of the encoder"
+        kind = "recurrent states" if decoder.encoder is None else "of the encoder"
         table.add_row(kind, f"{size_text(decoder.state_bytes_per_slot)} per slot")
     if decoder.images is not None:
         _add_vision(table, decoder.images, model.stages[0])

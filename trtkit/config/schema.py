@@ -157,6 +157,9 @@ class LlmOptions(StrictModel):
     max_batch_size: StrictInt = Field(8, ge=1, description="Slots: number of concurrent sequences.")
     max_sequence_length: StrictInt = Field(2048, ge=1, description="Tokens per slot, prompt and answer together.")
     max_prefill_length: StrictInt = Field(512, ge=1, description="Maximum new tokens per slot and step.")
+    max_source_length: StrictInt | None = Field(
+        None, ge=1, description="Tokens of a text that the encoder of an encoder-decoder model takes; 512 if unset."
+    )
     logits: Literal["last", "all"] = Field("last", description="Logits of the last token or of all tokens.")
     inputs: Literal["ids", "embeds"] = Field("ids", description="`input_ids`, or `inputs_embeds` for hybrids.")
     hidden_states: StrictBool = Field(False, description="Also return the final hidden states.")

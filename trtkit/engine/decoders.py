@@ -131,6 +131,8 @@ def checked_spec(config: ModelConfig, opened: DecoderSource) -> DecoderSpec:
     takes, and for a grid that cannot share it.
     """
     spec = stored_spec(opened.config, opened.where, opened.checkpoint)
+    if (source := llm_options(config).max_source_length) is not None:
+        spec = spec.with_source_length(source)
     options, limit, most = llm_options(config), spec.max_position_embeddings, spec.most_new_tokens
     problems = []
     if limit and options.max_sequence_length > limit:

@@ -17,8 +17,8 @@ from trtkit.bundle.manifest import (
     StageRecord,
 )
 from trtkit.dtypes import dtype_of
-from trtkit.engine.audio import open_audio
 from trtkit.engine.embeddings import EMBEDDINGS
+from trtkit.engine.encoder import open_encoder_source
 from trtkit.engine.vision_language import images_record, open_vision
 from trtkit.engine.write_stages import plan_names
 from trtkit.network.hybrid import input_name, port_dtype
@@ -70,7 +70,7 @@ def file_record(folder: Path, path: str) -> FileRecord | None:
 def joint_network(model: Model, written: WrittenModel) -> NetworkRecord:
     """Return one record of the model: all stages' layers; of a vision-language model the LLM's, the tower beside."""
     records = [result.network for result in written.results]
-    if model.takes_images or model.takes_audio:
+    if model.takes_images or model.has_encoder:
         return replace(records[-1], vision=records[0])
     if model.spec is None:
         return records[0]
@@ -128,7 +128,7 @@ def _decoder(model: Model, sizes: Sequence[DecoderSize], folder: Path) -> Decode
         state_bytes_per_slot=sum(size.state_bytes_per_slot for size in sizes),
         embeddings=file_record(folder, EMBEDDINGS),
         images=images_record(open_vision(model.config)) if model.takes_images else None,
-        audio=open_audio(model.config).record if model.takes_audio else None,
+        encoder=open_encoder_source(model.config).record if model.has_encoder else None,
     )
 
 

@@ -1,26 +1,26 @@
-"""The stage before a language model that takes images or audio: a model of arrays with a config of its own."""
+"""The stage before a language model, a vision tower or an encoder: a model of arrays with a config of its own."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.engine import audio, vision_language
+from trtkit.engine import encoder, vision_language
 
 if TYPE_CHECKING:
-    from trtkit.engine.audio import OpenedAudio
+    from trtkit.engine.encoder import OpenedEncoder
     from trtkit.engine.vision_language import OpenedVision
     from trtkit.models.model import Model
 
 
-def open_tower(model: Model) -> OpenedVision | OpenedAudio | None:
+def open_tower(model: Model) -> OpenedVision | OpenedEncoder | None:
     """Open the stage before a model's decoder; None if there is none. Raises SourceError, ProblemsError."""
     if model.takes_images:
         return vision_language.open_vision(model.config)
-    return audio.open_audio(model.config) if model.takes_audio else None
+    return encoder.open_encoder_source(model.config) if model.has_encoder else None
 
 
 def processor_files(model: Model) -> tuple[str, ...]:
     """Return the files of the source that say how images or audio become inputs."""
     if model.takes_images:
         return vision_language.PROCESSOR_FILES
-    return audio.PROCESSOR_FILES if model.takes_audio else ()
+    return encoder.PROCESSOR_FILES if model.has_encoder else ()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from trtkit.backends import BACKENDS
 from trtkit.bundle.bundle import QUANTIZED
 from trtkit.dtypes import dtype_of
-from trtkit.engine.audio import is_of_encoder, open_audio
 from trtkit.engine.decoders import decoder_size, engine_bytes, makes_checkpoint, open_decoder
+from trtkit.engine.encoder import is_of_encoder, open_encoder_source
 from trtkit.engine.hybrids import open_hybrid
 from trtkit.engine.jobs import PREPARE, PrepareRequest
 from trtkit.engine.parsing import run_stage
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from trtkit.config.schema import ModelConfig
     from trtkit.config.targets import Target
-    from trtkit.engine.audio import OpenedAudio
     from trtkit.engine.build_inputs import BuildInputs
+    from trtkit.engine.encoder import OpenedEncoder
     from trtkit.engine.vision_language import OpenedVision
     from trtkit.jobs.events import Step
     from trtkit.jobs.runner import Runner
@@ -120,8 +120,8 @@ def prepare_stages(inputs: BuildInputs, folder: Path, runner: Runner) -> Prepare
 
 def _prepare_tower(inputs: BuildInputs, folder: Path, runner: Runner) -> Prepared:
     """Prepare the stage before the decoder, a model of arrays with a config of its own."""
-    if inputs.model.takes_audio:
-        config = open_audio(inputs.config).config
+    if inputs.model.has_encoder:
+        config = open_encoder_source(inputs.config).config
         prepared = runner.run(PREPARE, PrepareRequest(config, folder, inputs.uses_plugins))
     else:
         with _of_tower(), measured_on_arrays(open_vision(inputs.config)) as config:
@@ -209,13 +209,13 @@ def _is_of_tower(name: str) -> bool:
     return inner_name(name) is None
 
 
-def vision_language_load(model: Model, opened: OpenedVision | OpenedAudio) -> Load:
+def vision_language_load(model: Model, opened: OpenedVision | OpenedEncoder) -> Load:
     """Return what the build has to hold at least: both networks in their precision, quantized weights as they are.
 
     A language model that the build quantizes first is counted when it is written.
     """
     arrays = read_folder(opened.folder)[0]
-    is_exported = is_of_encoder if model.takes_audio else _is_of_tower
+    is_exported = is_of_encoder if model.has_encoder else _is_of_tower
     exported = sum(math.prod(array.shape) for name, array in arrays.items() if is_exported(name))
     tower_bytes = dtype_of(opened.config.precision).size_bytes(exported)
     if makes_checkpoint(model.config):

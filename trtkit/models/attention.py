@@ -60,6 +60,18 @@ class RopeSpec:
 
 
 @dataclass(frozen=True)
+class RelativeSpec:
+    """A learned score of each head for a key's distance, by `buckets` that widen up to `max_distance` (T5).
+
+    layer: whose table of scores [buckets, N] it is.
+    """
+
+    buckets: int
+    max_distance: int
+    layer: int
+
+
+@dataclass(frozen=True)
 class AttentionSpec:
     """Self-attention of one layer.
 
@@ -74,6 +86,7 @@ class AttentionSpec:
         heads, after a norm over all heads; None: no limit.
     softcap: scores become softcap * tanh(scores / softcap). has_sinks: one learned score per head joins the softmax.
     has_alibi: scores fall linearly with distance, by ALiBi's slopes times alibi_scale (Falcon: scale).
+    relative: scores that are added by distance; None if there are none.
     rope: None if nothing turns. sliding_window: tokens that one sees, itself included; None for all. chunk: positions
         are in chunks of that many, and tokens see those of their own chunk. query_growth: None if queries stay.
     latent: if there is one, all heads share a key/value head of its rank and rope_dim elements, the first of which,
@@ -99,6 +112,7 @@ class AttentionSpec:
     has_sinks: bool = False
     has_alibi: bool = False
     alibi_scale: float = 1.0
+    relative: RelativeSpec | None = None
     rope: RopeSpec | None = None
     sliding_window: int | None = None
     chunk: int | None = None
@@ -150,12 +164,17 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class CrossSpec:
-    """Attention to what an encoder made of a request: keys and values of `length` places, computed once by a stage."""
+    """Attention to what an encoder made of a request: keys and values of `length` places, computed once by a stage.
+
+    has_bias: of both projections. is_padded: requests fill as many places as they have tokens, and a mask says which.
+    """
 
     num_attention_heads: int
     head_dim: int
     length: int
     scale: float
+    has_bias: bool = True
+    is_padded: bool = False
 
     @property
     def elements(self) -> int:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 Interface = Literal["arrays", "tokens"]
 PartKind = Literal["onnx", "network"]
 Writer = Literal["parser", "parts", "decoder"]
-# The stages before a language model that takes images or audio, and its own; alone it has the model's name.
-VISION, AUDIO, LLM = "vision", "audio", "llm"
+# The stages before a language model that takes images or reads an encoder, and its own; alone it has the model's name.
+VISION, ENCODER, LLM = "vision", "encoder", "llm"
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class Model:
         return self.images is not None
 
     @property
-    def takes_audio(self) -> bool:
-        """Whether an encoder of audio stands before the language model."""
-        return self.interface == "tokens" and self.stages[0].name == AUDIO and len(self.stages) > 1
+    def has_encoder(self) -> bool:
+        """Whether the language model is a decoder that reads what an encoder made of the request."""
+        return self.interface == "tokens" and self.stages[0].name == ENCODER and len(self.stages) > 1
 
     @property
     def part_names(self) -> tuple[str, ...]:

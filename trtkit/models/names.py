@@ -116,3 +116,23 @@ def gpt2_names(inside: Mapping[str, str]) -> dict[str, str]:
         "lm_head": "lm_head",
     }
     return names("transformer.h.{i}.", outside, {"attention_norm": "ln_1", "mlp_norm": "ln_2", **inside})
+
+
+_T5_LAYER = {
+    "attention_norm": "layer.0.layer_norm",
+    **{f"attention.{name}": f"layer.0.SelfAttention.{name}" for name in "qkvo"},
+    "attention.relative_bias": "layer.0.SelfAttention.relative_attention_bias",
+    "cross_norm": "layer.1.layer_norm",
+    **{f"cross.{name}": f"layer.1.EncDecAttention.{name}" for name in "qo"},
+    "mlp_norm": "layer.2.layer_norm",
+    "mlp.gate": "layer.2.DenseReluDense.wi_0",
+    "mlp.up": "layer.2.DenseReluDense.wi_1",
+    "mlp.down": "layer.2.DenseReluDense.wo",
+}
+_T5_OUTSIDE = {"embedding": "shared", "final_norm": "decoder.final_layer_norm", "lm_head": "lm_head"}
+
+
+def t5_names(*, is_gated: bool) -> dict[str, str]:
+    """Return the names of T5's decoder."""
+    mlp = {} if is_gated else {"mlp.up": "layer.2.DenseReluDense.wi"}
+    return names("decoder.block.{i}.", _T5_OUTSIDE, {**_T5_LAYER, **mlp})

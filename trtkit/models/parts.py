@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
-from trtkit.models.attention import AttentionSpec, NormSpec, RopeSpec
+from trtkit.models.attention import AttentionSpec, NormSpec, RelativeSpec, RopeSpec
 from trtkit.models.feed_forward import MlpSpec, MoeSpec
 from trtkit.models.hf_config import FIX
 from trtkit.models.rope import LAYER_TYPES
@@ -33,6 +33,15 @@ def biased_attention_part(config: HfConfig) -> AttentionSpec:
     """Return `attention_part` with biases on all four projections where `attention_bias` is set."""
     has_bias = bool(config.get("attention_bias", False))
     return attention_part(config, has_qkv_bias=has_bias, has_output_bias=has_bias)
+
+
+def relative_part(config: HfConfig, layer: int) -> RelativeSpec:
+    """Return scores by distance, whose table `layer` holds. Raises SourceError for too few distances."""
+    buckets = int(config.get("relative_attention_num_buckets", 32))
+    most = int(config.get("relative_attention_max_distance", 128))
+    if buckets < 4 or most <= buckets // 2:  # the encoder has half of the buckets for each side
+        raise SourceError(f"{buckets} buckets of distances up to {most} are not supported", config.where)
+    return RelativeSpec(buckets, most, layer)
 
 
 def mlp_part(config: HfConfig, *, has_bias: bool = False, size: str = "intermediate_size") -> MlpSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from trtkit.errors import SourceError, reading
 from trtkit.models.hf_config import FIX, HfConfig
@@ -74,6 +74,7 @@ FAMILIES = {
     "mistral": "mistral",
     "mixtral": "mixtral",
     "mpt": "mpt",
+    "mt5": "t5",
     "nanochat": "nanochat",
     "nemotron": "nemotron",
     "nemotron_h": "nemotron_h",
@@ -101,14 +102,21 @@ FAMILIES = {
     "solar_open": "solar_open",
     "stablelm": "stablelm",
     "starcoder2": "starcoder2",
+    "t5": "t5",
+    "umt5": "t5",
     "vaultgemma": "vaultgemma",
     "whisper": "whisper",
     "xglm": "xglm",
     "youtu": "youtu",
 }
 
-LISTENERS = {"whisper"}
-"""The families whose decoder reads an encoder of audio."""
+ENCODER_DECODERS: dict[str, Literal["audio", "text"]] = {
+    "mt5": "text",
+    "t5": "text",
+    "umt5": "text",
+    "whisper": "audio",
+}
+"""The families whose decoder reads an encoder, with what that takes."""
 
 ARCHITECTURES = {
     "apertus": "ApertusForCausalLM",
@@ -169,6 +177,7 @@ ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "mpt": "MptForCausalLM",
+    "mt5": "MT5ForConditionalGeneration",
     "nanochat": "NanoChatForCausalLM",
     "nemotron": "NemotronForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
@@ -196,6 +205,8 @@ ARCHITECTURES = {
     "solar_open": "SolarOpenForCausalLM",
     "stablelm": "StableLmForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
+    "t5": "T5ForConditionalGeneration",
+    "umt5": "UMT5ForConditionalGeneration",
     "vaultgemma": "VaultGemmaForCausalLM",
     "whisper": "WhisperForConditionalGeneration",
     "xglm": "XGLMForCausalLM",

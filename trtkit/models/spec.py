@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from trtkit.dtypes import INT32
 from trtkit.models.attention import AttentionSpec
 from trtkit.models.share import WHOLE, Share
 
@@ -121,6 +122,7 @@ class DecoderSpec:
     is_in_out: matrices inside layers are stored [in, out] (GPT-2's Conv1D).
     prefix: what a checkpoint of the bare model leaves off all names; empty where nothing is.
     unused: how the names of weights begin that checkpoints hold for other uses, such as predicting later tokens.
+    table_copies: names under which checkpoints may repeat the embedding.
     vocab_share: of the rows of embedding and head, which this rank holds. stage: of the model's layers, which this
         pipeline stage computes; `layers` are those, numbered from `first_layer` on.
     """
@@ -137,6 +139,7 @@ class DecoderSpec:
     is_in_out: bool = False
     prefix: str = ""
     unused: tuple[str, ...] = ()
+    table_copies: tuple[str, ...] = ()
     vocab_share: Share = WHOLE
     stage: Share = WHOLE
     first_layer: int = 0
@@ -184,8 +187,18 @@ class DecoderSpec:
 
     def state_bytes(self, dtype: DType) -> int:
         """Return the bytes of one sequence's recurrent states, and of what its layers read of an encoder."""
-        encoded = sum(layer.cross.elements for layer in self.layers if layer.cross is not None)
-        return sum(state.size_bytes(dtype) for state in self.states) + dtype.size_bytes(encoded)
+        crosses = [layer.cross for layer in self.layers if layer.cross is not None]
+        encoded = dtype.size_bytes(sum(cross.elements for cross in crosses))
+        mask = max((INT32.size_bytes(cross.length) for cross in crosses if cross.is_padded), default=0)
+        return sum(state.size_bytes(dtype) for state in self.states) + encoded + mask
+
+    def with_source_length(self, length: int) -> DecoderSpec:
+        """Return the model with slots for what an encoder makes of texts of up to `length` tokens."""
+
+        def longer(cross: CrossSpec | None) -> CrossSpec | None:
+            return replace(cross, length=length) if cross is not None and cross.is_padded else cross
+
+        return replace(self, layers=tuple(replace(layer, cross=longer(layer.cross)) for layer in self.layers))
 
     @property
     def reads_encoder(self) -> bool:

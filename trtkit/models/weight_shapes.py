@@ -74,13 +74,16 @@ def _layer(inside: str, layer: LayerSpec, spec: DecoderSpec) -> Iterator[_Part]:
         yield from _norm(f"{inside}.{name}", spec.block.norm, D)
     if isinstance(layer.mixer, AttentionSpec):
         yield from _attention(f"{inside}.attention", layer.mixer, spec)
+        relative = layer.mixer.relative
+        if relative is not None and inside == f"layers.{relative.layer}":
+            yield f"{inside}.attention.relative_bias.weight", (relative.buckets, layer.mixer.num_attention_heads)
     elif layer.mixer is not None:
         part = layer.mixer.part
         yield from ((f"{inside}.{part}.{weight.name}", weight.shape) for weight in layer.mixer.weights(D))
     if layer.cross is not None:
         size = layer.cross.num_attention_heads * layer.cross.head_dim
-        yield from _linear(f"{inside}.cross.q", spec, (size, D), has_bias=True)
-        yield from _linear(f"{inside}.cross.o", spec, (D, size), has_bias=True)
+        yield from _linear(f"{inside}.cross.q", spec, (size, D), layer.cross.has_bias)
+        yield from _linear(f"{inside}.cross.o", spec, (D, size), layer.cross.has_bias)
     if isinstance(layer.feed_forward, MoeSpec):
         yield from _moe(f"{inside}.moe", layer.feed_forward, spec)
     elif layer.feed_forward is not None:

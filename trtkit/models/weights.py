@@ -174,9 +174,11 @@ def _is_quantized(source: Mapping[str, Any], name: str) -> bool:
 
 def _extra(spec: DecoderSpec, known: set[str], source: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield weights that the model does not have."""
-    tied = _tied_copy(spec, source)
+    table = _names(spec, source)["embedding.weight"] if spec.table_copies else ""
+    copies = [name for name in spec.table_copies if name in source and table in source]
+    tied = {_tied_copy(spec, source), *(name for name in copies if _is_same(source, name, table))}
     for name in source:
-        if name not in known and name != tied and not _BUFFERS.search(name) and not name.startswith(spec.unused):
+        if name not in known and name not in tied and not _BUFFERS.search(name) and not name.startswith(spec.unused):
             yield Problem(f"`{name}` is not a weight of this model")
 
 

@@ -58,7 +58,8 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     Outputs: `logits` in fp32, and for each cache its `present_<name>_<i>`, which shares the input's memory.
     Layers with a state take `past_<state>_<i>` [B, ...] and give `present_<state>_<i>`, the state after the first
     `token_counts` [B] of a row's new tokens. Where `write_indices` is 0, a sequence begins, with zeros for a state.
-    Layers that read an encoder take `cross_key_<i>`, `cross_value_<i>` [B, N, length, H], which stay as they are.
+    Layers that read an encoder take `cross_key_<i>`, `cross_value_<i>` [B, N, length, H], which stay as they are, and
+    `cross_mask` [B, length] if requests fill different numbers of places.
     Every sequence is a slot with its own lengths. New tokens beyond a slot's `kv_lengths` are padding, which is written
     to the cache too, so `write_indices` + S is at most T. An idle slot has a `kv_lengths` of 1, since a softmax over no
     tokens is NaN.
@@ -69,7 +70,7 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     chosen = options.has_chosen_experts
     weights = Weights(graph, arrays, options.dtype, spec.is_in_out, has_chosen_experts=chosen)
     embedded = _embed(weights, spec, options)
-    read, streams, vectors = LayerInputs(graph, options, embedded.inputs), spec.block.streams, embedded.vectors
+    read, streams, vectors = LayerInputs(weights, options, embedded.inputs), spec.block.streams, embedded.vectors
     x = embedded.x if streams is None else to_streams(weights, embedded.x, streams)
     for index, layer in spec.numbered_layers:
         memory = read.of(index, layer)

@@ -25,6 +25,8 @@ Feeder = Literal["request", "scheduler", "cache", "state", "encoder", "stage"]
 of the request, once; what an earlier stage gives."""
 ENCODED = ("cross_key", "cross_value")
 """What an encoder gives each layer of a decoder."""
+ENCODED_MASK = "cross_mask"
+"""Which of a slot's places an encoder filled, [B, length]: 1 where it did, 0 where not."""
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ import numpy as np
 
 from trtkit.dtypes import DTYPES, FP32, INT32, DType
 from trtkit.models.attention import AttentionSpec
+from trtkit.network.blocks.attention import Encoded
 from trtkit.network.blocks.cache import Past
 from trtkit.network.blocks.mixer import Attending
 from trtkit.network.blocks.positions import Positions
 from trtkit.network.blocks.states import States
-from trtkit.network.input_spec import BATCH, ENCODED, NEW_TOKENS, Axis, InputSpec
+from trtkit.network.input_spec import BATCH, ENCODED, ENCODED_MASK, NEW_TOKENS, Axis, InputSpec
 from trtkit.network.ops.arithmetic import cast, select
 from trtkit.network.ops.chunk import Chunk
 from trtkit.network.ops.gather import embedding, pick
@@ -24,20 +25,25 @@ from trtkit.network.ops.mask import (
     cached_positions,
     causal_mask,
     chunk_mask,
+    lowest,
+    relative_mask,
 )
 from trtkit.network.ops.shape import unsqueeze
-from trtkit.network.rope_tables import query_growth_table, rope_tables, section_axes
+from trtkit.network.rope_tables import distance_buckets, query_growth_table, rope_tables, section_axes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trtkit.models.attention import CrossSpec, QueryGrowth, RopeSpec
+    from trtkit.models.attention import CrossSpec, QueryGrowth, RelativeSpec, RopeSpec
     from trtkit.models.recurrent import StateSpec
     from trtkit.models.share import Share
     from trtkit.models.spec import DecoderSpec, LayerSpec
     from trtkit.network.blocks.mixer import Memory
+    from trtkit.network.blocks.weights import Weights
     from trtkit.network.decoder_options import DecoderOptions
     from trtkit.network.graph import Graph, Tensor
+
+    _MaskKind = tuple[int | None, int | None, tuple[int, Share, float] | None, RelativeSpec | None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +89,10 @@ def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -
 class LayerInputs:
     """Adds each layer's caches and states, and what all layers share: masks and rotary tables, one of a kind."""
 
-    def __init__(self, graph: Graph, options: DecoderOptions, inputs: Scheduled) -> None:
-        self._graph, self._options, self._inputs = graph, options, inputs
-        self._masks: dict[tuple[int | None, int | None, tuple[int, Share, float] | None], Tensor] = {}
+    def __init__(self, weights: Weights, options: DecoderOptions, inputs: Scheduled) -> None:
+        self._weights, self._graph, self._options, self._inputs = weights, weights.graph, options, inputs
+        self._masks: dict[_MaskKind, Tensor] = {}
+        self._encoded_mask: Tensor | None = None
         self._keys: Tensor | None = None
         self._has_begun: Tensor | None = None
         self._chunks: dict[int, Chunk] = {}
@@ -105,12 +112,22 @@ class LayerInputs:
             states = {state.name: self._state(index, state) for state in layer.states}
             return States(states, self._inputs.token_counts, self._chunk(layer.mixer.most_new_tokens))
 
-    def _encoded(self, index: int, cross: CrossSpec) -> tuple[Tensor, Tensor]:
-        """Add the inputs for the keys and values that a layer reads of an encoder."""
+    def _encoded(self, index: int, cross: CrossSpec) -> Encoded:
+        """Add the inputs for what a layer reads of an encoder."""
         heads, head_dim = Axis("key_value_heads", cross.num_attention_heads), Axis("head_dim", cross.head_dim)
         axes, dtype = (BATCH, heads, Axis("encoded", cross.length), head_dim), self._options.dtype.name
         keys, values = (self._graph.take(InputSpec(f"{name}_{index}", dtype, axes, "encoder")) for name in ENCODED)
-        return keys, values
+        return Encoded(keys, values, self._mask_of_encoded(cross) if cross.is_padded else None)
+
+    def _mask_of_encoded(self, cross: CrossSpec) -> Tensor:
+        """Return what is added to scores of an encoder's places [B, 1, 1, length]; its input is all layers'."""
+        if self._encoded_mask is None:
+            spec = InputSpec(ENCODED_MASK, INT32.name, (BATCH, Axis("encoded", cross.length)), "encoder")
+            is_filled = unsqueeze(self._graph.take(spec), 1, 2) > 0
+            dtype = self._options.dtype
+            with self._graph.scope(ENCODED_MASK):
+                self._encoded_mask = select(is_filled, self._graph.number(0.0, dtype, 4), lowest(dtype))
+        return self._encoded_mask
 
     @property
     def _position_ids(self) -> Tensor:
@@ -169,7 +186,8 @@ class LayerInputs:
         share = attention.share
         heads = attention.num_attention_heads * share.count
         alibi = (heads, share, attention.alibi_scale) if attention.has_alibi else None
-        if (window, chunk, alibi) not in self._masks:
+        kind = (window, chunk, alibi, attention.relative)
+        if kind not in self._masks:
             assert self._inputs.kv_lengths is not None
             ids = cast(self._position_ids, INT32)
             keys = self._key_positions(ids)
@@ -178,8 +196,16 @@ class LayerInputs:
             if alibi is not None:
                 slopes = alibi_slopes(heads)[share.of(heads)] * attention.alibi_scale
                 mask = alibi_mask(mask, ids, slopes, self._options.dtype, keys)
-            self._masks[window, chunk, alibi] = mask
-        return self._masks[window, chunk, alibi]
+            if attention.relative is not None:
+                mask = relative_mask(mask, ids, self._by_distance(attention.relative), keys)
+            self._masks[kind] = mask
+        return self._masks[kind]
+
+    def _by_distance(self, relative: RelativeSpec) -> Tensor:
+        """Return the scores of every distance in a slot [T, N]; the first layer that has them holds their table."""
+        with self._graph.scope("attention/relative_bias"):
+            buckets = distance_buckets(relative, self._options.max_sequence_length)
+            return embedding(self._graph.constant(buckets, "buckets"), self._weights.get("weight"))
 
     def _key_positions(self, ids: Tensor) -> Tensor:
         """Return the positions of the keys that attention reads: cached ones, and new ones that stand behind them."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from trtkit.models.attention import QueryGrowth, RopeSpec
+    from trtkit.models.attention import QueryGrowth, RelativeSpec, RopeSpec
     from trtkit.models.spec import SinusoidalPositions
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
@@ -40,6 +40,18 @@ def section_axes(rope: RopeSpec) -> NDArray[np.int64]:
     for axis in (1, 2):
         axes[axis : 3 * rope.sections[axis] : 3] = axis
     return axes
+
+
+def distance_buckets(relative: RelativeSpec, count: int) -> NDArray[np.int32]:
+    """Return the bucket of each distance back from 0: [count]. The first half of them hold one distance each.
+
+    Source: transformers, `T5Attention._relative_position_bucket`, whose arithmetic in fp32 decides at edges.
+    """
+    distances, exact = np.arange(count), relative.buckets // 2
+    growth = np.log(np.maximum(distances, 1).astype(np.float32) / np.float32(exact))
+    growth = growth / np.float32(math.log(relative.max_distance / exact)) * np.float32(relative.buckets - exact)
+    far = np.minimum(exact + growth.astype(np.int64), relative.buckets - 1)
+    return np.where(distances < exact, distances, far).astype(np.int32)
 
 
 def query_growth_table(growth: QueryGrowth, count: int) -> NDArray[np.float32]:

@@ -19,7 +19,7 @@ from trtkit.config.schema import ModelConfig
 from trtkit.config.targets import load_target
 from trtkit.engine.decoders import llm_options
 from trtkit.errors import ConfigError, PlanError, SourceError, did_you_mean
-from trtkit.models.registry import LISTENERS
+from trtkit.models.registry import ENCODER_DECODERS
 from trtkit.resolve import resolve
 from trtkit.sources.decoder_source import open_decoder_source
 from trtkit.sources.huggingface.wrapped_config import text_fields
@@ -99,7 +99,7 @@ def model_of_bundle(bundle: Bundle) -> PlannedModel:
     where = bundle.path / "model" / CONFIG
     if manifest.interface == "tokens":
         fields, limit = read_json(where), llm_options(manifest.config).max_sequence_length
-    if manifest.audio is not None:
+    if manifest.encoder is not None:
         raise _not_counted(str(bundle.path))
     notes = () if manifest.images is None else _TOWER
     return PlannedModel(manifest.name, manifest.config, manifest.backend.name, fields, str(where), limit, bundle, notes)
@@ -113,7 +113,7 @@ def _of_config(path: str, overrides: Sequence[str | Override], target: str | Non
 
 
 def _not_counted(where: str) -> SourceError:
-    what = "`plan` does not count what a speech recognizer's encoder and cross-attention take"
+    what = "`plan` does not count what an encoder and the attention to it take"
     return SourceError(what, where, "build it: `trtkit inspect` shows the weights, caches and work of the bundle")
 
 
@@ -162,7 +162,7 @@ def _of_config_json(file: Path, overrides: Sequence[str | Override]) -> PlannedM
 def _fields(file: Path) -> Json:
     """Return a language model's fields; how it is quantized is read apart from them. Raises SourceError."""
     fields = text_fields(file)
-    if fields.get("model_type") in LISTENERS:
+    if fields.get("model_type") in ENCODER_DECODERS:
         raise _not_counted(str(file))
     return {key: value for key, value in fields.items() if key != "quantization_config"}
 

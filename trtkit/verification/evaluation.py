@@ -147,9 +147,10 @@ def evaluate_bundle(
         raise RequestError("nothing to evaluate", "", "give a text for perplexity, or ask the questions")
     models = [read_text_bundle(each) for each in (bundle, base) if each is not None]
     for model in models:
-        if model.audio is not None:
-            what = "a speech recognizer cannot be evaluated on text or questions"
-            raise RequestError(what, str(model.path), "verify it with recordings: `trtkit verify BUNDLE --inputs FILE`")
+        if (encoder := model.bundle.manifest.encoder) is not None:
+            what = f"{encoder.kind} cannot be evaluated on text or questions"
+            fix = "use `trtkit generate`, or verify it: `trtkit verify BUNDLE --inputs FILE`"
+            raise RequestError(what, str(model.path), fix)
     pieces = [] if request.text is None else _same_windows(request.text, models, request)
     runner.report(Phase("open"))
     executions = [open_execution(model.bundle, request.runtime, 1, needs_all_logits=True) for model in models]

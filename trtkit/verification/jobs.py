@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trtkit.bundle.manifest import AudioRecord, ImagesRecord
+from trtkit.bundle.manifest import EncoderRecord, ImagesRecord
 from trtkit.config.schema import ModelConfig
 from trtkit.engine.stages import PlanFile, PreparedStage
 from trtkit.jobs.job import Job
@@ -45,8 +45,8 @@ class VerifyRequest:
     """A model to compare with its reference.
 
     stages: as they were prepared. profiles: of the model's own inputs.
-    quantized: the checkpoint that was made of the config's source. images: of a vision-language model. audio: of a
-    speech recognizer.
+    quantized: the checkpoint that was made of the config's source. images: of a vision-language model. encoder: of an
+    encoder-decoder model.
     engines: to compare on a GPU. digests: of the source files at the build of a bundle; None if the source has
     just been read.
     """
@@ -58,7 +58,7 @@ class VerifyRequest:
     profiles: tuple[ResolvedProfile, ...] = ()
     quantized: Path | None = None
     images: ImagesRecord | None = None
-    audio: AudioRecord | None = None
+    encoder: EncoderRecord | None = None
     engines: tuple[PlanFile, ...] = ()
     digests: tuple[str, ...] | None = None
 
@@ -66,4 +66,4 @@ class VerifyRequest:
 VERIFY_ARRAYS = Job("trtkit.verification.job:verify", VerifyRequest, Report)
 VERIFY_TEXT = Job("trtkit.verification.decoder_job:verify", VerifyRequest, Report)
 VERIFY_IMAGES = Job("trtkit.verification.vision_language_job:verify", VerifyRequest, Report)
-VERIFY_AUDIO = Job("trtkit.verification.audio_job:verify", VerifyRequest, Report)
+VERIFY_ENCODER = Job("trtkit.verification.encoder_job:verify", VerifyRequest, Report)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from trtkit.bundle.bundle import QUANTIZED, write_json
 from trtkit.bundle.manifest import VerificationRecord
-from trtkit.engine.audio import open_audio
 from trtkit.engine.build_inputs import gather_inputs
+from trtkit.engine.encoder import open_encoder_source
 from trtkit.engine.jobs import DIGEST
 from trtkit.engine.stages import bundle_stages, plan_files
 from trtkit.engine.vision_language import images_record, open_vision
@@ -20,7 +20,7 @@ from trtkit.errors import SourceError, TrtkitError
 from trtkit.files import MANIFEST
 from trtkit.jobs.events import Verdict
 from trtkit.resolve import resolve
-from trtkit.verification.jobs import VERIFY_ARRAYS, VERIFY_AUDIO, VERIFY_IMAGES, VERIFY_TEXT, Request, VerifyRequest
+from trtkit.verification.jobs import VERIFY_ARRAYS, VERIFY_ENCODER, VERIFY_IMAGES, VERIFY_TEXT, Request, VerifyRequest
 from trtkit.verification.report import Report
 from trtkit.verification.verdict import verdict as verdict_of
 from trtkit.version import __version__
@@ -50,7 +50,7 @@ def verify_config(config: ModelConfig, request: Request, runner: Runner) -> Repo
             profiles=prepared.profiles,
             quantized=Path(folder) / QUANTIZED if (Path(folder) / QUANTIZED).exists() else None,
             images=images_record(open_vision(config)) if inputs.model.takes_images else None,
-            audio=open_audio(config).record if inputs.model.takes_audio else None,
+            encoder=open_encoder_source(inputs.config).record if inputs.model.has_encoder else None,
         )
         return run_job(job_request, runner)
 
@@ -74,7 +74,7 @@ def verify_bundle(bundle: Bundle, request: Request, runner: Runner) -> Report:
         profiles=manifest.profiles,
         quantized=bundle.quantized_path,
         images=manifest.images,
-        audio=manifest.audio,
+        encoder=manifest.encoder,
         engines=plan_files(bundle),
         digests=tuple(file.sha256 for file in manifest.sources),
     )
@@ -106,8 +106,8 @@ def _job(request: VerifyRequest) -> Job[VerifyRequest, Report]:
     """Return the job that compares a model by its interface."""
     if all(stage.writer != "decoder" for stage in request.stages):
         return VERIFY_ARRAYS
-    if request.audio is not None:
-        return VERIFY_AUDIO
+    if request.encoder is not None:
+        return VERIFY_ENCODER
     return VERIFY_TEXT if request.images is None else VERIFY_IMAGES
 
 

@@ -10,8 +10,8 @@ from trtkit.errors import ProblemsError, SourceError
 from trtkit.models import decoders
 from trtkit.models.registry import (
     ARCHITECTURES,
+    ENCODER_DECODERS,
     FAMILIES,
-    LISTENERS,
     decoder_spec,
     is_language_model,
     unsupported_family,
@@ -106,8 +106,9 @@ def test_families_are_small_files_of_data_that_never_import_each_other() -> None
 def test_architectures_are_those_of_transformers() -> None:
     from transformers.models.auto import modeling_auto as auto
 
-    listeners = {name: auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES[name] for name in LISTENERS}
-    classes = {**auto.MODEL_MAPPING_NAMES, **auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **listeners}
+    sources = {**auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, **auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES}
+    readers = {name: sources[name] for name in ENCODER_DECODERS}
+    classes = {**auto.MODEL_MAPPING_NAMES, **auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **readers}
     assert {model_type: classes[model_type] for model_type in FAMILIES} == ARCHITECTURES
 
 

@@ -41,9 +41,9 @@ def read_model(bundle: Path) -> ServedModel:
     if opened.manifest.interface != "tokens":
         fix = f"`trtkit deploy {bundle} --to triton`, then `trtkit serve models`"
         raise DeployError("OpenAI's API serves language models; the bundle holds a vision model", str(bundle), fix)
-    if opened.manifest.audio is not None:
-        fix = "use `trtkit generate --audio` or `trtkit.LLM`"
-        raise DeployError("a speech recognizer cannot be served: requests carry no audio to it", str(bundle), fix)
+    if (encoder := opened.manifest.encoder) is not None:
+        fix = "use `trtkit generate` or `trtkit.LLM`"
+        raise DeployError(f"{encoder.kind} cannot be served: requests carry nothing to its encoder", str(bundle), fix)
     if not (folder / "tokenizer.json").is_file():
         fix = "build from a source with a `tokenizer.json`, or serve token ids with Triton"
         raise DeployError("the bundle has no `model/tokenizer.json`", str(bundle), fix)

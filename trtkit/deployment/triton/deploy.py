@@ -115,9 +115,9 @@ def served_models(request: DeployRequest, options: DeployOptions) -> list[Served
         if form == "tensors":
             raise DeployError("`--recognizer` needs image inputs", "--as", "remove one of them")
         return ocr_pipeline(bundle, request.recognizer, name, options)
-    if bundle.manifest.audio is not None:
-        fix = "use `trtkit generate --audio` or `trtkit.LLM`"
-        raise DeployError("a speech recognizer cannot be served: requests carry no audio to it", name, fix)
+    if (encoder := bundle.manifest.encoder) is not None:
+        fix = "use `trtkit generate` or `trtkit.LLM`"
+        raise DeployError(f"{encoder.kind} cannot be served: requests carry nothing to its encoder", name, fix)
     if bundle.manifest.interface == "tokens":
         return [llm_model(bundle, name, options)]
     if form == "pipeline" and not takes_images(bundle):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trtkit.network.blocks.cache import remember
@@ -20,6 +21,18 @@ if TYPE_CHECKING:
     from trtkit.network.blocks.positions import Positions
     from trtkit.network.blocks.weights import Weights
     from trtkit.network.graph import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """What an encoder made of the requests: keys and values [B, N, length, H] for one layer.
+
+    mask: [B, 1, 1, length], added to scores; None if every request fills all places.
+    """
+
+    keys: Tensor
+    values: Tensor
+    mask: Tensor | None = None
 
 
 def attention_block(
@@ -49,12 +62,12 @@ def attention_block(
         return weights.linear("o", merged, has_bias=spec.has_output_bias, ranks=spec.share.count), present
 
 
-def cross_block(weights: Weights, x: Tensor, spec: CrossSpec, memory: tuple[Tensor, Tensor]) -> Tensor:
-    """Attend from x [B, S, D] to an encoder's keys and values, [B, N, length, H] each; return [B, S, D]."""
+def cross_block(weights: Weights, x: Tensor, spec: CrossSpec, memory: Encoded) -> Tensor:
+    """Attend from x [B, S, D] to what an encoder made of the request; return [B, S, D]."""
     with x.graph.scope("cross"):
-        q = split_heads(weights.linear("q", x, has_bias=True), spec.num_attention_heads)
-        attended = attention((scale_query(q, spec.scale), *memory))
-        return weights.linear("o", merge_heads(attended), has_bias=True)
+        q = split_heads(weights.linear("q", x, has_bias=spec.has_bias), spec.num_attention_heads)
+        attended = attention((scale_query(q, spec.scale), memory.keys, memory.values), memory.mask)
+        return weights.linear("o", merge_heads(attended), has_bias=spec.has_bias)
 
 
 def _project(weights: Weights, x: Tensor, spec: AttentionSpec) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]:

@@ -15,6 +15,7 @@ from trtkit.network.blocks.states import States
 
 if TYPE_CHECKING:
     from trtkit.models.recurrent import RecurrentSpec
+    from trtkit.network.blocks.attention import Encoded
     from trtkit.network.blocks.cache import Past
     from trtkit.network.blocks.positions import Positions
     from trtkit.network.blocks.weights import Weights
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Attending:
-    """What attention reads besides hidden states. encoded: an encoder's keys and values, if the layer reads any."""
+    """What attention reads besides hidden states. encoded: what an encoder gives the layer, if it reads any of that."""
 
     positions: Positions
     past: Past
-    encoded: tuple[Tensor, Tensor] | None = None
+    encoded: Encoded | None = None
 
 
 Memory = Attending | States

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtkit.dtypes import FP16, FP32
-from trtkit.network.ops.arithmetic import cast, select
-from trtkit.network.ops.shape import concat, unsqueeze
+from trtkit.network.ops.arithmetic import cast, maximum, minimum, select
+from trtkit.network.ops.gather import embedding
+from trtkit.network.ops.shape import concat, reshape, transpose, unsqueeze
 
 if TYPE_CHECKING:
     from trtkit.dtypes import DType
@@ -81,6 +82,19 @@ def alibi_mask(
         )
         slope = graph.constant(slopes.astype(np.float32).reshape(1, -1, 1, 1), "slopes")
         return cast(select(allowed, cast(distance, FP32) * slope, lowest(dtype)), dtype)
+
+
+def relative_mask(allowed: Tensor, position_ids: Tensor, scores: Tensor, keys: Tensor) -> Tensor:
+    """Return the score of each key's distance, the lowest value if not allowed: [B, 1, S, T] -> [B, N, S, T].
+
+    scores: [distances, N], of keys that are 0, 1, 2, ... tokens back. keys: their positions.
+    Source: https://arxiv.org/abs/1910.10683, section 2.1.
+    """
+    with allowed.graph.scope("relative_bias"):
+        distance = unsqueeze(position_ids, 1, 3) - keys
+        back = minimum(maximum(distance, 0), scores.shape[0] - 1)
+        by_head = reshape(transpose(embedding(back, scores), (0, 4, 2, 3, 1)), (0, 0, 0, -1))
+        return select(allowed, by_head, lowest(scores.dtype))
 
 
 def alibi_slopes(heads: int) -> np.ndarray[Any, Any]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from trtkit.bundle.bundle import open_bundle
 from trtkit.errors import RequestError
-from trtkit.runtime.audio import open_encoder
 from trtkit.runtime.decoder import open_execution
+from trtkit.runtime.encoded import open_encoder
 from trtkit.runtime.generation import DraftProposer, Engine, EngineOptions, LookupProposer, Request
 from trtkit.runtime.llm.job import Job
 from trtkit.runtime.llm.known_answer import check_known_answer
@@ -72,7 +72,7 @@ class Frontend:
         self._words = text.tokenizer if options.detokenizes else None
         self.vocabulary = text.vocabulary  # here, since two threads will prepare prompts by it
         self._tower = None if text.images is None else open_tower(opened, options.runtime)
-        self._encoder = None if text.audio is None else open_encoder(opened, options.runtime)
+        self._encoder = None if text.encoded is None else open_encoder(opened, options.runtime)
         self.jobs: dict[str, Job] = {}
         self._numbers = itertools.count()
         self._news: dict[tuple[str, int], Job] = {}
@@ -149,9 +149,9 @@ class Frontend:
         return job is not None
 
     def soft_tokens(self, read: ReadPrompt) -> SoftTokens | None:
-        """Run the vision tower on a prompt's images, or the encoder on its audio; None where it has neither."""
-        if self.text.audio is not None and self._encoder is not None and read.heard is not None:
-            return self.text.audio.soft_tokens(read.heard, self._encoder)
+        """Run the vision tower on a prompt's images, or the encoder on its text or audio; None where it has neither."""
+        if self.text.encoded is not None and self._encoder is not None and read.encoded is not None:
+            return self.text.encoded.soft_tokens(read.encoded, self._encoder)
         if self.text.images is None or self._tower is None or read.merged is None:
             return None
         return self.text.images.soft_tokens(read.merged, self._tower)

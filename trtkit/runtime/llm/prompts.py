@@ -14,7 +14,7 @@ from trtkit.runtime.sampling.limits import shown
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.runtime.audio import AudioPrompts, HeardPrompt
+    from trtkit.runtime.encoded import EncoderPrompt, EncoderPrompts
     from trtkit.runtime.sampling.settings import Settings
     from trtkit.runtime.text import Tokenizer
     from trtkit.runtime.vision_language import ImagePrompts, MergedPrompt
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 Prompt = str | list[int] | dict[str, Any]
 """Text, token ids, or `{"prompt": text}`, `{"prompt_token_ids": ids}`, `{"messages": [...]}`; with `images`, a list of
 paths and PIL images, where the model takes them: the prompt has a placeholder for each. A speech recognizer takes
-`{"audio": path or samples}`, with `language` and `task` if it has several."""
+`{"audio": path or samples}`, with `language` and `task` if it has several. The prompt of an encoder-decoder model of
+text is what its encoder reads."""
 
 PROMPT_KINDS = ("prompt", "messages", "prompt_token_ids")
 # Longer text is refused before it is tokenized: tokens have four or five characters, and few have 32.
@@ -34,14 +35,15 @@ MAX_IMAGES = 64
 class ReadPrompt:
     """A prompt as tokens. text: if it was given as one. merged: with images in their places, if the model takes any.
 
-    heard: with the features of its audio, if the model takes audio.
+    encoded: with what the encoder takes, if the model has one; its text or audio is the prompt, and `ids` begin the
+    answer.
     """
 
     text: str | None
     ids: list[int]
     images: tuple[Any, ...] = ()
     merged: MergedPrompt | None = None
-    heard: HeardPrompt | None = None
+    encoded: EncoderPrompt | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,16 +80,19 @@ def problems_of(error: RequestError, where: str) -> list[Problem]:
 
 
 class PromptReader:
-    """Reads prompts for one bundle. images, audio: None where it takes none. max_length: tokens that a slot holds."""
+    """Reads prompts for one bundle. max_length: tokens that a slot holds, or that the encoder takes.
+
+    images: None if it takes none. encoded: None if it has no encoder.
+    """
 
     def __init__(
         self,
         tokenizer: Tokenizer | None,
         images: ImagePrompts | None,
         max_length: int,
-        audio: AudioPrompts | None = None,
+        encoded: EncoderPrompts | None = None,
     ) -> None:
-        self._tokenizer, self._images, self._max_length, self._audio = tokenizer, images, max_length, audio
+        self._tokenizer, self._images, self._max_length, self._encoded = tokenizer, images, max_length, encoded
 
     def read(self, prompt: Prompt) -> ReadPrompt:
         """Return a prompt's tokens with its images in their places. Raises RequestError for what cannot be."""
@@ -95,8 +100,9 @@ class PromptReader:
 
     def tokens(self, prompt: Prompt) -> ReadPrompt:
         """Return a prompt's tokens and its images. Raises RequestError for what the model cannot take."""
-        if self._audio is not None:
-            return self._heard(prompt, self._audio)
+        if self._encoded is not None:
+            encoded = self._encoded.read(prompt, self)
+            return ReadPrompt(encoded.text, encoded.ids, encoded=encoded)
         if isinstance(prompt, dict) and prompt.get("audio") is not None:
             raise RequestError("the model takes no audio", "audio", "give a bundle of a speech recognizer")
         text, ids, images = self._read(prompt)
@@ -115,25 +121,18 @@ class PromptReader:
             raise RequestError("the bundle has no tokenizer", "prompt", "give token ids")
         return self._tokenizer.encode(text, add_special_tokens)
 
-    def _heard(self, prompt: Prompt, audio: AudioPrompts) -> ReadPrompt:
-        """Return the tokens that a transcript begins with, or the prompt's own, with its audio's features."""
-        fix = 'give {"audio": "talk.wav"}, and `language` and `task` if the model has several'
-        if not isinstance(prompt, dict) or prompt.get("audio") is None:
-            raise RequestError("the model transcribes audio, and the prompt has none", "prompt", fix)
-        unknown = sorted(set(prompt) - {"audio", "language", "task", "prompt_token_ids"})
-        if unknown:
-            raise RequestError(f"a prompt with audio has no `{unknown[0]}`", "prompt", fix)
-        own = prompt.get("prompt_token_ids")
-        ids = audio.ids(prompt.get("language"), prompt.get("task")) if own is None else self._checked_ids(own)
-        return ReadPrompt(None, ids, heard=audio.merge(ids, prompt["audio"]))
+    def text_and_ids(self, prompt: object) -> tuple[str | None, list[int]]:
+        """Return the text, if it was given as one, and the tokens of a prompt without images. Raises RequestError."""
+        text, ids, _ = self._read(prompt)
+        return text, ids
 
-    def _read(self, prompt: Prompt) -> tuple[str | None, list[int], list[Any]]:
+    def _read(self, prompt: object) -> tuple[str | None, list[int], list[Any]]:
         """Return text, tokens with one placeholder an image, and images."""
         if isinstance(prompt, str):
             self._check_length(len(prompt))
             return prompt, self.encode(prompt), []
         if not isinstance(prompt, dict):
-            return None, self._checked_ids(prompt), []
+            return None, self.checked_ids(prompt), []
         kinds = [key for key in PROMPT_KINDS if prompt.get(key) is not None]
         if len(kinds) != 1:
             fix = "give one of `prompt`, `prompt_token_ids`, `messages`"
@@ -160,7 +159,8 @@ class PromptReader:
         except RecursionError:
             raise RequestError("the messages are nested too deeply", "messages", "send plain ones") from None
 
-    def _checked_ids(self, ids: Any) -> list[int]:
+    def checked_ids(self, ids: object) -> list[int]:
+        """Return token ids as a list. Raises RequestError for anything else, and for too many."""
         if not isinstance(ids, (list, tuple)):
             raise RequestError(f"a prompt cannot be a {type(ids).__name__}", "prompt", "give text or token ids")
         if len(ids) > self._max_length:

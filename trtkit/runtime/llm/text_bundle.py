@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trtkit.bundle.bundle import Bundle, open_bundle
 from trtkit.engine.decoders import llm_options
 from trtkit.errors import GenerationError, RequestError
-from trtkit.runtime.audio import AudioPrompts
+from trtkit.runtime.encoded import AudioPrompts, TextPrompts
 from trtkit.runtime.generation.request import Request, check_request
 from trtkit.runtime.llm.prompts import PreparedPrompt, PromptReader
 from trtkit.runtime.sampling.guides import GuideFactory
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from trtkit.bundle.manifest import EncoderRecord
+    from trtkit.runtime.encoded import EncoderPrompts
     from trtkit.runtime.llm.prompts import AnyPrompt
     from trtkit.runtime.sampling.params import SamplingParams
     from trtkit.runtime.text import Tokenizer
@@ -35,7 +37,8 @@ class TextBundle:
     """A language model's bundle. max_length: tokens a slot holds. vocab_size: of the network's logits.
 
     tokenizer: None if the bundle has none; then prompts are token ids. slots: sequences that its engine takes at once.
-    has_all_logits: the engine gives those of every token, not of the last only. images, audio: None if it takes none.
+    has_all_logits: the engine gives those of every token, not of the last only. images: None if it takes none.
+    encoded: None if it has no encoder.
     """
 
     bundle: Bundle
@@ -45,7 +48,7 @@ class TextBundle:
     slots: int
     has_all_logits: bool
     images: ImagePrompts | None = None
-    audio: AudioPrompts | None = None
+    encoded: EncoderPrompts | None = None
 
     @property
     def path(self) -> Path:
@@ -55,7 +58,9 @@ class TextBundle:
     @cached_property
     def reader(self) -> PromptReader:
         """Makes tokens of prompts."""
-        return PromptReader(self.tokenizer, self.images, self.max_length, self.audio)
+        record = self.bundle.manifest.encoder
+        length = self.max_length if record is None or record.audio is not None else record.length
+        return PromptReader(self.tokenizer, self.images, length, self.encoded)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -80,11 +85,11 @@ class TextBundle:
         return PreparedPrompt(read, Settings.resolve(self._spoken(params, read.ids), self.vocabulary))
 
     def _spoken(self, params: SamplingParams, ids: Sequence[int]) -> SamplingParams:
-        """Return settings that also bar what a recognizer never says, or not at the beginning."""
-        if self.audio is None:
+        """Return settings that also bar what an encoder-decoder model never says, or not at the beginning."""
+        if self.encoded is None:
             return params
-        barred = dict.fromkeys(self.audio.suppressed, _NEVER)
-        processors = (self.audio.first_filter(ids),) if self.audio.suppressed_first else ()
+        barred = dict.fromkeys(self.encoded.suppressed, _NEVER)
+        processors = (self.encoded.first_filter(ids),) if self.encoded.suppressed_first else ()
         return replace(
             params,
             logit_bias={**barred, **params.logit_bias},
@@ -111,5 +116,11 @@ def read_text_bundle(bundle: Bundle | Path | str) -> TextBundle:
     options = llm_options(manifest.config)
     images = None if manifest.images is None else ImagePrompts(manifest.images, folder, tokenizer)
     limits = (options.max_sequence_length, options.max_batch_size, options.logits == "all")
-    audio = None if manifest.audio is None else AudioPrompts(manifest.audio, folder)
-    return TextBundle(opened, tokenizer, logits.shape[-1], *limits, images, audio)
+    return TextBundle(opened, tokenizer, logits.shape[-1], *limits, images, _encoder_prompts(manifest.encoder, folder))
+
+
+def _encoder_prompts(record: EncoderRecord | None, folder: Path) -> EncoderPrompts | None:
+    """Return what reads the prompts of an encoder-decoder model; None for other models."""
+    if record is None:
+        return None
+    return TextPrompts(record, folder) if record.audio is None else AudioPrompts(record, folder)

@@ -2,62 +2,55 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from trtkit.errors import GenerationError, RequestError
-from trtkit.runtime.audio.read import read_audio
-from trtkit.runtime.soft_tokens import SoftTokens
-from trtkit.sources.safetensors_folder import json_object
+from trtkit.runtime.encoded.prompts import EncoderPrompt, EncoderPrompts
+from trtkit.runtime.encoded.read_audio import read_audio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from trtkit.arrays import Array
-    from trtkit.bundle.manifest import AudioRecord
-    from trtkit.runtime.audio.encoder import AudioEncoder
+    from trtkit.bundle.manifest import EncoderRecord
+    from trtkit.runtime.encoded.prompts import Reader
 
 TASKS = ("transcribe", "translate")
 
 
-@dataclass(frozen=True, eq=False)
-class HeardPrompt:
-    """A prompt's tokens with the features of its audio [bins, frames]."""
+class AudioPrompts(EncoderPrompts):
+    """Reads prompts with audio. folder: also has the feature extractor's file."""
 
-    ids: list[int]
-    features: Array
-
-
-class AudioPrompts:
-    """Reads the prompts of a model that takes audio; the encoder is not needed for that.
-
-    folder: has the feature extractor's file and `generation_config.json`, if the model has one.
-    """
-
-    def __init__(self, record: AudioRecord, folder: Path) -> None:
+    def __init__(self, record: EncoderRecord, folder: Path) -> None:
         from transformers import WhisperFeatureExtractor
 
-        self._record = record
+        super().__init__(record, folder)
+        assert record.audio is not None
         self._extractor = WhisperFeatureExtractor.from_pretrained(folder, local_files_only=True)
         frames = self._extractor.nb_max_frames
-        if frames != record.frames:
-            what = f"the feature extractor gives {frames} frames, the encoder takes {record.frames}"
+        if frames != record.audio.frames:
+            what = f"the feature extractor gives {frames} frames, the encoder takes {record.audio.frames}"
             raise GenerationError(what, str(folder), "build from a folder whose files belong together")
-        config, generation = (json_object(folder / name) for name in ("config.json", "generation_config.json"))
-        self._generation = config | generation
-        self._start = int(self._generation["decoder_start_token_id"])
-        self.suppressed: tuple[int, ...] = tuple(self._generation.get("suppress_tokens") or ())
-        self.suppressed_first: tuple[int, ...] = tuple(self._generation.get("begin_suppress_tokens") or ())
 
     @property
     def seconds(self) -> float:
         """How much audio the model hears at once."""
         return float(self._extractor.n_samples / self._extractor.sampling_rate)
+
+    def read(self, prompt: object, reader: Reader) -> EncoderPrompt:
+        """Return the tokens that a transcript begins with, or the prompt's own, with its audio's features."""
+        fix = 'give {"audio": "talk.wav"}, and `language` and `task` if the model has several'
+        if not isinstance(prompt, dict) or prompt.get("audio") is None:
+            raise RequestError("the model transcribes audio, and the prompt has none", "prompt", fix)
+        unknown = sorted(set(prompt) - {"audio", "language", "task", "prompt_token_ids"})
+        if unknown:
+            raise RequestError(f"a prompt with audio has no `{unknown[0]}`", "prompt", fix)
+        own = prompt.get("prompt_token_ids")
+        ids = self.ids(prompt.get("language"), prompt.get("task")) if own is None else reader.checked_ids(own)
+        return self.merge(ids, prompt["audio"])
 
     def ids(self, language: str | None = None, task: str | None = None) -> list[int]:
         """Return the tokens that a transcript begins with, without timestamps.
@@ -78,7 +71,7 @@ class AudioPrompts:
         plain = self._generation.get("no_timestamps_token_id")
         return ids if plain is None else [*ids, int(plain)]
 
-    def merge(self, ids: Sequence[int], audio: str | Path | Array) -> HeardPrompt:
+    def merge(self, ids: Sequence[int], audio: str | Path | Array) -> EncoderPrompt:
         """Return a prompt's tokens with its audio's features. Raises RequestError for audio that cannot be heard.
 
         audio: a path, or samples [N] at the model's own rate.
@@ -89,24 +82,7 @@ class AudioPrompts:
             samples = self._checked(np.asarray(audio))
         rate = self._extractor.sampling_rate
         features = self._extractor(samples, sampling_rate=rate, return_tensors="np").input_features[0]
-        return HeardPrompt([int(token) for token in ids], np.ascontiguousarray(features, np.float32))
-
-    def soft_tokens(self, prompt: HeardPrompt, encoder: AudioEncoder) -> SoftTokens:
-        """Run the encoder; return what the decoder's layers read."""
-        digest = hashlib.sha256(prompt.features.tobytes()).digest()[:8]
-        key = np.frombuffer(digest, np.int64)
-        return SoftTokens(np.zeros(1, np.int64), torch.zeros(1, 0), key, encoded=encoder.encode(prompt.features))
-
-    def first_filter(self, prompt: Sequence[int]) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-        """Return a logits processor that bars `suppressed_first` right after a prompt."""
-        length, barred = len(prompt), torch.tensor(self.suppressed_first, dtype=torch.int64)
-
-        def process(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            if input_ids.shape[1] > length:
-                return scores
-            return scores.index_fill(1, barred.to(scores.device), -torch.inf)
-
-        return process
+        return EncoderPrompt([int(token) for token in ids], np.ascontiguousarray(features, np.float32))
 
     @staticmethod
     def _task(task: str | None, tasks: dict[str, int]) -> str:

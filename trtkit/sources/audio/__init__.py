@@ -1,1 +1,0 @@
-"""Encoders of audio, as modules of torch that are exported."""

@@ -1,0 +1,1 @@
+"""Encoders of encoder-decoder models, as modules of torch that are exported."""
