@@ -87,8 +87,8 @@ class MoeSpec:
 
     @property
     def reads_chosen(self) -> bool:
-        """Whether a step can do with fewer experts than all; a rank that holds some of them computes all of those."""
-        return self.routing.top_k < self.num_experts and self.share.count == 1
+        """Whether a step can do with fewer experts than this rank holds."""
+        return self.routing.top_k < len(self.experts)
 
     @property
     def experts(self) -> range:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def main(bundle: Path, output: Path) -> None:
     connected = sum(context.communicator is not None for context in contexts)
     execution.close()
     np.savez(output, tokens=np.array(tokens), logits=np.array(logits), connected=connected)
+    os._exit(0)  # threads of gloo may still wait
 
 
 if __name__ == "__main__":

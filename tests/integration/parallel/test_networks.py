@@ -84,6 +84,19 @@ def test_expert_parallel_ranks_give_the_logits_and_tokens_of_one(case: Case, gri
     assert errors(case, grid) <= 1e-5
 
 
+@pytest.mark.parametrize("case", MIXTURES, ids=str)
+def test_a_rank_that_reads_chosen_experts_gives_the_logits_of_one(case: Case) -> None:
+    """One token has fewer choices than a rank has experts, and some of them are of another rank."""
+    one, ranks = executor_of(case, FP32), Ranks(model_of(case), Grid(1, 2))
+    one.reset(1)
+    ranks.reset(1)
+    for token in range(6):
+        ids = torch.tensor([[5 + token]])
+        want, got = one.step(ids, [1])["logits"], ranks.step(ids, [1])
+        assert torch.equal(*got)
+        assert relative_rms(got[0], want) <= 1e-5
+
+
 @pytest.mark.parametrize("case", FEW, ids=str)
 @pytest.mark.parametrize("grid", [Grid(1, 1, 2), Grid(2, 1, 2)], ids=str)
 def test_pipeline_stages_give_the_logits_and_tokens_of_one(case: Case, grid: Grid) -> None:

@@ -22,13 +22,14 @@ from trtkit.network.ops.moe import (
     Choice,
     choose_experts,
     combine_experts,
+    own_choice,
     read_experts,
     scale_inputs,
     scaled_choice,
     weight_of_each,
 )
 from trtkit.network.ops.norm import rms_norm
-from trtkit.network.ops.shape import concat, reshape, reshape_like, split, take, unsqueeze
+from trtkit.network.ops.shape import concat, reshape, reshape_like, split, unsqueeze
 
 if TYPE_CHECKING:
     from trtkit.models.feed_forward import RoutingSpec
@@ -99,12 +100,11 @@ def _experts(weights: Weights, x: Tensor, choice: Choice, spec: MoeSpec) -> Tens
     # Quantized experts may each change their inputs in their own way.
     is_quantized = weights.is_quantized(f"experts/{spec.experts.start}/gate")
     read = None
+    own = choice if spec.share.count == 1 else own_choice(choice, spec.experts)
     if weights.has_chosen_experts and not is_quantized and spec.reads_chosen:
-        read, weight = read_experts(choice, spec.num_experts)
+        read, weight = read_experts(own, len(spec.experts))
     else:
-        weight = weight_of_each(choice, spec.num_experts)
-        if spec.share.count > 1:
-            weight = take(weight, -1, spec.experts.start, len(spec.experts))
+        weight = weight_of_each(own, len(spec.experts))
     x = scale_inputs(x, weight) if spec.routing.scales_inputs else unsqueeze(x, 1)
     outputs = _each_expert(weights, x, spec) if is_quantized else _stacked_experts(weights, x, spec, read)
     return combine_experts(outputs, None if spec.routing.scales_inputs else weight)

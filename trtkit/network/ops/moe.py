@@ -79,6 +79,18 @@ def scaled_choice(choice: Choice, scales: Tensor) -> Choice:
     return Choice(choice.experts, choice.weights * _picked(scales, choice.experts))
 
 
+def own_choice(choice: Choice, experts: range) -> Choice:
+    """Return a choice among the experts that one rank holds, by their place there; others weigh nothing."""
+    graph = choice.experts.graph
+    with graph.scope("own"):
+        first, last, zero = (
+            graph.constant(np.full((1, 1, 1), n, np.int32)) for n in (experts.start, len(experts) - 1, 0)
+        )
+        places = choice.experts - first
+        held = minimum(maximum(places, zero), last)
+        return Choice(held, choice.weights * cast(equal(held, places), FP32))
+
+
 def weight_of_each(choice: Choice, experts: int) -> Tensor:
     """Return each token's weight for each of all experts in fp32 [B, S, E]: zero for those that it does not go to."""
     return sum_over(_marked(choice.experts, experts) * unsqueeze(choice.weights, 3), 2)
