@@ -25,6 +25,7 @@ ODD_MAMBA = {"mamba_n_heads": 3, "mamba_n_groups": 1, "mamba_d_state": 5, "mamba
 BAMBA_ROPE = {"rope_theta": 50.0, "partial_rotary_factor": 0.5}
 MLP_FIRST = ["mlp", "mlp", "linear_attention", "full_attention"]
 OLD_TYPES = ["attention", "mamba"]
+HEAD_OF_10 = {"head_dim": 10, "num_key_value_heads": 3}
 THREE_LAYERS = {"num_hidden_layers": 3}
 TURNED = ["full_attention", "linear_attention"]
 SECTIONS = {"rope_theta": 50.0, "partial_rotary_factor": 0.75, "mrope_section": [1, 1, 1], "mrope_interleaved": True}
@@ -44,6 +45,11 @@ VARIANTS = [
     ("nemotron_h", {"time_step_min": 0.7, "use_bias": True, "mlp_bias": True, "mamba_hidden_act": "gelu"}),
     ("nemotron_h", {"layers_block_type": MLP_FIRST, "use_conv_bias": False, "n_groups": 1, "ssm_state_size": 5}),
     ("nemotron_h", {"mlp_hidden_act": "silu", "mamba_num_heads": 3, "n_groups": 3, "conv_kernel": 2, "expand": 7}),
+    ("nemotron_h", {"moe_latent_size": None, "n_group": 3, "topk_group": 2, "num_experts_per_tok": 3}),
+    (
+        "nemotron_h",
+        {"layers_block_type": ["moe", "full_attention"], "mlp_bias": True, "norm_topk_prob": False},
+    ),
     (
         "mamba2",
         {**TIED, "hidden_size": 21, "num_heads": 3, "head_dim": 14, "n_groups": 1, "state_size": 5, "conv_kernel": 2},
@@ -53,6 +59,10 @@ VARIANTS = [
     ("bamba", {**TIED, **ODD_MAMBA, "attention_bias": True, "mlp_bias": True, "rope_parameters": BAMBA_ROPE}),
     ("bamba", {"mamba_conv_bias": False, "mamba_proj_bias": False, "mamba_n_groups": 8, "attn_layer_indices": [0]}),
     ("bamba", {"hidden_act": "gelu", "mamba_expand": 1, "num_key_value_heads": None, "rms_norm_eps": 0.1}),
+    ("falcon_h1", {**TIED, **ODD_MAMBA, "mamba_d_ssm": 21, "attention_bias": True, "mlp_bias": True, **HEAD_OF_10}),
+    ("falcon_h1", {"mamba_norm_before_gate": False, "projectors_bias": True, "rope_parameters": YARN_ROPE}),
+    ("falcon_h1", {"mamba_rms_norm": False, "mamba_d_ssm": None, "ssm_multipliers": None, "mamba_conv_bias": False}),
+    ("falcon_h1", {"mamba_proj_bias": False, "projectors_bias": True, "mamba_n_groups": 1, "hidden_act": "gelu"}),
     ("granitemoehybrid", {**TIED, **ODD_MAMBA, "attention_bias": True, "position_embedding_type": None}),
     ("granitemoehybrid", {"num_local_experts": 0, "layer_types": [*TURNED, "linear_attention"], **THREE_LAYERS}),
     (
@@ -65,7 +75,8 @@ REFUSED = [
     ("lfm2", {"conv_L_cache": 1}, "`conv_L_cache` is 1; expected 2 or more"),
     ("qwen3_next", {"linear_conv_kernel_dim": 1}, "`linear_conv_kernel_dim` is 1; expected 2 or more"),
     ("nemotron_h", {"tie_word_embeddings": True}, "`tie_word_embeddings` is `True`, only `False` is supported"),
-    ("nemotron_h", {"layers_block_type": ["moe"]}, "`layers_block_type` is `moe`, which is not known"),
+    ("nemotron_h", {"topk_group": 2}, "2 of 1 groups cannot be chosen of 6 experts"),
+    ("falcon_h1", {"ssm_multipliers": [1.0] * 6}, "`ssm_multipliers` has 6 entries; expected 5"),
     ("bamba", {"mamba_n_groups": 3}, "`mamba_n_heads` is 8, not a multiple of `mamba_n_groups`, 3"),
     ("granitemoehybrid", {"time_step_limit": [0.1, 1.0]}, "`time_step_limit` is `[0.1, 1.0]`, only `[0.0, inf]`"),
     (

@@ -18,6 +18,7 @@ class MlpSpec:
     is_fused: gate and up are one matrix, gate first. has_learned_activation: xIELU, with weights of its own.
     limit: gate is at most that, `up` is within it to both sides, and the block is `down(gate * sigmoid(sigmoid_factor *
         gate) * (up + 1))` (gpt-oss). None: no limit, and none of this.
+    gate_factor: of gates before their activation. factor: of the block's output.
     sparsity: gates count by how far they exceed this quantile of a normal distribution of their mean and variance; 0:
         all count.
     share: of the intermediate size, of which this is one rank's; the ranks' outputs are summed.
@@ -32,6 +33,8 @@ class MlpSpec:
     limit: float | None = None
     sigmoid_factor: float = 1.0
     sparsity: float = 0.0
+    gate_factor: float = 1.0
+    factor: float = 1.0
     share: Share = WHOLE
 
 
@@ -74,6 +77,7 @@ class MoeSpec:
     apart: norms of the mixture, if it reads the layer's hidden state and not what the shared expert does: of what
         experts read, of their sum and of the shared expert's output. The router's inputs are normed and scaled, and
         each expert's weights have a factor (Gemma 4).
+    latent_size: experts read a projection of so many elements, and their sum is projected back. None: they read x.
     share: of the experts, which this rank computes; tokens are routed among all. The ranks' outputs are summed.
     """
 
@@ -83,7 +87,19 @@ class MoeSpec:
     shared: MlpSpec | None = None
     is_shared_gated: bool = False
     apart: NormSpec | None = None
+    latent_size: int | None = None
+    has_latent_bias: bool = False
     share: Share = WHOLE
+
+    def expert_inputs(self, hidden_size: int) -> int:
+        """Return the elements that each expert reads, and gives."""
+        return hidden_size if self.latent_size is None else self.latent_size
+
+    @property
+    def joins_shared(self) -> bool:
+        """Whether ranks sum the outputs of the shared expert and of the others together."""
+        is_alike = self.shared is not None and self.shared.share.count == self.ranks and not self.shared.has_bias
+        return is_alike and self.latent_size is None
 
     @property
     def reads_chosen(self) -> bool:

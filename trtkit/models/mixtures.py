@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
 from trtkit.models.feed_forward import MlpSpec, MoeSpec, RoutingSpec
-from trtkit.models.parts import mlp_part
+from trtkit.models.parts import mlp_part, plain_mlp_part
 
 if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
@@ -30,9 +30,10 @@ def mixture_part(
     return MoeSpec(count, routing, expert, shared)
 
 
-def grouped_mixture(config: HfConfig, expert: MlpSpec) -> MoeSpec:
-    """Return a mixture of `n_routed_experts` with `n_shared_experts` more, chosen by sigmoids in groups.
+def grouped_mixture(config: HfConfig, expert: MlpSpec, shared: MlpSpec | None = None) -> MoeSpec:
+    """Return a mixture of `n_routed_experts`, chosen by sigmoids in groups, and an expert that all tokens take.
 
+    shared: that expert; `n_shared_experts` of the others' kind together if None.
     HF: `DeepseekV3TopkRouter`, which GLM-4.5 and dots.llm1 share.
     """
     config.refuse("scoring_func", "sigmoid", "noaux_tc")
@@ -53,7 +54,18 @@ def grouped_mixture(config: HfConfig, expert: MlpSpec) -> MoeSpec:
         scale=float(config.get("routed_scaling_factor", 1.0)),
         is_fp32=True,
     )
-    return mixture_part(config, int(config.need("num_experts")), routing, expert, shared_part(config, expert))
+    count = int(config.need("num_experts"))
+    return mixture_part(config, count, routing, expert, shared or shared_part(config, expert))
+
+
+def latent_mixture(config: HfConfig) -> MoeSpec:
+    """Return Nemotron-H's mixture of plain MLPs, which may read a projection of the hidden state."""
+    has_bias = bool(config.get("mlp_bias", False))
+    mlp, latent = plain_mlp_part(config, has_bias=has_bias), config.get("moe_latent_size")
+    expert = replace(mlp, intermediate_size=int(config.get("moe_intermediate_size", 7688)), has_bias=False)
+    shared = replace(mlp, intermediate_size=int(config.get("moe_shared_expert_intermediate_size", 7688)))
+    moe = grouped_mixture(config, expert, shared)
+    return replace(moe, latent_size=None if latent is None else int(latent), has_latent_bias=has_bias)
 
 
 def shared_expert_mixture(config: HfConfig, *, norm_topk_prob: bool, count: int, top_k: int) -> MoeSpec:

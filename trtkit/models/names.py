@@ -61,6 +61,13 @@ SHARED_EXPERT_NAMES = {
 }
 """A mixture with shared experts and a bias of the choice as DeepSeek's models name it."""
 
+LATENT_EXPERT_NAMES = {
+    **SHARED_EXPERT_NAMES,
+    "moe.latent.in": "mlp.fc1_latent_proj",
+    "moe.latent.out": "mlp.fc2_latent_proj",
+}
+"""A mixture whose experts read a projection of the hidden state."""
+
 GRANITE_EXPERT_NAMES = {
     "moe.router": "block_sparse_moe.router.layer",
     "moe.experts.{e}.gate": "block_sparse_moe.experts.{e}.gate_proj",

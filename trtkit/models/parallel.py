@@ -14,14 +14,13 @@ from trtkit.errors import ConfigError, Problem
 from trtkit.models.attention import AttentionSpec
 from trtkit.models.feed_forward import MlpSpec, MoeSpec
 from trtkit.models.share import WHOLE, Share
-from trtkit.models.spec import LayerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trtkit.config.schema import ModelConfig
     from trtkit.models.recurrent import RecurrentSpec
-    from trtkit.models.spec import DecoderSpec
+    from trtkit.models.spec import DecoderSpec, LayerSpec
 
 SECTION = "parallel"
 
@@ -110,14 +109,15 @@ def rank_spec(spec: DecoderSpec, grid: Grid, rank: int) -> DecoderSpec:
 def _layer(layer: LayerSpec, grid: Grid, rank: int) -> LayerSpec:
     """Return a rank's share of a layer."""
     tensor = grid.tensor_share(rank)
-    mixer, feed_forward = _mixer(layer.mixer, tensor), layer.feed_forward
+    beside = None if layer.beside is None else replace(layer.beside, mixer=layer.beside.mixer.of(tensor))
+    layer = replace(layer, mixer=_mixer(layer.mixer, tensor), beside=beside)
+    feed_forward = layer.feed_forward
     if not isinstance(feed_forward, MoeSpec):
-        return LayerSpec(mixer, None if feed_forward is None else _mlp(feed_forward, tensor))
+        return replace(layer, feed_forward=None if feed_forward is None else _mlp(feed_forward, tensor))
     experts, inner = grid.expert_shares(rank)
     shared = None if feed_forward.shared is None else _mlp(feed_forward.shared, tensor)
-    return LayerSpec(
-        mixer, replace(feed_forward, expert=_mlp(feed_forward.expert, inner), shared=shared, share=experts)
-    )
+    own = replace(feed_forward, expert=_mlp(feed_forward.expert, inner), shared=shared, share=experts)
+    return replace(layer, feed_forward=own)
 
 
 def _mixer(mixer: AttentionSpec | RecurrentSpec | None, share: Share) -> AttentionSpec | RecurrentSpec | None:

@@ -11,13 +11,13 @@ import numpy as np
 
 from trtkit.arrays import Array, compact
 from trtkit.errors import ConfigError, Problem, SourceError
-from trtkit.models.attention import AttentionSpec
 from trtkit.models.feed_forward import MlpSpec, MoeSpec
 from trtkit.models.parallel import SECTION, kv_heads_of
 from trtkit.models.weights import WeightArrays, model_weights
 from trtkit.quantized_matrix import QuantizedMatrix
 
 if TYPE_CHECKING:
+    from trtkit.models.attention import AttentionSpec
     from trtkit.models.recurrent import RecurrentWeight
     from trtkit.models.share import Share
     from trtkit.models.spec import DecoderSpec, LayerSpec
@@ -94,14 +94,13 @@ class RankWeights(Mapping[str, Weight]):
         own, whole = self._layers[number], self._spec.layers[number]
         if part in ("mlp", "moe"):
             return _feed_forward_cut(own, whole, f"{part}.{name}")
-        assert own.mixer is not None
-        assert whole.mixer is not None
-        if own.mixer.share.count == 1:
+        if part == "attention":
+            is_whole = own.attention.share.count == 1
+            return _Cut() if is_whole else _attention_cut(whole.attention, *self._heads(number), name)
+        if own.recurrent is None or whole.recurrent is None or own.recurrent.share.count == 1:
             return _Cut()
-        if isinstance(whole.mixer, AttentionSpec):
-            return _attention_cut(whole.mixer, *self._heads(number), name)
-        weights = whole.mixer.weights(self._spec.hidden_size)
-        return _recurrent_cut(next(weight for weight in weights if weight.name == name), own.mixer.share)
+        weights = whole.recurrent.weights(self._spec.hidden_size)
+        return _recurrent_cut(next(weight for weight in weights if weight.name == name), own.recurrent.share)
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from trtkit.dtypes import FP32
 from trtkit.models.share import WHOLE, Share
@@ -177,6 +177,7 @@ class MambaSpec:
     head has values of x, a step dt and a decay; each group of heads shares b and c, of state_size elements. A head's
     output plus `d` times its x is multiplied by silu(z), and all heads of a group are normed together.
     kernel: tokens that the convolution reads, the current one included. least_step: of dt after its softplus.
+    norm: after the product with silu(z), before it, or none. factors: of z, x, b, c and dt as they are projected.
     share: of heads and groups, of which these are one rank's; the ranks' outputs are summed.
     Source: https://arxiv.org/abs/2405.21060.
     """
@@ -189,8 +190,11 @@ class MambaSpec:
     activation: str
     eps: float
     has_bias: bool = False
+    has_output_bias: bool = False
     has_conv_bias: bool = True
     least_step: float = 0.0
+    norm: Literal["after_gate", "before_gate", "none"] = "after_gate"
+    factors: tuple[float, ...] = (1.0,) * 5
     share: Share = WHOLE
 
     part: ClassVar[str] = "mamba"
@@ -205,6 +209,11 @@ class MambaSpec:
     def channels(self) -> Groups:
         """Of the convolution: x, b and c."""
         return self.values, (self.groups, self.state_size), (self.groups, self.state_size)
+
+    @property
+    def projected(self) -> Groups:
+        """Of the input projection: z, x, b, c and dt."""
+        return self.values, *self.channels, (self.heads, 1)
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
@@ -223,18 +232,31 @@ class MambaSpec:
 
     def weights(self, hidden_size: int) -> Iterator[RecurrentWeight]:
         """Yield the weights by their paths in the layer's part."""
-        projected = (self.values, *self.channels, (self.heads, 1))
-        yield _by_row("in.weight", projected, hidden_size)
+        yield _by_row("in.weight", self.projected, hidden_size)
         yield _by_row("taps.weight", self.channels, 1, self.kernel)
         for name in ("dt_bias", "a_log", "d"):
             yield _by_row(name, ((self.heads, 1),))
-        yield _by_row("norm.weight", (self.values,))
+        if self.norm != "none":
+            yield _by_row("norm.weight", (self.values,))
         yield _by_column("out.weight", hidden_size, (self.values,))
         if self.has_bias:
-            yield _by_row("in.bias", projected)
+            yield _by_row("in.bias", self.projected)
+        if self.has_output_bias:
             yield RecurrentWeight("out.bias", (hidden_size,))
         if self.has_conv_bias:
             yield _by_row("taps.bias", self.channels)
 
 
 RecurrentSpec = ConvSpec | DeltaNetSpec | MambaSpec
+
+
+@dataclass(frozen=True)
+class BesideSpec:
+    """A recurrent mixer next to a layer's attention: both read the same input, and their outputs are summed.
+
+    factors, attention_factors: of each one's input and output.
+    """
+
+    mixer: RecurrentSpec
+    factors: tuple[float, float] = (1.0, 1.0)
+    attention_factors: tuple[float, float] = (1.0, 1.0)

@@ -44,7 +44,14 @@ MAMBA_NAMES = {
     "mamba.out": "mamba.out_proj",
 }
 """A Mamba-2 layer as Bamba and Granite name it."""
+BAMBA_MLP_NAMES = {
+    "mlp_norm": "pre_ff_layernorm",
+    **{f"mlp.{name}": f"feed_forward.{name}_proj" for name in ("gate", "up", "down")},
+}
+"""An MLP as Bamba and Falcon-H1 name it."""
 _NO_LIMIT = [0.0, math.inf], [0.0, {"__float__": "Infinity"}]
+# Also how residual sums are rounded, which are in the network's type here.
+_OF_TRAINING = ("rescale_prenorm_residual", "residual_in_fp32", "time_step_floor", "time_step_max")
 _SECTIONS = ("mrope_section", "mrope_interleaved")
 
 
@@ -72,20 +79,25 @@ def delta_net_part(config: HfConfig) -> DeltaNetSpec:
     )
 
 
-def mamba_part(config: HfConfig, *, has_own_width: bool = False) -> MambaSpec:
+def mamba_part(config: HfConfig, *, width: int | None = None, has_own_width: bool = False) -> MambaSpec:
     """Return the Mamba-2 layer of Bamba and Granite. Raises SourceError for sizes that do not fit.
 
-    has_own_width: all heads together may be of any size. `mamba_chunk_size` changes how it is computed, not what.
+    width: of all heads together; `mamba_expand` times the model's if None. has_own_width: it may be any.
+    `mamba_chunk_size` changes how it is computed, not what.
     """
+    for name in _OF_TRAINING:
+        config.get(name)
     config.get("mamba_chunk_size")
     config.refuse("time_step_limit", *_NO_LIMIT)  # which transformers applies to prompts only
-    width, heads = int(config.get("mamba_expand", 2)) * int(config.need("hidden_size")), _need(config, "mamba_n_heads")
+    usual, heads = int(config.get("mamba_expand", 2)) * int(config.need("hidden_size")), _need(config, "mamba_n_heads")
+    width = width or usual
     stated, groups = config.get("mamba_d_head"), _need(config, "mamba_n_groups")
     size = width // heads if stated in (None, "auto") else int(stated)
     if heads * size != width and not has_own_width:
         raise SourceError(f"{heads} heads of {size} are not the layer's width, {width}", config.where)
     if heads % groups:
         raise SourceError(f"`mamba_n_heads` is {heads}, not a multiple of `mamba_n_groups`, {groups}", config.where)
+    has_bias = bool(config.get("mamba_proj_bias", False))
     return MambaSpec(
         heads,
         size,
@@ -94,7 +106,8 @@ def mamba_part(config: HfConfig, *, has_own_width: bool = False) -> MambaSpec:
         _kernel(config, "mamba_d_conv", 4),
         str(config.get("hidden_act", "silu")),
         rms_norm_part(config).eps,
-        bool(config.get("mamba_proj_bias", False)),
+        has_bias,
+        has_bias,
         bool(config.get("mamba_conv_bias", True)),
     )
 
@@ -121,6 +134,19 @@ def with_mixer(
     """Return layers with another mixer in those of one type."""
     pairs = zip(layers, types, strict=True)
     return tuple(replace(layer, mixer=mixer) if each == kind else layer for layer, each in pairs)
+
+
+def factor(config: HfConfig, name: str) -> float:
+    """Return a factor, 1 if the config has none."""
+    return float(config.get(name, 1.0))
+
+
+def factor_list(config: HfConfig, name: str, count: int) -> tuple[float, ...]:
+    """Return `count` factors, all 1 if the config has none. Raises SourceError for another number of them."""
+    stated = config.get(name, [1.0] * count)
+    if len(stated) != count:
+        raise SourceError(f"`{name}` has {len(stated)} entries; expected {count}", config.where)
+    return tuple(float(each) for each in stated)
 
 
 def _need(config: HfConfig, name: str) -> int:

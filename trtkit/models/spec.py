@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trtkit.models.attention import CrossSpec, NormSpec
     from trtkit.models.feed_forward import MlpSpec, MoeSpec
     from trtkit.models.per_layer import PerLayerSpec, StreamsSpec
-    from trtkit.models.recurrent import RecurrentSpec, StateSpec
+    from trtkit.models.recurrent import BesideSpec, RecurrentSpec, StateSpec
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,14 @@ class SinusoidalPositions:
 class LayerSpec:
     """The parts of one layer, of which each may differ from other layers'.
 
-    mixer: what joins tokens. cross: what reads the encoder, if there is one. A layer may lack its mixer or its
-    feed-forward, with the part's norms.
+    mixer: what joins tokens. beside: a recurrent mixer next to attention. cross: what reads the encoder, if there is
+    one. A layer may lack its mixer or its feed-forward, with the part's norms.
     """
 
     mixer: AttentionSpec | RecurrentSpec | None
     feed_forward: MlpSpec | MoeSpec | None
     cross: CrossSpec | None = None
+    beside: BesideSpec | None = None
 
     @property
     def attention(self) -> AttentionSpec:
@@ -58,13 +59,15 @@ class LayerSpec:
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
-        """The states that the layer keeps of each sequence; none if it caches keys and values."""
+        """The states that the layer keeps of each sequence."""
         return () if self.recurrent is None else self.recurrent.states
 
     @property
     def recurrent(self) -> RecurrentSpec | None:
-        """The mixer of a layer that has a recurrent one."""
-        return None if isinstance(self.mixer, AttentionSpec) else self.mixer
+        """The layer's recurrent mixer, alone or next to attention."""
+        if isinstance(self.mixer, AttentionSpec):
+            return None if self.beside is None else self.beside.mixer
+        return self.mixer
 
     def has_norm(self, name: str) -> bool:
         """Whether the layer has the part that a norm is of."""

@@ -77,9 +77,9 @@ def _layer(inside: str, layer: LayerSpec, spec: DecoderSpec) -> Iterator[_Part]:
         relative = layer.mixer.relative
         if relative is not None and inside == f"layers.{relative.layer}":
             yield f"{inside}.attention.relative_bias.weight", (relative.buckets, layer.mixer.num_attention_heads)
-    elif layer.mixer is not None:
-        part = layer.mixer.part
-        yield from ((f"{inside}.{part}.{weight.name}", weight.shape) for weight in layer.mixer.weights(D))
+    if layer.recurrent is not None:
+        part = layer.recurrent.part
+        yield from ((f"{inside}.{part}.{weight.name}", weight.shape) for weight in layer.recurrent.weights(D))
     if layer.cross is not None:
         size = layer.cross.num_attention_heads * layer.cross.head_dim
         yield from _linear(f"{inside}.cross.q", spec, (size, D), layer.cross.has_bias)
@@ -151,8 +151,9 @@ def _qk_norm_shape(attention: AttentionSpec, heads: int) -> Shape:
     return {"none": (), "head": (H,), "each_head": (heads, H), "all": (heads * H,)}[attention.qk_norm]
 
 
-def _mlp(path: str, mlp: MlpSpec, spec: DecoderSpec) -> Iterator[_Part]:
-    D, F = spec.hidden_size, mlp.intermediate_size
+def _mlp(path: str, mlp: MlpSpec, spec: DecoderSpec, inputs: int | None = None) -> Iterator[_Part]:
+    """Yield an MLP's weights. inputs: elements that it reads and gives, if they are not the hidden state's."""
+    D, F = inputs or spec.hidden_size, mlp.intermediate_size
     if mlp.is_fused:
         yield from _linear(f"{path}.gate_up", spec, (2 * F, D), mlp.has_bias)
     else:
@@ -168,7 +169,10 @@ def _moe(path: str, moe: MoeSpec, spec: DecoderSpec) -> Iterator[_Part]:
     if moe.routing.choice_bias_axes:
         yield f"{path}.choice_bias", (1,) * (moe.routing.choice_bias_axes - 1) + (moe.num_experts,)
     for index in moe.experts:
-        yield from _mlp(f"{path}.experts.{index}", moe.expert, spec)
+        yield from _mlp(f"{path}.experts.{index}", moe.expert, spec, moe.latent_size)
+    if moe.latent_size is not None:
+        yield from _linear(f"{path}.latent.in", spec, (moe.latent_size, spec.hidden_size), moe.has_latent_bias)
+        yield from _linear(f"{path}.latent.out", spec, (spec.hidden_size, moe.latent_size), moe.has_latent_bias)
     if moe.apart is not None:
         for name in ("input_norm", "output_norm", "shared_norm"):
             yield from _norm(f"{path}.{name}", moe.apart, spec.hidden_size)

@@ -105,12 +105,17 @@ class LayerInputs:
         with self._graph.scope(f"layers.{index}"):
             if isinstance(layer.mixer, AttentionSpec):
                 encoded = None if layer.cross is None else self._encoded(index, layer.cross)
-                return Attending(self._positions(layer.mixer), self._past(index, layer.mixer), encoded)
-            if layer.mixer is None:
-                return None
-            assert self._inputs.token_counts is not None
-            states = {state.name: self._state(index, state) for state in layer.states}
-            return States(states, self._inputs.token_counts, self._chunk(layer.mixer.most_new_tokens))
+                states = self._states(index, layer)
+                return Attending(self._positions(layer.mixer), self._past(index, layer.mixer), encoded, states)
+            return self._states(index, layer)
+
+    def _states(self, index: int, layer: LayerSpec) -> States | None:
+        """Return what a layer's recurrent mixer reads; None if it has none."""
+        if layer.recurrent is None:
+            return None
+        assert self._inputs.token_counts is not None
+        states = {state.name: self._state(index, state) for state in layer.states}
+        return States(states, self._inputs.token_counts, self._chunk(layer.recurrent.most_new_tokens))
 
     def _encoded(self, index: int, cross: CrossSpec) -> Encoded:
         """Add the inputs for what a layer reads of an encoder."""

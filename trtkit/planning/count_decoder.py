@@ -126,7 +126,10 @@ def _mixture(spec: DecoderSpec, options: DecoderOptions, quantized: QuantizedMod
     if not options.has_chosen_experts or is_quantized or len(sizes) != 1 or not all(moe.reads_chosen for moe in moes):
         return None
     experts, top_k = sizes.pop()
-    widest = max(3 * moe.expert.intermediate_size * spec.hidden_size for moe in moes)
+    widest = max(
+        (3 if moe.expert.is_gated else 2) * moe.expert.intermediate_size * moe.expert_inputs(spec.hidden_size)
+        for moe in moes
+    )
     return Mixture(experts, top_k, options.dtype.size_bytes(experts * widest))
 
 

@@ -246,7 +246,7 @@ def _idle_parameters(spec: DecoderSpec) -> int:
         moe = layer.feed_forward
         if isinstance(moe, MoeSpec):
             matrices = 3 if moe.expert.is_gated else 2
-            sizes = spec.hidden_size, moe.expert.intermediate_size
+            sizes = moe.expert_inputs(spec.hidden_size), moe.expert.intermediate_size
             biases = (matrices - 1) * sizes[1] + sizes[0] if moe.expert.has_bias else 0
             one = matrices * sizes[0] * sizes[1] + biases
             idle += (moe.num_experts - moe.routing.top_k) * one

@@ -97,8 +97,8 @@ def _stages(spec: DecoderSpec, grid: Grid) -> list[DecoderSpec]:
 def _reduces(layer: LayerSpec) -> int:
     """Return how many all-reduces a layer has."""
     moe = layer.feed_forward
-    is_apart = isinstance(moe, MoeSpec) and moe.shared is not None and moe.shared.has_bias
-    return (layer.mixer is not None) + (moe is not None) + is_apart
+    is_apart = isinstance(moe, MoeSpec) and moe.shared is not None and not moe.joins_shared
+    return (layer.mixer is not None) + (layer.beside is not None) + (moe is not None) + is_apart
 
 
 def _grids(spec: DecoderSpec) -> list[Grid]:

@@ -39,12 +39,15 @@ ALONE: dict[str, Any] = {
     "model_type": "mamba2", "hidden_size": 64, "num_hidden_layers": 3, "vocab_size": 101, "num_heads": 8,
     "head_dim": 16, "n_groups": 2, "state_size": 16,
 }  # fmt: skip
+BESIDE: dict[str, Any] = {**MAMBA, "model_type": "falcon_h1", "num_hidden_layers": 2, "mamba_d_ssm": 96}
+del BESIDE["attn_layer_indices"]
 # The model, elements of a token's cache, and bytes of a sequence's states in fp16.
 MODELS = [
     (LFM2, 2 * 2 * 2 * 16, 3 * 3 * 64 * 2),
     (DELTA, 2 * 2 * 16, 3 * (3 * (2 * 2 * 16 + 4 * 8) * 2 + 4 * 16 * 8 * 4)),
     (MAMBA, 2 * 2 * 16, 2 * (3 * (128 + 2 * 2 * 16) * 2 + 128 * 16 * 4)),
     (SINGLE, 2 * 2 * 16, 2 * (3 * (96 + 2 * 2 * 16) * 2 + 96 * 16 * 4)),
+    (BESIDE, 2 * 2 * 2 * 16, 2 * (3 * (96 + 2 * 2 * 16) * 2 + 96 * 16 * 4)),
     (ALONE, 0, 3 * (3 * (128 + 2 * 2 * 16) * 2 + 128 * 16 * 4)),
 ]
 models = pytest.mark.parametrize(("fields", "cached", "states"), MODELS, ids=lambda value: str(value)[:24])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.models.names import llama_names
 from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
-from trtkit.models.recurrent_parts import MAMBA_NAMES, mamba_part, with_mixer
+from trtkit.models.recurrent_parts import BAMBA_MLP_NAMES, MAMBA_NAMES, mamba_part, with_mixer
 from trtkit.models.rope import rope_spec
 
 if TYPE_CHECKING:
@@ -23,11 +23,7 @@ DEFAULTS = {
     "num_key_value_heads": 8,
     "rms_norm_eps": 1e-5,
 }
-INSIDE = {
-    "mlp_norm": "pre_ff_layernorm",
-    **{f"mlp.{name}": f"feed_forward.{name}_proj" for name in ("gate", "up", "down")},
-    **MAMBA_NAMES,
-}
+NAMES = llama_names({"final_norm": "model.final_layernorm"}, {**BAMBA_MLP_NAMES, **MAMBA_NAMES})
 
 
 def spec(config: HfConfig) -> DecoderSpec:
@@ -40,5 +36,4 @@ def spec(config: HfConfig) -> DecoderSpec:
     types = ["full_attention" if index in full else "linear_attention" for index in range(count)]
     rope = rope_spec(config, attention.head_dim, partial=0.5)
     layers = with_mixer(layers_part(config, attention, mlp, rope), types, "linear_attention", mamba)
-    names = llama_names({"final_norm": "model.final_layernorm"}, INSIDE)
-    return decoder_part(config, layers, rms_norm_part(config), names)
+    return decoder_part(config, layers, rms_norm_part(config), NAMES)

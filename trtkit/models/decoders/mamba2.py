@@ -20,9 +20,6 @@ _OWN_NAMES = """
     mamba_proj_bias=use_bias rms_norm_eps=layer_norm_epsilon"""
 ALIASES = dict(pair.split("=") for pair in _OWN_NAMES.split())
 DEFAULTS = {"mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 8, "mamba_n_heads": 128, "rms_norm_eps": 1e-5}
-# Of training, and how residual sums are rounded, which are in the network's type here.
-WITHOUT_EFFECT = """
-    rescale_prenorm_residual residual_in_fp32 time_step_floor time_step_max time_step_min time_step_rank"""
 OUTSIDE = {"embedding": "backbone.embeddings", "final_norm": "backbone.norm_f", "lm_head": "lm_head"}
 INSIDE = {path: name.replace("mamba.", "mixer.") for path, name in MAMBA_NAMES.items()}
 NAMES = names("backbone.layers.{i}.", OUTSIDE, {"attention_norm": "norm", **INSIDE})
@@ -30,7 +27,7 @@ NAMES = names("backbone.layers.{i}.", OUTSIDE, {"attention_norm": "norm", **INSI
 
 def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
-    for name in WITHOUT_EFFECT.split():
+    for name in ("time_step_min", "time_step_rank"):  # of training
         config.get(name)
     layers = (LayerSpec(mamba_part(config), None),) * int(config.need("num_hidden_layers"))
     return replace(decoder_part(config, layers, rms_norm_part(config), NAMES), prefix="backbone.")

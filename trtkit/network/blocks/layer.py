@@ -42,7 +42,7 @@ def _joined_parts(
     present: dict[str, Tensor] = {}
     if layer.mixer is not None and memory is not None:
         normed = x if block.is_post_norm else _norm(weights, "attention_norm", x, block)
-        attended, present = mixer_block(weights, normed, layer.mixer, memory)
+        attended, present = mixer_block(weights, normed, layer, memory)
         attended = _norm(weights, "post_attention_norm", attended, block)
         if block.is_parallel and layer.feed_forward is not None:
             read = _norm(weights, "mlp_norm", x, block) if "mlp_norm" in block.norms else normed

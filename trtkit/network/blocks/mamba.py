@@ -30,14 +30,23 @@ def mamba_block(weights: Weights, x: Tensor, spec: MambaSpec, states: States) ->
     with x.graph.scope("mamba"):
         H, P = spec.values
         sizes = [count * size for count, size in spec.channels]
-        projected = weights.linear("in", x, has_bias=spec.has_bias)
+        projected = _projected(weights, x, spec)
         z, channels, dt = split(projected, -1, (H * P, sum(sizes), H))
         convolved, conv = convolution(weights, channels, states, has_bias=spec.has_conv_bias)
         inner, b, c = split(cast(activation(convolved, spec.activation), FP32), -1, tuple(sizes))
         y, state = _recurrence(weights, (inner, b, c), dt, spec, states)
         y = _normed(weights, y, z, spec)
-        out = weights.linear("out", y, has_bias=spec.has_bias, ranks=spec.share.count)
+        out = weights.linear("out", y, has_bias=spec.has_output_bias, ranks=spec.share.count)
         return out, {"conv": conv, "ssm": state}
+
+
+def _projected(weights: Weights, x: Tensor, spec: MambaSpec) -> Tensor:
+    """Return z, x, b, c and dt [B, S, ...], each times its factor."""
+    projected = weights.linear("in", x, has_bias=spec.has_bias)
+    if set(spec.factors) == {1.0}:
+        return projected
+    factors = np.repeat(spec.factors, [count * size for count, size in spec.projected])
+    return projected * x.graph.constant(factors.astype(np.float32)[None, None], "in/factors", x.dtype)
 
 
 def _recurrence(
@@ -67,9 +76,12 @@ def _by_head(weights: Weights, name: str) -> Tensor:
 
 
 def _normed(weights: Weights, y: Tensor, z: Tensor, spec: MambaSpec) -> Tensor:
-    """Multiply y [B, S, H * P] by silu(z) and norm the heads of each group together."""
+    """Multiply y [B, S, H * P] by silu(z), and norm the heads of each group together."""
     size, G = spec.heads * spec.head_dim, spec.groups
     with z.graph.scope("norm"):
-        gated = y * silu(cast(z, FP32))
-        normed = rms_norm(reshape(gated, (0, 0, G, size // G)), None, spec.eps)
-        return cast(reshape(normed, (0, 0, size)) * cast(weights.get("weight", 3), FP32), z.dtype)
+        gate = silu(cast(z, FP32))
+        y = y if spec.norm == "before_gate" else y * gate
+        if spec.norm != "none":
+            normed = rms_norm(reshape(y, (0, 0, G, size // G)), None, spec.eps)
+            y = reshape(normed, (0, 0, size)) * cast(weights.get("weight", 3), FP32)
+        return cast(y * gate if spec.norm == "before_gate" else y, z.dtype)

@@ -13,7 +13,7 @@ from trtkit.dtypes import FP32
 from trtkit.models.feed_forward import MlpSpec, MoeSpec
 from trtkit.network.blocks.mlp import gate_of, is_bias_added, limited, mlp_block
 from trtkit.network.blocks.norm import norm_block
-from trtkit.network.ops.activation import sigmoid
+from trtkit.network.ops.activation import activation, sigmoid
 from trtkit.network.ops.arithmetic import cast
 from trtkit.network.ops.collective import all_reduce
 from trtkit.network.ops.gather import entries
@@ -51,14 +51,19 @@ def moe_block(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
     with x.graph.scope("moe"):
         # One matrix of all rows for each expert: a product with a batch would read the expert for each sequence.
         rows = reshape(x, (1, -1, x.shape[-1]))
-        y = reshape_like(_experts(weights, rows, _choice(weights, rows, spec), spec), x)
+        choice = _choice(weights, rows, spec)
+        if spec.latent_size is not None:
+            rows = weights.linear("latent/in", rows, has_bias=spec.has_latent_bias)
+        y = _experts(weights, rows, choice, spec)
+        y = y if spec.joins_shared else all_reduce(y, spec.ranks)
+        if spec.latent_size is not None:
+            y = weights.linear("latent/out", y, has_bias=spec.has_latent_bias)
+        y = reshape_like(y, x)
         if spec.shared is None:
-            return all_reduce(y, spec.ranks)
-        is_joint = spec.shared.share.count == spec.ranks and not spec.shared.has_bias
-        y = y if is_joint else all_reduce(y, spec.ranks)
-        shared = mlp_block(weights, "shared", x, spec.shared, 1 if is_joint else None)
+            return y
+        shared = mlp_block(weights, "shared", x, spec.shared, 1 if spec.joins_shared else None)
         y = y + (sigmoid(weights.linear("shared_router", x)) * shared if spec.is_shared_gated else shared)
-        return all_reduce(y, spec.ranks) if is_joint else y
+        return all_reduce(y, spec.ranks) if spec.joins_shared else y
 
 
 def _apart_block(weights: Weights, x: Tensor, hidden: Tensor, spec: MoeSpec) -> Tensor:
@@ -98,7 +103,7 @@ def _router_logits(weights: Weights, x: Tensor, routing: RoutingSpec) -> Tensor:
 def _experts(weights: Weights, x: Tensor, choice: Choice, spec: MoeSpec) -> Tensor:
     """Return the sum of what the rank's experts make of x [B, S, D], each weighed by the tokens' choice."""
     # Quantized experts may each change their inputs in their own way.
-    is_quantized = weights.is_quantized(f"experts/{spec.experts.start}/gate")
+    is_quantized = weights.is_quantized(f"experts/{spec.experts.start}/up")
     read = None
     own = choice if spec.share.count == 1 else own_choice(choice, spec.experts)
     if weights.has_chosen_experts and not is_quantized and spec.reads_chosen:
@@ -123,13 +128,18 @@ def _each_expert(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
 
 
 def _stacked_experts(weights: Weights, x: Tensor, spec: MoeSpec, read: Tensor | None = None) -> Tensor:
-    """Compute experts' gated MLPs: x [B, 1 or M, S, D] -> [B, M, S, D]. read: their numbers [M]; all if None."""
-    gate = _linear_of_each(weights, "gate", x, spec, read)
-    with x.graph.scope("experts"):
-        gate = gate_of(gate, spec.expert)
-    up = _linear_of_each(weights, "up", x, spec, read)
-    with x.graph.scope("experts"):
-        inner = gate * limited(up, spec.expert)
+    """Compute experts' MLPs: x [B, 1 or M, S, D] -> [B, M, S, D]. read: their numbers [M]; all if None."""
+    if spec.expert.is_gated:
+        gate = _linear_of_each(weights, "gate", x, spec, read)
+        with x.graph.scope("experts"):
+            gate = gate_of(gate, spec.expert)
+        up = _linear_of_each(weights, "up", x, spec, read)
+        with x.graph.scope("experts"):
+            inner = gate * limited(up, spec.expert)
+    else:
+        up = _linear_of_each(weights, "up", x, spec, read)
+        with x.graph.scope("experts"):
+            inner = activation(up, spec.expert.activation)
     return _linear_of_each(weights, "down", inner, spec, read)
 
 

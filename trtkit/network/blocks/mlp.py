@@ -36,7 +36,8 @@ def mlp_block(weights: Weights, name: str, x: Tensor, spec: MlpSpec, ranks: int 
             inner = _xielu(weights, up) if spec.has_learned_activation else activation(up, spec.activation)
         ranks = ranks or spec.share.count
         has_bias = spec.has_bias and (ranks > 1 or is_bias_added(spec))
-        return weights.linear("down", inner, has_bias=has_bias, ranks=ranks)
+        y = weights.linear("down", inner, has_bias=has_bias, ranks=ranks)
+        return y * spec.factor if spec.factor != 1 else y
 
 
 def is_bias_added(spec: MlpSpec) -> bool:
@@ -47,6 +48,7 @@ def is_bias_added(spec: MlpSpec) -> bool:
 def gate_of(gate: Tensor, spec: MlpSpec) -> Tensor:
     """Return what the block multiplies `up` by. Source of the form with a limit: HF `GptOssExperts._apply_gate`."""
     if spec.limit is None:
+        gate = gate * spec.gate_factor if spec.gate_factor != 1 else gate
         gate = largest_gates(gate, spec.sparsity, spec.share.count) if spec.sparsity else gate
         return activation(gate, spec.activation)
     gate = minimum(gate, spec.limit)

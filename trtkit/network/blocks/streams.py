@@ -57,7 +57,7 @@ def streams_layer(
     predicted = _predict(weights, streams, spec, norm)
     active = _stream(predicted, spec.active)
     normed = norm_block(weights, "attention_norm", active, norm)
-    attended, present = mixer_block(weights, normed, layer.attention, memory)
+    attended, present = mixer_block(weights, normed, layer, memory)
     attended = active + norm_block(weights, "post_attention_norm", attended, norm)
     x = (attended + _laurel(weights, normed, norm)) / 2**0.5
     forwarded = feed_forward_block(weights, norm_block(weights, "mlp_norm", x, norm), layer.feed_forward)

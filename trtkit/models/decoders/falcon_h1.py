@@ -1,0 +1,60 @@
+"""Falcon-H1: attention and Mamba-2 side by side in every layer. HF: `FalconH1ForCausalLM`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trtkit.models.names import llama_names
+from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
+from trtkit.models.recurrent import BesideSpec
+from trtkit.models.recurrent_parts import BAMBA_MLP_NAMES, MAMBA_NAMES, factor, factor_list, mamba_part
+from trtkit.models.rope import rope_spec
+from trtkit.models.spec import EmbeddingSpec
+
+if TYPE_CHECKING:
+    from trtkit.models.hf_config import HfConfig
+    from trtkit.models.recurrent import MambaSpec
+    from trtkit.models.spec import DecoderSpec
+
+DEFAULTS = {
+    "intermediate_size": 14336,
+    "mamba_d_head": "auto",
+    "mamba_d_ssm": 1024,
+    "mamba_d_state": 256,
+    "mamba_n_groups": 1,
+    "mamba_n_heads": 128,
+    "max_position_embeddings": 8192,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+}
+NAMES = llama_names({"final_norm": "model.final_layernorm"}, {**BAMBA_MLP_NAMES, **MAMBA_NAMES})
+
+
+def spec(config: HfConfig) -> DecoderSpec:
+    """Return the model that a config describes. Scores grow as keys do, so their scale has `key_multiplier`."""
+    config.get("num_logits_to_keep")  # of transformers' own generation
+    attention = biased_attention_part(config)
+    attention = replace(attention, scale=attention.scale * factor(config, "key_multiplier"))
+    gate, down = factor_list(config, "mlp_multipliers", 2)
+    mlp = replace(mlp_part(config, has_bias=bool(config.get("mlp_bias", False))), gate_factor=gate, factor=down)
+    layers = layers_part(config, attention, mlp, rope_spec(config, attention.head_dim))
+    own, attention_own = (
+        (factor(config, f"{part}_in_multiplier"), factor(config, f"{part}_out_multiplier"))
+        for part in ("ssm", "attention")
+    )
+    layers = tuple(replace(layer, beside=BesideSpec(_mamba(config), own, attention_own)) for layer in layers)
+    model = decoder_part(config, layers, rms_norm_part(config), NAMES)
+    head = replace(model.head, logit_scale=factor(config, "lm_head_multiplier"))
+    return replace(model, embedding=EmbeddingSpec(scale=factor(config, "embedding_multiplier")), head=head)
+
+
+def _mamba(config: HfConfig) -> MambaSpec:
+    """Return a Mamba-2 layer whose width, factors and norm the config states."""
+    mamba = mamba_part(config, width=config.get("mamba_d_ssm"))
+    has_output_bias, has_norm = bool(config.get("projectors_bias", False)), bool(config.get("mamba_rms_norm", False))
+    is_normed_first = bool(config.get("mamba_norm_before_gate", True))
+    mamba = replace(mamba, has_output_bias=has_output_bias, factors=factor_list(config, "ssm_multipliers", 5))
+    if not has_norm:
+        return replace(mamba, norm="none")
+    return replace(mamba, norm="before_gate") if is_normed_first else mamba
