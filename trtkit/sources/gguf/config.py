@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
 from trtkit.sources.gguf.families import FAMILIES, MIXTRAL
+from trtkit.sources.gguf.layout import LATER
 from trtkit.sources.gguf.metadata import Metadata, head_dim
 from trtkit.sources.gguf.rope import rope_parameters
 
 if TYPE_CHECKING:
-    from trtkit.sources.gguf.families import GgufFamily
     from trtkit.sources.gguf.file import GgufFile
+    from trtkit.sources.gguf.layout import GgufFamily
 
 _TOKEN_IDS = {"bos": "bos_token_id", "eos": "eos_token_id", "padding": "pad_token_id"}
 
@@ -35,7 +36,15 @@ def hf_config(file: GgufFile, family: GgufFamily) -> dict[str, Any]:
     metadata = Metadata(file, str(file.metadata["general.architecture"]))
     config: dict[str, Any] = {"model_type": family.model_type}
     config |= {field: value for key, field in family.fields.items() if (value := metadata.get(key)) is not None}
-    config |= family.fixed
+    config |= {name: value for name, value in family.fixed.items() if name not in config or value is not None}
+    for key, value in family.required.items():
+        if (stated := metadata.get(key, value)) != value:
+            raise SourceError(f"`{key}` is `{stated}`, only `{value}` is supported", metadata.where)
+    if (later := config.get(LATER)) is not None:
+        config["num_hidden_layers"] -= later
+    if family.has_layer_types and config["sliding_window"]:
+        slides = metadata.need_list("attention.sliding_window_pattern")
+        config["layer_types"] = ["sliding_attention" if each else "full_attention" for each in slides]
     config |= {field: f"blk.0.{tensor}" in file.tensors for field, tensor in family.flags.items()}
     if "token_embd.weight" not in file.tensors:
         raise SourceError(

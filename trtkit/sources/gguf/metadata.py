@@ -46,6 +46,14 @@ class Metadata:
             raise SourceError(f"metadata key `{self._start}{key}` is missing", self.where, fix)
         return value
 
+    def need_list(self, key: str) -> list[Any]:
+        """Return a value for each layer. Raises SourceError for anything else."""
+        self._read.add(key)
+        values = self._values.get(key)
+        if not isinstance(values, list) or len(values) != self.need("block_count"):
+            raise SourceError(f"`{self._start}{key}` does not list all layers", self.where)
+        return values
+
     def check_all_read(self) -> None:
         """Raise ProblemsError naming each key that is set and was not read: it may change what is computed."""
         unread = {key: value for key, value in self._values.items() if key not in self._read and value}

@@ -12,8 +12,8 @@ from trtkit.sources.gguf.metadata import head_dim
 
 if TYPE_CHECKING:
     from trtkit.arrays import Array
-    from trtkit.sources.gguf.families import GgufFamily
     from trtkit.sources.gguf.file import GgufFile
+    from trtkit.sources.gguf.layout import GgufFamily
     from trtkit.sources.gguf.metadata import Metadata
 
 Parameters = dict[str, Any]
@@ -30,6 +30,7 @@ def rope_parameters(file: GgufFile, keys: Metadata, family: GgufFamily) -> Param
     rotated = int(keys.get("rope.dimension_count", width))
     parameters: Parameters = {"rope_theta": float(keys.get("rope.freq_base", 10000.0)), "rope_type": "default"}
     parameters |= _scaling(file, keys, parameters["rope_theta"], rotated)
+    parameters |= family.yarn if parameters["rope_type"] == "yarn" else {}
     if family.is_rope_partial:
         parameters["partial_rotary_factor"] = rotated / width
     elif rotated != width:

@@ -9,13 +9,14 @@ import numpy as np
 
 from trtkit.errors import Problem, ProblemsError
 from trtkit.sources.checkpoint import StoredArray
+from trtkit.sources.gguf.layout import LATER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trtkit.arrays import Array
-    from trtkit.sources.gguf.families import Change, GgufFamily
     from trtkit.sources.gguf.file import GgufFile
+    from trtkit.sources.gguf.layout import Change, GgufFamily
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 # Tensors that the config says already.
@@ -35,8 +36,9 @@ def hf_weights(file: GgufFile, family: GgufFamily, *, keep_quantized: bool = Fal
     """
     weights: dict[str, StoredArray] = {}
     unknown = []
+    later = _later_blocks(file, family)
     for name in file.tensors:
-        if name in _NOT_WEIGHTS or name.endswith(".attn_rot_embd.weight"):
+        if name in _NOT_WEIGHTS or name.endswith(".attn_rot_embd.weight") or name.startswith(later):
             continue
         arrays = dict(_named(file, family, name, keep_quantized))
         weights |= arrays
@@ -45,6 +47,15 @@ def hf_weights(file: GgufFile, family: GgufFamily, *, keep_quantized: bool = Fal
     if unknown:
         raise ProblemsError(f"tensors that `{family.model_type}` does not have", unknown)
     return weights
+
+
+def _later_blocks(file: GgufFile, family: GgufFamily) -> tuple[str, ...]:
+    """Return how the names of blocks begin that predict later tokens, and are not read."""
+    architecture = file.metadata["general.architecture"]
+    keys = {hf: f"{architecture}.{key}" for key, hf in family.fields.items() if hf in ("num_hidden_layers", LATER)}
+    later = int(file.metadata.get(keys.get(LATER, ""), 0))
+    count = int(file.metadata[keys["num_hidden_layers"]]) if later else 0
+    return tuple(f"blk.{count - 1 - index}." for index in range(later))
 
 
 def _named(file: GgufFile, family: GgufFamily, name: str, keep_quantized: bool) -> Iterator[_Named]:
@@ -57,7 +68,9 @@ def _named(file: GgufFile, family: GgufFamily, name: str, keep_quantized: bool) 
             yield f"{family.names[module]}.{suffix}", restore(file, family, name, module)
         return
     start = family.layers.format(i=block[1])
-    if module in family.blocks:
+    if block[2] in family.blocks:
+        yield f"{start}{family.blocks[block[2]]}", file.stored(name)
+    elif module in family.blocks:
         restore = _kept if keep_quantized else _restored
         yield f"{start}{family.blocks[module]}.{suffix}", restore(file, family, name, module)
     elif module in family.experts:
@@ -68,7 +81,8 @@ def _named(file: GgufFile, family: GgufFamily, name: str, keep_quantized: bool) 
 def _restored(file: GgufFile, family: GgufFamily, name: str, module: str) -> StoredArray:
     """Return a tensor with what the converter did to it undone."""
     stored, change = file.stored(name), family.changes.get(module)
-    if change is None or (change == "transpose" and len(stored.shape) == 1):
+    is_bias = name.endswith(".bias") and change in ("add_one", "transpose")
+    if change is None or is_bias:
         return stored
     heads = _head_count(file, _HEADS[change]) if change in _HEADS else 0
     shape = stored.shape

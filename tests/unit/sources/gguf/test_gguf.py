@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from tests.decoder_case import EXPERTS, LONG_ROPE, NO_HEAD_DIM, Case, case
+from tests.decoder_case import EXPERTS, LONG_ROPE, NO_HEAD_DIM, ROUTED, Case, case
 from tests.decoder_cases import CASES
 from tests.decoders import model_of
 from tests.unit.sources.gguf.write_gguf import add_sizes, finish, tiny, write_model
@@ -101,10 +101,62 @@ def rotated(count: int, is_parallel: bool | None = None) -> Callable[[Writer], N
     return add
 
 
+def cohere2_keys(writer: Writer) -> None:
+    writer.add_logit_scale(0.3)
+    writer.add_sliding_window(7)
+    writer.add_rope_dimension_count(8)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+
+def exaone4_keys(writer: Writer) -> None:
+    writer.add_sliding_window(7)
+    writer.add_sliding_window_pattern([True, False, True])
+
+
+def nemotron_keys(writer: Writer) -> None:
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(2)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+
+def gpt_oss_keys(writer: Writer) -> None:
+    yarn_keys(writer)
+    writer.add_sliding_window(7)
+    writer.add_expert_feed_forward_length(64)
+
+
+def routed_keys(writer: Writer) -> None:
+    expert_keys(writer)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    writer.add_expert_weights_norm(True)
+
+
+def glm4_moe_keys(writer: Writer) -> None:
+    routed_keys(writer)
+    writer.add_rope_dimension_count(4)
+    writer.add_expert_shared_count(2)
+    writer.add_leading_dense_block_count(1)
+    writer.add_expert_group_count(3)
+    writer.add_expert_group_used_count(2)
+    writer.add_expert_weights_scale(1.7)
+
+
+def dots1_keys(writer: Writer) -> None:
+    routed_keys(writer)
+    writer.add_expert_shared_count(1)
+    writer.add_leading_dense_block_count(0)
+
+
 def nothing(writer: Writer) -> None:
     """Add no keys but those that all models have."""
 
 
+GPT_OSS = case(
+    "gpt_oss", "gpt_oss", hidden_size=64, intermediate_size=64, num_local_experts=5, num_experts_per_tok=2,
+    sliding_window=7, rope_parameters={**YARN, "truncate": False},
+)  # fmt: skip
+DOTS1 = case("dots1", "dots1", sliding_window=None, n_shared_experts=1, norm_topk_prob=True, **ROUTED)
 # Models whose config says nothing that the file cannot.
 STORED = [
     ("LLAMA", BY_NAME["llama"], rotated(8)),
@@ -148,6 +200,20 @@ STORED = [
     ("GRANITE", BY_NAME["granite"], granite_keys),
     ("COMMAND_R", BY_NAME["cohere"], lambda writer: writer.add_logit_scale(0.3)),
     ("SMOLLM3", case("smollm3", "smollm3", *NO_HEAD_DIM, hidden_size=48, num_hidden_layers=5), nothing),
+    ("SEED_OSS", BY_NAME["seed_oss"], nothing),
+    ("ARCEE", case("arcee", "arcee", head_dim=10, tie_word_embeddings=True), rotated(10)),
+    ("OLMOE", case("olmoe", "olmoe", *NO_HEAD_DIM, hidden_size=48, num_experts=5, num_experts_per_tok=2), nothing),
+    ("GLM4", case("glm4", "glm4", attention_bias=True), rotated(4)),
+    ("COHERE2", BY_NAME["cohere2"], cohere2_keys),
+    ("EXAONE4", BY_NAME["exaone4"], exaone4_keys),
+    ("EXAONE4", BY_NAME["exaone4-global"], nothing),
+    ("ERNIE4_5", BY_NAME["ernie4_5"], nothing),
+    ("NEMOTRON", BY_NAME["nemotron"], nemotron_keys),
+    ("HUNYUAN_DENSE", case("hunyuan", "hunyuan_v1_dense"), nothing),
+    ("GPT_OSS", GPT_OSS, gpt_oss_keys),
+    ("GLM4_MOE", BY_NAME["glm4_moe"], glm4_moe_keys),
+    ("DOTS1", DOTS1, dots1_keys),
+    ("GRANITE_MOE", BY_NAME["granitemoe"], granite_keys),
     ("GPTNEOX", BY_NAME["gpt_neox"], rotated(2, True)),
     ("GPTNEOX", BY_NAME["gpt_neox-sequential"], rotated(2, False)),
 ]
@@ -168,7 +234,9 @@ def test_weights_and_config_are_those_of_transformers(
     assert set(opened.checkpoint) == set(model.checkpoint)
     for name, value in model.checkpoint.items():
         want = value.numpy()
-        np.testing.assert_allclose(opened.checkpoint[name], want, rtol=0, atol=1e-6 * arch.startswith("GEMMA"))
+        np.testing.assert_allclose(
+            opened.checkpoint[name], want, rtol=0, atol=1e-6 * arch.startswith(("GEMMA", "NEMOTRON"))
+        )
         assert opened.checkpoint.shape_of(name) == want.shape
     assert decoder_spec(opened.config) == model.spec
     assert len(find_weights(model.spec, opened.checkpoint)) > 10
@@ -177,6 +245,63 @@ def test_weights_and_config_are_those_of_transformers(
 def test_every_architecture_is_tested() -> None:
     tested = {gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[arch]] for arch, _, _ in STORED}
     assert tested == set(FAMILIES)
+
+
+def test_mxfp4_experts_are_read_exactly(tmp_path: Path) -> None:
+    """gpt-oss is published with its experts in MXFP4, each expert's rows in blocks of 32 columns."""
+    model, kind = model_of(GPT_OSS), gguf.GGMLQuantizationType.MXFP4
+    arrays = {name: value.numpy() for name, value in model.checkpoint.items()}
+    path = write_model(
+        tmp_path / "m.gguf",
+        "GPT_OSS",
+        model.config,
+        arrays,
+        gpt_oss_keys,
+        lambda name: "MXFP4" if "exps" in name else "F32",
+    )
+    opened = open_gguf(path)
+    experts = [name for name in arrays if ".experts." in name and name.endswith("weight")]
+    assert len(experts) == 2 * 5 * 3
+    for name in experts:
+        want = gguf.quants.dequantize(gguf.quants.quantize(arrays[name], kind), kind)
+        np.testing.assert_array_equal(opened.checkpoint[name], want)
+        assert np.unique(np.abs(want[0, :32])).size <= 8
+
+
+def test_blocks_that_predict_later_tokens_are_left_out(tmp_path: Path) -> None:
+    """Files count them with the model's own, after which they come."""
+
+    def keys(writer: Writer) -> None:
+        glm4_moe_keys(writer)
+        writer.add_nextn_predict_layers(1)
+        for name in ("attn_q", "nextn.eh_proj"):
+            writer.add_tensor(f"blk.3.{name}.weight", np.ones((4, 4), np.float32))
+
+    model = model_of(BY_NAME["glm4_moe"])
+    arrays = {name: value.numpy() for name, value in model.checkpoint.items()}
+    config = {**model.config, "num_hidden_layers": 4}
+    opened = open_gguf(write_model(tmp_path / "m.gguf", "GLM4_MOE", config, arrays, keys))
+    assert set(opened.checkpoint) == set(arrays)
+    assert decoder_spec(opened.config).layers == model.spec.layers
+
+
+def test_other_scores_of_experts_are_refused(tmp_path: Path) -> None:
+    def keys(writer: Writer) -> None:
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX)
+
+    path = tiny(tmp_path / "m.gguf", keys, architecture="glm4moe")
+    assert "m.gguf: `expert_gating_func` is `1`, only `2` is supported" in refused(path)
+
+
+@pytest.mark.parametrize("pattern", [None, [True, False], 2])
+def test_sliding_layers_must_be_listed(pattern: Any, tmp_path: Path) -> None:
+    def keys(writer: Writer) -> None:
+        writer.add_sliding_window(7)
+        if pattern is not None:
+            writer.add_sliding_window_pattern(pattern)
+
+    path = tiny(tmp_path / "m.gguf", keys, architecture="exaone4")
+    assert "m.gguf: `exaone4.attention.sliding_window_pattern` does not list all layers" in refused(path)
 
 
 @pytest.mark.parametrize(("family", "blocks"), [("GEMMA2", 46), ("GEMMA3", 62)])

@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Array = np.ndarray[Any, Any]
-_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.weight")
-_PERMUTED = ("LLAMA", "GRANITE", "SMOLLM3")
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(weight|bias)")
+# Parameters that are not `weight` or `bias` get a suffix.
+_RENAMED = re.compile(r"(?:(\S+e_score_correction)_(bias)|\S+sinks)$")
+# Granite's experts are cut out of arrays of all, for which the tensor map has Mixtral's names.
+_JETMOE = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+_PERMUTED = ("LLAMA", "GRANITE", "GRANITE_MOE", "SMOLLM3", "ARCEE")
 
 
 def write_model(
@@ -92,7 +96,7 @@ def add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         ("num_key_value_heads",): writer.add_head_count_kv,
         ("rms_norm_eps",): writer.add_layer_norm_rms_eps,
         ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"): writer.add_layer_norm_eps,
-        ("num_local_experts", "num_experts"): writer.add_expert_count,
+        ("num_local_experts", "num_experts", "n_routed_experts"): writer.add_expert_count,
         ("num_experts_per_tok",): writer.add_expert_used_count,
         ("head_dim",): writer.add_key_length,
     }
@@ -114,10 +118,13 @@ def _stacked(checkpoint: dict[str, Array]) -> Iterator[tuple[str, Array]]:
     for name, array in checkpoint.items():
         expert = _EXPERT.fullmatch(name)
         if expert is None:
-            yield name, array
+            named = _RENAMED.fullmatch(name)
+            suffixed = name if named is None else f"{named[1]}.{named[2]}" if named[2] else f"{name}.weight"
+            yield suffixed, array
         else:
+            kind = _JETMOE.get(expert[3], expert[3]) if "block_sparse_moe" in name else expert[3]
             start = re.sub(r"model\.(layers\.\d+)\.block_sparse_moe", r"\1.feed_forward", expert[1])
-            experts.setdefault(f"{start}.{expert[3]}.weight", []).insert(int(expert[2]), array)
+            experts.setdefault(f"{start}.{kind}.{expert[4]}", []).insert(int(expert[2]), array)
     for name, arrays in experts.items():
         yield name, np.stack(arrays)
 
@@ -126,7 +133,7 @@ def _converted(arch: str, name: str, array: Array, config: dict[str, Any]) -> Ar
     """Return a weight as the converter stores it."""
     if arch in _PERMUTED and (heads := re.search(r"\.([qk])_proj\.", name)):
         return _permuted(array, config["num_attention_heads" if heads[1] == "q" else "num_key_value_heads"])
-    if arch.startswith("GEMMA") and name.endswith("norm.weight"):
+    if (arch.startswith("GEMMA") or arch == "NEMOTRON") and name.endswith("norm.weight"):
         return array + 1
     if arch == "GPT2" and re.search(r"\.c_(attn|proj|fc)\.weight", name):
         return array.T

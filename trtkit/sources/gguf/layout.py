@@ -1,0 +1,100 @@
+"""How a GGUF architecture is described, and what many of them share.
+
+Source: llama.cpp's convert_hf_to_gguf.py and src/llama-model.cpp, gguf-py's tensor_mapping.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Change = Literal["permute_q", "permute_k", "add_one", "transpose", "ungroup", "squeeze"]
+"""What llama.cpp's converter did to a weight: see `trtkit.sources.gguf.weights`."""
+Names = Mapping[str, str]
+LATER = "num_nextn_predict_layers"
+"""Blocks after the model's own, which predict later tokens; a file counts them with the others."""
+
+
+@dataclass(frozen=True)
+class GgufFamily:
+    """How one architecture is stored.
+
+    model_type: Hugging Face's. fields: HF's field by metadata key, without the architecture in front.
+    names: HF's module by llama.cpp's; `blk.{i}.` and `layers` stand in front of those in `blocks`. A name with a suffix
+        is of that tensor alone, and so is what it becomes.
+    changes: by module in a block. experts: HF's modules with `{e}` for tensors that hold all experts.
+    fixed: fields that the architecture implies. flags: fields that are true where block 0 has a tensor.
+    yarn: parameters of YaRN that the architecture implies. required: values of metadata keys, if the file has them.
+    is_rope_partial: `rope.dimension_count` may be less than head_dim. has_two_ropes: sliding layers have their own.
+    has_layer_types: if there is a window, the file lists which layers slide.
+    head_scaled_at: with so many blocks, scores are scaled by hidden_size / heads; `query_pre_attn_scalar` says so.
+    """
+
+    model_type: str
+    fields: Names
+    names: Names
+    blocks: Names
+    layers: str = "model.layers.{i}."
+    changes: Mapping[str, Change] = field(default_factory=dict)
+    experts: Names = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    flags: Names = field(default_factory=dict)
+    yarn: Mapping[str, Any] = field(default_factory=dict)
+    required: Mapping[str, Any] = field(default_factory=dict)
+    has_rope: bool = True
+    is_rope_partial: bool = False
+    has_two_ropes: bool = False
+    has_layer_types: bool = False
+    head_scaled_at: int | None = None
+
+
+FIELDS = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+}
+RMS_FIELDS = {**FIELDS, "attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+LAYER_NORM_FIELDS = {**FIELDS, "attention.layer_norm_epsilon": "layer_norm_eps"}
+EXPERT_FIELDS = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+ATTENTION = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+GATED_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+LLAMA_BLOCKS = {**ATTENTION, "ffn_norm": "post_attention_layernorm", **GATED_MLP}
+SANDWICH_BLOCKS = {
+    **ATTENTION,
+    **GATED_MLP,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+MOE_BLOCKS = {**ATTENTION, "ffn_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.gate"}
+MOE_EXPERTS = {
+    "ffn_gate_exps": "mlp.experts.{e}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{e}.up_proj",
+    "ffn_down_exps": "mlp.experts.{e}.down_proj",
+}
+PERMUTED: Mapping[str, Change] = {"attn_q": "permute_q", "attn_k": "permute_k"}
+BIASES = {"attention_bias": "attn_q.bias"}
+GELU = {"hidden_activation": "gelu_pytorch_tanh"}
+GRANITE_FIELDS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
