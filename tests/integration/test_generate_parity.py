@@ -107,7 +107,7 @@ def test_beams_equal_transformers(family: str, name: str) -> None:
     assert got == [theirs(family, prompt, 2, **params) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in RECURRENT])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_speculative_greedy_tokens_equal_transformers(family: str) -> None:
     tested = Engine(decoder(family, 4, has_all_logits=True), EngineOptions(proposer=LookupProposer(4, shortest=1)))
     assert ours(tested, {"temperature": 0}) == [theirs(family, prompt) for prompt in PROMPTS]

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from tests.decoders import executor_of, graph_of, model_of
-from tests.generation import SLOTS, Asked, alone, answer, case_of, decoder, engine, is_clean
+from tests.generation import SLOTS, Asked, alone, answer, case_of, decoder, engine, is_clean, run
 from tests.integration.test_generate_parity import RECURRENT
 from tests.integration.test_in_flight_batching import draw
 from trtkit.config.quantize import QuantizeOptions
 from trtkit.dtypes import FP32
-from trtkit.errors import ConfigError, ExecutionError, NetworkError, RequestError
+from trtkit.errors import ConfigError, ExecutionError, NetworkError
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.quantization.llm.choice import choose
 from trtkit.quantized_matrix import KvQuantization
@@ -23,6 +23,7 @@ from trtkit.runtime.decoder import Call
 from trtkit.runtime.generation import DraftProposer, LookupProposer
 
 PROMPT = random.Random(7).choices(range(3, 67), k=30)
+DRAFT = "qwen3_5_text"
 families = pytest.mark.parametrize("model_type", RECURRENT)
 
 
@@ -42,8 +43,9 @@ def continued(r: random.Random, asked: Asked, tokens: list[int]) -> Asked:
         ({"token_budget": 3, "min_shared_tokens": 1}, 2),
         ({"overlap": True, "min_shared_tokens": 1}, 3),
         ({"overlap": True, "token_budget": 3, "min_shared_tokens": 1}, 4),
+        pytest.param({"proposer": LookupProposer(4, shortest=1), "min_shared_tokens": 1}, 5, marks=pytest.mark.slow),
     ],
-    ids=["plain", "small budget", "overlap", "overlap, small budget"],
+    ids=["plain", "small budget", "overlap", "overlap, small budget", "speculation"],
 )
 def test_requests_that_come_and_go_get_what_each_gets_alone(
     model_type: str, options: dict[str, Any], seed: int
@@ -70,7 +72,7 @@ def test_requests_that_come_and_go_get_what_each_gets_alone(
             assert tuple(tokens) == expected
         elif "num_beams" not in dict(asked[name].params):
             assert tuple(tokens) == expected[: len(tokens)]
-    assert tested.statistics.preemptions > 0
+    assert tested.statistics.preemptions > 0 or "proposer" in options
     assert tested.statistics.reused_tokens > 0
     assert is_clean(tested)
 
@@ -161,9 +163,40 @@ def test_quantized_caches_are_refused(model_type: str) -> None:
 
 
 @families
-def test_speculation_is_refused(model_type: str) -> None:
-    what = "speculation is not supported for models with recurrent states, which cannot forget a wrong guess"
-    with pytest.raises(RequestError, match=what):
-        engine(2, model_type, proposer=LookupProposer(3))
-    with pytest.raises(RequestError, match="a draft model with recurrent states is not supported"):
-        DraftProposer(decoder(model_type, 2), 3)
+@pytest.mark.parametrize(
+    ("kind", "params"), [("lookup", {"temperature": 0}), ("draft", {"temperature": 0.9, "seed": 3})], ids=str
+)
+def test_speculation_changes_no_token(model_type: str, kind: str, params: dict[str, Any]) -> None:
+    """Rows accept different numbers of guesses; a draft model has states of its own, too."""
+    proposer = LookupProposer(5, shortest=1) if kind == "lookup" else DraftProposer(decoder(DRAFT, SLOTS), 3)
+    tested = engine(SLOTS, model_type, proposer=proposer)
+    prompts = [tuple([5, 6, 7, 8] * 3), (11, 12, 13), tuple(range(20, 50)), (9,) * 10]
+    own = (("max_tokens", 15), ("ignore_eos", True), *params.items())
+    asked = {f"r{index}": Asked(prompt, own) for index, prompt in enumerate(prompts)}
+    found = run(tested, [each.request(name) for name, each in asked.items()])
+    for name, each in asked.items():
+        assert tuple(found[name].token_ids) == alone(each, model_type)
+    statistics = tested.statistics
+    assert statistics.drafted_tokens > 0
+    if model_type == DRAFT and kind == "draft":
+        assert statistics.accepted_tokens > 0.9 * statistics.drafted_tokens
+    else:
+        assert statistics.accepted_tokens < statistics.drafted_tokens
+
+
+def test_a_slot_goes_back_to_its_mark_and_no_other_does() -> None:
+    model = decoder(DRAFT, 2)
+
+    def read(slot: int, ids: list[int], start: int) -> torch.Tensor:
+        return model.forward(Call(slot, np.array([ids]), np.array([start]), np.array([len(ids)]))).clone()
+
+    for slot in (0, 1):
+        read(slot, PROMPT[:8], 0)
+    model.cache.mark(slice(0, 2))
+    for slot in (0, 1):
+        read(slot, [5, 6, 7], 8)
+    expected = read(1, [9], 11)
+    model.cache.rewind([0])
+    assert model.cache.positions.tolist() == [8, 12]
+    read(0, [5, 6, 7], 8)
+    assert torch.allclose(read(0, [9], 11), expected)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
+import torch
 
 from tests.engine_decoders import config_of
 from tests.generation import case_of, run, settings
 from trtkit.config.schema import ParallelOptions
 from trtkit.engine.build import build_bundle
 from trtkit.jobs.runner import new_runner
-from trtkit.runtime.decoder import open_execution
+from trtkit.runtime.decoder import Call, open_execution
 from trtkit.runtime.generation import Engine, EngineOptions, Request
 
 if TYPE_CHECKING:
@@ -60,5 +62,10 @@ def test_ranks_answer_as_one_does(grid: dict[str, int], tmp_path: Path) -> None:
         saved = execution.cache.save(slot, count)
         execution.cache.load((slot + 1) % 4, saved)
         assert execution.cache.positions[(slot + 1) % 4] == count
+        execution.cache.mark(slice(slot, slot + 1))
+        execution.forward(Call(slot, np.array([[5, 6]]), np.array([count]), np.array([2])))
+        assert execution.cache.positions[slot] == count + 2
+        execution.cache.rewind([slot])
+        assert torch.equal(execution.cache.save(slot, count).data, saved.data)
     finally:
         execution.close()

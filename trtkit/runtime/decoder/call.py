@@ -11,7 +11,7 @@ from trtkit.errors import ExecutionError
 from trtkit.network.input_spec import kv_window
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     import torch
 
@@ -147,6 +147,14 @@ class SequenceCache(Protocol):
 
     def share(self, source: int, target: int, count: int) -> None:
         """Let `target` begin with the first `count` tokens of `source`."""
+        ...
+
+    def mark(self, rows: slice) -> None:
+        """Keep the recurrent states of neighbouring slots as they are now, for `rewind`."""
+        ...
+
+    def rewind(self, slots: Sequence[int]) -> None:
+        """Let the recurrent states of slots be again what they were when the slots were marked."""
         ...
 
     def form(self, tokens: int) -> CacheForm:

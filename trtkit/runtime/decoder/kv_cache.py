@@ -45,8 +45,10 @@ class KvCache:
         self.positions = np.zeros(sizes[0], np.int64)
         self.slots, self.max_length = sizes
         self.model = ""
-        self._stream, empty = stream, _empty if stream is None else stream.empty
-        self._arrays = {spec.name: empty((sizes[0], *spec.shape[1:]), dtype_of(spec)) for spec in kept}
+        self._stream, self._empty = stream, _empty if stream is None else stream.empty
+        self._arrays = {spec.name: self._empty((sizes[0], *spec.shape[1:]), dtype_of(spec)) for spec in kept}
+        self._marked: dict[str, torch.Tensor] = {}
+        self._marked_positions = np.zeros(sizes[0], np.int64)
         self._state_names = {spec.name for spec in (*self.states, *self.encoded)}  # what has no axis of tokens
         for array in self._arrays.values():
             self._run(array.zero_)
@@ -73,6 +75,22 @@ class KvCache:
         """Replace the states of neighbouring slots: [R, ...] by the input that takes them."""
         for name, values in states.items():
             self._run(partial(self._arrays[name][rows].copy_, values))
+
+    def mark(self, rows: slice) -> None:
+        """Keep the states of neighbouring slots as they are now, for `rewind`; the first time takes memory for all."""
+        for spec in self.states:
+            array = self._arrays[spec.name]
+            if spec.name not in self._marked:
+                self._marked[spec.name] = self._empty(tuple(array.shape), array.dtype)
+            self._run(partial(self._marked[spec.name][rows].copy_, array[rows]))
+        self._marked_positions[rows] = self.positions[rows]
+
+    def rewind(self, slots: Sequence[int]) -> None:
+        """Let the states of slots be again what they were when the slots were marked."""
+        for name, marked in self._marked.items():
+            for slot in slots:
+                self._run(partial(self._arrays[name][slot].copy_, marked[slot]))
+        self.positions[list(slots)] = self._marked_positions[list(slots)]
 
     def fill(self, slot: int, encoded: Mapping[str, torch.Tensor]) -> None:
         """Let a slot's layers read what an encoder made of its request: [K, length, H] by the input that takes it."""
@@ -145,6 +163,7 @@ class KvCache:
     def close(self) -> None:
         """Give the memory back."""
         self._arrays.clear()
+        self._marked.clear()
 
     def _part(self, name: str, slot: int, count: int) -> torch.Tensor:
         """Return what a slot holds of its first `count` tokens."""

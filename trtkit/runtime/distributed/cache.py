@@ -52,6 +52,14 @@ class GroupCache:
         if source != target:
             self.copy(source, target, slice(0, count))
 
+    def mark(self, rows: slice) -> None:
+        """Keep the states of neighbouring slots as they are now, for `rewind`."""
+        self._run(Message(Command.MARK, (rows.start, rows.stop)), lambda: self._own.mark(rows))
+
+    def rewind(self, slots: Sequence[int]) -> None:
+        """Let the states of slots be again what they were when the slots were marked."""
+        self._run(Message(Command.REWIND, tuple(slots)), lambda: self._own.rewind(slots))
+
     def form(self, tokens: int) -> CacheForm:
         """Return what a saved sequence of `tokens` tokens is: each rank's arrays, with the rank in their names."""
         named = [

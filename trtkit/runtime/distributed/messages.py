@@ -29,6 +29,8 @@ class Command(IntEnum):
     COPY = auto()
     SAVE = auto()
     LOAD = auto()
+    MARK = auto()
+    REWIND = auto()
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,6 +49,10 @@ class _Server:
                 self._group.channel.finish([self._group.channel.send(0, data)])
             case Command.LOAD:
                 load_part(execution.cache, self._group.world.rank, message)
+            case Command.MARK:
+                execution.cache.mark(slice(*numbers))
+            case Command.REWIND:
+                execution.cache.rewind(numbers)
             case Command.CLOSE:
                 pass
 

@@ -30,6 +30,9 @@ def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
         ready = gather(state, ready)
     drafts = None if proposer is None else _drafts(state, ready, proposer)
     call = decode_call(state, ready, drafts)
+    has_states = state.execution.cache.has_states
+    if drafts is not None and has_states:
+        state.execution.cache.mark(call.rows)
     logits = state.execution.forward(call)
     logits = logits.unsqueeze(1) if logits.dim() == 2 else logits  # [rows, S, V]
     if len(ready) < logits.shape[0]:
@@ -37,6 +40,8 @@ def decode(state: State, ready: Ints, proposer: Proposer | None) -> None:
     goes_on = take(state, ready, logits[:, 0])
     if drafts is not None:
         _verify(state, (ready, drafts), logits, goes_on)
+        if has_states:
+            _rewind(state, ready[(drafts >= 0).any(1)])
 
 
 def decode_call(state: State, ready: Ints, drafts: Ints | None = None) -> Call:
@@ -97,3 +102,15 @@ def _verify(state: State, guesses: tuple[Ints, Ints], logits: torch.Tensor, goes
         for slot in slots[rows].tolist():
             state.running.requests[slot].metrics.accepted += 1
         goes_on = take(state, slots[rows], logits[torch.from_numpy(rows), index + 1])
+
+
+def _rewind(state: State, slots: Ints) -> None:
+    """Let slots whose recurrent states have read wrong guesses go back to before all guesses.
+
+    The next step reads what was right again, as a piece of a prompt, and draws the token that follows.
+    """
+    cached, positions = state.slots.cached, state.execution.cache.positions
+    wrong = slots[positions[slots] != cached[slots]]
+    if wrong.size:
+        state.execution.cache.rewind(wrong.tolist())
+        cached[wrong] = np.minimum(cached[wrong], positions[wrong])

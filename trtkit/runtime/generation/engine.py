@@ -206,6 +206,8 @@ class Engine:
         if top is None:
             return
         ids = np.asarray(request.prompt_ids[chunk.start + 1 : chunk.start + chunk.count + 1], np.int64)
+        if not ids.size:  # tokens that are read again after a wrong guess
+            return
         request.prompt_logprobs += token_logprobs(logits[: len(ids)], to_device(ids, logits.device), top)()
 
     def _check_options(self) -> None:
@@ -215,9 +217,6 @@ class Engine:
             raise RequestError(
                 f"a budget of {budget} tokens per step computes nothing", "token_budget", "give 1 or more"
             )
-        if proposer is not None and self.execution.cache.has_states:
-            what = "speculation is not supported for models with recurrent states, which cannot forget a wrong guess"
-            raise RequestError(what, "speculation", "generate without a draft model and without lookup")
         if proposer is not None and not self.execution.has_all_logits:
             what = "speculation needs logits of every token; the engine outputs those of the last only"
             raise RequestError(what, "speculation", "build with `--set llm.logits=all`")

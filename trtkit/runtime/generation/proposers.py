@@ -78,9 +78,6 @@ class DraftProposer:
     def __init__(self, execution: DecoderExecution, most: int) -> None:
         if most < 1:
             raise RequestError(f"cannot guess {most} tokens", "draft", "give 1 or more")
-        if execution.cache.has_states:
-            what = "a draft model with recurrent states is not supported: they cannot forget a wrong guess"
-            raise RequestError(what, "draft", "use a draft model that caches keys and values only")
         self.most, self._execution = most, execution
         self._sequences = Sequences(execution.slots, execution.max_length)
         self._cached = np.zeros(execution.slots, np.int64)
@@ -101,11 +98,17 @@ class DraftProposer:
         return drafts
 
     def _follow(self, sequences: Sequences, slot: int, settings: Settings) -> None:
-        """Make the draft's slot hold the same tokens; read all but the last."""
-        ids, own = sequences.ids(slot), self._sequences
+        """Make the draft's slot hold the same tokens; read all but the last.
+
+        Recurrent states go back to before the last guesses, or begin again if earlier tokens differ.
+        """
+        ids, own, cache = sequences.ids(slot), self._sequences, self._execution.cache
         known = min(int(self._cached[slot]), len(ids) - 1, self._execution.max_length - 1)
         is_other = own.tokens[slot, :known] != ids[:known]
         start = int(is_other.argmax()) if is_other.any() else known
+        if cache.has_states:
+            cache.rewind([slot])
+            start = int(cache.positions[slot]) if cache.positions[slot] <= start else 0
         own.start(slot, ids)
         own.prompt_lengths[slot] = sequences.prompt_lengths[slot]
         if self._admitted[slot] is not settings:
@@ -115,6 +118,8 @@ class DraftProposer:
             chunk = ids[None, first : min(first + self._execution.max_prefill_length, len(ids) - 1)]
             self._execution.forward(Call(slot, chunk, np.array([first]), np.array([chunk.shape[1]])))
         self._cached[slot] = len(ids) - 1
+        if cache.has_states:
+            cache.mark(slice(slot, slot + 1))
 
     def _next(self, slots: Ints) -> Ints:
         """Draw one more token for each slot."""

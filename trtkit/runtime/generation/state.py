@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Statistics:
-    """What an engine has done. prompt_tokens: computed; reused_tokens: of prompts, found in a cache;
-    imported_tokens: those of them that another engine computed.
+    """What an engine has done. prompt_tokens: computed, and those that states read again after a wrong guess;
+    reused_tokens: of prompts, found in a cache; imported_tokens: those of them that another engine computed.
 
     synchronous_steps: decoding steps that the host waited for before it could launch the next: the engine does not
     overlap, or a row is a beam, or a user's function has to see its logits. discarded_tokens: drawn after an end.
