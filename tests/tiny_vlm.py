@@ -78,6 +78,12 @@ QWEN3 = {**QWEN, "depth": 4, "hidden_size": 36, "out_hidden_size": 48, "intermed
 QWEN3 |= {"num_position_embeddings": 30}
 INTERLEAVED = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 3], "mrope_interleaved": True}
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "mlp_only_layers": [1]}
+DELTA = {**TEXT, "head_dim": 24, "linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_num_key_heads": 2}
+DELTA |= {"linear_num_value_heads": 4, "layer_types": ["linear_attention", "full_attention"]}
+DELTA |= {"rope_parameters": {**INTERLEAVED, "partial_rotary_factor": 0.5, "mrope_section": [3, 1, 2]}}
+MORE_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+MORE_EXPERTS |= {"shared_expert_intermediate_size": 28}
+DELTA_EXPERTS = {key: value for key, value in (DELTA | MORE_EXPERTS).items() if key != "intermediate_size"}
 TILED = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()
@@ -134,6 +140,8 @@ def vlms() -> list[Vlm]:
         Vlm("qwen3-vl", "qwen3_vl", {"vision_config": _deep(2, 0)}, patches, {**turned, "num_hidden_layers": 3}),
         Vlm("qwen3-vl-plain", "qwen3_vl", {"vision_config": _deep()}, patches, turned),
         Vlm("qwen3-vl-deep", "qwen3_vl", {"vision_config": _deep(3, 1, 2, 1, 9)}, patches, turned),
+        Vlm("qwen3.5", "qwen3_5", {"vision_config": QWEN3}, patches, DELTA),
+        Vlm("qwen3.5-moe", "qwen3_5_moe", {"vision_config": QWEN3}, patches, DELTA_EXPERTS),
         Vlm("qwen3-vl-moe", "qwen3_vl_moe", {"vision_config": _deep(1, 3)}, patches, {**turned, **EXPERTS}),
     ]
 

@@ -165,6 +165,7 @@ def network_options(model: Model, logits: Literal["all", "last"] | None = None) 
         options.max_sequence_length,
         has_all_logits=(logits or options.logits) == "all",
         has_embeds_input=takes_embeddings(model),
+        has_rope_positions=model.images is not None and model.images.has_grid_positions,
         deepstack=0 if model.images is None else model.images.deepstack,
         has_hidden_states=options.hidden_states,
         has_kv_window=options.kv_window == "used",

@@ -69,7 +69,7 @@ def images_record(opened: OpenedVision) -> ImagesRecord:
         pixel_shape=tuple(dim if isinstance(dim, int) else -1 for dim in first.shape[1:]),
         merge_size=spec.merge_size,
         window_size=spec.window_size,
-        has_grid_positions=spec.has_grid_positions,
+        has_grid_positions=spec.traits.has_grid_positions,
         max_images=opened.limits.images,
         max_tokens=opened.limits.tokens,
         max_block=opened.limits.prefill if spec.traits.has_whole_images else 0,

@@ -52,6 +52,8 @@ BAMBA_MLP_NAMES = {
 _NO_LIMIT = [0.0, math.inf], [0.0, {"__float__": "Infinity"}]
 # Also how residual sums are rounded, which are in the network's type here.
 _OF_TRAINING = ("rescale_prenorm_residual", "residual_in_fp32", "time_step_floor", "time_step_max")
+# What predicts several tokens at once is not part of the model in transformers.
+_OF_LATER_TOKENS = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
 _SECTIONS = ("mrope_section", "mrope_interleaved")
 
 
@@ -113,17 +115,27 @@ def mamba_part(config: HfConfig, *, width: int | None = None, has_own_width: boo
 
 
 def delta_net_decoder(
-    config: HfConfig, feed_forward: MlpSpec | MoeSpec, delta: DeltaNetSpec, names: Mapping[str, str]
+    config: HfConfig,
+    feed_forward: MlpSpec | MoeSpec,
+    delta: DeltaNetSpec,
+    names: Mapping[str, str],
+    sections: tuple[int, ...] = (),
 ) -> DecoderSpec:
-    """Return a decoder of gated delta nets, with gated attention in every fourth layer or as `layer_types` say."""
+    """Return a decoder of gated delta nets, with gated attention in every fourth layer or as `layer_types` say.
+
+    sections: of M-RoPE if the config states none; empty in a family that never takes images.
+    """
+    config.refuse("attn_output_gate", True)
+    for name in _OF_LATER_TOKENS:
+        config.get(name)
     norm = replace(rms_norm_part(config), weight_offset=1.0)
     attention = replace(biased_attention_part(config), norm=norm, qk_norm="head", is_gated=True)
     every = int(config.get("full_attention_interval", 4))
     count = int(config.need("num_hidden_layers"))
     usual = ["linear_attention" if (index + 1) % every else "full_attention" for index in range(count)]
     types = layer_types(config, usual, ("linear_attention", "full_attention"))
-    # Text has one position for all sections of a rotary embedding.
-    rope = rope_spec(config, attention.head_dim, partial=0.25, ignored=_SECTIONS)
+    ignored = _SECTIONS[bool(sections) :]
+    rope = rope_spec(config, attention.head_dim, partial=0.25, default_sections=sections, ignored=ignored)
     layers = with_mixer(layers_part(config, attention, feed_forward, rope), types, "linear_attention", delta)
     return replace(decoder_part(config, layers, norm, names), block=BlockSpec(norm), unused=("mtp.", "model.visual."))
 

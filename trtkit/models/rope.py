@@ -73,7 +73,7 @@ def rope_spec(config: HfConfig, head_dim: int, **fixed: Any) -> RopeSpec:
             raise SourceError(f"`{name}` needs {dim // 2} numbers, half of the rotated size {dim}", config.where)
     if usual and len(sections) != len(usual):
         raise SourceError(f"`mrope_section` has {len(sections)} entries; expected {len(usual)}", config.where)
-    if sections and sum(sections) != dim // 2:
+    if sections and not usual and sum(sections) != dim // 2:
         what = f"`mrope_section` {list(sections)} has {sum(sections)} pairs, a head has {dim // 2}"
         raise SourceError(what, config.where)
     is_interleaved = bool(fixed.get("is_interleaved"))

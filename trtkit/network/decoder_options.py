@@ -20,6 +20,8 @@ class DecoderOptions:
     max_sequence_length: T, the length of each slot's cache.
     has_all_logits: `logits` [B, S, V] of every token; otherwise [B, V] of the tokens at `last_token_index` [B].
     has_embeds_input: `inputs_embeds` [B, S, D], scaled like embeddings, instead of `input_ids`.
+    has_rope_positions: M-RoPE's sections turn by the input `rope_position_ids` [3, B, S]; otherwise all turn by
+        `position_ids`, as those of text do.
     deepstack: vectors that follow in `inputs_embeds` [B, S, (1 + deepstack) * D]; one is added after each of the first
         layers.
     has_hidden_states: also return `hidden_states` [B, S, D], after the final norm.
@@ -37,6 +39,7 @@ class DecoderOptions:
     ids_dtype: DType = INT32
     has_all_logits: bool = False
     has_embeds_input: bool = False
+    has_rope_positions: bool = False
     deepstack: int = 0
     has_hidden_states: bool = False
     has_native_lengths: bool = False

@@ -67,7 +67,9 @@ class Scheduled:
 def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -> Scheduled:
     """Add the inputs that say where tokens stand."""
     ids = options.ids_dtype
-    has_sections = any(each.rope is not None and each.rope.sections for each in spec.attentions)
+    has_sections = options.has_rope_positions and any(
+        each.rope is not None and each.rope.sections for each in spec.attentions
+    )
 
     def scheduled(name: str, dtype: DType, *axes: Axis) -> Tensor:
         return graph.take(InputSpec(name, dtype.name, axes, "scheduler"))
@@ -143,7 +145,8 @@ class LayerInputs:
         tables = None if attention.rope is None else self._rope(attention.rope)
         growth = None if attention.query_growth is None else self._growth(attention.query_growth)
         lengths = self._inputs.kv_lengths if self._options.has_native_lengths else None
-        return Positions(self._position_ids, self._mask(attention), tables, lengths, growth)
+        is_by_token = bool(attention.rope and attention.rope.sections and self._inputs.rope_position_ids is not None)
+        return Positions(self._position_ids, self._mask(attention), tables, lengths, growth, is_by_token)
 
     def _past(self, index: int, attention: AttentionSpec) -> Past:
         """Add the inputs for one layer's cache."""

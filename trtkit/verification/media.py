@@ -127,10 +127,10 @@ def compare_media(verifier: MediaVerifier, request: VerifyRequest, context: Cont
 
 
 def prompt_logits(stepper: Stepper, sample: MediaSample, chunk: int | None = None) -> torch.Tensor:
-    """Return logits [S, V] of a prompt, prefilled at once or in chunks."""
+    """Return logits [S, V] of a prompt, prefilled in chunks, or at once as far as a call takes it."""
     import torch
 
-    size = chunk or len(sample.ids)
+    size = chunk or stepper.most or len(sample.ids)
     stepper.reset(1, sample.soft)
     parts = pieces(len(sample.ids), size, sample.soft)
     return torch.cat([stepper.step([sample.ids[part]])[0] for part in parts])

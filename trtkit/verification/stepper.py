@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from trtkit.runtime.decoder import Call
+from trtkit.runtime.soft_tokens import pieces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,10 +26,13 @@ class Forward(Protocol):
 
 
 class Stepper:
-    """Sequences in a decoder's first slots. lengths: cached tokens of each."""
+    """Sequences in a decoder's first slots. lengths: cached tokens of each.
 
-    def __init__(self, decoder: Forward) -> None:
-        self._decoder = decoder
+    most: new tokens of a slot that one call takes; None: any number.
+    """
+
+    def __init__(self, decoder: Forward, most: int | None = None) -> None:
+        self._decoder, self.most = decoder, most
         self.reset(1)
 
     def reset(self, slots: int, soft: SoftTokens | None = None) -> None:
@@ -52,7 +56,8 @@ class Stepper:
     ) -> list[int]:
         """Return the most likely continuation of one prompt, up to a stop token, from an empty slot."""
         self.reset(1, soft)
-        logits = self.step([prompt])
+        for part in pieces(len(prompt), self.most or len(prompt), soft):
+            logits = self.step([prompt[part]])
         answer: list[int] = []
         while len(answer) < new_tokens:
             token = int(logits.reshape(-1, logits.shape[-1])[-1].argmax())

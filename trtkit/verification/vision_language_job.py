@@ -62,7 +62,7 @@ class VisionLanguageVerifier:
         report(Phase("write network"))
         self._decoder = model = open_decoder(resolve(self.config), request.quantized)
         self.backend = load_backend(request.backend)
-        self.stepper = Stepper(reference_decoder(self.backend, model, 1, "all"))
+        self.stepper = Stepper(reference_decoder(self.backend, model, 1, "all"), model.spec.most_new_tokens)
         onnx = request.stages[0].onnx
         assert onnx is not None
         self._tower: VisionTower = reference_tower(self._record, self.backend, onnx.path)

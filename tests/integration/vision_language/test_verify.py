@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Run = Callable[..., Ran]
     Refuses = Callable[..., str]
 
-NAMES = ("llava", "smolvlm", "internvl", "gemma3", "qwen2.5-vl", "qwen3-vl")
+NAMES = ("llava", "smolvlm", "internvl", "gemma3", "qwen2.5-vl", "qwen3-vl", "qwen3.5")
 some = pytest.mark.parametrize("vlm", [VLMS[name] for name in NAMES], ids=str)
 
 

@@ -69,6 +69,7 @@ def test_a_beginning_is_shared_up_to_an_image_that_others_follow() -> None:
         assert list(output.outputs[0].token_ids) == want
 
 
+@pytest.mark.slow
 def test_ranks_see_whole_images() -> None:
     with LLM(bundle_of(VLM, "parallel={tensor: 2, pipeline: 2}"), runtime="reference", prefill_budget=5) as llm:
         outputs = llm.generate(list(PROMPTS.values())[:3], GREEDY)

@@ -5,13 +5,20 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
-from trtkit.errors import SourceError
+from tests.decoders import rtx
+from trtkit.errors import NetworkError, SourceError
+from trtkit.models.parallel import Grid, rank_spec
 from trtkit.models.registry import decoder_spec
 from trtkit.models.vision_language.registry import image_traits, vision_spec
 from trtkit.models.vision_language.spec import VisionLimits
-from trtkit.sources.huggingface.wrapped_config import text_fields
+from trtkit.network.decoder import build_decoder
+from trtkit.network.decoder_options import DecoderOptions
+from trtkit.network.graph import Graph
+from trtkit.sources.checkpoint import StoredArray
+from trtkit.sources.huggingface.wrapped_config import text_fields, unwrap
 from trtkit.sources.vision_language.load import whole_config
 
 if TYPE_CHECKING:
@@ -258,6 +265,16 @@ def test_features_of_inner_layers_are_those_that_transformers_gives(vision: dict
     assert image_traits({"model_type": "qwen3_vl", "vision_config": vision}).deepstack == count
 
 
+def test_a_first_stage_that_lacks_layers_that_add_features(tmp_path: Path) -> None:
+    read(QWEN3, tmp_path)
+    whole = decoder_spec(text_fields(tmp_path / "config.json"))
+    stage = rank_spec(whole, Grid(pipeline=18), 0)
+    with pytest.raises(NetworkError) as caught:
+        build_decoder(Graph(rtx()), stage, {}, DecoderOptions(has_embeds_input=True, deepstack=3))
+    what = "vectors of images are added after the first 3 layers, and the first stage has 2"
+    assert str(caught.value) == f"qwen3_vl_text: {what}\nfix: use fewer pipeline stages"
+
+
 def test_a_tower_of_another_size(tmp_path: Path) -> None:
     fields = read(QWEN3, tmp_path)
     with pytest.raises(SourceError, match=r"`vision_config.out_hidden_size` is 2048, the language model's is 2560"):
@@ -266,10 +283,21 @@ def test_a_tower_of_another_size(tmp_path: Path) -> None:
         image_traits({**QWEN3, "vision_config": {"deepstack_visual_indexes": 3}})
 
 
+def test_what_predicts_several_tokens_is_left_out(tmp_path: Path) -> None:
+    """Qwen3.5's files have it next to tower and language model."""
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    stored = StoredArray((2,), lambda: np.zeros(2))
+    names = ("model.language_model.norm.weight", "model.visual.merger.norm.weight", "mtp.fc.weight")
+    _, inner = unwrap(tmp_path / "config.json", dict.fromkeys(names, stored))
+    assert list(inner) == ["model.norm.weight"]
+
+
 def test_a_family_that_is_not_known() -> None:
     with pytest.raises(SourceError) as caught:
         vision_spec({"model_type": "owl"}, LIMITS)
-    known = "gemma3, idefics3, internvl, llava, qwen2_5_vl, qwen2_vl, qwen3_vl, qwen3_vl_moe, smolvlm"
+    known = (
+        "gemma3, idefics3, internvl, llava, qwen2_5_vl, qwen2_vl, qwen3_5, qwen3_5_moe, qwen3_vl, qwen3_vl_moe, smolvlm"
+    )
     assert str(caught.value) == f"config.json: `owl` is not a vision-language family\nfix: known: {known}"
 
 

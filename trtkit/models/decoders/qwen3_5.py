@@ -18,8 +18,9 @@ DEFAULTS = {
     "max_position_embeddings": 32768,
     "num_key_value_heads": 4,
 }
+SECTIONS = (11, 11, 10)
 
 
 def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
-    return delta_net_decoder(config, mlp_part(config), delta_net_part(config), llama_names({}, DELTA_NAMES))
+    return delta_net_decoder(config, mlp_part(config), delta_net_part(config), llama_names({}, DELTA_NAMES), SECTIONS)

@@ -23,10 +23,11 @@ DEFAULTS = {
     "num_key_value_heads": 2,
     "shared_expert_intermediate_size": 512,
 }
+SECTIONS = (11, 11, 10)
 
 
 def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
     moe = shared_expert_mixture(config, norm_topk_prob=True, count=256, top_k=8)
     names = llama_names({}, {**DELTA_NAMES, **QWEN_EXPERT_NAMES})
-    return delta_net_decoder(config, moe, delta_net_part(config), names)
+    return delta_net_decoder(config, moe, delta_net_part(config), names, SECTIONS)

@@ -6,7 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.models.names import llama_names
-from trtkit.models.parts import biased_attention_part, decoder_part, layers_part, mlp_part, rms_norm_part
+from trtkit.models.parts import (
+    biased_attention_part,
+    decoder_part,
+    layers_part,
+    mlp_part,
+    optional_windows,
+    rms_norm_part,
+)
 from trtkit.models.rope import rope_spec
 
 if TYPE_CHECKING:
@@ -19,9 +26,11 @@ SECTIONS = (24, 20, 20)
 
 def spec(config: HfConfig) -> DecoderSpec:
     """Return the model that a config describes."""
+    config.refuse("use_sliding_window", False)
     norm = rms_norm_part(config)
     attention = replace(biased_attention_part(config), norm=norm, qk_norm="head")
     # Sections are interleaved whatever the file says.
     names = ("mrope_interleaved",)
     rope = rope_spec(config, attention.head_dim, theta=500000.0, default_sections=SECTIONS, ignored=names)
-    return decoder_part(config, layers_part(config, attention, mlp_part(config), rope), norm, llama_names())
+    layers = layers_part(config, attention, mlp_part(config), rope, optional_windows(config))
+    return decoder_part(config, layers, norm, llama_names())

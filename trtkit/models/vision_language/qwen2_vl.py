@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.models.vision_language.spec import VisionInput, VisionSpec
+from trtkit.models.vision_language.spec import ImageTraits, VisionInput, VisionSpec
 
 if TYPE_CHECKING:
     from trtkit.models.vision_language.spec import Fields, VisionLimits
+
+
+def traits(_fields: Fields) -> ImageTraits:
+    """Return what the images need of the language model."""
+    return ImageTraits(has_grid_positions=True)
 
 
 def spec(fields: Fields, limits: VisionLimits, _where: str) -> VisionSpec:
@@ -34,6 +39,6 @@ def spec(fields: Fields, limits: VisionLimits, _where: str) -> VisionSpec:
         int(fields["image_token_id"]),
         merge_size=merge,
         window_size=window,
-        has_grid_positions=True,
+        traits=traits(fields),
         arguments={"positions": limits.tokens * merge},
     )

@@ -1,4 +1,4 @@
-"""Qwen3-VL: patches of an image at its own size, features of inner layers. HF: `Qwen3VLForConditionalGeneration`.
+"""Qwen3-VL and Qwen3.5: patches of an image at its own size. HF: `Qwen3VLForConditionalGeneration`.
 
 Source: https://arxiv.org/abs/2511.21631; features of inner layers (DeepStack): https://arxiv.org/abs/2406.04334.
 """
@@ -15,12 +15,18 @@ if TYPE_CHECKING:
     from trtkit.models.vision_language.spec import Fields, VisionLimits
 
 
+# Those whose towers also give features of inner layers (DeepStack).
+_WITH_INNER = ("qwen3_vl", "qwen3_vl_moe")
+
+
 def traits(fields: Fields) -> ImageTraits:
     """Return what the images need of the language model."""
     vision = fields.get("vision_config") or {}
+    if fields["model_type"] not in _WITH_INNER:
+        return ImageTraits(has_grid_positions=True)
     depth = vision.get("depth", vision.get("num_hidden_layers", 27))
     inner = {index for index in vision.get("deepstack_visual_indexes", (8, 16, 24)) if 0 <= index < depth}
-    return ImageTraits(deepstack=len(inner))
+    return ImageTraits(deepstack=len(inner), has_grid_positions=True)
 
 
 def spec(fields: Fields, limits: VisionLimits, where: str) -> VisionSpec:
@@ -45,7 +51,6 @@ def spec(fields: Fields, limits: VisionLimits, where: str) -> VisionSpec:
         int(fields["image_token_id"]),
         merge_size=merge,
         position_side=math.isqrt(int(vision["num_position_embeddings"])),
-        has_grid_positions=True,
         traits=traits(fields),
         arguments={"positions": limits.tokens * merge},
     )

@@ -21,6 +21,8 @@ VISION_LANGUAGE = {
     "llava": "llava",
     "qwen2_5_vl": "qwen2_vl",
     "qwen2_vl": "qwen2_vl",
+    "qwen3_5": "qwen3_vl",
+    "qwen3_5_moe": "qwen3_vl",
     "qwen3_vl": "qwen3_vl",
     "qwen3_vl_moe": "qwen3_vl",
     "smolvlm": "idefics3",

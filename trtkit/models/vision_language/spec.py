@@ -40,10 +40,12 @@ class ImageTraits:
 
     has_whole_images: tokens of an image see each other in both directions, so a call computes all of them.
     deepstack: vectors that each soft token brings besides its own: one is added after each of the first layers.
+    has_grid_positions: tokens of an image turn by time, height and width (M-RoPE).
     """
 
     has_whole_images: bool = False
     deepstack: int = 0
+    has_grid_positions: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,6 @@ class VisionSpec:
     image_token_id: the placeholder; each soft token stands in the place of one.
     position_side: of the square of learned positions that is stretched to an image's patches; 0 where there is none.
     window_size: side, in tokens, of the windows that attention keeps to; 0 where there are none.
-    has_grid_positions: tokens of an image turn by time, height and width (M-RoPE).
     frame: tokens before and after an image; the first one stands for it in a prompt.
     """
 
@@ -75,7 +76,6 @@ class VisionSpec:
     merge_size: int = 1
     window_size: int = 0
     position_side: int = 0
-    has_grid_positions: bool = False
     frame: tuple[int, int] | None = None
     traits: ImageTraits = ImageTraits()
     arguments: Mapping[str, Any] | None = None

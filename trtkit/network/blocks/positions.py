@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 class Positions:
     """Positions of tokens. mask: as in `ops.attention`. kv_lengths: None if the attention layer does not use them.
 
-    tables: cosines and sines of the layer's rotary embedding, by position or, for M-RoPE, by token; None if it has
-    none. query_growth: [B, 1, S, 1] in fp32, factors of the queries; None if there are none.
+    tables: cosines and sines of the layer's rotary embedding, by position or, where tokens of images turn otherwise
+    (M-RoPE), by token (is_by_token); None if it has none.
+    query_growth: [B, 1, S, 1] in fp32, factors of the queries; None if there are none.
     """
 
     ids: Tensor
@@ -25,6 +26,7 @@ class Positions:
     tables: tuple[Tensor, Tensor] | None = None
     kv_lengths: Tensor | None = None
     query_growth: Tensor | None = None
+    is_by_token: bool = False
 
 
 def rotate(name: str, x: Tensor, rope: RopeSpec | None, positions: Positions) -> Tensor:
@@ -32,5 +34,5 @@ def rotate(name: str, x: Tensor, rope: RopeSpec | None, positions: Positions) ->
     if rope is None or positions.tables is None:
         return x
     with x.graph.scope(name):
-        ids = None if rope.sections else positions.ids
+        ids = None if positions.is_by_token else positions.ids
         return rotary_embedding(x, positions.tables, ids, rope.dim, is_interleaved=rope.is_interleaved)

@@ -25,7 +25,7 @@ _PREFIXES = {
 }
 _PARTS = {"text_config", "vision_config"}
 # What wrappers hold besides the language model, below `model.` or not.
-_TOWERS = ("vision_tower", "vision_model", "visual", "audio_tower")
+_TOWERS = ("vision_tower", "vision_model", "visual", "audio_tower", "mtp")
 _OTHER_PARTS = tuple(
     f"{prefix}{name}."
     for name in (*_TOWERS, "multi_modal_projector", "connector", "embed_vision", "embed_audio")

@@ -1,4 +1,4 @@
-"""The vision tower of Qwen3-VL with its mergers."""
+"""The vision tower of Qwen3-VL and Qwen3.5 with its mergers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from trtkit.sources.huggingface.folder import open_config
 from trtkit.sources.vision_language.load import load_weights
 from trtkit.sources.vision_language.patches import attend, rotary_table, turns_at
 
-_CLASSES = {"qwen3_vl": "Qwen3VLVisionModel", "qwen3_vl_moe": "Qwen3VLMoeVisionModel"}
+_CLASSES = {
+    "qwen3_5": "Qwen3_5VisionModel",
+    "qwen3_5_moe": "Qwen3_5MoeVisionModel",
+    "qwen3_vl": "Qwen3VLVisionModel",
+    "qwen3_vl_moe": "Qwen3VLMoeVisionModel",
+}
 
 
 class Qwen3Vision(torch.nn.Module):
@@ -30,7 +35,7 @@ class Qwen3Vision(torch.nn.Module):
         config.vision_config._attn_implementation = "eager"
         self.visual = getattr(module, _CLASSES[name])._from_config(config.vision_config)
         load_weights(self, Path(folder))
-        self._inner = list(config.vision_config.deepstack_visual_indexes)
+        self._inner = list(getattr(config.vision_config, "deepstack_visual_indexes", ()))
         self.tables = torch.nn.Buffer(rotary_table(self.visual.rotary_pos_emb, positions), persistent=False)
 
     def forward(

@@ -18,7 +18,8 @@ from trtkit.runtime.soft_tokens import SoftTokens
 def soft(seed: int, has_positions: bool) -> SoftTokens:
     vectors = torch.randn(3, 8, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
     positions = np.arange(15).reshape(3, 5) + seed if has_positions else None
-    return SoftTokens(np.array([1, 2, 4]), vectors, np.array([7, 8, 9]) + seed, positions)
+    ends = np.array([3, 3, 5]) if has_positions else None
+    return SoftTokens(np.array([1, 2, 4]), vectors, np.array([7, 8, 9]) + seed, positions, ends)
 
 
 def assert_equal(one: Call, other: Call) -> None:
@@ -30,8 +31,9 @@ def assert_equal(one: Call, other: Call) -> None:
         assert torch.equal(mine.vectors, theirs.vectors)
         assert mine.places.tolist() == theirs.places.tolist()
         assert mine.keys.tolist() == theirs.keys.tolist()
-        positions = [None if each.rope_positions is None else each.rope_positions.tolist() for each in (mine, theirs)]
-        assert positions[0] == positions[1]
+        for name in ("rope_positions", "ends"):
+            arrays = [getattr(each, name) for each in (mine, theirs)]
+            assert np.array_equal(*arrays) if arrays[0] is not None else arrays[1] is None
 
 
 def test_vectors_of_prompts_are_sent_once() -> None:
