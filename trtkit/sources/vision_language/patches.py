@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 
-def rotary_table(rotary: Any, positions: int) -> torch.Tensor:
+def rotary_table(inv_freq: torch.Tensor, positions: int) -> torch.Tensor:
     """Return cosines and sines of positions below `positions` [T, H / 2].
 
     Angles come from a table, so that no rounding of positions reaches them.
     """
-    angles = torch.arange(positions)[:, None] * rotary.inv_freq
+    angles = torch.arange(positions)[:, None] * inv_freq
     return torch.cat([angles.cos(), angles.sin()], -1)
 
 

@@ -36,7 +36,7 @@ class Qwen2Vision(torch.nn.Module):
         self.visual = getattr(module, _CLASSES[name])._from_config(config.vision_config)
         self._full = set(getattr(config.vision_config, "fullatt_block_indexes", range(config.vision_config.depth)))
         load_weights(self, Path(folder))
-        self.tables = torch.nn.Buffer(rotary_table(self.visual.rotary_pos_emb, positions), persistent=False)
+        self.tables = torch.nn.Buffer(rotary_table(self.visual.rotary_pos_emb.inv_freq, positions), persistent=False)
 
     def forward(
         self, patches: torch.Tensor, positions: torch.Tensor, windows: torch.Tensor | None = None

@@ -36,7 +36,7 @@ class Qwen3Vision(torch.nn.Module):
         self.visual = getattr(module, _CLASSES[name])._from_config(config.vision_config)
         load_weights(self, Path(folder))
         self._inner = list(getattr(config.vision_config, "deepstack_visual_indexes", ()))
-        self.tables = torch.nn.Buffer(rotary_table(self.visual.rotary_pos_emb, positions), persistent=False)
+        self.tables = torch.nn.Buffer(rotary_table(self.visual.rotary_pos_emb.inv_freq, positions), persistent=False)
 
     def forward(
         self, patches: torch.Tensor, positions: torch.Tensor, taps: torch.Tensor, tap_weights: torch.Tensor
