@@ -26,6 +26,19 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# GPT-4o and gpt-oss cut words before capitals, and keep a word's ending such as 's with it.
+_ENDINGS, _LOWER, _UPPER = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]",
+    r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]",
+)
+_O200K = "|".join(
+    (
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDINGS}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDINGS}",
+        r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    )
+)
 _LLAMA3, _QWEN2 = _WORDS.format(digits=r"\p{N}{1,3}"), _WORDS.format(digits=r"\p{N}")
 
 
@@ -50,6 +63,9 @@ CUTS = {
     "starcoder": Cut(is_digit_alone=True),
     "llama-bpe": Cut(_LLAMA3, ignores_merges=True, adds_bos=True),
     "smaug-bpe": Cut(_LLAMA3),
+    "dbrx": Cut(_LLAMA3),
+    "glm4": Cut(_LLAMA3),
+    "gpt-4o": Cut(_O200K),
     "qwen2": Cut(_QWEN2, is_nfc=True),
 }
 """By `tokenizer.ggml.pre`."""

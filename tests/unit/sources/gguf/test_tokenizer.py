@@ -86,9 +86,18 @@ def test_llama_3_cuts_by_the_pattern_of_its_makers() -> None:
     assert CUTS["llama-bpe"].regex == CUTS["smaug-bpe"].regex == TikTokenConverter().pattern
 
 
+def test_patterns_are_those_of_transformers() -> None:
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    both = {pre: cut.regex for pre, cut in CUTS.items() if pre in GGUF_PRE_TOKENIZER_SPLITS}
+    assert both == {pre: GGUF_PRE_TOKENIZER_SPLITS[pre] for pre in both}
+    assert {"gpt-4o", "dbrx", "llama-bpe", "qwen2"} <= set(both)
+
+
 @pytest.mark.parametrize(
     ("pre", "numbers"),
     [("gpt-2", [" 12345"]), ("smollm", [" ", "1", "2", "3", "4", "5"]), ("llama-bpe", [" ", "123", "45"]),
+     ("glm4", [" ", "123", "45"]), ("gpt-4o", [" ", "123", "45"]),
      ("qwen2", [" ", "1", "2", "3", "4", "5"]), ("starcoder", [" ", "1", "2", "3", "4", "5"])],
 )  # fmt: skip
 def test_numbers_are_cut_as_the_kind_says(pre: str, numbers: list[str], tmp_path: Path) -> None:
