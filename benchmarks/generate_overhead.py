@@ -113,7 +113,7 @@ def _scheduling() -> dict[str, Any]:
 
 def _admission() -> dict[str, Any]:
     """Return microseconds until a prompt of 2,000 tokens has a slot among 1,024, of which all but one are running."""
-    state = State(Nothing(1024, SMALL), 1, Imports(0))
+    state = State(Nothing(1024, SMALL), 1, Imports(0), Imports(0))
     for slot in range(1023):
         _admit(state, str(slot), list(range(slot % 97, slot % 97 + 300)))
         state.slots.cached[slot] = 300
@@ -130,7 +130,7 @@ def _admit(state: State, name: str, prompt: list[int]) -> None:
     waiting = Waiting(None)
     settings = Settings.resolve(SamplingParams(max_tokens=100, temperature=0), Vocabulary(SMALL, (2,)))
     waiting.add(Request(name, prompt, settings))
-    admit_waiting(state, waiting, min_shared_tokens=16)
+    admit_waiting(state, waiting, 16, land=lambda: None)
 
 
 def _engine(nothing: Nothing, params: dict[str, Any]) -> Engine:

@@ -200,3 +200,23 @@ def test_a_slot_goes_back_to_its_mark_and_no_other_does() -> None:
     assert model.cache.positions.tolist() == [8, 12]
     read(0, [5, 6, 7], 8)
     assert torch.allclose(read(0, [9], 11), expected)
+
+
+@families
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_preempted_request_goes_on_from_its_states(model_type: str, overlap: bool) -> None:
+    tested, own = engine(1, model_type, overlap=overlap), (("max_tokens", 9), ("ignore_eos", True), ("temperature", 0))
+    asked = {"late": Asked(tuple(PROMPT), own, 1), "urgent": Asked((7, 8, 9), own, 0)}
+    tested.submit(asked["late"].request("late"))
+    found = {each.request.id: each for _ in range(5) for each in tested.step()}
+    tested.submit(asked["urgent"].request("urgent"))
+    while tested.has_work:
+        found |= {each.request.id: each for each in tested.step()}
+    for name, each in asked.items():
+        assert tuple(found[name].token_ids) == alone(each, model_type)
+    statistics = tested.statistics
+    assert statistics.preemptions == 1
+    assert statistics.restored_tokens > len(PROMPT)
+    assert statistics.prompt_tokens == len(PROMPT) + 3
+    assert tested.free_slots == 1
+    assert not tested.has_work

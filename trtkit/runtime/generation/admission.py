@@ -12,6 +12,8 @@ from trtkit.runtime.generation.beams import BeamSearch
 from trtkit.runtime.generation.running import Group
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trtkit.runtime.generation.request import Request
     from trtkit.runtime.generation.state import State
     from trtkit.runtime.sequences import Ints
@@ -68,20 +70,25 @@ class Waiting:
         return None
 
 
-def admit_waiting(state: State, waiting: Waiting, min_shared_tokens: int) -> None:
-    """Give slots to waiting requests, from others of less priority where none is free."""
+def admit_waiting(state: State, waiting: Waiting, min_shared_tokens: int, land: Callable[[], None]) -> None:
+    """Give slots to waiting requests, from others of less priority where none is free.
+
+    land: takes the tokens in flight, which states that are saved have read or not.
+    """
     while (request := waiting.first()) is not None:
-        if state.slots.free < request.slots and not _make_room(state, waiting, request):
+        if state.slots.free < request.slots and not _make_room(state, waiting, request, land):
             return
         waiting.pop()
         _admit(state, request, min_shared_tokens)
 
 
-def _make_room(state: State, waiting: Waiting, request: Request) -> bool:
+def _make_room(state: State, waiting: Waiting, request: Request, land: Callable[[], None]) -> bool:
     """Preempt requests of less priority; return whether enough slots are free now."""
-    candidates = state.running.giving_way(request.priority)
-    if state.slots.free + len(candidates) < request.slots:
+    if state.slots.free + len(state.running.giving_way(request.priority)) < request.slots:
         return False
+    if state.execution.cache.has_states:
+        land()  # a state that has read all known tokens could not go on: the last one's logits are lost
+    candidates = state.running.giving_way(request.priority)
     while state.slots.free < request.slots:
         waiting.put_back(_preempt(state, candidates.pop()))
     return True
@@ -89,6 +96,7 @@ def _make_room(state: State, waiting: Waiting, request: Request) -> bool:
 
 def _preempt(state: State, slot: int) -> Request:
     """Take a request's slot; it keeps its tokens, and goes on from them when its turn comes again."""
+    state.keep(slot)
     generated = state.slots.sequences.known(slot)
     request = state.leave(slot)
     request.generated = generated
@@ -102,18 +110,7 @@ def _admit(state: State, request: Request, min_shared_tokens: int) -> None:
     """Let a request run, on free slots that there are."""
     slots, prompt = state.slots, np.asarray(request.prompt_ids, np.int64)
     ids = np.append(prompt, request.generated).astype(np.int64) if request.generated else prompt
-    is_whole = request.settings.params.prompt_logprobs is not None
-    source, common = (0, 0) if is_whole else slots.shared_prefix(ids, request.soft)
-    common = common if common >= min_shared_tokens else 0
-    least, has_states = max(common + 1, min_shared_tokens), state.execution.cache.has_states
-    imported = None if is_whole or request.soft else state.imports.take(ids, least, is_whole=has_states)
-    slot = slots.take(source, common if imported is None else 0)
-    if imported is not None:
-        saved, common = imported
-        state.execution.cache.load(slot, saved)
-        state.statistics.imported_tokens += common
-    elif common:
-        state.execution.cache.share(source, slot, common)
+    slot, common = _take_slot(state, request, ids, min_shared_tokens)
     slots.cached[slot] = common
     slots.sequences.start(slot, prompt, request.generated, request.soft)
     state.sampler.admit(slot, request.settings)
@@ -126,6 +123,27 @@ def _admit(state: State, request: Request, min_shared_tokens: int) -> None:
     spare = [_spare_slot(state) for _ in range(request.slots - 1)]
     search = BeamSearch(request.settings, end - len(prompt))
     state.running.add_group(Group(request, [slot, *spare], search), end)
+
+
+def _take_slot(state: State, request: Request, ids: Ints, min_shared_tokens: int) -> tuple[int, int]:
+    """Return a free slot, and how many of a request's tokens `ids` its cache begins with."""
+    slots, cache = state.slots, state.execution.cache
+    is_computed = request.settings.params.prompt_logprobs is not None
+    source, common = (0, 0) if is_computed else slots.shared_prefix(ids, request.soft)
+    common = common if common >= min_shared_tokens else 0
+    stores = () if is_computed or request.soft else (state.imports, state.snapshots)
+    least = max(common + 1, min_shared_tokens)
+    found = ((store, store.take(ids, least, is_whole=cache.has_states)) for store in stores)
+    store, taken = next(((store, taken) for store, taken in found if taken is not None), (None, None))
+    slot = slots.take(source, common if taken is None else 0)
+    if taken is not None:
+        saved, common = taken
+        cache.load(slot, saved)
+        state.statistics.imported_tokens += common * (store is state.imports)
+        state.statistics.restored_tokens += common * (store is state.snapshots)
+    elif common:
+        cache.share(source, slot, common)
+    return slot, common
 
 
 def _spare_slot(state: State) -> int:

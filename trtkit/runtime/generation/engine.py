@@ -44,6 +44,7 @@ class EngineOptions:
     max_queue: requests that may wait; None: any number. min_shared_tokens: the shortest beginning worth sharing.
     proposer: guesses tokens ahead, for speculative decoding.
     most_imported_bytes: host memory for beginnings of prompts that other engines computed.
+    most_snapshot_bytes: host memory for preempted requests of models with recurrent states.
     overlap: launch a step before the host knows the last one's tokens; None: where the decoder computes meanwhile.
     kernel: sample with the Triton kernel, which is interpreted on a CPU; None: where logits are on a GPU.
     """
@@ -53,6 +54,7 @@ class EngineOptions:
     min_shared_tokens: int = 16
     proposer: Proposer | None = None
     most_imported_bytes: int = 1 << 30
+    most_snapshot_bytes: int = 1 << 30
     overlap: bool | None = None
     kernel: bool | None = None
 
@@ -69,9 +71,10 @@ class Engine:
         self._budget = self._options.token_budget or execution.max_prefill_length
         self._waiting = Waiting(self._options.max_queue)
         proposer = self._options.proposer
-        reserve, imports = 1 if proposer is None else 1 + proposer.most, Imports(self._options.most_imported_bytes)
+        reserve = 1 if proposer is None else 1 + proposer.most
+        imports, snapshots = Imports(self._options.most_imported_bytes), Imports(self._options.most_snapshot_bytes)
         has_kernel = execution.tokens.is_cuda and has_triton() if self._options.kernel is None else self._options.kernel
-        self._state = State(execution, reserve, imports, has_kernel=has_kernel)
+        self._state = State(execution, reserve, imports, snapshots, has_kernel=has_kernel)
         wants_overlap = execution.is_asynchronous if self._options.overlap is None else self._options.overlap
         self._overlaps = wants_overlap and execution.takes_ids and proposer is None
         self._flights: list[Flight] = []
@@ -146,7 +149,7 @@ class Engine:
         state = self._state
         state.statistics.steps += 1
         launched = self._launch()
-        admit_waiting(state, self._waiting, self._options.min_shared_tokens)
+        admit_waiting(state, self._waiting, self._options.min_shared_tokens, self._land)
         ready = state.ready() if launched is None else launched.slots
         chunks = self._chunks(len(ready))
         if launched is None and self._overlaps and can_launch(state, ready):  # who has just come
@@ -162,10 +165,16 @@ class Engine:
         """Launch a step of those who decode, if it need not know the tokens of the last one; then take those."""
         ready = self._state.ready() if self._overlaps else _NOBODY
         step = launch(self._state, ready) if can_launch(self._state, ready) else None
+        self._land()
+        if step is not None:
+            self._flights.append(take_off(self._state, step))
+        return step
+
+    def _land(self) -> None:
+        """Take the tokens in flight."""
         for flight in self._flights:
             land(self._state, flight)
-        self._flights = [] if step is None else [take_off(self._state, step)]
-        return step
+        self._flights = []
 
     def _chunks(self, decoding: int) -> list[Chunk]:
         """Return the pieces of prompts that this step computes; one token at least, so that no prompt waits forever."""

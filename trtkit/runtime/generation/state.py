@@ -23,6 +23,8 @@ class Statistics:
     """What an engine has done. prompt_tokens: computed, and those that states read again after a wrong guess;
     reused_tokens: of prompts, found in a cache; imported_tokens: those of them that another engine computed.
 
+    restored_tokens: of prompts, those that a preempted request's states had read.
+
     synchronous_steps: decoding steps that the host waited for before it could launch the next: the engine does not
     overlap, or a row is a beam, or a user's function has to see its logits. discarded_tokens: drawn after an end.
     """
@@ -31,6 +33,7 @@ class Statistics:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     imported_tokens: int = 0
+    restored_tokens: int = 0
     generated_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
@@ -42,6 +45,7 @@ class Statistics:
 @dataclass(eq=False)
 class State:
     """An engine's memory. reserve: places at a slot's end that idle rows may overwrite. imports: see Imports.
+    snapshots: of sequences that gave way, if the model has recurrent states.
 
     has_kernel: whether the Triton kernel samples.
     """
@@ -49,6 +53,7 @@ class State:
     execution: DecoderExecution
     reserve: int
     imports: Imports
+    snapshots: Imports
     has_kernel: bool = False
     statistics: Statistics = field(default_factory=Statistics)
     finished: list[Finished] = field(default_factory=list)
@@ -74,6 +79,13 @@ class State:
         slots.sequences.copy(source, target)
         slots.cached[target] = length
         self.sampler.copy(source, target)
+
+    def keep(self, slot: int) -> None:
+        """Save a sequence with recurrent states that gives way; keys and values of others mostly stay in their slot."""
+        count, sequences = int(self.slots.cached[slot]), self.slots.sequences
+        cache = self.execution.cache
+        if cache.has_states and count and cache.positions[slot] == count and slot not in sequences.soft:
+            self.snapshots.add(sequences.tokens[slot, :count].copy(), cache.save(slot, count))
 
     def leave(self, slot: int) -> Request:
         """Free a slot; return who ran in it."""
