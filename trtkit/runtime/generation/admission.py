@@ -133,8 +133,8 @@ def _take_slot(state: State, request: Request, ids: Ints, min_shared_tokens: int
     common = common if common >= min_shared_tokens else 0
     stores = () if is_computed or request.soft else (state.imports, state.snapshots)
     least = max(common + 1, min_shared_tokens)
-    found = ((store, store.take(ids, least, is_whole=cache.has_states)) for store in stores)
-    store, taken = next(((store, taken) for store, taken in found if taken is not None), (None, None))
+    tries = ((store, store.take(ids, least, is_whole=cache.has_states)) for store in stores)
+    store, taken = next(((store, taken) for store, taken in tries if taken is not None), (None, None))
     slot = slots.take(source, common if taken is None else 0)
     if taken is not None:
         saved, common = taken
