@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trtkit.quantization_methods import Format
     from trtkit.sources.decoder_source import DecoderSource
 
+_Forward = Callable[..., object]
 _Rounding = Callable[[torch.Tensor], torch.Tensor]
 _EXPERT = re.compile(
     r"\.layers\.(?P<layer>\d+)\..*\bexperts\.(?P<expert>\d+)\.(?:gate_proj|up_proj|w1|w3|(?P<down>down_proj|w2))\."
@@ -48,7 +49,7 @@ def round_inputs(model: Any, opened: DecoderSource) -> set[Format]:
     return formats
 
 
-def _hook(matrix: QuantizedMatrix) -> Callable[..., Any]:
+def _hook(matrix: QuantizedMatrix) -> _Forward:
     rounding = _rounding(matrix)
 
     def hook(_: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -91,14 +92,14 @@ def _is_same(first: Array | None, second: Array | None) -> bool:
     return first is second if first is None or second is None else np.array_equal(first, second)
 
 
-def _rounding_forward(forward: Callable[..., Any], rounding: Mapping[int, _Rounding]) -> Callable[..., Any]:
+def _rounding_forward(forward: _Forward, rounding: Mapping[int, _Rounding]) -> _Forward:
     """Return a module's forward that rounds what is multiplied by some matrices. rounding: by their memory."""
 
     def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         own = rounding.get(weight.data_ptr())
         return _LINEAR(x if own is None else own(x), weight, bias)
 
-    def run(*arguments: Any, **named: Any) -> Any:
+    def run(*arguments: object, **named: object) -> object:
         with mock.patch.object(torch.nn.functional, "linear", linear):
             return forward(*arguments, **named)
 

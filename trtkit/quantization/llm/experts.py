@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtkit.errors import QuantizeError
 from trtkit.sources.huggingface.joined_experts import joined_experts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    import torch
 
     from trtkit.quantization.llm.choice import Layer
 
@@ -50,19 +52,19 @@ def is_experts(layer: Layer) -> bool:
     return _NAME.search(layer.name) is not None
 
 
-def joined_expert_layers(model: Any, layers: Iterable[Layer]) -> dict[Layer, ExpertLayer]:
+def joined_expert_layers(model: torch.nn.Module, layers: Iterable[Layer]) -> dict[Layer, ExpertLayer]:
     """Return where transformers' model holds each expert's linear layer; layers that are no expert's are left out.
 
     Raises QuantizeError for models that hold experts in a form that ModelOpt does not quantize one by one.
     """
     chosen = [(layer, match) for layer in layers if (match := _NAME.search(layer.name))]
     joined = joined_experts(model) if chosen else {}
-    found = {}
+    places = {}
     for layer, match in chosen:
         number, index, name = int(match[1]), int(match[2]), match[3]
         if number not in joined:
             what = f"{type(model).__name__} holds experts in a form that ModelOpt does not quantize one by one"
             raise QuantizeError(what, layer.name, "use int8_wo or int4_wo")
         own = joined[number]
-        found[layer] = ExpertLayer(own.path, "down_proj" if name == "down" else own.first, index, f"{name}_proj")
-    return found
+        places[layer] = ExpertLayer(own.path, "down_proj" if name == "down" else own.first, index, f"{name}_proj")
+    return places

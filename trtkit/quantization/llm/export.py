@@ -91,13 +91,14 @@ def rename(folder: Path, modules: Mapping[str, str]) -> None:
         module, _, role = name.rpartition(".")
         return f"{modules[module]}.{role}" if module in modules else name
 
-    for file in sorted(folder.glob("model*.safetensors")) if modules else ():
-        save_file({new(name): tensor for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
-    index = folder / _INDEX
-    if index.is_file():
-        fields: Json = json.loads(index.read_text(encoding="utf-8"))
-        fields["weight_map"] = {new(name): place for name, place in fields["weight_map"].items()}
-        index.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    if not modules:
+        return
+    places: dict[str, str] = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        tensors = {new(name): tensor for name, tensor in load_file(file).items()}
+        save_file(tensors, file, metadata={"format": "pt"})
+        places |= dict.fromkeys(tensors, file.name)
+    _index(folder, places)
 
 
 def check_quantized(folder: Path, modules: Sequence[str]) -> None:
@@ -123,6 +124,11 @@ def _replace(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
         new = set()
         save_file(held, file, metadata={"format": "pt"})
         places |= dict.fromkeys(held, file.name)
+    _index(folder, places)
+
+
+def _index(folder: Path, places: dict[str, str]) -> None:
+    """Say in a checkpoint's index, if it has one, which file holds which tensor."""
     index = folder / _INDEX
     if index.is_file():
         fields: Json = json.loads(index.read_text(encoding="utf-8"))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 _FIRST = ("gate_up_proj", "up_proj")
@@ -19,11 +22,11 @@ class JoinedExperts:
     """
 
     path: str
-    module: Any
+    module: torch.nn.Module
     first: str
 
 
-def joined_experts(model: Any) -> dict[int, JoinedExperts]:
+def joined_experts(model: torch.nn.Module) -> dict[int, JoinedExperts]:
     """Return by layer the experts that a model of transformers holds so; other forms are left out."""
     experts = {}
     for path, module in model.named_modules():
