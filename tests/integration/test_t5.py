@@ -33,7 +33,7 @@ class Translator:
     def __init__(self, folder: Path, fields: dict[str, Any] | None = None, **changes: Any) -> None:
         self.folder, self.bundle = folder / "t5", folder / "bundle"
         self.model = tiny_t5.save(self.folder, fields, **changes)
-        library.build(str(self.folder), precision="fp32", out=self.bundle)
+        library.build(str(self.folder), precision="fp32", llm={"logits": "all"}, out=self.bundle)
 
     def wanted(self, ids: list[int], **how: Any) -> list[int]:
         """Return transformers' tokens up to the end, which trtkit's leave out.
@@ -89,6 +89,12 @@ def test_beams_are_those_of_transformers(translator: Translator) -> None:
         for text in TEXTS[:3]:
             found = tokens(llm, [text], num_beams=3, max_tokens=9, temperature=1.0)[0]
             assert found == translator.wanted(encoded(text), num_beams=3, max_new_tokens=9)
+
+
+def test_guesses_change_no_tokens(translator: Translator) -> None:
+    wanted = [translator.wanted(encoded(text)) for text in TEXTS]
+    with library.LLM(translator.bundle, slots=4, lookup=3) as llm:
+        assert tokens(llm, TEXTS) == wanted
 
 
 def test_a_slot_is_reused_for_the_same_text_only(translator: Translator) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.decoders import relative_rms
 from tests.hybrids import Case, saved
 from tests.text_encoders import CASES, builds, make_encoder, texts
 
@@ -26,6 +25,7 @@ def test_outputs_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
         found = encoder.execution.run(feed)
         with torch.inference_mode():
             wanted = model(**feed)
+        largest = max(float(getattr(wanted, name).norm()) for name in case.outputs)  # one number may be near zero
         for name in case.outputs:
-            assert relative_rms(found[name], getattr(wanted, name)) <= 1e-5, (rows, tokens, name)
+            assert (found[name] - getattr(wanted, name)).norm() <= 1e-5 * largest, (rows, tokens, name)
     assert builds(encoder, most)
