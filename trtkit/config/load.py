@@ -99,11 +99,17 @@ def find_model_config(path: str, overrides: Sequence[str | Override] = (), targe
     path: a YAML file or the name of a shipped config; or a model itself, with all defaults but the `overrides`: an
     .onnx or .gguf file, or a folder that transformers or TensorRT-LLM saved.
 
-    Raises ConfigError, SourceError, BundleError for a bundle, which is built already.
+    Raises ConfigError, also for a folder of a model whose name is a shipped config's; SourceError; BundleError for a
+    bundle, which is built already.
     """
     place = Path(path).expanduser()
-    if place.suffix in _FILE_KINDS or (place.is_dir() and path not in shipped_configs()):
+    is_shipped = path in shipped_configs()
+    if place.suffix in _FILE_KINDS or (place.is_dir() and not is_shipped):
         return config_for_source(source_kind(place), place, overrides, target)
+    if is_shipped and (place / "config.json").is_file():
+        what = f"`{path}` is a shipped config and a model's folder here"
+        fix = f"give ./{path} for the folder; start in another folder for the shipped config"
+        raise ConfigError(what, [], fix)
     return load_config(path, overrides, target)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trtkit.config import load_config, load_target, shipped_configs, shipped_targets
-from trtkit.config.load import config_for_source
+from trtkit.config.load import config_for_source, find_model_config
 from trtkit.config.schema import DimRange, ShapeRange
 from trtkit.errors import ConfigError
 
@@ -143,3 +143,14 @@ def test_unknown_target_lists_the_known_ones() -> None:
     assert str(caught.value) == (
         f"unknown target `../any`\n  known targets: {', '.join(shipped_targets())}\nfix: use one of them"
     )
+
+
+def test_a_folder_named_like_a_shipped_config_is_not_guessed(workspace: Path) -> None:
+    (workspace / "llama").mkdir()
+    assert find_model_config("llama").source.gguf is not None
+    (workspace / "llama" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError) as caught:
+        find_model_config("llama")
+    assert "`llama` is a shipped config and a model's folder here" in str(caught.value)
+    assert "give ./llama for the folder" in str(caught.value)
+    assert find_model_config("./llama").source.hf == str(workspace / "llama")
