@@ -22,8 +22,9 @@ from trtkit.models.spec import BlockSpec, EmbeddingSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from trtkit.models.attention import NormSpec
     from trtkit.models.hf_config import HfConfig
-    from trtkit.models.spec import DecoderSpec
+    from trtkit.models.spec import DecoderSpec, LayerSpec
 
 OUTSIDE = {
     "per_layer_table": "model.embed_tokens_per_layer",
@@ -50,6 +51,13 @@ def soft_capped_part(config: HfConfig, norms: Mapping[str, str]) -> DecoderSpec:
     types = ["full_attention" if index % 2 else "sliding_attention" for index in range(count)]
     rope, windows = rope_spec(config, attention.head_dim), sliding_windows(config, types)
     layers = layers_part(config, attention, gemma_mlp_part(config), rope, windows)
+    return normed_part(config, layers, norm, norms)
+
+
+def normed_part(
+    config: HfConfig, layers: tuple[LayerSpec, ...], norm: NormSpec, norms: Mapping[str, str]
+) -> DecoderSpec:
+    """Return a model with scaled embeddings, capped logits and norms around its parts, by their checkpoint names."""
     model = decoder_part(config, layers, norm, llama_names({}, norms))
     return replace(
         model,

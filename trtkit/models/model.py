@@ -50,7 +50,7 @@ class Model:
     interface: `arrays` takes and gives tensors, `tokens` is a decoder with caches.
     spec: the ports and seams of the parts; None for a model of one part, whose ports are known once it is read, and
         for language models.
-    images: what the images of a vision tower before a language model need of it; None if there is no tower.
+    images: what the vision tower's images need from the language model; None without a tower.
     """
 
     config: ModelConfig

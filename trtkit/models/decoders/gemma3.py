@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trtkit.models.names import SANDWICH_NORMS, llama_names
+from trtkit.models.gemma_parts import normed_part
+from trtkit.models.names import SANDWICH_NORMS
 from trtkit.models.parts import (
     alternating_types,
     biased_attention_part,
-    decoder_part,
     gemma_mlp_part,
     gemma_norm_part,
     layers_part,
     sliding_windows,
 )
 from trtkit.models.rope import ropes_by_layer_type
-from trtkit.models.spec import BlockSpec, EmbeddingSpec
 
 if TYPE_CHECKING:
     from trtkit.models.hf_config import HfConfig
@@ -49,10 +48,4 @@ def spec(config: HfConfig) -> DecoderSpec:
     windows = sliding_windows(config, types)
     ropes = ropes_by_layer_type(config, attention.head_dim, types)
     layers = layers_part(config, attention, gemma_mlp_part(config), ropes, windows)
-    model = decoder_part(config, layers, norm, llama_names({}, SANDWICH_NORMS))
-    return replace(
-        model,
-        block=BlockSpec(norm, tuple(SANDWICH_NORMS)),
-        head=replace(model.head, softcap=config.get("final_logit_softcapping")),
-        embedding=EmbeddingSpec(scale=model.hidden_size**0.5),
-    )
+    return normed_part(config, layers, norm, SANDWICH_NORMS)

@@ -39,7 +39,7 @@ class ImageTraits:
     """What a family's images need of its language model's network.
 
     has_whole_images: tokens of an image see each other in both directions, so a call computes all of them.
-    deepstack: vectors that each soft token brings besides its own: one is added after each of the first layers.
+    deepstack: extra vectors of each soft token; the first layers each add one to their output.
     has_grid_positions: tokens of an image turn by time, height and width (M-RoPE).
     """
 
@@ -61,7 +61,7 @@ class VisionSpec:
         one token.
     tokens_per_image: of one picture or tile; 0 where it depends on the image's size.
     image_token_id: the placeholder; each soft token stands in the place of one.
-    position_side: of the square of learned positions that is stretched to an image's patches; 0 where there is none.
+    position_side: of the square of learned positions that is stretched to an image's patches; 0 if there is none.
     window_size: side, in tokens, of the windows that attention keeps to; 0 where there are none.
     frame: tokens before and after an image; the first one stands for it in a prompt.
     """

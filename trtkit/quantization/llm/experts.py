@@ -53,7 +53,7 @@ def is_experts(layer: Layer) -> bool:
 
 
 def joined_expert_layers(model: torch.nn.Module, layers: Iterable[Layer]) -> dict[Layer, ExpertLayer]:
-    """Return where transformers' model holds each expert's linear layer; layers that are no expert's are left out.
+    """Return where transformers' model holds each expert's linear layer; other layers are left out.
 
     Raises QuantizeError for models that hold experts in a form that ModelOpt does not quantize one by one.
     """

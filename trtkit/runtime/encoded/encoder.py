@@ -36,7 +36,7 @@ class Encoder:
     def encode(self, values: Array) -> dict[str, torch.Tensor]:
         """Return every layer's keys and values [N, length, H] of features [bins, frames] or ids [S], on the host.
 
-        Those of ids are zeros behind the text, and a mask [length] says where it is.
+        Those of ids are padded with zeros to `length`; a mask [length] is 1 where the text is.
         """
         outputs = self._run({self._record.input_name: values[None]})
         encoded = {name: torch.as_tensor(outputs[name]).detach()[0].clone() for name in self._names}

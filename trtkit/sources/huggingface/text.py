@@ -36,7 +36,7 @@ _EAGER = {"attn_implementation": "eager"}
 
 
 def folder_pooling(folder: Path) -> Pooling | None:
-    """Return what the `modules.json` of sentence-transformers adds to the model; None where there is none.
+    """Return what the `modules.json` of sentence-transformers adds to the model; None without that file.
 
     Raises SourceError for a module or a pooling that is not supported.
     """
