@@ -106,4 +106,19 @@ RECURRENT: list[tuple[str, str, tuple[str, ...], dict[str, Any]]] = [
         },
     ),
     ("qwen3_5_moe", "qwen3_5_moe_text", ("intermediate_size",), {**_DELTA, **_EXPERTS, **_TWO_LAYERS}),
+    (
+        "kimi_linear",
+        "kimi_linear",
+        NO_HEAD_DIM,
+        {
+            "num_key_value_heads": 6,
+            "kv_lora_rank": 18,
+            "qk_nope_head_dim": 10,
+            "qk_rope_head_dim": 6,
+            "v_head_dim": 14,
+            **{"linear_num_heads": 4, "linear_head_dim": 16, "linear_conv_kernel_dim": 5},
+            **{"moe_intermediate_size": 36, "num_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1},
+            **_TWO_LAYERS,
+        },
+    ),
 ]

@@ -19,7 +19,7 @@ SIZES = {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "sh
 
 
 @pytest.mark.parametrize("method", ["int8_wo", "int4_wo"])
-@pytest.mark.parametrize("family", ["qwen3_next", "granitemoehybrid"])
+@pytest.mark.parametrize("family", ["qwen3_next", "granitemoehybrid", "kimi_linear"])
 def test_a_quantized_mixture_computes_what_transformers_does(family: str, method: str, tmp_path: Path) -> None:
     case = case_of(family)
     sizes = {name: SIZES.get(name, value) for name, value in case.config.items()}

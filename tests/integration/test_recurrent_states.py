@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.decoders import executor_of, graph_of, model_of
 from tests.generation import SLOTS, Asked, alone, answer, case_of, decoder, engine, is_clean, run
 from tests.integration.test_generate_parity import RECURRENT
 from tests.integration.test_in_flight_batching import draw
+from tests.selection import slow_unless
 from trtkit.config.quantize import QuantizeOptions
 from trtkit.dtypes import FP32
 from trtkit.errors import ConfigError, ExecutionError, NetworkError
@@ -24,6 +26,14 @@ from trtkit.runtime.generation import DraftProposer, LookupProposer
 
 PROMPT = random.Random(7).choices(range(3, 67), k=30)
 DRAFT = "qwen3_5_text"
+ONE_OF_EACH = ("lfm2", "qwen3_5_text", "mamba2")  # kinds of states
+WORK: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "small budget": {"token_budget": 3},
+    "overlap": {"overlap": True},
+    "overlap, small budget": {"overlap": True, "token_budget": 3},
+    "speculation": {"proposer": LookupProposer(4, shortest=1)},
+}
 families = pytest.mark.parametrize("model_type", RECURRENT)
 
 
@@ -35,23 +45,17 @@ def continued(r: random.Random, asked: Asked, tokens: list[int]) -> Asked:
     return Asked((*before, *own), tuple(params.items()), r.choice((0, 1, 2)))
 
 
-@families
 @pytest.mark.parametrize(
-    ("options", "seed"),
-    [
-        ({"min_shared_tokens": 1}, 1),
-        ({"token_budget": 3, "min_shared_tokens": 1}, 2),
-        ({"overlap": True, "min_shared_tokens": 1}, 3),
-        ({"overlap": True, "token_budget": 3, "min_shared_tokens": 1}, 4),
-        pytest.param({"proposer": LookupProposer(4, shortest=1), "min_shared_tokens": 1}, 5, marks=pytest.mark.slow),
-    ],
-    ids=["plain", "small budget", "overlap", "overlap, small budget", "speculation"],
+    ("kind", "model_type"),
+    slow_unless(
+        lambda kind, family: kind == "overlap, small budget" or (family in ONE_OF_EACH and kind != "speculation"),
+        itertools.product(WORK, RECURRENT),
+    ),
 )
-def test_requests_that_come_and_go_get_what_each_gets_alone(
-    model_type: str, options: dict[str, Any], seed: int
-) -> None:
+def test_requests_that_come_and_go_get_what_each_gets_alone(kind: str, model_type: str) -> None:
     """Prompts that begin alike or go on from answers, beams, preemptions and cancellations."""
-    r, tested = random.Random(seed), engine(SLOTS, model_type, **options)
+    r, options = random.Random(1 + list(WORK).index(kind)), WORK[kind]
+    tested = engine(SLOTS, model_type, **options, min_shared_tokens=1)
     asked: dict[str, Asked] = {}
     found: dict[str, tuple[str, list[int]]] = {}
     for step in range(10_000):
@@ -66,6 +70,7 @@ def test_requests_that_come_and_go_get_what_each_gets_alone(
         found |= {each.request.id: (each.reason, each.token_ids) for each in tested.step()}
         if len(found) == 60:
             break
+    assert not tested.step()  # one may still be in flight
     for name, (reason, tokens) in found.items():
         expected = alone(asked[name], model_type)
         if reason != "abort":

@@ -28,6 +28,16 @@ OLD_TYPES = ["attention", "mamba"]
 HEAD_OF_10 = {"head_dim": 10, "num_key_value_heads": 3}
 THREE_LAYERS = {"num_hidden_layers": 3}
 TURNED = ["full_attention", "linear_attention"]
+PUBLISHED_KIMI = {
+    "layer_types": None,
+    "linear_attn_config": {
+        "full_attn_layers": [1, 3],
+        "kda_layers": [2],
+        "num_heads": 3,
+        "head_dim": 7,
+        "short_conv_kernel_size": 2,
+    },
+}
 SECTIONS = {"rope_theta": 50.0, "partial_rotary_factor": 0.75, "mrope_section": [1, 1, 1], "mrope_interleaved": True}
 VARIANTS = [
     ("lfm2", {**UNTIED, "conv_bias": False, "conv_L_cache": 5, "num_attention_heads": 2, "num_key_value_heads": 1}),
@@ -69,6 +79,10 @@ VARIANTS = [
         "granitemoehybrid",
         {"layer_types": ["attention", "mamba"], "num_experts_per_tok": 3, "rope_parameters": YARN_ROPE},
     ),
+    ("kimi_linear", {**THREE_LAYERS, **PUBLISHED_KIMI, "q_lora_rank": 28, "attention_bias": True}),
+    ("kimi_linear", {"layer_types": TURNED, "mlp_layer_types": ["sparse", "dense"], "linear_head_dim": 1}),
+    ("kimi_linear", {"num_hidden_layers": 6, "layer_types": None, "n_group": 1, "topk_group": 1, "hidden_act": "gelu"}),
+    ("kimi_linear", {"qk_rope_head_dim": 5, "v_head_dim": 1, "norm_topk_prob": False, "num_shared_experts": 2}),
     ("qwen3_5_moe", {"linear_num_key_heads": 8, "head_dim": 16, "hidden_act": "gelu", "num_key_value_heads": 3}),
 ]
 REFUSED = [
@@ -77,6 +91,9 @@ REFUSED = [
     ("nemotron_h", {"tie_word_embeddings": True}, "`tie_word_embeddings` is `True`, only `False` is supported"),
     ("nemotron_h", {"topk_group": 2}, "2 of 1 groups cannot be chosen of 6 experts"),
     ("falcon_h1", {"ssm_multipliers": [1.0] * 6}, "`ssm_multipliers` has 6 entries; expected 5"),
+    ("kimi_linear", {"linear_conv_kernel_dim": 1}, "`linear_conv_kernel_dim` is 1; expected 2 or more"),
+    ("kimi_linear", {"mla_use_nope": False}, "`mla_use_nope` is `False`, only `True` is supported"),
+    ("kimi_linear", TIED, "`tie_word_embeddings` is `True`, only `False` is supported"),
     ("bamba", {"mamba_n_groups": 3}, "`mamba_n_heads` is 8, not a multiple of `mamba_n_groups`, 3"),
     ("granitemoehybrid", {"time_step_limit": [0.1, 1.0]}, "`time_step_limit` is `[0.1, 1.0]`, only `[0.0, inf]`"),
     (

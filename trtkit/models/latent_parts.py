@@ -30,18 +30,19 @@ def latent_rope(config: HfConfig, *, is_interleaved: bool) -> RopeSpec:
     return rope_spec(config, int(config.need("qk_rope_head_dim")), is_interleaved=is_interleaved)
 
 
-def latent_attention_part(config: HfConfig, rope: RopeSpec) -> AttentionSpec:
+def latent_attention_part(config: HfConfig, rope: RopeSpec | None) -> AttentionSpec:
     """Return attention with `kv_lora_rank` and its kin.
 
+    rope: None if nothing turns, the `qk_rope_head_dim` elements either, whose keys all heads still share.
     Raises SourceError for heads that share keys and for a rope of another size than `qk_rope_head_dim`, which
     transformers cannot run.
     """
     heads = int(config.need("num_attention_heads"))
     config.refuse("num_key_value_heads", heads)
     rank, rope_dim = int(config.need("kv_lora_rank")), int(config.need("qk_rope_head_dim"))
-    if rope_dim % 2:
+    if rope is not None and rope_dim % 2:
         raise SourceError(f"`qk_rope_head_dim` is {rope_dim}; expected an even number", config.where)
-    if rope.dim != rope_dim:
+    if rope is not None and rope.dim != rope_dim:
         what = f"`qk_rope_head_dim` is {rope_dim}, and the rotary embedding turns {rope.dim} elements"
         raise SourceError(what, config.where, "correct `partial_rotary_factor`")
     latent = LatentSpec(
@@ -52,13 +53,14 @@ def latent_attention_part(config: HfConfig, rope: RopeSpec) -> AttentionSpec:
     )
     whole = latent.nope_dim + rope_dim
     config.refuse("qk_head_dim", whole)
-    config.refuse("head_dim", rope_dim, whole)  # transformers sets both from the other sizes
+    if rope is not None:
+        config.refuse("head_dim", rope_dim, whole)  # transformers sets both from the other sizes
     has_bias = bool(config.get("attention_bias", False))
     return AttentionSpec(
         heads,
         1,
         rank + rope_dim,
-        whole**-0.5 * _temperature(rope),
+        whole**-0.5 * (1.0 if rope is None else _temperature(rope)),
         has_qkv_bias=has_bias,
         has_output_bias=has_bias,
         norm=NormSpec("rms", _EPS),

@@ -111,8 +111,10 @@ class DeltaNetSpec:
     key_dim, value_dim: of one head. kernel: tokens that the convolution reads, the current one included.
     is_grouped: projections are stored as `[q | k | v | z]` and `[b | a]` of each key head in turn; otherwise as
         `[q | k | v]` of all heads, and z, b and a apart.
+    is_by_channel: Kimi's delta attention. Each element of a key head has a decay of its own; decays and z are projected
+        through value_dim elements, z passes a sigmoid, and q, k and v are stored apart, as are their taps.
     share: of all heads, of which these are one rank's; the ranks' outputs are summed.
-    Source: https://arxiv.org/abs/2412.06464.
+    Source: https://arxiv.org/abs/2412.06464, and https://arxiv.org/abs/2510.26692 by channel.
     """
 
     key_heads: int
@@ -123,6 +125,7 @@ class DeltaNetSpec:
     activation: str
     eps: float
     is_grouped: bool = False
+    is_by_channel: bool = False
     share: Share = WHOLE
 
     part: ClassVar[str] = "delta"
@@ -151,6 +154,9 @@ class DeltaNetSpec:
 
     def weights(self, hidden_size: int) -> Iterator[RecurrentWeight]:
         """Yield the weights by their paths in the layer's part."""
+        if self.is_by_channel:
+            yield from self._weights_by_channel(hidden_size)
+            return
         heads, values = ((self.value_heads, 1),), ((self.value_heads, self.value_dim),)
         if self.is_grouped:
             group = self.value_heads // self.key_heads
@@ -165,6 +171,20 @@ class DeltaNetSpec:
         yield _by_row("taps.weight", self.channels, 1, self.kernel)
         yield _by_row("dt_bias", heads)
         yield _by_row("a_log", heads)
+        yield RecurrentWeight("norm.weight", (self.value_dim,))
+        yield _by_column("out.weight", hidden_size, values)
+
+    def _weights_by_channel(self, hidden_size: int) -> Iterator[RecurrentWeight]:
+        keys, values = self.channels[1:2], self.channels[2:]
+        for name, rows in zip("qkv", (keys, keys, values), strict=True):
+            yield _by_row(f"{name}.weight", rows, hidden_size)
+            yield _by_row(f"{name}_taps.weight", rows, 1, self.kernel)
+        for name, rows in (("decay", keys), ("gate", values)):
+            yield RecurrentWeight(f"{name}_in.weight", (self.value_dim, hidden_size))
+            yield _by_row(f"{name}_out.weight", rows, self.value_dim)
+        yield _by_row("b.weight", ((self.value_heads, 1),), hidden_size)
+        yield _by_row("dt_bias", keys)
+        yield RecurrentWeight("a_log", (1, 1, self.value_heads * self.share.count, 1))  # of all ranks
         yield RecurrentWeight("norm.weight", (self.value_dim,))
         yield _by_column("out.weight", hidden_size, values)
 

@@ -34,6 +34,19 @@ DELTA_NAMES = {
     "delta.out": "linear_attn.out_proj",
 }
 """A gated delta net as Qwen's models name it."""
+KIMI_DELTA_NAMES = {
+    **{f"delta.{name}": f"self_attn.{name}_proj" for name in "qkvb"},
+    **{f"delta.{name}_taps": f"self_attn.{name}_conv1d" for name in "qkv"},
+    "delta.decay_in": "self_attn.f_a_proj",
+    "delta.decay_out": "self_attn.f_b_proj",
+    "delta.gate_in": "self_attn.g_a_proj",
+    "delta.gate_out": "self_attn.g_b_proj",
+    "delta.dt_bias": "self_attn.dt_bias",
+    "delta.a_log": "self_attn.A_log",
+    "delta.norm": "self_attn.o_norm",
+    "delta.out": "self_attn.o_proj",
+}
+"""Kimi's delta attention."""
 MAMBA_NAMES = {
     "mamba.in": "mamba.in_proj",
     "mamba.taps": "mamba.conv1d",
@@ -54,6 +67,7 @@ _NO_LIMIT = [0.0, math.inf], [0.0, {"__float__": "Infinity"}]
 _OF_TRAINING = ("rescale_prenorm_residual", "residual_in_fp32", "time_step_floor", "time_step_max")
 # What predicts several tokens at once is not part of the model in transformers.
 _OF_LATER_TOKENS = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
+_KIMI_LAYERS = ("full_attn_layers", "kda_layers")
 _SECTIONS = ("mrope_section", "mrope_interleaved")
 
 
@@ -79,6 +93,38 @@ def delta_net_part(config: HfConfig) -> DeltaNetSpec:
         str(config.get("hidden_act", "silu")),
         rms_norm_part(config).eps,
     )
+
+
+def kimi_delta_part(config: HfConfig) -> DeltaNetSpec:
+    """Return Kimi's delta attention, by `linear_attn_config` or the fields that transformers writes."""
+    stated = config.get("linear_attn_config", {})
+    unknown = sorted(stated.keys() - {"head_dim", "num_heads", "short_conv_kernel_size", *_KIMI_LAYERS})
+    if unknown:
+        raise SourceError(f"`linear_attn_config` has `{unknown[0]}`, which is not known", config.where)
+    usual = (config.get(f"linear_{name}", size) for name, size in (("head_dim", 128), ("num_heads", 32)))
+    size, heads = (int(stated.get(name, own)) for name, own in zip(("head_dim", "num_heads"), usual, strict=True))
+    usual_kernel = _kernel(config, "linear_conv_kernel_dim", 4)
+    kernel = int(stated.get("short_conv_kernel_size", usual_kernel))
+    if min(size, heads, kernel - 1) < 1:
+        raise SourceError(f"{heads} heads of {size} with taps of {kernel} tokens are not supported", config.where)
+    act, eps = str(config.get("hidden_act", "silu")), rms_norm_part(config).eps
+    return DeltaNetSpec(heads, heads, size, size, kernel, act, eps, is_by_channel=True)
+
+
+def kimi_layer_types(config: HfConfig) -> list[str]:
+    """Return each layer's type: `layer_types`, else the layers that `linear_attn_config` lists, counted from 1.
+
+    Raises SourceError for layers that it lists twice or not at all.
+    """
+    count, stated = int(config.need("num_hidden_layers")), config.get("linear_attn_config", {})
+    usual = ["full_attention" if index and index % 4 == 0 else "linear_attention" for index in range(count)]
+    if all(name in stated for name in _KIMI_LAYERS):
+        if sorted(number for name in _KIMI_LAYERS for number in stated[name]) != list(range(1, count + 1)):
+            what = f"`linear_attn_config` does not list each of {count} layers once"
+            raise SourceError(what, config.where, "correct `full_attn_layers` and `kda_layers`")
+        full = set(stated[_KIMI_LAYERS[0]])
+        usual = ["full_attention" if index + 1 in full else "linear_attention" for index in range(count)]
+    return layer_types(config, usual, ("linear_attention", "full_attention"))
 
 
 def mamba_part(config: HfConfig, *, width: int | None = None, has_own_width: bool = False) -> MambaSpec:

@@ -27,6 +27,7 @@ _HEAD_COUNTS = ("num_attention_heads", "n_head", "n_heads", "attention_heads")
 _SIZES = {"intermediate_size": 80, "ffn_dim": 80, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56}
 _SIZES["moe_shared_expert_intermediate_size"] = 56
 _HEADS_OF_STATES = {"linear_num_key_heads": 8, "linear_num_value_heads": 16, "mamba_n_groups": 8, "n_groups": 8}
+_HEADS_OF_STATES["linear_num_heads"] = 8
 _EXPERTS = {"num_local_experts": 8, "num_experts": 8, "n_routed_experts": 8, "n_group": 4}
 
 
@@ -48,7 +49,9 @@ def shared(case: Case) -> Case:
 
 SHARED = [shared(case) for case in CASES]
 MIXTURES = [case for case in SHARED if any(key in case.config for key in _EXPERTS)]
-STATEFUL = [case for case in SHARED if case.name in ("lfm2", "qwen3_next", "bamba", "falcon_h1", "nemotron_h")]
+STATEFUL = [
+    case for case in SHARED if case.name in ("lfm2", "qwen3_next", "bamba", "falcon_h1", "nemotron_h", "kimi_linear")
+]
 FEW = [case for case in SHARED if case.name in VARIED]
 TENSOR = slow_unless(lambda case, tensor: tensor == 4 or case.name in VARIED, [(c, n) for c in SHARED for n in (2, 4)])
 

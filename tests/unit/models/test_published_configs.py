@@ -112,6 +112,18 @@ QWEN3_NEXT = {
     "num_key_value_heads": 2, "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-06, "rope_scaling": None,
     "rope_theta": 10000000, "shared_expert_intermediate_size": 512, "use_sliding_window": False, "vocab_size": 151936,
 }  # fmt: skip
+KIMI_LINEAR = {
+    "model_type": "kimi_linear", "first_k_dense_replace": 1, "head_dim": 72, "hidden_act": "silu", "hidden_size": 2304,
+    "intermediate_size": 9216, "kv_lora_rank": 512, "mla_use_nope": True, "model_max_length": 1048576,
+    "linear_attn_config": {"full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128, "num_heads": 32,
+                           "kda_layers": [n for n in range(1, 27) if n % 4], "short_conv_kernel_size": 4},
+    "moe_intermediate_size": 1024, "moe_layer_freq": 1, "moe_renormalize": True, "rope_theta": 10000.0,
+    "moe_router_activation_func": "sigmoid", "num_attention_heads": 32, "num_expert_group": 1, "num_experts": 256,
+    "num_experts_per_token": 8, "num_hidden_layers": 27, "num_key_value_heads": 32, "num_nextn_predict_layers": 0,
+    "num_shared_experts": 1, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "topk_group": 1,
+    "rms_norm_eps": 1e-05, "rope_scaling": None, "routed_scaling_factor": 2.446, "tie_word_embeddings": False,
+    "use_cache": True, "use_grouped_topk": True, "v_head_dim": 128, "vocab_size": 163840,
+}  # fmt: skip
 MINICPM3 = {
     "model_type": "minicpm3", "hidden_size": 2560, "intermediate_size": 6400, "num_hidden_layers": 62,
     "num_attention_heads": 40, "num_key_value_heads": 40, "vocab_size": 73448, "max_position_embeddings": 32768,
@@ -180,6 +192,7 @@ def thetas_of(spec: DecoderSpec) -> list[float | None]:
         (QWEN2, lambda s: (set(windows_of(s)), attention_of(s).has_qkv_bias), ({None}, True)),
         (QWEN3_NEXT, lambda s: (s.attentions[0].rope.dim, len(s.attentions), s.states[1].elements), (64, 12, 1 << 19)),
         (LFM2, lambda s: (mlp_of(s).intermediate_size, len(s.attentions), s.state_bytes(FP16)), (8192, 6, 81920)),
+        (KIMI_LINEAR, lambda s: (len(s.attentions), s.cached_elements, s.states[1].elements), (7, 4032, 1 << 19)),
         (MINICPM3, lambda s: (s.cached_elements, s.head.logit_scale, attention_of(s).output_size), (17856, 0.1, 2560)),
         (DEEPSEEK_V3, lambda s: (s.cached_elements, s.unused), (61 * 576, ("model.layers.61.",))),
         (DEEPSEEK_V2_LITE, lambda s: (s.cached_elements, attention_of(s).latent.query_rank), (27 * 576, None)),

@@ -35,6 +35,13 @@ SINGLE: dict[str, Any] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "mamba_head_dim": 12,
     "mamba_num_heads": 8, "n_groups": 2, "ssm_state_size": 16, "hybrid_override_pattern": "M-M*-",
 }  # fmt: skip
+KIMI: dict[str, Any] = {
+    "model_type": "kimi_linear", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 101,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 256, "kv_lora_rank": 24,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "linear_num_heads": 4, "linear_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "moe_intermediate_size": 32,
+    "num_experts": 4, "num_experts_per_tok": 2,
+}  # fmt: skip
 ALONE: dict[str, Any] = {
     "model_type": "mamba2", "hidden_size": 64, "num_hidden_layers": 3, "vocab_size": 101, "num_heads": 8,
     "head_dim": 16, "n_groups": 2, "state_size": 16,
@@ -45,6 +52,7 @@ del BESIDE["attn_layer_indices"]
 MODELS = [
     (LFM2, 2 * 2 * 2 * 16, 3 * 3 * 64 * 2),
     (DELTA, 2 * 2 * 16, 3 * (3 * (2 * 2 * 16 + 4 * 8) * 2 + 4 * 16 * 8 * 4)),
+    (KIMI, 32, 2 * (3 * 3 * 4 * 16 * 2 + 4 * 16 * 16 * 4)),
     (MAMBA, 2 * 2 * 16, 2 * (3 * (128 + 2 * 2 * 16) * 2 + 128 * 16 * 4)),
     (SINGLE, 2 * 2 * 16, 2 * (3 * (96 + 2 * 2 * 16) * 2 + 96 * 16 * 4)),
     (BESIDE, 2 * 2 * 2 * 16, 2 * (3 * (96 + 2 * 2 * 16) * 2 + 96 * 16 * 4)),
@@ -83,7 +91,8 @@ def test_ranks_share_states(fields: dict[str, Any], cached: int, states: int) ->
         for grid in (Grid(), Grid(2))
     )
     assert (one.state_bytes, two.state_bytes) == (states, states // 2)
-    halves = 2 * states // 2 + 2 * cached * 64 // 2
+    shared = 0 if "kv_lora_rank" in fields else cached  # each rank has the whole cache of latent attention
+    halves = 2 * states // 2 + 2 * shared * 64 // 2
     rows = [share.counts.fused_bytes.at((2, 1, 64)) - share.counts.fused_bytes.at((1, 1, 64)) for share in (one, two)]
     assert rows[0] - rows[1] == halves
 

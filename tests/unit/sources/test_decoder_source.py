@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from tests.decoder_case import Case
 
+# What transformers renames in files as it loads them.
+RENAMED = {"kimi_linear": (".block_sparse_moe.", ".mlp."), "nemotron_h": ("backbone.", "model.")}
 VISION = {
     "hidden_size": 16,
     "intermediate_size": 24,
@@ -72,8 +74,8 @@ def test_sharded_folders_give_what_transformers_saved(case: Case, dtype: torch.d
     assert set(opened.files) == {*(tmp_path / name for name in names), *shards}
     stored = stack_experts(opened.checkpoint, case.model_type)
     saved = {name: value for path in shards for name, value in load_file(path).items()}
-    if case.model_type == "nemotron_h":  # the one whose files transformers renames as it loads them
-        saved = {name.replace("backbone.", "model.", 1): value for name, value in saved.items()}
+    renamed = RENAMED.get(case.model_type, ("", ""))
+    saved = {name.replace(*renamed, 1): value for name, value in saved.items()}
     assert_same(stored, saved)
     spec = decoder_spec(opened.config, opened.where)
     assert spec == model.spec

@@ -28,21 +28,28 @@ _LEAST_LENGTH = 1e-6
 def delta_block(weights: Weights, x: Tensor, spec: DeltaNetSpec, states: States) -> tuple[Tensor, dict[str, Tensor]]:
     """Apply a gated delta net to x [B, S, D]; return [B, S, D] and the updated states.
 
-    Source: HF `Qwen3NextGatedDeltaNet`. The rule and its state are in fp32, whatever the network's type.
+    Source: HF `Qwen3NextGatedDeltaNet` and, by channel, `KimiLinearDeltaAttention`. The rule and its state are in fp32,
+    whatever the network's type.
     """
     with x.graph.scope("delta"):
         qkv, z, b, a = _project(weights, x, spec)
-        convolved, conv = convolution(weights, qkv, states, has_bias=False)
+        stored = ("q_taps", "k_taps", "v_taps") if spec.is_by_channel else ("taps",)
+        convolved, conv = convolution(weights, qkv, states, has_bias=False, stored=stored)
         q, k, v = _heads(activation(convolved, spec.activation), spec)
-        gates = _gates(weights, a, b, states)
+        gates = _gates(weights, (a, b), spec, states)
         with x.graph.scope("rule"):
-            read, state = gated_delta_rule((q, k, v), gates, states.arrays["delta"], states.chunk.masks(x))
+            masks = states.chunk.masks(x, has_levels=spec.is_by_channel)
+            read, state = gated_delta_rule((q, k, v), gates, states.arrays["delta"], masks)
         y = _normed(weights, read, z, spec)
         return weights.linear("out", y, ranks=spec.share.count), {"conv": conv, "delta": state}
 
 
 def _project(weights: Weights, x: Tensor, spec: DeltaNetSpec) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return `[q | k | v]` [B, S, C], z [B, S, V * E], b and a [B, S, V]."""
+    """Return `[q | k | v]` [B, S, C], z [B, S, V * E], b [B, S, V], and a [B, S, V], or [B, S, V * D] by channel."""
+    if spec.is_by_channel:
+        qkv = concat([weights.linear(name, x) for name in "qkv"], axis=-1)
+        z, a = (weights.linear(f"{name}_out", weights.linear(f"{name}_in", x)) for name in ("gate", "decay"))
+        return qkv, z, weights.linear("b", x), a
     if not spec.is_grouped:
         qkv, z, b, a = (weights.linear(name, x) for name in ("qkv", "z", "b", "a"))
         return qkv, z, b, a
@@ -73,21 +80,26 @@ def _heads(qkv: Tensor, spec: DeltaNetSpec) -> tuple[Tensor, Tensor, Tensor]:
     return q * spec.key_dim**-0.5, k, v
 
 
-def _gates(weights: Weights, a: Tensor, b: Tensor, states: States) -> tuple[Tensor, Tensor]:
-    """Return the decay's logarithm and beta [B, V, S] in fp32, both 0 for padding; a, b [B, S, V]."""
-    graph, is_token = a.graph, states.chunk.is_token(a)
-    rate, bias = (np.asarray(weights.array(name)).astype(np.float32)[None, None] for name in ("a_log", "dt_bias"))
+def _gates(weights: Weights, ab: tuple[Tensor, Tensor], spec: DeltaNetSpec, states: States) -> tuple[Tensor, Tensor]:
+    """Return the decay's logarithm [B, V, S, 1 or D] and beta [B, V, S, 1] in fp32, both 0 for padding."""
+    (a, b), graph = ab, weights.graph
+    is_token = unsqueeze(states.chunk.is_token(a), 3)
+    rate, bias = (np.asarray(weights.array(name)).astype(np.float32).reshape(1, 1, -1) for name in ("a_log", "dt_bias"))
+    if spec.is_by_channel:
+        own = spec.share.of(rate.shape[2])
+        rate = np.repeat(rate[..., own.start : own.stop], spec.key_dim, axis=2)
     step = softplus(cast(a, FP32) + graph.constant(bias, "dt_bias"))
     decay = step * graph.constant(-np.exp(rate), "rate")
-    by_head = (transpose(gate, (0, 2, 1)) for gate in (decay, sigmoid(cast(b, FP32))))
+    by_head = (split_heads(gate, spec.value_heads) for gate in (decay, sigmoid(cast(b, FP32))))
     g, beta = (select(is_token, gate, 0.0) for gate in by_head)
     return g, beta
 
 
 def _normed(weights: Weights, read: Tensor, z: Tensor, spec: DeltaNetSpec) -> Tensor:
-    """Norm each head of what was read [B, V, S, E] and multiply it by silu(z), z [B, S, V * E] -> [B, S, V * E]."""
+    """Norm each head of what was read [B, V, S, E] and multiply it by its gates, z [B, S, V * E] -> [B, S, V * E]."""
     V, E = spec.value_heads, spec.value_dim
+    gate = sigmoid if spec.is_by_channel else silu
     with z.graph.scope("norm"):
         normed = rms_norm(transpose(read, (0, 2, 1, 3)), cast(weights.get("weight", 4), FP32), spec.eps)
-        gated = normed * silu(cast(reshape(z, (0, 0, V, E)), FP32))
+        gated = normed * gate(cast(reshape(z, (0, 0, V, E)), FP32))
         return cast(reshape(gated, (0, 0, V * E)), z.dtype)

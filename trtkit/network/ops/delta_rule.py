@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trtkit.network.ops.decay import decayed_sums, decays
+from trtkit.network.ops.decay import channel_decays, decayed_sums, decays
 from trtkit.network.ops.linear import matmul
-from trtkit.network.ops.shape import unsqueeze
 
 if TYPE_CHECKING:
     from trtkit.network.graph import Tensor
@@ -20,12 +19,13 @@ def gated_delta_rule(
 
     Each token t turns the state M to `M exp(g) + k (beta (v - (M exp(g))^T k))^T` and reads `M^T q`.
     qkv: queries and keys [B, H, S, D], scaled and of length 1, and values [B, H, S, E]. gates: g, the logarithm of the
-    decay, and beta [B, H, S]; both are 0 for padding, which so leaves the state as it is. state: [B, H, D, E].
+    decay [B, H, S, 1], or of each channel's [B, H, S, D], and beta [B, H, S, 1]; both are 0 for padding, which so
+    leaves the state as it is. state: [B, H, D, E]. masks: with levels if channels have their own decays.
     Source: https://arxiv.org/abs/2412.06464, section 3.3.
     """
-    (q, k, v), (g, beta) = qkv, (unsqueeze(gate, 3) for gate in gates)
-    left = decays(g, masks)
-    inverse = unit_lower_inverse(matmul(k * beta, k, transpose_b=True) * left.between, masks)
+    (q, k, v), (g, beta) = qkv, gates
+    left = decays(g, masks) if g.shape[3] == 1 else channel_decays(g, masks)
+    inverse = unit_lower_inverse(left.scores(k * beta, k), masks)
     learned = matmul(inverse, v * beta) - matmul(matmul(inverse, k * beta * left.of_state), state)
     return decayed_sums((q, k, learned), left, state)
 

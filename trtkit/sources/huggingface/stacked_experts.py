@@ -73,20 +73,22 @@ _STACKS = {
 }
 
 
-# How names begin in files, and in memory.
-_PREFIXES = {"nemotron_h": ("backbone.", "model.")}
+# Parts of names in files, and in memory. transformers writes MLPs without experts as Kimi's mixtures are stored, too.
+_RENAMED = {"kimi_linear": (r"\.block_sparse_moe\.", ".mlp."), "nemotron_h": (r"^backbone\.", "model.")}
 
 
 def memory_name(name: str, model_type: str) -> str:
     """Return what transformers calls a weight of a file in memory."""
-    stored, prefix = _PREFIXES.get(model_type, ("", ""))
-    return prefix + name.removeprefix(stored) if stored and name.startswith(stored) else name
+    if model_type not in _RENAMED:
+        return name
+    stored, own = _RENAMED[model_type]
+    return re.sub(stored, own, name)
 
 
 def unstack_experts(arrays: Mapping[str, StoredArray], model_type: str) -> dict[str, StoredArray]:
     """Return arrays by name, with those of all experts as one for each. Raises SourceError for shapes that do not fit.
 
-    Names begin as transformers has them in memory. `mlp.experts.gate_up_proj` [E, 2F, D] becomes
+    Names are those that transformers has in memory, but for experts. `mlp.experts.gate_up_proj` [E, 2F, D] becomes
     `mlp.experts.0.gate_proj.weight` [F, D] and so on.
     """
     unstacked: dict[str, StoredArray] = {}

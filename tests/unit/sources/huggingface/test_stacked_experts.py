@@ -116,6 +116,14 @@ def test_stacking_again_gives_the_arrays_of_all() -> None:
     assert all(np.array_equal(together[name], array) for name, array in arrays.items())
 
 
+def test_kimi_names_mlps_with_experts_as_published_or_as_transformers_saves_them() -> None:
+    part = StoredArray((2, 2), lambda: np.zeros((2, 2)))
+    for dense in ("mlp", "block_sparse_moe"):
+        files = {f"model.layers.0.{dense}.up_proj.weight": part, "model.layers.1.block_sparse_moe.gate.weight": part}
+        names = unstack_experts(files, "kimi_linear").keys()
+        assert names == {"model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.gate.weight"}
+
+
 def test_an_array_that_is_not_of_all_experts_is_refused() -> None:
     stored = {"model.layers.0.mlp.experts.gate_up_proj": StoredArray((3, 5, 4), lambda: np.zeros((3, 5, 4)))}
     with pytest.raises(SourceError) as caught:
