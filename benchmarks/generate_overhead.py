@@ -13,11 +13,12 @@ from benchmarks.measure import interleaved, seconds, summary, write
 from trtkit.network.input_spec import Axis, InputSpec
 from trtkit.runtime.decoder import KvCache
 from trtkit.runtime.generation import Engine, Request
-from trtkit.runtime.generation.admission import Waiting, admit_waiting
+from trtkit.runtime.generation.admission import admit_waiting
 from trtkit.runtime.generation.imports import Imports
 from trtkit.runtime.generation.state import State
 from trtkit.runtime.sampling.params import SamplingParams
 from trtkit.runtime.sampling.settings import Settings, Vocabulary
+from trtkit.runtime.scheduling import DEFAULT_SCHEDULE, Waiting
 
 if TYPE_CHECKING:
     from trtkit.runtime.decoder import Call
@@ -127,9 +128,9 @@ def _admission() -> dict[str, Any]:
 
 
 def _admit(state: State, name: str, prompt: list[int]) -> None:
-    waiting = Waiting(None)
+    waiting: Waiting[Request] = Waiting(DEFAULT_SCHEDULE)
     settings = Settings.resolve(SamplingParams(max_tokens=100, temperature=0), Vocabulary(SMALL, (2,)))
-    waiting.add(Request(name, prompt, settings))
+    waiting.add(Request(name, prompt, settings), 0.0)
     admit_waiting(state, waiting, 16, land=lambda: None)
 
 

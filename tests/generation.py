@@ -14,6 +14,7 @@ from trtkit.runtime.decoder import DecoderNetwork, ReferenceDecoder
 from trtkit.runtime.generation import Engine, EngineOptions, Finished, Request
 from trtkit.runtime.sampling.params import SamplingParams
 from trtkit.runtime.sampling.settings import Settings, Vocabulary
+from trtkit.runtime.scheduling import SchedulingParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -79,7 +80,7 @@ class Asked:
     priority: int = 0
 
     def request(self, name: str) -> Request:
-        return Request(name, list(self.prompt), settings(**dict(self.params)), self.priority)
+        return Request(name, list(self.prompt), settings(**dict(self.params)), SchedulingParams(self.priority))
 
 
 @cache

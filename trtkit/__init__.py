@@ -23,12 +23,15 @@ if TYPE_CHECKING:
     from trtkit.runtime.llm import LLM, AsyncLLM
     from trtkit.runtime.model import open_model
     from trtkit.runtime.sampling.params import SamplingParams
+    from trtkit.runtime.scheduling import ScheduleOptions, SchedulingParams
 
 __all__ = [
     "LLM",
     "AsyncLLM",
     "Load",
     "SamplingParams",
+    "ScheduleOptions",
+    "SchedulingParams",
     "__version__",
     "bench",
     "build",
@@ -64,6 +67,8 @@ _MODULES = {
     "AsyncLLM": "trtkit.runtime.llm",
     "Load": "trtkit.benchmarking.request",
     "SamplingParams": "trtkit.runtime.sampling.params",
+    "ScheduleOptions": "trtkit.runtime.scheduling",
+    "SchedulingParams": "trtkit.runtime.scheduling",
 }
 
 

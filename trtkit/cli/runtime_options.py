@@ -17,10 +17,17 @@ if TYPE_CHECKING:
     from trtkit.runtime.llm import LLM, TextBundle
 
 _RUNTIMES = ("auto", "tensorrt", "reference")
+_SCHEDULES = ("fcfs", "priority", "mlfq")
 _OPTIONS = (
     click.option("--runtime", type=click.Choice(_RUNTIMES), default="auto", help="Runtime.  [default: auto]"),
     click.option("--slots", type=int, metavar="N", help="Concurrent sequences.  [default: the engine's]"),
     click.option("--prefill-budget", type=int, metavar="N", help="New tokens per step.  [default: the engine's]"),
+    click.option(
+        "--schedule",
+        type=click.Choice(_SCHEDULES),
+        default="priority",
+        help="Which request runs next; `mlfq` favors short ones.  [default: priority]",
+    ),
     click.option("--lookup", type=int, default=0, metavar="N", help="Prompt lookup decoding with N draft tokens."),
     click.option(
         "--draft",
@@ -37,7 +44,7 @@ _FLAGS = {
     "speculation": "--lookup, --draft",
 }
 CANCELLED = 130
-RUNTIME_NAMES = ("runtime", "slots", "prefill_budget", "lookup", "draft")
+RUNTIME_NAMES = ("runtime", "slots", "prefill_budget", "schedule", "lookup", "draft")
 
 
 def runtime_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -12,6 +12,21 @@ if TYPE_CHECKING:
 
     Command = Callable[..., None]
 
+
+def _weights(_context: click.Context, _option: click.Parameter, values: tuple[str, ...]) -> dict[str, float] | None:
+    """Return users' weights by name, None without any."""
+    weights = {}
+    for value in values:
+        user, _, weight = value.rpartition("=")
+        try:
+            weights[user] = float(weight)
+        except ValueError:
+            weights[user] = 0.0
+        if not user or not 0 < weights[user] < float("inf"):
+            raise click.BadParameter(f"`{value}` is not USER=WEIGHT with a positive number, such as `alice=2`")
+    return weights or None
+
+
 _BUNDLE = (
     click.option("--name", metavar="NAME", help="The model's name in requests.  [default: the folder's]"),
     click.option("--replicas", type=click.IntRange(1, 64), default=1, show_default=True, help="Workers to start."),
@@ -29,6 +44,21 @@ _BUNDLE = (
         default=512,
         show_default=True,
         help="Requests that may wait at a worker; beyond, clients get 503.",
+    ),
+    click.option(
+        "--schedule",
+        type=click.Choice(["fcfs", "priority", "mlfq"]),
+        default="priority",
+        show_default=True,
+        help="Which request of a worker runs next; `mlfq` favors short answers.",
+    ),
+    click.option(
+        "--share",
+        "shares",
+        multiple=True,
+        metavar="USER=WEIGHT",
+        callback=_weights,
+        help="Share workers fairly between users; `*=1` is everyone else.",
     ),
     click.option(
         "--router",

@@ -12,6 +12,7 @@ import torch
 from tests.tiny_vlm import MAX_PREFILL, VLMS, Reference, Vlm, bundle_of, model_of, picture
 from trtkit import LLM, SamplingParams
 from trtkit.inputs.vision_language import PreparedImage
+from trtkit.runtime.scheduling import SchedulingParams
 from trtkit.runtime.soft_tokens import SoftTokens, shared_length
 from trtkit.runtime.vision_language.placeholders import rope_positions
 
@@ -92,10 +93,10 @@ def test_text_and_image_requests_share_a_batch(vlm: Vlm) -> None:
 def test_a_preempted_request_keeps_its_image(vlm: Vlm) -> None:
     with LLM(bundle_of(vlm), runtime="reference", slots=1) as llm:
         frontend, done = llm.frontend, {}
-        slow = frontend.add(asked(vlm), GREEDY, priority=1)
+        slow = frontend.add(asked(vlm), GREEDY, scheduling=SchedulingParams(1))
         while not slow.requests[0].metrics.first_token_s:
             frontend.step()
-        urgent = frontend.add(asked(vlm, 1), GREEDY, priority=0)
+        urgent = frontend.add(asked(vlm, 1), GREEDY, scheduling=SchedulingParams(0))
         while frontend.jobs:
             done |= {job.id: job.output() for job in frontend.step()}
     assert done[slow.id].metrics.preemptions == 1

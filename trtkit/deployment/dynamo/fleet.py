@@ -24,9 +24,10 @@ from trtkit.errors import DeployError
 from trtkit.threads import share_of_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from trtkit.deployment.dynamo.model_folder import ServedModel
+    from trtkit.runtime.scheduling import ScheduleName
 
 Router = Literal["kv", "round-robin", "least-loaded", "power-of-two", "random"]
 _LAST_LINES = 20
@@ -54,7 +55,8 @@ class FleetOptions:
 
     name: the model's in requests. replicas: workers that answer. prefill_workers: more of them, which compute prompts
     for the others. slots: sequences that a worker decodes at once; the engine's number if None.
-    max_queue: requests that wait for a slot at each worker. router: how requests are spread over several workers.
+    max_queue: requests that wait for a slot at each worker. schedule: which of them is next. shares: weights of users,
+    by name; None if users do not matter. router: how requests are spread over several workers.
     migrations: how often a request may go on at another worker when its own dies. body_mib: largest request.
     hang_timeout_s: how long a step of a worker may take before the worker is started again.
     exit_timeout_s: how long requests may take to end when the fleet stops.
@@ -67,6 +69,8 @@ class FleetOptions:
     prefill_workers: int = 0
     slots: int | None = None
     max_queue: int = 512
+    schedule: ScheduleName = "priority"
+    shares: Mapping[str, float] | None = None
     router: Router = "kv"
     migrations: int = 3
     body_mib: int | None = None
@@ -190,7 +194,8 @@ class Fleet:
         (port,), options = free_ports_below(_SYSTEM_PORTS, 1), self.options
         command = [sys.executable, "-m", MODULE, str(self.model.path)]
         command += ["--name", options.name, "--endpoint-types", self.model.endpoint_types]
-        command += ["--max-queue", str(options.max_queue)]
+        command += ["--max-queue", str(options.max_queue), "--schedule", options.schedule]
+        command += [f"--share={user}={weight}" for user, weight in (options.shares or {}).items()]
         for flag, value in (
             ("--slots", options.slots),
             ("--tool-call-parser", options.tool_call_parser),

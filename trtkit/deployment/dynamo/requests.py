@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trtkit.errors import Problem, RequestError
 from trtkit.runtime.sampling.checks import raise_problems
 from trtkit.runtime.sampling.params import SamplingParams
+from trtkit.runtime.scheduling import SchedulingParams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +35,7 @@ _ELSEWHERE |= {"formatted_prompt", "guided_decoding"}
 _ELSEWHERE |= {"stop_token_ids", "stop_token_ids_visible", "stop_token_ids_hidden"}
 # Values that ask for nothing.
 _NEUTRAL: Settings = {"use_beam_search": False, "length_penalty": 1.0}
+_SCHEDULING = {"priority": int, "user": str, "deadline_s": float}
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -68,6 +70,22 @@ def read_request(request: Fields, defaults: Settings, max_length: int) -> tuple[
     if images := _images(request.get("multi_modal_data") or {}):
         prompt["images"] = images
     return prompt, SamplingParams.from_mapping(settings)
+
+
+def read_scheduling(request: Fields) -> SchedulingParams:
+    """Return what a request's annotations say about its turn: `priority:1`, `user:alice`, `deadline_s:2.5`.
+
+    A client sends them as `{"nvext": {"annotations": [...]}}`. Raises RequestError for values that are wrong.
+    """
+    annotations = (text.partition(":") for text in request.get("annotations") or ())
+    values = {name: value for name, colon, value in annotations if colon and name in _SCHEDULING}
+    settings: Settings = {}
+    for name, value in values.items():
+        try:
+            settings[name] = _SCHEDULING[name](value)
+        except ValueError:
+            raise RequestError(f"`{value}` is not a number", name, "write it as in `priority:1`") from None
+    return SchedulingParams(**settings)  # type: ignore[arg-type]
 
 
 def _refused(request: Fields) -> Iterator[Problem]:

@@ -25,7 +25,7 @@ from trtkit.deployment.dynamo.chunks import chunk
 from trtkit.deployment.dynamo.disaggregation import Decode, Prefill, prompt_alone
 from trtkit.deployment.dynamo.extra import require_nixl
 from trtkit.deployment.dynamo.metrics import engine_registry
-from trtkit.deployment.dynamo.requests import default_settings, read_request
+from trtkit.deployment.dynamo.requests import default_settings, read_request, read_scheduling
 from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE, worker_parser
 from trtkit.errors import (
     GenerationError,
@@ -37,6 +37,7 @@ from trtkit.errors import (
     TrtkitError,
 )
 from trtkit.runtime.llm import AsyncLLM
+from trtkit.runtime.scheduling import ScheduleOptions
 
 if TYPE_CHECKING:
     import argparse
@@ -88,8 +89,10 @@ class BundleWorker(LLMEngine):
     async def start(self, worker_id: int) -> EngineConfig:  # noqa: ARG002
         """Open the bundle."""
         await asyncio.to_thread(self._open_transfers)
-        options = {"slots": self._options.slots, "max_queue": self._options.max_queue, "detokenizes": False}
-        self._llm = await asyncio.to_thread(AsyncLLM, self._options.bundle, on_step=self._after_step, **options)
+        own, shares = self._options, self._options.shares
+        schedule = ScheduleOptions(own.schedule, dict(shares) if shares else None)
+        options = {"slots": own.slots, "max_queue": own.max_queue, "schedule": schedule, "detokenizes": False}
+        self._llm = await asyncio.to_thread(AsyncLLM, own.bundle, on_step=self._after_step, **options)
         frontend = self._llm.thread.frontend
         text, execution = frontend.text, frontend.execution
         self._defaults = default_settings(self._model)
@@ -114,7 +117,7 @@ class BundleWorker(LLMEngine):
                 self._prefill.expect(name, request)
                 request = prompt_alone(request)
             prompt, params = read_request(request, self._defaults, text.max_length)
-            async for delta in llm.generate(prompt, params, name):
+            async for delta in llm.generate(prompt, params, name, read_scheduling(request)):
                 if delta.finish_reason == "error":
                     raise Unknown(str(delta.stop_reason))
                 data = chunk(delta, text.tokenizer, has_logprobs=params.logprobs is not None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from trtkit.runtime.scheduling import SCHEDULES
+
 MODULE = "trtkit.deployment.dynamo.worker"
 BLOCK_SIZE = 16
 """Tokens of a block, by which the router knows what a worker's cache holds."""
@@ -20,6 +22,8 @@ def worker_parser() -> argparse.ArgumentParser:
     parser.add_argument("--namespace", default="dynamo")
     parser.add_argument("--slots", type=int, help="sequences at once; the engine's number by default")
     parser.add_argument("--max-queue", type=int, default=512, help="prompts that may wait for a slot")
+    parser.add_argument("--schedule", default="priority", choices=SCHEDULES, help="which prompt is next")
+    parser.add_argument("--share", dest="shares", action="append", type=_weight, help="USER=WEIGHT; may be repeated")
     parser.add_argument("--endpoint-types", default="chat,completions")
     parser.add_argument("--discovery", default="file", choices=("file", "kubernetes", "etcd", "mem"))
     parser.add_argument("--tool-call-parser")
@@ -30,3 +34,9 @@ def worker_parser() -> argparse.ArgumentParser:
     parser.add_argument("--transfer-s", type=float, default=10, help="decode: how long one may take to arrive")
     parser.add_argument("--no-kv-routing", dest="has_kv_routing", action="store_false")
     return parser
+
+
+def _weight(text: str) -> tuple[str, float]:
+    """Return a user and a weight."""
+    user, _, weight = text.rpartition("=")
+    return user, float(weight)

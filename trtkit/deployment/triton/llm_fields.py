@@ -43,6 +43,8 @@ FIELDS = (
     Field("return_num_input_tokens", "bool"),  # Triton's OpenAI frontend sends both; both are always returned
     Field("return_num_output_tokens", "bool"),
     Field("priority", "int32"),
+    Field("user", "text"),
+    Field("deadline_s", "fp32"),
     Field("pad_id", "int32"),
     Field("max_tokens", "int32", "max_tokens"),
     Field("request_output_len", "int32", "max_tokens"),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field, StrictBool, StrictInt, ValidationError, model_validator
+from pydantic import Field, StrictBool, StrictFloat, StrictInt, ValidationError, model_validator
 
 from trtkit.config.explain import explain
 from trtkit.config.overrides import read_overrides
 from trtkit.config.strict import StrictModel
 from trtkit.errors import ConfigError
+from trtkit.runtime.scheduling import ScheduleName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +40,10 @@ class LlmServing(StrictModel):
     slots: StrictInt | None = Field(None, ge=1, description="Concurrent sequences; the engine's number if unset.")
     max_queue: StrictInt = Field(256, ge=1, description="Maximum requests waiting for a slot; others are rejected.")
     prefill_budget: StrictInt | None = Field(None, ge=1, description="New prompt tokens per step.")
+    schedule: ScheduleName = Field("priority", description="Which waiting request runs next.")
+    shares: dict[str, StrictFloat | StrictInt] | None = Field(
+        None, description="Weights of users, `*` for all others; users do not matter if unset."
+    )
     default_max_tokens: StrictInt = Field(128, ge=1, description="Default number of output tokens.")
 
 

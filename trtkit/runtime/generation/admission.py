@@ -1,13 +1,11 @@
-"""Who waits, and who gets a slot: in turn, on the cached beginning that suits best, and from whom of less priority."""
+"""Who gets a slot: in turn, on the cached beginning that suits best, and from whom on a lower level."""
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.errors import OverloadedError, RequestError
 from trtkit.runtime.generation.beams import BeamSearch
 from trtkit.runtime.generation.running import Group
 
@@ -16,62 +14,12 @@ if TYPE_CHECKING:
 
     from trtkit.runtime.generation.request import Request
     from trtkit.runtime.generation.state import State
+    from trtkit.runtime.scheduling import Waiting
     from trtkit.runtime.sequences import Ints
 
 
-class Waiting:
-    """Requests by priority, then by arrival. A preempted one comes back to its old place."""
-
-    def __init__(self, limit: int | None) -> None:
-        self._limit, self._arrivals = limit, 0
-        self._heap: list[tuple[int, int, Request]] = []
-
-    def __len__(self) -> int:
-        return len(self._heap)
-
-    def check_room(self, count: int) -> None:
-        """Raise RequestError for more requests than ever fit, OverloadedError for more than fit now."""
-        if self._limit is None:
-            return
-        if count > self._limit:
-            what = f"`{count}` answers exceed the queue's limit, {self._limit}"
-            raise RequestError(what, "n", "ask for fewer, or raise `max_queue`")
-        if len(self._heap) + count > self._limit:
-            fix = "wait for answers, or raise `max_queue`"
-            raise OverloadedError(f"{len(self._heap)} requests are already waiting", "", fix)
-
-    def add(self, request: Request) -> None:
-        """Take a new request. Raises as `check_room` does."""
-        self.check_room(1)
-        request.arrival = self._arrivals
-        self._arrivals += 1
-        self.put_back(request)
-
-    def put_back(self, request: Request) -> None:
-        """Take a request that had a slot."""
-        heappush(self._heap, (request.priority, request.arrival, request))
-
-    def first(self) -> Request | None:
-        """Return the request whose turn it is."""
-        return self._heap[0][2] if self._heap else None
-
-    def pop(self) -> Request:
-        """Remove the request whose turn it is."""
-        return heappop(self._heap)[2]
-
-    def remove(self, request_id: str) -> Request | None:
-        """Remove a request, None where it does not wait."""
-        for index, (_, _, request) in enumerate(self._heap):
-            if request.id == request_id:
-                self._heap[index] = self._heap[-1]
-                self._heap.pop()
-                heapify(self._heap)
-                return request
-        return None
-
-
-def admit_waiting(state: State, waiting: Waiting, min_shared_tokens: int, land: Callable[[], None]) -> None:
-    """Give slots to waiting requests, from others of less priority where none is free.
+def admit_waiting(state: State, waiting: Waiting[Request], min_shared_tokens: int, land: Callable[[], None]) -> None:
+    """Give slots to waiting requests, from others on lower levels where none is free.
 
     land: takes the tokens in flight, which states that are saved have read or not.
     """
@@ -82,13 +30,13 @@ def admit_waiting(state: State, waiting: Waiting, min_shared_tokens: int, land: 
         _admit(state, request, min_shared_tokens)
 
 
-def _make_room(state: State, waiting: Waiting, request: Request, land: Callable[[], None]) -> bool:
-    """Preempt requests of less priority; return whether enough slots are free now."""
-    if state.slots.free + len(state.running.giving_way(request.priority)) < request.slots:
+def _make_room(state: State, waiting: Waiting[Request], request: Request, land: Callable[[], None]) -> bool:
+    """Preempt requests on lower levels; return whether enough slots are free now."""
+    if state.slots.free + len(state.running.giving_way(request.turn.level)) < request.slots:
         return False
     if state.execution.cache.has_states:
         land()  # a state that has read all known tokens could not go on: the last one's logits are lost
-    candidates = state.running.giving_way(request.priority)
+    candidates = state.running.giving_way(request.turn.level)
     while state.slots.free < request.slots:
         waiting.put_back(_preempt(state, candidates.pop()))
     return True
@@ -111,6 +59,8 @@ def _admit(state: State, request: Request, min_shared_tokens: int) -> None:
     slots, prompt = state.slots, np.asarray(request.prompt_ids, np.int64)
     ids = np.append(prompt, request.generated).astype(np.int64) if request.generated else prompt
     slot, common = _take_slot(state, request, ids, min_shared_tokens)
+    if request.metrics.preemptions:
+        state.snapshots.drop(ids)
     slots.cached[slot] = common
     slots.sequences.start(slot, prompt, request.generated, request.soft)
     state.sampler.admit(slot, request.settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from trtkit.errors import ExecutionError, RequestError
 from trtkit.runtime.device import to_device
-from trtkit.runtime.generation.admission import Waiting, admit_waiting
+from trtkit.runtime.generation.admission import admit_waiting
 from trtkit.runtime.generation.decoding import decode
 from trtkit.runtime.generation.flight import Flight, Step, begin, can_launch, land, launch, take_off
 from trtkit.runtime.generation.imports import Imports
@@ -19,9 +20,10 @@ from trtkit.runtime.generation.state import State
 from trtkit.runtime.generation.tokens import take
 from trtkit.runtime.sampling.kernel import has_triton
 from trtkit.runtime.sampling.logprobs import token_logprobs
+from trtkit.runtime.scheduling import DEFAULT_SCHEDULE, ScheduleOptions, Service, Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -44,9 +46,10 @@ class EngineOptions:
     max_queue: requests that may wait; None: any number. min_shared_tokens: the shortest beginning worth sharing.
     proposer: guesses tokens ahead, for speculative decoding.
     most_imported_bytes: host memory for beginnings of prompts that other engines computed.
-    most_snapshot_bytes: host memory for preempted requests of models with recurrent states.
+    most_snapshot_bytes: host memory for preempted requests; those beyond it are computed again.
     overlap: launch a step before the host knows the last one's tokens; None: where the decoder computes meanwhile.
     kernel: sample with the Triton kernel, which is interpreted on a CPU; None: where logits are on a GPU.
+    clock: gives the time in seconds, for metrics, deadlines and schedules that measure.
     """
 
     token_budget: int | None = None
@@ -57,6 +60,8 @@ class EngineOptions:
     most_snapshot_bytes: int = 1 << 30
     overlap: bool | None = None
     kernel: bool | None = None
+    schedule: ScheduleOptions = DEFAULT_SCHEDULE
+    clock: Callable[[], float] = time.monotonic
 
 
 class Engine:
@@ -69,12 +74,12 @@ class Engine:
         self.execution, self._options = execution, options or EngineOptions()
         self._check_options()
         self._budget = self._options.token_budget or execution.max_prefill_length
-        self._waiting = Waiting(self._options.max_queue)
+        self._waiting: Waiting[Request] = Waiting(self._options.schedule, self._options.max_queue)
         proposer = self._options.proposer
         reserve = 1 if proposer is None else 1 + proposer.most
         imports, snapshots = Imports(self._options.most_imported_bytes), Imports(self._options.most_snapshot_bytes)
         has_kernel = execution.tokens.is_cuda and has_triton() if self._options.kernel is None else self._options.kernel
-        self._state = State(execution, reserve, imports, snapshots, has_kernel=has_kernel)
+        self._state = State(execution, reserve, imports, snapshots, has_kernel, self._options.clock)
         wants_overlap = execution.is_asynchronous if self._options.overlap is None else self._options.overlap
         self._overlaps = wants_overlap and execution.takes_ids and proposer is None
         self._flights: list[Flight] = []
@@ -107,7 +112,7 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Take a request. Raises RequestError where no run could serve it, OverloadedError where the queue is full."""
         self.check(request)
-        self._waiting.add(request)
+        self._waiting.add(request, request.metrics.arrived_s)
 
     def check(self, request: Request) -> None:
         """Raise RequestError for a request that no run could serve."""
@@ -146,20 +151,44 @@ class Engine:
 
     def step(self) -> list[Finished]:
         """Run every sequence a token further, and prompts as far as the budget goes; return what has ended."""
-        state = self._state
+        state, started_s = self._state, self._options.clock()
         state.statistics.steps += 1
         launched = self._launch()
+        for request in self._waiting.wake(started_s):
+            what = f"its deadline passed after {request.scheduling.deadline_s:g} s in the queue"
+            state.report(request, [], "error", what)
         admit_waiting(state, self._waiting, self._options.min_shared_tokens, self._land)
         ready = state.ready() if launched is None else launched.slots
         chunks = self._chunks(len(ready))
+        account = self._account(started_s, ready, chunks)
         if launched is None and self._overlaps and can_launch(state, ready):  # who has just come
             self._flights.append(take_off(state, launch(state, ready)))
         elif launched is None and ready.size:
             decode(state, ready, self._options.proposer)
         for group in group_chunks(chunks, self.execution.max_length):
             self._prefill(group)
+        account()
         finished, state.finished = state.finished, []
         return finished
+
+    def _account(self, started_s: float, ready: Ints, chunks: list[Chunk]) -> Callable[[], None]:
+        """Return what tells the queue about this step, once it is over: who runs now may have ended by then."""
+        if not self._waiting.counts:
+            return lambda: None
+        running, clock = self._state.running, self._options.clock
+        decoding, reading = (
+            [running.requests[slot] for slot in slots if slot in running.requests]
+            for slots in (ready.tolist(), [chunk.slot for chunk in chunks])
+        )
+        served = {id(request) for request in (*decoding, *reading)}
+        idle = [request for request in running.requests.values() if id(request) not in served]
+
+        def account() -> None:
+            ended_s, tokens = clock(), sum(chunk.count for chunk in chunks)
+            if self._waiting.account(Service(decoding, reading, idle, ended_s - started_s, ended_s, tokens)):
+                running.rank_again()
+
+        return account
 
     def _launch(self) -> Step | None:
         """Launch a step of those who decode, if it need not know the tokens of the last one; then take those."""

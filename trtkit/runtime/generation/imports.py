@@ -48,6 +48,11 @@ class Imports:
         self._remove(best)
         return saved, most
 
+    def drop(self, ids: Ints) -> None:
+        """Remove what a sequence `ids` begins with: it has been saved for it alone."""
+        for key in [key for key, (saved, _) in self._saved.items() if _common(saved, ids) == len(saved)]:
+            self._remove(key)
+
     def _remove(self, key: bytes) -> None:
         if key in self._saved:
             self.size_bytes -= self._saved.pop(key)[1].data.nbytes

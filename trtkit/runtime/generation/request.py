@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 
 from trtkit.errors import RequestError
+from trtkit.runtime.scheduling import DEFAULT_SCHEDULING, SchedulingParams, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +31,7 @@ class Watcher(Protocol):
 
 @dataclass
 class Metrics:
-    """Times of `time.monotonic`, in seconds, and counts of tokens.
+    """Times of the engine's clock, in seconds, and counts of tokens.
 
     reused: prompt tokens whose keys and values were already in a cache. drafted, accepted: by speculation.
     """
@@ -48,26 +49,32 @@ class Metrics:
 class Request:
     """What is asked, and how far it is.
 
-    priority: smaller is sooner. generated: tokens made before a preemption. logprobs: one a generated token.
+    generated: tokens made before a preemption. logprobs: one a generated token.
     prompt_logprobs: one a prompt token but the first. soft: vectors that stand in the prompt, such as an image's.
+    turn: where it stands among the others, of which the queue keeps track.
     """
 
     id: str
     prompt_ids: Sequence[int]
     settings: Settings
-    priority: int = 0
+    scheduling: SchedulingParams = DEFAULT_SCHEDULING
     watcher: Watcher | None = None
     generated: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     metrics: Metrics = field(default_factory=Metrics)
-    arrival: int = 0
     soft: SoftTokens | None = None
+    turn: Turn = field(default_factory=Turn)
 
     @property
     def slots(self) -> int:
         """Slots that it takes."""
         return self.settings.params.num_beams
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How long its prompt is."""
+        return len(self.prompt_ids)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Running:
         self.is_watched: Bools = np.zeros(slots, np.bool_)
         self.is_beam: Bools = np.zeros(slots, np.bool_)
         self.tenancies: Ints = np.zeros(slots, np.int64)
-        self._turns: Ints = np.zeros((2, slots), np.int64)  # arrival and priority of each slot's request
+        self._turns = np.zeros((4, slots))  # the rank of each slot's request, backwards
 
     def add(self, slot: int, request: Request, end: int) -> None:
         """Let a request run in a slot."""
@@ -57,7 +57,7 @@ class Running:
         self.ends[slot] = end
         self.is_watched[slot] = request.watcher is not None or request.settings.params.logprobs is not None
         self.requests[slot] = request
-        self._turns[:, slot] = request.arrival, request.priority
+        self._turns[::-1, slot] = request.turn.rank
         self.tenancies[slot] += 1
 
     def add_group(self, group: Group, end: int) -> None:
@@ -84,15 +84,20 @@ class Running:
         return [slot for slot, request in self.requests.items() if request.id == request_id]
 
     def in_turn(self, slots: Ints) -> list[int]:
-        """Return slots in the order of their requests: by priority, then by arrival."""
+        """Return slots in the order of their requests."""
         order: list[int] = slots[np.lexsort(self._turns[:, slots])].tolist()
         return order
 
-    def giving_way(self, priority: int) -> list[int]:
-        """Return the slots of requests after `priority`, the first to give way last: of least priority, the latest.
+    def rank_again(self) -> None:
+        """Note that requests have moved to other levels."""
+        for slot, request in self.requests.items():
+            self._turns[::-1, slot] = request.turn.rank
+
+    def giving_way(self, level: int) -> list[int]:
+        """Return the slots of requests below `level`, the first to give way last: of the lowest level, the latest.
 
         Beam searches keep their slots: they are not worth computing again.
         """
-        after = [slot for slot, request in self.requests.items() if request.priority > priority]
+        after = [slot for slot, request in self.requests.items() if request.turn.level > level]
         slots = np.array(after, np.int64)
         return self.in_turn(slots[~self.is_beam[slots]])

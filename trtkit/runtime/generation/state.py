@@ -12,6 +12,8 @@ from trtkit.runtime.generation.slots import Slots
 from trtkit.runtime.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trtkit.runtime.decoder import DecoderExecution
     from trtkit.runtime.generation.imports import Imports
     from trtkit.runtime.generation.request import FinishReason, Hypothesis, Request
@@ -45,9 +47,9 @@ class Statistics:
 @dataclass(eq=False)
 class State:
     """An engine's memory. reserve: places at a slot's end that idle rows may overwrite. imports: see Imports.
-    snapshots: of sequences that gave way, if the model has recurrent states.
+    snapshots: of sequences that gave way.
 
-    has_kernel: whether the Triton kernel samples.
+    has_kernel: whether the Triton kernel samples. clock: gives the time, in seconds.
     """
 
     execution: DecoderExecution
@@ -55,6 +57,7 @@ class State:
     imports: Imports
     snapshots: Imports
     has_kernel: bool = False
+    clock: Callable[[], float] = time.monotonic
     statistics: Statistics = field(default_factory=Statistics)
     finished: list[Finished] = field(default_factory=list)
 
@@ -81,10 +84,11 @@ class State:
         self.sampler.copy(source, target)
 
     def keep(self, slot: int) -> None:
-        """Save a sequence with recurrent states that gives way; keys and values of others mostly stay in their slot."""
+        """Save a sequence that gives way on the host, if there is room: others take its slot."""
         count, sequences = int(self.slots.cached[slot]), self.slots.sequences
         cache = self.execution.cache
-        if cache.has_states and count and cache.positions[slot] == count and slot not in sequences.soft:
+        is_whole = not cache.has_states or cache.positions[slot] == count
+        if count and is_whole and slot not in sequences.soft:
             self.snapshots.add(sequences.tokens[slot, :count].copy(), cache.save(slot, count))
 
     def leave(self, slot: int) -> Request:
@@ -114,7 +118,7 @@ class State:
         beams: tuple[Hypothesis, ...] = (),
     ) -> None:
         """Put a request that has ended among the next step's results."""
-        request.metrics.finished_s = time.monotonic()
+        request.metrics.finished_s = self.clock()
         self.finished.append(Finished(request, token_ids, reason, stop_reason, beams))
 
     def ready(self) -> Ints:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -86,7 +85,7 @@ def _tell(state: State, place: tuple[int, int], logprobs: TokenLogprobs | None, 
     slot, length = place
     request = state.running.requests[slot]
     token = int(state.slots.sequences.tokens[slot, length - 1])
-    request.metrics.first_token_s = request.metrics.first_token_s or time.monotonic()
+    request.metrics.first_token_s = request.metrics.first_token_s or state.clock()
     if logprobs is not None:
         request.logprobs.append(logprobs)
     stop_string = None
@@ -109,7 +108,7 @@ def advance_beams(state: State, group: Group, logits: torch.Tensor) -> None:
     sequences, slots = state.slots.sequences, np.array(group.slots)
     state.slots.cached[slots] = sequences.lengths[slots]
     metrics = group.request.metrics
-    metrics.first_token_s = metrics.first_token_s or time.monotonic()
+    metrics.first_token_s = metrics.first_token_s or state.clock()
     scores = state.sampler.process(torch.log_softmax(logits, -1), slots)
     following = group.search.advance(scores, [sequences.generated(slot).tolist() for slot in group.slots])
     if following is None:

@@ -14,6 +14,7 @@ from trtkit.errors import GenerationError
 from trtkit.runtime.llm.frontend import Frontend, RuntimeOptions
 from trtkit.runtime.llm.named_settings import default_params
 from trtkit.runtime.llm.preparation import Order, Preparation
+from trtkit.runtime.scheduling import DEFAULT_SCHEDULING
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.llm.prompts import PreparedPrompt, Prompt
     from trtkit.runtime.llm.text_bundle import TextBundle
     from trtkit.runtime.sampling.params import SamplingParams
+    from trtkit.runtime.scheduling import SchedulingParams
 
     _Work = Callable[[Engine | Exception], None]
 
@@ -64,12 +66,12 @@ class EngineThread:
         params: SamplingParams,
         request_id: str,
         on_news: Callable[[Delta | Exception], None],
-        priority: int = 0,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
     ) -> None:
         """Take a prompt; `on_news` is told each piece, the last with `output`, or the error that refused it."""
         if self._refuses(on_news):
             return
-        self._preparation.add(Order(prompt, params, request_id, priority, on_news))
+        self._preparation.add(Order(prompt, params, request_id, scheduling, on_news))
 
     def run(self, work: Callable[[Engine], T]) -> Future[T]:
         """Do `work` on the engine, in its thread, between two steps."""
@@ -169,7 +171,7 @@ class EngineThread:
 
     def _start(self, frontend: Frontend, order: Order, prepared: PreparedPrompt) -> None:
         try:
-            frontend.start(prepared, order.request_id, order.priority, is_streamed=True)
+            frontend.start(prepared, order.request_id, order.scheduling, is_streamed=True)
         except Exception as error:
             order.on_news(error)
             return
@@ -206,7 +208,7 @@ class AsyncLLM:
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
-        priority: int = 0,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
     ) -> AsyncIterator[Delta]:
         """Stream the answer to one prompt. Leaving the loop early, or cancelling the task, ends the request.
 
@@ -219,7 +221,7 @@ class AsyncLLM:
         def put(item: Delta | Exception) -> None:
             loop.call_soon_threadsafe(news.put_nowait, item)
 
-        self.thread.submit(prompt, sampling_params or default_params(), name, put, priority)
+        self.thread.submit(prompt, sampling_params or default_params(), name, put, scheduling)
         is_done = False
         try:
             while not is_done:

@@ -16,6 +16,7 @@ from trtkit.runtime.generation import DraftProposer, Engine, EngineOptions, Look
 from trtkit.runtime.llm.job import Job
 from trtkit.runtime.llm.known_answer import check_known_answer
 from trtkit.runtime.llm.text_bundle import TextBundle, read_text_bundle
+from trtkit.runtime.scheduling import DEFAULT_SCHEDULING, ScheduleOptions
 from trtkit.runtime.vision_language import open_tower
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.llm.outputs import CompletionOutput, Delta
     from trtkit.runtime.llm.prompts import PreparedPrompt, Prompt, ReadPrompt
     from trtkit.runtime.sampling.params import SamplingParams
+    from trtkit.runtime.scheduling import ScheduleName, SchedulingParams
     from trtkit.runtime.soft_tokens import SoftTokens
 
 
@@ -34,7 +36,8 @@ class RuntimeOptions:
 
     runtime: "tensorrt", "reference", or "auto" for TensorRT if a GPU is present. slots: concurrent sequences; the
     engine's number if None.
-    prefill_budget: new tokens per step. max_queue: maximum requests that wait for a slot.
+    prefill_budget: new tokens per step. schedule: which request runs next, by name or with its options.
+    max_queue: maximum requests that wait for a slot.
     lookup: number of tokens to guess from earlier text. draft: bundle of a smaller model that guesses `draft_tokens`.
     has_cuda_graphs: whether to capture and replay an engine's decode steps.
     detokenizes: whether answers have text; without, stop strings cannot end them.
@@ -44,6 +47,7 @@ class RuntimeOptions:
     runtime: Runtime = "auto"
     slots: int | None = None
     prefill_budget: int | None = None
+    schedule: ScheduleName | ScheduleOptions = "priority"
     max_queue: int | None = None
     min_shared_tokens: int = 16
     lookup: int = 0
@@ -79,7 +83,11 @@ class Frontend:
         if opened.manifest.grid.ranks > 1:
             self._check_ranks()
         engine_options = EngineOptions(
-            options.prefill_budget, options.max_queue, options.min_shared_tokens, self._proposer(options)
+            options.prefill_budget,
+            options.max_queue,
+            options.min_shared_tokens,
+            self._proposer(options),
+            schedule=ScheduleOptions.of(options.schedule),
         )
         self.engine = Engine(self.execution, engine_options)
 
@@ -88,12 +96,12 @@ class Frontend:
         prompt: Prompt,
         params: SamplingParams,
         request_id: str | None = None,
-        priority: int = 0,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
         *,
         is_streamed: bool = False,
     ) -> Job:
         """Take a prompt. Raises RequestError where it cannot be served; then nothing of it is kept."""
-        return self.start(self.text.prepare(prompt, params), request_id, priority, is_streamed=is_streamed)
+        return self.start(self.text.prepare(prompt, params), request_id, scheduling, is_streamed=is_streamed)
 
     def check(self, prepared: PreparedPrompt) -> PreparedPrompt:
         """Return the prompt with its images in their places. Raises RequestError if no run could serve it."""
@@ -102,7 +110,12 @@ class Frontend:
         return checked
 
     def start(
-        self, prepared: PreparedPrompt, request_id: str | None = None, priority: int = 0, *, is_streamed: bool = False
+        self,
+        prepared: PreparedPrompt,
+        request_id: str | None = None,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+        *,
+        is_streamed: bool = False,
     ) -> Job:
         """Take a prompt that was prepared. Raises as `add` does."""
         name = request_id or prepared.request_id or f"request-{next(self._numbers)}"
@@ -112,7 +125,7 @@ class Frontend:
         self.engine.check_room(1 if params.num_beams > 1 else params.n)
         read = self.check(prepared).read
         job = Job(name, read.text, read.ids, params, self._words, is_streamed)
-        self._submit(job.start(prepared.settings, priority), read)
+        self._submit(job.start(prepared.settings, scheduling), read)
         self.jobs[name] = job
         if is_streamed:
             for index, answer in enumerate(job.answers):

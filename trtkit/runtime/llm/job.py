@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.sampling.params import SamplingParams
     from trtkit.runtime.sampling.sampled import TokenLogprobs
     from trtkit.runtime.sampling.settings import Settings
+    from trtkit.runtime.scheduling import SchedulingParams
     from trtkit.runtime.text import Tokenizer
 
 
@@ -78,14 +79,14 @@ class Job:
     completions: dict[int, CompletionOutput] = field(default_factory=dict)
     _has_ended: bool = False
 
-    def start(self, settings: Settings, priority: int) -> list[Request]:
+    def start(self, settings: Settings, scheduling: SchedulingParams) -> list[Request]:
         """Return the engine's requests. settings: of the first answer."""
         count = 1 if self.params.num_beams > 1 else self.params.n
         self.answers = [self._answer() for _ in range(count)]
         for index, answer in enumerate(self.answers):
             watcher = answer if self.params.stop or self.is_streamed else None
             name = f"{self.id}/{index}"
-            self.requests.append(Request(name, self.prompt_ids, settings.of_answer(index), priority, watcher))
+            self.requests.append(Request(name, self.prompt_ids, settings.of_answer(index), scheduling, watcher))
         return self.requests
 
     @property

@@ -9,6 +9,7 @@ from trtkit.runtime.llm.frontend import Frontend, RuntimeOptions
 from trtkit.runtime.llm.named_settings import default_params
 from trtkit.runtime.llm.prompts import PreparedPrompt, problems_of, raise_prompt_problems
 from trtkit.runtime.sampling.params import SamplingParams
+from trtkit.runtime.scheduling import DEFAULT_SCHEDULING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.llm.outputs import Delta, RequestOutput
     from trtkit.runtime.llm.prompts import AnyPrompt
     from trtkit.runtime.llm.text_bundle import TextBundle
+    from trtkit.runtime.scheduling import SchedulingParams
     from trtkit.runtime.text import Tokenizer
 
 
@@ -93,14 +95,17 @@ class LLM:
         return self.generate([{"messages": list(each)} for each in messages], sampling_params)
 
     def stream(
-        self, prompt: AnyPrompt, sampling_params: SamplingParams | None = None, priority: int = 0
+        self,
+        prompt: AnyPrompt,
+        sampling_params: SamplingParams | None = None,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
     ) -> Iterator[Delta]:
         """Stream the answer to one prompt. Leaving the loop early ends the request.
 
         Raises RequestError immediately, not at the first piece.
         """
         (checked,) = self._check([prompt], sampling_params, is_single=True)
-        return self._pieces(self._frontend.start(checked, priority=priority, is_streamed=True).id)
+        return self._pieces(self._frontend.start(checked, scheduling=scheduling, is_streamed=True).id)
 
     def close(self) -> None:
         """Free the memory."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.llm.prompts import PreparedPrompt, Prompt
     from trtkit.runtime.llm.text_bundle import TextBundle
     from trtkit.runtime.sampling.params import SamplingParams
+    from trtkit.runtime.scheduling import SchedulingParams
 
 # Text that is tokenized in about ten milliseconds, and as many words.
 _QUICK_CHARACTERS, _QUICK_WORDS = 16_384, 64
@@ -29,7 +30,7 @@ class Order:
     prompt: Prompt
     params: SamplingParams
     request_id: str
-    priority: int
+    scheduling: SchedulingParams
     on_news: Callable[[Delta | Exception], None]
 
     @property

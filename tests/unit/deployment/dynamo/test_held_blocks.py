@@ -13,6 +13,7 @@ from tests.generation import SLOTS, engine, settings
 from trtkit.deployment.dynamo.held_blocks import Event, HeldBlocks
 from trtkit.runtime.generation import Request
 from trtkit.runtime.generation.slots import Slots
+from trtkit.runtime.scheduling import SchedulingParams
 
 if TYPE_CHECKING:
     from trtkit.runtime.generation import Engine
@@ -88,7 +89,7 @@ def request(r: random.Random, name: str) -> Request:
     stem = [5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49] * 2
     prompt = stem[: r.randint(0, 24)] + [r.randrange(3, 67) for _ in range(r.randint(1, 12))]
     params = {"max_tokens": r.randint(2, 30), **r.choice(KINDS)}
-    return Request(name, prompt, settings(**params), r.choice((0, 1, 2)))
+    return Request(name, prompt, settings(**params), SchedulingParams(r.choice((0, 1, 2))))
 
 
 def work(tested: Engine, seed: int, steps: int) -> Any:

@@ -21,6 +21,7 @@ from trtkit.deployment.triton.backend.requests import answer, arrays_of, refusal
 from trtkit.deployment.triton.backend.settings import read_settings, version_folder
 from trtkit.runtime.llm.asynchronous import EngineThread
 from trtkit.runtime.sampling.params import SamplingParams
+from trtkit.runtime.scheduling import ScheduleOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,6 +50,7 @@ class LlmModel:
         """Open the bundle in the version's folder and, where asked, answer one prompt."""
         settings = read_settings(args)
         options = {name: settings[name] for name in ("slots", "max_queue", "prefill_budget")}
+        options["schedule"] = ScheduleOptions(settings["schedule"], settings["shares"])
         self._engine = EngineThread(version_folder(args) / "bundle", **options)
         encode = partial(self._engine.frontend.reader.encode, add_special_tokens=False)
         self._defaults = Defaults(settings["default_max_tokens"], encode)
@@ -74,7 +76,7 @@ class LlmModel:
             stream = Stream(request, asks)
             for name, ask in asks.items():
                 self._streams[name] = stream
-                self._engine.submit(ask.prompt, ask.params, name, _Putter(self._news, name), ask.priority)
+                self._engine.submit(ask.prompt, ask.params, name, _Putter(self._news, name), ask.scheduling)
 
     def finalize(self) -> None:
         """End everything."""

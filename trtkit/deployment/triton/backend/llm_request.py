@@ -15,6 +15,7 @@ from trtkit.errors import Problem, RequestError
 from trtkit.runtime.sampling.checks import SettingsError
 from trtkit.runtime.sampling.limits import MAX_WORD_LENGTH, MAX_WORDS
 from trtkit.runtime.sampling.params import SamplingParams
+from trtkit.runtime.scheduling import SchedulingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,7 @@ _INPUTS = {
     "guided_grammar": "guided_decoding_guide",
     "logit_bias": "embedding_bias_words",
 }
+_SCHEDULING = ("priority", "user", "deadline_s")
 _PROMPTS = ("text_input", "input_ids", "messages")
 
 
@@ -55,7 +57,7 @@ class Ask:
     is_streamed: bool
     has_logprobs: bool
     input_text: str | None
-    priority: int
+    scheduling: SchedulingParams
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,8 @@ def _read_row(row: int, inputs: Mapping[str, Array], defaults: Defaults) -> Ask:
     params = _params({"max_tokens": defaults.max_tokens, **settings})
     prompt = _prompt(values)
     text = prompt if isinstance(prompt, str) else prompt.get("prompt") if isinstance(prompt, dict) else None
-    priority = values.get("priority", [0])[0]
-    return Ask(row, prompt, params, is_streamed, has_logprobs, text if echoes else None, priority)
+    scheduling = SchedulingParams(**{name: values[name][0] for name in _SCHEDULING if name in values})
+    return Ask(row, prompt, params, is_streamed, has_logprobs, text if echoes else None, scheduling)
 
 
 def _values(name: str, value: Array) -> list[Any]:

@@ -1,0 +1,41 @@
+"""A decoder on a virtual clock: what a call takes is stated, so schedules that measure do the same on any machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.generation import case_of, network_of
+from trtkit.runtime.decoder import ReferenceDecoder
+from trtkit.runtime.generation import Engine, EngineOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from trtkit.runtime.decoder import Call
+    from trtkit.runtime.sampling.sampler import Draw
+
+
+class ClockedDecoder(ReferenceDecoder):
+    """A tiny llama in fp64 whose calls take `seconds_of(call)` on its clock, and no other time passes."""
+
+    def __init__(self, slots: int, seconds_of: Callable[[Call], float], length: int = 64) -> None:
+        super().__init__(network_of(case_of("llama"), length=length), slots, widen="fp64")
+        self._seconds_of = seconds_of
+        self.now_s = 0.0
+
+    def clock(self) -> float:
+        """Return the time."""
+        return self.now_s
+
+    def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
+        """Run new tokens, and let the clock go on."""
+        self.now_s += self._seconds_of(call)
+        return super().forward(call, draw)
+
+
+def clocked_engine(slots: int, seconds_of: Callable[[Call], float] = lambda _: 1.0, **options: object) -> Engine:
+    """Return an engine on such a decoder."""
+    decoder = ClockedDecoder(slots, seconds_of)
+    return Engine(decoder, EngineOptions(clock=decoder.clock, **options))  # type: ignore[arg-type]

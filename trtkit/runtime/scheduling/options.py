@@ -1,0 +1,86 @@
+"""How requests are scheduled, and what a request says about it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from trtkit.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ScheduleName = Literal["fcfs", "priority", "mlfq"]
+SCHEDULES: tuple[ScheduleName, ...] = ("fcfs", "priority", "mlfq")
+ANYONE = "*"
+"""In shares: every user who is not named."""
+
+
+@dataclass(frozen=True)
+class SchedulingParams:
+    """What a request says about its turn.
+
+    priority: smaller is sooner. user: whose share it counts against. deadline_s: seconds from its arrival by which it
+    has to begin; then it ends with an error if it has not. Requests that are equal otherwise begin by deadline.
+    """
+
+    priority: int = 0
+    user: str = ""
+    deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raise RequestError for a deadline that no request meets."""
+        if self.deadline_s is not None and not self.deadline_s > 0:
+            raise RequestError(f"a deadline of {self.deadline_s:g} s has passed", "deadline_s", "give more than 0")
+
+
+DEFAULT_SCHEDULING = SchedulingParams()
+"""Of requests that say nothing about their turn."""
+
+
+@dataclass(frozen=True)
+class ScheduleOptions:
+    """How requests are scheduled.
+
+    fcfs: by arrival. priority: by priority, then by deadline and arrival; a request gives way to one of higher
+    priority. mlfq: short answers first without knowing lengths, by FastServe's skip-join multi-level feedback queue,
+    https://arxiv.org/abs/2305.05920; priorities are ignored.
+
+    shares: weights of users, by name, `*` for all others; None: users do not matter. Of mlfq: quantum_s, seconds of
+    service in the highest of `levels` queues; ratio, of each queue's quantum to that of the queue above it;
+    starvation_s: a request that was not served for so long moves to the highest queue.
+    """
+
+    name: ScheduleName = "priority"
+    shares: Mapping[str, float] | None = None
+    quantum_s: float = 0.1
+    ratio: float = 2.0
+    levels: int = 8
+    starvation_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Raise RequestError for options that make no schedule."""
+        if self.name not in SCHEDULES:
+            raise RequestError(f"`{self.name}` is not a schedule", "schedule", f"use one of {', '.join(SCHEDULES)}")
+        for user, weight in (self.shares or {}).items():
+            if not 0 < weight < math.inf:
+                raise RequestError(f"the share of `{user}` is {weight:g}", "shares", "give a positive number")
+        for name, value, is_valid in (
+            ("quantum_s", self.quantum_s, self.quantum_s > 0),
+            ("ratio", self.ratio, self.ratio >= 1),
+            ("levels", self.levels, self.levels >= 1),
+            ("starvation_s", self.starvation_s, self.starvation_s > 0),
+        ):
+            if not is_valid:
+                least = "more than 0" if name.endswith("_s") else "1 or more"
+                raise RequestError(f"{value:g} is not a value of `{name}`", name, f"give {least}")
+
+    @classmethod
+    def of(cls, schedule: ScheduleName | ScheduleOptions) -> ScheduleOptions:
+        """Return the options of a schedule that may be given by its name."""
+        return schedule if isinstance(schedule, ScheduleOptions) else cls(schedule)
+
+
+DEFAULT_SCHEDULE = ScheduleOptions()
+"""By priority."""

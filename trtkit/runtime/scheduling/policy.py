@@ -1,0 +1,69 @@
+"""What a schedule decides: the level that a request starts on, and when it moves to another."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Protocol
+
+from trtkit.runtime.scheduling.mlfq import FeedbackQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from trtkit.runtime.scheduling.options import ScheduleOptions, SchedulingParams
+    from trtkit.runtime.scheduling.turn import Turn
+
+
+class Policy(Protocol):
+    """A schedule. starvation_s: a request that is not served for so long is promoted; infinite for never.
+
+    is_by_deadline: whether the earliest deadline goes first on a level. measures: whether it wants to know how long
+    steps take.
+    """
+
+    starvation_s: float
+    is_by_deadline: bool
+    measures: bool
+
+    def level(self, scheduling: SchedulingParams, prompt_tokens: int) -> int:
+        """Return the level that a request starts on."""
+
+    def charge(self, turns: Iterable[Turn], seconds: float, prompt_tokens: int) -> bool:
+        """Note that requests were served by a step; return whether one moved to another level."""
+
+
+class _Unmeasured:
+    """A schedule by what requests say, not by what they use."""
+
+    starvation_s, measures = math.inf, False
+
+    def charge(self, turns: Iterable[Turn], seconds: float, prompt_tokens: int) -> bool:  # noqa: ARG002
+        """Return False: nothing depends on it."""
+        return False
+
+
+class FirstCome(_Unmeasured):
+    """First come, first served."""
+
+    is_by_deadline = False
+
+    def level(self, scheduling: SchedulingParams, prompt_tokens: int) -> int:  # noqa: ARG002
+        """Return the only level."""
+        return 0
+
+
+class ByPriority(_Unmeasured):
+    """A level for each priority."""
+
+    is_by_deadline = True
+
+    def level(self, scheduling: SchedulingParams, prompt_tokens: int) -> int:  # noqa: ARG002
+        """Return the priority."""
+        return scheduling.priority
+
+
+def make_policy(options: ScheduleOptions) -> Policy:
+    """Return the schedule of a name."""
+    if options.name == "mlfq":
+        return FeedbackQueue(options)
+    return FirstCome() if options.name == "fcfs" else ByPriority()
