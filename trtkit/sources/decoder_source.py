@@ -99,9 +99,10 @@ def open_gguf(path: Path, *, keep_quantized: bool = False) -> DecoderSource:
     """
     file = read_gguf(path)
     family = family_of(file)
-    weights = hf_weights(file, family, keep_quantized=keep_quantized)
+    config = hf_config(file, family)
+    weights = hf_weights(file, family, config, keep_quantized=keep_quantized)
     note = _kept(file, weights) if keep_quantized else ""
-    opened = DecoderSource(hf_config(file, family), Checkpoint(weights), (path,), str(path), gguf_tokenizer(file))
+    opened = DecoderSource(config, Checkpoint(weights), (path,), str(path), gguf_tokenizer(file))
     return replace(opened, quantized_by="llama.cpp", note=note) if keep_quantized else opened
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from trtkit.sources.gguf.delta_families import DELTA_NETS
+from trtkit.sources.gguf.early_families import EARLY, EARLY_VARIANTS
+from trtkit.sources.gguf.gemma_families import GEMMAS
+from trtkit.sources.gguf.latent_families import LATENT, LATENT_VARIANTS
 from trtkit.sources.gguf.layout import (
     ATTENTION,
     BIASES,
@@ -14,6 +18,7 @@ from trtkit.sources.gguf.layout import (
     GRANITE_FIELDS,
     LAYER_NORM_FIELDS,
     LLAMA_BLOCKS,
+    MIXTRAL_EXPERTS,
     MOE_BLOCKS,
     MOE_EXPERTS,
     NAMES,
@@ -23,26 +28,26 @@ from trtkit.sources.gguf.layout import (
     SANDWICH_BLOCKS,
     GgufFamily,
 )
-from trtkit.sources.gguf.recent_families import RECENT
+from trtkit.sources.gguf.mamba_families import MAMBA_VARIANTS, MAMBAS
+from trtkit.sources.gguf.mixture_families import MIXTURE_VARIANTS, MIXTURES
+from trtkit.sources.gguf.recent_families import RECENT, RECENT_VARIANTS
 
 _LLAMA = GgufFamily(
     "llama", RMS_FIELDS, NAMES, LLAMA_BLOCKS, changes=PERMUTED, flags={**BIASES, "mlp_bias": "ffn_up.bias"}
 )
-MIXTRAL = replace(
+_MIXTRAL = replace(
     _LLAMA,
     model_type="mixtral",
     fields={**RMS_FIELDS, "expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
     blocks={**MOE_BLOCKS, "ffn_gate_inp": "block_sparse_moe.gate"},
-    experts={
-        "ffn_gate_exps": "block_sparse_moe.experts.{e}.w1",
-        "ffn_up_exps": "block_sparse_moe.experts.{e}.w3",
-        "ffn_down_exps": "block_sparse_moe.experts.{e}.w2",
-    },
+    experts=MIXTRAL_EXPERTS,
     fixed={"sliding_window": None},
     flags={},
 )
 """Architecture `llama` with experts."""
 
+# Positions of text are the same in all sections of M-RoPE, and the file has no images' tower.
+_OF_IMAGES = ("rope.dimension_sections", "n_deepstack_layers")
 _QWEN2 = GgufFamily("qwen2", RMS_FIELDS, NAMES, LLAMA_BLOCKS, fixed={"use_sliding_window": False})
 _QWEN2_MOE = replace(
     _QWEN2,
@@ -59,7 +64,7 @@ _QWEN2_MOE = replace(
         "ffn_down_shexp": "mlp.shared_expert.down_proj",
         "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     },
-    changes={"ffn_gate_inp_shexp": "squeeze"},
+    changes={"ffn_gate_inp_shexp": ("squeeze",)},
     experts=MOE_EXPERTS,
     fixed={"use_sliding_window": False, "norm_topk_prob": False},
 )
@@ -77,7 +82,7 @@ _GEMMA = GgufFamily(
     RMS_FIELDS,
     NAMES,
     LLAMA_BLOCKS,
-    changes={"attn_norm": "add_one", "ffn_norm": "add_one", "output_norm": "add_one"},
+    changes={"attn_norm": ("add_one",), "ffn_norm": ("add_one",), "output_norm": ("add_one",)},
     fixed=GELU,
 )
 _GEMMA2 = replace(
@@ -90,16 +95,17 @@ _GEMMA2 = replace(
         "final_logit_softcapping": "final_logit_softcapping",
     },
     blocks=SANDWICH_BLOCKS,
-    changes={**_GEMMA.changes, "post_attention_norm": "add_one", "post_ffw_norm": "add_one"},
+    changes={**_GEMMA.changes, "post_attention_norm": ("add_one",), "post_ffw_norm": ("add_one",)},
     head_scaled_at=46,
 )
 _GEMMA3 = replace(
     _GEMMA2,
     model_type="gemma3_text",
     blocks={**SANDWICH_BLOCKS, **QK_NORMS},
-    changes={**_GEMMA2.changes, "attn_q_norm": "add_one", "attn_k_norm": "add_one"},
+    changes={**_GEMMA2.changes, "attn_q_norm": ("add_one",), "attn_k_norm": ("add_one",)},
     fixed={**GELU, "sliding_window_pattern": 6},
     has_two_ropes=True,
+    near_theta=10000.0,
     head_scaled_at=62,
 )
 _GPT2 = GgufFamily(
@@ -127,7 +133,7 @@ _GPT2 = GgufFamily(
         "ffn_down": "mlp.c_proj",
     },
     layers="transformer.h.{i}.",
-    changes=dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), "transpose"),
+    changes=dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), ("transpose",)),
     has_rope=False,
 )
 _PHI2 = GgufFamily(
@@ -202,7 +208,7 @@ _GPT_NEOX = GgufFamily(
         "ffn_down": "mlp.dense_4h_to_h",
     },
     layers="gpt_neox.layers.{i}.",
-    changes={"attn_qkv": "ungroup"},
+    changes={"attn_qkv": ("ungroup",)},
     is_rope_partial=True,
 )
 
@@ -212,6 +218,9 @@ FAMILIES = {
     "qwen2moe": _QWEN2_MOE,
     "qwen3": _QWEN3,
     "qwen3moe": _QWEN3_MOE,
+    "qwen2vl": replace(_QWEN2, ignored=_OF_IMAGES),
+    "qwen3vl": replace(_QWEN3, ignored=_OF_IMAGES),
+    "qwen3vlmoe": replace(_QWEN3_MOE, ignored=_OF_IMAGES),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
     "gemma3": _GEMMA3,
@@ -225,5 +234,21 @@ FAMILIES = {
     "command-r": _COMMAND_R,
     "smollm3": replace(_LLAMA, model_type="smollm3", fixed={"no_rope_layer_interval": 4}),
     "gptneox": _GPT_NEOX,
+    **EARLY,
+    **DELTA_NETS,
+    **GEMMAS,
+    **LATENT,
+    **MAMBAS,
+    **MIXTURES,
     **RECENT,
 }
+
+VARIANTS = {
+    "llama": {"expert_count": _MIXTRAL},
+    **EARLY_VARIANTS,
+    **LATENT_VARIANTS,
+    **MAMBA_VARIANTS,
+    **MIXTURE_VARIANTS,
+    **RECENT_VARIANTS,
+}
+"""By architecture: families of files that have a tensor, or a metadata key that is not 0; the first that fits."""

@@ -5,15 +5,33 @@ Source: llama.cpp's convert_hf_to_gguf.py and src/llama-model.cpp, gguf-py's ten
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-Change = Literal["permute_q", "permute_k", "add_one", "transpose", "ungroup", "squeeze"]
-"""What llama.cpp's converter did to a weight: see `trtkit.sources.gguf.weights`."""
+if TYPE_CHECKING:
+    from trtkit.sources.gguf.file import GgufFile
+    from trtkit.sources.gguf.metadata import Fields, Metadata
+
+Change = Literal[
+    "permute_q", "permute_k", "add_one", "transpose", "ungroup", "ungroup_shared", "squeeze", "log_negate", "flatten",
+    "expand", "as_row", "untile", "untile_values", "untile_columns",
+]  # fmt: skip
+"""What llama.cpp's converter did to a weight: see `trtkit.sources.gguf.changes`."""
+Join = Literal["rows", "latent", "delta"]
+"""How weights that the converter took apart stand in Hugging Face's: see `trtkit.sources.gguf.joins`."""
 Names = Mapping[str, str]
 LATER = "num_nextn_predict_layers"
 """Blocks after the model's own, which predict later tokens; a file counts them with the others."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Tensors of a block that are one weight in Hugging Face's model. module: its name there."""
+
+    module: str
+    tensors: tuple[str, ...]
+    how: Join = "rows"
 
 
 @dataclass(frozen=True)
@@ -21,12 +39,20 @@ class GgufFamily:
     """How one architecture is stored.
 
     model_type: Hugging Face's. fields: HF's field by metadata key, without the architecture in front.
-    names: HF's module by llama.cpp's; `blk.{i}.` and `layers` stand in front of those in `blocks`. A name with a suffix
-        is of that tensor alone, and so is what it becomes.
-    changes: by module in a block. experts: HF's modules with `{e}` for tensors that hold all experts.
-    fixed: fields that the architecture implies. flags: fields that are true where block 0 has a tensor.
-    yarn: parameters of YaRN that the architecture implies. required: values of metadata keys, if the file has them.
+    names: HF's module by llama.cpp's, with `{e}` if the tensor holds several; `blk.{i}.` and `layers` stand in front of
+        those in `blocks`. A name with a suffix is of that tensor alone, and so is what it becomes.
+    changes: by module in a block, in the order to undo them. experts: HF's modules with `{e}` for tensors that hold all
+        experts. joined: weights that the file holds in parts. split: HF's queries, keys and values of one tensor.
+    fixed: fields that the architecture implies, if the file does not state them. flags: fields that are true if the
+        file has a tensor.
+    derived: returns fields that follow from several keys, or from the tensors.
+    yarn: parameters of YaRN that the architecture implies. grows: queries grow with their position.
+    yarn_weight: what the file keeps of `mscale_all_dim`: a tenth, where `mscale` is the same, or all, where that is 1.
+    required: values of metadata keys, if the file has them.
+    ignored: metadata keys that change nothing.
+    heads: `listed` if the file lists key heads by layer, `latent` where keys are compressed.
     is_rope_partial: `rope.dimension_count` may be less than head_dim. has_two_ropes: sliding layers have their own.
+    near_theta: its base if the file states none; that of the other layers if None.
     has_layer_types: if there is a window, the file lists which layers slide.
     head_scaled_at: with so many blocks, scores are scaled by hidden_size / heads; `query_pre_attn_scalar` says so.
     """
@@ -36,15 +62,24 @@ class GgufFamily:
     names: Names
     blocks: Names
     layers: str = "model.layers.{i}."
-    changes: Mapping[str, Change] = field(default_factory=dict)
+    changes: Mapping[str, tuple[Change, ...]] = field(default_factory=dict)
     experts: Names = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    joined: tuple[Joined, ...] = ()
+    split: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
+    stated: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
+    fixed: Fields = field(default_factory=dict)
     flags: Names = field(default_factory=dict)
-    yarn: Mapping[str, Any] = field(default_factory=dict)
-    required: Mapping[str, Any] = field(default_factory=dict)
+    derived: Callable[[Metadata, GgufFile], Fields] | None = None
+    yarn: Fields = field(default_factory=dict)
+    yarn_weight: Literal["none", "tenth", "whole"] = "none"
+    grows: bool = False
+    required: Fields = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    heads: Literal["plain", "listed", "latent", "none"] = "plain"
     has_rope: bool = True
     is_rope_partial: bool = False
     has_two_ropes: bool = False
+    near_theta: float | None = None
     has_layer_types: bool = False
     head_scaled_at: int | None = None
 
@@ -89,7 +124,16 @@ MOE_EXPERTS = {
     "ffn_up_exps": "mlp.experts.{e}.up_proj",
     "ffn_down_exps": "mlp.experts.{e}.down_proj",
 }
-PERMUTED: Mapping[str, Change] = {"attn_q": "permute_q", "attn_k": "permute_k"}
+MIXTRAL_EXPERTS = {
+    "ffn_gate_exps": "block_sparse_moe.experts.{e}.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.{e}.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.{e}.w2",
+}
+FULL_ATTENTION = {"attn_q.weight": "full_attention"}
+SOFTMAX, SIGMOID = 1, 2
+"""llama.cpp's numbers for what scores experts."""
+WINDOW = {"attention.sliding_window": "sliding_window"}
+PERMUTED: Mapping[str, tuple[Change, ...]] = {"attn_q": ("permute_q",), "attn_k": ("permute_k",)}
 BIASES = {"attention_bias": "attn_q.bias"}
 GELU = {"hidden_activation": "gelu_pytorch_tanh"}
 GRANITE_FIELDS = {

@@ -9,6 +9,8 @@ from trtkit.errors import Problem, ProblemsError, SourceError
 if TYPE_CHECKING:
     from trtkit.sources.gguf.file import GgufFile
 
+Fields = dict[str, Any]
+"""Fields of a Hugging Face config.json."""
 # Keys that change nothing, or that the tensors' own shapes say.
 _IMMATERIAL = (
     "vocab_size",
@@ -53,6 +55,17 @@ class Metadata:
         if not isinstance(values, list) or len(values) != self.need("block_count"):
             raise SourceError(f"`{self._start}{key}` does not list all layers", self.where)
         return values
+
+    def listed(self, key: str) -> list[Any]:
+        """Return a value as a list, the same for each layer if the file states one. Raises SourceError if missing."""
+        self._read.add(key)
+        if isinstance(values := self._values.get(key), list):
+            return values
+        return [self.need(key)] * int(self.need("block_count"))
+
+    def ignore(self, *keys: str) -> None:
+        """Take keys as read: they change nothing."""
+        self._read.update(keys)
 
     def check_all_read(self) -> None:
         """Raise ProblemsError naming each key that is set and was not read: it may change what is computed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,34 +14,45 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array
     from trtkit.sources.gguf.file import GgufFile
     from trtkit.sources.gguf.layout import GgufFamily
-    from trtkit.sources.gguf.metadata import Metadata
+    from trtkit.sources.gguf.metadata import Fields, Metadata
 
-Parameters = dict[str, Any]
-# Llama 3's constants: llama.cpp's converter knows no others.
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+# Llama 3's constants, and Llama 4's: llama.cpp's converter knows no other length.
+_LENGTH = 8192
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LLAMA4 = {"low_freq_factor": 1.0, "high_freq_factor": 1.0}
 
 
-def rope_parameters(file: GgufFile, keys: Metadata, family: GgufFamily) -> Parameters:
+def rope_parameters(file: GgufFile, keys: Metadata, family: GgufFamily) -> Fields:
     """Return `rope_parameters`; by layer type where sliding layers have their own.
 
     Raises SourceError for scaling that is not known.
     """
-    width = head_dim(keys)
+    width = int(keys.need("rope.dimension_count")) if family.heads == "latent" else head_dim(keys)
     rotated = int(keys.get("rope.dimension_count", width))
-    parameters: Parameters = {"rope_theta": float(keys.get("rope.freq_base", 10000.0)), "rope_type": "default"}
+    parameters: Fields = {"rope_theta": float(keys.get("rope.freq_base", 10000.0)), "rope_type": "default"}
     parameters |= _scaling(file, keys, parameters["rope_theta"], rotated)
-    parameters |= family.yarn if parameters["rope_type"] == "yarn" else {}
+    if parameters["rope_type"] == "yarn":
+        parameters |= {**family.yarn, **_yarn_weights(keys, family)}
+    if family.grows:
+        parameters["llama_4_scaling_beta"] = float(keys.need("attention.temperature_scale"))
     if family.is_rope_partial:
-        parameters["partial_rotary_factor"] = rotated / width
+        parameters["partial_rotary_factor"] = share(rotated, width)
     elif rotated != width:
         raise SourceError(f"only {rotated} of {width} elements of each head are rotated", keys.where)
     if not family.has_two_ropes:
         return parameters
-    near = {"rope_theta": float(keys.get("rope.freq_base_swa", 10000.0)), "rope_type": "default"}
+    theta = family.near_theta or parameters["rope_theta"]
+    near = {"rope_theta": float(keys.get("rope.freq_base_swa", theta)), "rope_type": "default"}
     return {"full_attention": parameters, "sliding_attention": near}
 
 
-def _scaling(file: GgufFile, keys: Metadata, theta: float, rotated: int) -> Parameters:
+def share(count: int, whole: int) -> float:
+    """Return count / whole, not less: what is `count` again once it is multiplied by `whole` and rounded down."""
+    exact = count / whole
+    return exact if int(exact * whole) >= count else math.nextafter(exact, 2.0)
+
+
+def _scaling(file: GgufFile, keys: Metadata, theta: float, rotated: int) -> Fields:
     """Return the method and its numbers."""
     kind, factor = str(keys.get("rope.scaling.type", "none")), float(keys.get("rope.scaling.factor", 1.0))
     original = keys.get("rope.scaling.original_context_length")
@@ -58,18 +69,27 @@ def _scaling(file: GgufFile, keys: Metadata, theta: float, rotated: int) -> Para
     raise SourceError(f"rope scaling `{kind}` is not supported; linear, yarn, longrope and llama3 are", keys.where)
 
 
-def _yarn(keys: Metadata) -> Parameters:
+def _yarn(keys: Metadata) -> Fields:
     """Return YaRN's optional numbers."""
     names = {"yarn_attn_factor": "attention_factor", "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
     numbers = {field: keys.get(f"rope.scaling.{key}") for key, field in names.items()}
     return {"rope_type": "yarn", **{field: value for field, value in numbers.items() if value is not None}}
 
 
-def _longrope(file: GgufFile, keys: Metadata, original: int | None) -> Parameters:
+def _yarn_weights(keys: Metadata, family: GgufFamily) -> Fields:
+    """Return what YaRN's growth of queries and keys is weighted by, if the family says how the file keeps it."""
+    stated = keys.get("rope.scaling.yarn_log_multiplier") if family.yarn_weight != "none" else None
+    if not stated:
+        return {}
+    weight = round(float(stated) * (10 if family.yarn_weight == "tenth" else 1), 6)
+    return {"mscale": weight if family.yarn_weight == "tenth" else 1.0, "mscale_all_dim": weight}
+
+
+def _longrope(file: GgufFile, keys: Metadata, original: int | None) -> Fields:
     """Return Phi 3's factors; its attention factor only where it is not the one that follows from the lengths."""
     limit = int(keys.need("context_length"))
     original = int(original or limit)
-    parameters: Parameters = {
+    parameters: Fields = {
         "rope_type": "longrope",
         "short_factor": file.stored("rope_factors_short.weight").read().astype(float).tolist(),
         "long_factor": file.stored("rope_factors_long.weight").read().astype(float).tolist(),
@@ -83,17 +103,19 @@ def _longrope(file: GgufFile, keys: Metadata, original: int | None) -> Parameter
     return parameters
 
 
-def _llama3(divisors: Array, theta: float, rotated: int, where: str) -> Parameters:
+def _llama3(divisors: Array, theta: float, rotated: int, where: str) -> Fields:
     """Return Llama 3's scaling, of which the file keeps the divisors of all frequencies [rotated / 2].
 
-    Raises SourceError where Llama 3's constants do not give these divisors.
+    Raises SourceError if neither Llama 3's constants nor Llama 4's give these divisors.
     """
     factor = float(divisors.max())
-    wavelengths = 2 * np.pi * theta ** (np.arange(0, rotated, 2) / rotated)
-    low, high, length = _LLAMA3.values()
-    smooth = np.clip((length / wavelengths - low) / (high - low), 0, 1)
-    expected = 1 / ((1 - smooth) / factor + smooth)
-    if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-4):
-        fix = "build from the model's Hugging Face folder"
-        raise SourceError("`rope_freqs.weight` holds frequencies that are not Llama 3's", where, fix)
-    return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
+    turns = _LENGTH / (2 * np.pi * theta ** (np.arange(0, rotated, 2) / rotated))
+    for constants in (_LLAMA3, _LLAMA4):
+        low, high = constants.values()
+        smooth = np.clip((turns - low) / (high - low), 0, 1) if high > low else (turns >= high).astype(float)
+        expected = 1 / ((1 - smooth) / factor + smooth)
+        if divisors.shape == expected.shape and np.allclose(divisors, expected, rtol=1e-4):
+            own = {**constants, "original_max_position_embeddings": _LENGTH}
+            return {"rope_type": "llama3", "factor": factor, **own}
+    fix = "build from the model's Hugging Face folder"
+    raise SourceError("`rope_freqs.weight` holds frequencies that are not Llama 3's", where, fix)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trtkit.errors import Problem, ProblemsError
 from trtkit.sources.checkpoint import StoredArray
+from trtkit.sources.gguf.changes import OF_WEIGHTS, ROW_ORDERS, query_heads, shape_after, undo
+from trtkit.sources.gguf.joins import join
 from trtkit.sources.gguf.layout import LATER
+from trtkit.sources.joined_array import take_listed, take_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,36 +22,51 @@ if TYPE_CHECKING:
     from trtkit.arrays import Array
     from trtkit.sources.gguf.file import GgufFile
     from trtkit.sources.gguf.layout import Change, GgufFamily
+    from trtkit.sources.gguf.metadata import Fields
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 # Tensors that the config says already.
 _NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-_HEADS = {
-    "permute_q": "attention.head_count",
-    "permute_k": "attention.head_count_kv",
-    "ungroup": "attention.head_count",
-}
+# Gates and ups of all experts, which converters may join: in all families whose experts have both.
+_GATE_UP, _PARTS = "ffn_gate_up_exps", ("ffn_gate_exps", "ffn_up_exps")
 _Named = tuple[str, StoredArray]
 
 
-def hf_weights(file: GgufFile, family: GgufFamily, *, keep_quantized: bool = False) -> dict[str, StoredArray]:
+def hf_weights(
+    file: GgufFile, family: GgufFamily, config: Fields, *, keep_quantized: bool = False
+) -> dict[str, StoredArray]:
     """Return the weights by Hugging Face name. Raises ProblemsError naming tensors that the architecture lacks.
 
     keep_quantized: linear layers whose type TensorRT has a form for stay in it, as `QuantizedMatrix`.
     """
     weights: dict[str, StoredArray] = {}
     unknown = []
-    later = _later_blocks(file, family)
+    reader, later = _Reader(file, family, config, keep_quantized), _later_blocks(file, family)
     for name in file.tensors:
         if name in _NOT_WEIGHTS or name.endswith(".attn_rot_embd.weight") or name.startswith(later):
             continue
-        arrays = dict(_named(file, family, name, keep_quantized))
+        arrays = dict(reader.named(name))
         weights |= arrays
         if not arrays:
             unknown.append(Problem(f"`{name}` of shape {list(file.tensors[name].shape)}", str(file.path)))
     if unknown:
         raise ProblemsError(f"tensors that `{family.model_type}` does not have", unknown)
+    return weights | _stated(file, family, int(config.get("num_hidden_layers", 0)))
+
+
+def _stated(file: GgufFile, family: GgufFamily, count: int) -> dict[str, StoredArray]:
+    """Return the weights that metadata hold, a number for each of `count` layers."""
+    weights: dict[str, StoredArray] = {}
+    for key, (hf, shape) in family.stated.items():
+        numbers = file.metadata.get(key, [])
+        for index, number in enumerate(numbers if isinstance(numbers, list) else [numbers] * count):
+            array = np.full(shape, number, np.float32)
+            weights[family.layers.format(i=index) + hf] = StoredArray(shape, partial(_same, array))
     return weights
+
+
+def _same(array: Array) -> Array:
+    return array
 
 
 def _later_blocks(file: GgufFile, family: GgufFamily) -> tuple[str, ...]:
@@ -58,75 +78,90 @@ def _later_blocks(file: GgufFile, family: GgufFamily) -> tuple[str, ...]:
     return tuple(f"blk.{count - 1 - index}." for index in range(later))
 
 
-def _named(file: GgufFile, family: GgufFamily, name: str, keep_quantized: bool) -> Iterator[_Named]:
-    """Yield what one tensor of the file holds: a weight, or one for each expert; nothing where it is not known."""
-    block = _BLOCK.fullmatch(name)
-    module, _, suffix = (block[2] if block else name).rpartition(".")
-    if block is None:
-        if module in family.names:
-            restore = _kept if keep_quantized and module == "output" else _restored
-            yield f"{family.names[module]}.{suffix}", restore(file, family, name, module)
-        return
-    start = family.layers.format(i=block[1])
-    if block[2] in family.blocks:
-        yield f"{start}{family.blocks[block[2]]}", file.stored(name)
-    elif module in family.blocks:
-        restore = _kept if keep_quantized else _restored
-        yield f"{start}{family.blocks[module]}.{suffix}", restore(file, family, name, module)
-    elif module in family.experts:
-        for expert in range(file.tensors[name].shape[0]):
-            yield f"{start}{family.experts[module].format(e=expert)}.{suffix}", file.stored_row(name, expert)
+@dataclass(frozen=True)
+class _Reader:
+    """Finds what the tensors of a file are in Hugging Face's model. config: the model's."""
 
+    file: GgufFile
+    family: GgufFamily
+    config: Fields
+    keep_quantized: bool
 
-def _restored(file: GgufFile, family: GgufFamily, name: str, module: str) -> StoredArray:
-    """Return a tensor with what the converter did to it undone."""
-    stored, change = file.stored(name), family.changes.get(module)
-    is_bias = name.endswith(".bias") and change in ("add_one", "transpose")
-    if change is None or is_bias:
-        return stored
-    heads = _head_count(file, _HEADS[change]) if change in _HEADS else 0
-    shape = stored.shape
-    if change == "transpose":
-        shape = shape[::-1]
-    elif change == "squeeze":
-        shape = (1, *shape) if len(shape) == 1 else shape
-    return StoredArray(shape, lambda: _undo(change, stored.read(), heads).reshape(shape))
+    def named(self, name: str) -> Iterator[_Named]:
+        """Yield what one tensor holds: a weight, or one for each expert; nothing if it is not known."""
+        block = _BLOCK.fullmatch(name)
+        if block is None:
+            yield from self._outside(name)
+            return
+        start, tensor = self.family.layers.format(i=block[1]), block[2]
+        module, _, suffix = tensor.rpartition(".")
+        whole = next((each for each in self.family.joined if module in each.tensors), None)
+        if tensor in self.family.blocks:
+            yield f"{start}{self.family.blocks[tensor]}", self._restored(name, tensor)
+        elif module in self.family.blocks:
+            restore = self._kept if self.keep_quantized else self._restored
+            yield f"{start}{self.family.blocks[module]}.{suffix}", restore(name, module)
+        elif module in self.family.split:
+            for hf, part in self._split(name, module):
+                yield f"{start}{hf}.{suffix}", part
+        elif whole is not None:
+            names = [f"blk.{block[1]}.{each}.{suffix}" for each in whole.tensors]
+            if all(each in self.file.tensors for each in names):
+                stored = join(self.file, names, whole, self.config, keep_quantized=self.keep_quantized)
+                yield f"{start}{whole.module}.{suffix}", stored
+        else:
+            for hf, part in self._experts(name, module):
+                yield f"{start}{hf}.{suffix}", part
 
+    def _outside(self, name: str) -> Iterator[_Named]:
+        """Yield what a tensor outside of blocks holds."""
+        module, _, suffix = name.rpartition(".")
+        if module not in self.family.names:
+            return
+        hf = f"{self.family.names[module]}.{suffix}"
+        if "{e}" in hf:
+            for index in range(self.file.tensors[name].shape[0]):
+                yield hf.format(e=index), self.file.stored_row(name, index)
+        else:
+            yield hf, (self._kept if self.keep_quantized and module == "output" else self._restored)(name, module)
 
-def _kept(file: GgufFile, family: GgufFamily, name: str, module: str) -> StoredArray:
-    """Return a linear layer's matrix in few bits, [out, in] in all families; other tensors as `_restored` does."""
-    stored, change = file.stored_matrix(name), family.changes.get(module)
-    if not stored.is_quantized:
-        return _restored(file, family, name, module)
-    if change is None or change == "transpose":
-        return stored
-    heads = _head_count(file, _HEADS[change])
-    order = _undo(change, np.arange(stored.shape[0]), heads).reshape(-1)
-    read: Any = lambda: stored.read().rows(order)  # type: ignore[attr-defined]  # noqa: E731
-    return StoredArray(stored.shape, read, is_quantized=True)
+    def _experts(self, name: str, module: str) -> Iterator[_Named]:
+        """Yield the matrices of each expert."""
+        experts = self.family.experts
+        parts = _PARTS if module == _GATE_UP and set(_PARTS) <= experts.keys() else (module,)
+        for expert in range(self.file.tensors[name].shape[0] if parts[0] in experts else 0):
+            stored = self.file.stored_row(name, expert)
+            rows = stored.shape[0] // len(parts) if stored.shape else 1
+            for index, part in enumerate(parts):
+                own = stored if len(parts) == 1 else take_rows(stored, index * rows, rows)
+                yield experts[part].format(e=expert), own
 
+    def _split(self, name: str, module: str) -> Iterator[_Named]:
+        """Yield queries, keys and values of a tensor that holds their rows in this order."""
+        stored = self._kept(name, module) if self.keep_quantized else self.file.stored(name)
+        heads, keys = query_heads(self.config), int(self.config["num_key_value_heads"])
+        size = stored.shape[0] // (heads + 2 * keys)
+        starts = np.cumsum([0, heads * size, keys * size, keys * size]).tolist()
+        for index, hf in enumerate(self.family.split[module]):
+            yield hf, take_rows(stored, starts[index], starts[index + 1] - starts[index])
 
-def _undo(change: Change, array: Array, heads: int) -> Array:
-    """Undo what llama.cpp's converter did.
+    def _changes(self, name: str, key: str) -> tuple[Change, ...]:
+        """Return what to undo. key: what the family calls the tensor; biases are changed with their rows only."""
+        changes = self.family.changes.get(key, ())
+        is_bias = name.endswith(".bias") and not key.endswith(".bias")
+        return tuple(each for each in changes if not (is_bias and each in OF_WEIGHTS))
 
-    permute_q, permute_k: rotary pairs (i, i + H/2) of each head were made neighbours. add_one: Gemma's norms multiply
-    by 1 + weight. transpose: GPT-2 stores [in, out]. ungroup: the rows [q | k | v] of each head became those of all
-    heads, q first. squeeze: an axis of size 1 was dropped.
-    """
-    if change in ("permute_q", "permute_k"):
-        return array.reshape(heads, -1, 2, *array.shape[1:]).swapaxes(1, 2)
-    if change == "add_one":
-        less: Array = array - np.asarray(1, array.dtype)
-        return less
-    if change == "transpose":
-        return array.T
-    if change == "ungroup":
-        return array.reshape(3, heads, -1, *array.shape[1:]).swapaxes(0, 1)
-    return array
+    def _restored(self, name: str, key: str) -> StoredArray:
+        """Return a tensor with what the converter did to it undone."""
+        stored, changes = self.file.stored(name), self._changes(name, key)
+        if not changes:
+            return stored
+        return StoredArray(shape_after(changes, stored.shape), lambda: undo(changes, stored.read(), self.config))
 
-
-def _head_count(file: GgufFile, key: str) -> int:
-    """Return a number of heads; key and value heads are as many as query heads where the file does not say."""
-    architecture = file.metadata["general.architecture"]
-    count = file.metadata.get(f"{architecture}.{key}") or file.metadata[f"{architecture}.attention.head_count"]
-    return int(count[0] if isinstance(count, list) else count)
+    def _kept(self, name: str, key: str) -> StoredArray:
+        """Return a linear layer's matrix in few bits, [out, in] in all families; other tensors as `_restored` does."""
+        stored, changes = self.file.stored_matrix(name), self._changes(name, key)
+        if not stored.is_quantized or not set(changes) <= {*ROW_ORDERS, "transpose"}:
+            return self._restored(name, key)
+        orders = [change for change in changes if change in ROW_ORDERS]
+        return take_listed(stored, undo(orders, np.arange(stored.shape[0]), self.config)) if orders else stored

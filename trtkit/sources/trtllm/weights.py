@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any
 
 from trtkit.errors import Problem, ProblemsError
 from trtkit.sources.checkpoint import StoredArray
-from trtkit.sources.quantized.joined import join_columns, join_rows
+from trtkit.sources.joined_array import joined, take_rows
 from trtkit.sources.trtllm.config import ARCHITECTURES, head_size, key_value_heads
-
-if TYPE_CHECKING:
-    from trtkit.arrays import Array
 
 _LAYER = re.compile(r"transformer\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _Ranks = Sequence[Mapping[str, StoredArray]]
@@ -106,7 +101,7 @@ def _named(ranks: _Ranks, config: Mapping[str, Any], family: _Family, name: str)
     if module not in family.inside:
         return {}
     axis = _SPLIT_AXIS.get(f"{module}.{suffix}")
-    stored = ranks[0][name] if axis is None else _joined([rank[name] for rank in ranks], axis)
+    stored = ranks[0][name] if axis is None else joined([rank[name] for rank in ranks], axis)
     return {f"{start}{family.inside[module]}.{suffix}": _oriented(stored, family)}
 
 
@@ -116,11 +111,11 @@ def _outside(ranks: _Ranks, config: Mapping[str, Any], name: str) -> StoredArray
     axis = _SPLIT_AXIS.get(name)
     if name.endswith("_embedding.weight"):
         axis = _embedding_axis(parts[0].shape, config, is_position="position" in name)
-    stored = parts[0] if axis is None else _joined(parts, axis)
+    stored = parts[0] if axis is None else joined(parts, axis)
     rows = config["vocab_size"]
     if name == "transformer.position_embedding.weight" or len(stored.shape) != 2 or stored.shape[0] <= rows:
         return stored
-    return _rows(stored, 0, rows)  # vocabularies are padded to a multiple of the ranks
+    return take_rows(stored, 0, rows)  # vocabularies are padded to a multiple of the ranks
 
 
 def _embedding_axis(shape: tuple[int, ...], config: Mapping[str, Any], is_position: bool) -> int | None:
@@ -138,35 +133,12 @@ def _qkv(ranks: _Ranks, config: Mapping[str, Any], family: _Family, name: str) -
     # With fewer key heads than ranks, neighbouring ranks hold the same one.
     distinct = ranks[:: max(1, tp // key_value_heads(config))]
     parts = [
-        _joined([_rows(rank[name], start, count) for rank in holders], 0)
+        joined([take_rows(rank[name], start, count) for rank in holders], 0)
         for holders, start, count in ((ranks, 0, queries), (distinct, queries, keys), (distinct, queries + keys, keys))
     ]
     if len(family.qkv) == 1:
-        return {family.qkv[0]: _oriented(_joined(parts, 0), family)}
+        return {family.qkv[0]: _oriented(joined(parts, 0), family)}
     return dict(zip(family.qkv, parts, strict=True))
-
-
-def _rows(stored: StoredArray, start: int, count: int) -> StoredArray:
-    """Return some rows of an array."""
-    wanted, shape = slice(start, start + count), (count, *stored.shape[1:])
-    if stored.is_quantized:
-        read: Any = lambda: stored.read().rows(np.arange(start, start + count))  # type: ignore[attr-defined] # noqa: E731
-        return StoredArray(shape, read, is_quantized=True)
-    return StoredArray(shape, lambda: stored.read()[wanted])
-
-
-def _joined(parts: Sequence[StoredArray], axis: int) -> StoredArray:
-    """Return arrays one behind the other; a single one without a copy."""
-    if len(parts) == 1:
-        return parts[0]
-    shape = list(parts[0].shape)
-    shape[axis] = sum(part.shape[axis] for part in parts)
-    if parts[0].is_quantized:
-        join: Any = join_columns if axis else join_rows
-        read_all: Any = lambda: join([part.read() for part in parts])  # noqa: E731
-        return StoredArray(tuple(shape), read_all, is_quantized=True, parts=tuple(parts), axis=axis)
-    read: Callable[[], Array] = lambda: np.concatenate([part.read() for part in parts], axis)  # noqa: E731
-    return StoredArray(tuple(shape), read, parts=tuple(parts), axis=axis)
 
 
 def _oriented(stored: StoredArray, family: _Family) -> StoredArray:

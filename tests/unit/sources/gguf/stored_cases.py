@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
@@ -23,6 +23,13 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def changed(name: str, **changes: Any) -> Case:
+    """Return a case with other fields; None leaves one out."""
+    base = BY_NAME[name]
+    config = {key: value for key, value in {**base.config, **changes}.items() if value is not ...}
+    return Case(f"{name}-stored", base.model_type, config, base.attention)
 
 
 def granite_keys(writer: Writer) -> None:

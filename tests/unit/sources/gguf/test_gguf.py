@@ -1,4 +1,4 @@
-"""GGUF models: every architecture as llama.cpp stores it, and what is not supported."""
+"""GGUF models: what files say beyond their weights, and what is not supported."""
 
 from __future__ import annotations
 
@@ -8,87 +8,16 @@ import gguf
 import numpy as np
 import pytest
 
-from tests.decoders import model_of
-from tests.unit.sources.gguf.stored_cases import BY_NAME, GPT_OSS, STORED, Writer, glm4_moe_keys, gpt_oss_keys, rotated
-from tests.unit.sources.gguf.write_gguf import add_sizes, finish, tiny, write_model
+from tests.unit.sources.gguf.sparse_cases import latent_keys
+from tests.unit.sources.gguf.stored_cases import Writer, rotated
+from tests.unit.sources.gguf.write_gguf import add_sizes, finish, tiny
 from trtkit.errors import TrtkitError
-from trtkit.models.registry import decoder_spec
-from trtkit.models.weights import find_weights
 from trtkit.sources.decoder_source import open_gguf
 from trtkit.sources.gguf.families import FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from tests.decoder_case import Case
-    from trtkit.sources.decoder_source import DecoderSource
-
-
-def stored(folder: Path, arch: str, model_case: Case, more: Callable[[Writer], None]) -> DecoderSource:
-    """Write a case as GGUF and open it."""
-    model = model_of(model_case)
-    arrays = {name: value.numpy() for name, value in model.checkpoint.items()}
-    return open_gguf(write_model(folder / "m.gguf", arch, model.config, arrays, more))
-
-
-@pytest.mark.parametrize(("arch", "model_case", "more"), STORED, ids=[f"{item[0]}-{item[1]}" for item in STORED])
-def test_weights_and_config_are_those_of_transformers(
-    arch: str, model_case: Case, more: Callable[[Writer], None], tmp_path: Path
-) -> None:
-    opened, model = stored(tmp_path, arch, model_case, more), model_of(model_case)
-    assert set(opened.checkpoint) == set(model.checkpoint)
-    for name, value in model.checkpoint.items():
-        want = value.numpy()
-        np.testing.assert_allclose(
-            opened.checkpoint[name], want, rtol=0, atol=1e-6 * arch.startswith(("GEMMA", "NEMOTRON"))
-        )
-        assert opened.checkpoint.shape_of(name) == want.shape
-    assert decoder_spec(opened.config) == model.spec
-    assert len(find_weights(model.spec, opened.checkpoint)) > 10
-
-
-def test_every_architecture_is_tested() -> None:
-    tested = {gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[arch]] for arch, _, _ in STORED}
-    assert tested == set(FAMILIES)
-
-
-def test_mxfp4_experts_are_read_exactly(tmp_path: Path) -> None:
-    """gpt-oss is published with its experts in MXFP4, each expert's rows in blocks of 32 columns."""
-    model, kind = model_of(GPT_OSS), gguf.GGMLQuantizationType.MXFP4
-    arrays = {name: value.numpy() for name, value in model.checkpoint.items()}
-    path = write_model(
-        tmp_path / "m.gguf",
-        "GPT_OSS",
-        model.config,
-        arrays,
-        gpt_oss_keys,
-        lambda name: "MXFP4" if "exps" in name else "F32",
-    )
-    opened = open_gguf(path)
-    experts = [name for name in arrays if ".experts." in name and name.endswith("weight")]
-    assert len(experts) == 2 * 5 * 3
-    for name in experts:
-        want = gguf.quants.dequantize(gguf.quants.quantize(arrays[name], kind), kind)
-        np.testing.assert_array_equal(opened.checkpoint[name], want)
-        assert np.unique(np.abs(want[0, :32])).size <= 8
-
-
-def test_blocks_that_predict_later_tokens_are_left_out(tmp_path: Path) -> None:
-    """Files count them with the model's own, after which they come."""
-
-    def keys(writer: Writer) -> None:
-        glm4_moe_keys(writer)
-        writer.add_nextn_predict_layers(1)
-        for name in ("attn_q", "nextn.eh_proj"):
-            writer.add_tensor(f"blk.3.{name}.weight", np.ones((4, 4), np.float32))
-
-    model = model_of(BY_NAME["glm4_moe"])
-    arrays = {name: value.numpy() for name, value in model.checkpoint.items()}
-    config = {**model.config, "num_hidden_layers": 4}
-    opened = open_gguf(write_model(tmp_path / "m.gguf", "GLM4_MOE", config, arrays, keys))
-    assert set(opened.checkpoint) == set(arrays)
-    assert decoder_spec(opened.config).layers == model.spec.layers
 
 
 def test_other_scores_of_experts_are_refused(tmp_path: Path) -> None:
@@ -128,6 +57,21 @@ def refused(path: Path) -> str:
         open_gguf(path)
     assert str(path) in str(caught.value)
     return str(caught.value).replace(str(path), "m.gguf")
+
+
+def gemma4_sizes(writer: Writer) -> None:
+    """Add sizes of heads, and frequencies of which all are divided."""
+    for add in (writer.add_key_length, writer.add_key_length_swa):
+        add(4)
+    writer.add_sliding_window_pattern([False])
+    writer.add_tensor("rope_freqs.weight", np.array([2, 3], np.float32))
+
+
+def sigmoid_keys(writer: Writer) -> None:
+    """Add experts that sigmoids choose, without what corrects the choice."""
+    latent_keys(writer)
+    writer.add_expert_count(4)
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
 def test_a_model_of_which_all_is_known_opens(tmp_path: Path) -> None:
@@ -189,6 +133,51 @@ def test_a_model_of_which_all_is_known_opens(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_is_not_supported_is_named(keys: Callable[[Writer], Any], message: str, tmp_path: Path) -> None:
     assert message in refused(tiny(tmp_path / "m.gguf", keys))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "message"),
+    [
+        (
+            "llama4",
+            lambda w: (w.add_expert_count(5), w.add_sliding_window(0)),
+            "`attention.sliding_window` is `0`, only `8192`",
+        ),
+        (
+            "hunyuan-moe",
+            lambda w: (w.add_expert_used_count(2), w.add_expert_feed_forward_length(8)),
+            "`expert_feed_forward_length` is `8`, only `24` is",
+        ),
+        (
+            "falcon-h1",
+            None,
+            "m.gguf: the head is the embedding, times a factor that the file does not keep\nfix: build from",
+        ),
+        ("gemma4", gemma4_sizes, "m.gguf: `rope_freqs.weight` holds frequencies that are not Gemma 4's"),
+        ("deepseek2", sigmoid_keys, "`expert_gating_func` is `2`, only `1` is supported"),
+        ("granitehybrid", lambda w: w.add_head_count_kv([2]), "key `granitehybrid.ssm.inner_size` is missing"),
+        (
+            "mistral3",
+            lambda w: w.add_rope_scaling_yarn_log_mul(0.5),
+            "`mistral3.rope.scaling.yarn_log_multiplier` is `0.5`",
+        ),
+    ],
+)
+def test_what_an_architecture_does_not_have_is_named(
+    architecture: str, keys: Callable[[Writer], Any] | None, message: str, tmp_path: Path
+) -> None:
+    assert message in refused(tiny(tmp_path / "m.gguf", keys, architecture=architecture))
+
+
+def test_latent_heads_must_be_stored_by_head(tmp_path: Path) -> None:
+    def keys(writer: Writer) -> None:
+        latent_keys(writer)
+        for name in ("attn_k_b", "attn_v_b"):
+            writer.add_tensor(f"blk.0.{name}.weight", np.ones((4, 4), np.float32))
+
+    assert "m.gguf: `blk.0.attn_k_b.weight` is not stored by head\nfix: convert the model again" in refused(
+        tiny(tmp_path / "m.gguf", keys, architecture="deepseek2")
+    )
 
 
 def test_an_unknown_architecture_names_the_known(tmp_path: Path) -> None:

@@ -14,6 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from tests.decoder_case import GPT2_SIZES, NO_GROUPS, Case, case
 from tests.decoders import Model, Runner, T, builds, model_of, relative_rms, rtx
+from tests.unit.sources.gguf.dense_cases import falcon_keys
+from tests.unit.sources.gguf.recurrent_cases import qwen35_keys
+from tests.unit.sources.gguf.sparse_cases import granite_shared_keys
+from tests.unit.sources.gguf.stored_cases import changed
 from tests.unit.sources.gguf.write_gguf import write_model, write_tensor
 from trtkit.config.schema import ModelConfig
 from trtkit.dtypes import FP16, FP32
@@ -124,6 +128,32 @@ def test_a_model_that_stays_as_stored_computes_what_the_dequantized_one_does(
         runner.reset(2)
         assert relative_rms(runner.step(IDS)["logits"], want) < limit
     assert builds(graph)
+
+
+WIDE = {"hidden_size": 96, "intermediate_size": 64, "shared_intermediate_size": 64}
+MOVED = [
+    ("FALCON", changed("falcon-40b", hidden_size=96), falcon_keys(6, 2)),
+    ("GRANITE_MOE", changed("granitemoeshared", **WIDE), granite_shared_keys),
+    ("QWEN35", changed("qwen3_5", hidden_size=64, intermediate_size=96, head_dim=16), qwen35_keys),
+]
+
+
+def plain_experts(name: str) -> str:
+    """Return the type of a matrix: experts and convolutions stay as they are."""
+    return "F32" if "exps" in name or "conv1d" in name else "Q8_0"
+
+
+@pytest.mark.parametrize(("arch", "family", "more"), MOVED, ids=[item[0] for item in MOVED])
+def test_matrices_that_are_kept_are_those_that_are_dequantized(
+    arch: str, family: Case, more: Any, tmp_path: Path
+) -> None:
+    """Rows that the converter moved are put back, and matrices that it took apart joined."""
+    path = written(tmp_path, arch, model_of(family), more, plain_experts)
+    kept, plain = open_gguf(path, keep_quantized=True).checkpoint, open_gguf(path).checkpoint
+    quantized = {name: kept[name] for name in kept if isinstance(kept[name], QuantizedMatrix)}
+    assert len(quantized) >= 8
+    for name, matrix in quantized.items():
+        np.testing.assert_array_equal(matrix.weights(), plain[name])
 
 
 def config_of(path: Path, **quantize: Any) -> ModelConfig:
