@@ -68,6 +68,19 @@ DERIVED_CASES = [
         norm_topk_prob=True,
     ),
     case(
+        "nemotron-nas",
+        "nemotron-nas",
+        "intermediate_size",
+        "num_key_value_heads",
+        num_hidden_layers=4,
+        block_configs=[
+            {"attention": {"no_op": True}, "ffn": {"intermediate_size": 64}},
+            {"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 2.1, "no_op": False}},
+            {"attention": {"n_heads_in_group": 1, "window_length": None}, "ffn": {"no_op": True}},
+            {"attention": {"num_key_value_heads": 1}, "ffn": {"intermediate_size": 32}},
+        ],
+    ),
+    case(
         "mellum",
         "mellum",
         sliding_window=7,

@@ -32,7 +32,8 @@ on a CPU, each with several legal settings (odd sizes, heads tied and not, kinds
 cases of the tests. Errors are relative RMS errors of logits, the largest of a family's cases: in fp32 of one prefill
 and of chunks of four tokens, and in fp16 of one prefill. *Greedy*: cases whose next {new} tokens equal those of
 transformers, in fp32. In 16 bits, a mixture's router may choose another expert at a near tie, which shows as a large
-error of a small random model. The tests also build every family, quantize it, share it between ranks, and refuse what
+error of a small random model. transformers has no `DeciLMForCausalLM`: it is put together from its Llama layers, each
+with a config of its own. The tests also build every family, quantize it, share it between ranks, and refuse what
 is not supported ([Language models](llm.md)).
 
 | `model_type` | class of transformers | cases | fp32 | fp16 | greedy |

@@ -13,6 +13,15 @@ LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}
 DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10.0, "factor": 2.0}
 LATENT_LONG_ROPE = {key: value for key, value in LONG_ROPE.items() if key != "partial_rotary_factor"}
 FULL = ["full_attention"]
+NONE = {"no_op": True}
+
+
+def pruned(*blocks: tuple[dict[str, Any], dict[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a model of these layers, of attention and MLP."""
+    entries = [{"attention": attention, "ffn": ffn} for attention, ffn in blocks]
+    return {"num_hidden_layers": len(blocks), "block_configs": entries}
+
+
 VARIANTS = [
     ("minicpm3", {**UNTIED, "attention_bias": True, "mlp_bias": True, "q_lora_rank": None, "scale_depth": None}),
     ("minicpm3", {"v_head_dim": None, "dim_model_base": None, "hidden_size": 48, "rope_parameters": LATENT_YARN}),
@@ -62,6 +71,24 @@ VARIANTS = [
     ("flex_olmo", {**TIED, "attention_bias": True, "norm_topk_prob": False, "num_key_value_heads": None}),
     ("flex_olmo", {"num_experts": 1, "num_experts_per_tok": 1, "rope_parameters": YARN_ROPE}),
     ("flex_olmo", {"num_experts_per_tok": 5, "hidden_act": "gelu", "rms_norm_eps": 0.1}),
+    (
+        "nemotron-nas",
+        {
+            **pruned(({"n_heads_in_group": 6}, {"intermediate_size": 17}), (NONE, NONE), (NONE, {"ffn_mult": 9.3})),
+            **{**TIED, "attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3_ROPE},
+        },
+    ),
+    (
+        "nemotron-nas",
+        {
+            **pruned(
+                ({"n_heads_in_group": 3}, {**NONE, "replace_with_linear": False}),
+                ({"n_heads_in_group": 1}, {"intermediate_size": 3, "hidden_act": "relu", "gated": True}),
+            ),
+            **{"head_dim": 10, "rope_parameters": YARN_ROPE, "rms_norm_eps": 0.1},
+        },
+    ),
+    ("nemotron-nas", {**pruned((NONE, {"intermediate_size": 5}), (NONE, NONE)), "hidden_act": "gelu"}),
     ("mellum", {**TIED, "attention_bias": True, "layer_types": None, "norm_topk_prob": False}),
     ("mellum", {"mlp_layer_types": ["dense", "sparse"], "num_key_value_heads": 6, "rope_parameters": None}),
     ("mellum", {"num_experts_per_tok": 5, "sliding_window": 1, "head_dim": 10}),
@@ -73,6 +100,33 @@ REFUSED = [
     ("deepseek_v3", {"moe_layer_freq": 2}, "`moe_layer_freq` is `2`, only `1` is supported"),
     ("deepseek_v3", {"head_dim": 10}, "`head_dim` is `10`, only `6` or `16` is supported"),
     ("solar_open", {"rope_parameters": {"rope_theta": 9.0, "partial_rotary_factor": 0.5}}, "leaves 4 of 8 elements"),
+    ("nemotron-nas", {"num_hidden_layers": 3}, "`block_configs` has 4 entries for 3 layers"),
+    (
+        "nemotron-nas",
+        pruned((NONE, NONE), ({"n_heads_in_group": 2, "num_sink_tokens": 4}, NONE)),
+        "`block_configs[1].attention` has `num_sink_tokens`, `4`, which is not supported",
+    ),
+    (
+        "nemotron-nas",
+        pruned((NONE, {"replace_with_linear": True})),
+        "`block_configs[0].ffn` has `replace_with_linear`, `True`, which is not supported",
+    ),
+    (
+        "nemotron-nas",
+        pruned((NONE, {"intermediate_size": 8, "sparsify": ["*"]})),
+        "`block_configs[0].ffn` has `sparsify`, `['*']`, which is not supported",
+    ),
+    (
+        "nemotron-nas",
+        pruned((NONE, {"intermediate_size": 8, "gated": False})),
+        "`block_configs[0].ffn` is not gated, which is not supported",
+    ),
+    ("nemotron-nas", pruned((NONE, {"ffn_mult": 0.0})), "`block_configs[0].ffn` has no width: neither"),
+    (
+        "nemotron-nas",
+        pruned(({"n_heads_in_group": 1, "window_length": 9}, NONE)),
+        "`block_configs[0].attention` has `window_length`, `9`, which is not supported",
+    ),
     ("granite_swa", {"layer_rope_theta": [1.0]}, "`layer_rope_theta` has 1 entries for 4 layers"),
 ]
 

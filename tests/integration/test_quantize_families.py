@@ -57,7 +57,7 @@ SIZES = {
 DENSE = [case for case in CASES if not {"num_experts_per_tok", "top_k_experts"} & case.config.keys()]
 RECURRENT = {family for _, family, _, _ in recurrent_cases.RECURRENT}
 # Other caches are not quantized.
-OTHER_CACHES = {"kv_lora_rank", "num_kv_shared_layers"}
+OTHER_CACHES = {"kv_lora_rank", "num_kv_shared_layers", "block_configs"}
 PER_HEAD = [case for case in DENSE if not OTHER_CACHES & case.config.keys() and case.model_type not in RECURRENT]
 METHODS = slow_unless(
     lambda case, method: method == "int8_sq" or case.name in VARIED, itertools.product(DENSE, ("int8_sq", "int4_gptq"))

@@ -6,7 +6,7 @@ import re
 
 from tests.families import PAGE, cases
 
-_ROW = re.compile(r"\| `(\w+)` \| `\w+` \| (\d+) \| (\S+) \| \S+ \| (\d+) \|")
+_ROW = re.compile(r"\| `([\w-]+)` \| `\w+` \| (\d+) \| (\S+) \| \S+ \| (\d+) \|")
 
 
 def test_the_page_has_all_cases() -> None:

@@ -171,12 +171,24 @@ def _problems(spec: DecoderSpec, options: QuantizeOptions) -> list[Problem]:
         if not fnmatch.filter(names, glob):
             near = ", ".join(difflib.get_close_matches(glob, names, n=3, cutoff=0.3))
             problems.append(Problem(f"`{glob}` matches no linear layer", key, f"close names: {near}"))
-    if options.kv_cache is not None and (spec.states or not all(each.has_own_pairs for each in spec.attentions)):
-        shared = any(each.cache_of is not None for each in spec.attentions)
-        what = "a KV cache that several layers read" if shared else "the cache of latent attention"
-        what = "the KV cache of a model with recurrent states" if spec.states else what
-        problems.append(Problem(f"{what} cannot be quantized", "quantize.kv_cache", "remove it"))
+    if options.kv_cache is not None and (caches := _unquantizable_caches(spec)):
+        problems.append(Problem(f"{caches} cannot be quantized", "quantize.kv_cache", "remove it"))
     return [*problems, *_problems_of_mixtures(chosen)] if has_experts(spec) else problems
+
+
+def _unquantizable_caches(spec: DecoderSpec) -> str:
+    """Return what caches a model has that cannot be quantized; empty if it has none."""
+    if spec.states:
+        return "the KV cache of a model with recurrent states"
+    if any(each.cache_of is not None for each in spec.attentions):
+        return "a KV cache that several layers read"
+    if not all(each.has_own_pairs for each in spec.attentions):
+        return "the cache of latent attention"
+    return "the KV cache of a model in which some layers have no attention" if _lacks_attention(spec) else ""
+
+
+def _lacks_attention(spec: DecoderSpec) -> bool:
+    return len(spec.attentions) < len(spec.layers)
 
 
 def has_experts(spec: DecoderSpec) -> bool:

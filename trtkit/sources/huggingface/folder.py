@@ -18,6 +18,9 @@ def open_config(folder: Path | str) -> Any:
     """Return transformers' config object. Raises SourceError."""
     import transformers
 
+    from trtkit.sources.huggingface import pruned_llama
+
+    pruned_llama.register()
     try:
         return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # whatever a field of a wrong type makes a family's config raise

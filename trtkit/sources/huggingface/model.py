@@ -54,6 +54,9 @@ def _filled(opened: DecoderSource) -> Any:
     import torch
     import transformers
 
+    from trtkit.sources.huggingface import pruned_llama
+
+    pruned_llama.register()
     fields = {key: value for key, value in _text_alone(opened.config).items() if key not in _NOT_ARGUMENTS}
     model_type = opened.config["model_type"]
     config = transformers.AutoConfig.for_model(_PLAIN_ROPE.get(model_type, model_type), **fields)
