@@ -2,6 +2,7 @@
 
 SentencePiece joins the pair whose piece has the highest score; `tokenizers` joins the pair that is listed first.
 Listing all pairs by the score of what they make gives the same, as transformers' `LlamaConverter` does it.
+Gemma 4's files list the pairs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ def sentencepiece_tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer
     tokens, has_prefix = pieces(metadata), has_space_prefix(metadata)
     vocabulary = {token: index for index, token in enumerate(tokens)}
     unknown = tokens[metadata.get(_KEY + "unknown_token_id", 0)]
-    merges = _merges(tokens, metadata[_KEY + "scores"], metadata[_KEY + "token_type"])
+    if stated := metadata.get(_KEY + "merges"):
+        left_right = (merge.split(" ") for merge in stated)
+        merges = [(left, right) for left, right in left_right]
+    else:
+        merges = _merges(tokens, metadata[_KEY + "scores"], metadata[_KEY + "token_type"])
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     prefix: list[Any] = [normalizers.Prepend(_SPACE)] if has_prefix else []
     tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])

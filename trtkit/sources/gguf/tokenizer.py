@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError, reading
+from trtkit.sources.gguf.cuts import CUTS
 from trtkit.sources.gguf.sentencepiece import has_space_prefix, pieces, sentencepiece_tokenizer
 from trtkit.sources.tokenizer import CopiedTokenizer
 
@@ -16,59 +17,14 @@ if TYPE_CHECKING:
 
     import tokenizers
 
+    from trtkit.sources.gguf.cuts import Cut
     from trtkit.sources.gguf.file import GgufFile
     from trtkit.sources.tokenizer import Tokenizer
 
 _KEY = "tokenizer.ggml."
+# Kinds of tokenizers, and what each has besides its tokens.
+_NEEDED = {"gpt2": "merges", "llama": "scores", "gemma4": "merges"}
 _CONTROL, _USER_DEFINED = 3, 4
-# How text is cut before merging. Llama 3 and Qwen 2 differ in how many digits stay together.
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-# GPT-4o and gpt-oss cut words before capitals, and keep a word's ending such as 's with it.
-_ENDINGS, _LOWER, _UPPER = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]",
-    r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]",
-)
-_O200K = "|".join(
-    (
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDINGS}",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDINGS}",
-        r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    )
-)
-_LLAMA3, _QWEN2 = _WORDS.format(digits=r"\p{N}{1,3}"), _WORDS.format(digits=r"\p{N}")
-
-
-@dataclass(frozen=True)
-class Cut:
-    """How text is cut into words. regex: empty for GPT-2's own; is_digit_alone: each digit is a word.
-
-    adds_bos: a start token is put before the text where the file does not say.
-    """
-
-    regex: str = ""
-    is_digit_alone: bool = False
-    is_nfc: bool = False
-    ignores_merges: bool = False
-    adds_bos: bool = False
-
-
-CUTS = {
-    "gpt-2": Cut(),
-    "phi-2": Cut(),
-    "smollm": Cut(is_digit_alone=True),
-    "starcoder": Cut(is_digit_alone=True),
-    "llama-bpe": Cut(_LLAMA3, ignores_merges=True, adds_bos=True),
-    "smaug-bpe": Cut(_LLAMA3),
-    "dbrx": Cut(_LLAMA3),
-    "glm4": Cut(_LLAMA3),
-    "gpt-4o": Cut(_O200K),
-    "qwen2": Cut(_QWEN2, is_nfc=True),
-}
-"""By `tokenizer.ggml.pre`."""
 
 
 @dataclass(frozen=True)
@@ -114,13 +70,12 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
     if kind in ("none", "no_vocab"):
         return CopiedTokenizer()
     fix = "build from the model's Hugging Face folder, which carries its tokenizer"
-    if kind not in ("gpt2", "llama"):
-        raise SourceError(f"tokenizer `{kind}` is not supported; gpt2 and llama are", str(file.path), fix)
+    if kind not in _NEEDED:
+        raise SourceError(f"tokenizer `{kind}` is not supported; {', '.join(_NEEDED)} are", str(file.path), fix)
     pre = file.metadata.get(_KEY + "pre")
     if kind == "gpt2" and pre not in CUTS:
         raise SourceError(f"pre-tokenizer `{pre}` is not supported; {', '.join(CUTS)} are", str(file.path), fix)
-    needed = ("tokens", "token_type", "merges" if kind == "gpt2" else "scores")
-    for name in needed:
+    for name in ("tokens", "token_type", _NEEDED[kind]):
         if _KEY + name not in file.metadata:
             raise SourceError(f"metadata key `{_KEY}{name}` is missing", str(file.path), fix)
     own = {key: value for key, value in file.metadata.items() if key.startswith("tokenizer.")}
@@ -129,7 +84,7 @@ def gguf_tokenizer(file: GgufFile) -> Tokenizer:
 
 def build_tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """Return the tokenizer that `tokenizer.ggml.*` describes."""
-    if metadata[_KEY + "model"] == "llama":
+    if metadata[_KEY + "model"] != "gpt2":
         tokenizer, adds_bos = sentencepiece_tokenizer(metadata), True
         tokens, is_normalized = pieces(metadata), not has_space_prefix(metadata)
     else:
@@ -163,9 +118,9 @@ def _byte_level_tokenizer(metadata: Mapping[str, Any], cut: Cut) -> tokenizers.T
 def _pre_tokenizer(cut: Cut) -> Any:
     from tokenizers import Regex, pre_tokenizers
 
-    if cut.regex:
-        split = pre_tokenizers.Split(Regex(cut.regex), "isolated")
-        return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    if cut.patterns:
+        splits = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in cut.patterns]
+        return pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if cut.is_digit_alone:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level])

@@ -126,8 +126,8 @@ def test_a_model_of_which_all_is_known_opens(tmp_path: Path) -> None:
         ),
         (lambda w: w.add_tokenizer_model("t5"), "m.gguf: tokenizer `t5` is not supported; "),
         (
-            lambda w: (w.add_tokenizer_model("gpt2"), w.add_tokenizer_pre("viking")),
-            "m.gguf: pre-tokenizer `viking` is not supported; gpt-2, ",
+            lambda w: (w.add_tokenizer_model("gpt2"), w.add_tokenizer_pre("superbpe")),
+            "m.gguf: pre-tokenizer `superbpe` is not supported; gpt-2, ",
         ),
     ],
 )  # fmt: skip

@@ -12,13 +12,21 @@ import gguf
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, GPT2Tokenizer, Qwen2Tokenizer
+from transformers import (
+    AutoTokenizer,
+    CohereTokenizer,
+    GemmaTokenizer,
+    GPT2Tokenizer,
+    GPTNeoXTokenizer,
+    Qwen2Tokenizer,
+    Qwen3_5Tokenizer,
+)
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from tests.unit.sources.gguf.write_gguf import tiny
 from trtkit.errors import SourceError
 from trtkit.sources.decoder_source import open_gguf
-from trtkit.sources.gguf.tokenizer import CUTS
+from trtkit.sources.gguf.cuts import CUTS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,7 +80,16 @@ def rebuilt(folder: Path, pre: str, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("pre", "kind"), [("gpt-2", GPT2Tokenizer), ("phi-2", GPT2Tokenizer), ("qwen2", Qwen2Tokenizer)]
+    ("pre", "kind"),
+    [
+        ("gpt-2", GPT2Tokenizer),
+        ("phi-2", GPT2Tokenizer),
+        ("qwen2", Qwen2Tokenizer),
+        ("qwen35", Qwen3_5Tokenizer),
+        ("mpt", GPTNeoXTokenizer),
+        ("olmo", GPTNeoXTokenizer),
+        ("command-r", CohereTokenizer),
+    ],
 )
 def test_text_is_cut_as_transformers_cuts_it(pre: str, kind: Any, tmp_path: Path) -> None:
     vocab, merges = vocabulary()
@@ -83,15 +100,15 @@ def test_text_is_cut_as_transformers_cuts_it(pre: str, kind: Any, tmp_path: Path
 
 
 def test_llama_3_cuts_by_the_pattern_of_its_makers() -> None:
-    assert CUTS["llama-bpe"].regex == CUTS["smaug-bpe"].regex == TikTokenConverter().pattern
+    assert CUTS["llama-bpe"].patterns == CUTS["smaug-bpe"].patterns == (TikTokenConverter().pattern,)
 
 
 def test_patterns_are_those_of_transformers() -> None:
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    both = {pre: cut.regex for pre, cut in CUTS.items() if pre in GGUF_PRE_TOKENIZER_SPLITS}
-    assert both == {pre: GGUF_PRE_TOKENIZER_SPLITS[pre] for pre in both}
-    assert {"gpt-4o", "dbrx", "llama-bpe", "qwen2"} <= set(both)
+    both = {pre: cut.patterns for pre, cut in CUTS.items() if pre in GGUF_PRE_TOKENIZER_SPLITS}
+    assert both == {pre: (GGUF_PRE_TOKENIZER_SPLITS[pre],) for pre in both}
+    assert set(GGUF_PRE_TOKENIZER_SPLITS) - set(both) == {"jina-v5-nano"}
 
 
 @pytest.mark.parametrize(
@@ -101,8 +118,42 @@ def test_patterns_are_those_of_transformers() -> None:
      ("qwen2", [" ", "1", "2", "3", "4", "5"]), ("starcoder", [" ", "1", "2", "3", "4", "5"])],
 )  # fmt: skip
 def test_numbers_are_cut_as_the_kind_says(pre: str, numbers: list[str], tmp_path: Path) -> None:
-    cut = rebuilt(tmp_path, pre).backend_tokenizer.pre_tokenizer.pre_tokenize_str("x 12345")
-    assert [decoders.ByteLevel().decode([word]) for word, _ in cut] == ["x", *numbers]
+    assert words(rebuilt(tmp_path, pre), "x 12345") == ["x", *numbers]
+
+
+TEXT = "I've TAKEN it\u20143.14 or 12345,\u4e2d\u6587\u30c6\u30b9\u30c8\ud55c\uad6d(ab)!\n\n   x\u00b2"
+HAN_KANA, HANGUL = "\u4e2d\u6587\u30c6\u30b9\u30c8", "\ud55c\uad6d"
+CUT_TEXTS = {
+    "exaone-moe": f"I|'ve| TAKEN it|\u2014|3|.|1|4| or| |1|2|3|4|5|,{HAN_KANA}{HANGUL}|(ab|)!\n|\n|  | x|\u00b2",
+    "seed-coder": f"I|'ve| TAKEN| it|\u2014|3|.|1|4| or| |1|2|3|4|5|,{HAN_KANA}{HANGUL}|(ab|)!|\n\n|  | x|\u00b2",
+    "bailingmoe": f"I|'ve| TAKEN| it|\u2014|3|.|1|4| or| |1|2|3|4|5|,{HAN_KANA}{HANGUL}|(ab|)!\n\n|  | x|\u00b2",
+    "tiny_aya": f"I've| TAKEN| it|\u2014|3|.|14| or| |12|345|,{HAN_KANA}{HANGUL}|(ab|)!\n\n|  | x|\u00b2",
+    "deepseek-v3": f"I|'ve| TAKEN| it|\u2014|3|.|14| or| |123|45|,|{HAN_KANA}|{HANGUL}|(ab|)!\n\n|  | x|\u00b2",
+    "deepseek-coder": (
+        f"I|'|ve| TAKEN| it|\u2014|3|.|1|4| or| |1|2|3|4|5|,|{HAN_KANA}{HANGUL}|(|ab|)!|\n|\n|  | x|\u00b2"
+    ),
+    "deepseek-llm": f"I|'|ve| TAKEN| it|\u2014|3|.|14| or| |12345|,|{HAN_KANA}{HANGUL}|(|ab|)!|\n|\n|  | x|\u00b2",
+    "youtu": f"I've| TAKEN| it|\u2014|3|.|1|4| or| |1|2|3|4|5|,|{HAN_KANA}|{HANGUL}|(ab|)!\n\n|  | x|\u00b2",
+    "falcon": f"I|'|ve| TAKEN| it|\u2014|3|.|14| or| |123|45|,|{HAN_KANA}{HANGUL}|(|ab|)!|\n\n  | x|\u00b2",
+    "bloom": f"I've| TAKEN| it\u20143|.|14| or| 12345|,|{HAN_KANA}{HANGUL}|(|ab|)!\n\n  | x\u00b2",
+    "viking": f"I've| TAKEN| it\u2014|3|.|1|4| or| |1|2|3|4|5|,|{HAN_KANA}{HANGUL}|(|ab|)!\n\n  | x|\u00b2",
+    "minicpm5": f"I|'ve| TAKEN| it|\u2014|3|.|14| or| |123|45|,{HAN_KANA}{HANGUL}|(ab|)!\n\n|  | x|\u00b2",
+}
+"""Words by the patterns that llama.cpp's src/llama-vocab.cpp states."""
+
+
+def words(tokenizer: Any, text: str) -> list[str]:
+    cut = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    return [decoders.ByteLevel().decode([word]) for word, _ in cut]
+
+
+@pytest.mark.parametrize("pre", CUT_TEXTS)
+def test_text_is_cut_by_the_pattern_of_the_kind(pre: str, tmp_path: Path) -> None:
+    assert words(rebuilt(tmp_path, pre), TEXT) == CUT_TEXTS[pre].split("|")
+
+
+def test_jais_2_cuts_spaces_by_powers_of_two(tmp_path: Path) -> None:
+    assert words(rebuilt(tmp_path, "jais-2"), "a" + 7 * " " + "b") == ["a", 4 * " ", "  ", " b"]
 
 
 @pytest.mark.parametrize("pre", CUTS)
@@ -149,14 +200,19 @@ PIECE_TYPES = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, USER_DEFINED, USER_DEFI
 
 
 @cache
-def scored_pieces() -> list[str]:
-    """Return characters and what 400 merges made of them in Python's documentation; the best come first."""
+def trained_pieces() -> tuple[list[str], list[str]]:
+    """Return characters and what 400 merges made of them in Python's documentation, the best first; and the merges."""
     trained = tokenizers.Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace(SPACE)
     trainer = trainers.BpeTrainer(vocab_size=500, show_progress=False)
     trained.train_from_iterator(sorted(topics.values())[:20], trainer)
-    vocab = json.loads(trained.to_str())["model"]["vocab"]
-    return sorted(vocab, key=vocab.__getitem__)
+    model = json.loads(trained.to_str())["model"]
+    merges = [" ".join(pair) for pair in model["merges"]]
+    return sorted(model["vocab"], key=model["vocab"].__getitem__), merges
+
+
+def scored_pieces() -> list[str]:
+    return trained_pieces()[0]
 
 
 def sentencepiece_tokenizer(folder: Path, has_prefix: bool) -> Any:
@@ -206,7 +262,33 @@ def test_sentencepiece_takes_added_pieces_whole(tmp_path: Path) -> None:
     assert tokenizer.decode(got, skip_special_tokens=True) == "a  b<tool>"
 
 
-@pytest.mark.parametrize(("model", "missing"), [("gpt2", "merges"), ("llama", "scores")])
+def test_gemma_4_merges_as_transformers_does(tmp_path: Path) -> None:
+    """Its files list the merges of a SentencePiece vocabulary."""
+    pieces, merges = trained_pieces()
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+
+    def keys(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gemma4")
+        writer.add_token_list(tokens)
+        writer.add_token_scores([-1000.0] * len(tokens))
+        writer.add_token_types([CONTROL] * 3 + [UNKNOWN] + [BYTE] * 256 + [NORMAL] * len(pieces))
+        writer.add_token_merges(merges)
+        for add, index in ((writer.add_bos_token_id, 2), (writer.add_eos_token_id, 1), (writer.add_unk_token_id, 3)):
+            add(index)
+        writer.add_add_space_prefix(False)
+        writer.add_add_bos_token(True)
+
+    open_gguf(tiny(tmp_path / "m.gguf", keys)).tokenizer.write(tmp_path / "out")
+    got = AutoTokenizer.from_pretrained(tmp_path / "out", local_files_only=True)
+    vocab = {token: index for index, token in enumerate(tokens)}
+    want = GemmaTokenizer(vocab=vocab, merges=[tuple(merge.split(" ")) for merge in merges])
+    for text in [*TEXTS, *topics["assignment"].splitlines()[:40]]:
+        plain = want(text, add_special_tokens=False).input_ids
+        assert got(text).input_ids == [2, *plain]
+        assert got.decode(plain) == want.decode(plain) == text
+
+
+@pytest.mark.parametrize(("model", "missing"), [("gpt2", "merges"), ("llama", "scores"), ("gemma4", "merges")])
 def test_missing_parts_of_a_tokenizer_are_named(model: str, missing: str, tmp_path: Path) -> None:
     def keys(writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model(model)
