@@ -25,7 +25,7 @@ from trtkit.network.decoder import build_decoder
 from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.graph import Graph
 from trtkit.reference import Executor, Options
-from trtkit.sources.huggingface import pruned_llama
+from trtkit.sources.huggingface import auto_classes
 from trtkit.sources.huggingface.stacked_experts import unstack_experts
 from trtkit.sources.safetensors_folder import read_folder
 
@@ -42,7 +42,7 @@ BUFFERS = ("e_score_correction_bias", "layer_scalar")
 """Weights of checkpoints that modules hold as buffers."""
 transformers_logging.disable_progress_bar()
 torch.set_num_threads(1)
-pruned_llama.register()
+auto_classes.register()
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,5 +45,16 @@ LATENT_CASES = [
         **ROUTED,
         **{**LATENT, "num_key_value_heads": 6},
     ),
+    case(
+        "mistral4",
+        "mistral4",
+        *NO_HEAD_DIM,
+        n_group=3,
+        topk_group=2,
+        routed_scaling_factor=1.7,
+        rope_parameters={**LATENT_YARN, "original_max_position_embeddings": 4, "llama_4_scaling_beta": 0.7},
+        **ROUTED,
+        **LATENT,
+    ),
     case("youtu", "youtu", *NO_HEAD_DIM, rope_parameters=LATENT_YARN, **{**LATENT, "num_key_value_heads": 6}),
 ]

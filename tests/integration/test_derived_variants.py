@@ -13,6 +13,8 @@ LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}
 DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10.0, "factor": 2.0}
 LATENT_LONG_ROPE = {key: value for key, value in LONG_ROPE.items() if key != "partial_rotary_factor"}
 FULL = ["full_attention"]
+SLIDING = ["sliding_attention"]
+GROWTH = {"llama_4_scaling_beta": 0.3, "original_max_position_embeddings": 7}
 NONE = {"no_op": True}
 
 
@@ -38,6 +40,21 @@ VARIANTS = [
     ("youtu", {**UNTIED, "attention_bias": True, "q_lora_rank": None, "rope_parameters": LINEAR_ROPE}),
     ("youtu", {"rope_interleave": False, "kv_lora_rank": 5, "v_head_dim": 3, "hidden_act": "gelu"}),
     ("youtu", {"qk_nope_head_dim": 3, "qk_rope_head_dim": 4, "rms_norm_eps": 0.1, "rope_parameters": DYNAMIC_ROPE}),
+    ("mistral4", {**TIED, "attention_bias": True, "q_lora_rank": None, "norm_topk_prob": False, "n_shared_experts": 2}),
+    ("mistral4", {"rope_interleave": False, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}),
+    ("mistral4", {"qk_nope_head_dim": 2, "v_head_dim": 3, "rope_parameters": {**LINEAR_ROPE, **GROWTH}}),
+    ("mistral4", {"n_group": 2, "topk_group": 1, "hidden_act": "gelu", "rope_parameters": {**DYNAMIC_ROPE, **GROWTH}}),
+    ("cohere2_moe", {**UNTIED, "attention_bias": True, "rms_norm_eps": 0.1, "norm_topk_prob": False}),
+    ("cohere2_moe", {"expert_selection_fn": "sigmoid", "shared_expert_combination_strategy": "sum", "head_dim": 10}),
+    ("cohere2_moe", {"expert_selection_fn": "sigmoid", "norm_topk_prob": False, "num_shared_experts": 0}),
+    (
+        "cohere2_moe",
+        {
+            **{"first_k_dense_replace": 3, "prefix_dense_sliding_window_pattern": 2, "sliding_window": 1},
+            **{"prefix_dense_intermediate_size": None, "rope_parameters": YARN_ROPE, "num_key_value_heads": None},
+        },
+    ),
+    ("cohere2_moe", {"layer_types": [*FULL, *SLIDING] * 2, "mlp_layer_types": ["sparse", "dense"] * 2}),
     ("granite_swa", {**UNTIED, "attention_bias": True, "mlp_bias": True, "layer_rope_theta": None}),
     ("granite_swa", {"layer_types": FULL * 4, "rope_parameters": LLAMA3_ROPE, "layer_rope_theta": [0, 9.0, 0, 0]}),
     ("granite_swa", {"num_key_value_heads": 6, "sliding_window": 1, "num_hidden_layers": 3, "layer_rope_theta": None}),
@@ -100,6 +117,16 @@ REFUSED = [
     ("deepseek_v3", {"moe_layer_freq": 2}, "`moe_layer_freq` is `2`, only `1` is supported"),
     ("deepseek_v3", {"head_dim": 10}, "`head_dim` is `10`, only `6` or `16` is supported"),
     ("solar_open", {"rope_parameters": {"rope_theta": 9.0, "partial_rotary_factor": 0.5}}, "leaves 4 of 8 elements"),
+    (
+        "mistral4",
+        {"rope_parameters": {"rope_theta": 9.0, **GROWTH}},
+        "`rope_type` is `default`, which is not supported",
+    ),
+    (
+        "cohere2_moe",
+        {"sliding_window_pattern": 0, "layer_types": [*FULL, *SLIDING] * 2},
+        "patterns of sliding windows are 1 and 0; expected 1 or more",
+    ),
     ("nemotron-nas", {"num_hidden_layers": 3}, "`block_configs` has 4 entries for 3 layers"),
     (
         "nemotron-nas",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trtkit.errors import SourceError
 from trtkit.models.attention import AttentionSpec, NormSpec
 from trtkit.models.latent import LatentSpec
-from trtkit.models.rope import rope_spec, yarn_growth
+from trtkit.models.rope import query_growth, rope_spec, yarn_growth
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from trtkit.models.attention import RopeSpec
     from trtkit.models.hf_config import HfConfig
 
@@ -67,6 +70,20 @@ def latent_attention_part(config: HfConfig, rope: RopeSpec | None) -> AttentionS
         rope=rope,
         latent=latent,
     )
+
+
+def growing_latent_part(config: HfConfig, parameters: Mapping[str, object]) -> AttentionSpec:
+    """Return latent attention whose queries grow with their position. parameters: of a config that states none.
+
+    Raises SourceError for a rope that is not scaled, which transformers cannot run.
+    """
+    turned = int(config.need("qk_rope_head_dim"))
+    whole, is_interleaved = turned + int(config.need("qk_nope_head_dim")), bool(config.get("rope_interleave", True))
+    fixed = {"is_interleaved": is_interleaved, "partial": turned / whole, "parameters": parameters}
+    rope = rope_spec(config, whole, **fixed, ignored=("llama_4_scaling_beta", "max_position_embeddings"))
+    if rope.scaling == "default":
+        raise SourceError("`rope_type` is `default`, which is not supported for this model", config.where)
+    return replace(latent_attention_part(config, rope), query_growth=query_growth(config, parameters))
 
 
 def _temperature(rope: RopeSpec) -> float:

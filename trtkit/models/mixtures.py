@@ -97,17 +97,26 @@ def with_dense_types(
 
     first: how many are where the config lists none. Raises SourceError for other types.
     """
-    usual = ["dense" if index < first else "sparse" for index in range(len(layers))]
-    types = list(config.get("mlp_layer_types", usual))
-    for kind in types:
-        if kind not in ("dense", "sparse"):
-            raise config.unsupported("mlp_layer_types", kind, ("dense", "sparse"))
-    if len(types) != len(layers):
-        raise SourceError(f"`mlp_layer_types` has {len(types)} entries for {len(layers)} layers", config.where)
+    types = dense_types(config, len(layers), first)
     return tuple(
         replace(layer, feed_forward=mlp) if kind == "dense" else layer
         for layer, kind in zip(layers, types, strict=True)
     )
+
+
+def dense_types(config: HfConfig, count: int, first: int) -> list[str]:
+    """Return `mlp_layer_types` of `count` layers, each `dense` or `sparse`; the `first` are dense if none are listed.
+
+    Raises SourceError for other types.
+    """
+    usual = ["dense" if index < first else "sparse" for index in range(count)]
+    types = list(config.get("mlp_layer_types", usual))
+    for kind in types:
+        if kind not in ("dense", "sparse"):
+            raise config.unsupported("mlp_layer_types", kind, ("dense", "sparse"))
+    if len(types) != count:
+        raise SourceError(f"`mlp_layer_types` has {len(types)} entries for {count} layers", config.where)
+    return types
 
 
 def later_token_layers(config: HfConfig) -> tuple[str, ...]:

@@ -112,7 +112,7 @@ class DeltaNetSpec:
     is_grouped: projections are stored as `[q | k | v | z]` and `[b | a]` of each key head in turn; otherwise as
         `[q | k | v]` of all heads, and z, b and a apart.
     is_by_channel: Kimi's delta attention. Each element of a key head has a decay of its own; decays and z are projected
-        through value_dim elements, z passes a sigmoid, and q, k and v are stored apart, as are their taps.
+        through value_dim elements, z passes a sigmoid, and q, k and v are stored apart.
     share: of all heads, of which these are one rank's; the ranks' outputs are summed.
     Source: https://arxiv.org/abs/2412.06464, and https://arxiv.org/abs/2510.26692 by channel.
     """
@@ -178,7 +178,7 @@ class DeltaNetSpec:
         keys, values = self.channels[1:2], self.channels[2:]
         for name, rows in zip("qkv", (keys, keys, values), strict=True):
             yield _by_row(f"{name}.weight", rows, hidden_size)
-            yield _by_row(f"{name}_taps.weight", rows, 1, self.kernel)
+        yield _by_row("taps.weight", self.channels, 1, self.kernel)
         for name, rows in (("decay", keys), ("gate", values)):
             yield RecurrentWeight(f"{name}_in.weight", (self.value_dim, hidden_size))
             yield _by_row(f"{name}_out.weight", rows, self.value_dim)

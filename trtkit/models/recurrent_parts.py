@@ -36,13 +36,13 @@ DELTA_NAMES = {
 """A gated delta net as Qwen's models name it."""
 KIMI_DELTA_NAMES = {
     **{f"delta.{name}": f"self_attn.{name}_proj" for name in "qkvb"},
-    **{f"delta.{name}_taps": f"self_attn.{name}_conv1d" for name in "qkv"},
-    "delta.decay_in": "self_attn.f_a_proj",
-    "delta.decay_out": "self_attn.f_b_proj",
+    "delta.taps": "self_attn.conv1d",
+    "delta.decay_in": "self_attn.forget_gate.f_a_proj",
+    "delta.decay_out": "self_attn.forget_gate.f_b_proj",
     "delta.gate_in": "self_attn.g_a_proj",
     "delta.gate_out": "self_attn.g_b_proj",
-    "delta.dt_bias": "self_attn.dt_bias",
-    "delta.a_log": "self_attn.A_log",
+    "delta.dt_bias": "self_attn.forget_gate.dt_bias",
+    "delta.a_log": "self_attn.forget_gate.A_log",
     "delta.norm": "self_attn.o_norm",
     "delta.out": "self_attn.o_proj",
 }

@@ -33,8 +33,7 @@ def delta_block(weights: Weights, x: Tensor, spec: DeltaNetSpec, states: States)
     """
     with x.graph.scope("delta"):
         qkv, z, b, a = _project(weights, x, spec)
-        stored = ("q_taps", "k_taps", "v_taps") if spec.is_by_channel else ("taps",)
-        convolved, conv = convolution(weights, qkv, states, has_bias=False, stored=stored)
+        convolved, conv = convolution(weights, qkv, states, has_bias=False)
         q, k, v = _heads(activation(convolved, spec.activation), spec)
         gates = _gates(weights, (a, b), spec, states)
         with x.graph.scope("rule"):

@@ -11,7 +11,6 @@ from trtkit.network.ops.convolution import causal_convolution, last_tokens
 from trtkit.network.ops.shape import split
 
 if TYPE_CHECKING:
-    from trtkit.arrays import Array
     from trtkit.models.recurrent import ConvSpec
     from trtkit.network.blocks.states import States
     from trtkit.network.blocks.weights import Weights
@@ -27,24 +26,14 @@ def conv_block(weights: Weights, x: Tensor, spec: ConvSpec, states: States) -> t
         return y, {"conv": state}
 
 
-def convolution(
-    weights: Weights, x: Tensor, states: States, *, has_bias: bool, stored: tuple[str, ...] = ("taps",)
-) -> tuple[Tensor, Tensor]:
-    """Convolve each channel of x [B, S, C] with its taps in fp32; return it and the updated state.
-
-    stored: names of the weights that hold the taps, of some channels each in turn.
-    """
+def convolution(weights: Weights, x: Tensor, states: States, *, has_bias: bool) -> tuple[Tensor, Tensor]:
+    """Convolve each channel of x [B, S, C] with the weights of `taps` in fp32; return it and the updated state."""
     graph = x.graph
-    kernel = np.concatenate([_taps(weights, name) for name in stored])  # [C, 1, L]
     with graph.scope("taps"):
+        kernel = np.asarray(weights.array("weight")).astype(np.float32)  # [C, 1, L]
         taps = [graph.constant(kernel[None, :, :, at].transpose(0, 2, 1), "tap") for at in range(kernel.shape[2])]
         bias = None
         if has_bias:
             bias = graph.constant(np.asarray(weights.array("bias")).astype(np.float32)[None, None], "bias", FP32)
         y, tokens = causal_convolution(x, states.arrays["conv"], taps, bias)
         return y, last_tokens(tokens, states.token_counts, kernel.shape[2] - 1)
-
-
-def _taps(weights: Weights, name: str) -> Array:
-    with weights.graph.scope(name):
-        return np.asarray(weights.array("weight")).astype(np.float32)

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from trtkit.errors import SourceError
+from trtkit.sources.huggingface import auto_classes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -18,9 +19,7 @@ def open_config(folder: Path | str) -> Any:
     """Return transformers' config object. Raises SourceError."""
     import transformers
 
-    from trtkit.sources.huggingface import pruned_llama
-
-    pruned_llama.register()
+    auto_classes.register()
     try:
         return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # whatever a field of a wrong type makes a family's config raise

@@ -10,6 +10,7 @@ import numpy as np
 
 from trtkit.errors import SourceError
 from trtkit.quantized_matrix import QuantizedMatrix
+from trtkit.sources.huggingface import auto_classes
 from trtkit.sources.huggingface.folder import load_folder, load_weights, open_config
 from trtkit.sources.huggingface.stacked_experts import stack_experts
 
@@ -54,9 +55,7 @@ def _filled(opened: DecoderSource) -> Any:
     import torch
     import transformers
 
-    from trtkit.sources.huggingface import pruned_llama
-
-    pruned_llama.register()
+    auto_classes.register()
     fields = {key: value for key, value in _text_alone(opened.config).items() if key not in _NOT_ARGUMENTS}
     model_type = opened.config["model_type"]
     config = transformers.AutoConfig.for_model(_PLAIN_ROPE.get(model_type, model_type), **fields)

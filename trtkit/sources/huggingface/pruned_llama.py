@@ -6,7 +6,7 @@ import copy
 
 import torch
 from huggingface_hub.dataclasses import strict
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 
@@ -35,12 +35,6 @@ class DeciLMForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
             attending += not block["attention"].get("no_op")
         self.model.layers = torch.nn.ModuleList(layers)
         self.post_init()
-
-
-def register() -> None:
-    """Make transformers' Auto classes find the model."""
-    AutoConfig.register(DeciLMConfig.model_type, DeciLMConfig, exist_ok=True)
-    AutoModelForCausalLM.register(DeciLMConfig, DeciLMForCausalLM, exist_ok=True)
 
 
 def _layer(config: DeciLMConfig, block: dict[str, dict], index: int) -> LlamaDecoderLayer:  # type: ignore[type-arg]

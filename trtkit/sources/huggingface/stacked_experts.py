@@ -66,6 +66,7 @@ _STACKS = {
         Stack("mlp.experts.down_proj", ("mlp.experts.{e}.down_proj.weight",), is_in_out=True),
         Stack("mlp.experts.down_proj_bias", ("mlp.experts.{e}.down_proj.bias",)),
     ),
+    "mistral4": _MODULES,
     "qwen3_vl_moe_text": (
         Stack("mlp.experts.gate_up_proj", GATE_UP, hidden_axis=2),
         Stack("mlp.experts.down_proj", ("mlp.experts.{e}.down_proj.weight",), hidden_axis=1),
@@ -74,15 +75,22 @@ _STACKS = {
 
 
 # Parts of names in files, and in memory. transformers writes MLPs without experts as Kimi's mixtures are stored, too.
-_RENAMED = {"kimi_linear": (r"\.block_sparse_moe\.", ".mlp."), "nemotron_h": (r"^backbone\.", "model.")}
+_RENAMED = {
+    "kimi_linear": (
+        (r"\.block_sparse_moe\.", ".mlp."),
+        (r"\.self_attn\.(f_[ab]_proj\.|dt_bias$|A_log$)", r".self_attn.forget_gate.\1"),
+    ),
+    "nemotron_h": ((r"^backbone\.", "model."),),
+}
+# Rows that are apart in files: how the name of all ends, and those of the parts.
+_JOINED = {"kimi_linear": (".conv1d.weight", tuple(f".{name}_conv1d.weight" for name in "qkv"))}
 
 
 def memory_name(name: str, model_type: str) -> str:
     """Return what transformers calls a weight of a file in memory."""
-    if model_type not in _RENAMED:
-        return name
-    stored, own = _RENAMED[model_type]
-    return re.sub(stored, own, name)
+    for stored, own in _RENAMED.get(model_type, ()):
+        name = re.sub(stored, own, name)
+    return name
 
 
 def unstack_experts(arrays: Mapping[str, StoredArray], model_type: str) -> dict[str, StoredArray]:
@@ -92,6 +100,7 @@ def unstack_experts(arrays: Mapping[str, StoredArray], model_type: str) -> dict[
     `mlp.experts.0.gate_proj.weight` [F, D] and so on.
     """
     unstacked: dict[str, StoredArray] = {}
+    arrays = _with_joined(arrays, *_JOINED[model_type]) if model_type in _JOINED else arrays
     for stored_name, array in arrays.items():
         name = memory_name(stored_name, model_type)
         stack = next((each for each in _STACKS.get(model_type, _MODULES) if name.endswith(f".{each.name}")), None)
@@ -100,6 +109,17 @@ def unstack_experts(arrays: Mapping[str, StoredArray], model_type: str) -> dict[
             stack = stack if router is None else _oriented(stack, array, router.shape[-1])
         unstacked |= {name: array} if stack is None else dict(_experts(name, array, stack))
     return unstacked
+
+
+def _with_joined(arrays: Mapping[str, StoredArray], end: str, ends: tuple[str, ...]) -> dict[str, StoredArray]:
+    """Return arrays, with those whose names end so joined into one where all of them are there."""
+    joined = dict(arrays)
+    for start in [name.removesuffix(ends[0]) for name in arrays if name.endswith(ends[0])]:
+        if all(start + each in arrays for each in ends):
+            parts = tuple(joined.pop(start + each) for each in ends)
+            shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+            joined[start + end] = StoredArray(shape, _Joined(parts), parts=parts)
+    return joined
 
 
 def stack_experts(arrays: Mapping[str, Array], model_type: str) -> dict[str, Array]:
@@ -128,6 +148,16 @@ def _experts(name: str, array: StoredArray, stack: Stack) -> Iterator[tuple[str,
         for index, part in enumerate(stack.parts):
             own = (shape[1] // parts, *shape[2:])
             yield start + part.format(e=expert), StoredArray(own, _Part(array, stack, expert, index))
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """Reads arrays as one, along the first axis."""
+
+    parts: tuple[StoredArray, ...]
+
+    def __call__(self) -> Array:
+        return np.concatenate([part.read() for part in self.parts])
 
 
 @dataclass(frozen=True)
