@@ -146,6 +146,12 @@ class PlanError(TrtkitError):
     exit_code = 2
 
 
+class SimulationError(TrtkitError):
+    """A simulation that cannot begin: traffic, step times or replicas that make no sense."""
+
+    exit_code = 2
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return "did you mean `a` or `b`? " for the names in `known` that are close, compared by what follows their last
     slash; of those that are equal there, the last counts. Empty if none is close.

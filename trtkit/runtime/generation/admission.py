@@ -26,7 +26,7 @@ def admit_waiting(state: State, waiting: Waiting[Request], min_shared_tokens: in
     while (request := waiting.first()) is not None:
         if state.slots.free < request.slots and not _make_room(state, waiting, request, land):
             return
-        waiting.pop()
+        waiting.begin(request)
         _admit(state, request, min_shared_tokens)
 
 

@@ -31,6 +31,9 @@ class Policy(Protocol):
     def charge(self, turns: Iterable[Turn], seconds: float, prompt_tokens: int) -> bool:
         """Note that requests were served by a step; return whether one moved to another level."""
 
+    def left_s(self, turn: Turn) -> float:
+        """Return the seconds of service after which a request moves to another level."""
+
 
 class _Unmeasured:
     """A schedule by what requests say, not by what they use."""
@@ -40,6 +43,10 @@ class _Unmeasured:
     def charge(self, turns: Iterable[Turn], seconds: float, prompt_tokens: int) -> bool:  # noqa: ARG002
         """Return False: nothing depends on it."""
         return False
+
+    def left_s(self, turn: Turn) -> float:  # noqa: ARG002
+        """Return infinity."""
+        return math.inf
 
 
 class FirstCome(_Unmeasured):

@@ -116,26 +116,22 @@ class Waiting(Generic[T]):
         while self._lanes:
             key = min(self._lanes)
             users = self._lanes[key]
-            user = self._next_user(users)
-            heap = users[user]
-            while heap and heap[0][2].request is None:
-                heappop(heap)
-            if heap:
-                return heap[0][2].request
-            del users[user]
-            if not users:
-                del self._lanes[key]
+            for user, heap in list(users.items()):
+                while heap and heap[0][2].request is None:
+                    heappop(heap)
+                if not heap:
+                    del users[user]
+            if users:
+                return users[self._next_user(users)][0][2].request
+            del self._lanes[key]
         return None
 
-    def pop(self) -> T:
-        """Remove the request whose turn it is."""
-        request = self.first()
-        assert request is not None
+    def begin(self, request: T) -> None:
+        """Remove a request that gets a slot. Who was first when room was made for it may not be any more."""
         if not request.turn.has_begun and self._shares is not None:
             self._shares.charge(request.scheduling.user, PROMPT_TOKEN * request.prompt_tokens + OUTPUT_TOKEN)
         self._leave(request)
         request.turn.has_begun = True
-        return request
 
     def remove(self, request_id: str) -> T | None:
         """Remove a request, None where it does not wait."""

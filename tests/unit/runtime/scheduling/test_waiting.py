@@ -30,7 +30,15 @@ def queue(*asked: Asked, **options: object) -> Waiting[Asked]:
 
 
 def order(waiting: Waiting[Asked]) -> str:
-    return "".join(waiting.pop().id for _ in range(len(waiting)))
+    return "".join(begin(waiting).id for _ in range(len(waiting)))
+
+
+def begin(waiting: Waiting[Asked]) -> Asked:
+    """Give a slot to the request whose turn it is."""
+    request = waiting.first()
+    assert request is not None
+    waiting.begin(request)
+    return request
 
 
 def served(*requests: Asked, seconds: float, ended_s: float, idle: tuple[Asked, ...] = ()) -> Service[Asked]:
@@ -55,7 +63,7 @@ def test_among_equals_the_earliest_deadline_is_first() -> None:
 def test_who_has_not_begun_by_the_deadline_is_handed_back_late_and_nobody_else() -> None:
     asked = [Asked(name, SchedulingParams(deadline_s=late)) for name, late in zip("abc", (2.0, 1.0, 3.0), strict=True)]
     waiting = queue(*asked)
-    begun = waiting.pop()
+    begun = begin(waiting)
     waiting.put_back(begun)  # preempted
     assert begun.id == "b"
     assert waiting.next_alarm_s <= 2.0
@@ -83,7 +91,7 @@ def test_a_prompt_skips_the_queues_whose_quantum_does_not_cover_it() -> None:
 
 def test_who_used_up_a_quantum_moves_down_a_level_and_starts_anew_there() -> None:
     waiting = queue(request := Asked("a"), name="mlfq", quantum_s=0.1, ratio=2, levels=3)
-    waiting.pop()
+    begin(waiting)
     levels = []
     for step in range(1, 9):
         waiting.account(served(request, seconds=0.0625, ended_s=step / 16))
@@ -93,7 +101,7 @@ def test_who_used_up_a_quantum_moves_down_a_level_and_starts_anew_there() -> Non
 
 def test_who_was_not_served_for_too_long_comes_first() -> None:
     waiting = queue(old := Asked("old"), name="mlfq", quantum_s=0.1, levels=3, starvation_s=5)
-    waiting.pop()
+    begin(waiting)
     waiting.account(served(old, seconds=1.0, ended_s=1.0))
     waiting.put_back(old)
     waiting.add(Asked("new", SchedulingParams(deadline_s=99)), 1.0)
@@ -104,7 +112,7 @@ def test_who_was_not_served_for_too_long_comes_first() -> None:
     assert order(waiting) == "oldnew"
     running = Asked("idle")
     waiting.add(running, 0.0)
-    waiting.pop()
+    begin(waiting)
     assert waiting.account(served(seconds=0.1, ended_s=5.0, idle=(running,)))
     assert running.turn.is_promoted
 
@@ -117,7 +125,7 @@ def test_users_are_served_by_their_weights() -> None:
         for _ in range(2):
             waiting.add(Asked(user, SchedulingParams(user=user), prompt_tokens=10), 0.0)
     for _ in range(500):
-        request = waiting.pop()
+        request = begin(waiting)
         tokens[request.id] += 1
         waiting.account(served(request, seconds=0.0, ended_s=0.0))
         waiting.add(Asked(request.id, SchedulingParams(user=request.id), prompt_tokens=10), 0.0)
@@ -129,7 +137,7 @@ def test_a_user_saves_up_nothing_in_a_break() -> None:
     busy, rare = SchedulingParams(user="busy"), SchedulingParams(user="rare")
     for index in range(100):
         waiting.add(Asked(f"b{index}", busy, prompt_tokens=10), 0.0)
-        waiting.pop()
+        begin(waiting)
     for name, scheduling in (("b", busy), ("r", rare)) * 5:
         waiting.add(Asked(name, scheduling, prompt_tokens=10), 0.0)
     assert order(waiting) in {"brbrbrbrbr", "rbrbrbrbrb", "brrbrbrbrb", "rbbrbrbrbr"}
@@ -179,7 +187,8 @@ class Machine:
                 self.waiting.put_back(last)
                 if self.loses_work:
                     self.left[last.id] = self.work[last.id]
-            self.running.append(self.waiting.pop())
+            self.waiting.begin(request)
+            self.running.append(request)
         self.now_s += 1.0
         self.waiting.account(served(*self.running, seconds=1.0, ended_s=self.now_s))
         for request in list(self.running):

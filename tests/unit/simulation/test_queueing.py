@@ -1,0 +1,161 @@
+"""The simulator against theory: formulas of queues, times that can be added up by hand, and laws of direction."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trtkit.runtime.scheduling import ScheduleOptions
+from trtkit.simulation.fleet import ROUTERS, FleetOptions, simulate
+from trtkit.simulation.replica_options import ReplicaOptions
+from trtkit.simulation.requests import Traffic
+from trtkit.simulation.times import MeasuredTimes, decode_s
+
+if TYPE_CHECKING:
+    from trtkit.simulation.record import Record
+
+TIMES = MeasuredTimes(0.01, 1e-4, 1e-7, 2e-3, 1e-4)
+
+
+def poisson(rate: float, count: int, seed: int = 0, inputs: int = 100, outputs: int = 50) -> Traffic:
+    r = np.random.default_rng(seed)
+    lengths = r.integers(1, 2 * inputs, count), r.integers(1, 2 * outputs, count)
+    return Traffic(np.cumsum(r.exponential(1 / rate, count)), *lengths)
+
+
+def mean_latency(traffic: Traffic, record: Record) -> float:
+    return float(np.mean(record.finished_s - traffic.arrival_s))
+
+
+def serve(traffic: Traffic, *, replicas: int = 1, slots: int = 8, **options: object) -> Record:
+    return simulate(traffic, FleetOptions(ReplicaOptions(TIMES, slots, 1024, **options), replicas))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_the_mean_wait_of_m_d_1_is_that_of_pollaczek_and_khinchine(load: float) -> None:
+    """One slot, every request takes one step of 10 ms: W = load * service / (2 * (1 - load))."""
+    count, service_s = 30_000, 0.01
+    arrivals = np.cumsum(np.random.default_rng(1).exponential(service_s / load, count))
+    ones = np.ones(count, np.int64)
+    traffic = Traffic(arrivals, ones, ones)
+    options = ReplicaOptions(MeasuredTimes(service_s), 1, 8)
+    record = simulate(traffic, FleetOptions(options))
+    wait_s = float(np.mean(record.finished_s - arrivals)) - service_s
+    assert wait_s == pytest.approx(load * service_s / (2 * (1 - load)), rel=0.06)
+
+
+def test_a_single_request_takes_its_prompt_and_a_step_for_each_further_token() -> None:
+    record = serve(Traffic(np.array([3.0]), np.array([700]), np.array([5])))
+    prefill_s = TIMES.prefill_s(1, 512, 512) + TIMES.prefill_s(1, 188, 700)
+    steps_s = sum(0.01 + 1e-4 + 1e-7 * (700 + step) for step in range(4))
+    assert record.first_token_s[0] == pytest.approx(3.0 + prefill_s)
+    assert record.finished_s[0] == pytest.approx(3.0 + prefill_s + steps_s)
+    assert record.busy_s == pytest.approx(prefill_s + steps_s)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.tuples(*(st.floats(1e-6, 1.0) for _ in range(4))),
+    st.integers(1, 64),
+    st.integers(0, 10_000),
+    st.integers(1, 300),
+)
+def test_many_decode_steps_take_the_sum_of_the_single_ones(
+    lines: tuple[float, float, float, float], batch: int, cached: int, steps: int
+) -> None:
+    pair = (lines[0], lines[1] / 1e4), (lines[2], lines[3] / 1e4)
+    total = sum(decode_s(pair, batch, cached + step * batch, 1) for step in range(steps))
+    assert decode_s(pair, batch, cached, steps) == pytest.approx(total)
+
+
+def test_more_replicas_are_never_slower() -> None:
+    traffic = poisson(40.0, 1500)
+    latencies = [mean_latency(traffic, serve(traffic, replicas=count)) for count in (1, 2, 4, 16)]
+    assert latencies == sorted(latencies, reverse=True)
+    assert latencies[0] > 5 * latencies[-1]
+
+
+def test_more_traffic_is_never_faster() -> None:
+    latencies = []
+    for rate in (1.0, 5.0, 10.0, 40.0):
+        traffic = poisson(rate, 1500)
+        latencies.append(mean_latency(traffic, serve(traffic)))
+    assert latencies == sorted(latencies)
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("prefill_replicas", [0, 2])
+def test_every_request_is_served_once_wherever_it_goes(router: str, prefill_replicas: int) -> None:
+    traffic = poisson(30.0, 800)
+    options = ReplicaOptions(TIMES, 8, 1024)
+    record = simulate(traffic, FleetOptions(options, 3, router, prefill_replicas, 1e-6))  # type: ignore[arg-type]
+    assert record.done == len(traffic)
+    assert (record.finished_s >= record.first_token_s).all()
+    assert (record.first_token_s > traffic.arrival_s).all()
+    assert record.gaps.sum() >= (traffic.output_tokens - 1).sum()
+
+
+@pytest.mark.parametrize("schedule", ["fcfs", "priority", "mlfq"])
+@pytest.mark.parametrize("host_tokens", [0, 10**6])
+def test_pages_that_run_out_cost_preemptions_and_lose_no_request(schedule: str, host_tokens: int) -> None:
+    """70 pages of 16 tokens for requests of up to 398: two or three at once, which outgrow the pages."""
+    traffic = poisson(30.0, 600, outputs=100)
+    options = {"schedule": ScheduleOptions(schedule), "host_tokens": host_tokens}  # type: ignore[arg-type]
+    record = serve(traffic, pages=70, **options)
+    assert record.done == len(traffic)
+    assert np.isfinite(record.finished_s).all()
+    assert record.preemptions > 10
+    assert record.used <= record.reserved
+
+
+def test_a_request_that_fits_no_replica_is_dropped() -> None:
+    traffic = Traffic(np.zeros(2), np.array([100, 900]), np.array([10, 300]))
+    record = serve(traffic, pages=70)
+    assert (record.done, record.dropped) == (2, 1)
+    assert math.isnan(record.finished_s[1])
+
+
+def test_pages_hold_more_sequences_than_slots_and_waste_less() -> None:
+    """The memory of 8 slots of 1,024 tokens, as slots and as 512 pages."""
+    traffic = poisson(100.0, 1500)
+    linear, paged = serve(traffic), serve(traffic, slots=256, pages=512)
+    assert linear.most_running == 8
+    assert paged.most_running > 24
+    assert 1 - paged.used / paged.reserved < 0.12
+    assert 1 - linear.used / linear.reserved > 0.8
+    assert mean_latency(traffic, paged) < mean_latency(traffic, linear) / 2
+
+
+@pytest.mark.parametrize("pages", [None, 4096])
+def test_shared_beginnings_are_computed_once_and_held_once(pages: int | None) -> None:
+    """Prompts of two blocks that all share and a block of their own."""
+    count = 200
+    hashes = [(1, 2, 100 + number) for number in range(count)]
+    arrivals = np.cumsum(np.random.default_rng(0).exponential(0.5, count))
+    lengths = np.full(count, 3 * 64), np.full(count, 20)
+    traffic = Traffic(arrivals, *lengths, hashes, block_tokens=64)
+    shared = serve(traffic, pages=pages, block_tokens=64)
+    alone = serve(traffic, pages=pages)
+    assert shared.shared_tokens >= 128 * (count - 10)
+    assert alone.shared_tokens == 0
+    assert np.nanmean(shared.first_token_s - arrivals) < 0.6 * np.nanmean(alone.first_token_s - arrivals)
+
+
+def test_the_router_by_prefix_finds_what_is_cached() -> None:
+    r = np.random.default_rng(0)
+    count = 400
+    hashes = [(int(which),) for which in r.integers(0, 8, count)]
+    traffic = Traffic(
+        np.cumsum(r.exponential(0.05, count)), np.full(count, 80), np.full(count, 20), hashes, block_tokens=64
+    )
+    options = ReplicaOptions(TIMES, 2, 1024, block_tokens=64)
+    shared = {
+        router: simulate(traffic, FleetOptions(options, 4, router)).shared_tokens / traffic.input_tokens.sum()
+        for router in ROUTERS
+    }
+    assert shared["prefix"] > 1.3 * shared["round-robin"]

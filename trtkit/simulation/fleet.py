@@ -1,0 +1,133 @@
+"""Several replicas behind a router, moved on in the order of time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from trtkit.simulation.record import Record
+from trtkit.simulation.replica import Replica
+from trtkit.simulation.routing import make_router
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.simulation.recorder import Recorder
+    from trtkit.simulation.replica_options import ReplicaOptions
+    from trtkit.simulation.requests import SimulatedRequest, Traffic
+    from trtkit.simulation.routing import Router
+
+RouterName = Literal["round-robin", "least-loaded", "prefix"]
+ROUTERS: tuple[RouterName, ...] = ("round-robin", "least-loaded", "prefix")
+
+
+@dataclass(frozen=True)
+class FleetOptions:
+    """Replicas of one kind. prefill_replicas: more of them, which only compute prompts for the others.
+
+    transfer_s_per_token: how long a token's cache takes from one replica to another.
+    """
+
+    replica: ReplicaOptions
+    replicas: int = 1
+    router: RouterName = "round-robin"
+    prefill_replicas: int = 0
+    transfer_s_per_token: float = 0.0
+
+    @property
+    def gpus(self) -> int:
+        """All replicas."""
+        return self.replicas + self.prefill_replicas
+
+
+def simulate(traffic: Traffic, options: FleetOptions, on_progress: Callable[[int], None] = lambda _: None) -> Record:
+    """Serve all requests and return what happened. on_progress: told now and then how many are done."""
+    record = Record(traffic)
+    fleet = Fleet(options, record)
+    told = 0
+    for request in traffic.requests():
+        fleet.run_until(request.arrival_s)
+        fleet.submit(request)
+        if record.done - told >= 1000:
+            on_progress(told := record.done)
+    fleet.run_until(float("inf"))
+    on_progress(record.done)
+    return record
+
+
+class Fleet:
+    """Replicas that take requests, and move on in the order of their next events."""
+
+    def __init__(self, options: FleetOptions, recorder: Recorder) -> None:
+        self._options, self._recorder = options, recorder
+        self._now_s = 0.0
+        own = options.replica
+        self.replicas = [Replica(own, recorder) for _ in range(options.replicas)]
+        self._router = make_router(options.router, self.replicas)
+        handing_on = _HandOn(recorder, self._hand_on)
+        self._prefill = [Replica(own, handing_on) for _ in range(options.prefill_replicas)]
+        self._prefill_router = make_router(options.router, self._prefill)
+        self._events: list[tuple[float, int, Replica | SimulatedRequest]] = []
+        self._entries = 0
+
+    def submit(self, request: SimulatedRequest) -> None:
+        """Take a request at its arrival."""
+        request.is_prompt_alone = bool(self._prefill)
+        router = self._prefill_router if self._prefill else self._router
+        self._give(router, request, request.arrival_s)
+
+    def run_until(self, end_s: float) -> None:
+        """Let everything happen that is due before `end_s`; what is due then comes after arrivals."""
+        while self._events and self._events[0][0] < end_s:
+            at_s, _, item = heappop(self._events)
+            self._now_s = at_s
+            if not isinstance(item, Replica):
+                self._give(self._router, item, at_s)
+            elif item.event_s == at_s:  # else it was put off or moved up, and there is another entry
+                item.advance()
+                self._router.update(item)
+                self._prefill_router.update(item)
+                self._expect(item)
+
+    def _give(self, router: Router, request: SimulatedRequest, at_s: float) -> None:
+        replica = router.choose(request)
+        before = replica.event_s
+        replica.submit(request, at_s)
+        router.update(replica)
+        if replica.event_s != before:
+            self._expect(replica)
+
+    def _hand_on(self, request: SimulatedRequest, now_s: float) -> None:
+        """Send a computed prompt to a replica that decodes; it arrives after the transfer."""
+        request.is_prompt_alone = False
+        request.saved = request.prompt_tokens - 1
+        request.preemptions, request.is_handed_on = 0, True
+        request.first_token_s = float("nan")
+        self._push(now_s + request.prompt_tokens * self._options.transfer_s_per_token, request)
+
+    def _expect(self, replica: Replica) -> None:
+        if replica.event_s < np.inf:
+            self._push(replica.event_s, replica)
+
+    def _push(self, at_s: float, item: Replica | SimulatedRequest) -> None:
+        self._entries += 1
+        heappush(self._events, (at_s, self._entries, item))
+
+
+class _HandOn:
+    """A Recorder of prefill replicas: what is complete there goes on elsewhere."""
+
+    def __init__(self, inner: Recorder, hand_on: Callable[[SimulatedRequest, float], None]) -> None:
+        self._inner, self._hand_on = inner, hand_on
+        self.read, self.drop, self.pass_time = inner.read, inner.drop, inner.pass_time
+
+    def begin(self, request: SimulatedRequest, now_s: float, shared: int) -> None:
+        """Count a prompt; see Recorder."""
+        self._inner.begin(request, now_s, shared)
+
+    def finish(self, request: SimulatedRequest, now_s: float) -> None:
+        """Hand a request on; see Recorder."""
+        self._hand_on(request, now_s)

@@ -1,0 +1,43 @@
+"""Who is told what happens in a simulation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from trtkit.runtime.generation.prefill import Chunk
+    from trtkit.simulation.requests import SimulatedRequest
+
+
+@dataclass(frozen=True)
+class ReplicaState:
+    """A replica when steps begin. decoding, reading, waiting: requests. cached_tokens: of those that run.
+
+    reserved_tokens: that its caches have places for.
+    """
+
+    decoding: int
+    reading: int
+    waiting: int
+    cached_tokens: int
+    reserved_tokens: int
+
+
+class Recorder(Protocol):
+    """Told what happens."""
+
+    def begin(self, request: SimulatedRequest, now_s: float, shared: int) -> None:
+        """A request has a slot; `shared` of its tokens were cached already."""
+
+    def read(self, request: SimulatedRequest, chunk: Chunk, now_s: float) -> None:
+        """A piece of a prompt is computed."""
+
+    def finish(self, request: SimulatedRequest, now_s: float) -> None:
+        """A request is complete."""
+
+    def drop(self, request: SimulatedRequest, now_s: float) -> None:
+        """A request's deadline passed before it began, or it fits no replica."""
+
+    def pass_time(self, state: ReplicaState, begin_s: float, end_s: float, steps: int) -> None:
+        """Steps are over; what they change has not changed yet."""

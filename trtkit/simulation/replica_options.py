@@ -1,0 +1,34 @@
+"""What an engine of a simulation is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.runtime.scheduling import DEFAULT_SCHEDULE
+
+if TYPE_CHECKING:
+    from trtkit.runtime.scheduling import ScheduleOptions
+    from trtkit.simulation.times import StepTimes
+
+
+@dataclass(frozen=True)
+class ReplicaOptions:
+    """An engine. slots: sequences at once. slot_tokens: the longest sequence. max_prefill: new tokens of a call.
+
+    budget: new tokens of a step; those of a call if None. pages: of page_tokens tokens; None for slots of full length.
+    block_tokens: of prompts' blocks that are shared; 0 if nothing is. host_tokens: of preempted requests that the host
+    keeps. min_shared_tokens: the shortest beginning worth sharing.
+    """
+
+    times: StepTimes
+    slots: int
+    slot_tokens: int
+    max_prefill: int = 512
+    budget: int | None = None
+    pages: int | None = None
+    page_tokens: int = 16
+    block_tokens: int = 0
+    host_tokens: int = 0
+    min_shared_tokens: int = 16
+    schedule: ScheduleOptions = DEFAULT_SCHEDULE
