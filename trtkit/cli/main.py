@@ -30,6 +30,7 @@ GROUPS = {
         "fetch": "Fetch what a config needs, or a model from Hugging Face's hub.",
         "inspect": "Show an ONNX file, a config's network or a bundle.",
         "plan": "Estimate which GPUs fit a model and its best-case speed.",
+        "simulate": "Simulate serving a language model: latency, GPUs, cost.",
     },
     "Build and verify": {
         "quantize": "Quantize a model's weights, activations and KV caches.",

@@ -26,7 +26,7 @@ _NO_LIMIT = 2**24
 def plan_llm(question: Question, gpu: PlannedGpu, demand: Demand = NO_DEMAND) -> LlmGpu:
     """Return everything about one GPU. Times are floors: nothing that runs this network there can be faster."""
     model, counts, work = question.model, question.counts, question.work
-    footprint = _footprint(model, counts, work.chunk)
+    footprint = footprint_of(model, counts, work.chunk)
     need = footprint.need(work.concurrency, work.length)
     batch = footprint.largest_batch(work.length, gpu.memory_bytes)
     limit = model.max_length or _NO_LIMIT
@@ -84,7 +84,7 @@ def cost_per_million(price_per_hour: float | None, per_second: float) -> float |
     return None if price_per_hour is None else price_per_hour / 3600 / per_second * 1e6
 
 
-def _footprint(model: DecoderModel, counts: Counts, chunk: int) -> Footprint:
+def footprint_of(model: DecoderModel, counts: Counts, chunk: int) -> Footprint:
     """Return what the model keeps on one GPU. chunk: new tokens of each slot in a prefill step."""
     sizes = model.weight_bytes, model.kv_bytes_per_token
     return Footprint(counts, *sizes, chunk, model.vocab_size, model.keeps_new, model.state_bytes)

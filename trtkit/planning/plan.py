@@ -66,7 +66,8 @@ def make_plan(model: PlannedModel, request: PlanRequest, runner: Runner) -> Repo
     return _plan_vision(model, request, runner) if model.fields is None else _plan_llm(model, request, runner)
 
 
-def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> LlmReport:
+def llm_question(planned: PlannedModel, request: PlanRequest, runner: Runner) -> Question:
+    """Count a language model's network, and return it with the work it is to do. Raises TrtkitError."""
     assert planned.fields is not None
     spec = decoder_spec(planned.fields, planned.where)
     options, dtype = llm_options(planned.config), dtype_of(planned.config.precision)
@@ -83,7 +84,12 @@ def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> Ll
         slot_length=options.max_sequence_length if is_sized else 0,
     )
     counts = _count(planned, quantized, work.length, runner)
-    question = Question(model, counts, work, spec, grid_of(planned.config))
+    return Question(model, counts, work, spec, grid_of(planned.config))
+
+
+def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> LlmReport:
+    question = llm_question(planned, request, runner)
+    model, counts, work = question.model, question.counts, question.work
     points = {"prefill": (1, work.input_len, work.input_len), "decode": (work.concurrency, 1, work.mean_length)}
     windowed = model.windowed_kv_bytes(work.length)
     return LlmReport(

@@ -1,0 +1,192 @@
+"""Options of `trtkit simulate`, and the traffic and replicas that they describe."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtkit.cli import completions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from trtkit.jobs.runner import Runner
+    from trtkit.simulation.fleet import FleetOptions
+    from trtkit.simulation.replica_options import ReplicaOptions
+    from trtkit.simulation.requests import Traffic
+
+    Command = Callable[..., None]
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_COUNT, _AMOUNT, _ABOVE = click.IntRange(1), click.FloatRange(0), click.FloatRange(0, min_open=True)
+_GOODPUT = "Latency objective: ttft, tpot or e2e in ms; repeatable."
+_OPTIONS = (
+    click.option("--gpu", metavar="NAME", help="GPU of a replica.", shell_complete=completions.gpus),
+    click.option("--times", type=_FILE, metavar="FILE", help="JSON of measured step times, instead of MODEL."),
+    click.option("--efficiency", type=click.FloatRange(0, 1, min_open=True), default=1.0, metavar="X",
+                 help="Share of the roofline that steps reach.  [default: 1]"),
+    click.option("--overhead-ms", type=_AMOUNT, default=0.0, metavar="X", help="Time of a call besides.  [default: 0]"),
+    click.option("--rate", type=_ABOVE, metavar="X", help="Requests per second."),
+    click.option("--arrivals", type=click.Choice(["poisson", "bursty", "constant"]), default="poisson",
+                 help="Pattern of arrivals.  [default: poisson]"),
+    click.option("--cv", type=_ABOVE, default=4.0, metavar="X",
+                 help="Coefficient of variation of bursty gaps.  [default: 4]"),
+    click.option("--requests", type=_COUNT, metavar="N", help="Number of requests.  [default: 1000, or the trace's]"),
+    click.option("--input-len", type=_COUNT, default=512, metavar="N", help="Mean prompt tokens.  [default: 512]"),
+    click.option("--output-len", type=_COUNT, default=128, metavar="N", help="Mean output tokens.  [default: 128]"),
+    click.option("--input-deviation", type=_AMOUNT, default=0.0, metavar="X", help="Standard deviation of prompts."),
+    click.option("--output-deviation", type=_AMOUNT, default=0.0, metavar="X", help="Standard deviation of answers."),
+    click.option("--shared-tokens", type=click.IntRange(0), default=0, metavar="N",
+                 help="Length of the prefix that prompts share."),
+    click.option("--prefixes", type=_COUNT, default=1, metavar="N", help="Number of different shared prefixes."),
+    click.option("--trace", type=_FILE, metavar="FILE", help="Requests from a JSONL file or an Azure CSV."),
+    click.option("--speed", type=_ABOVE, default=1.0, metavar="X", help="Speed-up of the trace."),
+    click.option("--seed", type=int, default=0, metavar="N", help="Seed of the traffic.  [default: 0]"),
+    click.option("--replicas", type=_COUNT, default=1, metavar="N", help="Engines, a GPU each.  [default: 1]"),
+    click.option("--prefill-replicas", type=click.IntRange(0), default=0, metavar="N",
+                 help="More engines, which only compute prompts."),
+    click.option("--router", type=click.Choice(["round-robin", "least-loaded", "prefix"]), default="least-loaded",
+                 help="Where requests go.  [default: least-loaded]"),
+    click.option("--schedule", type=click.Choice(["fcfs", "priority", "mlfq"]), default="priority",
+                 help="Which request runs next.  [default: priority]"),
+    click.option("--slots", type=_COUNT, metavar="N", help="Concurrent sequences of a replica.  [default: what fits]"),
+    click.option("--max-length", type=click.IntRange(2), metavar="N",
+                 help="Tokens of a slot.  [default: the longest request]"),
+    click.option("--prefill-budget", type=_COUNT, metavar="N", help="New tokens per step.  [default: 512]"),
+    click.option("--kv", type=click.Choice(["linear", "paged"]), default="linear",
+                 help="Caches: a slot per sequence, or pages.  [default: linear]"),
+    click.option("--page-tokens", type=_COUNT, default=16, metavar="N", help="Tokens of a page.  [default: 16]"),
+    click.option("--pages", type=_COUNT, metavar="N", help="Pages of a replica.  [default: what fits]"),
+    click.option("--host-gb-per-s", type=_ABOVE, default=50.0, metavar="X",
+                 help="Bandwidth to the host and to other replicas.  [default: 50]"),
+    click.option("--goodput", "objectives", multiple=True, metavar="NAME:MS", help=_GOODPUT),
+    click.option("--attainment", type=click.FloatRange(0, 1, min_open=True), default=0.99, metavar="X",
+                 help="Share of requests within the objectives, for --find-gpus.  [default: 0.99]"),
+    click.option("--find-gpus", is_flag=True, help="Find the fewest replicas that meet the objectives."),
+    click.option("--price-per-hour", type=_ABOVE, metavar="X", help="Price per GPU hour."),
+    click.option("--html", type=_FILE, metavar="FILE", help="Write an HTML report."),
+)  # fmt: skip
+_HOST_BYTES = 1 << 30  # as EngineOptions.most_snapshot_bytes
+_LONGEST = 1 << 20
+_MAX_PREFILL = 512
+
+
+def simulate_options(command: Command) -> Command:
+    """Give a command the options of a simulation."""
+    return functools.reduce(lambda inner, option: option(inner), reversed(_OPTIONS), command)
+
+
+def read_traffic_options(options: Mapping[str, Any]) -> Traffic:
+    """Return the requests. Raises SimulationError, BenchError."""
+    from trtkit.simulation.traffic import TrafficOptions, random_traffic, read_traffic
+
+    if options["trace"] is not None:
+        return read_traffic(options["trace"], options["speed"], options["requests"])
+    law = TrafficOptions(
+        options["rate"],
+        options["requests"] or 1000,
+        options["arrivals"],
+        options["cv"],
+        options["input_len"],
+        options["output_len"],
+        options["input_deviation"],
+        options["output_deviation"],
+        options["shared_tokens"],
+        options["prefixes"],
+        options["seed"],
+    )
+    return random_traffic(law, options["max_length"] or _LONGEST)
+
+
+def read_fleet(
+    path: str | None, traffic: Traffic, options: Mapping[str, Any], runner: Runner
+) -> tuple[FleetOptions, tuple[str, ...]]:
+    """Return the replicas and what is assumed of them. Raises TrtkitError."""
+    from trtkit.simulation.fleet import FleetOptions
+
+    longest = options["max_length"] or int((traffic.input_tokens + traffic.output_tokens).max())
+    replica, notes = _measured(longest, options) if path is None else _planned(path, longest, options, runner)
+    replica = _with_blocks(replica, traffic)
+    copy_s = replica.times.copy_s_per_token
+    return FleetOptions(replica, options["replicas"], options["router"], options["prefill_replicas"], copy_s), notes
+
+
+def _measured(longest: int, options: Mapping[str, Any]) -> tuple[ReplicaOptions, tuple[str, ...]]:
+    """Return replicas with measured step times."""
+    from trtkit.runtime.scheduling import ScheduleOptions
+    from trtkit.simulation.replica_options import ReplicaOptions
+    from trtkit.simulation.times import read_times
+
+    slots = options["slots"] or 8
+    pages = options["pages"] or -(-slots * longest // options["page_tokens"])
+    replica = ReplicaOptions(
+        read_times(options["times"]),
+        slots,
+        longest,
+        budget=options["prefill_budget"],
+        pages=pages if options["kv"] == "paged" else None,
+        page_tokens=options["page_tokens"],
+        host_tokens=_LONGEST,
+        schedule=ScheduleOptions(options["schedule"]),
+    )
+    return replica, (f"step times: {options['times']}",)
+
+
+def _planned(
+    path: str, longest: int, options: Mapping[str, Any], runner: Runner
+) -> tuple[ReplicaOptions, tuple[str, ...]]:
+    """Return replicas that run a model on a GPU, with the times of its roofline."""
+    from trtkit.errors import SimulationError
+    from trtkit.planning.gpus import find_gpus
+    from trtkit.planning.plan import PlanRequest, llm_question
+    from trtkit.planning.source import find_model
+    from trtkit.runtime.scheduling import ScheduleOptions
+    from trtkit.simulation.machine import MachineOptions, machine_of
+    from trtkit.simulation.replica_options import ReplicaOptions
+
+    (gpu,) = find_gpus([options["gpu"]])
+    model = find_model(path, options["overrides"], options["target"])
+    if model.fields is None:
+        raise SimulationError(f"`{model.name}` is not a language model", path, "simulate a language model")
+    longest = max(longest, model.max_length)
+    question = llm_question(model, PlanRequest([gpu], longest - 1, 1, 1), runner)
+    is_paged = options["kv"] == "paged"
+    share, overhead_s = options["efficiency"], options["overhead_ms"] / 1e3
+    own = MachineOptions(share, overhead_s, 1e9 * options["host_gb_per_s"], options["slots"])
+    machine = machine_of(question, gpu, own, is_paged=is_paged)
+    pages = options["pages"] or machine.cache_tokens // options["page_tokens"]
+    replica = ReplicaOptions(
+        machine.times,
+        machine.slots,
+        machine.slot_tokens,
+        max(question.work.chunk, options["prefill_budget"] or _MAX_PREFILL),
+        options["prefill_budget"],
+        pages if is_paged else None,
+        options["page_tokens"],
+        host_tokens=_HOST_BYTES // machine.token_bytes if machine.token_bytes else 0,
+        schedule=ScheduleOptions(options["schedule"]),
+    )
+    holds = f"{pages} pages of {options['page_tokens']} tokens" if is_paged else "each with room for the longest"
+    notes = (
+        f"{question.model.name} in {question.model.dtype.name} on {gpu.name}: {machine.slots} sequences of at most "
+        f"{machine.slot_tokens} tokens at once, {holds}",
+        f"steps at {share:.0%} of the roofline of published figures" + (", a lower bound" if share == 1 else ""),
+    )
+    return replica, notes
+
+
+def _with_blocks(replica: ReplicaOptions, traffic: Traffic) -> ReplicaOptions:
+    """Let prompts share the traffic's blocks, in whole pages."""
+    from dataclasses import replace
+
+    from trtkit.errors import SimulationError
+
+    if not traffic.hash_ids:
+        return replica
+    if replica.pages is not None and traffic.block_tokens % replica.page_tokens:
+        what = f"{traffic.block_tokens} shared tokens are not whole pages of {replica.page_tokens}"
+        raise SimulationError(what, "--page-tokens", "choose a size that divides them")
+    return replace(replica, block_tokens=traffic.block_tokens)

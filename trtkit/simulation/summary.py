@@ -1,0 +1,158 @@
+"""What a simulation shows: latencies, throughput, use of the machines, cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.planning.load import HOURS_PER_MONTH
+from trtkit.simulation.record import BINS, gap_percentile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trtkit.arrays import Array
+    from trtkit.simulation.fleet import FleetOptions
+    from trtkit.simulation.record import Record
+    from trtkit.simulation.requests import Traffic
+
+_CURVE = 100
+"""Points of a distribution's curve."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """In milliseconds. curve: of the shares 0 to 1, in equal steps."""
+
+    mean_ms: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    curve: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Times between the tokens of an answer, in milliseconds; percentiles to about a hundredth."""
+
+    mean_ms: float
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Requests within all objectives: their share, and how many a second."""
+
+    share: float
+    requests_per_second: float
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Means of an interval that begins at `at_s`, over all replicas."""
+
+    at_s: float
+    waiting: float
+    running: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A simulation's figures. dropped: requests that fit no replica, or whose deadline passed in the queue.
+
+    utilization: the share of time that replicas compute. running: requests of a replica that computes, the mean;
+    most_running: the largest number. waste: the share of reserved cache memory that holds no token.
+    shared: the share of prompt tokens that were cached already. cost_per_month: None without a price.
+    """
+
+    requests: int
+    dropped: int
+    gpus: int
+    duration_s: float
+    requests_per_second: float
+    output_tokens_per_second: float
+    ttft: Distribution
+    tpot: Distribution
+    itl: Gaps
+    latency: Distribution
+    goodput: Goodput | None
+    utilization: float
+    running: float
+    most_running: int
+    waiting: float
+    preemptions: int
+    waste: float
+    shared: float
+    cost_per_month: float | None
+    moments: tuple[Moment, ...] = ()
+
+
+def summarize(
+    traffic: Traffic, record: Record, options: FleetOptions, objectives: Mapping[str, float], price: float | None = None
+) -> Summary:
+    """Return the figures. objectives: limits in ms by AIPerf's names. price: of a GPU's hour."""
+    is_done = np.isfinite(record.finished_s)
+    ttft = (record.first_token_s - traffic.arrival_s)[is_done]
+    latency = (record.finished_s - traffic.arrival_s)[is_done]
+    outputs = traffic.output_tokens[is_done]
+    has_gaps = outputs > 1
+    tpot = (latency - ttft) / np.maximum(outputs - 1, 1)
+    duration_s = record.last_s - float(traffic.arrival_s[0])
+    per_s = 1 / duration_s if duration_s else 0.0
+    gaps_s = float((latency - ttft)[has_gaps].sum() / max(1, (outputs - 1)[has_gaps].sum()))
+    bins_s = record.bin_s
+    gpu_s = duration_s * options.gpus
+    times = {"ttft": ttft, "tpot": np.where(has_gaps, tpot, 0.0), "latency": latency}
+    return Summary(
+        requests=len(traffic),
+        dropped=record.dropped,
+        gpus=options.gpus,
+        duration_s=duration_s,
+        requests_per_second=int(is_done.sum()) * per_s,
+        output_tokens_per_second=float(outputs.sum()) * per_s,
+        ttft=_distribution(ttft),
+        tpot=_distribution(tpot[has_gaps]),
+        itl=Gaps(1e3 * gaps_s, *(1e3 * gap_percentile(record.gaps, share) for share in (0.5, 0.99))),
+        latency=_distribution(latency),
+        goodput=_goodput(times, objectives, len(traffic), per_s),
+        utilization=record.busy_s / gpu_s if gpu_s else 0.0,
+        running=record.row_s / record.busy_s if record.busy_s else 0.0,
+        most_running=record.most_running,
+        waiting=float(record.waiting_s.sum()) / (bins_s * BINS),
+        preemptions=record.preemptions,
+        waste=1 - record.used / record.reserved if record.reserved else 0.0,
+        shared=record.shared_tokens / record.prompt_tokens if record.prompt_tokens else 0.0,
+        cost_per_month=None if price is None else options.gpus * price * HOURS_PER_MONTH,
+        moments=tuple(
+            Moment(index * bins_s, float(waiting) / bins_s, float(running) / bins_s)
+            for index, (waiting, running) in enumerate(zip(record.waiting_s, record.running_s, strict=True))
+        ),
+    )
+
+
+_METRICS = {"time_to_first_token": "ttft", "inter_token_latency": "tpot", "request_latency": "latency"}
+"""What objectives are of, by AIPerf's names."""
+
+
+def _goodput(times: Mapping[str, Array], objectives: Mapping[str, float], count: int, per_s: float) -> Goodput | None:
+    """Return how many requests are within all objectives; those that were dropped are not."""
+    if not objectives:
+        return None
+    is_good = np.ones(len(times["ttft"]), np.bool_)
+    for name, limit in objectives.items():
+        is_good &= 1e3 * times[_METRICS[name]] <= limit
+    good = int(is_good.sum())
+    return Goodput(good / count, good * per_s)
+
+
+def _distribution(seconds: Array) -> Distribution:
+    if not len(seconds):
+        return Distribution(*(float("nan"),) * 4)
+    shares = np.linspace(0, 1, _CURVE + 1)
+    curve = 1e3 * np.quantile(seconds, shares)
+    return Distribution(
+        1e3 * float(seconds.mean()), float(curve[50]), float(curve[90]), float(curve[99]), tuple(curve.tolist())
+    )
