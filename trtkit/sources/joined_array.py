@@ -44,3 +44,10 @@ def joined(parts: Sequence[StoredArray], axis: int) -> StoredArray:
         return StoredArray(tuple(shape), quantized, is_quantized=True, parts=tuple(parts), axis=axis)
     read: Callable[[], Array] = lambda: np.concatenate([part.read() for part in parts], axis)  # noqa: E731
     return StoredArray(tuple(shape), read, parts=tuple(parts), axis=axis)
+
+
+def by_key_head(array: Array, keys: int, queries: int) -> Array:
+    """Return rows [q | k | v], each of all heads, as those of each key head in turn. queries: heads for a key head."""
+    size = len(array) // (keys * (queries + 2))
+    parts = np.split(array, [keys * queries * size, keys * (queries + 1) * size])
+    return np.concatenate([part.reshape(keys, -1, *array.shape[1:]) for part in parts], 1).reshape(array.shape)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trtkit.sources.joined_array import by_key_head
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -60,16 +62,9 @@ def _unpermuted(array: Array, heads: int) -> Array:
     return array.reshape(heads, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
-def _ungrouped(array: Array, keys: int, queries: int) -> Array:
-    """Return rows [q | k | v] by key head. keys: heads. queries: heads for each key head."""
-    size = len(array) // (keys * (queries + 2))
-    parts = np.split(array, [keys * queries * size, keys * (queries + 1) * size])
-    return np.concatenate([part.reshape(keys, -1, *array.shape[1:]) for part in parts], 1).reshape(array.shape)
-
-
 def _ungrouped_shared(array: Array, config: Fields) -> Array:
     keys = int(config["num_kv_heads"])
-    return _ungrouped(array, keys, query_heads(config) // keys)
+    return by_key_head(array, keys, query_heads(config) // keys)
 
 
 def _untiled(array: Array, config: Fields) -> Array:
@@ -89,7 +84,7 @@ _UNDO: dict[Change, Callable[[Array, Fields], Array]] = {
     ),
     "add_one": lambda array, _: array - np.asarray(1, array.dtype),
     "transpose": lambda array, _: array.T,
-    "ungroup": lambda array, config: _ungrouped(array, query_heads(config), 1),
+    "ungroup": lambda array, config: by_key_head(array, query_heads(config), 1),
     "ungroup_shared": _ungrouped_shared,
     "squeeze": lambda array, _: array.reshape(shape_after(("squeeze",), array.shape)),
     "log_negate": lambda array, _: np.log(-array.reshape(-1)),

@@ -3,64 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-from trtkit.errors import Problem, ProblemsError
+import numpy as np
+
+from trtkit.errors import Problem, ProblemsError, SourceError
 from trtkit.sources.checkpoint import StoredArray
-from trtkit.sources.joined_array import joined, take_rows
-from trtkit.sources.trtllm.config import ARCHITECTURES, head_size, key_value_heads
+from trtkit.sources.joined_array import by_key_head, joined, take_listed, take_rows
+from trtkit.sources.trtllm.experts import expert_weights
+from trtkit.sources.trtllm.families import family_of
+from trtkit.sources.trtllm.fields import head_size, key_value_heads
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trtkit.sources.trtllm.family import Family
+    from trtkit.sources.trtllm.fields import Fields
+
+    Arrays = dict[str, StoredArray]
+    Ranks = Sequence[Mapping[str, StoredArray]]
 
 _LAYER = re.compile(r"transformer\.layers\.(\d+)\.(.+)\.(weight|bias)")
-_Ranks = Sequence[Mapping[str, StoredArray]]
-
-
-@dataclass(frozen=True)
-class _Family:
-    """HF's modules by TensorRT-LLM's. layers: HF's prefix of a layer. is_in_out: HF stores matrices [in, out]."""
-
-    outside: Mapping[str, str]
-    inside: Mapping[str, str]
-    qkv: tuple[str, ...]
-    layers: str = "model.layers"
-    is_in_out: bool = False
-
-
-_LLAMA = _Family(
-    {"transformer.vocab_embedding": "model.embed_tokens", "transformer.ln_f": "model.norm", "lm_head": "lm_head"},
-    {
-        "input_layernorm": "input_layernorm",
-        "post_layernorm": "post_attention_layernorm",
-        "attention.dense": "self_attn.o_proj",
-        "mlp.fc": "mlp.gate_proj",
-        "mlp.gate": "mlp.up_proj",
-        "mlp.proj": "mlp.down_proj",
-    },
-    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-)
-_GPT2 = _Family(
-    {
-        "transformer.vocab_embedding": "transformer.wte",
-        "transformer.position_embedding": "transformer.wpe",
-        "transformer.ln_f": "transformer.ln_f",
-        "lm_head": "lm_head",
-    },
-    {
-        "input_layernorm": "ln_1",
-        "post_layernorm": "ln_2",
-        "attention.dense": "attn.c_proj",
-        "mlp.fc": "mlp.c_fc",
-        "mlp.proj": "mlp.c_proj",
-    },
-    ("attn.c_attn",),
-    "transformer.h",
-    is_in_out=True,
-)
-_FAMILIES = {"llama": _LLAMA, "qwen2": _LLAMA, "gpt2": _GPT2}
 # The axis that ranks share out; norms, and biases of dense and proj, are the same in all of them.
 _SPLIT_AXIS = {
     "lm_head.weight": 0,
+    "lm_head.bias": 0,
     "mlp.fc.weight": 0,
     "mlp.fc.bias": 0,
     "mlp.gate.weight": 0,
@@ -68,15 +35,16 @@ _SPLIT_AXIS = {
     "attention.dense.weight": 1,
     "mlp.proj.weight": 1,
 }
+_POSITIONS = "transformer.position_embedding.weight"
 
 
-def hf_weights(ranks: _Ranks, config: Mapping[str, Any], where: str) -> dict[str, StoredArray]:
+def hf_weights(ranks: Ranks, config: Fields, where: str) -> Arrays:
     """Return the weights by Hugging Face name, merged when they are read.
 
     Raises ProblemsError naming tensors that the architecture lacks.
     """
-    family = _FAMILIES[ARCHITECTURES[config["architecture"]]]
-    weights: dict[str, StoredArray] = {}
+    family = family_of(config)
+    weights: Arrays = {}
     unknown = []
     for name in ranks[0]:
         arrays = _named(ranks, config, family, name)
@@ -88,37 +56,67 @@ def hf_weights(ranks: _Ranks, config: Mapping[str, Any], where: str) -> dict[str
     return weights
 
 
-def _named(ranks: _Ranks, config: Mapping[str, Any], family: _Family, name: str) -> dict[str, StoredArray]:
-    """Return what one tensor holds: a weight, or queries, keys and values; nothing where it is not known."""
+def _named(ranks: Ranks, config: Fields, family: Family, name: str) -> Arrays:
+    """Return what one tensor holds: one weight, or several that it joins; nothing where it is not known."""
     layer = _LAYER.fullmatch(name)
     if layer is None:
         module, _, suffix = name.rpartition(".")
-        return {f"{family.outside[module]}.{suffix}": _outside(ranks, config, name)} if module in family.outside else {}
+        if module not in family.outside:
+            return {}
+        stored = _outside(ranks, config, family, name)
+        if suffix == "weight":
+            stored = _without_one(stored, family, module)
+        return {f"{family.outside[module]}.{suffix}": stored}
     number, module, suffix = layer.groups()
     start = f"{family.layers}.{number}."
     if module == "attention.qkv":
         return {f"{start}{hf}.{suffix}": stored for hf, stored in _qkv(ranks, config, family, name).items()}
+    if family.has_experts and module in ("mlp.fc", "mlp.proj") and suffix == "weight":
+        return {f"{start}{hf}.weight": stored for hf, stored in expert_weights(ranks, name).items()}
     if module not in family.inside:
         return {}
-    axis = _SPLIT_AXIS.get(f"{module}.{suffix}")
-    stored = ranks[0][name] if axis is None else joined([rank[name] for rank in ranks], axis)
-    return {f"{start}{family.inside[module]}.{suffix}": _oriented(stored, family)}
+    stored = _merged(ranks, config, name, f"{module}.{suffix}")
+    whole = _without_one(stored, family, module) if suffix == "weight" else stored
+    return {f"{start}{family.inside[module]}.{suffix}": _restored(whole, family, module)}
 
 
-def _outside(ranks: _Ranks, config: Mapping[str, Any], name: str) -> StoredArray:
+def _merged(ranks: Ranks, config: Fields, name: str, local: str) -> StoredArray:
+    """Return a layer's tensor of all ranks. Norms of single heads are shared out as these are."""
+    axis = _SPLIT_AXIS.get(local)
+    parts = [rank[name] for rank in ranks]
+    if local.endswith("_layernorm.weight") and len(parts[0].shape) == 2:
+        return joined(parts if "q_" in local else _distinct(parts, config), 0)
+    return parts[0] if axis is None else joined(parts, axis)
+
+
+def _distinct(parts: Sequence[StoredArray], config: Fields) -> Sequence[StoredArray]:
+    """Return what holds each key head once: with fewer of them than ranks, neighbouring ranks hold the same one."""
+    return parts[:: max(1, len(parts) // key_value_heads(config))]
+
+
+def _outside(ranks: Ranks, config: Fields, family: Family, name: str) -> StoredArray:
     """Return a tensor outside of layers. Embeddings may be split by either axis, or be whole in every rank."""
     parts = [rank[name] for rank in ranks]
     axis = _SPLIT_AXIS.get(name)
     if name.endswith("_embedding.weight"):
         axis = _embedding_axis(parts[0].shape, config, is_position="position" in name)
     stored = parts[0] if axis is None else joined(parts, axis)
+    if name == _POSITIONS:
+        return _after_zeros(stored) if family.model_type == "opt" else stored
     rows = config["vocab_size"]
-    if name == "transformer.position_embedding.weight" or len(stored.shape) != 2 or stored.shape[0] <= rows:
+    if not (name.startswith("lm_head") or len(stored.shape) == 2) or stored.shape[0] <= rows:
         return stored
     return take_rows(stored, 0, rows)  # vocabularies are padded to a multiple of the ranks
 
 
-def _embedding_axis(shape: tuple[int, ...], config: Mapping[str, Any], is_position: bool) -> int | None:
+def _after_zeros(stored: StoredArray) -> StoredArray:
+    """Return OPT's positions as transformers has them: after two that nothing reads, and that were dropped."""
+    shape = (2, stored.shape[1])
+    zeros = StoredArray(shape, lambda: np.zeros_like(stored.read()[:1], shape=shape))
+    return joined([zeros, stored], 0)
+
+
+def _embedding_axis(shape: tuple[int, ...], config: Fields, is_position: bool) -> int | None:
     """Return the axis by which an embedding table is split, None where each rank has it whole."""
     if shape[1] != config["hidden_size"]:
         return 1
@@ -126,23 +124,44 @@ def _embedding_axis(shape: tuple[int, ...], config: Mapping[str, Any], is_positi
     return 0 if shape[0] < rows else None
 
 
-def _qkv(ranks: _Ranks, config: Mapping[str, Any], family: _Family, name: str) -> dict[str, StoredArray]:
+def _qkv(ranks: Ranks, config: Fields, family: Family, name: str) -> Arrays:
     """Return the projections of queries, keys and values by HF module; joined where HF joins them."""
     H, tp = head_size(config), len(ranks)
     queries, keys = config["num_attention_heads"] // tp * H, max(1, key_value_heads(config) // tp) * H
-    # With fewer key heads than ranks, neighbouring ranks hold the same one.
-    distinct = ranks[:: max(1, tp // key_value_heads(config))]
+    held = [rank[name] for rank in ranks]
+    distinct = _distinct(held, config)
     parts = [
-        joined([take_rows(rank[name], start, count) for rank in holders], 0)
-        for holders, start, count in ((ranks, 0, queries), (distinct, queries, keys), (distinct, queries + keys, keys))
+        joined([take_rows(rank, start, count) for rank in holders], 0)
+        for holders, start, count in ((held, 0, queries), (distinct, queries, keys), (distinct, queries + keys, keys))
     ]
-    if len(family.qkv) == 1:
-        return {family.qkv[0]: _oriented(joined(parts, 0), family)}
-    return dict(zip(family.qkv, parts, strict=True))
+    if family.rows == "apart":
+        return dict(zip(family.qkv, parts, strict=True))
+    stored = joined(parts, 0)
+    if family.rows == "by key head":
+        stored = take_listed(stored, _order(stored.shape[0], config, name))
+    return {family.qkv[0]: _restored(stored, family, "attention.qkv")}
 
 
-def _oriented(stored: StoredArray, family: _Family) -> StoredArray:
-    """Return a matrix as HF's module stores it; one in few bits as it is."""
+def _order(rows: int, config: Fields, name: str) -> np.ndarray:
+    """Return the rows [q | k | v] in the order of key heads."""
+    heads, keys = config["num_attention_heads"], key_value_heads(config)
+    if heads % keys or rows % (heads + 2 * keys):
+        raise SourceError(f"`{name}` has {rows} rows for {heads} heads and {keys} key heads")
+    return by_key_head(np.arange(rows), keys, heads // keys)
+
+
+def _restored(stored: StoredArray, family: Family, module: str) -> StoredArray:
+    """Return a tensor as HF's module stores it; a matrix in few bits as it is, but for the order of its rows."""
+    if module == family.swapped:
+        half = stored.shape[0] // 2
+        return joined([take_rows(stored, half, half), take_rows(stored, 0, half)], 0)
     if stored.is_quantized or not family.is_in_out or len(stored.shape) != 2:
         return stored
     return StoredArray(stored.shape[::-1], lambda: stored.read().T)
+
+
+def _without_one(stored: StoredArray, family: Family, module: str) -> StoredArray:
+    """Return a norm's weight, as HF stores it where the network adds 1; anything else as it is."""
+    if module not in family.plus_one:
+        return stored
+    return StoredArray(stored.shape, lambda: stored.read().astype(np.float32) - np.float32(1))

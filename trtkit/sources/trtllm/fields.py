@@ -1,0 +1,217 @@
+"""Say in the fields of a Hugging Face config.json what is particular to one family's TensorRT-LLM config.
+
+`attn_bias` and `mlp_bias` say what the tensors do. TensorRT-LLM keeps no sliding window: there is none then.
+
+Format: TensorRT-LLM's `models/*/config.py` and its conversion scripts, release 1.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Fields = Mapping[str, Any]
+# TensorRT-LLM's `gelu` is the tanh form, whatever it is called.
+GELU = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
+"""Names of it."""
+
+
+def key_value_heads(config: Fields) -> int:
+    """Return the number of key/value heads."""
+    return int(config.get("num_key_value_heads") or config["num_attention_heads"])
+
+
+def head_size(config: Fields) -> int:
+    """Return the size of one head."""
+    return int(config.get("head_size") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def inner_size(config: Fields) -> int:
+    """Return the size between the feed-forward layer's matrices: what TensorRT-LLM takes if none is stated."""
+    return int(config.get("intermediate_size") or 4 * config["hidden_size"])
+
+
+def rope(config: Fields) -> dict[str, Any]:
+    """Return `rope_parameters`. `rotary_scaling` has HF's names; the base is 10000 where none is stated."""
+    scaling = dict(config.get("rotary_scaling") or {})
+    kind = scaling.pop("rope_type", None) or scaling.pop("type", None) or "default"
+    scaling.pop("type", None)
+    base = config.get("rotary_base") or config.get("rotary_emb_base") or 10000.0
+    return {"rope_theta": float(base), "rope_type": kind, **scaling}
+
+
+def _partial_rope(config: Fields) -> dict[str, Any]:
+    part = config.get("rotary_pct")
+    return {**rope(config), "partial_rotary_factor": 1.0 if part is None else float(part)}
+
+
+def gelu_tanh(config: Fields) -> str:
+    """Return the activation, by HF's name where it is a GELU."""
+    return "gelu_pytorch_tanh" if config["hidden_act"] in GELU else str(config["hidden_act"])
+
+
+def rotary(config: Fields) -> Fields:
+    """Return the fields of most models with RMS norms and rotary embeddings."""
+    return {
+        "rms_norm_eps": config["norm_epsilon"],
+        "hidden_act": config["hidden_act"],
+        "rope_parameters": rope(config),
+    }
+
+
+def llama(config: Fields) -> Fields:
+    """Return the fields of Llama."""
+    return {**rotary(config), "attention_bias": config["attn_bias"], "mlp_bias": config["mlp_bias"]}
+
+
+def granite(config: Fields) -> Fields:
+    """Return the fields of Granite. Its attention's factor is stored times the root of the head's size."""
+    return {
+        **llama(config),
+        "attention_multiplier": config["attention_multiplier"] / head_size(config) ** 0.5,
+        "embedding_multiplier": config["embedding_multiplier"],
+        "residual_multiplier": config["residual_multiplier"],
+        "logits_scaling": 1 / config["output_multiplier_scale"],
+    }
+
+
+def mistral(config: Fields) -> Fields:
+    """Return the fields of Mistral."""
+    return {**rotary(config), "sliding_window": None}
+
+
+def qwen2(config: Fields) -> Fields:
+    """Return the fields of Qwen2."""
+    return {**rotary(config), "use_sliding_window": False}
+
+
+def qwen3(config: Fields) -> Fields:
+    """Return the fields of Qwen3."""
+    return {**qwen2(config), "attention_bias": config["attn_bias"]}
+
+
+def mixtral(config: Fields) -> Fields:
+    """Return the fields of Mixtral."""
+    moe = config["moe"]
+    sizes = {"num_local_experts": moe["num_experts"], "num_experts_per_tok": moe["top_k"]}
+    return {**mistral(config), **sizes, "hidden_act": "silu"}
+
+
+def gemma(config: Fields) -> Fields:
+    """Return the fields of Gemma."""
+    return {**rotary(config), "hidden_act": gelu_tanh(config)}
+
+
+def gemma2(config: Fields) -> Fields:
+    """Return the fields of Gemma 2. Its window is not stated: transformers' own, as all published models have it."""
+    names = ("query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping")
+    return {**gemma(config), **{name: config.get(name) for name in names}}
+
+
+def starcoder2(config: Fields) -> Fields:
+    """Return the fields of StarCoder2."""
+    own = {"norm_epsilon": config["norm_epsilon"], "use_bias": config["attn_bias"]}
+    return {**own, "sliding_window": None, "hidden_act": gelu_tanh(config), "rope_parameters": rope(config)}
+
+
+def nemotron(config: Fields) -> Fields:
+    """Return the fields of Nemotron."""
+    squared = config["hidden_act"] in ("squared-relu", "relu2")
+    return {
+        "norm_eps": config["norm_epsilon"],
+        "hidden_act": "relu2" if squared else config["hidden_act"],
+        "rope_parameters": _partial_rope(config),
+        "attention_bias": config["attn_bias"],
+        "mlp_bias": config["mlp_bias"],
+    }
+
+
+def phi(config: Fields) -> Fields:
+    """Return the fields of Phi."""
+    own = {"layer_norm_eps": config["norm_epsilon"], "hidden_act": config["hidden_act"]}
+    return {**own, "rope_parameters": _partial_rope(config)}
+
+
+def phi3(config: Fields) -> Fields:
+    """Return the fields of Phi-3. `swiglu` stands for gated SiLU."""
+    parameters = _partial_rope(config)
+    kept = {}
+    if config.get("position_embedding_type") == "long_rope":
+        kept["original_max_position_embeddings"] = config["original_max_position_embeddings"]
+        factors = {f"{name}_factor": config[f"longrope_scaling_{name}_factors"] for name in ("short", "long")}
+        parameters |= {"rope_type": "longrope", **factors, **kept}
+    activation = "silu" if config["hidden_act"] == "swiglu" else config["hidden_act"]
+    return {**mistral(config), "hidden_act": activation, "rope_parameters": parameters, **kept}
+
+
+def cohere(config: Fields) -> Fields:
+    """Return the fields of Command R."""
+    return {
+        "layer_norm_eps": config["norm_epsilon"],
+        "logit_scale": config["output_multiplier_scale"],
+        "hidden_act": config["hidden_act"],
+        "rope_parameters": rope(config),
+        "attention_bias": config["attn_bias"],
+        "use_qk_norm": bool(config.get("qk_layernorm")),
+    }
+
+
+def gpt_neox(config: Fields) -> Fields:
+    """Return the fields of GPT-NeoX. TensorRT-LLM's always adds attention and feed-forward to the same input."""
+    own = {"layer_norm_eps": config["norm_epsilon"], "attention_bias": config["attn_bias"]}
+    own |= {"hidden_act": config["hidden_act"], "use_parallel_residual": True}
+    return {**own, "rope_parameters": _partial_rope(config)}
+
+
+def gptj(config: Fields) -> Fields:
+    """Return the fields of GPT-J."""
+    own = {"layer_norm_epsilon": config["norm_epsilon"], "activation_function": "gelu_new"}
+    return {**own, "rotary_dim": config["rotary_dim"]}
+
+
+def gpt2(config: Fields) -> Fields:
+    """Return the fields of GPT-2."""
+    activation = "gelu_new" if config["hidden_act"] in GELU else config["hidden_act"]
+    return {"layer_norm_epsilon": config["norm_epsilon"], "activation_function": activation}
+
+
+def gpt_bigcode(config: Fields) -> Fields:
+    """Return the fields of StarCoder: one key head."""
+    return {**gpt2(config), "activation_function": gelu_tanh(config), "multi_query": True}
+
+
+def bloom(config: Fields) -> Fields:
+    """Return the fields of BLOOM."""
+    return {"layer_norm_epsilon": config["norm_epsilon"]}
+
+
+def opt(config: Fields) -> Fields:
+    """Return the fields of OPT. Projections of narrower embeddings are multiplied into them."""
+    return {
+        "activation_function": config["hidden_act"],
+        "do_layer_norm_before": config.get("do_layer_norm_before", True),
+        "word_embed_proj_dim": config["hidden_size"],
+    }
+
+
+def mpt(config: Fields) -> Fields:
+    """Return the fields of MPT."""
+    own = {"alibi": True, "clip_qkv": config.get("clip_qkv"), "alibi_bias_max": config.get("alibi_bias_max", 8)}
+    ratio = inner_size(config) // config["hidden_size"]
+    return {"attn_config": own, "layer_norm_epsilon": config["norm_epsilon"], "expansion_ratio": ratio}
+
+
+def falcon(config: Fields) -> Fields:
+    """Return the fields of Falcon, whose rotary base TensorRT-LLM does not keep: 10000."""
+    keys, is_new = key_value_heads(config), bool(config.get("new_decoder_architecture"))
+    return {
+        "layer_norm_epsilon": config["norm_epsilon"],
+        "bias": config["mlp_bias"],
+        "alibi": str(config.get("position_embedding_type")).startswith("alibi"),
+        "new_decoder_architecture": is_new,
+        "parallel_attn": bool(config.get("parallel_attention")),
+        "multi_query": keys == 1 and not is_new,
+        "num_kv_heads": keys,
+        "ffn_hidden_size": inner_size(config),
+        "rope_parameters": rope(config),
+    }
