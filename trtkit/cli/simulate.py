@@ -27,7 +27,7 @@ EPILOG = """\b
 Examples:
   trtkit simulate llama-3.1-8b --gpu h200 --rate 20
   trtkit simulate llama-3.1-8b --gpu h200 --rate 20 --kv paged --html sim.html
-  trtkit simulate llama-2-7b --gpu l4 --rate 1 --arrivals bursty --schedule mlfq
+  trtkit simulate llama --gpu l4 --rate 9 --arrivals bursty --schedule mlfq
   trtkit simulate bundles/llama --gpu l4 --trace requests.jsonl --replicas 4
   trtkit simulate llama-3.1-8b --gpu h100 --rate 50 --goodput ttft:500 \\
       --goodput tpot:50 --find-gpus --price-per-hour 2.5

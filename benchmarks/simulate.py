@@ -1,0 +1,141 @@
+"""Schedules, and slots against pages, in simulation: Llama-2-7B on an A100 of 80 GB at the roofline of its published figures.
+
+Lengths are log-normal with the means of ShareGPT that vLLM's paper states (161 and 338 tokens), and as far spread as their
+mean; slots have room for 2,048 tokens. `python -m benchmarks.simulate`
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.measure import seconds, write
+from trtkit.jobs.runner import ChildRunner
+from trtkit.planning.gpus import find_gpus
+from trtkit.planning.plan import PlanRequest, llm_question
+from trtkit.planning.source import find_model
+from trtkit.runtime.scheduling import SCHEDULES, ScheduleOptions
+from trtkit.simulation.fleet import FleetOptions, simulate
+from trtkit.simulation.machine import MachineOptions, machine_of
+from trtkit.simulation.replica_options import ReplicaOptions
+from trtkit.simulation.summary import summarize
+from trtkit.simulation.traffic import TrafficOptions, random_traffic
+
+if TYPE_CHECKING:
+    from trtkit.planning.question import Question
+    from trtkit.simulation.requests import Traffic
+    from trtkit.simulation.summary import Summary
+
+MODEL, GPU, LENGTH, PAGE = "llama-2-7b", "a100-80", 2048, 16
+COUNT = 6000
+SLOTS_OF_SCHEDULES = 16
+LOADS = {"half": 0.5, "high": 0.8, "full": 0.95}
+FASTSERVE = (
+    "https://arxiv.org/abs/2305.05920: up to 31.4x and 17.9x vLLM's throughput at the same average and tail latency"
+)
+VLLM = "https://arxiv.org/abs/2309.06180: earlier systems use 20.4 % to 38.2 % of their caches' memory; 2x to 4x their throughput"
+
+
+def traffic(rate: float, pattern: str = "poisson", count: int = COUNT, shared: int = 0) -> Traffic:
+    """Return requests; `shared` tokens more at the start of each prompt, one of eight prefixes."""
+    law = TrafficOptions(rate, count, pattern, 4.0, 161 + shared, 338, 161.0, 338.0, shared, 8)  # type: ignore[arg-type]
+    return random_traffic(law, LENGTH)
+
+
+def replica(question: Question, slots: int | None, *, is_paged: bool = False, block_tokens: int = 0) -> ReplicaOptions:
+    """Return an engine on the GPU."""
+    (gpu,) = find_gpus([GPU])
+    machine = machine_of(question, gpu, MachineOptions(slots=slots), is_paged=is_paged)
+    host_tokens = (1 << 30) // machine.token_bytes
+    pages = machine.cache_tokens // PAGE if is_paged else None
+    return ReplicaOptions(machine.times, machine.slots, LENGTH, 512, None, pages, PAGE, block_tokens, host_tokens)
+
+
+def run(work: Traffic, options: ReplicaOptions) -> Summary:
+    """Serve requests with one engine."""
+    fleet = FleetOptions(options)
+    return summarize(work, simulate(work, fleet), fleet, {})
+
+
+def capacity(options: ReplicaOptions, shared: int = 0) -> Summary:
+    """Return what an engine does with more requests than it can serve: all come within the first seconds."""
+    return run(traffic(1e3, count=2000, shared=shared), options)
+
+
+def schedules(question: Question) -> dict[str, Any]:
+    """Return latencies of each schedule, at shares of what 16 slots can serve."""
+    options = replica(question, SLOTS_OF_SCHEDULES)
+    most = capacity(options).requests_per_second
+    figures: dict[str, Any] = {"slots": SLOTS_OF_SCHEDULES, "most_requests_per_second": round(most, 3), "runs": []}
+    for pattern in ("poisson", "bursty"):
+        for load, share in LOADS.items():
+            work = traffic(share * most, pattern)
+            for name in SCHEDULES:
+                own = replace(options, schedule=ScheduleOptions(name))
+                figures["runs"].append({"arrivals": pattern, "load": load, "schedule": name, **latencies(work, own)})
+    return figures
+
+
+def latencies(work: Traffic, options: ReplicaOptions) -> dict[str, Any]:
+    """Return mean and 99th percentile of TTFT, latency, and latency per token of the answer."""
+    fleet = FleetOptions(options)
+    record = simulate(work, fleet)
+    found = summarize(work, record, fleet, {})
+    per_token_ms = 1e3 * (record.finished_s - work.arrival_s) / work.output_tokens
+    return {
+        "ttft_ms": _pair(found.ttft.mean_ms, found.ttft.p99_ms),
+        "latency_ms": _pair(found.latency.mean_ms, found.latency.p99_ms),
+        "latency_per_token_ms": _pair(float(per_token_ms.mean()), float(np.quantile(per_token_ms, 0.99))),
+        "preemptions": found.preemptions,
+    }
+
+
+def _pair(mean: float, p99: float) -> dict[str, float]:
+    return {"mean": round(mean, 2), "p99": round(p99, 2)}
+
+
+def memory(question: Question) -> dict[str, Any]:
+    """Return sequences at once, tokens a second and unused memory: slots, pages, and pages with shared prefixes."""
+    figures = {}
+    for name, shared, is_paged, block_tokens in (
+        ("linear", 0, False, 0),
+        ("paged", 0, True, 0),
+        ("linear, 512 more prompt tokens", 512, False, 0),
+        ("paged, 512 more prompt tokens", 512, True, 0),
+        ("linear, 512 more shared prompt tokens", 512, False, 512),
+        ("paged, 512 more shared prompt tokens", 512, True, 512),
+    ):
+        found = capacity(replica(question, None, is_paged=is_paged, block_tokens=block_tokens), shared)
+        figures[name] = {
+            "sequences_at_once": found.most_running,
+            "output_tokens_per_second": round(found.output_tokens_per_second, 1),
+            "unused_share_of_reserved_memory": round(found.waste, 4),
+            "cached_share_of_prompt_tokens": round(found.shared, 4),
+            "preemptions": found.preemptions,
+        }
+    return figures
+
+
+def main() -> None:
+    """Simulate, and write benchmarks/results/simulate.json."""
+    runner = ChildRunner()
+    question = llm_question(find_model(MODEL), PlanRequest(find_gpus([GPU]), LENGTH - 1, 1, 1), runner)
+    options = replica(question, SLOTS_OF_SCHEDULES)
+    million = traffic(8.0, count=1_000_000)
+    figures = {
+        "model": MODEL,
+        "gpu": GPU,
+        "efficiency": 1.0,
+        "schedules": schedules(question),
+        "claims_of_fastserve": FASTSERVE,
+        "memory": memory(question),
+        "claims_of_vllm": VLLM,
+        "seconds_for_a_million_requests": round(seconds(lambda: simulate(million, FleetOptions(options, 4))), 1),
+    }
+    print(write("simulate", figures))
+
+
+if __name__ == "__main__":
+    main()
