@@ -1,7 +1,7 @@
-"""Schedules, and slots against pages, in simulation: Llama-2-7B on an A100 of 80 GB at the roofline of its published figures.
+"""Schedules, and slots against pages, in simulation: Llama-2-7B on an A100 of 80 GB, at its roofline.
 
-Lengths are log-normal with the means of ShareGPT that vLLM's paper states (161 and 338 tokens), and as far spread as their
-mean; slots have room for 2,048 tokens. `python -m benchmarks.simulate`
+Lengths are log-normal with the means of ShareGPT that vLLM's paper states (161 and 338 tokens) and deviations as large.
+Slots have room for 2,048 tokens. `python -m benchmarks.simulate`
 """
 
 from __future__ import annotations
@@ -32,10 +32,8 @@ MODEL, GPU, LENGTH, PAGE = "llama-2-7b", "a100-80", 2048, 16
 COUNT = 6000
 SLOTS_OF_SCHEDULES = 16
 LOADS = {"half": 0.5, "high": 0.8, "full": 0.95}
-FASTSERVE = (
-    "https://arxiv.org/abs/2305.05920: up to 31.4x and 17.9x vLLM's throughput at the same average and tail latency"
-)
-VLLM = "https://arxiv.org/abs/2309.06180: earlier systems use 20.4 % to 38.2 % of their caches' memory; 2x to 4x their throughput"
+FASTSERVE = "arXiv 2305.05920: at most 31.4x and 17.9x vLLM's throughput at the same average and tail latency"
+VLLM = "arXiv 2309.06180: earlier systems use 20.4 % to 38.2 % of their caches' memory; 2x to 4x their throughput"
 
 
 def traffic(rate: float, pattern: str = "poisson", count: int = COUNT, shared: int = 0) -> Traffic:

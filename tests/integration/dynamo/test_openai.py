@@ -187,6 +187,8 @@ def test_tools_are_called_by_their_schema(client: OpenAI) -> None:
         ({"temperature": 3}, "Temperature must be between 0 and 2"),
         ({"max_tokens": 0}, "Max tokens must be greater than 0"),
         ({"extra_body": {"stop_token_ids": [10**6]}}, "stop_token_ids"),
+        ({"extra_body": {"nvext": {"annotations": ["priority:high"]}}}, "priority: `high` is not a number"),
+        ({"extra_body": {"nvext": {"annotations": ["deadline_s:0"]}}}, "a deadline of 0 s has passed"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(client: OpenAI, settings: dict[str, Any], text: str) -> None:
