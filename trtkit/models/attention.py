@@ -60,6 +60,14 @@ class RopeSpec:
 
 
 @dataclass(frozen=True)
+class GateSpec:
+    """Factors of the heads' outputs: activations of what a matrix of their own gives. is_by_head: one for each head."""
+
+    activation: Literal["sigmoid", "softplus"]
+    is_by_head: bool = False
+
+
+@dataclass(frozen=True)
 class RelativeSpec:
     """A learned score of each head for a key's distance, by `buckets` that widen up to `max_distance` (T5).
 
@@ -92,6 +100,7 @@ class AttentionSpec:
     latent: if there is one, all heads share a key/value head of its rank and rope_dim elements, the first of which,
         expanded for each head, are its values. norm is then that of the compressed vectors.
     is_gated: the heads' outputs are multiplied by sigmoids of gates, which follow each head's query in `q`.
+    gate: gates that have a matrix of their own, `z`; None if there are none.
     value_norm: over each head's values. cache_of: number of the layer whose keys and values it reads, if it has none.
     share: of all heads, of which these are one rank's; the ranks' outputs are summed.
     """
@@ -119,6 +128,7 @@ class AttentionSpec:
     query_growth: QueryGrowth | None = None
     latent: LatentSpec | None = None
     is_gated: bool = False
+    gate: GateSpec | None = None
     value_norm: NormSpec | None = None
     cache_of: int | None = None
     share: Share = WHOLE
@@ -155,6 +165,11 @@ class AttentionSpec:
     def output_size(self) -> int:
         """Elements of all heads' outputs, which the output projection reads."""
         return self.num_attention_heads * (self.head_dim if self.latent is None else self.latent.value_dim)
+
+    @property
+    def gate_size(self) -> int:
+        """Gates of one head, if they have a matrix of their own."""
+        return 1 if self.gate is not None and self.gate.is_by_head else self.head_dim
 
     @property
     def latent_rank(self) -> int:

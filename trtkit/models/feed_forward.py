@@ -50,6 +50,7 @@ class RoutingSpec:
         group is as good as its best expert (`max`) or its two best together (`two_best`).
     norm_topk_prob: the chosen scores are divided by their sum plus `added_to_sum`, or by `least_sum` if it is more.
     scales_inputs: weights are multiplied with experts' inputs, and not with their outputs.
+    softcap: of the router's logits; 0: none.
     scale: factor of the weights in the end. has_bias: of the router. is_fp32: its product is in fp32 too.
     """
 
@@ -64,6 +65,7 @@ class RoutingSpec:
     added_to_sum: float = 0.0
     scale: float = 1.0
     jitter: float = 0.0
+    softcap: float = 0.0
     scales_inputs: bool = False
     has_bias: bool = False
     is_fp32: bool = False

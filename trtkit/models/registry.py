@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # `model_type` -> module in `trtkit.models.decoders`.
 FAMILIES = {
+    "afmoe": "afmoe",
     "apertus": "apertus",
     "arcee": "arcee",
     "bamba": "bamba",
@@ -65,6 +66,7 @@ FAMILIES = {
     "iquestcoder": "iquestcoder",
     "jais2": "jais2",
     "kimi_linear": "kimi_linear",
+    "laguna": "laguna",
     "lfm2": "lfm2",
     "llama": "llama",
     "llama4_text": "llama4",
@@ -124,6 +126,7 @@ ENCODER_DECODERS: dict[str, Literal["audio", "text"]] = {
 """The families whose decoder reads an encoder, with what that takes."""
 
 ARCHITECTURES = {
+    "afmoe": "AfmoeForCausalLM",
     "apertus": "ApertusForCausalLM",
     "arcee": "ArceeForCausalLM",
     "bamba": "BambaForCausalLM",
@@ -173,6 +176,7 @@ ARCHITECTURES = {
     "iquestcoder": "LlamaForCausalLM",
     "jais2": "Jais2ForCausalLM",
     "kimi_linear": "KimiLinearForCausalLM",
+    "laguna": "LagunaForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "llama": "LlamaForCausalLM",
     "llama4_text": "Llama4ForCausalLM",

@@ -118,6 +118,8 @@ def _attention(path: str, attention: AttentionSpec, spec: DecoderSpec) -> Iterat
             yield from _linear(f"{path}.{name}", spec, (rows, D), attention.has_bias(name))
     else:
         yield from _linear(f"{path}.qkv", spec, ((N + 2 * K) * H, D), attention.has_qkv_bias)
+    if attention.gate is not None:
+        yield from _linear(f"{path}.z", spec, (N * attention.gate_size, D), has_bias=False)
     yield from _linear(f"{path}.o", spec, (D, attention.output_size), attention.has_output_bias)
     for name, heads in (("q_norm", N), ("k_norm", K)):
         if name == "k_norm" and attention.cache_of is not None:

@@ -37,6 +37,8 @@ def shared(case: Case) -> Case:
         return case
 
     def size(key: str, value: Any) -> Any:
+        if key == "num_attention_heads_per_layer":
+            return [{6: 8, 12: 16}[heads] for heads in value]
         if key in (*_HEAD_COUNTS, "num_key_value_heads"):
             return _HEADS.get(value, value)
         if key in ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"):

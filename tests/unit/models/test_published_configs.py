@@ -208,9 +208,11 @@ NEEDED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attentio
 FAMILIES = ["arcee", "cohere2", "cwm", "ernie4_5", "exaone4", "glm", "glm4", "helium", "ministral3", "olmo", "olmo3"]
 
 DERIVED = [
+    "afmoe",
     "cohere2_moe",
     "granitemoe_swa",
     "kimi_linear",
+    "laguna",
     "hy_v3",
     "exaone_moe",
     "granite_swa",

@@ -50,6 +50,15 @@ GRANITE_1B_A400M = {
     "residual_multiplier": 0.22, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000,
     "router_aux_loss_coef": 0.0, "tie_word_embeddings": True, "vocab_size": 49155, "max_position_embeddings": 4096,
 }  # fmt: skip
+TRINITY_NANO = {
+    "model_type": "afmoe", "global_attn_every_n_layers": 4, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024,
+    "intermediate_size": 3072, "max_position_embeddings": 131072, "moe_intermediate_size": 256, "mup_enabled": True,
+    "n_group": 1, "num_attention_heads": 8, "num_dense_layers": 2, "num_expert_groups": 1, "num_experts": 128,
+    "num_experts_per_tok": 8, "num_hidden_layers": 56, "num_key_value_heads": 2, "num_limited_groups": 1,
+    "num_shared_experts": 1, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000, "route_norm": True,
+    "route_scale": 2.826, "score_func": "sigmoid", "sliding_window": 2048, "tie_word_embeddings": False,
+    "topk_group": 1, "use_cache": True, "use_grouped_mm": True, "vocab_size": 200192,
+}  # fmt: skip
 PHI_3_5_MOE = {
     "model_type": "phimoe", "attention_bias": True, "hidden_act": "silu", "hidden_dropout": 0.0, "hidden_size": 4096,
     "input_jitter_noise": 0.01, "intermediate_size": 6400, "lm_head_bias": True, "max_position_embeddings": 131072,
@@ -75,6 +84,7 @@ def mixture_of(spec: DecoderSpec) -> MoeSpec:
         (GLM_4_5_AIR, lambda s: (s.unused, s.layers[0].attention.rope.dim), (("model.layers.46.",), 64)),
         (MINIMAX_M2, lambda s: (mixture_of(s).num_experts, s.layers[0].attention.rope.dim), (256, 64)),
         (GRANITE_1B_A400M, lambda s: (mixture_of(s).routing.top_k, s.head.logit_scale), (8, 1 / 6)),
+        (TRINITY_NANO, lambda s: (s.embedding.scale, sum(each.rope is None for each in s.attentions)), (32.0, 14)),
         (PHI_3_5_MOE, lambda s: (s.max_position_embeddings, s.layers[0].attention.sliding_window), (4096, 131072)),
     ],
     ids=lambda item: item["model_type"] if isinstance(item, dict) else "",

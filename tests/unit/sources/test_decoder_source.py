@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,6 +65,9 @@ def in_memory(saved: dict[str, torch.Tensor], model_type: str) -> dict[str, torc
     """Return a checkpoint's weights as transformers calls them once they are loaded."""
     if model_type == "nemotron_h":
         return {name.replace("backbone.", "model.", 1): value for name, value in saved.items()}
+    if model_type == "laguna":
+        renamed = {"experts.e_score_correction": "gate.e_score_correction", ".shared_expert.": ".shared_experts."}
+        return {re.sub("|".join(renamed), lambda found: renamed[found[0]], name): each for name, each in saved.items()}
     if model_type != "kimi_linear":
         return saved
     for start in [name.removesuffix("q_conv1d.weight") for name in saved if name.endswith("q_conv1d.weight")]:

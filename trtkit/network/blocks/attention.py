@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trtkit.dtypes import FP32
 from trtkit.network.blocks.cache import remember
 from trtkit.network.blocks.latent_attention import expand_values, latent_heads
 from trtkit.network.blocks.norm import norm_block
 from trtkit.network.blocks.positions import rotate
-from trtkit.network.ops.activation import sigmoid
-from trtkit.network.ops.arithmetic import clip
+from trtkit.network.ops.activation import sigmoid, softplus
+from trtkit.network.ops.arithmetic import cast, clip
 from trtkit.network.ops.attention import attention, attention_from_primitives, scale_query
 from trtkit.network.ops.norm import layer_norm
 from trtkit.network.ops.shape import concat, merge_heads, reshape, split, split_heads, take, transpose
 
 if TYPE_CHECKING:
-    from trtkit.models.attention import AttentionSpec, CrossSpec
+    from trtkit.models.attention import AttentionSpec, CrossSpec, GateSpec
     from trtkit.network.blocks.cache import Past
     from trtkit.network.blocks.positions import Positions
     from trtkit.network.blocks.weights import Weights
@@ -57,9 +58,16 @@ def attention_block(
         keys, *others = read.values()
         attended = _attend(weights, (q, keys, others[0] if others else keys), positions, spec)
         attended = attended if values is None else expand_values(attended, values)
+        attended = attended if spec.gate is None else attended * _own_gates(weights, x, spec, spec.gate)
         merged = merge_heads(attended)
         merged = merged if gate is None else merged * sigmoid(gate)
         return weights.linear("o", merged, has_bias=spec.has_output_bias, ranks=spec.share.count), present
+
+
+def _own_gates(weights: Weights, x: Tensor, spec: AttentionSpec, gate: GateSpec) -> Tensor:
+    """Return the factors of each head's outputs [B, N, S, H or 1]."""
+    gates = split_heads(weights.linear("z", x), spec.num_attention_heads)
+    return sigmoid(gates) if gate.activation == "sigmoid" else cast(softplus(cast(gates, FP32)), x.dtype)
 
 
 def cross_block(weights: Weights, x: Tensor, spec: CrossSpec, memory: Encoded) -> Tensor:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.dtypes import FP32
-from trtkit.network.ops.activation import sigmoid
+from trtkit.network.ops.activation import sigmoid, tanh
 from trtkit.network.ops.arithmetic import (
     absolute,
     cast,
@@ -59,6 +59,7 @@ def choose_experts(logits: Tensor, routing: RoutingSpec, bias: Tensor | None = N
     """
     with logits.graph.scope("routing"):
         logits = cast(logits, FP32)
+        logits = tanh(logits / routing.softcap) * routing.softcap if routing.softcap else logits
         if routing.scores == "sparse_mixer":
             return _mixed_sparsely(logits, routing.jitter)
         scores = sigmoid(logits) if routing.scores == "sigmoid" else softmax(logits)

@@ -80,6 +80,10 @@ _RENAMED = {
         (r"\.block_sparse_moe\.", ".mlp."),
         (r"\.self_attn\.(f_[ab]_proj\.|dt_bias$|A_log$)", r".self_attn.forget_gate.\1"),
     ),
+    "laguna": (
+        (r"\.mlp\.experts\.e_score_correction_bias$", ".mlp.gate.e_score_correction_bias"),
+        (r"\.mlp\.shared_expert\.", ".mlp.shared_experts."),
+    ),
     "nemotron_h": ((r"^backbone\.", "model."),),
 }
 # Rows that are apart in files: how the name of all ends, and those of the parts.
