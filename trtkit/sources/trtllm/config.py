@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _MAX_RANKS = 4096
 _SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "max_position_embeddings")
-_RENORMALIZED = 1  # the chosen experts' shares add up to 1
 # Fields that change what is computed -> the values that change nothing.
 _NEUTRAL: dict[str, tuple[float | str | None, ...]] = {
     "rotary_pct": (None, 1.0),
@@ -77,14 +76,14 @@ def _quantization(config: Fields) -> Iterator[str]:
 
 def _experts(config: Fields, family: Family) -> Iterator[str]:
     moe = config.get("moe") or {}
-    if not family.has_experts:
+    if family.experts is None:
         if moe.get("num_experts"):
             yield f"`moe.num_experts` is `{moe['num_experts']}`"
         return
     for name in ("num_experts", "top_k"):
         if not moe.get(name):
             yield f"`moe.{name}` is missing"
-    if moe.get("normalization_mode") != _RENORMALIZED:
+    if moe.get("normalization_mode") not in family.experts.modes:
         yield f"`moe.normalization_mode` is `{moe.get('normalization_mode')}`"
     ranks = (config.get("mapping") or {}).get("moe_ep_size", 1)
     if ranks not in (1, -1):

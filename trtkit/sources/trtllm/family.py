@@ -19,6 +19,22 @@ GROUPS_AND_HEADS = {**GROUPED, "head_size": "head_dim"}
 
 
 @dataclass(frozen=True)
+class Experts:
+    """HF's names of experts, all of which one tensor of a layer holds, up first.
+
+    module: what has them by number. shared: HF's module of the expert that all tokens have, if there is one. modes:
+    values of `moe.normalization_mode` that are read: 0 for shares as they are, 1 for shares that add up to 1.
+    """
+
+    module: str
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    shared: str | None = None
+    modes: tuple[int, ...] = (1,)
+
+
+@dataclass(frozen=True)
 class Family:
     """One architecture as transformers' `model_type`.
 
@@ -26,8 +42,8 @@ class Family:
     modules of queries, keys and values; one where HF joins them. rows: how it does. sizes: HF's fields by
     TensorRT-LLM's. more: the other fields. positions: the kinds of position embedding that are read. read: fields
     that most architectures may not state. needs: those that must be stated. is_in_out: HF stores matrices [in, out].
-    plus_one: norms that are stored with 1 added. swapped: the module that holds gate and up, up first. has_experts:
-    one tensor of each layer holds all of them. activations: those it may state, where transformers always has one.
+    plus_one: norms that are stored with 1 added. swapped: the module that holds gate and up, up first. activations:
+    those that may be stated, where transformers always has one.
     """
 
     model_type: str
@@ -44,7 +60,7 @@ class Family:
     is_in_out: bool = False
     plus_one: tuple[str, ...] = ()
     swapped: str | None = None
-    has_experts: bool = False
+    experts: Experts | None = None
     activations: tuple[str, ...] = ()
 
 

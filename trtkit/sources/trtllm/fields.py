@@ -90,6 +90,24 @@ def qwen3(config: Fields) -> Fields:
     return {**qwen2(config), "attention_bias": config["attn_bias"]}
 
 
+def _mixture(config: Fields) -> Fields:
+    moe = config["moe"]
+    sizes = {"num_experts": moe["num_experts"], "num_experts_per_tok": moe["top_k"]}
+    sizes["moe_intermediate_size"] = config["moe_intermediate_size"]
+    return {**sizes, "norm_topk_prob": bool(moe["normalization_mode"]), "hidden_act": "silu"}
+
+
+def qwen2_moe(config: Fields) -> Fields:
+    """Return the fields of Qwen's first mixtures, with a shared expert."""
+    shared = config["moe_shared_expert_intermediate_size"]
+    return {**qwen2(config), **_mixture(config), "shared_expert_intermediate_size": shared}
+
+
+def qwen3_moe(config: Fields) -> Fields:
+    """Return the fields of Qwen3's mixtures."""
+    return {**qwen3(config), **_mixture(config)}
+
+
 def mixtral(config: Fields) -> Fields:
     """Return the fields of Mixtral."""
     moe = config["moe"]
@@ -106,6 +124,15 @@ def gemma2(config: Fields) -> Fields:
     """Return the fields of Gemma 2. Its window is not stated: transformers' own, as all published models have it."""
     names = ("query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping")
     return {**gemma(config), **{name: config.get(name) for name in names}}
+
+
+def gemma3(config: Fields) -> Fields:
+    """Return the fields of Gemma 3: of its text model."""
+    own = {name: config.get(name) for name in ("query_pre_attn_scalar", "final_logit_softcapping", "sliding_window")}
+    local = float(config["rope_local_base_freq"])
+    own["sliding_window_pattern"] = config["_sliding_window_pattern"]
+    turned = {"sliding_attention": {"rope_type": "default", "rope_theta": local}, "full_attention": rope(config)}
+    return {**gemma(config), **own, "rope_parameters": turned}
 
 
 def starcoder2(config: Fields) -> Fields:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trtkit.sources.trtllm import fields
-from trtkit.sources.trtllm.family import APART, GROUPED, Family
+from trtkit.sources.trtllm.family import APART, GROUPED, Experts, Family
 
 _ROOT = {"transformer.vocab_embedding": "model.embed_tokens", "transformer.ln_f": "model.norm", "lm_head": "lm_head"}
 _NORMS = {"input_layernorm": "input_layernorm", "post_layernorm": "post_attention_layernorm"}
@@ -23,8 +23,29 @@ _MIXTRAL = replace(
     model_type="mixtral",
     inside={**_NORMS, **_OUTPUT, "mlp.router": "block_sparse_moe.gate"},
     more=fields.mixtral,
-    has_experts=True,
+    experts=Experts("block_sparse_moe.experts", "w1", "w3", "w2"),
     activations=("swiglu", "silu"),
+)
+_QWEN3 = replace(
+    _LLAMA, model_type="qwen3", inside={**_LLAMA.inside, **_QK_NORMS}, more=fields.qwen3, read=("qk_layernorm",)
+)
+_QWEN2_MOE = replace(
+    _LLAMA,
+    model_type="qwen2_moe",
+    inside={**_NORMS, **_OUTPUT, "mlp.router": "mlp.gate", "mlp.shared_expert_gate": "mlp.shared_expert_gate"},
+    more=fields.qwen2_moe,
+    experts=Experts("mlp.experts", shared="mlp.shared_expert", modes=(0, 1)),
+    activations=("swiglu", "silu"),
+    needs=("moe_intermediate_size", "moe_shared_expert_intermediate_size"),
+)
+_QWEN3_MOE = replace(
+    _QWEN3,
+    model_type="qwen3_moe",
+    inside={**_NORMS, **_OUTPUT, **_QK_NORMS, "mlp.router": "mlp.gate"},
+    more=fields.qwen3_moe,
+    experts=Experts("mlp.experts"),
+    activations=("swiglu", "silu"),
+    needs=("moe_intermediate_size",),
 )
 _GEMMA = replace(
     _LLAMA, model_type="gemma", more=fields.gemma, plus_one=("input_layernorm", "post_layernorm", "transformer.ln_f")
@@ -39,6 +60,15 @@ _GEMMA2 = replace(
     read=(*_CAPS, "inter_layernorms"),
     needs=("query_pre_attn_scalar",),
     plus_one=(*_GEMMA.plus_one, *_GEMMA2_NORMS),
+)
+_GEMMA3 = replace(
+    _GEMMA2,
+    model_type="gemma3_text",
+    inside={**_GEMMA2.inside, **_QK_NORMS},
+    more=fields.gemma3,
+    read=("query_pre_attn_scalar", "final_logit_softcapping", "inter_layernorms", "qk_layernorm"),
+    needs=("query_pre_attn_scalar", "sliding_window", "_sliding_window_pattern", "rope_local_base_freq"),
+    plus_one=(*_GEMMA2.plus_one, *_QK_NORMS),
 )
 _STARCODER2 = replace(
     _LLAMA,
@@ -98,11 +128,12 @@ LLAMA_FAMILIES = {
         _LLAMA, model_type="granite", more=fields.granite, read=_GRANITE_FACTORS, needs=_GRANITE_FACTORS
     ),
     "Qwen2ForCausalLM": replace(_LLAMA, model_type="qwen2", more=fields.qwen2),
-    "Qwen3ForCausalLM": replace(
-        _LLAMA, model_type="qwen3", inside={**_LLAMA.inside, **_QK_NORMS}, more=fields.qwen3, read=("qk_layernorm",)
-    ),
+    "Qwen2MoeForCausalLM": _QWEN2_MOE,
+    "Qwen3ForCausalLM": _QWEN3,
+    "Qwen3MoeForCausalLM": _QWEN3_MOE,
     "GemmaForCausalLM": _GEMMA,
     "Gemma2ForCausalLM": _GEMMA2,
+    "Gemma3ForCausalLM": _GEMMA3,
     "Starcoder2ForCausalLM": _STARCODER2,
     "NemotronForCausalLM": _NEMOTRON,
     "PhiForCausalLM": _PHI,

@@ -10,7 +10,7 @@ import numpy as np
 from trtkit.errors import Problem, ProblemsError, SourceError
 from trtkit.sources.checkpoint import StoredArray
 from trtkit.sources.joined_array import by_key_head, joined, take_listed, take_rows
-from trtkit.sources.trtllm.experts import expert_weights
+from trtkit.sources.trtllm.experts import EXPERT_MODULES, expert_weights
 from trtkit.sources.trtllm.families import family_of
 from trtkit.sources.trtllm.fields import head_size, key_value_heads
 
@@ -71,8 +71,8 @@ def _named(ranks: Ranks, config: Fields, family: Family, name: str) -> Arrays:
     start = f"{family.layers}.{number}."
     if module == "attention.qkv":
         return {f"{start}{hf}.{suffix}": stored for hf, stored in _qkv(ranks, config, family, name).items()}
-    if family.has_experts and module in ("mlp.fc", "mlp.proj") and suffix == "weight":
-        return {f"{start}{hf}.weight": stored for hf, stored in expert_weights(ranks, name).items()}
+    if family.experts is not None and module in EXPERT_MODULES:
+        return {f"{start}{hf}.{suffix}": stored for hf, stored in expert_weights(ranks, name, family.experts).items()}
     if module not in family.inside:
         return {}
     stored = _merged(ranks, config, name, f"{module}.{suffix}")

@@ -31,6 +31,7 @@ ROTARY = {
     "self_attn.k_norm": "attention.k_layernorm",
     "block_sparse_moe.gate": "mlp.router",
 }
+MIXTURE = {"mlp.gate.": "mlp.router.", **ROTARY}
 PLAIN = {**ROTARY, "mlp.up_proj": "mlp.fc", "mlp.c_fc": "mlp.fc", "mlp.c_proj": "mlp.proj"}
 PHI = {
     **ROTARY,
@@ -95,7 +96,7 @@ HEAD_NORMS = ("q_layernorm.weight", "k_layernorm.weight")
 
 @dataclass(frozen=True)
 class Layout:
-    """What the scripts do with a family. plus_one: ends of norms that get 1 added."""
+    """What the scripts do with a family. plus_one: norms get 1 added. experts: their module, and gate, up and down."""
 
     architecture: str
     names: Names
@@ -104,6 +105,7 @@ class Layout:
     has_copy: bool = False
     plus_one: bool = False
     is_grouped: bool = False
+    experts: tuple[str, str, str, str] = ("mlp.experts", "gate_proj", "up_proj", "down_proj")
 
 
 def heads_of(spec: Any) -> tuple[int, int, int]:
@@ -134,7 +136,7 @@ def converted(model: Model, layout: Layout) -> tuple[Arrays, dict[str, list[np.n
             new = re.sub(r"\w+\.(query_key_value|qkv_proj|Wqkv|c_attn)", "attention.qkv", name)
             apart = parts_of(array, heads, is_grouped=layout.is_grouped)
             qkv[renamed(new, layout.names)] = apart
-        elif not re.search("k_proj|v_proj|experts", name):
+        elif not re.search(r"k_proj|v_proj|experts\.|shared_expert\.", name):
             arrays[renamed(new, layout.names)] = array
     for name in [each for each in arrays if layout.plus_one and each.endswith(("norm.weight", "ln_f.weight"))]:
         arrays[name] = arrays[name] + 1
@@ -168,32 +170,40 @@ def qkv_of(parts: list[np.ndarray], heads: tuple[int, int, int], rank: int, rank
     return np.concatenate([np.split(part, ranks)[rank] for part in whole])
 
 
-def experts_of(model: Model, rank: int, ranks: int) -> Arrays:
-    """Return Mixtral's experts, of all in one: up over gate, and down."""
-    arrays, state = {}, model.checkpoint
-    for layer in sorted({name.split(".")[2] for name in state if "experts" in name}):
-        start = f"model.layers.{layer}.block_sparse_moe.experts."
+def experts_of(model: Model, layout: Layout, rank: int) -> Arrays:
+    """Return a rank's experts, of all in one: up over gate, and down; and of the shared one likewise."""
+    arrays, state, (module, *names) = {}, model.checkpoint, layout.experts
+    for layer in sorted({name.split(".")[2] for name in state if "experts." in name}):
+        start, new = f"model.layers.{layer}.{module}", f"transformer.layers.{layer}.mlp."
         count = len({name.split(".")[5] for name in state if name.startswith(start)})
-        w1, w2, w3 = (
-            np.stack([state[f"{start}{each}.w{i}.weight"].numpy() for each in range(count)]) for i in (1, 2, 3)
-        )
-        both = [np.split(each, ranks, 1)[rank] for each in (w3, w1)]
-        arrays[f"transformer.layers.{layer}.mlp.fc.weight"] = np.concatenate(both, 1)
-        arrays[f"transformer.layers.{layer}.mlp.proj.weight"] = np.ascontiguousarray(np.split(w2, ranks, 2)[rank])
+        stacks = [[state[f"{start}.{each}.{name}.weight"].numpy() for each in range(count)] for name in names]
+        arrays |= fused(*(np.stack(stack) for stack in stacks), rank, layout.ranks, new)
+        shared = [state.get(f"model.layers.{layer}.mlp.shared_expert.{name}.weight") for name in names]
+        if shared[0] is not None:
+            arrays |= fused(*(each.numpy() for each in shared), rank, layout.ranks, f"{new}shared_expert.")
     return arrays
+
+
+def fused(gate: np.ndarray, up: np.ndarray, down: np.ndarray, rank: int, ranks: int, start: str) -> Arrays:
+    """Return a rank's part of some matrices."""
+    both = [np.split(each, ranks, -2)[rank] for each in (up, gate)]
+    return {
+        f"{start}fc.weight": np.concatenate(both, -2),
+        f"{start}proj.weight": np.ascontiguousarray(np.split(down, ranks, -1)[rank]),
+    }
 
 
 def write_trtllm(folder: Path, model: Model, layout: Layout) -> Path:
     """Write config.json and every rank."""
     arrays, qkv = converted(model, layout)
-    for name in [each for each in arrays if "gate_up" in each or layout.architecture == "Phi3ForCausalLM"]:
+    for name in [each for each in arrays if layout.architecture == "Phi3ForCausalLM"]:
         if name.endswith("mlp.fc.weight"):
             arrays[name] = np.concatenate(np.split(arrays[name], 2)[::-1])
     if layout.architecture == "OPTForCausalLM":
         arrays["transformer.position_embedding.weight"] = arrays["transformer.position_embedding.weight"][2:]
     heads = heads_of(model.spec)
     for rank in range(layout.ranks):
-        own = rank_of(arrays, rank, layout.ranks) | experts_of(model, rank, layout.ranks)
+        own = rank_of(arrays, rank, layout.ranks) | experts_of(model, layout, rank)
         own |= {name: qkv_of(parts, heads, rank, layout.ranks) for name, parts in qkv.items()}
         save_file(own, folder / f"rank{rank}.safetensors")
     mapping = {"world_size": layout.ranks, "tp_size": layout.ranks, "pp_size": 1}

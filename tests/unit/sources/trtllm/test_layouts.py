@@ -13,7 +13,7 @@ from tests.decoder_case import LONG_ROPE, Case
 from tests.decoders import Model, model_of
 from tests.unit.sources.gguf.stored_cases import BY_NAME, changed
 from tests.unit.sources.gguf.test_architectures import IDS, check_logits
-from tests.unit.sources.trtllm.layouts import BLOOM, GPT, NEOX, OPT, PHI, PLAIN, ROTARY, Layout, write_trtllm
+from tests.unit.sources.trtllm.layouts import BLOOM, GPT, MIXTURE, NEOX, OPT, PHI, PLAIN, ROTARY, Layout, write_trtllm
 from trtkit.errors import TrtkitError
 from trtkit.models.registry import decoder_spec
 from trtkit.models.weights import find_weights
@@ -54,13 +54,60 @@ STORED: list[tuple[Case, Layout]] = [
         changed("mistral", sliding_window=None, intermediate_size=78),
         Layout("MistralForCausalLM", ROTARY, {**SMALL, "intermediate_size": 78}, 6),
     ),
-    (BY_NAME["mixtral"], Layout("MixtralForCausalLM", ROTARY, {**SMALL, **MOE, "rotary_base": 1e6}, 2)),
+    (
+        BY_NAME["mixtral"],
+        Layout(
+            "MixtralForCausalLM",
+            ROTARY,
+            {**SMALL, **MOE, "rotary_base": 1e6},
+            2,
+            experts=("block_sparse_moe.experts", "w1", "w3", "w2"),
+        ),
+    ),
     (
         changed("granite", head_dim=..., num_attention_heads=3, num_key_value_heads=1, attention_multiplier=0.5),
         Layout("GraniteForCausalLM", ROTARY, {**SMALL, **GRANITE, "head_size": 16}),
     ),
     (changed("qwen3", tie_word_embeddings=False), replace(LLAMA, architecture="Qwen3ForCausalLM")),
     (BY_NAME["qwen3"], replace(LLAMA, architecture="Qwen3ForCausalLM")),
+    (
+        changed("qwen2_moe", mlp_only_layers=[]),
+        Layout(
+            "Qwen2MoeForCausalLM",
+            MIXTURE,
+            {
+                "hidden_act": "swiglu",
+                "norm_epsilon": 1e-6,
+                "intermediate_size": 76,
+                "moe": {**MOE["moe"], "normalization_mode": 0},
+                "moe_intermediate_size": 36,
+                "moe_shared_expert_intermediate_size": 52,
+            },
+            2,
+        ),
+    ),
+    (
+        BY_NAME["qwen3_moe"],
+        Layout("Qwen3MoeForCausalLM", MIXTURE, {**SMALL, **MOE, "norm_epsilon": 1e-6, "moe_intermediate_size": 36}, 2),
+    ),
+    (
+        changed("gemma3", num_hidden_layers=4, layer_types=None, sliding_window_pattern=2),
+        Layout(
+            "Gemma3ForCausalLM",
+            ROTARY,
+            {
+                **TANH,
+                "inter_layernorms": True,
+                "query_pre_attn_scalar": 12,
+                "sliding_window": 7,
+                "_sliding_window_pattern": 2,
+                "rotary_base": 1e6,
+                "rope_local_base_freq": 1e4,
+            },
+            2,
+            plus_one=True,
+        ),
+    ),
     (BY_NAME["gemma"], Layout("GemmaForCausalLM", ROTARY, TANH, 2, has_copy=True, plus_one=True)),
     (
         changed("gemma2", sliding_window=4096, final_logit_softcapping=30.0),
@@ -162,6 +209,11 @@ def test_logits_are_those_of_transformers(model_case: Case, layout: Layout, tmp_
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "Qwen3MoeForCausalLM",
+        {"moe": {"num_experts": 5, "top_k": 2, "normalization_mode": 0}},
+        "`moe.normalization_mode` is `0`",
+    ),
     (
         "MixtralForCausalLM",
         {"moe": {"num_experts": 5, "top_k": 2, "normalization_mode": 2}},
