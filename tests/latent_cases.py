@@ -56,5 +56,16 @@ LATENT_CASES = [
         **ROUTED,
         **LATENT,
     ),
+    case(
+        "axk1",
+        "axk1",
+        *NO_HEAD_DIM,
+        num_hidden_layers=3,
+        n_group=3,
+        topk_group=2,
+        rope_parameters=LATENT_YARN,
+        **{**ROUTED, "num_experts_per_tok": 2},
+        **{**LATENT, "num_key_value_heads": 6},
+    ),
     case("youtu", "youtu", *NO_HEAD_DIM, rope_parameters=LATENT_YARN, **{**LATENT, "num_key_value_heads": 6}),
 ]

@@ -79,6 +79,7 @@ class MoeSpec:
     apart: norms of the mixture, if it reads the layer's hidden state and not what the shared expert does: of what
         experts read, of their sum and of the shared expert's output. The router's inputs are normed and scaled, and
         each expert's weights have a factor (Gemma 4).
+    norm: of what the mixture gives, the shared expert included; None if there is none.
     latent_size: experts read a projection of so many elements, and their sum is projected back. None: they read x.
     share: of the experts, which this rank computes; tokens are routed among all. The ranks' outputs are summed.
     """
@@ -89,6 +90,7 @@ class MoeSpec:
     shared: MlpSpec | None = None
     is_shared_gated: bool = False
     apart: NormSpec | None = None
+    norm: NormSpec | None = None
     latent_size: int | None = None
     has_latent_bias: bool = False
     share: Share = WHOLE

@@ -175,6 +175,7 @@ def _moe(path: str, moe: MoeSpec, spec: DecoderSpec) -> Iterator[_Part]:
     if moe.latent_size is not None:
         yield from _linear(f"{path}.latent.in", spec, (moe.latent_size, spec.hidden_size), moe.has_latent_bias)
         yield from _linear(f"{path}.latent.out", spec, (spec.hidden_size, moe.latent_size), moe.has_latent_bias)
+    yield from _norm(f"{path}.norm", moe.norm, spec.hidden_size)
     if moe.apart is not None:
         for name in ("input_norm", "output_norm", "shared_norm"):
             yield from _norm(f"{path}.{name}", moe.apart, spec.hidden_size)

@@ -209,6 +209,7 @@ FAMILIES = ["arcee", "cohere2", "cwm", "ernie4_5", "exaone4", "glm", "glm4", "he
 
 DERIVED = [
     "afmoe",
+    "axk1",
     "cohere2_moe",
     "granitemoe_swa",
     "kimi_linear",

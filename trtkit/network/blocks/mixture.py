@@ -49,21 +49,27 @@ def feed_forward_block(weights: Weights, x: Tensor, spec: MlpSpec | MoeSpec, hid
 def moe_block(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
     """Apply each token's top-k experts, and the shared expert if there is one; x [B, S, D]."""
     with x.graph.scope("moe"):
-        # One matrix of all rows for each expert: a product with a batch would read the expert for each sequence.
-        rows = reshape(x, (1, -1, x.shape[-1]))
-        choice = _choice(weights, rows, spec)
-        if spec.latent_size is not None:
-            rows = weights.linear("latent/in", rows, has_bias=spec.has_latent_bias)
-        y = _experts(weights, rows, choice, spec)
-        y = y if spec.joins_shared else all_reduce(y, spec.ranks)
-        if spec.latent_size is not None:
-            y = weights.linear("latent/out", y, has_bias=spec.has_latent_bias)
-        y = reshape_like(y, x)
-        if spec.shared is None:
-            return y
-        shared = mlp_block(weights, "shared", x, spec.shared, 1 if spec.joins_shared else None)
-        y = y + (sigmoid(weights.linear("shared_router", x)) * shared if spec.is_shared_gated else shared)
-        return all_reduce(y, spec.ranks) if spec.joins_shared else y
+        y = _routed_and_shared(weights, x, spec)
+        return y if spec.norm is None else norm_block(weights, "norm", y, spec.norm)
+
+
+def _routed_and_shared(weights: Weights, x: Tensor, spec: MoeSpec) -> Tensor:
+    """Return the sum of what chosen experts and the shared one make of x [B, S, D]."""
+    # One matrix of all rows for each expert: a product with a batch would read the expert for each sequence.
+    rows = reshape(x, (1, -1, x.shape[-1]))
+    choice = _choice(weights, rows, spec)
+    if spec.latent_size is not None:
+        rows = weights.linear("latent/in", rows, has_bias=spec.has_latent_bias)
+    y = _experts(weights, rows, choice, spec)
+    y = y if spec.joins_shared else all_reduce(y, spec.ranks)
+    if spec.latent_size is not None:
+        y = weights.linear("latent/out", y, has_bias=spec.has_latent_bias)
+    y = reshape_like(y, x)
+    if spec.shared is None:
+        return y
+    shared = mlp_block(weights, "shared", x, spec.shared, 1 if spec.joins_shared else None)
+    y = y + (sigmoid(weights.linear("shared_router", x)) * shared if spec.is_shared_gated else shared)
+    return all_reduce(y, spec.ranks) if spec.joins_shared else y
 
 
 def _apart_block(weights: Weights, x: Tensor, hidden: Tensor, spec: MoeSpec) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +33,9 @@ class Stack:
     is_interleaved: bool = False
     is_in_out: bool = False
     hidden_axis: int = 0
+
+
+_ROUTER = re.compile(r"\.mlp\.gate\.weight$")
 
 
 def _stacks(prefix: str, gate_up: str, down: str) -> tuple[Stack, ...]:
@@ -76,6 +80,7 @@ _STACKS = {
 
 # Parts of names in files, and in memory. transformers writes MLPs without experts as Kimi's mixtures are stored, too.
 _RENAMED = {
+    "axk1": ((r"(?<!\.mlp)\.post_mlp_layernorm\.", ".mlp.post_mlp_layernorm."),),
     "kimi_linear": (
         (r"\.block_sparse_moe\.", ".mlp."),
         (r"\.self_attn\.(f_[ab]_proj\.|dt_bias$|A_log$)", r".self_attn.forget_gate.\1"),
@@ -86,6 +91,8 @@ _RENAMED = {
     ),
     "nemotron_h": ((r"^backbone\.", "model."),),
 }
+# Families whose checkpoints may lack the bias of the choice, which is 0 then.
+_OPTIONAL_BIAS = ("axk1",)
 # Rows that are apart in files: how the name of all ends, and those of the parts.
 _JOINED = {"kimi_linear": (".conv1d.weight", tuple(f".{name}_conv1d.weight" for name in "qkv"))}
 
@@ -105,6 +112,7 @@ def unstack_experts(arrays: Mapping[str, StoredArray], model_type: str) -> dict[
     """
     unstacked: dict[str, StoredArray] = {}
     arrays = _with_joined(arrays, *_JOINED[model_type]) if model_type in _JOINED else arrays
+    arrays = {**_without_bias(arrays), **arrays} if model_type in _OPTIONAL_BIAS else arrays
     for stored_name, array in arrays.items():
         name = memory_name(stored_name, model_type)
         stack = next((each for each in _STACKS.get(model_type, _MODULES) if name.endswith(f".{each.name}")), None)
@@ -113,6 +121,15 @@ def unstack_experts(arrays: Mapping[str, StoredArray], model_type: str) -> dict[
             stack = stack if router is None else _oriented(stack, array, router.shape[-1])
         unstacked |= {name: array} if stack is None else dict(_experts(name, array, stack))
     return unstacked
+
+
+def _without_bias(arrays: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
+    """Return a bias of zeros for each router."""
+    zeros = {}
+    for start, router in [(name.removesuffix("weight"), arrays[name]) for name in arrays if _ROUTER.search(name)]:
+        size = router.shape[:1]
+        zeros[f"{start}e_score_correction_bias"] = StoredArray(size, partial(np.zeros, size, np.float32))
+    return zeros
 
 
 def _with_joined(arrays: Mapping[str, StoredArray], end: str, ends: tuple[str, ...]) -> dict[str, StoredArray]:

@@ -32,6 +32,8 @@ OTHERS = {
     "llama4_text": {"num_local_experts": 3, "num_key_value_heads": 1, "intermediate_size_mlp": 16},
     "gpt_oss": {"num_local_experts": 3, "num_experts_per_tok": 2, "num_key_value_heads": 1},
 }
+AXK1 = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4, **GLM}
+AXK1 |= {"num_key_value_heads": 2, "n_group": 1, "topk_group": 1}
 AS_HELD = ("qwen3_moe", "olmoe", "glm4_moe")
 
 
@@ -122,6 +124,22 @@ def test_kimi_names_mlps_with_experts_as_published_or_as_transformers_saves_them
         files = {f"model.layers.0.{dense}.up_proj.weight": part, "model.layers.1.block_sparse_moe.gate.weight": part}
         names = unstack_experts(files, "kimi_linear").keys()
         assert names == {"model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.gate.weight"}
+
+
+def test_ax_k1_has_no_bias_of_the_choice_if_the_checkpoint_has_none() -> None:
+    """Its published files lack it, and hold the norm of what mixtures give for layers without experts, too."""
+    config = AutoConfig.for_model("axk1", **SIZES, **AXK1)
+    model = AutoModelForCausalLM.from_config(config)
+    bias = "model.layers.1.mlp.gate.e_score_correction_bias"
+    arrays = {name: value.numpy() for name, value in model.state_dict().items() if name != bias}
+    arrays["model.layers.0.post_mlp_layernorm.weight"] = np.ones(24, np.float32)
+    spec = decoder_spec(model.config.to_dict())
+    for given in (None, np.array([1.0, 2.0, 3.0, 4.0], np.float32)):
+        held = arrays if given is None else {**arrays, bias: given}
+        stored = {name: StoredArray(array.shape, lambda array=array: array) for name, array in held.items()}  # type: ignore[misc]
+        weights = find_weights(spec, Checkpoint(unstack_experts(stored, "axk1")))
+        want = np.zeros(4) if given is None else given
+        assert np.array_equal(weights["layers.1.moe.choice_bias"], want)
 
 
 def test_an_array_that_is_not_of_all_experts_is_refused() -> None:
