@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 MODEL, GPU, LENGTH, PAGE = "llama-2-7b", "a100-80", 2048, 16
 COUNT = 6000
 SLOTS_OF_SCHEDULES = 16
+HOST_BYTES = 1 << 30
 LOADS = {"half": 0.5, "high": 0.8, "full": 0.95}
 FASTSERVE = "arXiv 2305.05920: at most 31.4x and 17.9x vLLM's throughput at the same average and tail latency"
 VLLM = "arXiv 2309.06180: earlier systems use 20.4 % to 38.2 % of their caches' memory; 2x to 4x their throughput"
@@ -46,7 +47,7 @@ def replica(question: Question, slots: int | None, *, is_paged: bool = False, bl
     """Return an engine on the GPU."""
     (gpu,) = find_gpus([GPU])
     machine = machine_of(question, gpu, MachineOptions(slots=slots), is_paged=is_paged)
-    host_tokens = (1 << 30) // machine.token_bytes
+    host_tokens = HOST_BYTES // machine.token_bytes
     pages = machine.cache_tokens // PAGE if is_paged else None
     return ReplicaOptions(machine.times, machine.slots, LENGTH, 512, None, pages, PAGE, block_tokens, host_tokens)
 
@@ -65,14 +66,16 @@ def capacity(options: ReplicaOptions, shared: int = 0) -> Summary:
 def schedules(question: Question) -> dict[str, Any]:
     """Return latencies of each schedule, at shares of what 16 slots can serve."""
     options = replica(question, SLOTS_OF_SCHEDULES)
+    large = replace(options, host_tokens=64 * options.host_tokens)
     most = capacity(options).requests_per_second
     figures: dict[str, Any] = {"slots": SLOTS_OF_SCHEDULES, "most_requests_per_second": round(most, 3), "runs": []}
     for pattern in ("poisson", "bursty"):
         for load, share in LOADS.items():
             work = traffic(share * most, pattern)
-            for name in SCHEDULES:
-                own = replace(options, schedule=ScheduleOptions(name))
-                figures["runs"].append({"arrivals": pattern, "load": load, "schedule": name, **latencies(work, own)})
+            for name, gib, base in (*((name, 1, options) for name in SCHEDULES), ("mlfq", 64, large)):
+                own = replace(base, schedule=ScheduleOptions(name))
+                what = {"arrivals": pattern, "load": load, "schedule": name, "host_gib": gib}
+                figures["runs"].append({**what, **latencies(work, own)})
     return figures
 
 

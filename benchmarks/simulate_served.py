@@ -28,7 +28,7 @@ from trtkit.simulation.times import MeasuredTimes
 from trtkit.simulation.traffic import TrafficOptions, random_traffic
 
 SLOTS, PROMPTS, ROUNDS = 4, (8, 64, 192), 3
-LAW = TrafficOptions(0.5, 60, "poisson", 1.0, 64, 32, 32.0, 16.0, seed=3)
+LAW = TrafficOptions(0.2, 40, "poisson", 1.0, 64, 32, 32.0, 16.0, seed=3)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class TimedDecoder(ClockedDecoder):
         count = int(rows.sum())
         if self.is_reading:
             return TIMES.prefill_s(count, int(call.counts.max()), int((call.starts + call.counts)[rows].max()))
-        return decode_s(TIMES.decode_lines(count), count, int(call.starts[rows].sum()), 1)
+        return decode_s(TIMES.decode_lines(len(rows)), count, int(call.starts[rows].sum()), 1)
 
 
 def traffic(seed: int) -> Traffic:
@@ -86,7 +86,12 @@ def engine_events(work: Traffic, schedule: ScheduleOptions, monkeypatch: pytest.
     """Serve the requests with the real engine on a tiny decoder."""
     events, decoder = Events(), TimedDecoder()
     options = EngineOptions(
-        BUDGET, min_shared_tokens=1 if saves else 1000, schedule=schedule, clock=decoder.clock, overlap=False
+        BUDGET,
+        min_shared_tokens=1,
+        most_snapshot_bytes=(1 << 30) * saves,
+        schedule=schedule,
+        clock=decoder.clock,
+        overlap=False,
     )
     engine = Engine(decoder, options)
     prefill, admit = engine._prefill, admission._admit
@@ -119,8 +124,9 @@ def engine_events(work: Traffic, schedule: ScheduleOptions, monkeypatch: pytest.
             kind, at_s = "drop" if ended.reason == "error" else "finish", ended.request.metrics.finished_s
             assert at_s is not None
             events.list.append((at_s, kind, int(ended.request.id), 0, 0))
-    assert (engine.statistics.preemptions > 3) == (schedule.name != "fcfs")
-    assert (engine.statistics.restored_tokens > 0) == (schedule.name != "fcfs" and saves)
+    preempts = schedule.name == "priority" or (schedule.name == "mlfq" and saves)
+    assert (engine.statistics.preemptions > 3) == preempts
+    assert (engine.statistics.restored_tokens > 0) == (preempts and saves)
     return events
 
 

@@ -38,6 +38,11 @@ class Lockstep:
         """Return how many of a request's tokens are cached."""
         return request.cached + self.tick - request.tick
 
+    @property
+    def rows(self) -> int:
+        """Rows of a decode call: all slots from the first to the last, idle ones among them."""
+        return max(self.requests) - min(self.requests) + 1
+
     @staticmethod
     def _end_of(request: SimulatedRequest) -> int:
         """Return the tick at which a request is complete."""

@@ -123,7 +123,7 @@ class Replica:
             self._run = None
             return
         begin_s, batch = now_s + copied_s, len(self.decoding)
-        lines = self.options.times.decode_lines(batch) if batch else ((0.0, 0.0), (0.0, 0.0))
+        lines = self.options.times.decode_lines(self.decoding.rows) if batch else ((0.0, 0.0), (0.0, 0.0))
         if self.reading:
             in_turn = sorted(self.reading.values(), key=lambda request: request.turn.rank)
             budget, largest = max(1, self._budget - batch), self.options.max_prefill
@@ -159,11 +159,17 @@ class Replica:
         """Return who gives way to a request, the last on the lowest level first; empty if that does not suffice."""
         lower = [each for each in self._running() if each.turn.level > request.turn.level]
         lower.sort(key=lambda each: each.turn.rank, reverse=True)
-        pages = 0
-        for count, each in enumerate(lower, 1):
+        room = self.options.host_tokens - self.host_tokens if self.waiting.policy.keeps_work else math.inf
+        pages, chosen = 0, []
+        for each in lower:
+            cached = self._cached_of(each)
+            if cached > room:
+                continue
+            room -= cached
             pages += self.memory.pages_of(each)
-            if self.slots.free + count and self.memory.has_room(request, pages):
-                return lower[:count]
+            chosen.append(each)
+            if self.memory.has_room(request, pages):
+                return chosen
         return []
 
     def _place(self, request: SimulatedRequest, now_s: float) -> float:
@@ -189,8 +195,7 @@ class Replica:
 
     def _preempt(self, request: SimulatedRequest) -> float:
         """Take a request's slot; return the seconds of copying its cache to the host, if there is room for it."""
-        is_reading = request.slot in self.reading
-        cached = int(self.slots.cached[request.slot]) if is_reading else self.decoding.cached_of(request)
+        is_reading, cached = request.slot in self.reading, self._cached_of(request)
         self._leave(request, cached)
         if request in self._silent:
             self._silent.remove(request)
@@ -204,6 +209,11 @@ class Replica:
         request.saved = request.on_host = cached
         self.host_tokens += cached
         return cached * self.options.times.copy_s_per_token
+
+    def _cached_of(self, request: SimulatedRequest) -> int:
+        if request.slot in self.reading:
+            return int(self.slots.cached[request.slot])
+        return self.decoding.cached_of(request)
 
     def _decode(self, request: SimulatedRequest, cached: int) -> None:
         self._note_read(request)

@@ -23,7 +23,7 @@ class StepTimes(Protocol):
     """What calls of the network take."""
 
     def decode_lines(self, batch: int) -> tuple[Line, Line]:
-        """Return two lines in the batch's cached tokens; a decode step takes the larger."""
+        """Return two lines in the batch's cached tokens; a decode step takes the larger. batch: rows, idle ones too."""
 
     def prefill_s(self, rows: int, tokens: int, length: int) -> float:
         """Return the seconds of a call of `rows` prompts' next `tokens`, after which `length` tokens are cached."""

@@ -32,14 +32,22 @@ def admit_waiting(state: State, waiting: Waiting[Request], min_shared_tokens: in
 
 def _make_room(state: State, waiting: Waiting[Request], request: Request, land: Callable[[], None]) -> bool:
     """Preempt requests on lower levels; return whether enough slots are free now."""
-    if state.slots.free + len(state.running.giving_way(request.turn.level)) < request.slots:
+    if state.slots.free + len(_giving_way(state, waiting, request)) < request.slots:
         return False
     if state.execution.cache.has_states:
         land()  # a state that has read all known tokens could not go on: the last one's logits are lost
-    candidates = state.running.giving_way(request.turn.level)
     while state.slots.free < request.slots:
-        waiting.put_back(_preempt(state, candidates.pop()))
+        candidates = _giving_way(state, waiting, request)
+        if not candidates:
+            return False
+        waiting.put_back(_preempt(state, candidates[-1]))
     return True
+
+
+def _giving_way(state: State, waiting: Waiting[Request], request: Request) -> list[int]:
+    """Return the slots of who gives way to a request, the first to do so last."""
+    slots = state.running.giving_way(request.turn.level)
+    return [slot for slot in slots if state.can_keep(slot)] if waiting.policy.keeps_work else slots
 
 
 def _preempt(state: State, slot: int) -> Request:

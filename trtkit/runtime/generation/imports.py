@@ -31,6 +31,10 @@ class Imports:
         self.size_bytes += size
         return True
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether so many bytes more fit without anything giving way."""
+        return self.size_bytes + size_bytes <= self._most_bytes
+
     def take(self, prompt: Ints, least: int, *, is_whole: bool = False) -> tuple[SavedSequence, int] | None:
         """Remove and return what shares most with a prompt, and for how many tokens; None below `least` of them.
 

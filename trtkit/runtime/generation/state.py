@@ -91,6 +91,12 @@ class State:
         if count and is_whole and slot not in sequences.soft:
             self.snapshots.add(sequences.tokens[slot, :count].copy(), cache.save(slot, count))
 
+    def can_keep(self, slot: int) -> bool:
+        """Whether the host has room for a sequence."""
+        count = int(self.slots.cached[slot])
+        size = self.execution.cache.form(count).size_bytes if count else 0
+        return slot not in self.slots.sequences.soft and self.snapshots.has_room(size)
+
     def leave(self, slot: int) -> Request:
         """Free a slot; return who ran in it."""
         self.sampler.release(slot)

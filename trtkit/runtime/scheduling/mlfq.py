@@ -18,10 +18,10 @@ class FeedbackQueue:
     """Levels with growing quanta. A request that used up its level's quantum moves one down.
 
     It does not start at the top, but on the first level whose quantum covers its prompt: the time for that is known
-    from prompts before it.
+    from prompts before it. Requests often give way, so none does whose work would be lost.
     """
 
-    is_by_deadline, measures = True, True
+    is_by_deadline, measures, keeps_work = True, True, True
 
     def __init__(self, options: ScheduleOptions) -> None:
         self.starvation_s = options.starvation_s

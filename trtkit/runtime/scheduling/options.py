@@ -54,10 +54,10 @@ class ScheduleOptions:
 
     name: ScheduleName = "priority"
     shares: Mapping[str, float] | None = None
-    quantum_s: float = 0.1
+    quantum_s: float = 0.5
     ratio: float = 2.0
     levels: int = 8
-    starvation_s: float = 10.0
+    starvation_s: float = 60.0
 
     def __post_init__(self) -> None:
         """Raise RequestError for options that make no schedule."""

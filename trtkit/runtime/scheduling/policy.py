@@ -18,12 +18,13 @@ class Policy(Protocol):
     """A schedule. starvation_s: a request that is not served for so long is promoted; infinite for never.
 
     is_by_deadline: whether the earliest deadline goes first on a level. measures: whether it wants to know how long
-    steps take.
+    steps take. keeps_work: whether a request gives way only if the host has room for what it has computed.
     """
 
     starvation_s: float
     is_by_deadline: bool
     measures: bool
+    keeps_work: bool
 
     def level(self, scheduling: SchedulingParams, prompt_tokens: int) -> int:
         """Return the level that a request starts on."""
@@ -38,7 +39,7 @@ class Policy(Protocol):
 class _Unmeasured:
     """A schedule by what requests say, not by what they use."""
 
-    starvation_s, measures = math.inf, False
+    starvation_s, measures, keeps_work = math.inf, False, False
 
     def charge(self, turns: Iterable[Turn], seconds: float, prompt_tokens: int) -> bool:  # noqa: ARG002
         """Return False: nothing depends on it."""
