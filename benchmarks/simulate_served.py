@@ -52,8 +52,12 @@ async def ask(client: AsyncOpenAI, number: int, inputs: int, outputs: int) -> Ti
     return Timed(first_s - started, (ended_s - first_s) / max(1, outputs - 1))
 
 
-async def calibrate(client: AsyncOpenAI, first: int) -> MeasuredTimes:
-    """Return step times: lines through the medians of prompts of three lengths, and of one and all slots decoding."""
+async def calibrate(client: AsyncOpenAI, first: int) -> tuple[MeasuredTimes, float]:
+    """Return step times, and the seconds that a request spends outside the engine.
+
+    Lines through the medians of prompts of three lengths, and of one and all slots decoding. A call for a prompt of no
+    tokens takes what a decode step of one row does; the rest is the frontend's time and the client's.
+    """
     numbers = iter(range(first, first + 1000))
     ttfts = [
         float(np.median([(await ask(client, next(numbers), size, 2)).ttft_s for _ in range(ROUNDS)]))
@@ -67,7 +71,8 @@ async def calibrate(client: AsyncOpenAI, first: int) -> MeasuredTimes:
         ]
         tpots.append(float(np.median([each.tpot_s for timed in rounds for each in timed])))
     row_s = max(0.0, (tpots[1] - tpots[0]) / (SLOTS - 1))
-    return MeasuredTimes(tpots[0] - row_s, row_s, 0.0, max(0.0, float(call_s)), float(token_s))
+    own_s = min(float(call_s), tpots[0])
+    return MeasuredTimes(tpots[0] - row_s, row_s, 0.0, own_s, float(token_s)), float(call_s) - own_s
 
 
 async def play(client: AsyncOpenAI) -> list[Timed]:
@@ -86,19 +91,21 @@ async def run(url: str) -> dict[str, Any]:
     """Measure step times, play the traffic, measure again, and simulate it with the mean of both."""
     client = AsyncOpenAI(base_url=url, api_key="none", timeout=600.0, max_retries=0)
     await ask(client, 1, 8, 8)
-    before = await calibrate(client, 100)
+    before, outside_s = await calibrate(client, 100)
     timed = await play(client)
-    after = await calibrate(client, 50_000)
+    after, outside_after_s = await calibrate(client, 50_000)
+    outside_ms = 1e3 * (outside_s + outside_after_s) / 2
     mean = {name: (value + asdict(after)[name]) / 2 for name, value in asdict(before).items()}
     traffic = random_traffic(LAW, 256)
     fleet = FleetOptions(ReplicaOptions(MeasuredTimes(**mean), SLOTS, 1024, 512))
     simulated = summarize(traffic, simulate(traffic, fleet), fleet, {})
     ttft_s, tpot_s = (np.mean([getattr(each, name) for each in timed]) for name in ("ttft_s", "tpot_s"))
     real = {"ttft_ms": 1e3 * ttft_s, "tpot_ms": 1e3 * tpot_s}
-    own = {"ttft_ms": simulated.ttft.mean_ms, "tpot_ms": simulated.tpot.mean_ms}
+    own = {"ttft_ms": simulated.ttft.mean_ms + outside_ms, "tpot_ms": simulated.tpot.mean_ms}
     return {
         "step_times_before": asdict(before),
         "step_times_after": asdict(after),
+        "outside_the_engine_ms": round(outside_ms, 2),
         "traffic": asdict(LAW),
         "measured": {name: round(float(value), 2) for name, value in real.items()},
         "simulated": {name: round(value, 2) for name, value in own.items()},
