@@ -117,6 +117,21 @@ DERIVED_CASES = [
         **{**EXPERTS, "num_experts_per_tok": 3},
     ),
     case(
+        "mimo_v2_flash",
+        "mimo_v2_flash",
+        num_hidden_layers=3,
+        num_key_value_heads=1,
+        v_head_dim=6,
+        sliding_window=7,
+        n_group=3,
+        topk_group=2,
+        rope_parameters={
+            "full_attention": {**YARN_ROPE, "partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.75},
+        },
+        **ROUTED,
+    ),
+    case(
         "mellum",
         "mellum",
         sliding_window=7,

@@ -100,6 +100,8 @@ class AttentionSpec:
     latent: if there is one, all heads share a key/value head of its rank and rope_dim elements, the first of which,
         expanded for each head, are its values. norm is then that of the compressed vectors.
     is_gated: the heads' outputs are multiplied by sigmoids of gates, which follow each head's query in `q`.
+    value_dim: elements of a head's values, if fewer than of its keys; caches hold zeros in place of the others, since
+        TensorRT's attention takes keys and values of one size. value_scale: factor of the values.
     gate: gates that have a matrix of their own, `z`; None if there are none.
     value_norm: over each head's values. cache_of: number of the layer whose keys and values it reads, if it has none.
     share: of all heads, of which these are one rank's; the ranks' outputs are summed.
@@ -128,6 +130,8 @@ class AttentionSpec:
     query_growth: QueryGrowth | None = None
     latent: LatentSpec | None = None
     is_gated: bool = False
+    value_dim: int | None = None
+    value_scale: float = 1.0
     gate: GateSpec | None = None
     value_norm: NormSpec | None = None
     cache_of: int | None = None
@@ -164,7 +168,8 @@ class AttentionSpec:
     @property
     def output_size(self) -> int:
         """Elements of all heads' outputs, which the output projection reads."""
-        return self.num_attention_heads * (self.head_dim if self.latent is None else self.latent.value_dim)
+        own = self.head_dim if self.value_dim is None else self.value_dim
+        return self.num_attention_heads * (own if self.latent is None else self.latent.value_dim)
 
     @property
     def gate_size(self) -> int:

@@ -11,7 +11,7 @@ from trtkit.models.feed_forward import RoutingSpec
 from trtkit.models.mixtures import mixture_part
 from trtkit.models.names import EXPERT_NAMES, SHARED_EXPERT_NAMES
 from trtkit.models.parts import alternating_types, biased_attention_part, layer_types, mlp_part
-from trtkit.models.rope import rope_spec
+from trtkit.models.rope import rope_spec, ropes_by_type_alone
 
 if TYPE_CHECKING:
     from trtkit.models.attention import AttentionSpec, NormSpec
@@ -88,13 +88,8 @@ def laguna_attentions(config: HfConfig, norm: NormSpec) -> list[AttentionSpec]:
     if len(heads) != count:
         what = f"`num_attention_heads_per_layer` has {len(heads)} entries for {count} layers"
         raise SourceError(what, config.where)
-    stated = config.get("rope_parameters", _LAGUNA_ROPE).get("full_attention", {})
-    for name in ("rope_theta", "partial_rotary_factor"):  # transformers does not read them
-        config.refuse(name, stated.get(name))
-    config.refuse("rope_scaling")
     types, window = layer_types(config, ["full_attention"] * count), config.get("sliding_window")
-    parts = {"parameters": _LAGUNA_ROPE, "partial": 1.0}
-    ropes = {kind: rope_spec(config, attention.head_dim, layer_type=kind, **parts) for kind in set(types)}
+    ropes = ropes_by_type_alone(config, attention.head_dim, types, _LAGUNA_ROPE)
     return [
         replace(
             attention,

@@ -36,13 +36,19 @@ def grouped_mixture(config: HfConfig, expert: MlpSpec, shared: MlpSpec | None = 
     shared: that expert; `n_shared_experts` of the others' kind together if None.
     HF: `DeepseekV3TopkRouter`, which GLM-4.5 and dots.llm1 share.
     """
+    config.refuse("moe_layer_freq", 1)
+    count, routing = int(config.need("num_experts")), grouped_routing(config)
+    return mixture_part(config, count, routing, expert, shared or shared_part(config, expert))
+
+
+def grouped_routing(config: HfConfig) -> RoutingSpec:
+    """Return DeepSeek-V3's choice of experts."""
     config.refuse("scoring_func", "sigmoid", "noaux_tc")
     config.refuse("topk_method", "noaux_tc")
-    config.refuse("moe_layer_freq", 1)
     config.get("ep_size")  # of training, as are the next two
     config.get("aux_loss_alpha")
     config.get("seq_aux")
-    routing = RoutingSpec(
+    return RoutingSpec(
         int(config.need("num_experts_per_tok")),
         "sigmoid",
         norm_topk_prob=bool(config.get("norm_topk_prob", True)),
@@ -54,8 +60,6 @@ def grouped_mixture(config: HfConfig, expert: MlpSpec, shared: MlpSpec | None = 
         scale=float(config.get("routed_scaling_factor", 1.0)),
         is_fp32=True,
     )
-    count = int(config.need("num_experts"))
-    return mixture_part(config, count, routing, expert, shared or shared_part(config, expert))
 
 
 def latent_mixture(config: HfConfig) -> MoeSpec:

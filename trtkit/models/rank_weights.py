@@ -151,6 +151,7 @@ def _attention_cut(whole: AttentionSpec, q_heads: range, kv_heads: range, name: 
     heads = kv_heads if module in ("k", "v", "k_norm") else q_heads
     size = 2 * size if whole.is_gated and module == "q" else size
     size = whole.gate_size if module == "z" else size
+    size = whole.value_dim if module == "v" and whole.value_dim is not None else size
     is_norm = module.endswith("_norm")
     if module == "sinks" or (is_norm and whole.qk_norm == "each_head"):
         return _Cut(rows=np.asarray(heads))

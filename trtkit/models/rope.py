@@ -97,6 +97,25 @@ def ropes_by_layer_type(
     return [kinds[kind] for kind in config.get("layer_types", types)]
 
 
+def ropes_by_type_alone(
+    config: HfConfig, head_dim: int, types: Sequence[str], usual: Mapping[str, Mapping[str, object]]
+) -> dict[str, RopeSpec]:
+    """Return the rotary embedding of each type of layer, by `rope_parameters` for each type, or `usual` ones.
+
+    Raises SourceError for what is stated for all layers and differs: transformers does not read it.
+    """
+    stated = config.get("rope_parameters", dict(usual)).get("full_attention", {})
+    for name in ("rope_theta", "partial_rotary_factor"):
+        config.refuse(name, stated.get(name))
+    config.refuse("rope_scaling")
+    ropes = {kind: rope_spec(config, head_dim, layer_type=kind, parameters=usual, partial=1.0) for kind in set(types)}
+    odd = sorted(kind for kind, rope in ropes.items() if rope.dim % 2)
+    if odd:
+        what = f"{ropes[odd[0]].dim} of {head_dim} elements turn in {odd[0]}; expected an even number"
+        raise SourceError(what, config.where, "correct `partial_rotary_factor`")
+    return ropes
+
+
 def original_length(rope: RopeSpec) -> int:
     """Return the length that a scaled rope was trained at before it was scaled."""
     length = rope.parameters.get("original_max_position_embeddings", rope.max_position_embeddings)

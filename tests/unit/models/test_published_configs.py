@@ -221,6 +221,7 @@ DERIVED = [
     "internlm3",
     "iquestcoder",
     "mellum",
+    "mimo_v2_flash",
     "mistral4",
     "vaultgemma",
     "youtu",

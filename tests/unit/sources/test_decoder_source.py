@@ -65,6 +65,8 @@ def in_memory(saved: dict[str, torch.Tensor], model_type: str) -> dict[str, torc
     """Return a checkpoint's weights as transformers calls them once they are loaded."""
     if model_type == "nemotron_h":
         return {name.replace("backbone.", "model.", 1): value for name, value in saved.items()}
+    if model_type == "mimo_v2_flash":
+        return {name.replace(".attention_sink_bias", ".sinks"): value for name, value in saved.items()}
     if model_type == "axk1":
         return {name.replace(".post_mlp", ".mlp.post_mlp"): value for name, value in saved.items()}
     if model_type == "laguna":

@@ -51,6 +51,8 @@ def attention_block(
         else:
             (q, k, v), gate = _project(weights, x, spec)
             q, k = (_placed(weights, name, heads, spec, positions) for name, heads in (("q", q), ("k", k)))
+            v = v if spec.value_scale == 1 else v * spec.value_scale
+            v = v if spec.value_dim is None else _filled(v, k, spec)
             v = v if spec.value_norm is None else norm_block(weights, "v_norm", v, spec.value_norm)
             new = {"key": k, "value": v}
         read, present = remember(past, new)
@@ -58,10 +60,17 @@ def attention_block(
         keys, *others = read.values()
         attended = _attend(weights, (q, keys, others[0] if others else keys), positions, spec)
         attended = attended if values is None else expand_values(attended, values)
+        attended = attended if spec.value_dim is None else take(attended, -1, 0, spec.value_dim)
         attended = attended if spec.gate is None else attended * _own_gates(weights, x, spec, spec.gate)
         merged = merge_heads(attended)
         merged = merged if gate is None else merged * sigmoid(gate)
         return weights.linear("o", merged, has_bias=spec.has_output_bias, ranks=spec.share.count), present
+
+
+def _filled(v: Tensor, k: Tensor, spec: AttentionSpec) -> Tensor:
+    """Return values [B, K, S, H] with zeros after a head's own elements."""
+    missing = spec.head_dim - v.shape[-1]
+    return concat([v, take(k, -1, 0, missing) * 0.0], -1) if missing else v
 
 
 def _own_gates(weights: Weights, x: Tensor, spec: AttentionSpec, gate: GateSpec) -> Tensor:

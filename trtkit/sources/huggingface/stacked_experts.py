@@ -89,6 +89,7 @@ _RENAMED = {
         (r"\.mlp\.experts\.e_score_correction_bias$", ".mlp.gate.e_score_correction_bias"),
         (r"\.mlp\.shared_expert\.", ".mlp.shared_experts."),
     ),
+    "mimo_v2_flash": ((r"\.attention_sink_bias$", ".sinks"),),
     "nemotron_h": ((r"^backbone\.", "model."),),
 }
 # Families whose checkpoints may lack the bias of the choice, which is 0 then.
