@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from trtkit.runtime.sampling.settings import Settings, Vocabulary
 from trtkit.runtime.scheduling import SchedulingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from tests.decoder_case import Case
 
@@ -25,6 +26,10 @@ LENGTH = 64
 MAX_PREFILL = 16
 EOS = 2
 SLOTS = 4
+PAGE_TOKENS = 4
+"""Tokens of a page; real ones have more, and fewer ends."""
+FEW_PAGES = 40
+"""Of the 64 that four slots could fill: requests have to give way."""
 
 
 def case_of(model_type: str) -> Case:
@@ -33,16 +38,26 @@ def case_of(model_type: str) -> Case:
 
 
 @cache
-def network_of(case: Case, *, has_all_logits: bool = False, length: int = LENGTH) -> DecoderNetwork:
+def network_of(
+    case: Case, *, has_all_logits: bool = False, length: int = LENGTH, page_tokens: int | None = None
+) -> DecoderNetwork:
     """Return a case's network in fp32."""
     model = model_of(case)
-    graph = graph_of(model, DecoderOptions(FP32, length, has_all_logits=has_all_logits))
-    return DecoderNetwork(rtx(), graph, model.spec.vocab_size, length, MAX_PREFILL, has_all_logits)
+    graph = graph_of(model, DecoderOptions(FP32, length, has_all_logits=has_all_logits, page_tokens=page_tokens))
+    sizes = model.spec.vocab_size, length, MAX_PREFILL, has_all_logits
+    return DecoderNetwork(rtx(), graph, *sizes, has_read_only_caches=page_tokens is not None)
 
 
-def decoder(model_type: str = "llama", slots: int = 4, *, has_all_logits: bool = False) -> ReferenceDecoder:
-    """Return a tiny model in fp64: how its tokens are batched cannot be told from its logits."""
-    return ReferenceDecoder(network_of(case_of(model_type), has_all_logits=has_all_logits), slots, widen="fp64")
+def decoder(
+    model_type: str = "llama", slots: int = 4, *, has_all_logits: bool = False, pages: int | None = None
+) -> ReferenceDecoder:
+    """Return a tiny model in fp64: how its tokens are batched cannot be told from its logits.
+
+    pages: of its caches; None for linear ones.
+    """
+    page_tokens = None if pages is None else PAGE_TOKENS
+    network = network_of(case_of(model_type), has_all_logits=has_all_logits, page_tokens=page_tokens)
+    return ReferenceDecoder(network, slots, widen="fp64", pages=pages)
 
 
 def settings(vocab_size: int = 67, eos_ids: tuple[int, ...] = (EOS,), **params: Any) -> Settings:
@@ -67,8 +82,24 @@ def answer(engine: Engine, prompt: list[int], **params: Any) -> list[int]:
 
 def engine(slots: int = 4, model_type: str = "llama", **options: Any) -> Engine:
     """Return an engine on a tiny model; it gives all logits where guesses are to be verified."""
-    has_all_logits = options.get("proposer") is not None
-    return Engine(decoder(model_type, slots, has_all_logits=has_all_logits), EngineOptions(**options))
+    has_all_logits, pages = options.get("proposer") is not None, _pages[-1]
+    return Engine(decoder(model_type, slots, has_all_logits=has_all_logits, pages=pages), EngineOptions(**options))
+
+
+_pages: list[int | None] = [None]
+
+
+@contextmanager
+def caches_of(pages: int | None) -> Iterator[None]:
+    """Let engines have caches of so many pages; None: linear ones."""
+    _pages.append(pages)
+    yield
+    _pages.pop()
+
+
+def reusable(tokens: int) -> int:
+    """Return how many tokens of a beginning are found: full pages, if caches are paged."""
+    return tokens if _pages[-1] is None else tokens - tokens % PAGE_TOKENS
 
 
 @dataclass(frozen=True)
@@ -85,8 +116,9 @@ class Asked:
 
 @cache
 def lone_engine(model_type: str = "llama") -> Engine:
-    """An engine that shares nothing between requests."""
-    return engine(SLOTS, model_type, min_shared_tokens=10**6)
+    """An engine that shares nothing between requests, on linear caches."""
+    with caches_of(None):
+        return engine(SLOTS, model_type, min_shared_tokens=10**6)
 
 
 @cache
@@ -95,5 +127,7 @@ def alone(asked: Asked, model_type: str = "llama") -> tuple[int, ...]:
 
 
 def is_clean(tested: Engine) -> bool:
-    """Whether an engine without work has all its slots back."""
-    return tested.free_slots == SLOTS and not tested.has_work
+    """Whether an engine without work has all its slots back, and the pages that no ended slot keeps."""
+    pages, cache = tested.execution.cache.pages, tested.execution.cache
+    held = 0 if pages is None or cache.has_slot_memory else pages.held
+    return tested.free_slots == SLOTS and not tested.has_work and not held

@@ -44,6 +44,15 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module", params=["linear", "paged"])
+def caches(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Tests of generation run with slots of full length, and with too few pages for all slots."""
+    from tests.generation import FEW_PAGES, caches_of
+
+    with caches_of(None if request.param == "linear" else FEW_PAGES):
+        yield request.param
+
+
 @pytest.fixture(scope="session")
 def classifier_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of a tiny classifier of images."""

@@ -49,6 +49,11 @@ BEAMS: dict[str, dict[str, Any]] = {
     "repetition": {"num_beams": 4, "repetition_penalty": 1.2, "no_repeat_ngram_size": 2},
 }
 
+pytestmark = [
+    pytest.mark.usefixtures("caches"),
+    pytest.mark.parametrize("caches", ["linear", pytest.param("paged", marks=pytest.mark.slow)], indirect=True),
+]
+
 
 def is_kept(family: str, name: str) -> bool:
     """Whether a family's setting is tested every time: every setting on one family, the widest ones on all."""

@@ -36,6 +36,8 @@ WORK: dict[str, dict[str, Any]] = {
 }
 families = pytest.mark.parametrize("model_type", RECURRENT)
 
+pytestmark = pytest.mark.usefixtures("caches")
+
 
 def continued(r: random.Random, asked: Asked, tokens: list[int]) -> Asked:
     """Return a request that goes on after another's answer, or turns off before its end."""

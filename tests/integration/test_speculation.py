@@ -14,6 +14,8 @@ from tests.generation import SLOTS, Asked, alone, case_of, decoder, engine, run,
 from trtkit.errors import RequestError
 from trtkit.runtime.generation import DraftProposer, Engine, EngineOptions, LookupProposer, Request
 
+pytestmark = pytest.mark.usefixtures("caches")
+
 
 @pytest.mark.parametrize(
     "params", [{"temperature": 0}, {"temperature": 0.9, "seed": 3}, {"temperature": 1.5, "top_k": 9, "seed": 4}]

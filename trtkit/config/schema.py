@@ -151,6 +151,9 @@ class CustomOpOptions(StrictModel):
     )
 
 
+_PAGE_TOKENS = 64
+
+
 class LlmOptions(StrictModel):
     """The size of a decoder-only LLM's engine."""
 
@@ -163,9 +166,16 @@ class LlmOptions(StrictModel):
     logits: Literal["last", "all"] = Field("last", description="Logits of the last token or of all tokens.")
     inputs: Literal["ids", "embeds"] = Field("ids", description="`input_ids`, or `inputs_embeds` for hybrids.")
     hidden_states: StrictBool = Field(False, description="Also return the final hidden states.")
-    kv_window: Literal["full", "used"] = Field(
-        "full",
-        description="Cached tokens that attention reads: a slot's full length, or those in use, to a power of two.",
+    kv_window: Literal["full", "used"] | None = Field(
+        None,
+        description="Tokens that attention reads of linear caches: a slot's full length, the default, or those in use, "
+        "to a power of two.",
+    )
+    kv: Literal["linear", "paged"] = Field(
+        "linear", description="KV caches: a slot of full length for each sequence, or pages that are taken when needed."
+    )
+    page_tokens: Literal[16, 32, 64, 128] | None = Field(
+        None, description="Tokens of a page of `kv: paged`; 64 if unset."
     )
     experts: Literal["chosen", "all"] = Field(
         "chosen", description="Experts of a mixture that a step reads: those chosen if they are fewer, or always all."
@@ -177,6 +187,23 @@ class LlmOptions(StrictModel):
             sizes = f"max_prefill_length {self.max_prefill_length} exceeds max_sequence_length"
             raise ValueError(f"{sizes} {self.max_sequence_length}")
         return self
+
+    @model_validator(mode="after")
+    def _pages_fit(self) -> Self:
+        if self.kv == "linear":
+            if self.page_tokens is not None:
+                raise ValueError("`page_tokens` means nothing for `kv: linear`: set `kv: paged`, or leave it out")
+        elif self.kv_window is not None:
+            raise ValueError("`kv_window` means nothing for `kv: paged`, which reads pages in use: leave it out")
+        elif self.max_sequence_length % (self.page_size or 1):
+            sizes = f"{self.max_sequence_length} is not a multiple of a page's tokens, {self.page_size}"
+            raise ValueError(f"max_sequence_length {sizes}")
+        return self
+
+    @property
+    def page_size(self) -> int | None:
+        """Tokens of a page; None if caches are linear."""
+        return None if self.kv == "linear" else self.page_tokens or _PAGE_TOKENS
 
 
 class ParallelOptions(StrictModel):

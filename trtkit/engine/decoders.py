@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trtkit.models.model import Model
     from trtkit.models.spec import DecoderSpec
     from trtkit.network.graph import Graph
-    from trtkit.network.input_spec import InputSpec
+    from trtkit.network.input_spec import InputSpec, Role
     from trtkit.network.profile import ResolvedProfile
     from trtkit.sources.decoder_source import DecoderSource
 
@@ -169,6 +169,7 @@ def network_options(model: Model, logits: Literal["all", "last"] | None = None) 
         deepstack=0 if model.images is None else model.images.deepstack,
         has_hidden_states=options.hidden_states,
         has_kv_window=options.kv_window == "used",
+        page_tokens=options.page_size,
         has_visible_lengths=model.images is not None and model.images.has_whole_images,
         has_chosen_experts=options.experts == "chosen",
     )
@@ -180,19 +181,30 @@ def decoder_profiles(inputs: Sequence[InputSpec], options: LlmOptions) -> tuple[
     prefill = {"min": 1, "opt": max(1, options.max_prefill_length // 2), "max": options.max_prefill_length}
     decode = {"min": 1, "opt": 1, "max": 1}
     length = options.max_sequence_length
-    window = {"min": 1, "opt": max(1, length // 2), "max": length}
-    return tuple(
-        {
-            spec.name: ProfileShapes(
-                **{
-                    kind: spec.shape_at({"batch": batch[kind], "new_tokens": new[kind], "kv_window": window[kind]})
-                    for kind in batch
-                }
-            )
-            for spec in inputs
-        }
-        for new in (prefill, decode)
-    )
+    sizes: dict[Role, Mapping[str, int]] = {"batch": batch}
+    if (page := options.page_size) is not None:
+        row = {"min": 1, "opt": max(1, length // page // 2), "max": length // page}
+        sizes["row_pages"], sizes["kv_window"] = row, {kind: page * row[kind] for kind in row}
+        sizes["pages"] = {"min": 1, "opt": batch["opt"] * row["opt"] + 1, "max": most_pages(inputs)}
+    else:
+        sizes["kv_window"] = {"min": 1, "opt": max(1, length // 2), "max": length}
+    return tuple(_profile(inputs, {**sizes, "new_tokens": new}) for new in (prefill, decode))
+
+
+def _profile(inputs: Sequence[InputSpec], sizes: Mapping[Role, Mapping[str, int]]) -> ResolvedProfile:
+    """Return a profile of dynamic axes with these sizes, each `min`, `opt` and `max`."""
+    return {
+        spec.name: ProfileShapes(
+            **{kind: spec.shape_at({role: sizes[role][kind] for role in sizes}) for kind in ("min", "opt", "max")}
+        )
+        for spec in inputs
+    }
+
+
+def most_pages(inputs: Sequence[InputSpec]) -> int:
+    """Return how many pages a pool may have: TensorRT numbers a tensor's elements with 31 bits."""
+    page_elements = [math.prod(spec.shape[1:]) for spec in inputs if spec.shape and spec.axes[0].role == "pages"]
+    return (2**31 - 1) // max(page_elements, default=1)
 
 
 def decoder_size(opened: OpenedDecoder) -> DecoderSize:

@@ -48,7 +48,8 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
     `past_latent_<i>` [B, 1, T, H].
     `position_ids` are positions in the cache and determine causality. M-RoPE rotates by `rope_position_ids` [3, B, S]:
     time, height and width. `key_positions` [T'] is 0, 1, 2, ...: attention reads that many cached tokens of each slot,
-    at least the longest `kv_lengths`. `visible_lengths` [B, S] replaces `position_ids` + 1, so that tokens of an image
+    at least the longest `kv_lengths`. Paged caches are pools [P, K, page_tokens, H], and `page_table` [B, n] says which
+    pages hold a slot's tokens. `visible_lengths` [B, S] replaces `position_ids` + 1, so that tokens of an image
     see later ones of it, which are new in the same call.
     `inputs_embeds` [B, S, D] may take the place of `input_ids`. With `deepstack` it is [B, S, (1 + deepstack) * D]: the
     first part is the token's vector, and the others are added after the first layers.
@@ -77,7 +78,6 @@ def build_decoder(graph: Graph, spec: DecoderSpec, arrays: Mapping[str, Array], 
         with graph.scope(f"layers.{index}"):
             x, present = decoder_layer(weights, x, (spec.block, layer), memory, vectors[index] if vectors else None)
             x = x + embedded.added[index] if index < len(embedded.added) else x
-        read.keep(index, present)
         for name, tensor in present.items():
             graph.output(tensor, f"present_{name}_{index}")
     x = x if streams is None else from_streams(weights, x, streams)

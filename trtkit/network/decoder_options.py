@@ -27,11 +27,14 @@ class DecoderOptions:
     has_hidden_states: also return `hidden_states` [B, S, D], after the final norm.
     has_native_lengths: pass `kv_lengths` to the attention layer, besides masking by them, so that it may skip the rest.
     has_kv_window: let attention read as many cached tokens as the input `key_positions` [T'] has, and not all T.
+    page_tokens: tokens of a page, if caches are paged: `past_*` [P, K, page_tokens, H] are then pools of pages, which
+        are read-only; `page_table` [B, n] names each slot's in order, and `key_positions` has n * page_tokens.
     has_visible_lengths: the input `visible_lengths` [B, S] says how many cached tokens each new token sees, which may
         be later ones too: of an image, those of all of it.
     has_chosen_experts: let mixtures read the matrices of chosen experts only, if a step has fewer choices than experts.
-    kv_cache: 8-bit caches, with each layer's scales. They are read-only: `present_*` then holds only the new keys and
-    values, [B, K, S, H], which the runtime writes into the caches.
+    kv_cache: 8-bit caches, with each layer's scales. They are read-only.
+
+    `present_*` of a read-only cache holds only the new keys and values, [B, K, S, H], which the runtime writes into it.
     """
 
     dtype: DType = FP16
@@ -44,6 +47,12 @@ class DecoderOptions:
     has_hidden_states: bool = False
     has_native_lengths: bool = False
     has_kv_window: bool = False
+    page_tokens: int | None = None
     has_visible_lengths: bool = False
     has_chosen_experts: bool = False
     kv_cache: KvQuantization | None = None
+
+    @property
+    def has_read_only_caches(self) -> bool:
+        """Whether the runtime writes new keys and values, not the network."""
+        return self.kv_cache is not None or self.page_tokens is not None

@@ -52,6 +52,7 @@ class Scheduled:
 
     position_ids, kv_lengths: where a layer attends; position_ids also where positions are added to embeddings.
     rope_position_ids: where the model has M-RoPE. key_positions: where attention reads a part of the caches.
+    page_table: where caches are pools of pages.
     token_counts: where the model has recurrent states. visible_lengths: where tokens of an image see each other.
     """
 
@@ -60,6 +61,7 @@ class Scheduled:
     kv_lengths: Tensor | None = None
     rope_position_ids: Tensor | None = None
     key_positions: Tensor | None = None
+    page_table: Tensor | None = None
     token_counts: Tensor | None = None
     visible_lengths: Tensor | None = None
 
@@ -75,6 +77,7 @@ def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -
         return graph.take(InputSpec(name, dtype.name, axes, "scheduler"))
 
     attends = bool(spec.attentions)
+    has_window = options.has_kv_window or options.page_tokens is not None
     has_positions = attends or (spec.is_first_stage and spec.embedding.positions is not None)
     position_ids = scheduled("position_ids", ids, BATCH, NEW_TOKENS) if has_positions else None
     return Scheduled(
@@ -82,7 +85,8 @@ def scheduled_inputs(graph: Graph, spec: DecoderSpec, options: DecoderOptions) -
         position_ids,
         scheduled("kv_lengths", INT32, BATCH) if attends else None,
         scheduled("rope_position_ids", ids, Axis("rope_sections", 3), BATCH, NEW_TOKENS) if has_sections else None,
-        scheduled("key_positions", INT32, Axis("kv_window")) if options.has_kv_window and attends else None,
+        scheduled("key_positions", INT32, Axis("kv_window")) if has_window and attends else None,
+        scheduled("page_table", INT32, BATCH, Axis("row_pages")) if options.page_tokens and attends else None,
         scheduled("token_counts", INT32, BATCH) if spec.states else None,
         scheduled("visible_lengths", INT32, BATCH, NEW_TOKENS) if options.has_visible_lengths and attends else None,
     )
@@ -98,7 +102,7 @@ class LayerInputs:
         self._keys: Tensor | None = None
         self._has_begun: Tensor | None = None
         self._chunks: dict[int, Chunk] = {}
-        self._updated: dict[int, Mapping[str, Tensor]] = {}
+        self._read: dict[int, Mapping[str, Tensor]] = {}
         self._tables: list[tuple[RopeSpec, tuple[Tensor, Tensor]]] = []
         self._growths: dict[QueryGrowth, Tensor] = {}
 
@@ -152,7 +156,10 @@ class LayerInputs:
         """Add the inputs for one layer's cache."""
         options, kv = self._options, self._options.kv_cache
         heads, head_dim = Axis("key_value_heads", attention.num_key_value_heads), Axis("head_dim", attention.head_dim)
-        axes = (BATCH, heads, Axis("cached_tokens", options.max_sequence_length), head_dim)
+        place, tokens = BATCH, Axis("cached_tokens", options.max_sequence_length)
+        if options.page_tokens is not None:
+            place, tokens = Axis("pages"), Axis("page_tokens", options.page_tokens)
+        axes = (place, heads, tokens, head_dim)
         dtype = options.dtype if kv is None else DTYPES[kv.format]
         scales = None if kv is None else {"key": kv.key_scales[index], "value": kv.value_scales[index]}
         caches = {
@@ -161,12 +168,11 @@ class LayerInputs:
             )
             for name in attention.caches
         }
-        shared = None if attention.cache_of is None else self._updated[attention.cache_of]
-        return Past(caches, self._inputs.write_indices, shared, scales, self._inputs.key_positions)
-
-    def keep(self, index: int, present: Mapping[str, Tensor]) -> None:
-        """Take a layer's updated caches, for later layers that read them."""
-        self._updated[index] = present
+        shared = None if attention.cache_of is None else self._read[attention.cache_of]
+        inputs = self._inputs
+        past = Past(caches, inputs.write_indices, shared, scales, inputs.key_positions, inputs.page_table)
+        self._read[index] = past.read  # filled when the layer is written, before layers that read it too
+        return past
 
     def _state(self, index: int, state: StateSpec) -> Tensor:
         """Add the input for a state; a sequence begins with zeros, whatever its slot holds."""
@@ -221,8 +227,8 @@ class LayerInputs:
             window = self._inputs.key_positions
             length = self._options.max_sequence_length
             cached = cached_positions(self._graph, length) if window is None else unsqueeze(window, 0, 1, 2)
-            quantized = self._options.kv_cache is not None
-            self._keys = appended_positions(ids, self._inputs.write_indices, cached) if quantized else cached
+            is_appended = self._options.has_read_only_caches
+            self._keys = appended_positions(ids, self._inputs.write_indices, cached) if is_appended else cached
         return self._keys
 
     def _rope(self, rope: RopeSpec) -> tuple[Tensor, Tensor]:

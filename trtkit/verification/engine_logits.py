@@ -10,6 +10,7 @@ from trtkit.models.parallel import SINGLE, grid_of
 from trtkit.runtime import device as devices
 from trtkit.runtime.decoder import ReferenceDecoder
 from trtkit.runtime.decoder.engine import EngineDecoder
+from trtkit.runtime.decoder.kv_cache import CacheSize
 from trtkit.runtime.decoder.plan import DecoderPlan
 from trtkit.runtime.soft_tokens import pieces
 from trtkit.verification.compare import worst
@@ -64,7 +65,7 @@ def compare_engine(
 def _engine(backend: Backend, request: VerifyRequest, network: DecoderNetwork, device: devices.Device) -> EngineDecoder:
     options, file = llm_options(request.config), request.engines[-1]
     plan = DecoderPlan(file, network.graph.inputs, options, network.embeddings, str(file.path))
-    return EngineDecoder(backend, plan, 1, device)
+    return EngineDecoder(backend, plan, CacheSize(1), device)
 
 
 def _logits(

@@ -49,7 +49,7 @@ class Prefill:
     def update(self, engine: Engine) -> None:
         """Lend what the last step has computed, before another request takes its slot; in the engine's thread."""
         for name, ids in list(self._awaited.items()):
-            if engine.slots.shared_prefix(ids)[1] == len(ids) - 1:
+            if engine.has_whole_prefix(ids):
                 saved = engine.export_prefix(ids)
                 self._awaited.pop(name, None)
                 self._loans[name] = None if saved is None else self._lender.lend(ids, saved)

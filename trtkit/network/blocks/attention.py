@@ -55,9 +55,9 @@ def attention_block(
             v = v if spec.value_dim is None else _filled(v, k, spec)
             v = v if spec.value_norm is None else norm_block(weights, "v_norm", v, spec.value_norm)
             new = {"key": k, "value": v}
-        read, present = remember(past, new)
+        present = remember(past, new)
         q = scale_query(q, spec.scale, positions.query_growth)
-        keys, *others = read.values()
+        keys, *others = past.read.values()
         attended = _attend(weights, (q, keys, others[0] if others else keys), positions, spec)
         attended = attended if values is None else expand_values(attended, values)
         attended = attended if spec.value_dim is None else take(attended, -1, 0, spec.value_dim)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from trtkit.network.ops.kv_cache import append_quantized, update_cache
+from trtkit.network.ops.kv_cache import append, append_quantized, pages_of, update_cache
 from trtkit.network.ops.shape import take_as_many
 
 if TYPE_CHECKING:
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 class Past:
     """A layer's caches [B, K, T, H] by name, and the position of each sequence's new tokens [B].
 
-    shared: those of the layer that the layer reads, already updated, if it has no caches.
+    shared: what attention reads in the layer whose caches this one reads too, if it has none itself.
     scales: of the caches, if they have 8 bits.
     window: [T'], positions of the cached tokens that attention reads, from 0 on; None if it reads all T.
+    tables: [B, n], the pages of each sequence, if the caches are pools of pages [P, K, page_tokens, H].
+    read: filled by `remember` with what attention reads, for layers that share it.
     """
 
     caches: Mapping[str, Tensor]
@@ -28,18 +30,26 @@ class Past:
     shared: Mapping[str, Tensor] | None = None
     scales: Mapping[str, float] | None = None
     window: Tensor | None = None
+    tables: Tensor | None = None
+    read: dict[str, Tensor] = field(default_factory=dict)
 
 
-def remember(past: Past, new: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Past]:
-    """Return by cache all that attention reads, and what the caches get: `new` holds [B, K, S, H]."""
-    read, kept = {}, {}
+def remember(past: Past, new: Mapping[str, Tensor]) -> Past:
+    """Fill `past.read` with all that attention reads, by cache; return what the caches get. new: [B, K, S, H]."""
+    past.read.update(past.shared or {})
+    kept = {}
     for name, cache in past.caches.items():
         with cache.graph.scope(f"past_{name}"):
-            if past.scales is not None:
-                read[name], kept[name] = append_quantized(cache, new[name], past.scales[name], past.window)
-                continue
-            kept[name] = update_cache(cache, new[name], past.write_indices)
-    for name, cache in (past.shared or ({} if past.scales is not None else kept)).items():
-        with cache.graph.scope(f"past_{name}"):
-            read[name] = cache if past.window is None else take_as_many(cache, 2, past.window)
-    return read, replace(past, caches=kept)
+            past.read[name], kept[name] = _read_and_kept(past, name, new[name])
+    return replace(past, caches=kept)
+
+
+def _read_and_kept(past: Past, name: str, new: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what attention reads of a cache, and what the cache gets."""
+    cache, window = past.caches[name], past.window
+    if past.scales is not None:
+        return append_quantized((cache, past.tables), new, past.scales[name], window)
+    if past.tables is not None:
+        return append(pages_of(cache, past.tables), new), new
+    updated = update_cache(cache, new, past.write_indices)
+    return (updated if window is None else take_as_many(updated, 2, window)), updated

@@ -1,4 +1,4 @@
-"""KV caches: linear, one slot per sequence, written in place."""
+"""KV caches: linear, one slot per sequence, written in place; or read-only, with new keys and values behind them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trtkit.network.ops.gather import entries
 from trtkit.network.ops.quantize import dequantize, quantize
-from trtkit.network.ops.shape import concat, take_as_many
+from trtkit.network.ops.shape import concat, reshape, take_as_many, transpose
 
 if TYPE_CHECKING:
     from trtkit.network.graph import Tensor
@@ -24,18 +25,37 @@ def update_cache(cache: Tensor, update: Tensor, write_indices: Tensor) -> Tensor
     return graph.add(graph.network.add_kv_cache_update(cache.trt, update.trt, write_indices.trt, mode), "kv_cache")
 
 
-def append_quantized(cache: Tensor, new: Tensor, scale: float, window: Tensor | None) -> tuple[Tensor, Tensor]:
+def pages_of(pool: Tensor, tables: Tensor) -> Tensor:
+    """Return the pages of each sequence in order: pool [P, K, page, H], tables [B, n] -> [B, K, n * page, H].
+
+    Source: https://arxiv.org/abs/2309.06180.
+    """
+    _, heads, _, size = pool.shape
+    by_head = transpose(entries(pool, 0, tables), (0, 2, 1, 3, 4))  # [B, K, n, page, H]
+    return reshape(by_head, (0, heads, -1, size))
+
+
+def append(cached: Tensor, new: Tensor) -> Tensor:
+    """Return cached keys or values [B, K, T, H] followed by new ones [B, K, S, H]."""
+    return concat([cached, new], axis=2)
+
+
+def append_quantized(
+    cache: tuple[Tensor, Tensor | None], new: Tensor, scale: float, window: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Return cached keys or values followed by new ones [B, K, T + S, H], and the new ones in the cache's type.
 
-    cache: [B, K, T, H] in int8 or fp8. new: [B, K, S, H]; they are read in quantized form, so that answers do not
-    depend on how a prompt is split into calls. TensorRT's KVCacheUpdate accepts no 8-bit type.
+    cache: [B, K, T, H] in int8 or fp8; or a pool of pages and each sequence's, see `pages_of`.
+    new: [B, K, S, H]; they are read in quantized form, so that answers do not depend on how a prompt is split into
+    calls. TensorRT's KVCacheUpdate accepts no 8-bit type.
     window: [T'], to return only the first T' cached ones.
     """
-    graph = cache.graph
-    factor = graph.constant(np.array(scale, np.float32), "scale", new.dtype)
-    kept = quantize(new, factor, cache.dtype)
+    held, tables = cache
+    factor = held.graph.constant(np.array(scale, np.float32), "scale", new.dtype)
+    kept = quantize(new, factor, held.dtype)
     if window is None:
-        return dequantize(concat([cache, kept], axis=2), factor, new.dtype), kept
-    # TensorRT slices no fp8, so the slice comes after.
-    cached = take_as_many(dequantize(cache, factor, new.dtype), 2, window)
-    return concat([cached, dequantize(kept, factor, new.dtype)], axis=2), kept
+        return dequantize(append(held, kept), factor, new.dtype), kept
+    # TensorRT slices and gathers no fp8, so that comes after.
+    real = dequantize(held, factor, new.dtype)
+    cached = take_as_many(real, 2, window) if tables is None else pages_of(real, tables)
+    return append(cached, dequantize(kept, factor, new.dtype)), kept

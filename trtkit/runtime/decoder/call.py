@@ -9,6 +9,7 @@ import numpy as np
 
 from trtkit.errors import ExecutionError
 from trtkit.network.input_spec import kv_window
+from trtkit.runtime.paging import PageCopies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +19,32 @@ if TYPE_CHECKING:
     from trtkit.network.input_spec import InputSpec
     from trtkit.runtime.decoder.kv_cache import KvCache
     from trtkit.runtime.decoder.saved import CacheForm, SavedSequence
+    from trtkit.runtime.paging import PageTables
+    from trtkit.runtime.paging.tables import Tables
     from trtkit.runtime.sequences import Ints
     from trtkit.runtime.soft_tokens import SoftTokens
+
+
+@dataclass(frozen=True, eq=False)
+class CallPages:
+    """Where a call's rows lie in a pool of pages.
+
+    table: [R, n] int32, each row's pages in order, from its first token to its last new one. page_tokens: tokens of a
+    page. copies: pages to copy before the call.
+    """
+
+    table: Tables
+    page_tokens: int
+    copies: PageCopies
+
+    @property
+    def tokens(self) -> int:
+        """Cached tokens of each row that attention reads."""
+        return int(self.table.shape[1]) * self.page_tokens
+
+    def part(self, rows: slice, *, is_first: bool) -> CallPages:
+        """Return those of a part of the call; the first part's run copies the pages."""
+        return CallPages(self.table[rows], self.page_tokens, self.copies if is_first else PageCopies([], []))
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +54,7 @@ class Call:
     ids: [R, S]; -1, in a row of one token, is the one that the slot drew last, which the host does not know yet.
     starts: [R], tokens that each slot's cache holds already. counts: [R], how many of a row's ids are tokens; the rest
     is padding, and a row of none is idle. soft: vectors in the prompts, by slot. hidden: [R, S, D], what the pipeline
-    stage before made of the tokens; None on the first stage.
+    stage before made of the tokens; None on the first stage. pages: see `KvCache.place`.
     """
 
     first_slot: int
@@ -38,6 +63,7 @@ class Call:
     counts: Ints
     soft: Mapping[int, SoftTokens] = field(default_factory=dict)
     hidden: torch.Tensor | None = None
+    pages: CallPages | None = None
 
     def __post_init__(self) -> None:
         """Check what would write into a neighbour's memory."""
@@ -63,10 +89,14 @@ class Call:
             "last_token_index": np.maximum(self.counts - 1, 0),
             "token_counts": self.counts,
         }
+        if self.pages is not None:
+            feed["page_table"] = self.pages.table
         return {name: np.ascontiguousarray(value, np.int32) for name, value in feed.items()}
 
     def window(self, max_length: int) -> int:
         """Return how many cached tokens attention reads, where it does not read all `max_length`; idle rows count."""
+        if self.pages is not None:
+            return self.pages.tokens
         return kv_window(max(1, int((self.starts + self.counts).max())), max_length)
 
     def rope_position_ids(self) -> np.ndarray:
@@ -135,6 +165,16 @@ class SequenceCache(Protocol):
 
     model: str
     positions: Ints
+
+    @property
+    def pages(self) -> PageTables | None:
+        """Which pages hold which slot's tokens; None if each slot has memory of its own."""
+        ...
+
+    @property
+    def has_slot_memory(self) -> bool:
+        """Whether a part of a sequence that is no keys and values lies in its slot."""
+        ...
 
     @property
     def has_states(self) -> bool:

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
-from trtkit.runtime.decoder.kv_cache import KvCache
+from trtkit.runtime.decoder.kv_cache import CacheSize, NewTokens
+from trtkit.runtime.decoder.paged_cache import open_cache
 from trtkit.runtime.decoder.plan import check_alignment, dtype_of
 from trtkit.runtime.loaded_engine import LoadedEngine
 from trtkit.runtime.runtime_cache import cache_file
@@ -35,19 +36,22 @@ _MOST_GRAPHS = 64  # each holds some MiB on the GPU; the oldest goes
 class _Step:
     """What a call puts on the stream after its inputs, by which CUDA graphs are kept. Draws differ if they are others.
 
-    rows: R, from slot `first` on, of `size` new tokens. window: cached tokens that attention reads.
+    rows: R, from slot `first` on, of `size` new tokens. window: cached tokens that attention reads. row_pages: n, pages
+    that hold them, if caches are paged.
     """
 
     first: int
     rows: int
     size: int
     window: int
+    row_pages: int
     draw: Draw | None
 
     @property
     def sizes(self) -> Mapping[Role, int]:
         """The sizes of the dynamic axes."""
-        return {"batch": self.rows, "new_tokens": self.size, "kv_window": self.window}
+        sizes: dict[Role, int] = {"batch": self.rows, "new_tokens": self.size, "kv_window": self.window}
+        return sizes | {"row_pages": self.row_pages}
 
 
 class EngineDecoder:
@@ -58,13 +62,19 @@ class EngineDecoder:
     """
 
     def __init__(
-        self, backend: Backend, plan: DecoderPlan, slots: int, device: Device, *, has_cuda_graphs: bool = True
+        self,
+        backend: Backend,
+        plan: DecoderPlan,
+        size: CacheSize,
+        device: Device,
+        *,
+        has_cuda_graphs: bool = True,
     ) -> None:
-        options, specs, cache = plan.options, plan.inputs, cache_file(plan.file.sha256)
+        options, specs, cache, slots = plan.options, plan.inputs, cache_file(plan.file.sha256), size.slots
         check_alignment(plan, slots)
         self._stream = device.stream()
         self._engine = LoadedEngine(backend, plan.file.path, self._stream, cache, is_captured=has_cuda_graphs)
-        self.slots, self.max_length = slots, options.max_sequence_length
+        self.slots = slots
         self.max_prefill_length = options.max_prefill_length
         self.hidden = next((spec for spec in specs if spec.name == HIDDEN_STATES), None)
         self._output = self._engine.outputs["logits" if "logits" in self._engine.outputs else NEXT_HIDDEN_STATES]
@@ -72,7 +82,8 @@ class EngineDecoder:
         self._embeddings = plan.embeddings
         self.is_asynchronous, self.takes_ids = True, self._embeddings is None
         self.vocab_size = self._output.shape[-1]
-        self.cache = KvCache(specs, (slots, options.max_sequence_length), dtype_of, self._stream)
+        self.cache = open_cache(specs, (slots, options.max_sequence_length), dtype_of, self._stream, size.pages)
+        self.max_length = self.cache.max_length
         self._new_states = {  # the engine must not write where it still reads
             spec.name: self._stream.empty((slots, *spec.shape[1:]), dtype_of(spec)) for spec in self.cache.states
         }
@@ -88,6 +99,7 @@ class EngineDecoder:
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens; see DecoderExecution."""
         call.check(self.slots, self.max_length)
+        call = self.cache.place(call)
         self.cache.advance(call.rows, call.starts, call.counts)
         call.fill(self.cache)
         rows, size = call.ids.shape
@@ -114,6 +126,7 @@ class EngineDecoder:
     def layer_seconds(self, call: Call) -> dict[str, float]:
         """Run new tokens without a CUDA graph; return how long each of the engine's layers took, in order."""
         call.check(self.slots, self.max_length)
+        call = self.cache.place(call)
         self.cache.positions[call.rows] = -1  # what is timed need not go on from anything
         rows, size = call.ids.shape
         self._reserve(rows * size)
@@ -155,10 +168,12 @@ class EngineDecoder:
         if "key_positions" in self._inputs:  # calls differ in how many of them they read
             positions = torch.arange(self.max_length, dtype=torch.int32)
             self._stream.run(partial(self._inputs["key_positions"].copy_, positions))
-        eight_bits = [spec for spec in self.cache.specs if dtype_of(spec).itemsize == 1]
-        sizes = {spec.name: spec.size_of("key_value_heads") * spec.size_of("head_dim") for spec in eight_bits}
+        read_only = [
+            spec for spec in self.cache.specs if self.cache.page_tokens is not None or dtype_of(spec).itemsize == 1
+        ]
+        sizes = {spec.name: spec.size_of("key_value_heads") * spec.size_of("head_dim") for spec in read_only}
         self._new = {
-            spec.name: self._stream.empty((self._room * sizes[spec.name],), dtype_of(spec)) for spec in eight_bits
+            spec.name: self._stream.empty((self._room * sizes[spec.name],), dtype_of(spec)) for spec in read_only
         }
         self._rows = self._stream.empty((self._room, 3), torch.int32)  # id, start and count of each
         rows = self._room if self.has_all_logits else self.slots
@@ -169,16 +184,17 @@ class EngineDecoder:
         for name, value in self._feed(call).items():
             target = self._inputs[name][: value.numel()]
             self._stream.run(partial(target.copy_, value.reshape(-1), non_blocking=True))
-        if call.ids.shape[1] == 1:
-            rows = np.stack([call.ids[:, 0], call.starts, call.counts], 1).astype(np.int32)
-            target = self._rows[: len(rows)]
-            self._stream.run(partial(target.copy_, torch.from_numpy(rows), non_blocking=True))
+        rows = np.stack([call.ids[:, 0], call.starts, call.counts], 1).astype(np.int32)
+        target = self._rows[: len(rows)]
+        self._stream.run(partial(target.copy_, torch.from_numpy(rows), non_blocking=True))
 
     def _feed(self, call: Call) -> dict[str, torch.Tensor]:
         """Return the inputs of a call but its caches, and but what a decode step makes of its rows on the device."""
         feed: dict[str, torch.Tensor] = {}
         if call.ids.shape[1] > 1:
             feed = {name: torch.from_numpy(value) for name, value in call.feed().items() if name in self._inputs}
+        elif call.pages is not None and "page_table" in self._inputs:
+            feed = {"page_table": torch.from_numpy(call.pages.table)}
         if "rope_position_ids" in self._inputs:
             feed["rope_position_ids"] = torch.from_numpy(call.rope_position_ids())
         if "visible_lengths" in self._inputs:
@@ -207,13 +223,15 @@ class EngineDecoder:
     def _buffer(self, spec: InputSpec) -> torch.Tensor:
         """Return room for an input of as many tokens as there is room for."""
         most: dict[Role, int] = {"batch": self._room, "new_tokens": 1, "kv_window": self.max_length}
+        most["row_pages"] = -(-self.max_length // (self.cache.page_tokens or self.max_length))
         return self._stream.empty((math.prod(spec.shape_at(most)),), dtype_of(spec))
 
     def _step(self, call: Call, draw: Draw | None = None) -> _Step:
         """Return what a call puts on the stream after its inputs."""
         rows, size = call.ids.shape
         window = call.window(self.max_length) if "key_positions" in self._inputs else self.max_length
-        return _Step(call.first_slot, rows, size, window, draw)
+        row_pages = 0 if call.pages is None else call.pages.table.shape[1]
+        return _Step(call.first_slot, rows, size, window, row_pages, draw)
 
     def _keep_graph(self, step: _Step) -> None:
         """Capture a decode step that has run once, for what TensorRT and Triton set up at first use is not captured."""
@@ -251,13 +269,17 @@ class EngineDecoder:
         context.enqueue()
         self.cache.keep(rows, {name: new[: step.rows] for name, new in self._new_states.items()})
         if self._new:
-            self._stream.run(partial(self._append, step.first, step.rows, step.size))
+            self._stream.run(partial(self._append, step))
 
-    def _append(self, first: int, rows: int, size: int) -> None:
+    def _append(self, step: _Step) -> None:
         """Write new keys and values behind those of each slot."""
         shapes = {
-            spec.name: (rows, spec.size_of("key_value_heads"), size, spec.size_of("head_dim"))
+            spec.name: (step.rows, spec.size_of("key_value_heads"), step.size, spec.size_of("head_dim"))
             for spec in self.cache.specs
         }
         new = {name: self._new[name][: math.prod(shape)].view(shape) for name, shape in shapes.items()}
-        self.cache.append(first, self._inputs["write_indices"][:rows].long(), new)
+        _, starts, counts = self._rows[: step.rows].long().unbind(1)
+        table = None
+        if step.row_pages:
+            table = self._inputs["page_table"][: step.rows * step.row_pages].view(step.rows, step.row_pages)
+        self.cache.append(NewTokens(step.first, starts, counts, table), new)

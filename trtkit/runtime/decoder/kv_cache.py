@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from trtkit.dtypes import DTYPES
 from trtkit.errors import ExecutionError
 from trtkit.runtime.decoder.saved import CacheArray, CacheForm, SavedSequence, check_saved, check_tokens
 
@@ -15,8 +18,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from trtkit.network.input_spec import InputSpec
+    from trtkit.runtime.decoder.call import Call
     from trtkit.runtime.device import Stream
+    from trtkit.runtime.paging import PageTables
     from trtkit.runtime.sequences import Ints
+
+
+@dataclass(frozen=True)
+class CacheSize:
+    """How much caches hold. pages: of paged caches, as many as linear ones would take if None."""
+
+    slots: int
+    pages: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class NewTokens:
+    """Where a call's tokens are written: slots from `first_slot` on, each row's at its start.
+
+    starts, counts: [R] int64, where the caches are. table: [R, n], the rows' pages, if caches are paged.
+    """
+
+    first_slot: int
+    starts: torch.Tensor
+    counts: torch.Tensor
+    table: torch.Tensor | None = None
 
 
 class KvCache:
@@ -46,12 +72,19 @@ class KvCache:
         self.slots, self.max_length = sizes
         self.model = ""
         self._stream, self._empty = stream, _empty if stream is None else stream.empty
-        self._arrays = {spec.name: self._empty((sizes[0], *spec.shape[1:]), dtype_of(spec)) for spec in kept}
+        self.pages: PageTables | None = None
+        self.page_tokens = page_tokens_of(kept)
+        self._arrays = {spec.name: self._empty(self._shape(spec), dtype_of(spec)) for spec in kept}
         self._marked: dict[str, torch.Tensor] = {}
         self._marked_positions = np.zeros(sizes[0], np.int64)
         self._state_names = {spec.name for spec in (*self.states, *self.encoded)}  # what has no axis of tokens
         for array in self._arrays.values():
             self._run(array.zero_)
+
+    @property
+    def has_slot_memory(self) -> bool:
+        """Whether a part of a sequence that is no keys and values lies in its slot."""
+        return bool(self._state_names)
 
     @property
     def has_states(self) -> bool:
@@ -61,6 +94,23 @@ class KvCache:
     def view(self, rows: slice) -> dict[str, torch.Tensor]:
         """Return the caches [R, K, T, H] and states [R, ...] of neighbouring slots, by the input that takes them."""
         return {name: array[rows] for name, array in self._arrays.items()}
+
+    def place(self, call: Call) -> Call:
+        """Return a call with where its rows' tokens lie; in linear caches its slots say that."""
+        return call
+
+    def assign(self, call: Call) -> Call:
+        """Return what `place` does, and leave it to the ranks that run the call to copy pages."""
+        return call
+
+    def make_room(self, slot: int, tokens: int) -> None:
+        """Let an empty slot have memory for tokens; a linear one has."""
+
+    def follow(self) -> None:
+        """Leave it to another rank which memory a slot has."""
+
+    def tell(self, slot: int, pages: Sequence[int]) -> None:
+        """Take from another rank in which pages a slot's tokens are."""
 
     def advance(self, rows: slice, starts: Ints, counts: Ints) -> None:
         """Note the tokens that a call lets states read. Raises ExecutionError for a row that skips or repeats some."""
@@ -97,18 +147,13 @@ class KvCache:
         for name, values in encoded.items():
             self._run(partial(self._arrays[name][slot].copy_, values))
 
-    def append(self, first_slot: int, starts: torch.Tensor, new: Mapping[str, torch.Tensor]) -> None:
-        """Write new keys and values [R, K, S, H] into slots from `first_slot` on, each row's at its start.
-
-        starts: [R] int64. All places are tensors where the caches are, so that a CUDA graph can hold this.
-        """
-        device = starts.device
-        rows = torch.arange(first_slot, first_slot + len(starts), device=device)[:, None, None]
+    def append(self, tokens: NewTokens, new: Mapping[str, torch.Tensor]) -> None:
+        """Write new keys and values [R, K, S, H]. All places are tensors, so that a CUDA graph can hold this."""
         for name, values in new.items():
-            heads = torch.arange(values.shape[1], device=device)[None, :, None]
-            places = (starts[:, None] + torch.arange(values.shape[2], device=device))[:, None, :]
+            rows, places = self._places(tokens, values.shape[2])
+            heads = torch.arange(values.shape[1], device=rows.device)[None, :, None]
             array = self._arrays[name]
-            _codes(array)[rows, heads, places] = _codes(values.to(array.dtype))
+            codes(array)[rows[:, None], heads, places[:, None]] = codes(values.to(array.dtype))
 
     def copy(self, source: int, target: int, tokens: slice) -> None:
         """Copy cached tokens of slot `source` to slot `target`, and its states.
@@ -116,9 +161,10 @@ class KvCache:
         Raises ExecutionError if the states have read another number of tokens than where `tokens` end.
         """
         self._check_position(source, tokens.indices(self.max_length)[1])
-        for name, array in self._arrays.items():
-            part = (slice(None),) if name in self._state_names else (slice(None), tokens)
-            self._run(partial(array[target][part].copy_, array[source][part]))
+        self._copy_tokens(source, target, tokens)
+        for name in self._state_names:
+            array = self._arrays[name]
+            self._run(partial(array[target].copy_, array[source]))
         self.positions[target] = self.positions[source]
 
     def share(self, source: int, target: int, count: int) -> None:
@@ -151,9 +197,13 @@ class KvCache:
     def load(self, slot: int, saved: SavedSequence) -> None:
         """Begin a slot with a saved sequence. Raises ExecutionError for what `check` refuses."""
         self.check(saved)
+        self.make_room(slot, saved.tokens)
         for name, view in saved.form.views(saved.data).items():
-            part = self._part(name, slot, saved.tokens)
-            self._run(partial(part.copy_, view.reshape(part.shape)))
+            if name in self._state_names:
+                array = self._arrays[name][slot]
+                self._run(partial(array.copy_, view.reshape(array.shape)))
+            else:
+                self._write(name, slot, view)
         self.positions[slot] = saved.tokens
 
     def check(self, saved: SavedSequence) -> None:
@@ -165,10 +215,31 @@ class KvCache:
         self._arrays.clear()
         self._marked.clear()
 
+    def _shape(self, spec: InputSpec) -> tuple[int, ...]:
+        """Return the shape of the memory for an input."""
+        return (self.slots, *spec.shape[1:])
+
     def _part(self, name: str, slot: int, count: int) -> torch.Tensor:
-        """Return what a slot holds of its first `count` tokens."""
-        array = self._arrays[name][slot]
-        return array if name in self._state_names else array[:, :count]
+        """Return what a slot holds: a state, or its first `count` tokens [K, count, H]."""
+        return self._arrays[name][slot] if name in self._state_names else self._read(name, slot, count)
+
+    def _read(self, name: str, slot: int, count: int) -> torch.Tensor:
+        return self._arrays[name][slot][:, :count]
+
+    def _write(self, name: str, slot: int, values: torch.Tensor) -> None:
+        """Begin a slot with tokens [K, count, H]."""
+        self._run(partial(self._read(name, slot, values.shape[1]).copy_, values))
+
+    def _copy_tokens(self, source: int, target: int, tokens: slice) -> None:
+        for spec in self.specs:
+            array = self._arrays[spec.name]
+            self._run(partial(array[target][:, tokens].copy_, array[source][:, tokens]))
+
+    def _places(self, tokens: NewTokens, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return where `size` new tokens of each row go: slots and places in them, each to broadcast to [R, S]."""
+        device, rows = tokens.starts.device, len(tokens.starts)
+        slots = torch.arange(tokens.first_slot, tokens.first_slot + rows, device=device)
+        return slots[:, None], tokens.starts[:, None] + torch.arange(size, device=device)
 
     def _check_position(self, slot: int, count: int) -> None:
         if self.states and self.positions[slot] != count:
@@ -182,6 +253,17 @@ class KvCache:
             self._stream.run(work)
 
 
+def page_tokens_of(specs: Iterable[InputSpec]) -> int | None:
+    """Return how many tokens a page of a network's caches holds, None if they are linear."""
+    return next((spec.size_of("page_tokens") for spec in specs if spec.axes and spec.axes[0].role == "pages"), None)
+
+
+def bytes_of_page(specs: Iterable[InputSpec]) -> int:
+    """Return how many bytes a page has in the pools of all layers."""
+    pools = [spec for spec in specs if spec.axes and spec.axes[0].role == "pages"]
+    return sum(math.prod(spec.shape[1:]) * DTYPES[spec.dtype].bits // 8 for spec in pools)
+
+
 def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return the caller's own memory."""
     return torch.empty(*shape, dtype=dtype)
@@ -192,6 +274,6 @@ def _misplaced(slot: int, held: int, wanted: int) -> ExecutionError:
     return ExecutionError(what, "recurrent states", "go on after all tokens that they have read, or begin again")
 
 
-def _codes(array: torch.Tensor) -> torch.Tensor:
-    """Return values in eight bits as integers, which torch can scatter."""
+def codes(array: torch.Tensor) -> torch.Tensor:
+    """Return values in eight bits as integers, which torch can gather and scatter."""
     return array.view(torch.int8) if array.dtype.itemsize == 1 else array

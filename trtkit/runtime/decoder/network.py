@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.config.schema import ModelConfig
     from trtkit.engine.decoders import OpenedDecoder
-    from trtkit.quantized_matrix import KvQuantization
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +28,8 @@ class DecoderNetwork:
     """A network with its weights, which its graph owns.
 
     max_length: T, tokens that a slot holds. max_prefill_length: new tokens that a row may bring. embeddings: the
-    table, where the network takes vectors. kv_cache: how caches are quantized; the network then gives new keys and
-    values, which its runtime keeps.
+    table, where the network takes vectors. has_read_only_caches: whether the network gives new keys and values, which
+    its runtime keeps.
     """
 
     backend: Backend
@@ -40,7 +39,7 @@ class DecoderNetwork:
     max_prefill_length: int
     has_all_logits: bool
     embeddings: TokenEmbeddings | None = None
-    kv_cache: KvQuantization | None = None
+    has_read_only_caches: bool = False
 
 
 def decoder_network(
@@ -65,7 +64,7 @@ def decoder_network(
         options.max_prefill_length,
         (logits or options.logits) == "all",
         embeddings,
-        opened.source.kv_cache,
+        opened.source.kv_cache is not None or options.kv == "paged",
     )
 
 

@@ -60,7 +60,7 @@ def check_alignment(plan: DecoderPlan, slots: int) -> None:
     """Raise GenerationError if the second slot's cache would not begin at an address that TensorRT takes."""
     for spec in plan.inputs:
         slot_bytes = math.prod(spec.shape[1:]) * dtype_of(spec).itemsize
-        if spec.is_kept and slots > 1 and slot_bytes % ALIGNMENT:
+        if spec.is_kept and spec.axes[0].role == "batch" and slots > 1 and slot_bytes % ALIGNMENT:
             fix = "use one slot"
             if spec.feeder == "cache":
                 token_bytes = slot_bytes // spec.size_of("cached_tokens")

@@ -11,7 +11,8 @@ from trtkit.dtypes import DTYPES
 from trtkit.network.decoder import EMBEDS, HIDDEN_STATES, NEXT_HIDDEN_STATES
 from trtkit.reference import Executor, Options
 from trtkit.reference.precision import Precision
-from trtkit.runtime.decoder.kv_cache import KvCache
+from trtkit.runtime.decoder.kv_cache import NewTokens
+from trtkit.runtime.decoder.paged_cache import open_cache
 
 if TYPE_CHECKING:
     from trtkit.reference import Rank
@@ -23,11 +24,16 @@ class ReferenceDecoder:
     """A StageExecution on torch. Caches are updated where they are, as the engine does.
 
     widen: "fp64" computes all but exactly, so that how tokens are batched cannot be told from the logits.
-    ranks: those of a network with collectives.
+    ranks: those of a network with collectives. pages: of paged caches, as many as linear ones would take if None.
     """
 
     def __init__(
-        self, network: DecoderNetwork, slots: int, widen: str | None = None, ranks: Rank | None = None
+        self,
+        network: DecoderNetwork,
+        slots: int,
+        widen: str | None = None,
+        ranks: Rank | None = None,
+        pages: int | None = None,
     ) -> None:
         options = Options(constants=network.graph.constants, in_place_caches=True, widen=widen, ranks=ranks)
         self._network = network  # its graph owns the weights
@@ -37,9 +43,9 @@ class ReferenceDecoder:
         self._gives_logits = "logits" in self._executor.output_names
         hold = Precision(widen).storage
         sizes = slots, network.max_length
-        self.cache = KvCache(network.graph.inputs, sizes, lambda spec: hold(DTYPES[spec.dtype]))
+        self.cache = open_cache(network.graph.inputs, sizes, lambda spec: hold(DTYPES[spec.dtype]), pages=pages)
         self.tokens = torch.zeros(slots, dtype=torch.int64)
-        self._appends = network.kv_cache is not None
+        self._appends = network.has_read_only_caches
         self.is_asynchronous, self.takes_ids = False, network.embeddings is None
         self.slots, self.max_length = slots, self.cache.max_length
         self.vocab_size, self.has_all_logits = network.vocab_size, network.has_all_logits
@@ -49,14 +55,17 @@ class ReferenceDecoder:
 
     def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
         """Run new tokens; see DecoderExecution."""
-        inputs = self.inputs(call)
+        call = self._placed(call)
+        inputs = self._inputs(call)
         self.cache.advance(call.rows, call.starts, call.counts)
         call.fill(self.cache)
         outputs = self._executor.run(inputs)
         self.cache.keep(call.rows, {spec.name: outputs[spec.updated] for spec in self.cache.states})
         if self._appends:
             new = {spec.name: outputs[spec.updated] for spec in self.cache.specs}
-            self.cache.append(call.first_slot, torch.from_numpy(call.starts), new)
+            starts, counts = torch.from_numpy(call.starts), torch.from_numpy(call.counts)
+            table = None if call.pages is None else torch.from_numpy(call.pages.table)
+            self.cache.append(NewTokens(call.first_slot, starts, counts, table), new)
         if not self._gives_logits:
             return outputs[NEXT_HIDDEN_STATES]
         logits = outputs["logits"].float()
@@ -79,7 +88,9 @@ class ReferenceDecoder:
 
     def inputs(self, call: Call) -> dict[str, Any]:
         """Return every input of the network for a call; the caches are views."""
-        call.check(self.slots, self.max_length)
+        return self._inputs(self._placed(call))
+
+    def _inputs(self, call: Call) -> dict[str, Any]:
         feed: dict[str, Any] = {name: value for name, value in call.feed().items() if name in self._names}
         if (call.ids < 0).any():
             drawn = self.tokens[call.rows, None].clamp(min=0).numpy()  # a row that failed draws nothing more
@@ -96,6 +107,10 @@ class ReferenceDecoder:
         if self.hidden is not None:
             feed[HIDDEN_STATES] = call.hidden
         return feed | self.cache.view(call.rows)
+
+    def _placed(self, call: Call) -> Call:
+        call.check(self.slots, self.max_length)
+        return self.cache.place(call)
 
     def abort(self) -> None:
         """Do nothing: exchanges between processes end when one of them does."""

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from trtkit.backends import load_backend
-from trtkit.engine.decoders import llm_options
+from trtkit.engine.decoders import llm_options, most_pages
 from trtkit.errors import GenerationError, RequestError
 from trtkit.runtime import device as devices
+from trtkit.runtime.decoder.kv_cache import CacheSize, bytes_of_page, page_tokens_of
 from trtkit.runtime.decoder.network import bundle_network
 from trtkit.runtime.decoder.reference import ReferenceDecoder
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.device import Device
 
 Runtime = Literal["auto", "tensorrt", "reference"]
+_FEWEST_PAGES = 2  # one of them takes padding
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class OpenOptions:
     """How to open a decoder. slots: sequences at once. has_cuda_graphs: whether decode steps are captured and replayed.
 
     needs_all_logits: open the reference executor if the engine gives the last token's logits only. parts: in how many
-    parts pipeline stages run a call; None for what suits the call.
+    parts pipeline stages run a call; None for what suits the call. cache_bytes: a rank's memory for paged caches; as
+    much as linear ones would take if None.
     """
 
     runtime: Runtime
@@ -35,6 +38,7 @@ class OpenOptions:
     has_cuda_graphs: bool = True
     needs_all_logits: bool = False
     parts: int | None = None
+    cache_bytes: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +69,7 @@ def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> Sta
     if not needs_reference:
         bundle.check_network()
     network = bundle_network(bundle, peers.rank, has_all_logits=needs_reference)
-    return ReferenceDecoder(network, options.slots, ranks=peers.members)
+    return ReferenceDecoder(network, options.slots, ranks=peers.members, pages=_pages(bundle, options))
 
 
 def _open_engine(bundle: Bundle, options: OpenOptions, peers: Peers, device: Device) -> EngineDecoder:
@@ -76,10 +80,31 @@ def _open_engine(bundle: Bundle, options: OpenOptions, peers: Peers, device: Dev
     bundle.check_files()
     backend, plan = load_backend(bundle.manifest.backend.name), DecoderPlan.of(bundle, peers.rank)
     has_cuda_graphs = options.has_cuda_graphs and peers.members is None
-    engine = EngineDecoder(backend, plan, options.slots, device, has_cuda_graphs=has_cuda_graphs)
+    size = CacheSize(options.slots, _pages(bundle, options))
+    engine = EngineDecoder(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs)
     if peers.members is not None:
         engine.connect(device.connect(peers.members))
     return engine
+
+
+def _pages(bundle: Bundle, options: OpenOptions) -> int | None:
+    """Return how many pages fit the memory for caches, the same number on every rank; None if it is not limited.
+
+    Raises RequestError if the caches are linear, or for less memory than two pages take.
+    """
+    if options.cache_bytes is None:
+        return None
+    stage = bundle.manifest.stages[-1]
+    ranks = [[record.spec for record in each.inputs] for each in (stage.ranks or [stage])]
+    if page_tokens_of(ranks[0]) is None:
+        fix = "build with `--set llm.kv=paged`, or limit the slots"
+        raise RequestError("the engine's caches are linear: each slot has its own memory", "cache_gib", fix)
+    page_bytes = max(bytes_of_page(specs) for specs in ranks)
+    pages = min(options.cache_bytes // page_bytes, *(most_pages(specs) for specs in ranks))
+    if pages < _FEWEST_PAGES:
+        what = f"{options.cache_bytes} bytes are too few for {_FEWEST_PAGES} pages of {page_bytes} bytes"
+        raise RequestError(what, "cache_gib", "give the caches more memory")
+    return pages
 
 
 def engine_device(runtime: Runtime, gpu: int | None = None) -> Device | None:

@@ -13,9 +13,11 @@ from trtkit.runtime.distributed.messages import Command, Message
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from trtkit.runtime.decoder.call import Call
     from trtkit.runtime.decoder.kv_cache import KvCache
     from trtkit.runtime.decoder.saved import CacheArray
     from trtkit.runtime.distributed.channel import Channel
+    from trtkit.runtime.paging import PageTables
 
 
 class GroupCache:
@@ -35,6 +37,20 @@ class GroupCache:
         self._parts = [CacheForm("", 0, each) for each in arrays]
         self.model = ""
         self.positions = own.positions
+
+    @property
+    def pages(self) -> PageTables | None:
+        """Which pages hold which slot's tokens; rank 0 decides for all."""
+        return self._own.pages
+
+    def place(self, call: Call) -> Call:
+        """Return a call with the pages of its rows, for every rank; each copies pages when it runs the call."""
+        return self._own.assign(call)
+
+    @property
+    def has_slot_memory(self) -> bool:
+        """Whether a part of a sequence that is no keys and values lies in its slot."""
+        return self.has_states
 
     @property
     def has_states(self) -> bool:
@@ -82,6 +98,7 @@ class GroupCache:
                 else:
                     data[start:stop] = self._own.save(slot, count).data
 
+        self._tell_pages(slot)
         self._run(Message(Command.SAVE, (slot, count)), gather)
         return SavedSequence(form, data)
 
@@ -89,6 +106,8 @@ class GroupCache:
         """Begin a slot with a saved sequence. Raises ExecutionError for what `check` refuses."""
         self.check(saved)
         starts = [start for start, _ in self._bounds(saved.tokens)]
+        self._own.make_room(slot, saved.tokens)
+        self._tell_pages(slot)
         message = Message(Command.LOAD, (slot, saved.tokens, *starts), {"data": saved.data})
         self._run(message, lambda: load_part(self._own, 0, message))
 
@@ -99,6 +118,11 @@ class GroupCache:
     def close(self) -> None:
         """Give rank 0's memory back."""
         self._own.close()
+
+    def _tell_pages(self, slot: int) -> None:
+        """Let every rank know in which pages a slot's tokens are."""
+        if self.pages is not None:
+            self._run(Message(Command.TABLE, (slot, *self.pages.pages_of(slot))), lambda: None)
 
     def _bounds(self, tokens: int) -> list[tuple[int, int]]:
         """Return where each rank's part of a saved sequence begins and ends."""

@@ -82,6 +82,7 @@ class DistributedDecoder:
             what = "the layers of a pipeline's stages cannot be timed"
             raise ExecutionError(what, "parallel.pipeline", "time a bundle without pipeline stages")
         call.check(self.slots, self.max_length)
+        call = self.cache.place(call)
         with self._group.guarded():
             self._group.channel.tell(self._writer.message(Command.TIME, call))
             return self._runner.execution.layer_seconds(call)
@@ -94,6 +95,7 @@ class DistributedDecoder:
     def _logits(self, command: Command, call: Call, run: Callable[[Call], torch.Tensor | None]) -> torch.Tensor:
         """Let every rank run a call; return its logits, from the last stage if rank 0 is not in it."""
         rows, size = call.ids.shape
+        call = self.cache.place(call)
         with self._group.guarded():
             self._group.channel.tell(self._writer.message(command, call))
             logits = run(call)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load, save
 
-from trtkit.runtime.decoder.call import Call
+from trtkit.runtime.decoder.call import Call, CallPages
+from trtkit.runtime.paging import PageCopies
 from trtkit.runtime.soft_tokens import SoftTokens
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ class Command(IntEnum):
     LOAD = auto()
     MARK = auto()
     REWIND = auto()
+    TABLE = auto()
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +68,9 @@ class CallWriter:
         """Return a call as a message, with the vectors of its slots that were not sent yet."""
         tensors = {name: torch.from_numpy(getattr(call, name)) for name in ("ids", "starts", "counts")}
         rows = call.rows
+        if call.pages is not None:
+            tensors["table"] = torch.from_numpy(call.pages.table)
+            tensors["copies"] = torch.tensor([call.pages.page_tokens, *chain(*call.pages.copies)])
         own = {slot: soft for slot, soft in call.soft.items() if rows.start <= slot < rows.stop}
         for slot, soft in own.items():
             if self._sent.get(slot) is not soft:
@@ -86,7 +92,16 @@ class CallReader:
         for slot in slots:
             if f"{slot}.vectors" in message.tensors:
                 self._soft[slot] = _soft_tokens(message.tensors, slot)
-        return Call(first_slot, ids, starts, counts, {slot: self._soft[slot] for slot in slots})
+        soft = {slot: self._soft[slot] for slot in slots}
+        return Call(first_slot, ids, starts, counts, soft, pages=_pages(message.tensors))
+
+
+def _pages(tensors: Mapping[str, torch.Tensor]) -> CallPages | None:
+    if "table" not in tensors:
+        return None
+    page_tokens, *copies = tensors["copies"].tolist()
+    half = len(copies) // 2
+    return CallPages(tensors["table"].numpy(), page_tokens, PageCopies(copies[:half], copies[half:]))
 
 
 def _soft_tensors(soft: SoftTokens) -> dict[str, torch.Tensor]:

@@ -53,11 +53,13 @@ def gpipe_bubble(stages: int, parts: int) -> float:
 def _rows(call: Call, first: int, stop: int) -> Call:
     rows = slice(first, stop)
     first_slot = call.first_slot + int(first)
-    return replace(call, first_slot=first_slot, ids=call.ids[rows], starts=call.starts[rows], counts=call.counts[rows])
+    part = replace(call, first_slot=first_slot, ids=call.ids[rows], starts=call.starts[rows], counts=call.counts[rows])
+    return part if call.pages is None else replace(part, pages=call.pages.part(rows, is_first=first == 0))
 
 
 def _tokens(call: Call, first: int, stop: int) -> Call:
     """Return tokens `first` to `stop` of each row. A row that has ended writes its padding after its tokens."""
     done = np.minimum(call.counts, first)
     counts = np.minimum(call.counts, stop) - done
-    return replace(call, ids=call.ids[:, first:stop], starts=call.starts + done, counts=counts)
+    part = replace(call, ids=call.ids[:, first:stop], starts=call.starts + done, counts=counts)
+    return part if call.pages is None else replace(part, pages=call.pages.part(slice(None), is_first=first == 0))

@@ -77,6 +77,8 @@ def _runner(bundle: Bundle, options: OpenOptions, group: RankGroup) -> tuple[Sta
             members = GlooRank(world.group("stage", grid.stage_members(world.rank)), JOIN_TIMEOUT_S)
         execution = open_rank(bundle, options, Peers(world.rank, world.local_rank, members))
         group.abort = execution.abort
+        if world.rank:
+            execution.cache.follow()
         own = RankFacts(
             execution.vocab_size, execution.has_all_logits, execution.description, execution.cache.form(1).arrays
         )

@@ -53,6 +53,9 @@ class _Server:
                 execution.cache.mark(slice(*numbers))
             case Command.REWIND:
                 execution.cache.rewind(numbers)
+            case Command.TABLE:
+                slot, *pages = numbers
+                execution.cache.tell(slot, pages)
             case Command.CLOSE:
                 pass
 

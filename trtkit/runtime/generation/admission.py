@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.runtime.generation.beams import BeamSearch
+from trtkit.runtime.generation.pages import adopt_prefix, can_admit, known_ids, longest
 from trtkit.runtime.generation.running import Group
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ def admit_waiting(state: State, waiting: Waiting[Request], min_shared_tokens: in
     while (request := waiting.first()) is not None:
         if state.slots.free < request.slots and not _make_room(state, waiting, request, land):
             return
+        if not _make_pages(state, waiting, request, land):
+            return
         waiting.begin(request)
         _admit(state, request, min_shared_tokens)
 
@@ -40,7 +43,19 @@ def _make_room(state: State, waiting: Waiting[Request], request: Request, land: 
         candidates = _giving_way(state, waiting, request)
         if not candidates:
             return False
-        waiting.put_back(_preempt(state, candidates[-1]))
+        waiting.put_back(preempt(state, candidates[-1]))
+    return True
+
+
+def _make_pages(state: State, waiting: Waiting[Request], request: Request, land: Callable[[], None]) -> bool:
+    """Preempt requests on lower levels until there are pages for a request; return whether there are."""
+    while not can_admit(state, request):
+        if state.execution.cache.has_states:
+            land()
+        candidates = _giving_way(state, waiting, request)
+        if not candidates:
+            return False
+        waiting.put_back(preempt(state, candidates[-1]))
     return True
 
 
@@ -50,7 +65,7 @@ def _giving_way(state: State, waiting: Waiting[Request], request: Request) -> li
     return [slot for slot in slots if state.can_keep(slot)] if waiting.policy.keeps_work else slots
 
 
-def _preempt(state: State, slot: int) -> Request:
+def preempt(state: State, slot: int) -> Request:
     """Take a request's slot; it keeps its tokens, and goes on from them when its turn comes again."""
     state.keep(slot)
     generated = state.slots.sequences.known(slot)
@@ -64,8 +79,7 @@ def _preempt(state: State, slot: int) -> Request:
 
 def _admit(state: State, request: Request, min_shared_tokens: int) -> None:
     """Let a request run, on free slots that there are."""
-    slots, prompt = state.slots, np.asarray(request.prompt_ids, np.int64)
-    ids = np.append(prompt, request.generated).astype(np.int64) if request.generated else prompt
+    slots, prompt, ids = state.slots, np.asarray(request.prompt_ids, np.int64), known_ids(request)
     slot, common = _take_slot(state, request, ids, min_shared_tokens)
     if request.metrics.preemptions:
         state.snapshots.drop(ids)
@@ -75,6 +89,9 @@ def _admit(state: State, request: Request, min_shared_tokens: int) -> None:
     request.metrics.reused += common
     state.statistics.reused_tokens += common
     end = min(len(prompt) + request.settings.params.max_tokens, state.execution.max_length + 1)
+    if state.pages is not None:
+        state.pages.grow(slot, len(ids))
+        end = min(end, longest(state.pages, request) + 1)
     if request.slots == 1:
         state.running.add(slot, request, end)
         return
@@ -87,18 +104,23 @@ def _take_slot(state: State, request: Request, ids: Ints, min_shared_tokens: int
     """Return a free slot, and how many of a request's tokens `ids` its cache begins with."""
     slots, cache = state.slots, state.execution.cache
     is_computed = request.settings.params.prompt_logprobs is not None
-    source, common = (0, 0) if is_computed else slots.shared_prefix(ids, request.soft)
+    source, common = (0, 0) if is_computed else state.shared_prefix(ids, request.soft)
     common = common if common >= min_shared_tokens else 0
     stores = () if is_computed or request.soft else (state.imports, state.snapshots)
     least = max(common + 1, min_shared_tokens)
     tries = ((store, store.take(ids, least, is_whole=cache.has_states)) for store in stores)
     store, taken = next(((store, taken) for store, taken in tries if taken is not None), (None, None))
-    slot = slots.take(source, common if taken is None else 0)
+    by_content = state.finds_by_content
+    slot = slots.take(source, common if taken is None and not by_content else 0)
+    if slot != source or not common:
+        state.empty(slot)
     if taken is not None:
         saved, common = taken
         cache.load(slot, saved)
         state.statistics.imported_tokens += common * (store is state.imports)
         state.statistics.restored_tokens += common * (store is state.snapshots)
+    elif common and by_content:
+        adopt_prefix(state, slot, ids, request)
     elif common:
         cache.share(source, slot, common)
     return slot, common
@@ -107,7 +129,8 @@ def _take_slot(state: State, request: Request, ids: Ints, min_shared_tokens: int
 def _spare_slot(state: State) -> int:
     """Return a free slot, emptied, for a beam that is to come."""
     slot = state.slots.take(0, 0)
-    state.slots.cached[slot] = state.slots.sequences.lengths[slot] = 0
+    state.slots.sequences.lengths[slot] = 0
+    state.empty(slot)
     return slot
 
 
@@ -124,7 +147,6 @@ def gather(state: State, ready: Ints) -> Ints:
         state.fork(source, target)
         slots.is_running[target] = True
         state.running.move(source, target)
-        state.sampler.release(source)
-        slots.leave(source, state.reserve)
+        state.vacate(source)
         ready = np.sort(np.append(ready[:-1], target))
     return ready

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trtkit.errors import ExecutionError, RequestError
 from trtkit.runtime.device import to_device
-from trtkit.runtime.generation.admission import admit_waiting
+from trtkit.runtime.generation.admission import admit_waiting, preempt
 from trtkit.runtime.generation.decoding import decode
 from trtkit.runtime.generation.flight import Flight, Step, begin, can_launch, land, launch, take_off
 from trtkit.runtime.generation.imports import Imports
+from trtkit.runtime.generation.pages import check_pages, with_pages
 from trtkit.runtime.generation.prefill import Chunk, group_chunks, plan_chunks, prefill_call
 from trtkit.runtime.generation.request import check_request
 from trtkit.runtime.generation.state import State
@@ -117,6 +119,8 @@ class Engine:
     def check(self, request: Request) -> None:
         """Raise RequestError for a request that no run could serve."""
         check_request(request, self.execution)
+        if self._state.pages is not None:
+            check_pages(self._state.pages, request)
 
     def check_room(self, count: int) -> None:
         """Raise RequestError for more requests than ever fit the queue, OverloadedError for more than fit now."""
@@ -124,8 +128,27 @@ class Engine:
 
     def export_prefix(self, ids: Sequence[int]) -> SavedSequence | None:
         """Return the longest beginning of a prompt that a slot's cache holds, without the last token; None if short."""
-        slot, common = self._state.slots.shared_prefix(ids)
-        return None if common < self._options.min_shared_tokens else self.execution.cache.save(slot, common)
+        count, cache = self.prefix_tokens(ids), self.execution.cache
+        if count < self._options.min_shared_tokens:
+            return None
+        if not self._state.finds_by_content or cache.pages is None:
+            return cache.save(self._state.slots.shared_prefix(ids)[0], count)
+        spare = self._state.slots.count  # a row of the table that no request has
+        cache.pages.adopt(spare, cache.pages.match(np.asarray(ids, np.int64)))
+        saved = cache.save(spare, count)
+        cache.pages.release(spare)
+        return saved
+
+    def prefix_tokens(self, ids: Sequence[int]) -> int:
+        """Return how many tokens of a prompt's beginning, without its last one, are cached."""
+        return self._state.shared_prefix(np.asarray(ids, np.int64))[1]
+
+    def has_whole_prefix(self, ids: Sequence[int]) -> bool:
+        """Whether all of a prompt that can be cached is: all but its last token, or the full pages of that."""
+        pages, most = self._state.pages, len(ids) - 1
+        if pages is not None and self._state.finds_by_content:
+            most -= most % pages.page_tokens
+        return self.prefix_tokens(ids) == most
 
     def import_prefix(self, ids: Sequence[int], saved: SavedSequence) -> bool:
         """Keep what another engine has computed of a prompt, for the next one that begins so.
@@ -158,14 +181,14 @@ class Engine:
             what = f"its deadline passed after {request.scheduling.deadline_s:g} s in the queue"
             state.report(request, [], "error", what)
         admit_waiting(state, self._waiting, self._options.min_shared_tokens, self._land)
-        ready = state.ready() if launched is None else launched.slots
+        ready = self._ready() if launched is None else launched.slots
         chunks = self._chunks(len(ready))
         account = self._account(started_s, ready, chunks)
         if launched is None and self._overlaps and can_launch(state, ready):  # who has just come
             self._flights.append(take_off(state, launch(state, ready)))
         elif launched is None and ready.size:
             decode(state, ready, self._options.proposer)
-        for group in group_chunks(chunks, self.execution.max_length):
+        for group in group_chunks(self._with_pages(chunks), self.execution.max_length):
             self._prefill(group)
         account()
         finished, state.finished = state.finished, []
@@ -192,12 +215,21 @@ class Engine:
 
     def _launch(self) -> Step | None:
         """Launch a step of those who decode, if it need not know the tokens of the last one; then take those."""
-        ready = self._state.ready() if self._overlaps else _NOBODY
+        ready = self._ready() if self._overlaps else _NOBODY
         step = launch(self._state, ready) if can_launch(self._state, ready) else None
         self._land()
         if step is not None:
             self._flights.append(take_off(self._state, step))
         return step
+
+    def _ready(self) -> Ints:
+        """Return the slots that decode; others give way where pages run out."""
+        state, proposer = self._state, self._options.proposer
+        ready = state.ready()
+        if state.pages is None:
+            return ready
+        counts = np.full(len(ready), 1 if proposer is None else 1 + proposer.most)
+        return with_pages(state, self._waiting, ready, counts, partial(preempt, state))
 
     def _land(self) -> None:
         """Take the tokens in flight."""
@@ -213,6 +245,14 @@ class Engine:
         budget = max(1, self._budget - decoding)
         in_turn = self._state.running.in_turn(unread)
         return plan_chunks(in_turn, self._state.slots, budget, self.execution.max_prefill_length)
+
+    def _with_pages(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Return the pieces of those who keep their slots when pages run out."""
+        if self._state.pages is None or not chunks:
+            return chunks
+        slots, counts = (np.array([getattr(chunk, name) for chunk in chunks]) for name in ("slot", "count"))
+        kept = with_pages(self._state, self._waiting, slots, counts, partial(preempt, self._state))
+        return [chunk for chunk in chunks if chunk.slot in kept]
 
     def _prefill(self, group: list[Chunk]) -> None:
         """Compute pieces of prompts; those that are complete give their first token."""

@@ -112,6 +112,11 @@ class Slots:
         self.cached[slot] = min(self.cached[slot], self.sequences.tokens.shape[1] - 1 - reserve)
         self.touch(slot)
 
+    def oldest_ended(self, has_memory: Ints) -> int | None:
+        """Return the slot that nobody runs in and that was left first, of those with memory; None if there is none."""
+        slots = np.flatnonzero(~self.is_running & (has_memory > 0))
+        return int(slots[self._used[slots].argmin()]) if slots.size else None
+
     def cut(self, slot: int, length: int) -> None:
         """Forget the tokens of a slot after the first `length`; the last of those need not have been read.
 

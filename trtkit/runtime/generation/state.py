@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from trtkit.runtime.generation.pages import register
 from trtkit.runtime.generation.request import Finished
 from trtkit.runtime.generation.running import Running
 from trtkit.runtime.generation.slots import Slots
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from trtkit.runtime.generation.imports import Imports
     from trtkit.runtime.generation.request import FinishReason, Hypothesis, Request
     from trtkit.runtime.sequences import Ints
+    from trtkit.runtime.soft_tokens import SoftTokens
 
 
 @dataclass
@@ -64,6 +66,8 @@ class State:
     def __post_init__(self) -> None:
         """Make what depends on the number of slots."""
         cache = self.execution.cache
+        self.pages = cache.pages
+        self.finds_by_content = cache.pages is not None and not cache.has_slot_memory
         self.slots = Slots(
             self.execution.slots, self.execution.max_length, cache.positions if cache.has_states else None
         )
@@ -99,9 +103,28 @@ class State:
 
     def leave(self, slot: int) -> Request:
         """Free a slot; return who ran in it."""
-        self.sampler.release(slot)
-        self.slots.leave(slot, self.reserve)
+        self.vacate(slot)
         return self.running.remove(slot)
+
+    def shared_prefix(self, ids: Ints, soft: SoftTokens | None = None) -> tuple[int, int]:
+        """Return the slot whose cache begins most like a prompt, and for how many tokens; pages are found in none."""
+        if self.pages is not None and self.finds_by_content:
+            return 0, len(self.pages.match(ids, soft)) * self.pages.page_tokens
+        return self.slots.shared_prefix(ids, soft)
+
+    def vacate(self, slot: int) -> None:
+        """Free a slot. What it holds of a sequence can still be shared, in the slot or in its pages."""
+        self.sampler.release(slot)
+        register(self, slot)
+        self.slots.leave(slot, self.reserve)
+        if self.finds_by_content:
+            self.empty(slot)
+
+    def empty(self, slot: int) -> None:
+        """Forget what a slot has cached."""
+        self.slots.cached[slot] = 0
+        if self.pages is not None:
+            self.pages.release(slot)
 
     def finish(self, slot: int, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         """End the request that runs in a slot, in all its slots."""

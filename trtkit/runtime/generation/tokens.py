@@ -118,7 +118,9 @@ def advance_beams(state: State, group: Group, logits: torch.Tensor) -> None:
     for source, target in copies:
         state.fork(source, target)
     group.spare = [slot for slot in group.all_slots if slot not in placed]
-    state.slots.cached[group.spare] = sequences.lengths[group.spare] = 0  # nothing to decode there
+    sequences.lengths[group.spare] = 0  # nothing to decode there
+    for slot in group.spare:
+        state.empty(slot)
     group.slots = placed
     tokens = np.array(following.tokens, np.int64)
     state.sampler.accept(np.array(placed), tokens)

@@ -1,0 +1,149 @@
+"""KV caches in pages of one pool, which slots take when their tokens need them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trtkit.network.input_spec import kv_window
+from trtkit.runtime.decoder.call import CallPages
+from trtkit.runtime.decoder.kv_cache import KvCache, codes, page_tokens_of
+from trtkit.runtime.paging import PageTables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from trtkit.network.input_spec import InputSpec
+    from trtkit.runtime.decoder.call import Call
+    from trtkit.runtime.decoder.kv_cache import NewTokens
+    from trtkit.runtime.device import Stream
+    from trtkit.runtime.paging import PageCopies
+
+
+class PagedCache(KvCache):
+    """A KvCache whose keys and values lie in pools of pages [P, K, page_tokens, H]; states stay in slots.
+
+    All layers' pools have the same pages: page p of each holds the same tokens. A slot's tokens are in the pages of
+    its row of `table` [slots, n], which `pages` decides on; a rank that follows another is told. Page 0 takes padding.
+
+    pages: in each pool; as many as linear slots would take if None.
+    """
+
+    def __init__(
+        self,
+        specs: Iterable[InputSpec],
+        sizes: tuple[int, int],
+        dtype_of: Callable[[InputSpec], torch.dtype],
+        stream: Stream | None = None,
+        pages: int | None = None,
+    ) -> None:
+        specs, (slots, length) = list(specs), sizes
+        self._page_size = page_tokens_of(specs) or 1
+        self._page_count = 1 + slots * -(-length // self._page_size) if pages is None else pages
+        tables = PageTables(slots + 1, self._page_count, self._page_size, length)  # a row for nobody's prefix
+        super().__init__(specs, (slots, min(length, (self._page_count - 1) * self._page_size)), dtype_of, stream)
+        self.pages, self.table = tables, tables.table
+
+    def follow(self) -> None:
+        """Leave it to another rank which pages hold what; `table` is written when it tells."""
+        self.pages = None
+
+    def view(self, rows: slice) -> dict[str, torch.Tensor]:
+        """Return the pools, and the states [R, ...] of neighbouring slots, by the input that takes them."""
+        return {name: array[rows] if name in self._state_names else array for name, array in self._arrays.items()}
+
+    def tell(self, slot: int, pages: Sequence[int]) -> None:
+        """Take from another rank in which pages a slot's tokens are."""
+        self.table[slot, : len(pages)] = pages
+
+    def place(self, call: Call) -> Call:
+        """Return a call with the pages of its rows, after copying those that others read too and it writes.
+
+        Raises ExecutionError if there are not enough pages.
+        """
+        call = self.assign(call)
+        assert call.pages is not None
+        self._copy_pages(call.pages.copies)
+        return call
+
+    def assign(self, call: Call) -> Call:
+        """Return what `place` does, and leave it to the ranks that run the call to copy pages."""
+        if call.pages is not None or self.pages is None:
+            return call
+        stops = call.starts + call.counts
+        copies = self.pages.reserve(np.arange(call.rows.start, call.rows.stop), call.starts, stops)
+        window = kv_window(max(1, int(stops[call.counts > 0].max(initial=0))), self.max_length)
+        table = self.table[call.rows, : -(-window // self._page_size)].copy()
+        return replace(call, pages=CallPages(table, self._page_size, copies))
+
+    def make_room(self, slot: int, tokens: int) -> None:
+        """Let a slot have pages of its own for tokens. Raises ExecutionError if there are too few."""
+        if self.pages is not None:
+            self.pages.release(slot)
+            self.pages.grow(slot, tokens)
+
+    def _shape(self, spec: InputSpec) -> tuple[int, ...]:
+        first = self._page_count if spec.feeder == "cache" else self.slots
+        return (first, *spec.shape[1:])
+
+    def _read(self, name: str, slot: int, count: int) -> torch.Tensor:
+        pages = self._pages(slot, count)
+        array = self._arrays[name]
+        by_page = codes(array)[pages]  # [n, K, page_tokens, H]
+        return by_page.transpose(0, 1).flatten(1, 2)[:, :count].view(array.dtype)
+
+    def _write(self, name: str, slot: int, values: torch.Tensor) -> None:
+        pages, array = self._pages(slot, values.shape[1]), codes(self._arrays[name])
+        whole = torch.zeros(values.shape[0], len(pages) * self._page_size, values.shape[2], dtype=array.dtype)
+        whole[:, : values.shape[1]] = codes(values)
+        by_page = whole.view(values.shape[0], len(pages), self._page_size, -1).transpose(0, 1).to(array.device)
+        self._run(partial(array.__setitem__, pages, by_page))
+
+    def _copy_tokens(self, source: int, target: int, tokens: slice) -> None:
+        """Let `target` read the pages of `source`; what it writes later goes to copies."""
+        if self.pages is not None:
+            self.pages.share(source, target, tokens.indices(self.max_length)[1])
+
+    def _copy_pages(self, copies: PageCopies) -> None:
+        if not copies.sources:
+            return
+        for spec in self.specs:
+            array = codes(self._arrays[spec.name])
+            sources, targets = (torch.tensor(pages, device=array.device) for pages in copies)
+            self._run(partial(_copy_rows, array, sources, targets))
+
+    def _places(self, tokens: NewTokens, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return pages and places in them [R, S]; padding goes to page 0."""
+        assert tokens.table is not None
+        new = torch.arange(size, device=tokens.starts.device)
+        places = tokens.starts[:, None] + new
+        at = (places // self._page_size).clamp(max=tokens.table.shape[1] - 1)
+        pages = tokens.table.long().gather(1, at)
+        return torch.where(new < tokens.counts[:, None], pages, 0), places % self._page_size
+
+    def _pages(self, slot: int, count: int) -> torch.Tensor:
+        pages = self.table[slot, : -(-count // self._page_size)].astype(np.int64)
+        device = next((self._arrays[spec.name].device for spec in self.specs), torch.device("cpu"))
+        return torch.from_numpy(pages).to(device)
+
+
+def open_cache(
+    specs: Iterable[InputSpec],
+    sizes: tuple[int, int],
+    dtype_of: Callable[[InputSpec], torch.dtype],
+    stream: Stream | None = None,
+    pages: int | None = None,
+) -> KvCache:
+    """Return the caches that a network's inputs want. pages: of paged ones."""
+    specs = list(specs)
+    if page_tokens_of(specs) is not None:
+        return PagedCache(specs, sizes, dtype_of, stream, pages)
+    return KvCache(specs, sizes, dtype_of, stream)
+
+
+def _copy_rows(array: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+    array[targets] = array[sources]

@@ -1,0 +1,9 @@
+"""Which pages of a pool hold which tokens: numbers only, on the host; the memory is the KV cache's.
+
+Source: PagedAttention, https://arxiv.org/abs/2309.06180.
+"""
+
+from trtkit.runtime.paging.prefix_tree import PrefixTree
+from trtkit.runtime.paging.tables import PageCopies, PageTables
+
+__all__ = ["PageCopies", "PageTables", "PrefixTree"]

@@ -1,0 +1,73 @@
+"""Full pages by what they hold, so that prompts that begin alike read the same pages."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+ROOT = 0
+"""The parent of first pages; page 0 holds nobody's tokens."""
+
+
+class PrefixTree:
+    """Pages by their own content and their parent, the page of the tokens before.
+
+    Contents are compared, not hashes of them. A page is used as long as a slot reads it. Unused ones stay until their
+    memory is needed, oldest first, and a page never outlives those that follow it: whoever uses a page uses its
+    parent, and pages fall out of use from the last to the first.
+    """
+
+    def __init__(self) -> None:
+        self._pages: dict[tuple[int, bytes], int] = {}
+        self._keys: dict[int, tuple[int, bytes]] = {}
+        self._unused: OrderedDict[int, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def unused(self) -> int:
+        """How many pages could be taken for something else."""
+        return len(self._unused)
+
+    def match(self, contents: Iterable[bytes]) -> list[int]:
+        """Return the pages of the longest known beginning, in order."""
+        pages, parent = [], ROOT
+        for content in contents:
+            page = self._pages.get((parent, content))
+            if page is None:
+                break
+            pages.append(page)
+            parent = page
+        return pages
+
+    def child(self, parent: int, content: bytes) -> int | None:
+        """Return the page with this content after `parent`, None if there is none."""
+        return self._pages.get((parent, content))
+
+    def add(self, parent: int, content: bytes, page: int) -> None:
+        """Let a page that a slot uses be found."""
+        self._pages[parent, content] = page
+        self._keys[page] = parent, content
+
+    def use(self, page: int) -> None:
+        """Note that a slot begins to use a page."""
+        self._unused.pop(page, None)
+
+    def rest(self, page: int) -> None:
+        """Note that no slot uses a page any longer; those that follow it are unused already."""
+        self._unused[page] = None
+
+    def evict(self) -> int:
+        """Forget the page that has been unused for longest; return it."""
+        page, _ = self._unused.popitem(last=False)
+        del self._pages[self._keys.pop(page)]
+        return page
+
+    def paths(self) -> Iterator[tuple[int, int, bytes]]:
+        """Yield each page with its parent and content, parents first."""
+        for page, (parent, content) in self._keys.items():
+            yield page, parent, content
