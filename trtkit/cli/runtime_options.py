@@ -21,6 +21,9 @@ _SCHEDULES = ("fcfs", "priority", "mlfq")
 _OPTIONS = (
     click.option("--runtime", type=click.Choice(_RUNTIMES), default="auto", help="Runtime.  [default: auto]"),
     click.option("--slots", type=int, metavar="N", help="Concurrent sequences.  [default: the engine's]"),
+    click.option(
+        "--cache-gib", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Memory for paged caches per GPU."
+    ),
     click.option("--prefill-budget", type=int, metavar="N", help="New tokens per step.  [default: the engine's]"),
     click.option(
         "--schedule",
@@ -39,12 +42,13 @@ _OPTIONS = (
 # What the runtime calls its settings, as options.
 _FLAGS = {
     "slots": "--slots",
+    "cache_gib": "--cache-gib",
     "token_budget": "--prefill-budget",
     "lookup": "--lookup",
     "speculation": "--lookup, --draft",
 }
 CANCELLED = 130
-RUNTIME_NAMES = ("runtime", "slots", "prefill_budget", "schedule", "lookup", "draft")
+RUNTIME_NAMES = ("runtime", "slots", "cache_gib", "prefill_budget", "schedule", "lookup", "draft")
 
 
 def runtime_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -45,7 +45,9 @@ died (restart it), 2 wrong usage. A worker that dies or hangs is started
 again."""
 
 
-_OF_BUNDLES = ["name", "replicas", "prefill_workers", "slots", "max_queue", "router", "migrations", "body_mib"]
+_OF_BUNDLES = [
+    "name", "replicas", "prefill_workers", "slots", "cache_gib", "max_queue", "router", "migrations", "body_mib",
+]  # fmt: skip
 _OF_BUNDLES += ["schedule", "shares", "hang_timeout_s", "tool_call_parser", "reasoning_parser"]
 _OF_REPOSITORIES = ["server", "grpc_port", "metrics_port", "control_mode", "load", "allow_undeployed"]
 

@@ -39,6 +39,9 @@ _BUNDLE = (
     ),
     click.option("--slots", type=click.IntRange(1), help="Sequences at once per worker.  [default: the engine's]"),
     click.option(
+        "--cache-gib", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Memory for paged caches per GPU."
+    ),
+    click.option(
         "--max-queue",
         type=click.IntRange(1),
         default=512,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.errors import GenerationError, RequestError
 from trtkit.jobs.events import Phase, Progress
-from trtkit.runtime.decoder import open_execution
+from trtkit.runtime.decoder import ExecutionOptions, open_execution
 from trtkit.runtime.llm.text_bundle import read_text_bundle
 from trtkit.verification.perplexity import read_window
 from trtkit.verification.questions import ask
@@ -153,7 +153,8 @@ def evaluate_bundle(
             raise RequestError(what, str(model.path), fix)
     pieces = [] if request.text is None else _same_windows(request.text, models, request)
     runner.report(Phase("open"))
-    executions = [open_execution(model.bundle, request.runtime, 1, needs_all_logits=True) for model in models]
+    how = ExecutionOptions(needs_all_logits=True)
+    executions = [open_execution(model.bundle, request.runtime, 1, how) for model in models]
     perplexity, distance = _measure(executions, pieces, runner) if pieces else (None, None)
     questions = _ask(executions, models, runner) if request.questions else None
     compared = None if base is None else _compared(base, models)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from dynamo.common.backend.publisher import ComponentSnapshot
 
 from trtkit.deployment.dynamo.held_blocks import HeldBlocks
+from trtkit.deployment.dynamo.held_pages import HeldPages
 from trtkit.deployment.dynamo.worker_options import BLOCK_SIZE
 from trtkit.deployment.engine_metrics import hit_rate
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trtkit.deployment.dynamo.held_blocks import Event
+    from trtkit.runtime.decoder import DecoderExecution
     from trtkit.runtime.generation import Engine
 
 _RANK = 0  # of data-parallel ranks, of which a worker has one
@@ -49,26 +51,41 @@ class CacheEvents:
         self.load: LoadPublisher | None = None
         self._size = block_size
         self._blocks: HeldBlocks | None = None
+        self._pages: HeldPages | None = None
         self._snapshot: ComponentSnapshot | None = None
 
     def update(self, engine: Engine) -> None:
         """Publish what has changed since the last call; called in the engine's thread."""
-        if self.events is not None:
-            self._blocks = self._blocks or HeldBlocks(engine.slots.count, self._size)
-            if changes := self._blocks.changes(engine.slots):
-                self.events = _told(self.events, lambda to: to.publish_batch(changes))
+        if self.events is not None and (changes := self._changes(engine)):
+            self.events = _told(self.events, lambda to: to.publish_batch(changes))
         if self.load is not None:
             snapshot = load_of(engine, self._size)
             if snapshot != self._snapshot:
                 self._snapshot = snapshot
                 self.load = _told(self.load, lambda to: to.publish(_RANK, snapshot))
 
+    def _changes(self, engine: Engine) -> list[Event]:
+        if engine.finds_pages and (pages := engine.execution.cache.pages) is not None:
+            self._pages = self._pages or HeldPages(pages.page_tokens, self._size)
+            return self._pages.changes(engine.page_changes())
+        self._blocks = self._blocks or HeldBlocks(engine.slots.count, self._size)
+        return self._blocks.changes(engine.slots)
+
+
+def blocks_of(execution: DecoderExecution, block_size: int = BLOCK_SIZE) -> int:
+    """Return how many blocks a decoder's caches hold."""
+    pages = execution.cache.pages
+    tokens = execution.slots * execution.max_length if pages is None else (pages.pages - 1) * pages.page_tokens
+    return tokens // block_size
+
 
 def load_of(engine: Engine, block_size: int = BLOCK_SIZE) -> ComponentSnapshot:
     """Return how full an engine's cache is. A slot that has ended is free: what it holds gives way."""
     slots = engine.slots
     used = int((-(-slots.cached[slots.is_running] // block_size)).sum())
-    total = slots.count * (engine.execution.max_length // block_size)
+    pages, total = engine.execution.cache.pages, blocks_of(engine.execution, block_size)
+    if pages is not None:
+        used = pages.held * pages.page_tokens // block_size
     used = min(used, total)
     return ComponentSnapshot(used, total, used / max(total, 1), _RANK, hit_rate(engine))
 

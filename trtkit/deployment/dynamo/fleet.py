@@ -55,6 +55,7 @@ class FleetOptions:
 
     name: the model's in requests. replicas: workers that answer. prefill_workers: more of them, which compute prompts
     for the others. slots: sequences that a worker decodes at once; the engine's number if None.
+    cache_gib: memory for paged caches on each GPU.
     max_queue: requests that wait for a slot at each worker. schedule: which of them is next. shares: weights of users,
     by name; None if users do not matter. router: how requests are spread over several workers.
     migrations: how often a request may go on at another worker when its own dies. body_mib: largest request.
@@ -68,6 +69,7 @@ class FleetOptions:
     replicas: int = 1
     prefill_workers: int = 0
     slots: int | None = None
+    cache_gib: float | None = None
     max_queue: int = 512
     schedule: ScheduleName = "priority"
     shares: Mapping[str, float] | None = None
@@ -198,6 +200,7 @@ class Fleet:
         command += [f"--share={user}={weight}" for user, weight in (options.shares or {}).items()]
         for flag, value in (
             ("--slots", options.slots),
+            ("--cache-gib", options.cache_gib),
             ("--tool-call-parser", options.tool_call_parser),
             ("--reasoning-parser", options.reasoning_parser),
         ):

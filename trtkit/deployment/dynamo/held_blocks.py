@@ -36,6 +36,16 @@ class Removed(TypedDict):
 Event = Stored | Removed
 
 
+def block_hashes(tokens: Ints, size: int, parent: int | None) -> list[int]:
+    """Return the hash of each block of `size` tokens, signed, of 64 bits. parent: of the block before, if any."""
+    hashes: list[int] = []
+    for block in tokens.reshape(-1, size):
+        before = b"" if parent is None else parent.to_bytes(8, "little", signed=True)
+        parent = int.from_bytes(blake2b(before + block.tobytes(), digest_size=8).digest(), "little", signed=True)
+        hashes.append(parent)
+    return hashes
+
+
 class HeldBlocks:
     """Counts who holds each full block: several slots may, and the block is gone with the last of them.
 
@@ -72,12 +82,8 @@ class HeldBlocks:
 
     def _chain(self, tokens: Ints, chain: list[int]) -> list[int]:
         """Return the hashes of all blocks of `tokens`. chain: those of the first blocks, already known."""
-        hashes = chain[:]
-        for block in tokens.reshape(-1, self._size)[len(chain) :]:
-            parent = hashes[-1].to_bytes(8, "little", signed=True) if hashes else b""
-            digest = blake2b(parent + block.tobytes(), digest_size=8).digest()
-            hashes.append(int.from_bytes(digest, "little", signed=True))
-        return hashes
+        rest = tokens[len(chain) * self._size :]
+        return [*chain, *block_hashes(rest, self._size, chain[-1] if chain else None)]
 
     def _replace(self, slot: int, chain: list[int], same: int, was_held: dict[int, bool]) -> int:
         """Let a slot hold `chain`; return how many of its first blocks stay.

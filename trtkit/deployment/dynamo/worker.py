@@ -20,7 +20,7 @@ from dynamo.common.backend.worker import WorkerConfig
 from dynamo.common.constants import DisaggregationMode
 from dynamo.llm.exceptions import EngineShutdown, HttpError, InvalidArgument, Unknown
 
-from trtkit.deployment.dynamo.cache_events import CacheEvents
+from trtkit.deployment.dynamo.cache_events import CacheEvents, blocks_of
 from trtkit.deployment.dynamo.chunks import chunk
 from trtkit.deployment.dynamo.disaggregation import Decode, Prefill, prompt_alone
 from trtkit.deployment.dynamo.extra import require_nixl
@@ -91,7 +91,8 @@ class BundleWorker(LLMEngine):
         await asyncio.to_thread(self._open_transfers)
         own, shares = self._options, self._options.shares
         schedule = ScheduleOptions(own.schedule, dict(shares) if shares else None)
-        options = {"slots": own.slots, "max_queue": own.max_queue, "schedule": schedule, "detokenizes": False}
+        options = {name: getattr(own, name) for name in ("slots", "cache_gib", "max_queue")}
+        options |= {"schedule": schedule, "detokenizes": False}
         self._llm = await asyncio.to_thread(AsyncLLM, own.bundle, on_step=self._after_step, **options)
         frontend = self._llm.thread.frontend
         text, execution = frontend.text, frontend.execution
@@ -99,7 +100,7 @@ class BundleWorker(LLMEngine):
         registration = LlmRegistration(
             context_length=text.max_length,
             kv_cache_block_size=BLOCK_SIZE,
-            total_kv_blocks=execution.slots * text.max_length // BLOCK_SIZE,
+            total_kv_blocks=blocks_of(execution),
             max_num_seqs=execution.slots,
             max_num_batched_tokens=execution.max_prefill_length,
         )

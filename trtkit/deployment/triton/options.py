@@ -38,6 +38,9 @@ class LlmServing(StrictModel):
     """Options of language models."""
 
     slots: StrictInt | None = Field(None, ge=1, description="Concurrent sequences; the engine's number if unset.")
+    cache_gib: StrictFloat | StrictInt | None = Field(
+        None, gt=0, description="Memory for paged caches on each GPU; as much as full slots take if unset."
+    )
     max_queue: StrictInt = Field(256, ge=1, description="Maximum requests waiting for a slot; others are rejected.")
     prefill_budget: StrictInt | None = Field(None, ge=1, description="New prompt tokens per step.")
     schedule: ScheduleName = Field("priority", description="Which waiting request runs next.")

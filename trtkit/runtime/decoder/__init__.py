@@ -6,13 +6,14 @@ from trtkit.runtime.decoder.network import DecoderNetwork, bundle_network, confi
 from trtkit.runtime.decoder.open import open_execution
 from trtkit.runtime.decoder.reference import ReferenceDecoder
 from trtkit.runtime.decoder.saved import CacheForm, SavedSequence
-from trtkit.runtime.decoder.single import Runtime, engine_device
+from trtkit.runtime.decoder.single import ExecutionOptions, Runtime, engine_device
 
 __all__ = [
     "CacheForm",
     "Call",
     "DecoderExecution",
     "DecoderNetwork",
+    "ExecutionOptions",
     "KvCache",
     "ReferenceDecoder",
     "Runtime",

@@ -6,26 +6,21 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from trtkit.errors import GenerationError
-from trtkit.runtime.decoder.single import OpenOptions, checked_slots, open_rank
+from trtkit.runtime.decoder.single import DEFAULT_EXECUTION, OpenOptions, checked_slots, open_rank
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.runtime.decoder.call import DecoderExecution
-    from trtkit.runtime.decoder.single import Runtime
+    from trtkit.runtime.decoder.single import ExecutionOptions, Runtime
 
 
 def open_execution(
     bundle: Bundle,
     runtime: Runtime = "auto",
     slots: int | None = None,
-    *,
-    has_cuda_graphs: bool = True,
-    needs_all_logits: bool = False,
+    how: ExecutionOptions = DEFAULT_EXECUTION,
 ) -> DecoderExecution:
     """Open an LLM bundle to run it. slots: sequences at once, the engine's `llm.max_batch_size` by default.
-
-    has_cuda_graphs: whether an engine's decode steps are replayed; the reference executor has none.
-    needs_all_logits: open the reference executor where the engine gives the last token's logits only.
 
     A bundle of several ranks runs as as many processes, which this one starts, or which a launcher such as torchrun has
     started; a launched process that is not rank 0 serves until rank 0 closes, and exits.
@@ -37,7 +32,7 @@ def open_execution(
         what = "the bundle does not hold a language model"
         raise GenerationError(what, str(bundle.path), "give a bundle that was built from an `llm` config")
     count = checked_slots(bundle, slots)
-    options = OpenOptions(runtime, count, has_cuda_graphs=has_cuda_graphs, needs_all_logits=needs_all_logits)
+    options = OpenOptions(runtime, count, how)
     if bundle.manifest.grid.ranks == 1:
         return _named(open_rank(bundle, options), bundle)
     from trtkit.runtime.distributed.open import open_distributed

@@ -25,20 +25,31 @@ _FEWEST_PAGES = 2  # one of them takes padding
 
 
 @dataclass(frozen=True)
-class OpenOptions:
-    """How to open a decoder. slots: sequences at once. has_cuda_graphs: whether decode steps are captured and replayed.
+class ExecutionOptions:
+    """How a decoder runs. has_cuda_graphs: whether decode steps are captured and replayed.
 
-    needs_all_logits: open the reference executor if the engine gives the last token's logits only. parts: in how many
-    parts pipeline stages run a call; None for what suits the call. cache_bytes: a rank's memory for paged caches; as
-    much as linear ones would take if None.
+    needs_all_logits: open the reference executor if the engine gives the last token's logits only.
+    cache_gib: a rank's memory for paged caches; as much as linear ones would take if None.
+    """
+
+    has_cuda_graphs: bool = True
+    needs_all_logits: bool = False
+    cache_gib: float | None = None
+
+
+DEFAULT_EXECUTION = ExecutionOptions()
+
+
+@dataclass(frozen=True)
+class OpenOptions:
+    """How to open a decoder. slots: sequences at once. parts: in how many parts pipeline stages run a call; None for
+    what suits the call.
     """
 
     runtime: Runtime
     slots: int
-    has_cuda_graphs: bool = True
-    needs_all_logits: bool = False
+    how: ExecutionOptions = DEFAULT_EXECUTION
     parts: int | None = None
-    cache_bytes: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +69,7 @@ def open_rank(bundle: Bundle, options: OpenOptions, peers: Peers = ALONE) -> Sta
 
     Raises GenerationError for TensorRT without a GPU, BundleError where the bundle's files or its source have changed.
     """
-    needs_reference = options.needs_all_logits and llm_options(bundle.manifest.config).logits != "all"
+    needs_reference = options.how.needs_all_logits and llm_options(bundle.manifest.config).logits != "all"
     if needs_reference and options.runtime == "tensorrt":
         what = "the engine outputs logits of the last token only"
         fix = "build with `--set llm.logits=all`, or use `--runtime reference`"
@@ -79,7 +90,7 @@ def _open_engine(bundle: Bundle, options: OpenOptions, peers: Peers, device: Dev
 
     bundle.check_files()
     backend, plan = load_backend(bundle.manifest.backend.name), DecoderPlan.of(bundle, peers.rank)
-    has_cuda_graphs = options.has_cuda_graphs and peers.members is None
+    has_cuda_graphs = options.how.has_cuda_graphs and peers.members is None
     size = CacheSize(options.slots, _pages(bundle, options))
     engine = EngineDecoder(backend, plan, size, device, has_cuda_graphs=has_cuda_graphs)
     if peers.members is not None:
@@ -92,7 +103,8 @@ def _pages(bundle: Bundle, options: OpenOptions) -> int | None:
 
     Raises RequestError if the caches are linear, or for less memory than two pages take.
     """
-    if options.cache_bytes is None:
+    gib = options.how.cache_gib
+    if gib is None:
         return None
     stage = bundle.manifest.stages[-1]
     ranks = [[record.spec for record in each.inputs] for each in (stage.ranks or [stage])]
@@ -100,9 +112,9 @@ def _pages(bundle: Bundle, options: OpenOptions) -> int | None:
         fix = "build with `--set llm.kv=paged`, or limit the slots"
         raise RequestError("the engine's caches are linear: each slot has its own memory", "cache_gib", fix)
     page_bytes = max(bytes_of_page(specs) for specs in ranks)
-    pages = min(options.cache_bytes // page_bytes, *(most_pages(specs) for specs in ranks))
+    pages = min(int(gib * 2**30) // page_bytes, *(most_pages(specs) for specs in ranks))
     if pages < _FEWEST_PAGES:
-        what = f"{options.cache_bytes} bytes are too few for {_FEWEST_PAGES} pages of {page_bytes} bytes"
+        what = f"{gib:g} GiB are too few for {_FEWEST_PAGES} pages of {page_bytes} bytes"
         raise RequestError(what, "cache_gib", "give the caches more memory")
     return pages
 

@@ -1,6 +1,7 @@
 """Many requests on one decoder: in-flight batching, prefix reuse, beams, speculation."""
 
-from trtkit.runtime.generation.engine import Engine, EngineOptions
+from trtkit.runtime.generation.engine import Engine
+from trtkit.runtime.generation.options import EngineOptions
 from trtkit.runtime.generation.proposers import DraftProposer, LookupProposer
 from trtkit.runtime.generation.request import Finished, Metrics, Request
 from trtkit.runtime.generation.state import Statistics

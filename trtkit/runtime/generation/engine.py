@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trtkit.errors import ExecutionError, RequestError
+from trtkit.errors import ExecutionError
 from trtkit.runtime.device import to_device
 from trtkit.runtime.generation.admission import admit_waiting, preempt
 from trtkit.runtime.generation.decoding import decode
 from trtkit.runtime.generation.flight import Flight, Step, begin, can_launch, land, launch, take_off
 from trtkit.runtime.generation.imports import Imports
-from trtkit.runtime.generation.pages import check_pages, with_pages
+from trtkit.runtime.generation.options import EngineOptions, check_options
+from trtkit.runtime.generation.pages import check_pages, register_running, with_pages
 from trtkit.runtime.generation.prefill import Chunk, group_chunks, plan_chunks, prefill_call
 from trtkit.runtime.generation.request import check_request
 from trtkit.runtime.generation.state import State
 from trtkit.runtime.generation.tokens import take
 from trtkit.runtime.sampling.kernel import has_triton
 from trtkit.runtime.sampling.logprobs import token_logprobs
-from trtkit.runtime.scheduling import DEFAULT_SCHEDULE, ScheduleOptions, Service, Waiting
+from trtkit.runtime.scheduling import Service, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,40 +28,14 @@ if TYPE_CHECKING:
     import torch
 
     from trtkit.runtime.decoder import DecoderExecution, SavedSequence
-    from trtkit.runtime.generation.proposers import Proposer
     from trtkit.runtime.generation.request import Finished, Request
     from trtkit.runtime.generation.slots import Slots
     from trtkit.runtime.generation.state import Statistics
+    from trtkit.runtime.paging import PageChange
     from trtkit.runtime.sequences import Ints
 
 
 _NOBODY = np.zeros(0, np.int64)
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """How requests share the machine.
-
-    token_budget: new tokens of one step, decoding and prompts together; the engine's prefill length where None.
-    max_queue: requests that may wait; None: any number. min_shared_tokens: the shortest beginning worth sharing.
-    proposer: guesses tokens ahead, for speculative decoding.
-    most_imported_bytes: host memory for beginnings of prompts that other engines computed.
-    most_snapshot_bytes: host memory for preempted requests; those beyond it are computed again.
-    overlap: launch a step before the host knows the last one's tokens; None: where the decoder computes meanwhile.
-    kernel: sample with the Triton kernel, which is interpreted on a CPU; None: where logits are on a GPU.
-    clock: gives the time in seconds, for metrics, deadlines and schedules that measure.
-    """
-
-    token_budget: int | None = None
-    max_queue: int | None = None
-    min_shared_tokens: int = 16
-    proposer: Proposer | None = None
-    most_imported_bytes: int = 1 << 30
-    most_snapshot_bytes: int = 1 << 30
-    overlap: bool | None = None
-    kernel: bool | None = None
-    schedule: ScheduleOptions = DEFAULT_SCHEDULE
-    clock: Callable[[], float] = time.monotonic
 
 
 class Engine:
@@ -74,7 +46,7 @@ class Engine:
 
     def __init__(self, execution: DecoderExecution, options: EngineOptions | None = None) -> None:
         self.execution, self._options = execution, options or EngineOptions()
-        self._check_options()
+        check_options(self._options, execution)
         self._budget = self._options.token_budget or execution.max_prefill_length
         self._waiting: Waiting[Request] = Waiting(self._options.schedule, self._options.max_queue)
         proposer = self._options.proposer
@@ -142,6 +114,17 @@ class Engine:
     def prefix_tokens(self, ids: Sequence[int]) -> int:
         """Return how many tokens of a prompt's beginning, without its last one, are cached."""
         return self._state.shared_prefix(np.asarray(ids, np.int64))[1]
+
+    @property
+    def finds_pages(self) -> bool:
+        """Whether beginnings of prompts are found as pages, not in slots."""
+        return self._state.finds_by_content
+
+    def page_changes(self) -> list[PageChange]:
+        """Return which pages of beginnings have come and gone since the last call, if `finds_pages`."""
+        assert self._state.pages is not None
+        register_running(self._state)
+        return self._state.pages.tree.changes()
 
     def has_whole_prefix(self, ids: Sequence[int]) -> bool:
         """Whether all of a prompt that can be cached is: all but its last token, or the full pages of that."""
@@ -229,7 +212,15 @@ class Engine:
         if state.pages is None:
             return ready
         counts = np.full(len(ready), 1 if proposer is None else 1 + proposer.most)
-        return with_pages(state, self._waiting, ready, counts, partial(preempt, state))
+        return with_pages(state, ready, counts, self._give_way, self._land)
+
+    def _give_way(self, slots: list[int]) -> None:
+        """Take all slots of a request, which waits for its turn again; beams begin again."""
+        is_beam = bool(self._state.running.is_beam[slots[0]])
+        requests = [preempt(self._state, slot) for slot in slots]
+        if is_beam:
+            requests[0].generated = []
+        self._waiting.put_back(requests[0])
 
     def _land(self) -> None:
         """Take the tokens in flight."""
@@ -251,7 +242,7 @@ class Engine:
         if self._state.pages is None or not chunks:
             return chunks
         slots, counts = (np.array([getattr(chunk, name) for chunk in chunks]) for name in ("slot", "count"))
-        kept = with_pages(self._state, self._waiting, slots, counts, partial(preempt, self._state))
+        kept = with_pages(self._state, slots, counts, self._give_way, self._land)
         return [chunk for chunk in chunks if chunk.slot in kept]
 
     def _prefill(self, group: list[Chunk]) -> None:
@@ -287,14 +278,3 @@ class Engine:
         if not ids.size:  # tokens that are read again after a wrong guess
             return
         request.prompt_logprobs += token_logprobs(logits[: len(ids)], to_device(ids, logits.device), top)()
-
-    def _check_options(self) -> None:
-        """Raise RequestError for options that the execution does not allow."""
-        budget, proposer = self._options.token_budget, self._options.proposer
-        if budget is not None and budget < 1:
-            raise RequestError(
-                f"a budget of {budget} tokens per step computes nothing", "token_budget", "give 1 or more"
-            )
-        if proposer is not None and not self.execution.has_all_logits:
-            what = "speculation needs logits of every token; the engine outputs those of the last only"
-            raise RequestError(what, "speculation", "build with `--set llm.logits=all`")

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from trtkit.runtime.generation.request import Request
     from trtkit.runtime.generation.state import State
     from trtkit.runtime.paging import PageTables
-    from trtkit.runtime.scheduling import Waiting
     from trtkit.runtime.sequences import Ints
 
 _SPARE_SHARE = 0.01  # of all pages, which new requests leave to those that run
@@ -45,8 +44,7 @@ def can_admit(state: State, request: Request) -> bool:
     pages = state.pages
     if pages is None:
         return True
-    for slot in state.running.requests:
-        register(state, slot)
+    register_running(state)
     ids, is_saved = known_ids(request), bool(len(state.imports) + len(state.snapshots))
     matched = [] if is_saved or not state.finds_by_content else pages.match(ids, request.soft)
     needed = -(-(len(ids) + 1) // pages.page_tokens) - len(matched)
@@ -77,28 +75,40 @@ def register(state: State, slot: int) -> None:
     state.pages.register(slot, ids[: unknown[0]] if unknown.size else ids, sequences.soft.get(slot))
 
 
-def with_pages(state: State, waiting: Waiting[Request], slots: Ints, counts: Ints, preempt: Callable[[int], Request]) -> Ints:
+def register_running(state: State) -> None:
+    """Let other requests find what those that run have cached."""
+    if state.pages is not None and state.finds_by_content:
+        full = state.slots.cached // state.pages.page_tokens > state.pages.registered[: state.slots.count]
+        for slot in (full & state.slots.is_running).nonzero()[0].tolist():
+            register(state, slot)
+
+
+def with_pages(
+    state: State, slots: Ints, counts: Ints, give_way: Callable[[list[int]], None], land: Callable[[], None]
+) -> Ints:
     """Return those of `slots` [R] that can write `counts` [R] more tokens; others give way until there are pages.
 
-    preempt: takes a slot from its request. The first in turn keeps its pages: it can come to its end.
+    give_way: takes the slots of a request. land: takes the tokens in flight, before recurrent states are saved.
+    The first in turn keeps its pages: it can come to its end.
     """
-    pages, cached, chosen = state.pages, state.slots.cached, slots
-    while pages is not None and chosen.size:
-        stops = np.minimum(cached[slots] + counts, state.execution.max_length)[state.slots.is_running[slots]]
-        if _make_free(state, pages.needed(chosen, cached[chosen], stops)):
-            break
+    pages, cached, is_landed = state.pages, state.slots.cached, not state.execution.cache.has_states
+    while pages is not None:
+        kept = state.slots.is_running[slots]
+        chosen, more = slots[kept], counts[kept]
+        stops = np.minimum(cached[chosen] + more, state.execution.max_length)
+        if not chosen.size or _make_free(state, pages.needed(chosen, cached[chosen], stops)):
+            return chosen
+        if not is_landed:
+            land()
+            is_landed = True
+            continue
         in_turn = state.running.in_turn(np.array(list(state.running.requests), np.int64))
         group = state.running.groups.get(in_turn[-1])
         last = in_turn[-1:] if group is None else group.all_slots
         if len(last) == len(in_turn):
-            break  # nobody else has pages; the call says how many it lacks
-        for slot in last:
-            request = preempt(slot)
-        if group is not None:
-            request.generated = []  # beams begin again
-        waiting.put_back(request)
-        chosen = slots[state.slots.is_running[slots]]
-    return chosen
+            return chosen  # nobody else has pages; the call says how many it lacks
+        give_way(last)
+    return slots
 
 
 def _make_free(state: State, needed: int) -> bool:

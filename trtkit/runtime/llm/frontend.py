@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trtkit.bundle.bundle import open_bundle
 from trtkit.errors import RequestError
-from trtkit.runtime.decoder import open_execution
+from trtkit.runtime.decoder import ExecutionOptions, open_execution
 from trtkit.runtime.encoded import open_encoder
 from trtkit.runtime.generation import DraftProposer, Engine, EngineOptions, LookupProposer, Request
 from trtkit.runtime.llm.job import Job
@@ -35,7 +35,7 @@ class RuntimeOptions:
     """How to open a bundle.
 
     runtime: "tensorrt", "reference", or "auto" for TensorRT if a GPU is present. slots: concurrent sequences; the
-    engine's number if None.
+    engine's number if None. cache_gib: memory for paged caches on each GPU; as much as full slots would take if None.
     prefill_budget: new tokens per step. schedule: which request runs next, by name or with its options.
     max_queue: maximum requests that wait for a slot.
     lookup: number of tokens to guess from earlier text. draft: bundle of a smaller model that guesses `draft_tokens`.
@@ -46,6 +46,7 @@ class RuntimeOptions:
 
     runtime: Runtime = "auto"
     slots: int | None = None
+    cache_gib: float | None = None
     prefill_budget: int | None = None
     schedule: ScheduleName | ScheduleOptions = "priority"
     max_queue: int | None = None
@@ -64,13 +65,8 @@ class Frontend:
     def __init__(self, bundle: TextBundle | Bundle | Path | str, options: RuntimeOptions) -> None:
         text = bundle if isinstance(bundle, TextBundle) else read_text_bundle(bundle)
         opened = self.bundle = text.bundle
-        self.execution = open_execution(
-            opened,
-            options.runtime,
-            options.slots,
-            has_cuda_graphs=options.has_cuda_graphs,
-            needs_all_logits=options.needs_all_logits,
-        )
+        how = ExecutionOptions(options.has_cuda_graphs, options.needs_all_logits, options.cache_gib)
+        self.execution = open_execution(opened, options.runtime, options.slots, how)
         text = replace(text, has_all_logits=self.execution.has_all_logits)
         self.text, self.tokenizer, self.reader = text, text.tokenizer, text.reader
         self._words = text.tokenizer if options.detokenizes else None

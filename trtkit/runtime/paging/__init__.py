@@ -3,7 +3,7 @@
 Source: PagedAttention, https://arxiv.org/abs/2309.06180.
 """
 
-from trtkit.runtime.paging.prefix_tree import PrefixTree
+from trtkit.runtime.paging.prefix_tree import ROOT, PageChange, PrefixTree
 from trtkit.runtime.paging.tables import PageCopies, PageTables
 
-__all__ = ["PageCopies", "PageTables", "PrefixTree"]
+__all__ = ["ROOT", "PageChange", "PageCopies", "PageTables", "PrefixTree"]

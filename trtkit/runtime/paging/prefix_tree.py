@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 ROOT = 0
 """The parent of first pages; page 0 holds nobody's tokens."""
+
+
+class PageChange(NamedTuple):
+    """A page that can be found now, after its parent; or no longer, if its content is None."""
+
+    page: int
+    parent: int = ROOT
+    content: bytes | None = None
 
 
 class PrefixTree:
@@ -24,6 +32,7 @@ class PrefixTree:
         self._pages: dict[tuple[int, bytes], int] = {}
         self._keys: dict[int, tuple[int, bytes]] = {}
         self._unused: OrderedDict[int, None] = OrderedDict()
+        self._changes: list[PageChange] | None = None
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -52,6 +61,8 @@ class PrefixTree:
         """Let a page that a slot uses be found."""
         self._pages[parent, content] = page
         self._keys[page] = parent, content
+        if self._changes is not None:
+            self._changes.append(PageChange(page, parent, content))
 
     def use(self, page: int) -> None:
         """Note that a slot begins to use a page."""
@@ -65,9 +76,13 @@ class PrefixTree:
         """Forget the page that has been unused for longest; return it."""
         page, _ = self._unused.popitem(last=False)
         del self._pages[self._keys.pop(page)]
+        if self._changes is not None:
+            self._changes.append(PageChange(page))
         return page
 
-    def paths(self) -> Iterator[tuple[int, int, bytes]]:
-        """Yield each page with its parent and content, parents first."""
-        for page, (parent, content) in self._keys.items():
-            yield page, parent, content
+    def changes(self) -> list[PageChange]:
+        """Return what has changed since the last call, in order; the first time all pages, parents first."""
+        if self._changes is None:
+            self._changes = [PageChange(page, *key) for page, key in self._keys.items()]
+        changes, self._changes = self._changes, []
+        return changes

@@ -31,7 +31,8 @@ class PageTables:
     """Which pages hold the tokens of which slot.
 
     table: [slots, n] int32, each slot's pages in order, then 0. counts: [slots], pages of each slot.
-    references: [pages], slots that each page is in. page_tokens: tokens of a page.
+    registered: [slots], how many of them others can find. references: [pages], slots that each page is in.
+    page_tokens: tokens of a page.
     """
 
     def __init__(self, slots: int, pages: int, page_tokens: int, max_length: int) -> None:
@@ -40,7 +41,7 @@ class PageTables:
         self.counts: Ints = np.zeros(slots, np.int64)
         self.references: Ints = np.zeros(pages, np.int64)
         self.tree = PrefixTree()
-        self._registered: Ints = np.zeros(slots, np.int64)
+        self.registered: Ints = np.zeros(slots, np.int64)
         self._is_known = np.zeros(pages, np.bool_)
         self._free = list(range(pages - 1, NOBODY, -1))
 
@@ -99,11 +100,11 @@ class PageTables:
     def share(self, source: int, target: int, tokens: int) -> None:
         """Let `target` read the first tokens of `source`, and have nothing else."""
         pages = self.table[source, : -(-tokens // self.page_tokens)].tolist()
-        registered = min(int(self._registered[source]), tokens // self.page_tokens)
+        registered = min(int(self.registered[source]), tokens // self.page_tokens)
         self.references[pages] += 1
         self.release(target)
         self.table[target, : len(pages)], self.counts[target] = pages, len(pages)
-        self._registered[target] = registered
+        self.registered[target] = registered
 
     def release(self, slot: int) -> None:
         """Take a slot's pages from it. Beginnings that are known stay until their memory is needed."""
@@ -114,7 +115,7 @@ class PageTables:
 
         Where another slot's page holds the same, this slot reads that one from now on.
         """
-        first, full = int(self._registered[slot]), len(ids) // self.page_tokens
+        first, full = int(self.registered[slot]), len(ids) // self.page_tokens
         if full <= first:
             return
         parent = int(self.table[slot, first - 1]) if first else ROOT
@@ -129,7 +130,7 @@ class PageTables:
                 self._use(known)
                 self.table[slot, place] = known
                 self._drop([own])
-            parent, self._registered[slot] = int(self.table[slot, place]), place + 1
+            parent, self.registered[slot] = int(self.table[slot, place]), place + 1
 
     def match(self, ids: Ints, soft: SoftTokens | None = None) -> list[int]:
         """Return the pages of the longest known beginning of a prompt, without its last token."""
@@ -141,7 +142,7 @@ class PageTables:
         for page in pages:
             self._use(page)
         self.table[slot, : len(pages)] = pages
-        self.counts[slot] = self._registered[slot] = len(pages)
+        self.counts[slot] = self.registered[slot] = len(pages)
 
     def _shared_rows(self, slots: Ints, starts: Ints, stops: Ints) -> list[int]:
         """Return the rows whose first page to write exists, and others read it or can find it."""
@@ -160,7 +161,7 @@ class PageTables:
         self._drop(self.pages_of(slot)[: count - 1 if count else None : -1])
         self.table[slot, count:] = NOBODY
         self.counts[slot] = min(int(self.counts[slot]), count)
-        self._registered[slot] = min(int(self._registered[slot]), count)
+        self.registered[slot] = min(int(self.registered[slot]), count)
 
     def _take(self) -> int:
         page = self._free.pop() if self._free else self.tree.evict()

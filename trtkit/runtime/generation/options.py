@@ -1,0 +1,52 @@
+"""How requests share a machine."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trtkit.errors import RequestError
+from trtkit.runtime.scheduling import DEFAULT_SCHEDULE, ScheduleOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trtkit.runtime.decoder import DecoderExecution
+    from trtkit.runtime.generation.proposers import Proposer
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How requests share the machine.
+
+    token_budget: new tokens of one step, decoding and prompts together; the engine's prefill length where None.
+    max_queue: requests that may wait; None: any number. min_shared_tokens: the shortest beginning worth sharing.
+    proposer: guesses tokens ahead, for speculative decoding.
+    most_imported_bytes: host memory for beginnings of prompts that other engines computed.
+    most_snapshot_bytes: host memory for preempted requests; those beyond it are computed again.
+    overlap: launch a step before the host knows the last one's tokens; None: where the decoder computes meanwhile.
+    kernel: sample with the Triton kernel, which is interpreted on a CPU; None: where logits are on a GPU.
+    clock: gives the time in seconds, for metrics, deadlines and schedules that measure.
+    """
+
+    token_budget: int | None = None
+    max_queue: int | None = None
+    min_shared_tokens: int = 16
+    proposer: Proposer | None = None
+    most_imported_bytes: int = 1 << 30
+    most_snapshot_bytes: int = 1 << 30
+    overlap: bool | None = None
+    kernel: bool | None = None
+    schedule: ScheduleOptions = DEFAULT_SCHEDULE
+    clock: Callable[[], float] = time.monotonic
+
+
+def check_options(options: EngineOptions, execution: DecoderExecution) -> None:
+    """Raise RequestError for options that the execution does not allow."""
+    budget, proposer = options.token_budget, options.proposer
+    if budget is not None and budget < 1:
+        raise RequestError(f"a budget of {budget} tokens per step computes nothing", "token_budget", "give 1 or more")
+    if proposer is not None and not execution.has_all_logits:
+        what = "speculation needs logits of every token; the engine outputs those of the last only"
+        raise RequestError(what, "speculation", "build with `--set llm.logits=all`")
