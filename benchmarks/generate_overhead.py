@@ -22,7 +22,7 @@ from trtkit.runtime.scheduling import DEFAULT_SCHEDULE, Waiting
 
 if TYPE_CHECKING:
     from trtkit.runtime.decoder import Call
-    from trtkit.runtime.decoder.call import Draw
+    from trtkit.runtime.decoder.execution import Draw
 
 SLOTS, VOCABULARY, HISTORY = 64, 49152, 128
 SMALL = 512

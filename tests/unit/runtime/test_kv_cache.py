@@ -10,6 +10,7 @@ from tests.generation import LENGTH, decoder
 from trtkit.errors import ExecutionError
 from trtkit.network.input_spec import BATCH, Axis, InputSpec
 from trtkit.runtime.decoder import CacheForm, Call, KvCache, ReferenceDecoder, SavedSequence
+from trtkit.runtime.decoder.kv_cache import NewTokens
 
 PROMPT = [5, 17, 3, 66, 21, 9, 9, 40, 12, 33, 7]
 SHAPES = {"past_key_0": (2, 4), "past_value_0": (2, 4), "past_key_1": (1, 6)}
@@ -47,9 +48,16 @@ def greedy(model: ReferenceDecoder, slot: int, start: int, ids: list[int], count
     return tokens
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gemma2", "qwen3"])
-def test_a_sequence_that_was_saved_goes_on_elsewhere_with_the_same_tokens(model_type: str) -> None:
-    first, second = decoder(model_type, 2), decoder(model_type, 4)
+@pytest.mark.parametrize(
+    ("model_type", "pages"),
+    [("llama", (None, None)), ("gemma2", (None, 40)), ("qwen3", (40, None)), ("deepseek_v2", (40, 40))],
+    ids=str,
+)
+def test_a_sequence_that_was_saved_goes_on_elsewhere_with_the_same_tokens(
+    model_type: str, pages: tuple[int | None, int | None]
+) -> None:
+    """Caches in slots and in pages save the same."""
+    first, second = (decoder(model_type, slots, pages=count) for slots, count in zip((2, 4), pages, strict=True))
     start = greedy(first, 1, 0, PROMPT, 5)
     known = len(PROMPT) + 4  # the last token is not cached yet
     saved = first.cache.save(1, known)
@@ -58,6 +66,38 @@ def test_a_sequence_that_was_saved_goes_on_elsewhere_with_the_same_tokens(model_
     second.cache.load(3, saved)
     assert greedy(second, 3, known, start[-1:], 12) == want
     assert len(set(want)) > 1
+
+
+def test_sequences_that_share_pages_go_on_by_themselves() -> None:
+    model = decoder("llama", 3, pages=40)
+    start = greedy(model, 0, 0, PROMPT, 4)
+    known = len(PROMPT) + 3
+    held = model.cache.pages
+    assert held is not None
+    before = held.held
+    model.cache.share(0, 1, known)
+    model.cache.copy(0, 2, slice(0, 6))
+    assert held.held == before
+    want = greedy(decoder("llama", 1), 0, 0, PROMPT, 12)
+    assert greedy(model, 2, 6, PROMPT[6:], 12) == want  # writes into the second page, which all three have
+    assert [*start, *greedy(model, 1, known, start[-1:], 8)] == want
+    assert [*start, *greedy(model, 0, known, start[-1:], 8)] == want
+
+
+def test_padding_and_idle_rows_write_nowhere() -> None:
+    model = decoder("llama", 3, pages=40)
+    start = greedy(model, 1, 0, PROMPT, 1)
+    ids = np.array([PROMPT[:6], [0] * 6, [*PROMPT[:3], 0, 0, 0]])
+    model.forward(Call(0, ids, np.array([0, len(PROMPT), 0]), np.array([6, 0, 3])))
+    assert [*start, *greedy(model, 1, len(PROMPT), start, 5)] == greedy(decoder("llama", 1), 0, 0, PROMPT, 6)
+
+
+def test_too_few_pages_are_refused() -> None:
+    model = decoder("llama", 3, pages=4)
+    assert model.max_length == 12
+    greedy(model, 0, 0, PROMPT[:8], 1)
+    with pytest.raises(ExecutionError, match="KV cache: 2 pages are needed, 1 are free"):
+        greedy(model, 1, 0, PROMPT[:8], 1)
 
 
 def test_what_was_saved_is_a_copy() -> None:
@@ -91,7 +131,7 @@ def test_new_tokens_are_written_at_each_rows_start(dtype: torch.dtype) -> None:
     held, starts = cache(dtype), [5, 0]
     before = contents(held)
     new = {name: (-torch.ones(2, heads, 3, size)).to(dtype) for name, (heads, size) in SHAPES.items()}
-    held.append(1, torch.tensor(starts), new)
+    held.append(NewTokens(1, torch.tensor(starts), torch.tensor([3, 3])), new)
     after = contents(held)
     for name, array in before.items():
         want = array.float()

@@ -1,6 +1,7 @@
 """Decoder-only LLMs on TensorRT or on the reference executor."""
 
-from trtkit.runtime.decoder.call import Call, DecoderExecution
+from trtkit.runtime.decoder.call import Call
+from trtkit.runtime.decoder.execution import DecoderExecution
 from trtkit.runtime.decoder.kv_cache import KvCache
 from trtkit.runtime.decoder.network import DecoderNetwork, bundle_network, config_network, decoder_network
 from trtkit.runtime.decoder.open import open_execution

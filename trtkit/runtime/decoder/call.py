@@ -1,9 +1,9 @@
-"""What runs a decoder-only LLM's network: one call of it, and what every runtime offers."""
+"""One call of a decoder-only LLM's network."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,14 +12,10 @@ from trtkit.network.input_spec import kv_window
 from trtkit.runtime.paging import PageCopies
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     import torch
 
-    from trtkit.network.input_spec import InputSpec
-    from trtkit.runtime.decoder.kv_cache import KvCache
-    from trtkit.runtime.decoder.saved import CacheForm, SavedSequence
-    from trtkit.runtime.paging import PageTables
     from trtkit.runtime.paging.tables import Tables
     from trtkit.runtime.sequences import Ints
     from trtkit.runtime.soft_tokens import SoftTokens
@@ -132,12 +128,6 @@ class Call:
             if soft is not None:
                 yield row, soft
 
-    def fill(self, cache: KvCache) -> None:
-        """Let the slots of requests that begin read what an encoder made of them."""
-        for row, soft in self.soft_rows():
-            if soft.encoded and self.starts[row] == 0 and self.counts[row] > 0:
-                cache.fill(self.first_slot + row, soft.encoded)
-
     def check(self, slots: int, max_length: int) -> None:
         """Raise ExecutionError where a row would write outside its slot."""
         last, size = int(self.starts.max()), self.ids.shape[1]
@@ -147,135 +137,3 @@ class Call:
         if self.rows.stop > slots:
             what = f"slots {self.rows.start} to {self.rows.stop - 1} requested; the model has {slots}"
             raise ExecutionError(what, "KV cache", "open the model with more slots")
-
-
-class Draw(Protocol):
-    """Draws a step's tokens where its network computes, without the host, so that a CUDA graph can hold both."""
-
-    def __call__(self, logits: torch.Tensor, first_slot: int) -> None:
-        """Write the tokens of the slots from the first on from logits [R, V] into the decoder's `tokens`."""
-        ...
-
-
-class SequenceCache(Protocol):
-    """What is done with cached sequences between calls.
-
-    model: digest of the model that computes them. positions: [slots], how many tokens each slot's states have read.
-    """
-
-    model: str
-    positions: Ints
-
-    @property
-    def pages(self) -> PageTables | None:
-        """Which pages hold which slot's tokens; None if each slot has memory of its own."""
-        ...
-
-    @property
-    def has_slot_memory(self) -> bool:
-        """Whether a part of a sequence that is no keys and values lies in its slot."""
-        ...
-
-    @property
-    def has_states(self) -> bool:
-        """Whether layers keep recurrent states, with which a sequence can only go on after all tokens they read."""
-        ...
-
-    def copy(self, source: int, target: int, tokens: slice) -> None:
-        """Copy cached tokens of slot `source` to slot `target`."""
-        ...
-
-    def share(self, source: int, target: int, count: int) -> None:
-        """Let `target` begin with the first `count` tokens of `source`."""
-        ...
-
-    def mark(self, rows: slice) -> None:
-        """Keep the recurrent states of neighbouring slots as they are now, for `rewind`."""
-        ...
-
-    def rewind(self, slots: Sequence[int]) -> None:
-        """Let the recurrent states of slots be again what they were when the slots were marked."""
-        ...
-
-    def form(self, tokens: int) -> CacheForm:
-        """Return what a saved sequence of `tokens` tokens is."""
-        ...
-
-    def save(self, slot: int, count: int) -> SavedSequence:
-        """Return the first `count` tokens of a slot, copied to the host."""
-        ...
-
-    def load(self, slot: int, saved: SavedSequence) -> None:
-        """Begin a slot with a saved sequence. Raises ExecutionError for what `check` refuses."""
-        ...
-
-    def check(self, saved: SavedSequence) -> None:
-        """Raise ExecutionError for a sequence of another model or other caches, of too many tokens or too few bytes."""
-        ...
-
-    def close(self) -> None:
-        """Give the memory back."""
-        ...
-
-
-class DecoderExecution(Protocol):
-    """A decoder's network with KV caches of `slots` sequences.
-
-    max_length: T, tokens a slot holds. max_prefill_length: the most new tokens of one row in one
-    call. is_asynchronous: `forward` returns before it has computed. takes_ids: the network itself reads token ids, so
-    the host need not know them. tokens: [slots] int64, where it computes: what each slot drew last, for ids of -1.
-    description: what computes, for people.
-    """
-
-    tokens: torch.Tensor
-    slots: int
-    max_length: int
-    max_prefill_length: int
-    vocab_size: int
-    has_all_logits: bool
-    is_asynchronous: bool
-    takes_ids: bool
-    description: str
-
-    @property
-    def cache(self) -> SequenceCache:
-        """The memory of the caches."""
-        ...
-
-    def forward(self, call: Call, draw: Draw | None = None) -> torch.Tensor:
-        """Run new tokens; return fp32 logits [R, V] of each row's last token, or [R, S, V] of all.
-
-        draw: what follows a decode step. The result is valid until the next call. Raises ExecutionError where a row has
-        no room.
-        """
-        ...
-
-    def rows_to_run(self, first_slot: int, rows: int) -> int:
-        """Return how many slots from the first on a decode step is to run: `rows`, or some idle ones more."""
-        ...
-
-    def layer_seconds(self, call: Call) -> dict[str, float]:
-        """Run new tokens; return how long each layer took, in the order they ran."""
-        ...
-
-    def close(self) -> None:
-        """Give the memory back."""
-        ...
-
-
-class StageExecution(DecoderExecution, Protocol):
-    """A DecoderExecution of one rank. Unless it is the last stage of a pipeline, it gives hidden states [R, S, D].
-
-    hidden: the input that takes those of the stage before; None on the first stage.
-    """
-
-    hidden: InputSpec | None
-
-    @property
-    def cache(self) -> KvCache:
-        """The memory of this rank's caches."""
-        ...
-
-    def abort(self) -> None:
-        """Let go of collectives that wait for a rank that is gone; from any thread."""
-        ...

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from trtkit.backends import Backend
     from trtkit.network.input_spec import InputSpec, Role
     from trtkit.runtime.communicator import Communicator
-    from trtkit.runtime.decoder.call import Call, Draw
+    from trtkit.runtime.decoder.call import Call
+    from trtkit.runtime.decoder.execution import Draw
     from trtkit.runtime.decoder.plan import DecoderPlan
     from trtkit.runtime.device import Device, Graph
     from trtkit.runtime.loaded_engine import Context
@@ -101,7 +102,7 @@ class EngineDecoder:
         call.check(self.slots, self.max_length)
         call = self.cache.place(call)
         self.cache.advance(call.rows, call.starts, call.counts)
-        call.fill(self.cache)
+        self.cache.begin(call)
         rows, size = call.ids.shape
         self._stream.wait_for_current()  # which may still read the last call's logits
         self._reserve(rows * size)

@@ -142,6 +142,12 @@ class KvCache:
                 self._run(partial(self._arrays[name][slot].copy_, marked[slot]))
         self.positions[list(slots)] = self._marked_positions[list(slots)]
 
+    def begin(self, call: Call) -> None:
+        """Let the slots of requests that begin with a call read what an encoder made of them."""
+        for row, soft in call.soft_rows():
+            if soft.encoded and call.starts[row] == 0 and call.counts[row] > 0:
+                self.fill(call.first_slot + row, soft.encoded)
+
     def fill(self, slot: int, encoded: Mapping[str, torch.Tensor]) -> None:
         """Let a slot's layers read what an encoder made of its request: [K, length, H] by the input that takes it."""
         for name, values in encoded.items():

@@ -10,7 +10,7 @@ from trtkit.runtime.decoder.single import DEFAULT_EXECUTION, OpenOptions, checke
 
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
-    from trtkit.runtime.decoder.call import DecoderExecution
+    from trtkit.runtime.decoder.execution import DecoderExecution
     from trtkit.runtime.decoder.single import ExecutionOptions, Runtime
 
 

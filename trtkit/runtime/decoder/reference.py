@@ -16,7 +16,8 @@ from trtkit.runtime.decoder.paged_cache import open_cache
 
 if TYPE_CHECKING:
     from trtkit.reference import Rank
-    from trtkit.runtime.decoder.call import Call, Draw
+    from trtkit.runtime.decoder.call import Call
+    from trtkit.runtime.decoder.execution import Draw
     from trtkit.runtime.decoder.network import DecoderNetwork
 
 
@@ -58,7 +59,7 @@ class ReferenceDecoder:
         call = self._placed(call)
         inputs = self._inputs(call)
         self.cache.advance(call.rows, call.starts, call.counts)
-        call.fill(self.cache)
+        self.cache.begin(call)
         outputs = self._executor.run(inputs)
         self.cache.keep(call.rows, {spec.name: outputs[spec.updated] for spec in self.cache.states})
         if self._appends:

@@ -16,8 +16,8 @@ from trtkit.runtime.decoder.reference import ReferenceDecoder
 if TYPE_CHECKING:
     from trtkit.bundle.bundle import Bundle
     from trtkit.reference import Rank
-    from trtkit.runtime.decoder.call import StageExecution
     from trtkit.runtime.decoder.engine import EngineDecoder
+    from trtkit.runtime.decoder.execution import StageExecution
     from trtkit.runtime.device import Device
 
 Runtime = Literal["auto", "tensorrt", "reference"]

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from trtkit.runtime.decoder.call import Call, Draw
+    from trtkit.runtime.decoder.call import Call
+    from trtkit.runtime.decoder.execution import Draw
     from trtkit.runtime.distributed.group import RankGroup
     from trtkit.runtime.distributed.stage import PipelineSteps, StageRunner
 

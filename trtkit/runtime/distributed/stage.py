@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from trtkit.models.parallel import Grid
     from trtkit.reference import GlooRank
-    from trtkit.runtime.decoder.call import Call, StageExecution
+    from trtkit.runtime.decoder.call import Call
+    from trtkit.runtime.decoder.execution import StageExecution
     from trtkit.runtime.distributed.channel import Channel
 
 COMPARE_EVERY = 64

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trtkit.errors import RequestError
-from trtkit.runtime.sequences import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,22 +64,12 @@ def adopt_prefix(state: State, slot: int, ids: Ints, request: Request) -> None:
     state.pages.adopt(slot, state.pages.match(ids, request.soft))
 
 
-def register(state: State, slot: int) -> None:
-    """Let other requests find what a slot has cached, as far as the host knows its tokens."""
-    if state.pages is None or not state.finds_by_content:
-        return
-    sequences = state.slots.sequences
-    ids = sequences.tokens[slot, : state.slots.cached[slot]]
-    unknown = (ids == UNKNOWN).nonzero()[0]
-    state.pages.register(slot, ids[: unknown[0]] if unknown.size else ids, sequences.soft.get(slot))
-
-
 def register_running(state: State) -> None:
     """Let other requests find what those that run have cached."""
     if state.pages is not None and state.finds_by_content:
         full = state.slots.cached // state.pages.page_tokens > state.pages.registered[: state.slots.count]
         for slot in (full & state.slots.is_running).nonzero()[0].tolist():
-            register(state, slot)
+            state.register(slot)
 
 
 def with_pages(

@@ -6,11 +6,11 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trtkit.runtime.generation.pages import register
 from trtkit.runtime.generation.request import Finished
 from trtkit.runtime.generation.running import Running
 from trtkit.runtime.generation.slots import Slots
 from trtkit.runtime.sampling.sampler import Sampler
+from trtkit.runtime.sequences import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,10 +115,18 @@ class State:
     def vacate(self, slot: int) -> None:
         """Free a slot. What it holds of a sequence can still be shared, in the slot or in its pages."""
         self.sampler.release(slot)
-        register(self, slot)
+        self.register(slot)
         self.slots.leave(slot, self.reserve)
         if self.finds_by_content:
             self.empty(slot)
+
+    def register(self, slot: int) -> None:
+        """Let other requests find what a slot has cached, as far as the host knows its tokens."""
+        if self.pages is not None and self.finds_by_content:
+            sequences = self.slots.sequences
+            ids = sequences.tokens[slot, : self.slots.cached[slot]]
+            unknown = (ids == UNKNOWN).nonzero()[0]
+            self.pages.register(slot, ids[: unknown[0]] if unknown.size else ids, sequences.soft.get(slot))
 
     def empty(self, slot: int) -> None:
         """Forget what a slot has cached."""

@@ -20,7 +20,7 @@ from trtkit.runtime.distributed.stage import COMPARE_EVERY, Place, StageRunner
 
 if TYPE_CHECKING:
     from trtkit.reference import Rank
-    from trtkit.runtime.decoder.call import StageExecution
+    from trtkit.runtime.decoder.execution import StageExecution
 
 CALL = Call(0, np.ones((2, 1), np.int64), np.zeros(2, np.int64), np.ones(2, np.int64))
 FIX = "fix: restart; if it happens again, see whether every rank has the same engine files, GPU and NCCL"
