@@ -80,8 +80,8 @@ def test_memory_is_refused_where_it_means_nothing(bundle: Path, tiny_folder: Pat
         ({"page_tokens": 16}, "`page_tokens` means nothing for `kv: linear`: set `kv: paged`, or leave it out"),
         ({"kv": "paged", "kv_window": "used"}, "`kv_window` means nothing for `kv: paged`"),
         (
-            {"kv": "paged", "max_sequence_length": 600},
-            "max_sequence_length 600 is not a multiple of a page's tokens, 64",
+            {"kv": "paged", "max_sequence_length": 601},
+            "max_sequence_length 601 is not a multiple of a page's tokens, 16",
         ),
         ({"kv": "paged", "page_tokens": 17}, "Input should be 16, 32, 64 or 128"),
     ],

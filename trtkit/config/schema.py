@@ -151,7 +151,7 @@ class CustomOpOptions(StrictModel):
     )
 
 
-_PAGE_TOKENS = 64
+_PAGE_TOKENS = 16
 
 
 class LlmOptions(StrictModel):
@@ -175,7 +175,7 @@ class LlmOptions(StrictModel):
         "linear", description="KV caches: a slot of full length for each sequence, or pages that are taken when needed."
     )
     page_tokens: Literal[16, 32, 64, 128] | None = Field(
-        None, description="Tokens of a page of `kv: paged`; 64 if unset."
+        None, description="Tokens of a page of `kv: paged`; 16 if unset."
     )
     experts: Literal["chosen", "all"] = Field(
         "chosen", description="Experts of a mixture that a step reads: those chosen if they are fewer, or always all."

@@ -28,7 +28,6 @@ from trtkit.planning.vision import VisionQuestion, plan_vision
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trtkit.config.schema import LlmOptions
     from trtkit.jobs.runner import Runner
     from trtkit.planning.counts import Counts, Group
     from trtkit.planning.gpus import PlannedGpu
@@ -106,17 +105,19 @@ def _plan_llm(planned: PlannedModel, request: PlanRequest, runner: Runner) -> Ll
         step={name: _step(counts, point) for name, point in points.items()},
         formulas=formulas(model, counts, work),
         gpus=tuple(plan_llm(question, gpu, request.demand(gpu)) for gpu in request.gpus),
-        assumptions=(*planned.notes, *_notes_on_caches(options), *llm_assumptions(model, work, counts.mixture)),
+        assumptions=(*_notes(planned), *llm_assumptions(model, work, counts.mixture)),
     )
 
 
-def _notes_on_caches(options: LlmOptions) -> list[str]:
-    """Return what a plan leaves out of paged caches."""
-    if options.page_size is None:
-        return []
+def _notes(planned: PlannedModel) -> list[str]:
+    """Return what is to be said of a language model's source and of its caches."""
+    page = llm_options(planned.config).page_size
+    if page is None:
+        return [*planned.notes]
     return [
-        f"the engine's caches are paged: a sequence takes up to {options.page_size - 1} tokens more than it has, and "
-        "TensorRT copies the pages in use before attention reads them, which times leave out"
+        *planned.notes,
+        f"the engine's caches are paged: a sequence takes up to {page - 1} tokens more than it has, and TensorRT copies "
+        "the pages in use before attention reads them, which times leave out",
     ]
 
 

@@ -17,7 +17,8 @@ from trtkit import LLM, SamplingParams
 from trtkit.bundle.bundle import open_bundle
 from trtkit.bundle.known import KnownRequest, write_known
 from trtkit.errors import ExecutionError, RankError
-from trtkit.runtime.decoder import Call, DecoderExecution, open_execution
+from trtkit.runtime.decoder import Call, DecoderExecution, ExecutionOptions, open_execution
+from trtkit.runtime.decoder.kv_cache import bytes_of_page
 from trtkit.runtime.decoder.single import OpenOptions
 from trtkit.runtime.distributed.micro_batches import gpipe_bubble
 from trtkit.runtime.distributed.open import open_distributed
@@ -65,6 +66,20 @@ def test_requests_in_flight_get_what_one_rank_gives(bundle_of: BundleOf, grid: s
     expected = answers(open_execution(open_bundle(bundle_of("one")), "reference"), count)
     execution = open_execution(open_bundle(bundle_of(grid)), "reference")
     assert answers(execution, count) == expected
+    execution.close()
+
+
+def test_ranks_share_pages_and_give_way_as_one_rank_does(bundle_of: BundleOf) -> None:
+    """With pages for less than half of what the slots could hold: every rank copies, saves and loads the same pages."""
+    expected = answers(open_execution(open_bundle(bundle_of("one")), "reference"), 30)
+    bundle = open_bundle(bundle_of("both, paged"))
+    page_bytes = max(bytes_of_page(each.spec for each in rank.inputs) for rank in bundle.manifest.stages[-1].ranks)
+    how = ExecutionOptions(cache_gib=25.5 * page_bytes / 2**30)
+    execution = open_execution(bundle, "reference", how=how)
+    assert execution.cache.pages is not None
+    assert execution.cache.pages.pages == 25
+    assert answers(execution, 30) == expected
+    assert execution.cache.pages.held == 0
     execution.close()
 
 
