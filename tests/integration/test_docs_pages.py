@@ -50,8 +50,16 @@ def test_commands_on_language_models_run(tmp_path: Path) -> None:
     config = {**SIZES, **sizes, "max_position_embeddings": 8192}
     model_of(Case("tiny", "qwen3", config)).hf.save_pretrained(tmp_path / "qwen3")
     tokenizer.hf.save_pretrained(tmp_path / "qwen3")
-    tiny_chat.save_model(tmp_path / "llama")
+    tiny_chat.save_model(tmp_path / "small")
     (tmp_path / "book.txt").write_text("The quick brown fox jumps over the lazy dog. " * 20, encoding="utf-8")
     small = "--set llm.max_sequence_length=96 --set llm.max_prefill_length=32"
-    changes = {"build llama ": f"build llama --set source.hf=llama {small} ", "FOLDER": f"qwen3 {small}"}
+    changes = {"build llama ": f"build llama --set source.hf=small {small} ", "FOLDER": f"qwen3 {small}"}
     run_page(DOCS / "llm.md", tmp_path, changes)
+
+
+@pytest.mark.slow
+def test_commands_on_memory_run(tmp_path: Path) -> None:
+    """A small Llama stands for the shipped one."""
+    tiny_chat.save_model(tmp_path / "small")
+    small = "--set llm.max_sequence_length=96 --set llm.max_prefill_length=32"
+    run_page(DOCS / "memory.md", tmp_path, {"build llama ": f"build llama --set source.hf=small {small} "})

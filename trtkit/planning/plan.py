@@ -116,8 +116,8 @@ def _notes(planned: PlannedModel) -> list[str]:
         return [*planned.notes]
     return [
         *planned.notes,
-        f"the engine's caches are paged: a sequence takes up to {page - 1} tokens more than it has, and TensorRT copies "
-        "the pages in use before attention reads them, which times leave out",
+        f"the engine's caches are paged: a sequence takes up to {page - 1} tokens more than it has, and TensorRT "
+        "copies the pages in use before attention reads them, which times leave out",
     ]
 
 
