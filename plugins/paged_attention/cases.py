@@ -1,0 +1,100 @@
+"""Test cases for attention over paged caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trtkit.network.custom_op import Case, Typical
+
+from .op import PagedAttentionAttributes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy import ndarray
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a case. cached, counts: tokens of each sequence, in its pages and new. pages: columns of the table."""
+
+    heads: tuple[int, int]
+    tokens: int
+    head_size: int
+    page: int
+    pages: int
+    cached: tuple[int, ...]
+    counts: tuple[int, ...]
+    has_sinks: bool = False
+
+
+def inputs_of(sizes: Sizes) -> Callable[[np.random.Generator], Sequence[ndarray | None]]:
+    """Return a function that makes inputs: pages in random order, large numbers in what no token attends to."""
+
+    def make(generator: np.random.Generator) -> Sequence[ndarray | None]:
+        batch, (heads, shared), page = len(sizes.cached), sizes.heads, sizes.page
+        q = generator.standard_normal((batch, heads, sizes.tokens, sizes.head_size)) * sizes.head_size**-0.5
+        order = generator.permutation(batch * sizes.pages + 1)
+        table = order[1:].reshape(batch, sizes.pages)
+        held = []
+        for _ in range(2):
+            pool = np.full((len(order), shared, page, sizes.head_size), 100.0)
+            new = np.full((batch, shared, sizes.tokens, sizes.head_size), -100.0)
+            for row, (cached, count) in enumerate(zip(sizes.cached, sizes.counts, strict=True)):
+                for at in range(cached):
+                    pool[table[row, at // page], :, at % page] = generator.standard_normal((shared, sizes.head_size))
+                new[row, :, :count] = generator.standard_normal((shared, count, sizes.head_size))
+            held.append((pool, new))
+        sinks = generator.standard_normal(heads) if sizes.has_sinks else None
+        floats = (q, held[0][0], held[1][0], held[0][1], held[1][1], sinks)
+        *data, last = [None if x is None else x.astype(np.float32) for x in floats]
+        return [*data, *(np.array(x, np.int32) for x in (table, sizes.cached, sizes.counts)), last]
+
+    return make
+
+
+def _case(name: str, sizes: Sizes, attributes: PagedAttentionAttributes, dynamic: tuple[str, ...] = ()) -> Case:
+    return Case(name, attributes, inputs_of(sizes), dynamic)
+
+
+_ALL = ("B", "S", "P", "n")
+CASES = (
+    _case(
+        "one token each, groups of three, dynamic sizes",
+        Sizes((6, 2), 1, 40, 16, 4, (37, 0, 16), (1, 1, 1)),
+        PagedAttentionAttributes(),
+        _ALL,
+    ),
+    _case(
+        "several tokens, some padding, a window smaller than a page, dynamic sizes",
+        Sizes((4, 1), 9, 8, 16, 3, (21, 0, 40, 5), (9, 3, 0, 8)),
+        PagedAttentionAttributes(window=7),
+        _ALL,
+    ),
+    _case(
+        "capped scores, one query head each, pages of seven",
+        Sizes((2, 2), 5, 24, 7, 12, (80, 3), (5, 2)),
+        PagedAttentionAttributes(softcap=1.5),
+        ("S",),
+    ),
+    _case(
+        "pages of 128, 37 query heads of one group, a window over pages, sinks",
+        Sizes((37, 1), 1, 16, 128, 2, (140,), (1,), has_sinks=True),
+        PagedAttentionAttributes(window=100),
+    ),
+)
+
+_POOL, _NEW = (8192, 8, 16, 64), (16, 8, 1, 64)
+TYPICAL = Typical(
+    "Llama 3.2 1B, 16 sequences, one token each",
+    PagedAttentionAttributes(),
+    ((16, 32, 1, 64), _POOL, _POOL, _NEW, _NEW, (16, 512), (16,), (16,)),
+)
+LARGE = _case(
+    "8 sequences of about 1000 tokens in pages of 16",
+    Sizes((8, 2), 1, 64, 16, 64, (1000, 1023, 980, 1001, 7, 512, 640, 900), (1,) * 8),
+    PagedAttentionAttributes(),
+)

@@ -1,0 +1,172 @@
+"""Attention over paged caches as one kernel: keys and values are read where they lie, with a running softmax."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+
+from trtkit.network.aot import Kernel, Launch, pointer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from trtkit.dtypes import DType
+
+    from .op import PagedAttentionAttributes
+
+# Rows of a program's matrix products are query heads of one group, times tokens. With 64 and more, Triton writes
+# instructions for one generation of GPUs only.
+_MOST_ROWS = 32
+# Elements of queries, and of a step's keys or values, that a program holds.
+_QUERY_ELEMENTS, _KEY_ELEMENTS = 4096, 2048
+_MOST_KEYS = 64
+_LEAST = 16  # size of each axis of a matrix product
+SCALARS = ("S", "K", "TABLE")
+_DATA = ("q_ptr", "key_pool_ptr", "value_pool_ptr", "new_key_ptr", "new_value_ptr")
+_INDICES = ("page_table_ptr", "cached_lengths_ptr", "counts_ptr")
+
+
+@triton.jit
+def _larger(a, b):
+    """Return the larger number."""
+    return tl.where(a > b, a, b)
+
+
+@triton.jit
+def _sum(a, b):
+    """Return the sum."""
+    return a + b
+
+
+@triton.jit
+def _step(q, state, keys, values, position, rows, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr):
+    """Add a block of keys to a running softmax. keys: [SIZE, KEYS], values: [KEYS, SIZE], as pointers.
+
+    state: the largest score, the sum of exponentials [ROWS], the weighted values [ROWS, SIZE].
+    position: of the keys [KEYS], and whether each is there. rows: the queries' positions [ROWS].
+    """
+    largest, total, y = state
+    at, exists = position
+    key_ptr, value_ptr, has_channel = keys, values[0], values[1]
+    key = tl.load(key_ptr, mask=has_channel[:, None] & exists[None, :], other=0.0)
+    scores = tl.dot(q, key, input_precision="ieee")
+    if SOFTCAP > 0.0:
+        # tanh(x) = 1 - 2 / (exp(2 x) + 1)
+        scores = SOFTCAP - 2.0 * SOFTCAP / (tl.exp(scores * (2.0 / SOFTCAP)) + 1.0)
+    is_seen = exists[None, :] & (at[None, :] <= rows[:, None])
+    if WINDOW > 0:
+        is_seen = is_seen & (at[None, :] > rows[:, None] - WINDOW)
+    top = tl.reduce(tl.where(is_seen, scores, -1e30), 1, _larger)
+    new_largest = tl.where(top > largest, top, largest)
+    shares = tl.where(is_seen, tl.exp(scores - new_largest[:, None]), 0.0)
+    fade = tl.exp(largest - new_largest)
+    value = tl.load(value_ptr, mask=exists[:, None] & has_channel[None, :], other=0.0)
+    y = tl.dot(shares.to(value.dtype), value, y * fade[:, None], input_precision="ieee")
+    return new_largest, total * fade + tl.reduce(shares, 1, _sum), y
+
+
+@triton.jit
+def paged_attention(
+    q_ptr, key_pool_ptr, value_pool_ptr, new_key_ptr, new_value_ptr, page_table_ptr, cached_lengths_ptr, counts_ptr,
+    sinks_ptr, S, K, TABLE, y_ptr,
+    H: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Compute ROWS // HEADS tokens of HEADS query heads that share a key/value head; sums are in fp32."""
+    parts = (GROUP + HEADS - 1) // HEADS
+    first, head = tl.program_id(0) * (ROWS // HEADS), tl.program_id(1) // parts
+    batch = tl.program_id(2).to(tl.int64)  # so that no offset overflows
+    cached, count = tl.load(cached_lengths_ptr + batch), tl.load(counts_ptr + batch)
+    row, channel, key = tl.arange(0, ROWS), tl.arange(0, SIZE), tl.arange(0, KEYS)
+    token, member = first + row // HEADS, (tl.program_id(1) % parts) * HEADS + row % HEADS
+    query_head = head * GROUP + member
+    is_row = (row < (ROWS // HEADS) * HEADS) & (token < S) & (member < GROUP)
+    is_token, has_channel = is_row & (token < count), channel < H
+    q_at = (((batch * K * GROUP + query_head) * S + token) * H)[:, None] + channel[None, :]
+    q = tl.load(q_ptr + q_at, mask=is_token[:, None] & has_channel[None, :], other=0.0)
+    largest, total = tl.full((ROWS,), -1e30, tl.float32), tl.full((ROWS,), 0.0, tl.float32)
+    if HAS_SINKS:
+        largest = tl.load(sinks_ptr + query_head, mask=is_row, other=0.0).to(tl.float32)
+        total += 1.0
+    state = largest, total, tl.full((ROWS, SIZE), 0.0, tl.float32)
+    end = tl.minimum(first + ROWS // HEADS, count)  # of the new tokens that the program's tokens see
+    oldest, newest = cached * 0, first * 0
+    if WINDOW > 0:
+        oldest = tl.maximum(cached + first - WINDOW + 1, 0)
+        newest = tl.maximum(first - WINDOW + 1, 0)
+    for start in range(oldest, tl.where(first < count, cached, 0), KEYS):  # none if all tokens are padding
+        at = start + key
+        exists = at < cached
+        page = tl.load(page_table_ptr + batch * TABLE + at // PAGE, mask=exists, other=0).to(tl.int64)
+        place = ((page * K + head) * PAGE + at % PAGE) * H
+        keys = key_pool_ptr + (place[None, :] + channel[:, None])
+        values = value_pool_ptr + (place[:, None] + channel[None, :]), has_channel
+        state = _step(q, state, keys, values, (at, exists), cached + token, WINDOW, SOFTCAP)
+    for start in range(newest, end, KEYS):
+        at = start + key
+        place = ((batch * K + head) * S + at) * H
+        keys = new_key_ptr + (place[None, :] + channel[:, None])
+        values = new_value_ptr + (place[:, None] + channel[None, :]), has_channel
+        state = _step(q, state, keys, values, (at, at < end), token, WINDOW, SOFTCAP)
+    y = tl.where(is_token[:, None], state[2] / state[1][:, None], 0.0)
+    tl.store(y_ptr + q_at, y.to(y_ptr.dtype.element_ty), mask=is_row[:, None] & has_channel[None, :])
+
+
+def plan(
+    shapes: Sequence[Sequence[Any] | None], attributes: PagedAttentionAttributes, cdiv: Callable[[Any, int], Any]
+) -> Launch:
+    """Return the launch parameters for inputs of these shapes; B, S, P and n may be TensorRT symbols."""
+    q, pool, table, sinks = shapes[0], shapes[1], shapes[5], shapes[8] if len(shapes) > _SINKS else None
+    assert q is not None
+    assert pool is not None
+    assert table is not None
+    shared, page, size = int(pool[1]), int(pool[2]), int(pool[3])
+    group, tokens = int(q[1]) // shared, q[2]
+    padded = max(triton.next_power_of_2(size), _LEAST)
+    most = max(min(_MOST_ROWS, _QUERY_ELEMENTS // padded), _LEAST)
+    heads = min(group, most)
+    constants = {
+        "H": size, "PAGE": page, "GROUP": group, "WINDOW": attributes.window, "SOFTCAP": float(attributes.softcap),
+        "HAS_SINKS": sinks is not None, "HEADS": heads, "ROWS": _rows(heads, tokens, most),
+        "KEYS": min(max(_KEY_ELEMENTS // padded, _LEAST), _MOST_KEYS), "SIZE": padded,
+    }  # fmt: skip
+    scalars = dict(zip(SCALARS, (tokens, shared, table[1]), strict=True))
+    grid = (cdiv(tokens, constants["ROWS"] // heads), shared * triton.cdiv(group, heads), q[0])
+    return Launch(grid, scalars, constants)
+
+
+def _rows(heads: int, tokens: Any, most: int) -> int:
+    """Return the rows of a program: a power of 2 that has room for the heads, and for no more tokens than there are."""
+    wanted: int = triton.next_power_of_2(tokens * heads) if isinstance(tokens, int) else most
+    return min(max(wanted, _LEAST), most)
+
+
+def launch(inputs: Sequence[torch.Tensor | None], attributes: PagedAttentionAttributes) -> list[torch.Tensor]:
+    """Run the kernel on tensors; the output is NaN wherever it writes nothing."""
+    pointers = [*inputs, *[None] * (_SINKS + 1 - len(inputs))]
+    started = plan([None if x is None else x.shape for x in pointers], attributes, triton.cdiv)
+    q = pointers[0]
+    assert q is not None
+    y = torch.full_like(q, torch.nan)
+    paged_attention[started.grid](
+        *pointers, *started.scalars.values(), y, **started.constants, num_warps=started.num_warps
+    )
+    return [y]
+
+
+def to_compile(dtype: DType, started: Launch) -> Kernel:
+    """Return the kernel and the types of its arguments; without sinks their pointer is not one."""
+    has_sinks = started.constants["HAS_SINKS"]
+    data = pointer(dtype)
+    inputs = dict.fromkeys(_DATA, data) | dict.fromkeys(_INDICES, "*i32")
+    inputs |= {"sinks_ptr": data if has_sinks else "constexpr"}
+    signature = {**inputs, **dict.fromkeys(SCALARS, "i32"), "y_ptr": data}
+    constants = dict(started.constants) | ({} if has_sinks else {"sinks_ptr": None})
+    types = dict.fromkeys(started.constants, "constexpr")
+    return Kernel(paged_attention, signature | types, constants, started.num_warps)
+
+
+_SINKS = 8
