@@ -48,12 +48,12 @@ def test_commands_on_language_models_run(tmp_path: Path) -> None:
     tokenizer = byte_level(chat_template=CHATML)
     sizes = {"vocab_size": tokenizer.vocab_size, "eos_token_id": tokenizer.eos_token_ids[0]}
     config = {**SIZES, **sizes, "max_position_embeddings": 8192}
-    model_of(Case("tiny", "qwen3", config)).hf.save_pretrained(tmp_path / "qwen3")
-    tokenizer.hf.save_pretrained(tmp_path / "qwen3")
+    model_of(Case("tiny", "qwen3", config)).hf.save_pretrained(tmp_path / "mine")
+    tokenizer.hf.save_pretrained(tmp_path / "mine")
     tiny_chat.save_model(tmp_path / "small")
     (tmp_path / "book.txt").write_text("The quick brown fox jumps over the lazy dog. " * 20, encoding="utf-8")
     small = "--set llm.max_sequence_length=96 --set llm.max_prefill_length=32"
-    changes = {"build llama ": f"build llama --set source.hf=small {small} ", "FOLDER": f"qwen3 {small}"}
+    changes = {"build llama ": f"build llama --set source.hf=small {small} ", "FOLDER": f"mine {small}"}
     run_page(DOCS / "llm.md", tmp_path, changes)
 
 
