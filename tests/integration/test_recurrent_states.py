@@ -100,6 +100,18 @@ def test_a_prompt_reuses_only_what_it_begins_with_all_of(model_type: str, overla
     assert tested.statistics.prompt_tokens - before == len(following) - read
 
 
+@pytest.mark.parametrize("model_type", ["qwen3_next", "lfm2"])
+def test_prompts_that_share_a_part_go_on_from_states_saved_on_the_way(model_type: str) -> None:
+    tested = engine(SLOTS, model_type, token_budget=5, snapshot_tokens=8, min_shared_tokens=1)
+    for name, shared, reused in (("first", 30, 0), ("second", 23, 20), ("third", 23, 20), ("fourth", 12, 10)):
+        own = [50 + len(name), 61] if shared < len(PROMPT) else []
+        asked = Asked((*PROMPT[:shared], *own, len(name)), (("max_tokens", 6), ("temperature", 0)))
+        finished = run(tested, [asked.request(name)])[name]
+        assert tuple(finished.token_ids) == alone(asked, model_type)
+        assert finished.request.metrics.reused == reused
+    assert tested.statistics.restored_tokens == 50
+
+
 @families
 def test_another_engine_goes_on_from_saved_states(model_type: str) -> None:
     first, second, greedy = engine(2, model_type), engine(3, model_type), {"temperature": 0, "max_tokens": 6}

@@ -106,7 +106,7 @@ def _take_slot(state: State, request: Request, ids: Ints, min_shared_tokens: int
     is_computed = request.settings.params.prompt_logprobs is not None
     source, common = (0, 0) if is_computed else state.shared_prefix(ids, request.soft)
     common = common if common >= min_shared_tokens else 0
-    stores = () if is_computed or request.soft else (state.imports, state.snapshots)
+    stores = () if is_computed or request.soft else (state.imports, state.snapshots, state.beginnings)
     least = max(common + 1, min_shared_tokens)
     tries = ((store, store.take(ids, least, is_whole=cache.has_states)) for store in stores)
     store, taken = next(((store, taken) for store, taken in tries if taken is not None), (None, None))
@@ -118,7 +118,7 @@ def _take_slot(state: State, request: Request, ids: Ints, min_shared_tokens: int
         saved, common = taken
         cache.load(slot, saved)
         state.statistics.imported_tokens += common * (store is state.imports)
-        state.statistics.restored_tokens += common * (store is state.snapshots)
+        state.statistics.restored_tokens += common * (store in (state.snapshots, state.beginnings))
     elif common and by_content:
         adopt_prefix(state, slot, ids, request)
     elif common:

@@ -53,7 +53,8 @@ class Engine:
         reserve = 1 if proposer is None else 1 + proposer.most
         imports, snapshots = Imports(self._options.most_imported_bytes), Imports(self._options.most_snapshot_bytes)
         has_kernel = execution.tokens.is_cuda and has_triton() if self._options.kernel is None else self._options.kernel
-        self._state = State(execution, reserve, imports, snapshots, has_kernel, self._options.clock)
+        beginnings = Imports(self._options.most_snapshot_bytes, stays=True)
+        self._state = State(execution, reserve, imports, snapshots, beginnings, has_kernel, self._options.clock)
         wants_overlap = execution.is_asynchronous if self._options.overlap is None else self._options.overlap
         self._overlaps = wants_overlap and execution.takes_ids and proposer is None
         self._flights: list[Flight] = []
@@ -254,6 +255,7 @@ class Engine:
         for row, chunk in enumerate(group):
             self._note_prompt(chunk, logits[row])
             slots.cached[chunk.slot] += chunk.count
+            self._state.keep_beginning(chunk.slot, chunk.start, self._options.snapshot_tokens)
             if slots.cached[chunk.slot] == slots.sequences.lengths[chunk.slot]:
                 rows.append(row)
                 last.append(chunk.count - 1)

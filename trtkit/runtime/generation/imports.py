@@ -10,10 +10,13 @@ if TYPE_CHECKING:
 
 
 class Imports:
-    """At most `most_bytes` of them; the oldest give way. What is lost is computed again."""
+    """At most `most_bytes` of them; the oldest give way. What is lost is computed again.
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes, self.size_bytes = most_bytes, 0
+    stays: whether they are for several prompts, and are kept when one takes them.
+    """
+
+    def __init__(self, most_bytes: int, *, stays: bool = False) -> None:
+        self._most_bytes, self._stays, self.size_bytes = most_bytes, stays, 0
         self._saved: dict[bytes, tuple[Ints, SavedSequence]] = {}
 
     def __len__(self) -> int:
@@ -35,8 +38,12 @@ class Imports:
         """Whether so many bytes more fit without anything giving way."""
         return self.size_bytes + size_bytes <= self._most_bytes
 
+    def holds(self, ids: Ints) -> bool:
+        """Whether just these tokens are kept."""
+        return ids.tobytes() in self._saved
+
     def take(self, prompt: Ints, least: int, *, is_whole: bool = False) -> tuple[SavedSequence, int] | None:
-        """Remove and return what shares most with a prompt, and for how many tokens; None below `least` of them.
+        """Return what shares most with a prompt, and for how many tokens; None below `least` of them.
 
         is_whole: only what a prompt begins with all of, as recurrent states need it.
         The prompt's last token stays to be computed: its logits are what comes next.
@@ -48,8 +55,10 @@ class Imports:
                 best, most = key, common
         if not most or most < least:
             return None
-        saved = self._saved[best][1]
+        ids, saved = self._saved[best]
         self._remove(best)
+        if self._stays:
+            self.add(ids, saved)  # the last to give way
         return saved, most
 
     def drop(self, ids: Ints) -> None:

@@ -24,7 +24,8 @@ class EngineOptions:
     max_queue: requests that may wait; None: any number. min_shared_tokens: the shortest beginning worth sharing.
     proposer: guesses tokens ahead, for speculative decoding.
     most_imported_bytes: host memory for beginnings of prompts that other engines computed.
-    most_snapshot_bytes: host memory for preempted requests; those beyond it are computed again.
+    most_snapshot_bytes: host memory for preempted requests, and again for beginnings of prompts that recurrent models
+    have read; what exceeds it is computed again. snapshot_tokens: how far apart those beginnings end.
     overlap: launch a step before the host knows the last one's tokens; None: where the decoder computes meanwhile.
     kernel: sample with the Triton kernel, which is interpreted on a CPU; None: where logits are on a GPU.
     clock: gives the time in seconds, for metrics, deadlines and schedules that measure.
@@ -36,6 +37,7 @@ class EngineOptions:
     proposer: Proposer | None = None
     most_imported_bytes: int = 1 << 30
     most_snapshot_bytes: int = 1 << 30
+    snapshot_tokens: int = 512
     overlap: bool | None = None
     kernel: bool | None = None
     schedule: ScheduleOptions = DEFAULT_SCHEDULE

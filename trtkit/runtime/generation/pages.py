@@ -44,7 +44,8 @@ def can_admit(state: State, request: Request) -> bool:
     if pages is None:
         return True
     register_running(state)
-    ids, is_saved = known_ids(request), bool(len(state.imports) + len(state.snapshots))
+    is_saved = any(len(store) for store in (state.imports, state.snapshots, state.beginnings))
+    ids = known_ids(request)
     matched = [] if is_saved or not state.finds_by_content else pages.match(ids, request.soft)
     needed = -(-(len(ids) + 1) // pages.page_tokens) - len(matched)
     unused = int((pages.references[matched] == 0).sum())  # free pages that would not be free any longer

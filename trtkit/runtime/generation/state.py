@@ -27,7 +27,7 @@ class Statistics:
     """What an engine has done. prompt_tokens: computed, and those that states read again after a wrong guess;
     reused_tokens: of prompts, found in a cache; imported_tokens: those of them that another engine computed.
 
-    restored_tokens: of prompts, those that a preempted request's states had read.
+    restored_tokens: of prompts, those that were saved when a request gave way, or on a recurrent model's way.
 
     synchronous_steps: decoding steps that the host waited for before it could launch the next: the engine does not
     overlap, or a row is a beam, or a user's function has to see its logits. discarded_tokens: drawn after an end.
@@ -49,7 +49,7 @@ class Statistics:
 @dataclass(eq=False)
 class State:
     """An engine's memory. reserve: places at a slot's end that idle rows may overwrite. imports: see Imports.
-    snapshots: of sequences that gave way.
+    snapshots: of sequences that gave way. beginnings: of prompts, by recurrent models, which cannot go back.
 
     has_kernel: whether the Triton kernel samples. clock: gives the time, in seconds.
     """
@@ -58,6 +58,7 @@ class State:
     reserve: int
     imports: Imports
     snapshots: Imports
+    beginnings: Imports
     has_kernel: bool = False
     clock: Callable[[], float] = time.monotonic
     statistics: Statistics = field(default_factory=Statistics)
@@ -94,6 +95,15 @@ class State:
         is_whole = not cache.has_states or cache.positions[slot] == count
         if count and is_whole and slot not in sequences.soft:
             self.snapshots.add(sequences.tokens[slot, :count].copy(), cache.save(slot, count))
+
+    def keep_beginning(self, slot: int, start: int, spacing: int) -> None:
+        """Save a prompt's states where a piece of it, from `start`, has passed a multiple of `spacing` tokens."""
+        count, sequences, cache = int(self.slots.cached[slot]), self.slots.sequences, self.execution.cache
+        if not cache.has_states or count // spacing == start // spacing or slot in sequences.soft:
+            return
+        ids = sequences.tokens[slot, :count].copy()
+        if count < sequences.prompt_lengths[slot] and not self.beginnings.holds(ids):
+            self.beginnings.add(ids, cache.save(slot, count))
 
     def can_keep(self, slot: int) -> bool:
         """Whether the host has room for a sequence."""
