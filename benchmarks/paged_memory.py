@@ -60,8 +60,8 @@ class Memory:
         running = self._decoder.slots - engine.free_slots
         used, pages = sum(lengths[:running]), self._decoder.cache.pages
         reserved = running * LENGTH if pages is None else pages.held * pages.page_tokens
-        for request in range(len(lengths)):
-            engine.cancel(str(request))
+        for index in range(len(lengths)):
+            engine.cancel(str(index))
         return {"sequences": running, "waste": round(1 - used / reserved, 4)}
 
     def answer(self, prompts: Sequence[int]) -> None:
