@@ -3,17 +3,25 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 import triton
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
 
+from trtkit.backends import load_backend
 from trtkit.dtypes import FP16, FP32, INT32
 from trtkit.network.aot import compile_kernel, load_kernels
 from trtkit.network.custom_op import find
 from trtkit.network.foreign import Fact, Refusal
+from trtkit.network.graph import Graph
+from trtkit.network.ops.attention import attention_from_primitives
+from trtkit.network.ops.kv_cache import append, pages_of
+from trtkit.network.ops.mask import appended_positions, cached_positions, causal_mask
+from trtkit.network.ops.shape import unsqueeze
 from trtkit.network.plugin import refusal
+from trtkit.reference import Executor, Options
 from trtkit.verification.custom_ops.trial import Trial, trials
 
 if TYPE_CHECKING:
@@ -64,6 +72,27 @@ def test_the_reference_is_what_torch_and_transformers_compute_on_contiguous_keys
         want = _attended(q[row : row + 1, :, :count], keys, values, mask, sinks, attributes.softcap)
         torch.testing.assert_close(output[row : row + 1, :, :count], want, atol=1e-5, rtol=1e-5)
         assert not output[row, :, count:].any()
+
+
+@pytest.mark.parametrize("trial", TRIALS, ids=str)
+def test_language_models_attend_to_gathered_pages_alike(trial: Trial) -> None:
+    graph, attributes = Graph(load_backend("tensorrt_rtx")), trial.case.attributes
+    facts = [Fact(INT32 if x.dtype.kind == "i" else FP32, x.shape) for x in trial.inputs if x is not None]
+    q, key_pool, value_pool, new_key, new_value, table, lengths, counts, *sinks = (
+        graph.input(f"x{place}", fact.dtype, fact.shape) for place, fact in enumerate(facts)
+    )
+    keys, values = append(pages_of(key_pool, table), new_key), append(pages_of(value_pool, table), new_value)
+    positions = unsqueeze(lengths, 1) + graph.constant(np.arange(q.shape[2], dtype=np.int32).reshape(1, -1), "steps")
+    in_pages = cached_positions(graph, keys.shape[2] - q.shape[2])
+    columns = appended_positions(positions, lengths, in_pages)
+    mask = causal_mask(positions, lengths + counts, columns, attributes.window or None)
+    softcap, sink = attributes.softcap or None, sinks[0] if sinks else None
+    graph.output(attention_from_primitives((q, keys, values), mask, softcap, sink), "y")
+    executor = Executor(graph.backend, graph.network, Options(constants=graph.constants))
+    output = executor.run(trial.named())["y"]
+    for row, count in enumerate(trial.inputs[7].tolist() if trial.inputs[7] is not None else ()):
+        want = torch.from_numpy(trial.expected[0][row, :, :count]).float()
+        torch.testing.assert_close(output[row, :, :count], want, atol=1e-5, rtol=1e-5)
 
 
 def test_cases_have_every_variant() -> None:
