@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.gpu.language import decoder
 from tests.gpu.steps.machine import copy_bytes_per_s
-from trtkit.runtime.decoder import Call, open_execution
+from trtkit.runtime.decoder import Call, ExecutionOptions, open_execution
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,7 @@ def ask(place: Place, model: str, precision: str, kv_window: str = "full") -> It
     }
     lengths = sorted({min(length, shape.length - 8) for length in (64, 512, shape.length - 8)})
     for has_cuda_graphs in (True, False):
-        execution = open_execution(bundle, "tensorrt", shape.batch, has_cuda_graphs=has_cuda_graphs)
+        execution = open_execution(bundle, "tensorrt", shape.batch, ExecutionOptions(has_cuda_graphs))
         for rows in (1, shape.batch):
             for tokens in lengths if has_cuda_graphs else lengths[-1:]:
                 call = step_call(rows, tokens, shape.vocab)
