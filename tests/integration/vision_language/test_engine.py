@@ -67,6 +67,20 @@ def test_a_beginning_is_shared_with_the_same_image_only(vlm: Vlm) -> None:
     assert other.outputs[0].token_ids == fresh_answer(vlm, 1) != fresh_answer(vlm)
 
 
+@pytest.mark.parametrize("vlm", [VLMS["qwen2-vl"], VLMS["gemma3"]], ids=str)
+def test_pages_hold_the_same_image_only(vlm: Vlm) -> None:
+    """A page may end within an image, also where its tokens see each other: the next one was computed with it."""
+    with LLM(bundle_of(vlm, "llm.kv=paged", "llm.page_tokens=16"), runtime="reference", min_shared_tokens=1) as llm:
+        first, again = (llm.generate(asked(vlm), GREEDY)[0] for _ in range(2))
+        other = llm.generate(asked(vlm, seed=1), GREEDY)[0]
+        record = llm.frontend.bundle.manifest.images
+        before = first.prompt_token_ids.index(record.image_token_id if record else 0)
+    assert again.metrics.reused_tokens == (len(first.prompt_token_ids) - 1) // 16 * 16
+    assert other.metrics.reused_tokens == before // 16 * 16
+    assert first.outputs[0].token_ids == again.outputs[0].token_ids == fresh_answer(vlm)
+    assert other.outputs[0].token_ids == fresh_answer(vlm, 1)
+
+
 @some
 def test_a_conversation_goes_on_behind_its_image(vlm: Vlm) -> None:
     """A longer prompt of the same beginning reads its own end only, and answers as if it were new."""

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 import torch
 
-from tests.generation import LENGTH, decoder
+from tests.decoders import graph_of, model_of, rtx
+from tests.generation import LENGTH, case_of, decoder
+from trtkit.dtypes import FP32
 from trtkit.errors import ExecutionError
+from trtkit.network.decoder_options import DecoderOptions
 from trtkit.network.input_spec import BATCH, Axis, InputSpec
-from trtkit.runtime.decoder import CacheForm, Call, KvCache, ReferenceDecoder, SavedSequence
+from trtkit.quantized_matrix import KvQuantization
+from trtkit.runtime.decoder import CacheForm, Call, DecoderNetwork, KvCache, ReferenceDecoder, SavedSequence
 from trtkit.runtime.decoder.kv_cache import NewTokens
+
+if TYPE_CHECKING:
+    from trtkit.quantization_methods import CacheFormat
 
 PROMPT = [5, 17, 3, 66, 21, 9, 9, 40, 12, 33, 7]
 SHAPES = {"past_key_0": (2, 4), "past_value_0": (2, 4), "past_key_1": (1, 6)}
@@ -90,6 +99,25 @@ def test_padding_and_idle_rows_write_nowhere() -> None:
     ids = np.array([PROMPT[:6], [0] * 6, [*PROMPT[:3], 0, 0, 0]])
     model.forward(Call(0, ids, np.array([0, len(PROMPT), 0]), np.array([6, 0, 3])))
     assert [*start, *greedy(model, 1, len(PROMPT), start, 5)] == greedy(decoder("llama", 1), 0, 0, PROMPT, 6)
+
+
+@pytest.mark.parametrize("kv_format", ["int8", "fp8"])
+def test_pages_in_eight_bits_hold_what_slots_hold(kv_format: CacheFormat) -> None:
+    model = model_of(case_of("gemma2"))
+    scales = (0.03,) * len(model.spec.layers)
+    answers = []
+    for page_tokens in (None, 4):
+        kv_cache = KvQuantization(kv_format, scales, scales)
+        graph = graph_of(model, DecoderOptions(FP32, LENGTH, page_tokens=page_tokens, kv_cache=kv_cache))
+        sizes = model.spec.vocab_size, LENGTH, 16, False
+        tested = ReferenceDecoder(DecoderNetwork(rtx(), graph, *sizes, has_read_only_caches=True), 3)
+        tokens = greedy(tested, 1, 0, PROMPT, 6)
+        known = len(PROMPT) + 5
+        tested.cache.share(1, 2, known)
+        tested.cache.load(0, tested.cache.save(1, known))
+        answers.append([tokens, *(greedy(tested, slot, known, tokens[-1:], 6) for slot in range(3))])
+    assert answers[0] == answers[1]
+    assert answers[0][1] == answers[0][2] == answers[0][3]
 
 
 def test_too_few_pages_are_refused() -> None:
