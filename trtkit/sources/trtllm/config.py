@@ -47,6 +47,10 @@ _NEUTRAL: dict[str, tuple[float | str | None, ...]] = {
 }
 
 
+_SCALED_GEMMA3 = (34, 48, 62)
+"""Layers of Gemma 3 with 4, 12 and 27 billion parameters."""
+
+
 def check_config(config: Fields, where: str) -> None:
     """Raise SourceError for an architecture that is not known, ProblemsError for all else that cannot be read."""
     architecture = config.get("architecture")
@@ -61,6 +65,7 @@ def check_config(config: Fields, where: str) -> None:
         neutral["hidden_act"] = (None, *family.activations)
     problems += [f"`{name}` is `{config[name]}`" for name, values in neutral.items() if config.get(name) not in values]
     problems += [*_quantization(config), *_experts(config, family), *_ranks_apart(config, family)]
+    problems += [*_lost_scaling(config, family)]
     if problems:
         raise ProblemsError(
             "this TensorRT-LLM checkpoint is not supported", [Problem(what, where) for what in problems]
@@ -97,6 +102,13 @@ def _ranks_apart(config: Fields, family: Family) -> Iterator[str]:
         yield f"`mapping.tp_size` is `{tensor_size(config)}`: write the checkpoint with `tp_size` 1"
     if family.model_type == "gpt_bigcode" and key_value_heads(config) != 1:
         yield f"`num_key_value_heads` is `{key_value_heads(config)}`"
+
+
+def _lost_scaling(config: Fields, family: Family) -> Iterator[str]:
+    """Gemma 3 of 4B parameters and more scales the positions of global layers by 8, which the converter leaves out."""
+    layers = config.get("num_hidden_layers")
+    if family.model_type == "gemma3_text" and layers in _SCALED_GEMMA3 and not config.get("rotary_scaling"):
+        yield f"`rotary_scaling` is missing, which Gemma 3 of {layers} layers has: build from the original checkpoint"
 
 
 def tensor_size(config: Fields) -> int:

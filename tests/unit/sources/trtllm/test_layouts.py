@@ -233,6 +233,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("CohereForCausalLM", {"position_embedding_type": "rope_gpt_neox"}, "`position_embedding_type` is `rope_gpt_neox`"),
     ("FalconForCausalLM", {"hidden_act": "relu"}, "`hidden_act` is `relu`"),
     ("Qwen3ForCausalLM", {"use_logn_attn": True}, "`use_logn_attn` is `True`"),
+    (
+        "Gemma3ForCausalLM",
+        {"num_hidden_layers": 34},
+        "`rotary_scaling` is missing, which Gemma 3 of 34 layers has: build from the original checkpoint",
+    ),
 ]
 
 
