@@ -169,14 +169,13 @@ def test_unknown_model_type_names_its_neighbours(llama: Path, refuses: Callable[
 
 def test_a_language_model_of_another_family_is_refused_as_one(workspace: Path, refuses: Callable[..., str]) -> None:
     """Not as a picture model whose input size is missing."""
-    (workspace / "kimi").mkdir()
-    fields = {"model_type": "kimi_linear", "architectures": ["KimiLinearForCausalLM"], "vocab_size": 163840}
-    (workspace / "kimi/config.json").write_text(json.dumps(fields))
-    (workspace / "m.yaml").write_text("source: {hf: kimi}\n")
+    (workspace / "longcat").mkdir()
+    fields = {"model_type": "longcat_flash", "architectures": ["LongcatFlashForCausalLM"], "vocab_size": 131072}
+    (workspace / "longcat/config.json").write_text(json.dumps(fields))
+    (workspace / "m.yaml").write_text("source: {hf: longcat}\n")
     refused = refuses("build", "m.yaml")
-    expected = (
-        "config.json: `kimi_linear` is a language model of a family that is not supported\nfix: supported are apertus, "
-    )
+    what = "config.json: `longcat_flash` is a language model of a family that is not supported"
+    expected = f"{what}\nfix: supported are afmoe, "
     assert expected in refused
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # By what their layers read: all tokens, the last ones, both in turn, biased by distance. The reference decoder reads
 # windows of every family in test_decoder_parity.
 WINDOWED = ("llama", "mistral", "gemma3", "bloom")
+# By what their caches hold: heads, windows, biases, latent vectors, sinks, shared caches, and states next to them.
+PAGED = ("llama", "gemma3", "bloom", "deepseek_v2", "gpt_oss", "gemma3n", "falcon_h1", "llama4")
 PROMPTS = np.random.default_rng(0).integers(3, 60, (3, 7))
 
 
@@ -52,7 +54,9 @@ def test_a_window_changes_no_token(case: Case, gpu: Simulated, tmp_path: Path, m
         assert_same([open_execution(used, runtime), open_execution(full, "reference")], 14)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case.name in PAGED else pytest.mark.slow) for case in CASES], ids=str
+)
 def test_pages_change_no_token(case: Case, gpu: Simulated, tmp_path: Path) -> None:
     """The engine and the reference decoder on paged caches, and the reference decoder on linear ones."""
     if not model_of(case).spec.attentions:
