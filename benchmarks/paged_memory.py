@@ -23,7 +23,7 @@ from trtkit.runtime.sampling.settings import Settings, Vocabulary
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MEMORY_BYTES, LENGTH, MOST, REQUESTS, REPEATS = 2 << 30, 2048, 512, 64, 3
+MEMORY_BYTES, LENGTH, MOST, REQUESTS, REPEATS = 2 << 30, 2048, 512, 64, 1
 MEAN_TOKENS, OUTPUT_TOKENS = LENGTH // 10, 48
 FORMS = {"linear": None, "pages of 16": 16, "pages of 64": 64, "pages of 128": 128}
 
