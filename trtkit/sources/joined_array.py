@@ -33,7 +33,7 @@ def take_listed(stored: StoredArray, rows: Array) -> StoredArray:
 
 
 def joined(parts: Sequence[StoredArray], axis: int) -> StoredArray:
-    """Return arrays one behind the other; a single one without a copy."""
+    """Concatenate arrays; return a single one without a copy."""
     if len(parts) == 1:
         return parts[0]
     shape = list(parts[0].shape)

@@ -41,7 +41,7 @@ class SequenceCache(Protocol):
 
     @property
     def has_slot_memory(self) -> bool:
-        """Whether a part of a sequence that is no keys and values lies in its slot."""
+        """Whether a slot holds parts of its sequence besides keys and values."""
         ...
 
     @property

@@ -83,7 +83,7 @@ class KvCache:
 
     @property
     def has_slot_memory(self) -> bool:
-        """Whether a part of a sequence that is no keys and values lies in its slot."""
+        """Whether a slot holds parts of its sequence besides keys and values."""
         return bool(self._state_names)
 
     @property
@@ -155,8 +155,10 @@ class KvCache:
 
     def append(self, tokens: NewTokens, new: Mapping[str, torch.Tensor]) -> None:
         """Write new keys and values [R, K, S, H]. All places are tensors, so that a CUDA graph can hold this."""
+        if not new:
+            return
+        rows, places = self._places(tokens, next(iter(new.values())).shape[2])  # the same in all layers
         for name, values in new.items():
-            rows, places = self._places(tokens, values.shape[2])
             heads = torch.arange(values.shape[1], device=rows.device)[None, :, None]
             array = self._arrays[name]
             codes(array)[rows[:, None], heads, places[:, None]] = codes(values.to(array.dtype))

@@ -111,10 +111,9 @@ class PagedCache(KvCache):
     def _copy_pages(self, copies: PageCopies) -> None:
         if not copies.sources:
             return
+        sources, targets = (torch.tensor(pages, device=self._device) for pages in copies)
         for spec in self.specs:
-            array = codes(self._arrays[spec.name])
-            sources, targets = (torch.tensor(pages, device=array.device) for pages in copies)
-            self._run(partial(_copy_rows, array, sources, targets))
+            self._run(partial(_copy_rows, codes(self._arrays[spec.name]), sources, targets))
 
     def _places(self, tokens: NewTokens, size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return pages and places in them [R, S]; padding goes to page 0."""
@@ -127,8 +126,11 @@ class PagedCache(KvCache):
 
     def _pages(self, slot: int, count: int) -> torch.Tensor:
         pages = self.table[slot, : -(-count // self._page_size)].astype(np.int64)
-        device = next((self._arrays[spec.name].device for spec in self.specs), torch.device("cpu"))
-        return torch.from_numpy(pages).to(device)
+        return torch.from_numpy(pages).to(self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return self._arrays[self.specs[0].name].device
 
 
 def open_cache(

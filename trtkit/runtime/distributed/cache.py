@@ -49,7 +49,7 @@ class GroupCache:
 
     @property
     def has_slot_memory(self) -> bool:
-        """Whether a part of a sequence that is no keys and values lies in its slot."""
+        """Whether a slot holds parts of its sequence besides keys and values."""
         return self.has_states
 
     @property

@@ -40,10 +40,8 @@ def _make_room(state: State, waiting: Waiting[Request], request: Request, land: 
     if state.execution.cache.has_states:
         land()  # a state that has read all known tokens could not go on: the last one's logits are lost
     while state.slots.free < request.slots:
-        candidates = _giving_way(state, waiting, request)
-        if not candidates:
+        if not _preempt_one(state, waiting, request):
             return False
-        waiting.put_back(preempt(state, candidates[-1]))
     return True
 
 
@@ -52,11 +50,17 @@ def _make_pages(state: State, waiting: Waiting[Request], request: Request, land:
     while not can_admit(state, request):
         if state.execution.cache.has_states:
             land()
-        candidates = _giving_way(state, waiting, request)
-        if not candidates:
+        if not _preempt_one(state, waiting, request):
             return False
-        waiting.put_back(preempt(state, candidates[-1]))
     return True
+
+
+def _preempt_one(state: State, waiting: Waiting[Request], request: Request) -> bool:
+    """Take the slot of who gives way to a request first; return whether anybody does."""
+    candidates = _giving_way(state, waiting, request)
+    if candidates:
+        waiting.put_back(preempt(state, candidates[-1]))
+    return bool(candidates)
 
 
 def _giving_way(state: State, waiting: Waiting[Request], request: Request) -> list[int]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trtkit.sources.tokenizer import Tokenizer
 
 _KEY = "tokenizer.ggml."
-# Kinds of tokenizers, and what each has besides its tokens.
+# Kinds of tokenizers, and the fields that each needs besides its tokens.
 _NEEDED = {"gpt2": "merges", "llama": "scores", "gemma4": "merges"}
 _CONTROL, _USER_DEFINED = 3, 4
 

@@ -159,7 +159,7 @@ class _Reader:
         return StoredArray(shape_after(changes, stored.shape), lambda: undo(changes, stored.read(), self.config))
 
     def _kept(self, name: str, key: str) -> StoredArray:
-        """Return a linear layer's matrix in few bits, [out, in] in all families; other tensors as `_restored` does."""
+        """Return a linear layer's quantized matrix, [out, in] in all families; other tensors as `_restored` does."""
         stored, changes = self.file.stored_matrix(name), self._changes(name, key)
         if not stored.is_quantized or not set(changes) <= {*ROW_ORDERS, "transpose"}:
             return self._restored(name, key)

@@ -151,7 +151,7 @@ def _order(rows: int, config: Fields, name: str) -> np.ndarray:
 
 
 def _restored(stored: StoredArray, family: Family, module: str) -> StoredArray:
-    """Return a tensor as HF's module stores it; a matrix in few bits as it is, but for the order of its rows."""
+    """Return a tensor as HF's module stores it; a quantized matrix keeps its codes, with rows reordered."""
     if module == family.swapped:
         half = stored.shape[0] // 2
         return joined([take_rows(stored, half, half), take_rows(stored, 0, half)], 0)
