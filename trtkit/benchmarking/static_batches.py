@@ -11,7 +11,7 @@ from trtkit.benchmarking.load import WallClock
 from trtkit.benchmarking.records import Record
 from trtkit.benchmarking.text_server import Served
 from trtkit.dtypes import DTYPES
-from trtkit.sources.decoder_source import open_decoder_source
+from trtkit.lora.merge import open_language_model
 from trtkit.verification.decoder_reference import TransformersReference
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class TransformersServer:
         import torch
         import transformers
 
-        reference = TransformersReference(open_decoder_source(config.source))
+        reference = TransformersReference(open_language_model(config.source))
         self._torch, self._clock = torch, WallClock()
         self._model = reference.model.to(getattr(torch, DTYPES[config.precision].torch))
         self._model.set_attn_implementation("sdpa")

@@ -26,6 +26,7 @@ _PATH_KEYS: tuple[KeyPath, ...] = (
     ("source", "hf"),
     ("source", "gguf"),
     ("source", "trtllm"),
+    ("source", "lora"),
     ("source", "torch", "checkpoint"),
     ("quantize", "calibration", "data"),
     ("quantize", "parts", "*", "calibration", "data"),

@@ -108,6 +108,9 @@ class Source(StrictModel):
         pattern=r"^[\w.-]+/[\w.-]+$",
         description="Hugging Face id that `trtkit fetch` downloads into the `hf` folder.",
     )
+    lora: str | None = Field(
+        None, description="Folder of a LoRA adapter that PEFT saved, merged into the weights of a decoder-only LLM."
+    )
 
     @model_validator(mode="after")
     def _hub_has_a_folder(self) -> Self:

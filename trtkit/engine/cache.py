@@ -69,7 +69,8 @@ def build_key(
 def _without_paths(source: dict[str, Any]) -> dict[str, Any]:
     """Return what `source` asks for but where its files lie: their digests stand for them."""
     torch = source["torch"] and {**source["torch"], "checkpoint": None}
-    return {"kind": next(kind for kind, value in source.items() if value is not None), "torch": torch}
+    kind = next(kind for kind, value in source.items() if value is not None)
+    return {"kind": kind, "torch": torch} | ({"has_adapter": True} if source["lora"] else {})
 
 
 def _without_data(options: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from trtkit.config.schema import LlmOptions, ModelConfig
 from trtkit.dtypes import dtype_of
 from trtkit.engine.stages import DecoderSize
 from trtkit.errors import ConfigError, Problem
+from trtkit.lora.merge import open_language_model
 from trtkit.models.parallel import SINGLE, check_grid, grid_of, rank_spec
 from trtkit.models.rank_weights import RankWeights
 from trtkit.models.registry import decoder_spec
@@ -92,7 +93,7 @@ def open_config_source(config: ModelConfig, quantized: Path | None = None) -> De
     if keeps and config.source.gguf is None:
         what = "`as_stored` applies to GGUF files; other quantized checkpoints are kept as stored anyway"
         raise ConfigError("the config does not fit its source", [Problem(what, "quantize.method", "remove `quantize`")])
-    return decoder_source.open_decoder_source(config.source, keep_quantized=keeps)
+    return open_language_model(config.source, keep_quantized=keeps)
 
 
 def makes_checkpoint(config: ModelConfig) -> bool:

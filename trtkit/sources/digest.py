@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from trtkit.errors import SourceError
 from trtkit.files import open_regular
 from trtkit.sources import onnx_file, package_file
+from trtkit.sources.adapter_folder import adapter_files
 from trtkit.sources.module_file import find_module
 
 if TYPE_CHECKING:
@@ -48,7 +49,15 @@ def _data_files(data: str) -> list[SourceFile]:
 
 
 def source_files(source: Source) -> list[Path]:
-    """Return the files of `source`: model and external data, checkpoint and factory module, or a folder's files."""
+    """Return the files of `source`: model and external data, checkpoint and factory module, or a folder's files.
+
+    Those of an adapter follow.
+    """
+    adapter = () if source.lora is None else adapter_files(Path(source.lora))
+    return [*_model_files(source), *adapter]
+
+
+def _model_files(source: Source) -> list[Path]:
     if source.onnx is not None:
         path = package_file.resolve(source.onnx, source.requires)
         return [path, *onnx_file.external_files(onnx_file.read_graph(path), path)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from trtkit.errors import QuantizeError
 from trtkit.jobs.events import Phase
 from trtkit.jobs.steps import Steps
+from trtkit.lora.merge import open_language_model
 from trtkit.models.weights import stored_spec
 from trtkit.quantization.jobs import QuantizedLlm
 from trtkit.quantization.llm import calibration
@@ -16,7 +17,6 @@ from trtkit.quantization.llm.choice import choose, has_experts, is_streamed
 from trtkit.quantization.llm.mixtures import write_mixture
 from trtkit.quantization.llm.torch_model import quantize_torch_model
 from trtkit.quantization.scoring.mix import Mixer, scoring_of
-from trtkit.sources.decoder_source import open_decoder_source
 from trtkit.sources.huggingface.model import encoder
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def quantize_llm(request: QuantizeRequest, context: Context) -> QuantizedLlm:
     steps = Steps(context.report)
     assert config.quantize is not None
     context.report(Phase("read source"))
-    opened = open_decoder_source(config.source)
+    opened = open_language_model(config.source)
     if opened.quantized_by:
         what = f"the checkpoint is already quantized by {opened.quantized_by}"
         raise QuantizeError(what, opened.where, "remove `quantize`, or use the original, unquantized model")
