@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from trtkit.cli.generate_options import AnswerOptions, PromptOptions, taken
 from trtkit.cli.options import bundle_argument, json_option, run_options
-from trtkit.cli.runtime_options import runtime_options
-from trtkit.cli.sampling_options import sampling_options
-from trtkit.cli.say import warn
-from trtkit.cli.visible import answer, visible
+from trtkit.cli.runtime_options import cancellable, open_llm, runtime_options, split_options
+from trtkit.cli.sampling_options import faults_by_option, flag_of, read_settings, sampling_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
-    from trtkit.runtime.llm import CompletionOutput, Delta, PreparedPrompt, PromptLine, RequestOutput
-    from trtkit.runtime.text import Tokenizer
+    from trtkit.cli.generate_answers import Answers
+    from trtkit.runtime.llm import LLM, PreparedPrompt
 
 EPILOG = """\b
 Examples:
@@ -27,6 +26,7 @@ Examples:
   trtkit generate bundles/llama "Gravity is" --no-chat --stats
   trtkit generate bundles/llama "A haiku." --temperature 0.8 --seed 1
   trtkit generate bundles/llama --prompts asked.jsonl --json > answers.jsonl
+  trtkit generate bundles/llama --prompts many.jsonl --output answers.jsonl
   trtkit generate bundles/llama "A person." --json-schema schema.json
   trtkit generate bundles/llava "What is this?" --image photo.jpg
   trtkit generate bundles/whisper-tiny --audio talk.wav --language en
@@ -56,127 +56,59 @@ settings, 130 cancelled."""
 @click.option("--system", metavar="TEXT", help="The system message.")
 @sampling_options
 @runtime_options
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="Write answers to FILE; go on with it."
+)
+@click.option("--restart", is_flag=True, help="Replace the answers in FILE.")
 @click.option("--stats", is_flag=True, help="Show timings and token counts on stderr.")
 @json_option
 @run_options
-def command(
-    bundle: str,
-    texts: tuple[str, ...],
-    prompts: tuple[str, ...],
-    file: str | None,
-    images: tuple[str, ...],
-    audio: tuple[str, ...],
-    language: str | None,
-    task: str | None,
-    chat: bool,
-    system: str | None,
-    stats: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def command(bundle: str, texts: tuple[str, ...], prompts: tuple[str, ...], **options: Any) -> None:
     """Generate text with the language model in BUNDLE from the prompt TEXT, or transcribe audio.
 
     One prompt is answered as it is produced; of several, each answer follows its prompt. Answers are greedy and have up
     to 128 tokens unless options say otherwise, as those of `LLM.generate` without settings are. With --json
     each request is one line, as it is complete.
-    """
-    from trtkit.bundle.bundle import open_bundle
-    from trtkit.cli.llm_stats import request_stats, total_stats
-    from trtkit.cli.runtime_options import cancellable, open_llm, split_options
-    from trtkit.cli.sampling_options import faults_by_option, read_settings
-    from trtkit.runtime.llm import Recordings, prepare_prompts, read_prompts, read_text_bundle
 
-    texts += prompts
-    if images and not texts:
-        raise click.UsageError("--image goes with TEXT; in a JSONL file, list images in `images`")
-    if (language or task) and not audio:
-        raise click.UsageError("--language and --task go with --audio; in a JSONL file, write them in its lines")
-    if not texts and not audio and file is None:
-        open_bundle(bundle)  # what is wrong with that comes first
-        raise click.UsageError("nothing to answer: give TEXT, --audio FILE or --prompts FILE")
-    _check(options, is_plain=not chat and system is not None, as_json=as_json)
+    With --output, a run that was stopped goes on when the command is repeated.
+    """
+    from trtkit.cli.generate_answers import Answers
+    from trtkit.cli.generate_file import answer_into
+    from trtkit.runtime.llm import AnswerSource, prepare_prompts, read_text_bundle
+
+    of_prompts = PromptOptions(texts + prompts, **taken(options, PromptOptions))
+    of_answers = AnswerOptions(**taken(options, AnswerOptions))
+    of_prompts.check(bundle)
+    of_answers.check(options)
     with cancellable():
         runtime, settings = split_options(options)
-        lines, shared = read_prompts(file, texts, images, Recordings(audio, language, task)), read_settings(settings)
+        lines, shared = of_prompts.read(), read_settings(settings)
         model = read_text_bundle(bundle)
         with faults_by_option():
-            prepared = prepare_prompts(lines, model, shared, is_chat=chat, system=system)
-        with open_llm(model, runtime) as llm:
-            answers, started_s = Answers(lines.prompts, prepared, model.tokenizer), time.monotonic()
-            if as_json:
-                outputs = llm.generate(prepared, on_output=answers.print_json)
-            elif len(prepared) == 1 and prepared[0].settings.params.n == 1:
-                outputs = [answers.print_stream(llm.stream(prepared[0]))]
-            else:
-                outputs = llm.generate(prepared, on_output=answers.print_text)
-            if stats and len(outputs) == 1:
-                click.echo(request_stats(outputs[0].metrics), err=True)
-            elif stats:
-                click.echo(total_stats(llm, outputs, time.monotonic() - started_s), err=True)
-    sys.exit(1 if answers.failures else 0)
+            prepared = prepare_prompts(lines, model, shared, is_chat=of_prompts.chat, system=of_prompts.system)
+        answers = Answers(lines.prompts, prepared, model.tokenizer)
+        if of_answers.output is None:
+            with open_llm(model, runtime) as llm:
+                _print(answers, prepared, llm, of_answers)
+            sys.exit(1 if answers.failures else 0)
+        named = {flag_of(name): value for name, value in shared.items()} | {"--system": of_prompts.system}
+        source = AnswerSource.of(model.bundle, lines.prompts, named | {"--chat": of_prompts.chat})
+        sys.exit(answer_into(of_answers, source, answers, lambda: open_llm(model, runtime)))
 
 
-def _check(options: Mapping[str, Any], *, is_plain: bool, as_json: bool) -> None:
-    """Refuse options that do not go together."""
-    if is_plain:
-        raise click.UsageError("--system needs the chat template: leave out --no-chat")
-    for name in ("logprobs", "prompt_logprobs"):
-        if options[name] is not None and not as_json:
-            raise click.UsageError(f"--{name.replace('_', '-')} is only included in JSON: add --json")
+def _print(answers: Answers, prompts: Sequence[PreparedPrompt], llm: LLM, options: AnswerOptions) -> None:
+    """Print the answers as they are complete, that to a single prompt as it is produced."""
+    from trtkit.cli.llm_stats import request_stats, total_stats
 
-
-class Answers:
-    """Prints the answers of one command. failures: how many requests ended with an error."""
-
-    def __init__(
-        self, lines: Sequence[PromptLine], prompts: Sequence[PreparedPrompt], tokenizer: Tokenizer | None
-    ) -> None:
-        self._lines, self._prompts, self._tokenizer = lines, prompts, tokenizer
-        self._waiting: dict[int, RequestOutput] = {}
-        self._printed = 0
-        self.failures = 0
-
-    def print_stream(self, deltas: Iterator[Delta]) -> RequestOutput:
-        """Print the only answer as it is produced; return its output."""
-        for delta in deltas:
-            if delta.output is not None:
-                self._warn_of_errors(delta.output)
-            answer(delta.text if self._tokenizer else "".join(f"{token} " for token in delta.token_ids), sys.stdout)
-        click.echo()
-        assert delta.output is not None  # the last has it
-        return delta.output
-
-    def print_json(self, output: RequestOutput) -> None:
-        """Print a request's line: the prompt as it was written, and its answers."""
-        line = self._warn_of_errors(output)
-        data: dict[str, object] = {"id": line.id, line.kind: line.content}
-        data |= {"images": list(line.images)} if line.images else {}
-        has_several = self._prompts[int(output.request_id)].settings.params.n > 1
-        data |= output.to_json(self._tokenizer, has_outputs=has_several)
-        click.echo(json.dumps(data, ensure_ascii=False))
-
-    def print_text(self, output: RequestOutput) -> None:
-        """Print answers in the order of the prompts: those that wait for an earlier one's are kept."""
-        self._warn_of_errors(output)
-        self._waiting[int(output.request_id)] = output
-        while self._printed in self._waiting:
-            self._print_answers(self._lines[self._printed], self._waiting.pop(self._printed).outputs)
-            self._printed += 1
-
-    def _warn_of_errors(self, output: RequestOutput) -> PromptLine:
-        """Say why answers failed; return the prompt."""
-        line = self._lines[int(output.request_id)]
-        errors = [each.stop_reason for each in output.outputs if each.finish_reason == "error"]
-        self.failures += bool(errors)
-        for error in errors:
-            warn(f"error: {line.where}: {error}")
-        return line
-
-    def _print_answers(self, line: PromptLine, completions: Sequence[CompletionOutput]) -> None:
-        """Print a prompt's first line, then its answers."""
-        blank = "\n" if self._printed else ""
-        click.echo(click.style(f"{blank}> {visible(line.heading)}", bold=True))
-        for each in completions:
-            number = f"[{each.index + 1}] " if len(completions) > 1 else ""
-            text = each.text if self._tokenizer is not None else " ".join(map(str, each.token_ids))
-            answer(f"{number}{text}\n", sys.stdout)
+    started_s = time.monotonic()
+    if options.as_json:
+        outputs = llm.generate(prompts, on_output=answers.print_json)
+    elif len(prompts) == 1 and prompts[0].settings.params.n == 1:
+        outputs = [answers.print_stream(llm.stream(prompts[0]))]
+    else:
+        outputs = llm.generate(prompts, on_output=answers.print_text)
+    if options.stats and len(outputs) == 1:
+        click.echo(request_stats(outputs[0].metrics), err=True)
+    elif options.stats:
+        metrics = [output.metrics for output in outputs]
+        click.echo(total_stats(llm, metrics, time.monotonic() - started_s), err=True)

@@ -9,7 +9,7 @@ from trtkit.cli.tables import plural
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trtkit.runtime.llm import LLM, RequestMetrics, RequestOutput
+    from trtkit.runtime.llm import LLM, RequestMetrics
 
 
 def request_stats(metrics: RequestMetrics) -> str:
@@ -24,14 +24,14 @@ def request_stats(metrics: RequestMetrics) -> str:
     return "; ".join(parts + _speculation(metrics.accepted_tokens, metrics.drafted_tokens))
 
 
-def total_stats(llm: LLM, outputs: Sequence[RequestOutput], seconds: float) -> str:
+def total_stats(llm: LLM, requests: Sequence[RequestMetrics], seconds: float) -> str:
     """Return what a run did as one line."""
     done = llm.statistics
-    tokens = sum(output.metrics.output_tokens for output in outputs)
-    parts = [f"{plural(len(outputs), 'request')} on {plural(llm.slots, 'slot')} in {seconds:.2f} s"]
+    tokens = sum(each.output_tokens for each in requests)
+    parts = [f"{plural(len(requests), 'request')} on {plural(llm.slots, 'slot')} in {seconds:.2f} s"]
     parts += [plural(tokens, "token"), f"{tokens / seconds:.1f} tokens/s"]
-    first = sorted(output.metrics.ttft_s for output in outputs if output.metrics.ttft_s is not None)
-    each = sorted(output.metrics.tpot_s for output in outputs if output.metrics.tpot_s is not None)
+    first = sorted(one.ttft_s for one in requests if one.ttft_s is not None)
+    each = sorted(one.tpot_s for one in requests if one.tpot_s is not None)
     parts += [f"TTFT {1000 * first[len(first) // 2]:.1f} ms (median)"] if first else []
     parts += [f"TPOT {1000 * each[len(each) // 2]:.1f} ms (median)"] if each else []
     parts.append(f"prompts {plural(done.prompt_tokens + done.reused_tokens, 'token')}, {done.reused_tokens} from cache")

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from trtkit.cli import visible
-from trtkit.cli.options import is_verbose
+from trtkit.cli.options import is_quiet, is_verbose
 from trtkit.jobs.events import Phase, Step
 from trtkit.jobs.events import Progress as Advance
 from trtkit.jobs.runner import new_runner
@@ -43,6 +43,14 @@ def show_progress(*, quiet: bool = False) -> Iterator[Runner]:
 
 
 @contextlib.contextmanager
+def show_events() -> Iterator[Listener]:
+    """Yield what shows events of work in this process; everything goes to stderr."""
+    console = visible.console(stderr=True, quiet=is_quiet() or is_verbose())
+    with _shown_on(console) as show:
+        yield show
+
+
+@contextlib.contextmanager
 def _shown_on(console: Console) -> Iterator[Listener]:
     """Yield what shows events: a bar only where a cursor can move, whatever FORCE_COLOR says."""
     if console.quiet or not sys.stderr.isatty() or console.is_dumb_terminal:
@@ -70,8 +78,10 @@ class _Left(ProgressColumn):
     max_refresh = 0.5
 
     def render(self, task: Task) -> Text:
-        """Return `12/40, 1:05 left`."""
-        return Text(_share(task.completed, task.total, task.time_remaining) if task.total else "")
+        """Return `12/40, 1:05 left, 80 tokens/s`."""
+        if not task.total:
+            return Text("")
+        return Text(_share(task.completed, task.total, task.time_remaining, task.fields["rate"]))
 
 
 _EVERY_S = 30.0
@@ -99,7 +109,7 @@ class _Lines:
             if is_new or (event.total and now - max(self._printed, self._phase_started) >= _EVERY_S):
                 done = event.done - self._begun_at
                 seconds = (now - self._phase_started) * (event.total - event.done) / done if done > 0 else None
-                self._print(f"{_name(event)} {_share(event.done, event.total, seconds)}")
+                self._print(f"{_name(event)} {_share(event.done, event.total, seconds, event.rate)}")
         elif isinstance(event, Step):
             self._console.print(_step(event), markup=False, highlight=False, soft_wrap=True)
 
@@ -122,19 +132,23 @@ class _Bar:
         if isinstance(event, Phase | Advance) and event.name != self._name:
             self._progress.remove_task(self._task)  # a bar that is begun anew has its own clock and estimate
             self._name = event.name
-            self._task = self._progress.add_task(event.name, total=None)
+            self._task = self._progress.add_task(event.name, total=None, rate="")
         if isinstance(event, Advance):
-            self._progress.update(self._task, description=_name(event), completed=event.done, total=event.total or None)
+            total = event.total or None
+            self._progress.update(
+                self._task, description=_name(event), completed=event.done, total=total, rate=event.rate
+            )
         elif isinstance(event, Step):
             self._progress.console.print(_step(event), markup=False, highlight=False)
 
 
-def _share(done: float, total: float, seconds_left: float | None) -> str:
-    """Return how much is done, and the time that is left if that can be said."""
-    if seconds_left is None:
-        return f"{done:.0f}/{total:.0f}"
-    minutes, seconds = divmod(round(seconds_left), 60)
-    return f"{done:.0f}/{total:.0f}, {minutes}:{seconds:02} left"
+def _share(done: float, total: float, seconds_left: float | None, rate: str = "") -> str:
+    """Return how much is done, the time that is left if that can be said, and how fast it goes."""
+    parts = [f"{done:.0f}/{total:.0f}"]
+    if seconds_left is not None:
+        minutes, seconds = divmod(round(seconds_left), 60)
+        parts.append(f"{minutes}:{seconds:02} left")
+    return ", ".join(parts + [rate] * bool(rate))
 
 
 def _name(event: Advance) -> str:

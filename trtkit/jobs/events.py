@@ -27,12 +27,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Progress:
-    """How much of the current phase is done. total: 0 if unknown. detail: what is under way, for people."""
+    """How much of the current phase is done. total: 0 if unknown. detail: what is under way, for people.
+
+    rate: how fast it goes, for people.
+    """
 
     name: str
     done: int
     total: int
     detail: str = ""
+    rate: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The Python API of generation: `LLM`, `AsyncLLM`, prompts from files, and what they answer."""
 
+from trtkit.runtime.llm.answer_file import AnswerFile, AnswerSource
 from trtkit.runtime.llm.asynchronous import AsyncLLM, EngineThread
 from trtkit.runtime.llm.frontend import RuntimeOptions
 from trtkit.runtime.llm.llm import LLM
@@ -11,6 +12,8 @@ from trtkit.runtime.llm.text_bundle import TextBundle, read_text_bundle
 
 __all__ = [
     "LLM",
+    "AnswerFile",
+    "AnswerSource",
     "AsyncLLM",
     "CompletionOutput",
     "Delta",

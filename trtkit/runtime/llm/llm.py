@@ -107,6 +107,28 @@ class LLM:
         (checked,) = self._check([prompt], sampling_params, is_single=True)
         return self._pieces(self._frontend.start(checked, scheduling=scheduling, is_streamed=True).id)
 
+    def answers(self, prompts: Sequence[PreparedPrompt]) -> Iterator[RequestOutput]:
+        """Answer any number of prepared prompts; yield each output once it is complete, whichever that is.
+
+        They run in the order that computes least. Only as many wait as keep every slot busy, so outputs, images and
+        recordings of the others take no memory. All prompts are checked before anything runs: raises PromptsError that
+        lists every problem.
+        """
+        checked = self._check(prompts, None, is_single=False)
+        waiting = iter(sorted(checked, key=_by_length if self._frontend.engine.finds_pages else _by_beginning))
+        names: set[str] = set()
+        try:
+            prompt = next(waiting, None)
+            while prompt is not None or names:
+                while prompt is not None and self._frontend.engine.waiting < self.slots:
+                    names.add(self._frontend.start(prompt).id)
+                    prompt = next(waiting, None)
+                for job in self._frontend.step():
+                    names.discard(job.id)
+                    yield job.output()
+        finally:
+            self._cancel(sorted(names))
+
     def close(self) -> None:
         """Free the memory."""
         self._frontend.close()
@@ -162,6 +184,16 @@ class LLM:
         cancelled = [name for name in names if self._frontend.cancel(name)]
         if cancelled:
             self._frontend.step()
+
+
+def _by_length(prompt: PreparedPrompt) -> int:
+    """Rank long answers first: one that begins last leaves slots idle. Pages of common beginnings are found anyway."""
+    return -prompt.settings.params.max_tokens
+
+
+def _by_beginning(prompt: PreparedPrompt) -> list[int]:
+    """Rank prompts that begin alike next to each other: a slot keeps a beginning until its next request."""
+    return prompt.read.ids
 
 
 def _listed(prompts: AnyPrompt | Sequence[AnyPrompt]) -> tuple[list[AnyPrompt], bool]:
